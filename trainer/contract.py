@@ -1,0 +1,150 @@
+"""The contract between launcher, agent and trainer: names, codes, phases and lines, once, as data.
+
+Standard library only and Python >= 3.10: the agent carries this file into images that hold nothing else of ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import os
+import select
+from collections.abc import Mapping
+from typing import Any
+
+# Environment variables: who sets them -> who reads them.
+LEADER = "JAXLAUNCH_LEADER"  # jobset, run -> agent: host:port of host 0's agent
+HOSTS = "JAXLAUNCH_HOSTS"  # jobset, run -> agent: pods per slice
+SLICES = "JAXLAUNCH_SLICES"  # jobset, run -> agent
+SLICE = "JAXLAUNCH_SLICE"  # jobset, run -> agent: this pod's slice
+INDEX = "JOB_COMPLETION_INDEX"  # Job controller, run -> agent: this pod's index in its slice
+UID = "JAXLAUNCH_UID"  # jobset, run -> agent, trainer: whose gang this is
+GENERATION = "JAXLAUNCH_GENERATION"  # jobset, run -> agent: which set of pods
+POD_UID = "JAXLAUNCH_POD_UID"  # jobset, run -> agent: which incarnation of this pod
+JOB = "JAXLAUNCH_JOB"  # jobset, run -> agent: AgentJob as JSON
+RUN_DIR = "JAXLAUNCH_RUN_DIR"  # jobset, run -> agent, trainer: the run folder; unset means no memory
+TRAIN_SPEC = "TRAIN_SPEC"  # jobset, run -> trainer: the train block as JSON
+TAKE_OVER = "JAXLAUNCH_TAKE_OVER"  # run -> trainer: "1" takes a checkpoint folder from its owner
+PROGRESS_FD = "JAXLAUNCH_PROGRESS_FD"  # agent -> child: where it reports, a non-blocking pipe
+METRICS = "JAXLAUNCH_METRICS"  # agent -> child: Unix socket path it serves its metrics text on
+ATTEMPT = "JAXLAUNCH_ATTEMPT"  # agent -> child: which start of the children this is, across generations
+TIMEOUT = "JAXLAUNCH_INIT_TIMEOUT"  # agent -> child: seconds jax.distributed.initialize may take
+COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # agent -> child: fresh port per attempt
+NUM_PROCESSES = "JAX_NUM_PROCESSES"  # agent -> child
+PROCESS_ID = "JAX_PROCESS_ID"  # agent -> child
+LOCAL_DEVICE_IDS = "JAX_LOCAL_DEVICE_IDS"  # agent -> child, several processes per GPU host
+NUM_CPU_DEVICES = "JAX_NUM_CPU_DEVICES"  # agent -> child, virtual CPU devices
+
+HEARTBEAT_TIMEOUT_S = 30  # JAX's own default of 100 s would be the slowest detector of all
+SHUTDOWN_TIMEOUT_S = 10  # JAX's own default of 300 s holds a true exit code back for five minutes
+
+MESH_AXES = ("dp", "fsdp", "mp")  # outermost first: mp neighbours are the closest devices
+
+# What a child may be in, in the order of a run. Each has a budget; `done` ends it.
+PHASES = ("init", "restore", "compile", "step", "data", "eval", "save", "done")
+# Where an attempt's seconds go: the phases, and what lies around them.
+CLOCK = ("rendezvous", "init", "restore", "compile", "step", "data", "eval", "save", "lost_work", "down")
+
+
+class Action(enum.Enum):
+    """What JobSet does when a gang ends with a code."""
+
+    COMPLETE = "Complete"
+    FAIL = "FailJobSet"
+    RESTART = "RestartJobSet"
+    RESTART_UNCHARGED = "RestartJobSetAndIgnoreMaxRestarts"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """One row of the exit-code table: how a gang ended and what follows from it."""
+
+    code: int
+    cause: str  # the label in metrics, the `cause` of a verdict
+    meaning: str
+    in_place: bool  # the same pods may try again
+    action: Action
+
+
+DONE, BAD_SPEC, BAD_DATA, STARTUP = 0, 64, 65, 70
+NOT_FINITE, NO_CHECKPOINT, NO_PROGRESS, PREEMPTED = 76, 78, 79, 80
+LOST, HANG, CRASH, STORAGE, KILLED = 81, 82, 83, 84, 137
+
+OUTCOMES: Mapping[int, Outcome] = {
+    outcome.code: outcome
+    for outcome in (
+        Outcome(DONE, "done", "every process finished the last step", False, Action.COMPLETE),
+        Outcome(BAD_SPEC, "bad_spec", "the job's specification is wrong", False, Action.FAIL),
+        Outcome(BAD_DATA, "bad_data", "the data is missing or wrong", False, Action.FAIL),
+        Outcome(STARTUP, "startup", "the program raised before its first step", False, Action.FAIL),
+        Outcome(NOT_FINITE, "not_finite", "loss or gradients are not finite", False, Action.FAIL),
+        Outcome(NO_CHECKPOINT, "no_checkpoint", "no usable checkpoint, or not its owner", False, Action.FAIL),
+        Outcome(NO_PROGRESS, "no_progress", "no new committed step after the budgets", False, Action.FAIL),
+        Outcome(PREEMPTED, "preempted", "stopped from outside", False, Action.RESTART_UNCHARGED),
+        Outcome(LOST, "lost", "an agent or its host was lost", True, Action.RESTART),
+        Outcome(HANG, "hang", "a process stopped making progress", True, Action.RESTART),
+        Outcome(CRASH, "crash", "a process crashed after progress", True, Action.RESTART),
+        Outcome(STORAGE, "storage", "storage failed", True, Action.RESTART),
+        Outcome(KILLED, "killed", "a process was killed, by the kernel or a person", True, Action.RESTART),
+    )
+}
+
+
+def outcome(code: int) -> Outcome:
+    """The row of `code`; a code nobody promised reads as a kill does: counted, tried again in place."""
+    return OUTCOMES.get(code) or dataclasses.replace(OUTCOMES[KILLED], code=code)
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentJob:
+    """What an agent must know of the job; equal on every host, and part of the spec hash."""
+
+    name: str
+    command: tuple[str, ...] | None = None  # None: the built-in trainer
+    processes_per_host: int = 1
+    platform: str = "cpu"  # cpu | cuda | tpu: which device variable a child gets
+    devices_per_process: int = 1
+    budgets_s: Mapping[str, float | None] = dataclasses.field(default_factory=dict)  # None: learned (step), or endless
+    crash_budget: int = 5  # generations, counted by JobSet or run
+    in_place_budget: int = 3
+    grace_s: float = 60.0
+    metrics_port: int = 0  # 0: any free port
+    workdir: str | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> AgentJob:
+        fields = json.loads(text)
+        command = fields.pop("command", None)
+        return cls(command=None if command is None else tuple(command), **fields)
+
+
+# The progress pipe: JSON lines, child -> agent. A line is one object with one of these keys:
+#   {"hello": "site" | "trainer", "python": "3.11.7", "jax": "0.10.2" | null}   who is speaking
+#   {"phase": "step", "step": 120}     what it is in; `step` counts the optimizer steps that are complete
+#   {"committed": 120}                 this step is on storage, manifest and all
+#   {"metrics": {...}}                 the newest metrics, by process 0; the last line before the end is final
+#   {"stopped": {"step": 37, "saved": true, "note": "..."}}     how it took a SIGTERM
+#   {"note": "..."}                    what a reader of the summary should know (a walk-back, a take-over)
+#   {"error": {"type", "message", "traceback", "code"}}         last words; `code` is null outside the trainer
+#   {"atexit": true}                   the interpreter is leaving by itself
+MAX_LINE = 64 * 1024  # a longer line is cut: a traceback may be, an agent's memory may not
+
+
+def send(fd: int, message: Mapping[str, Any]) -> bool:
+    """Writes one line to the progress pipe; False when the pipe is full or gone.
+
+    A line up to PIPE_BUF is written whole or not at all and never blocks. A longer one (a traceback) may wait a second.
+    """
+    data = memoryview(json.dumps(message, separators=(",", ":"), default=str).encode()[: MAX_LINE - 1] + b"\n")
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+            if data and not select.select([], [fd], [], 1.0)[1]:
+                return False
+    except (BlockingIOError, OSError):
+        return False
+    return True

@@ -1,0 +1,307 @@
+"""The train block of job.yaml: its keys, their types and defaults. Never imports jax.
+
+Keys that are part of the schema but not built yet are refused by name, never ignored (`unsupported`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+
+from trainer.contract import MESH_AXES
+
+Positive = Annotated[int, Field(gt=0)]
+Natural = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Rate = Annotated[float, Field(gt=0.0)]
+
+
+class Block(BaseModel):
+    """A closed mapping: an unknown key is a fault, a value does not change after it was read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+# --- model ------------------------------------------------------------------------------------------------------------
+
+
+class MLP(Block):
+    """A multi-layer perceptron over flattened examples."""
+
+    kind: Literal["mlp"] = "mlp"
+    layers: Positive = Field(2, description="hidden layers")
+    width: Positive = Field(512, description="units of a hidden layer")
+
+
+class Decoder(Block):
+    """A Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, scanned layers."""
+
+    kind: Literal["decoder"] = "decoder"
+    layers: Positive = 4
+    width: Positive = Field(256, description="size of the residual stream")
+    heads: Positive = Field(4, description="query heads; must divide width")
+    kv_heads: Positive | None = Field(None, description="key and value heads; default heads; must divide heads")
+    hidden: Positive | None = Field(None, description="units of the SwiGLU; default 8/3 of width, rounded up to 64")
+    vocab: Positive = Field(256, description="256 for bytes")
+    length: Positive = Field(256, description="tokens of an example")
+    rope_theta: Rate = 10000.0
+    norm_eps: Rate = 1e-5
+    tied: bool = Field(False, description="the output matrix is the embedding")
+
+    @model_validator(mode="after")
+    def _divides(self) -> Decoder:
+        if self.width % self.heads or (self.width // self.heads) % 2:
+            raise ValueError(f"width = {self.width} does not split into heads = {self.heads} heads of even size")
+        if self.heads % (self.kv_heads or self.heads):
+            raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}")
+        return self
+
+
+class CustomModel(BaseModel):
+    """A model of the user's: `kind: module:Name`, an nnx module built as Name(**other keys, rngs=rngs)."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    kind: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
+
+
+def _tag(key: str, closed: tuple[str, ...], default: str) -> Any:
+    def tag(value: Any) -> str:
+        name = value.get(key, default) if isinstance(value, Mapping) else getattr(value, key, default)
+        return "custom" if isinstance(name, str) and ":" in name and "custom" in closed else str(name)
+
+    return tag
+
+
+Model = Annotated[
+    Annotated[MLP, Tag("mlp")] | Annotated[Decoder, Tag("decoder")] | Annotated[CustomModel, Tag("custom")],
+    Discriminator(_tag("kind", ("mlp", "decoder", "custom"), "mlp")),
+]
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+class Source(Block):
+    """What every data source has in common."""
+
+    shuffle: bool = Field(True, description="a new order every epoch, drawn from the seed")
+    trace: bool = Field(False, description="write the example ids of every step to the run folder")
+    prefetch: Natural = Field(2, description="batches read ahead")
+    threads: Positive = Field(4, description="reading threads of a process")
+
+
+class Tfds(Source):
+    """A tensorflow-datasets builder, read without TensorFlow; `digits` is ours and needs no network."""
+
+    source: Literal["tfds"] = "tfds"
+    name: str = "digits"
+    split: str = "train"
+    eval_split: str | None = "test"
+    data_dir: str | None = Field(None, description="default: the user's cache folder")
+
+
+class ArrayRecord(Source):
+    """Files of array_record; a record is a serialized dict of arrays, as trainer.data.records writes it."""
+
+    source: Literal["array_record"]
+    path: str | list[str]
+    eval_path: str | list[str] | None = None
+    eval_split: Fraction | None = Field(None, description="share of the records kept back when there is no eval_path")
+
+
+class Text(Source):
+    """Text files as one stream of tokens, packed into windows of the model's length."""
+
+    source: Literal["text"]
+    path: str | list[str] = Field(description="globs; stdlib://*.py names the interpreter's own library")
+    tokenizer: Literal["bytes"] = "bytes"
+    eval_split: Fraction = Field(0.05, description="share of the files kept back for evaluation")
+    bigram: bool = Field(False, description="also report what a bigram model counted on the same text reaches")
+
+
+class Torch(Source):
+    """Any map-style dataset class, `module:Class`; torch itself need not be installed."""
+
+    source: Literal["torch"]
+    dataset: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
+    args: dict[str, Any] = {}
+    eval_args: dict[str, Any] | None = Field(None, description="the same class with these arguments evaluates")
+
+
+class Synthetic(Source):
+    """Random but learnable examples, each a function of its index: for smoke tests and benchmarks."""
+
+    source: Literal["synthetic"]
+    examples: Positive = 4096
+    eval_examples: Natural = 512
+    shape: list[Positive] | None = Field(None, description="of an image; default [28, 28]")
+    classes: Positive = 10
+
+
+Data = Annotated[Tfds | ArrayRecord | Text | Torch | Synthetic, Field(discriminator="source")]
+
+# --- the rest ---------------------------------------------------------------------------------------------------------
+
+
+class Mesh(Block):
+    """Devices per axis. Axes left out are 1; one may be -1 and takes what remains."""
+
+    dp: int = Field(1, description="data parallel: the batch is split, the state is copied")
+    fsdp: int = Field(1, description="the batch and the state are split")
+    mp: int = Field(1, description="model parallel: weights and activations are split")
+    dcn: dict[Literal["dp", "fsdp", "mp"], Positive] = Field({}, description="how often an axis spans slices")
+
+    @model_validator(mode="after")
+    def _axes(self) -> Mesh:
+        sizes = [getattr(self, axis) for axis in MESH_AXES]
+        if any(size == 0 or size < -1 for size in sizes):
+            raise ValueError("an axis is a positive number of devices, or -1 for what remains")
+        if sizes.count(-1) > 1:
+            raise ValueError("only one axis may be -1")
+        return self
+
+    def resolve(self, devices: int) -> tuple[int, int, int]:
+        """Sizes of dp, fsdp, mp over `devices`. Raises ValueError when they do not multiply to that."""
+        sizes = [getattr(self, axis) for axis in MESH_AXES]
+        known = 1
+        for size in sizes:
+            known *= size if size > 0 else 1
+        if devices % known or (-1 not in sizes and known != devices):
+            shape = " × ".join(f"{axis} {size}" for axis, size in zip(MESH_AXES, sizes, strict=True))
+            raise ValueError(f"{shape} does not make {devices} devices")
+        dp, fsdp, mp = (size if size > 0 else devices // known for size in sizes)
+        return dp, fsdp, mp
+
+
+class Schedule(Block):
+    """The learning rate over the steps: linear warm-up from 0, then the named shape down to `final` × lr."""
+
+    name: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
+    warmup: Natural = Field(0, description="steps from 0 to lr")
+    decay: Positive | None = Field(None, description="steps of wsd's decay; default a tenth of all")
+    final: Annotated[float, Field(ge=0.0, le=1.0)] = Field(0.0, description="share of lr at the last step")
+
+
+class Optimizer(Block):
+    """An optax optimizer by name, with clipping, schedule and a moving average."""
+
+    name: Literal["adamw", "adafactor", "lion", "sgd"] = "adamw"
+    lr: Rate = 3e-4
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    clip: Rate | None = Field(1.0, description="largest global norm of the gradients")
+    ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
+        None, description="averages the weights; eval uses them"
+    )
+    b1: Fraction = 0.9
+    b2: Fraction | None = Field(None, description="adamw 0.999, lion 0.99")
+    eps: Rate = 1e-8
+    momentum: Fraction = Field(0.0, description="sgd only")
+    nesterov: bool = Field(False, description="sgd only")
+    schedule: Schedule = Schedule()
+
+
+class Eval(Block):
+    every: Positive | None = Field(500, description="steps between evaluations; null: only at the end")
+    batches: Positive | None = Field(None, description="null: the whole set, every example once")
+
+
+class Checkpoint(Block):
+    path: str | None = Field(None, description="default: the run folder, or the profile's volume")
+    every: Positive | None = Field(500, description="steps between saves; null: only at the end")
+    keep: Positive = Field(3, description="verified steps kept")
+
+
+class OnNonfinite(Block):
+    action: Literal["stop"] = "stop"
+
+
+class Policy(Block):
+    """Precision in full: dtypes of parameters, compute and outputs, and the matmul precision of XLA."""
+
+    params: Literal["float32", "bfloat16"] = "float32"
+    compute: Literal["float32", "bfloat16", "float16"] = "float32"
+    output: Literal["float32", "bfloat16"] = "float32"
+    matmul: Literal["default", "tensorfloat32", "highest"] = "default"
+
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"] | Policy
+Remat = Literal["none", "full", "dots", "dots_no_batch", "offload"] | list[str]
+
+LM = "trainer.tasks.lm:NextToken"
+CLASSIFY = "trainer.tasks.classify:Classify"
+
+# What a built-in task brings when the job does not say. A task of the user's has the same as a class attribute.
+TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    CLASSIFY: {"model": {"kind": "mlp"}, "data": {"source": "tfds", "name": "digits"}},
+    LM: {"model": {"kind": "decoder"}, "data": {"source": "synthetic"}},
+}
+
+
+class TrainSpec(Block):
+    """Everything the trainer is told. Raises pydantic's ValidationError, all faults at once."""
+
+    task: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$", description="module:Class of a task")]
+    model: Model = MLP()
+    data: Data = Tfds()
+    mesh: Mesh = Mesh(dp=-1)
+    precision: Precision = "fp32"
+    remat: Remat = "none"
+    batch: Positive = Field(128, description="examples of a step, over all devices and micro-batches")
+    accumulate: Positive = Field(1, description="micro-batches of a step")
+    steps: Positive | None = Field(None, description="optimizer steps; or epochs; default 1000 steps")
+    epochs: Positive | None = None
+    seed: Natural = 0
+    optimizer: Optimizer = Optimizer()
+    eval: Eval = Eval()
+    checkpoint: Checkpoint = Checkpoint()
+    attention: Literal["auto", "xla"] = "auto"
+    compile_cache: str | None = None
+    on_nonfinite: OnNonfinite = OnNonfinite()
+    log_every: Positive = 10
+
+    @model_validator(mode="before")
+    @classmethod
+    def _task_defaults(cls, raw: Any) -> Any:
+        if isinstance(raw, Mapping):
+            return with_defaults(raw, TASK_DEFAULTS.get(str(raw.get("task")), {}))
+        return raw
+
+    @field_validator("epochs")
+    @classmethod
+    def _one_length(cls, epochs: int | None, info: Any) -> int | None:
+        if epochs is not None and info.data.get("steps") is not None:
+            raise ValueError("steps and epochs are both given; keep one")
+        return epochs
+
+    def total_steps(self, examples: int) -> int:
+        """Optimizer steps of the whole run over a set of `examples`; batches run across epoch ends."""
+        if self.epochs is not None:
+            return -(-self.epochs * examples // self.batch)
+        return self.steps or 1000
+
+
+def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` over `defaults`. A block is merged key by key unless it names another kind or source than the default."""
+    merged = dict(defaults)
+    for key, value in given.items():
+        below = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping) and _same_kind(value, below):
+            value = with_defaults(value, below)
+        merged[key] = value
+    return merged
+
+
+def _same_kind(given: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
+    return all(given.get(key, default.get(key)) == default.get(key) for key in ("kind", "source"))
+
+
+# Keys of the schema that are not built yet: refused by name. Dotted key -> values refused (empty: any).
+UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
+    "model.preset": (),
+    "model.init_from": (),
+    "profile": (),
+    "model.kind": ("vit", "gpt2"),
+    "attention": ("cudnn", "splash"),
+    "precision": ("fp16",),
+}
