@@ -122,6 +122,96 @@ class AgentJob:
         return cls(command=None if command is None else tuple(command), **fields)
 
 
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """One Prometheus metric of the product, as docs/metrics.md lists it."""
+
+    name: str
+    type: str  # counter | gauge | histogram
+    help: str
+    labels: tuple[str, ...]
+    by: str  # agent | trainer: who exports it; always, with NaN where the value is not known
+
+
+# Every name a scrape of an agent holds while the built-in trainer runs. A rank's rows come from its own process.
+METRICS: tuple[Metric, ...] = (
+    Metric("jaxlaunch_build_info", "gauge", "Always 1; the labels say what runs.", ("version", "python"), "agent"),
+    Metric("jaxlaunch_goodput_ratio", "gauge", "Share of all seconds that went into steps that count.", (), "agent"),
+    Metric("jaxlaunch_clock_seconds_total", "counter", "Seconds of the run by where they went.", ("cause",), "agent"),
+    Metric(
+        "jaxlaunch_restarts_total", "counter", "Attempts that ended, by the cause of the verdict.", ("cause",), "agent"
+    ),
+    Metric("jaxlaunch_restarts_left", "gauge", "Restarts left before the run is given up.", ("budget",), "agent"),
+    Metric("jaxlaunch_last_verdict_code", "gauge", "Exit code of the newest verdict.", (), "agent"),
+    Metric("jaxlaunch_generation", "gauge", "Which set of pods this is.", (), "agent"),
+    Metric("jaxlaunch_attempt", "gauge", "Which start of the processes this is, across generations.", (), "agent"),
+    Metric("jaxlaunch_children_up", "gauge", "Processes of this host that are alive.", (), "agent"),
+    Metric("jaxlaunch_heartbeat_age_seconds", "gauge", "Since this agent heard of its most silent peer.", (), "agent"),
+    Metric("jaxlaunch_phase", "gauge", "1 for the phase a rank is in, 0 for the others.", ("rank", "phase"), "agent"),
+    Metric("jaxlaunch_phase_budget_left_seconds", "gauge", "Until a rank counts as hung.", ("rank",), "agent"),
+    Metric("jaxlaunch_rank_step", "gauge", "Steps a rank has reported as complete.", ("rank",), "agent"),
+    Metric("jaxlaunch_rank_lag_steps", "gauge", "Steps a rank is behind the foremost.", ("rank",), "agent"),
+    Metric(
+        "jaxlaunch_step", "gauge", "Optimizer steps that are complete, restored ones included.", ("rank",), "trainer"
+    ),
+    Metric("jaxlaunch_target_step", "gauge", "Optimizer steps of the whole run.", ("rank",), "trainer"),
+    Metric("jaxlaunch_steps_total", "counter", "Optimizer steps done by this process.", ("rank",), "trainer"),
+    Metric(
+        "jaxlaunch_step_seconds", "histogram", "Time of a step, evaluation and save left out.", ("rank",), "trainer"
+    ),
+    Metric(
+        "jaxlaunch_part_seconds_total",
+        "counter",
+        "Time of the loop by part: data, host, device, save, eval.",
+        ("rank", "part"),
+        "trainer",
+    ),
+    Metric("jaxlaunch_examples_total", "counter", "Examples trained on, by all ranks together.", ("rank",), "trainer"),
+    Metric("jaxlaunch_tokens_total", "counter", "Tokens trained on, by all ranks together.", ("rank",), "trainer"),
+    Metric("jaxlaunch_examples_per_second", "gauge", "Of all ranks together, after warm-up.", ("rank",), "trainer"),
+    Metric("jaxlaunch_tokens_per_second", "gauge", "Of all ranks together, after warm-up.", ("rank",), "trainer"),
+    Metric("jaxlaunch_epoch", "gauge", "Passes over the data, with the fraction of this one.", ("rank",), "trainer"),
+    Metric("jaxlaunch_model_flops_per_step", "gauge", "Floating-point operations of the model.", ("rank",), "trainer"),
+    Metric("jaxlaunch_mfu_ratio", "gauge", "Model FLOPs over the peak of all devices.", ("rank",), "trainer"),
+    Metric("jaxlaunch_loss", "gauge", "Training loss at the last logged step.", ("rank",), "trainer"),
+    Metric("jaxlaunch_grad_norm", "gauge", "Global norm of the gradients before clipping.", ("rank",), "trainer"),
+    Metric("jaxlaunch_learning_rate", "gauge", "Learning rate of the last logged step.", ("rank",), "trainer"),
+    Metric(
+        "jaxlaunch_task_metric",
+        "gauge",
+        "What the task measures, its loss included.",
+        ("rank", "split", "metric"),
+        "trainer",
+    ),
+    Metric("jaxlaunch_resident_memory_bytes", "gauge", "Host memory of the process.", ("rank",), "trainer"),
+    Metric(
+        "jaxlaunch_device_memory_bytes",
+        "gauge",
+        "Memory of a local device: in_use, peak, limit.",
+        ("rank", "device", "kind"),
+        "trainer",
+    ),
+    Metric("jaxlaunch_checkpoint_step", "gauge", "Newest step that is safe on storage.", ("rank",), "trainer"),
+    Metric(
+        "jaxlaunch_checkpoint_age_seconds",
+        "gauge",
+        "Since the newest commit; since the start while there is none.",
+        ("rank",),
+        "trainer",
+    ),
+    Metric("jaxlaunch_checkpoint_saves_total", "counter", "Saves begun by this process.", ("rank",), "trainer"),
+    Metric(
+        "jaxlaunch_checkpoint_blocking_seconds_total",
+        "counter",
+        "Time the loop stood still for saves.",
+        ("rank",),
+        "trainer",
+    ),
+    Metric("jaxlaunch_compile_cache_hits_total", "counter", "Programs found in the cache.", ("rank",), "trainer"),
+    Metric("jaxlaunch_compile_cache_misses_total", "counter", "Programs not found in it.", ("rank",), "trainer"),
+)
+
+
 # The progress pipe: JSON lines, child -> agent. A line is one object with one of these keys:
 #   {"hello": "site" | "trainer", "python": "3.11.7", "jax": "0.10.2" | null}   who is speaking
 #   {"phase": "step", "step": 120}     what it is in; `step` counts the optimizer steps that are complete
