@@ -1,0 +1,121 @@
+"""Progress over a real pipe: what an agent would read."""
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from trainer.progress import Progress
+
+
+class Pipe:
+    """A non-blocking pipe, and its other end as JSON lines."""
+
+    def __init__(self) -> None:
+        self.end, self.fd = os.pipe()
+        os.set_blocking(self.fd, False)
+        self.reader = open(self.end)
+        self.lines = (json.loads(line) for line in self.reader if line.strip())
+        self.progress = Progress(self.fd)
+
+    def until(self, wanted: dict[str, object]) -> list[dict[str, object]]:
+        """Lines up to and including `wanted`."""
+        read = []
+        for line in self.lines:
+            read.append(line)
+            if line == wanted:
+                return read
+        raise AssertionError(f"{wanted} never came: {read}")
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    pipe = Pipe()
+    yield pipe
+    pipe.progress.close()
+    os.close(pipe.fd)
+    pipe.reader.close()
+
+
+def test_without_a_pipe_every_call_does_nothing() -> None:
+    progress = Progress(None)
+    progress.hello()
+    progress.phase("step", 1)
+    progress.error(ValueError("x"), 83)
+    progress.close()
+
+
+def test_hello_names_trainer_python_and_jax(pipe: Pipe) -> None:
+    pipe.progress.hello()
+    hello = next(pipe.lines)
+    assert hello["hello"] == "trainer" and hello["python"].startswith("3.") and hello["jax"][0].isdigit()
+
+
+def test_a_change_of_phase_is_sent_by_the_caller_at_once(pipe: Pipe) -> None:
+    for phase in ("init", "restore", "compile", "step"):
+        pipe.progress.phase(phase, 7)
+        assert next(pipe.lines) == {"phase": phase, "step": 7}
+
+
+def test_many_steps_make_few_lines_and_the_newest_is_sent_without_another_call(pipe: Pipe) -> None:
+    for step in range(10_001):
+        pipe.progress.phase("step", step)
+    read = pipe.until({"phase": "step", "step": 10_000})
+    assert len(read) < 1000
+    assert [line["step"] for line in read] == sorted(line["step"] for line in read)
+
+
+def test_alternating_phases_do_not_flood_the_agent(pipe: Pipe) -> None:
+    for step in range(5_000):
+        pipe.progress.phase("data", step)
+        pipe.progress.phase("step", step)
+    pipe.progress.phase("save", 5_000)
+    assert len(pipe.until({"phase": "save", "step": 5_000})) < 1000
+
+
+def test_a_commit_is_read_after_the_step_it_came_from(pipe: Pipe) -> None:
+    pipe.progress.phase("step", 1)
+    pipe.progress.phase("step", 2)
+    pipe.progress.committed(2)
+    assert {"phase": "step", "step": 2} in pipe.until({"committed": 2})
+
+
+def test_the_last_words_hold_the_end_of_a_long_traceback(pipe: Pipe) -> None:
+    def fall(depth: int) -> None:
+        if depth == 0:
+            raise ValueError("é" * 100_000)
+        (fall if depth % 2 else lambda d: fall(d))(depth - 1)
+
+    with pytest.raises(ValueError) as caught:
+        fall(50)
+    thread = threading.Thread(target=pipe.progress.error, args=(caught.value, 83))
+    thread.start()
+    error = next(pipe.lines)["error"]
+    thread.join()
+    assert error["type"] == "ValueError" and error["code"] == 83
+    assert error["traceback"].rstrip().endswith("é") and error["message"].startswith("é")
+
+
+def test_a_full_pipe_delays_lines_but_never_the_caller(pipe: Pipe) -> None:
+    for size in (4096, 1):  # to the last byte
+        with pytest.raises(BlockingIOError):
+            while True:
+                os.write(pipe.fd, b"\n" * size)
+    pipe.progress.phase("step", 5)
+    pipe.progress.committed(5)
+    assert pipe.until({"committed": 5}) == [{"phase": "step", "step": 5}, {"committed": 5}]
+
+
+def test_metrics_that_are_not_finite_are_null(pipe: Pipe) -> None:
+    pipe.progress.metrics({"step": 3, "loss": float("nan"), "grad_norm": 1.5})
+    assert next(pipe.lines) == {"metrics": {"step": 3, "loss": None, "grad_norm": 1.5}}
+
+
+def test_how_a_stop_was_taken_and_notes_are_said(pipe: Pipe) -> None:
+    pipe.progress.note("walked back to step 20")
+    pipe.progress.stopped(37, saved=True)
+    pipe.progress.close()
+    assert next(pipe.lines) == {"note": "walked back to step 20"}
+    assert next(pipe.lines) == {"stopped": {"step": 37, "saved": True, "note": ""}}

@@ -1,0 +1,140 @@
+"""What the trainer tells its agent: lines on the progress pipe, newest state first, never blocking the loop.
+
+Step updates are free to call and leave at most ten times a second; the newest always leaves, by a thread if the loop is
+busy elsewhere. Everything else leaves at once and in order. Without a pipe every call does nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import platform
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from trainer import contract
+
+PERIOD_S = 0.1  # between two updates of the same phase
+BURST = 10  # changes of phase that may leave at once before they too wait for their turn
+MESSAGE_CHARS, TRACEBACK_CHARS = 2_000, 8_000  # at six bytes a character, escaped, both fit a line of the contract
+
+
+class Progress:
+    """The child's end of the progress pipe, safe to call from any thread."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+        self._state: tuple[str, int] | None = None
+        self._sent: tuple[str, int] | None = None
+        self._outbox: deque[Mapping[str, Any]] = deque(maxlen=64)  # an agent that stalls costs us bounded memory
+        self._credit = float(BURST)
+        self._credited = time.monotonic()
+        self._lock = threading.RLock()
+        self._due = threading.Event()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+        if fd is not None:
+            self._thread.start()
+
+    def hello(self) -> None:
+        """Says that the built-in trainer speaks: from now on its exit code is read as the contract's."""
+        self._post({"hello": "trainer", "python": platform.python_version(), "jax": importlib.metadata.version("jax")})
+
+    def phase(self, name: str, step: int) -> None:
+        """The process is in `name` and has completed `step` steps. Cheap enough for every step."""
+        if self._fd is None:
+            return
+        before, self._state = self._state, (name, step)
+        if (before is None or before[0] != name) and self._may_leave_now():
+            self._flush()
+        elif not self._due.is_set():
+            self._due.set()
+
+    def committed(self, step: int) -> None:
+        self._post({"committed": step})
+
+    def metrics(self, values: Mapping[str, Any]) -> None:
+        """The newest metrics; those that are not finite become null, so that the line is JSON to every reader."""
+        self._post({"metrics": finite(values)})
+
+    def stopped(self, step: int, saved: bool, note: str = "") -> None:
+        self._post({"stopped": {"step": step, "saved": saved, "note": note}})
+
+    def note(self, text: str) -> None:
+        self._post({"note": text})
+
+    def error(self, exception: BaseException, code: int | None) -> None:
+        """Last words: what was raised, where, and the exit code that follows."""
+        text = "".join(traceback.format_exception(exception))
+        self._post(
+            {
+                "error": {
+                    "type": type(exception).__qualname__,
+                    "message": str(exception)[:MESSAGE_CHARS],
+                    "traceback": text[-TRACEBACK_CHARS:],
+                    "code": code,
+                }
+            }
+        )
+
+    def close(self) -> None:
+        """Sends what is left, as far as the pipe takes it. The pipe itself stays open: it was lent."""
+        if self._fd is not None:
+            self._closed.set()
+            self._due.set()
+            self._thread.join()
+            self._flush()
+
+    def _post(self, message: Mapping[str, Any]) -> None:
+        if self._fd is not None:
+            with self._lock:
+                self._flush_state()  # the reader hears of the step before it hears what came of it
+                self._outbox.append(message)
+                self._flush()
+
+    def _may_leave_now(self) -> bool:
+        now = time.monotonic()
+        self._credit = min(BURST, self._credit + (now - self._credited) / PERIOD_S)
+        self._credited = now
+        if self._credit < 1:
+            return False
+        self._credit -= 1
+        return True
+
+    def _flush(self) -> None:
+        with self._lock:
+            while self._outbox:
+                if not self._write(self._outbox[0]):
+                    self._due.set()  # the pipe is full: the thread tries again
+                    return
+                self._outbox.popleft()
+            self._flush_state()
+
+    def _flush_state(self) -> None:
+        state = self._state
+        if state is not None and state != self._sent and not self._outbox:
+            if self._write({"phase": state[0], "step": state[1]}):
+                self._sent = state
+            else:
+                self._due.set()
+
+    def _write(self, message: Mapping[str, Any]) -> bool:
+        assert self._fd is not None
+        return contract.send(self._fd, message)
+
+    def _run(self) -> None:
+        while not self._closed.wait(PERIOD_S):
+            self._due.wait()
+            self._due.clear()
+            self._flush()
+
+
+def finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with None for every float that is not finite: JSON has no word for those."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
+    }
