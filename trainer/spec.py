@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from trainer.contract import MESH_AXES
 
 Positive = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0)]
 
 
@@ -175,12 +176,51 @@ class Mesh(Block):
 
 
 class Schedule(Block):
-    """The learning rate over the steps: linear warm-up from 0, then the named shape down to `final` × lr."""
+    """The learning rate over the steps: linear warm-up to lr, then the named shape down to `final` × lr."""
 
     name: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
-    warmup: Natural = Field(0, description="steps from 0 to lr")
-    decay: Positive | None = Field(None, description="steps of wsd's decay; default a tenth of all")
-    final: Annotated[float, Field(ge=0.0, le=1.0)] = Field(0.0, description="share of lr at the last step")
+    warmup: Natural = Field(0, description="steps up to lr; longer than the run, the run ends on the way up")
+    start: Share = Field(0.0, description="share of lr at step 0 of the warm-up")
+    decay: Positive | None = Field(None, description="wsd only: steps of the decay; default a tenth of all")
+    shape: Literal["cosine", "linear"] | None = Field(None, description="wsd only: of the decay; default cosine")
+    final: Share | None = Field(None, description="share of lr where the run ends; default 0; constant has none")
+
+    @field_validator("start")
+    @classmethod
+    def _has_warmup(cls, start: float, info: ValidationInfo) -> float:
+        if start and not info.data.get("warmup"):
+            raise ValueError("does not apply without a warmup")
+        return start
+
+    @field_validator("decay", "shape", "final")
+    @classmethod
+    def _applies(cls, value: Any, info: ValidationInfo) -> Any:
+        name = info.data.get("name", "wsd")  # a wrong name is a fault of its own
+        if value is not None and (name == "constant" or (name != "wsd" and info.field_name != "final")):
+            raise ValueError(f"does not apply to {name}")
+        return value
+
+    def decay_steps(self, total_steps: int) -> int:
+        """Steps of the descent, which ends with the run. Raises ValueError when wsd's do not fit beside the warm-up."""
+        after_warmup = max(0, total_steps - self.warmup)
+        if self.name == "constant":
+            return 0
+        if self.name != "wsd":
+            return after_warmup
+        if self.decay is not None and self.decay > after_warmup:
+            raise ValueError(
+                f"schedule.warmup = {self.warmup} and decay = {self.decay} do not fit in {total_steps} steps"
+            )
+        return self.decay or min(max(1, total_steps // 10), after_warmup)
+
+
+# What each optimizer takes beside lr, weight_decay and clip, with its defaults. Any other key is a fault.
+OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
+    "adamw": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
+    "adafactor": {"b1": None, "eps": 1e-30},
+    "lion": {"b1": 0.9, "b2": 0.99},
+    "sgd": {"momentum": 0.0, "nesterov": False},
+}
 
 
 class Optimizer(Block):
@@ -188,17 +228,32 @@ class Optimizer(Block):
 
     name: Literal["adamw", "adafactor", "lion", "sgd"] = "adamw"
     lr: Rate = 3e-4
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0.0)] = Field(0.0, description="of every parameter, times lr")
     clip: Rate | None = Field(1.0, description="largest global norm of the gradients")
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
         None, description="averages the weights; eval uses them"
     )
-    b1: Fraction = 0.9
+    b1: Fraction | None = Field(None, description="adamw and lion 0.9; adafactor none")
     b2: Fraction | None = Field(None, description="adamw 0.999, lion 0.99")
-    eps: Rate = 1e-8
-    momentum: Fraction = Field(0.0, description="sgd only")
-    nesterov: bool = Field(False, description="sgd only")
+    eps: Rate | None = Field(None, description="adamw 1e-8, adafactor 1e-30")
+    momentum: Fraction | None = Field(None, description="sgd 0")
+    nesterov: bool | None = Field(None, description="sgd false; needs a momentum")
     schedule: Schedule = Schedule()
+
+    @field_validator("b1", "b2", "eps", "momentum", "nesterov")
+    @classmethod
+    def _applies(cls, value: Any, info: ValidationInfo) -> Any:
+        name = info.data.get("name")  # a wrong name is a fault of its own
+        if value is not None and name is not None and info.field_name not in OPTIMIZERS[name]:
+            raise ValueError(f"does not apply to {name}, which takes {', '.join(OPTIMIZERS[name])}")
+        if info.field_name == "nesterov" and value and not info.data.get("momentum"):
+            raise ValueError("needs a momentum above 0")
+        return value
+
+    def options(self) -> dict[str, Any]:
+        """What this optimizer takes, as given or by default."""
+        given = {key: getattr(self, key) for key in OPTIMIZERS[self.name]}
+        return {**OPTIMIZERS[self.name], **{key: value for key, value in given.items() if value is not None}}
 
 
 class Eval(Block):
@@ -274,6 +329,13 @@ class TrainSpec(Block):
             raise ValueError("steps and epochs are both given; keep one")
         return epochs
 
+    @field_validator("optimizer")
+    @classmethod
+    def _schedule_fits(cls, optimizer: Optimizer, info: ValidationInfo) -> Optimizer:
+        if info.data.get("steps") is not None:  # else trainer.schedules says it, once the steps are known
+            optimizer.schedule.decay_steps(info.data["steps"])
+        return optimizer
+
     def total_steps(self, examples: int) -> int:
         """Optimizer steps of the whole run over a set of `examples`; batches run across epoch ends."""
         if self.epochs is not None:
@@ -304,4 +366,5 @@ UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
     "model.kind": ("vit", "gpt2"),
     "attention": ("cudnn", "splash"),
     "precision": ("fp16",),
+    "precision.compute": ("float16",),
 }
