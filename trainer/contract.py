@@ -134,7 +134,7 @@ class Metric:
 
 
 # Every name a scrape of an agent holds while the built-in trainer runs. A rank's rows come from its own process.
-METRICS: tuple[Metric, ...] = (
+PROMETHEUS: tuple[Metric, ...] = (
     Metric("jaxlaunch_build_info", "gauge", "Always 1; the labels say what runs.", ("version", "python"), "agent"),
     Metric("jaxlaunch_goodput_ratio", "gauge", "Share of all seconds that went into steps that count.", (), "agent"),
     Metric("jaxlaunch_clock_seconds_total", "counter", "Seconds of the run by where they went.", ("cause",), "agent"),

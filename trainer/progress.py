@@ -28,8 +28,7 @@ class Progress:
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
-        self._state: tuple[str, int] | None = None
-        self._sent: tuple[str, int] | None = None
+        self._state = self._sent = ("", 0)  # nothing said yet
         self._outbox: deque[Mapping[str, Any]] = deque(maxlen=64)  # an agent that stalls costs us bounded memory
         self._credit = float(BURST)
         self._credited = time.monotonic()
@@ -49,7 +48,7 @@ class Progress:
         if self._fd is None:
             return
         before, self._state = self._state, (name, step)
-        if (before is None or before[0] != name) and self._may_leave_now():
+        if before[0] != name and self._may_leave_now():
             self._flush()
         elif not self._due.is_set():
             self._due.set()
@@ -90,11 +89,14 @@ class Progress:
             self._flush()
 
     def _post(self, message: Mapping[str, Any]) -> None:
-        if self._fd is not None:
-            with self._lock:
-                self._flush_state()  # the reader hears of the step before it hears what came of it
-                self._outbox.append(message)
-                self._flush()
+        if self._fd is None:
+            return
+        with self._lock:
+            if self._state != self._sent:  # the reader hears of the step before it hears what came of it
+                self._sent = self._state
+                self._outbox.append(_line(self._state))
+            self._outbox.append(message)
+            self._flush()
 
     def _may_leave_now(self) -> bool:
         now = time.monotonic()
@@ -106,31 +108,28 @@ class Progress:
         return True
 
     def _flush(self) -> None:
+        """Writes what waits; what a full pipe refuses stays, and the thread tries again."""
+        assert self._fd is not None
         with self._lock:
             while self._outbox:
-                if not self._write(self._outbox[0]):
-                    self._due.set()  # the pipe is full: the thread tries again
-                    return
+                if not contract.send(self._fd, self._outbox[0]):
+                    return self._due.set()
                 self._outbox.popleft()
-            self._flush_state()
-
-    def _flush_state(self) -> None:
-        state = self._state
-        if state is not None and state != self._sent and not self._outbox:
-            if self._write({"phase": state[0], "step": state[1]}):
+            state = self._state
+            if state != self._sent:
+                if not contract.send(self._fd, _line(state)):
+                    return self._due.set()
                 self._sent = state
-            else:
-                self._due.set()
-
-    def _write(self, message: Mapping[str, Any]) -> bool:
-        assert self._fd is not None
-        return contract.send(self._fd, message)
 
     def _run(self) -> None:
         while not self._closed.wait(PERIOD_S):
             self._due.wait()
             self._due.clear()
             self._flush()
+
+
+def _line(state: tuple[str, int]) -> dict[str, Any]:
+    return {"phase": state[0], "step": state[1]}
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
