@@ -1,0 +1,64 @@
+"""What can be known to be wrong before the first compile, said before it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from trainer.errors import CheckpointError, DataError, SpecError
+from trainer.spec import TrainSpec
+
+
+def check_devices(spec: TrainSpec) -> None:
+    """Raises SpecError when the mesh of the spec is not made of the devices that are here."""
+    try:
+        dp, fsdp, _ = spec.mesh.resolve(jax.device_count())
+    except ValueError as error:
+        raise SpecError(f"train.mesh: {error} ({_devices_here()})") from None
+    if spec.batch % (dp * fsdp * spec.accumulate):
+        raise SpecError(
+            f"train.batch = {spec.batch} does not divide over dp {dp} × fsdp {fsdp} × accumulate {spec.accumulate}; "
+            f"use a multiple of {dp * fsdp * spec.accumulate}"
+        )
+
+
+def _devices_here() -> str:
+    return f"{jax.process_count()} processes × {jax.local_device_count()} {jax.devices()[0].platform} devices"
+
+
+def check_folder(path: str) -> None:
+    """Raises SpecError when nothing can be written under `path`: hours later it would cost the run."""
+    probe = epath.Path(path) / f".probe-{jax.process_index()}-{os.getpid()}"
+    try:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise SpecError(f"train.checkpoint.path = {path} cannot be written: {error}") from None
+
+
+def check_examples(examples: int, split: str) -> None:
+    if examples == 0:
+        raise DataError(f"the {split} set is empty; check train.data")
+
+
+def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) -> None:
+    """Raises when a checkpoint was made under other conditions than `now`: the steps would name other examples."""
+    for key, value in now.items():
+        then = meta.get(key)
+        if then == value or then is None:
+            continue
+        text = f"{key} is {value}, but the checkpoints in {path} were made with {then}"
+        if key == "data":
+            raise DataError(f"the training data changed: {text}; restore the data, or start in another checkpoint.path")
+        raise CheckpointError(f"{text}: resuming would not see each example once; keep it, or use another checkpoint.path")
+
+
+def describe(batch: Mapping[str, np.ndarray[Any, Any]]) -> str:
+    """Names, dtypes and shapes of a batch, for one line of talk."""
+    return ", ".join(f"{name} {value.dtype}{list(value.shape)}" for name, value in batch.items())
