@@ -286,6 +286,8 @@ Remat = Literal["none", "full", "dots", "dots_no_batch", "offload"] | list[str]
 LM = "trainer.tasks.lm:NextToken"
 CLASSIFY = "trainer.tasks.classify:Classify"
 
+DEFAULT_STEPS = 1000
+
 # What a built-in task brings when the job does not say. A task of the user's has the same as a class attribute.
 TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     CLASSIFY: {"model": {"kind": "mlp"}, "data": {"source": "tfds", "name": "digits"}},
@@ -304,7 +306,7 @@ class TrainSpec(Block):
     remat: Remat = "none"
     batch: Positive = Field(128, description="examples of a step, over all devices and micro-batches")
     accumulate: Positive = Field(1, description="micro-batches of a step")
-    steps: Positive | None = Field(None, description="optimizer steps; or epochs; default 1000 steps")
+    steps: Positive | None = Field(None, description=f"optimizer steps; or epochs; default {DEFAULT_STEPS} steps")
     epochs: Positive | None = None
     seed: Natural = 0
     optimizer: Optimizer = Optimizer()
@@ -332,15 +334,15 @@ class TrainSpec(Block):
     @field_validator("optimizer")
     @classmethod
     def _schedule_fits(cls, optimizer: Optimizer, info: ValidationInfo) -> Optimizer:
-        if info.data.get("steps") is not None:  # else trainer.schedules says it, once the steps are known
-            optimizer.schedule.decay_steps(info.data["steps"])
+        if "steps" in info.data and info.data.get("epochs") is None:  # else trainer.schedules knows, once the data does
+            optimizer.schedule.decay_steps(info.data["steps"] or DEFAULT_STEPS)
         return optimizer
 
     def total_steps(self, examples: int) -> int:
         """Optimizer steps of the whole run over a set of `examples`; batches run across epoch ends."""
         if self.epochs is not None:
             return -(-self.epochs * examples // self.batch)
-        return self.steps or 1000
+        return self.steps or DEFAULT_STEPS
 
 
 def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
