@@ -1,0 +1,51 @@
+"""Which dtypes a run computes in, by name, and what XLA may do to a float32 matrix product.
+
+| name | compute | float32 products |
+|---|---|---|
+| fp32 | float32 | highest: true float32 on CPU and GPU, six bfloat16 passes on TPU |
+| tf32 | float32 | tensorfloat32: 10-bit mantissas on GPUs since Ampere, three bfloat16 passes on TPU, float32 on CPU |
+| bf16 | bfloat16 | as JAX is configured; the layers' own products are of bfloat16 operands |
+
+Parameters and outputs of all three are float32. JAX left alone rounds float32 products to TF32 on such GPUs and to
+bfloat16 on TPU, so fp32 must ask for more. Whatever `compute` is, softmax, norms' statistics, loss, gradient sums and optimizer state are float32.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from trainer import spec
+from trainer.errors import SpecError
+
+
+class Precision(NamedTuple):
+    """Dtypes of parameters, of the layers' arithmetic and of the model's output, and JAX's matmul precision.
+
+    `matmul` goes to `jax.default_matmul_precision(...)` around the tracing of a step; None leaves JAX as it is
+    configured. The backward products take the precision that their forward product was traced with.
+    """
+
+    params: jnp.dtype
+    compute: jnp.dtype
+    output: jnp.dtype
+    matmul: str | None
+
+
+NAMED = {
+    "fp32": spec.Policy(matmul="highest"),
+    "tf32": spec.Policy(matmul="tensorfloat32"),
+    "bf16": spec.Policy(compute="bfloat16"),
+}
+
+
+def policy(precision: spec.Precision) -> Precision:
+    """The dtypes of a name, or of a policy in full. Raises SpecError for float16: it needs a loss scale."""
+    full = precision if isinstance(precision, spec.Policy) else NAMED.get(precision)
+    if full is None or full.compute == "float16":
+        raise SpecError("train.precision: float16 is not supported yet; use bf16, which needs no loss scale")
+    return Precision(
+        params=jnp.dtype(full.params),
+        compute=jnp.dtype(full.compute),
+        output=jnp.dtype(full.output),
+        matmul=None if full.matmul == "default" else full.matmul,
+    )

@@ -1,0 +1,40 @@
+"""The learning rate as a function of the step, by name, out of optax's schedules.
+
+The first update uses the rate of step 0, as in torch and Hugging Face: with a warm-up from 0 it changes no parameter.
+Where the run ends, at step `total_steps`, the rate is `final` × lr; it stays there.
+"""
+
+import optax
+
+from trainer.errors import SpecError
+from trainer.spec import Optimizer
+
+
+def build(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
+    """Step (int32, from 0) -> learning rate (float32): warm-up, then lr held, then the descent.
+
+    Raises SpecError when warm-up and decay do not fit in `total_steps`.
+    """
+    lr, schedule = optimizer.lr, optimizer.schedule
+    try:
+        decay = schedule.decay_steps(total_steps)
+    except ValueError as error:
+        raise SpecError(f"train.optimizer.{error}; shorten one of them, or train longer") from None
+    warmup = optax.linear_schedule(schedule.start * lr, lr, schedule.warmup)
+    held = optax.constant_schedule(lr)
+    return optax.join_schedules(
+        [warmup, held, _descent(optimizer, decay)], [schedule.warmup, max(schedule.warmup, total_steps - decay)]
+    )
+
+
+def _descent(optimizer: Optimizer, steps: int) -> optax.Schedule:
+    """From lr to `final` × lr in `steps`; cosine is Loshchilov and Hutter 2017 (SGDR), equation 5, one half wave."""
+    lr, final = optimizer.lr, optimizer.schedule.final or 0.0
+    if steps == 0:
+        return optax.constant_schedule(lr)
+    shapes = {
+        "linear": optax.linear_schedule(lr, final * lr, steps),
+        "cosine": optax.cosine_decay_schedule(lr, steps, alpha=final),
+    }
+    name = optimizer.schedule.name
+    return shapes[(optimizer.schedule.shape or "cosine") if name == "wsd" else name]
