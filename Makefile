@@ -1,0 +1,31 @@
+# Four commands, the same here and in CI. PYTHON may be any CPython >= 3.11.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: venv run test check bench clean
+
+venv: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+run: venv  ## train examples/digits.yaml here
+	$(BIN)/launcher run examples/digits.yaml
+
+test: venv
+	$(BIN)/python -m pytest
+
+check: venv  ## format, lint, types, floors
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/launcher/test_floors.py
+
+bench: venv
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) runs
