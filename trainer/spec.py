@@ -34,6 +34,7 @@ class MLP(Block):
     kind: Literal["mlp"] = "mlp"
     layers: Positive = Field(2, description="hidden layers")
     width: Positive = Field(512, description="units of a hidden layer")
+    classes: Positive = Field(10, description="labels are 0 to classes - 1")
 
 
 class Decoder(Block):
