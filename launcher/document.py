@@ -1,0 +1,279 @@
+"""YAML text as plain data that remembers where everything stands. Knows YAML; knows nothing of jobs.
+
+Takes a strict part of YAML 1.2: one document, plain data, no anchors, aliases, foreign tags or duplicate keys. What it
+refuses it names, all at once, with the path it leaves unusable, so that no second message need follow from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path as FilePath
+from typing import Any
+
+import yaml
+from yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    Event,
+    MappingEndEvent,
+    NodeEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+
+from launcher import scalars
+from launcher.errors import Fault, Path, UserError
+from launcher.scalars import Scalar
+
+MAX_BYTES = 1024 * 1024  # read before parsing: the parser takes 1 s for each of these
+MAX_DEPTH = 64
+AFTER_THE_FILE = 10**9  # where faults of overrides sort
+
+_LOADER = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # a PyYAML built without libyaml is correct, and ten times slower
+_CORE = "tag:yaml.org,2002:"
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    f"{_CORE}str": str,
+    f"{_CORE}int": int,
+    f"{_CORE}float": (int, float),
+    f"{_CORE}bool": bool,
+    f"{_CORE}null": type(None),
+    f"{_CORE}map": dict,
+    f"{_CORE}seq": list,
+}
+
+
+@dataclasses.dataclass
+class Document:
+    """Plain data with, for each path, its line, its text if it is a plain scalar, and what was wrong with it."""
+
+    name: str  # as faults call it
+    data: Any = None
+    lines: dict[Path, int] = dataclasses.field(default_factory=dict)
+    texts: dict[Path, str] = dataclasses.field(default_factory=dict)
+    overrides: dict[Path, str] = dataclasses.field(default_factory=dict)  # path set on the command line -> the argument
+    faults: list[Fault] = dataclasses.field(default_factory=list)
+
+    def locate(self, fault: Fault) -> Fault:
+        """The fault with its place: the line of its path or of the nearest block above, or the override that set it."""
+        if fault.where:
+            return fault
+        for end in range(len(fault.path), 0, -1):
+            path = fault.path[:end]
+            if path in self.overrides:
+                where = f"{self.overrides[path]} (override)"
+                return dataclasses.replace(fault, where=where, line=AFTER_THE_FILE)
+            if path in self.lines:
+                line = self.lines[path]
+                return dataclasses.replace(fault, where=f"{self.name}:{line}", line=line)
+        return dataclasses.replace(fault, where=self.name)
+
+    def forget(self, path: Path) -> None:
+        """Drops what is known of a value and all below it: another value stands there now."""
+        known: dict[Path, Any]
+        for known in (self.lines, self.texts, self.overrides):
+            for old in [old for old in known if old[: len(path)] == path]:
+                del known[old]
+
+
+def read(path: FilePath) -> Document:
+    """The document in a file. Raises UserError when it cannot be read at all."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file.", "`launcher init` writes a first one.") from None
+    except OSError as error:
+        raise UserError(f"{path}: {(error.strerror or 'cannot be read').lower()}.") from None
+    if len(content) > MAX_BYTES:
+        raise UserError(f"{path}: is larger than 1 MiB.", "a job is a page of text; data belongs beside it.")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            f"{path}:{line}: is not UTF-8 (byte 0x{content[error.start]:02x}).", "save the file as UTF-8."
+        ) from None
+    return parse(text, str(path))
+
+
+def parse(text: str, name: str) -> Document:
+    """The document in `text`, with its faults; a text that is not YAML has no data and one fault more."""
+    reader = _Reader(name)
+    try:
+        reader.read(yaml.parse(text, Loader=_LOADER))
+    except _Stop:
+        pass
+    except yaml.MarkedYAMLError as error:
+        reader.refuse_syntax(error, text)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        code = error.character if isinstance(error.character, int) else ord(error.character)
+        reader.refuse((), line, f"holds the control character 0x{code:02x}.", "delete it, or write it as an escape.")
+    return reader.document
+
+
+class _Stop(Exception):
+    """Nothing more can be read; the fault that says why is on the list."""
+
+
+class _Reader:
+    """Builds the data of one document from the parser's events, which nest no deeper than MAX_DEPTH here."""
+
+    def __init__(self, name: str) -> None:
+        self.document = Document(name)
+        self._events: Iterator[Event] = iter(())
+        self._seen: set[tuple[int, str]] = set()
+
+    def refuse(self, path: Path, line: int, message: str, hint: str | None = None) -> None:
+        """Notes a fault, once for each line: a bomb of aliases is one thing to mend."""
+        if (line, message) not in self._seen:
+            self._seen.add((line, message))
+            where = f"{self.document.name}:{line}"
+            self.document.faults.append(Fault(path, message, hint, where=where, line=line))
+
+    def refuse_syntax(self, error: yaml.MarkedYAMLError, text: str) -> None:
+        """Notes where the text stops being YAML. The line itself is not repeated: it may hold a secret."""
+        self.document.data = None
+        mark = error.problem_mark
+        message, hint = _syntax(error, "" if mark is None else text[mark.index : mark.index + 1])
+        self.refuse((), _line(mark), message, hint)
+
+    def read(self, events: Iterator[Event]) -> None:
+        """Takes the first document; a second one is a fault."""
+        self._events = events
+        for event in events:
+            if isinstance(event, NodeEvent):
+                self.document.data = self._node(event, (), 0)
+                break
+        for event in events:
+            if isinstance(event, DocumentStartEvent):
+                hint = "keep one job in a file; take the `---` out."
+                self.refuse((), _line(event.start_mark), "starts a second document.", hint)
+                raise _Stop
+
+    def _node(self, event: Event, path: Path, depth: int) -> Any:
+        line = _line(event.start_mark)
+        if depth > MAX_DEPTH:
+            self.refuse(
+                (), line, f"is nested deeper than {MAX_DEPTH} levels.", "no part of a job is; look for a bracket."
+            )
+            raise _Stop
+        self.document.lines.setdefault(path, line)
+        if getattr(event, "anchor", None) is not None:
+            self.refuse(
+                path, line, "uses an anchor or an alias (& or *).", "write the value out in each place, or quote it."
+            )
+        if isinstance(event, AliasEvent):
+            return None
+        if isinstance(event, ScalarEvent):
+            value: Any = self._scalar(event, path, line)
+        elif isinstance(event, SequenceStartEvent):
+            value = self._sequence(path, depth)
+        else:
+            value = self._mapping(path, depth)
+        self._check_tag(event, value, path, line)
+        return value
+
+    def _scalar(self, event: ScalarEvent, path: Path, line: int) -> Scalar:
+        if not event.implicit[0] and event.tag in (None, f"{_CORE}str"):  # quoted, block, or said to be text
+            return str(event.value)
+        self.document.texts[path] = event.value
+        try:
+            return scalars.resolve(event.value)
+        except ValueError as error:
+            self.refuse(path, line, f"{'.'.join(map(str, path))} {error}.", None)
+            return None
+
+    def _sequence(self, path: Path, depth: int) -> list[Any]:
+        items: list[Any] = []
+        while not isinstance(event := next(self._events), SequenceEndEvent):
+            items.append(self._node(event, (*path, len(items)), depth + 1))
+        return items
+
+    def _mapping(self, path: Path, depth: int) -> dict[str, Any]:
+        block: dict[str, Any] = {}
+        while not isinstance(event := next(self._events), MappingEndEvent):
+            line = _line(event.start_mark)
+            if not isinstance(event, ScalarEvent):
+                self.refuse(
+                    path, line, "has a key that is not a word.", "quote braces and brackets that are meant as text."
+                )
+                self._skip(event, path, depth)
+                self._skip(next(self._events), path, depth)
+                continue
+            key = event.value
+            if getattr(event, "anchor", None) is not None:
+                self.refuse(path, line, "uses an anchor or an alias (& or *).", "write the value out in each place.")
+            if key in block:
+                first = self.document.lines[(*path, key)]
+                self.refuse(path, line, f'duplicate key "{key}", first in line {first}.', "keep one of them.")
+                self._skip(next(self._events), path, depth)
+                continue
+            self.document.lines[(*path, key)] = line
+            block[key] = self._node(next(self._events), (*path, key), depth + 1)
+        return block
+
+    def _skip(self, event: Event, path: Path, depth: int) -> None:
+        """Reads a node for its faults alone: its data and its lines belong to nothing."""
+        document, self.document = self.document, Document(self.document.name)
+        try:
+            self._node(event, path, depth + 1)
+        finally:
+            document.faults += self.document.faults
+            self.document = document
+
+    def _check_tag(self, event: Event, value: Any, path: Path, line: int) -> None:
+        tag = getattr(event, "tag", None)
+        if tag is None:
+            return
+        wanted = _TYPES.get(tag)
+        if wanted is None:
+            self.refuse(path, line, "has a YAML tag (!…).", "delete the tag; a job is plain data.")
+        elif not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+            self.refuse(path, line, f"is tagged !!{tag.removeprefix(_CORE)} and is not one.", "delete the tag.")
+
+
+def _line(mark: Any) -> int:
+    """The line a mark of the parser stands in, from 1; libyaml's marks and the pure parser's are not one type."""
+    return 1 if mark is None else int(mark.line) + 1
+
+
+# The parser's problem -> what to say and do. libyaml and the pure parser word some of them differently.
+_SYNTAX: tuple[tuple[str, str, str], ...] = (
+    (
+        "mapping values are not allowed",
+        "a `: ` where none can be",
+        "quote a value that holds `: `, or end the key above with one.",
+    ),
+    ("unexpected end of stream", "a quote that is never closed", "close it."),
+    ("expected ',' or", "a bracket that is never closed, or a comma that is missing", "look at where it was opened."),
+    ("node content", "a bracket that is never closed", "close it."),
+    (
+        "expected key|<block end>|'-' indicator",
+        "an indentation that fits no block",
+        "indent all keys of a block alike.",
+    ),
+    ("expected ':'", "a line that is neither `key: value` nor `- item`", "put `: ` after the key."),
+    ("alphabetic or numeric", "a value that begins with `*` or `&`", "quote it."),
+    ("escape character", "an unknown escape in double quotes", "use single quotes, or double the backslash."),
+    ("tag handle", "a YAML tag (!…)", "delete the tag; a job is plain data."),
+)
+
+
+def _syntax(error: yaml.MarkedYAMLError, sign: str) -> tuple[str, str]:
+    """What to say of a text that is not YAML, and what to do; `sign` is the one character the parser stopped at."""
+    began = _line(error.context_mark or error.problem_mark)
+    since = f", in what began in line {began}" if began != _line(error.problem_mark) else ""
+    if "cannot start any token" in (error.problem or ""):
+        if sign == "\t":
+            return "is not YAML: a tab as indentation.", "indent with spaces."
+        return f"is not YAML: a value that begins with `{sign}`.", "quote it."
+    for pattern, what, hint in _SYNTAX:
+        if re.search(pattern, error.problem or ""):
+            return f"is not YAML: {what}{since}.", hint
+    return f"is not YAML{since}.", "look at the indentation, the quotes and the brackets."

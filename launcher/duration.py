@@ -1,0 +1,44 @@
+"""Durations: `90s`, `10m`, `1h30m`, `3d`; a bare integer is seconds."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+WORDS = "a duration such as 90s, 10m, 12h or 3d"
+
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_LONGEST_S = 2**31 - 1  # Kubernetes keeps some of them in 32 bits
+_DURATION = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s)?")
+
+
+def seconds(value: Any) -> float:
+    """The seconds of `90s`, `1h30m` or a bare integer. Raises ValueError for anything else, zero and less too."""
+    total = 0
+    if isinstance(value, int) and not isinstance(value, bool):
+        total = value
+    elif isinstance(value, str) and (match := _DURATION.fullmatch(value)):
+        total = sum(int(count or 0) * unit for count, unit in zip(match.groups(), _SECONDS.values(), strict=True))
+    if not 0 < total <= _LONGEST_S:
+        raise ValueError("not a duration")
+    return float(total)
+
+
+def text(value_s: float) -> str:
+    """The shortest way to write whole seconds: 5400 is 1h30m."""
+    rest, parts = int(value_s), []
+    for letter, unit in _SECONDS.items():
+        count, rest = divmod(rest, unit)
+        if count:
+            parts.append(f"{count}{letter}")
+    return "".join(parts) or "0s"
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(seconds),
+    PlainSerializer(text, return_type=str),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$"}, {"type": "integer"}]}),
+]

@@ -1,0 +1,60 @@
+"""Errors that a person can mend. Anything else keeps its traceback: it is a bug of ours.
+
+UserError        2  a file, an argument or a value of the user's
+└── JobFaults    2  all that is wrong with one job.yaml, at once
+ClusterError     3  the cluster cannot be reached, or says no
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+Path = tuple[str | int, ...]  # of a key: ("volumes", 0, "path")
+
+SHOWN_FAULTS = 50  # a file of another kind has a fault on every line; nobody reads the fifty-first
+
+
+class UserError(Exception):
+    """Ends the command with exit code 2: `message` says what is wrong, `hint` what to do."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\n  hint: {self.hint}"
+
+
+class ClusterError(UserError):
+    """Ends the command with exit code 3: the cluster's to mend, not the file's."""
+
+    exit_code = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong with a job: a sentence, and what to do about it."""
+
+    path: Path
+    message: str
+    hint: str | None = None
+    where: str = ""  # "job.yaml:14", or "train.steps=abc (override)"
+    line: int = 0  # where it sorts
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.message}"
+        return text if self.hint is None else f"{text}\n  hint: {self.hint}"
+
+
+class JobFaults(UserError):
+    """Everything that is wrong with a job, in the order of its lines."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.faults = tuple(sorted(faults, key=lambda fault: fault.line))
+        shown = [str(fault) for fault in self.faults[:SHOWN_FAULTS]]
+        more = len(self.faults) - len(shown)
+        super().__init__("\n".join([*shown, f"… and {more} more."] if more else shown))
