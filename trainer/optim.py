@@ -20,8 +20,7 @@ def build(optimizer: spec.Optimizer, total_steps: int) -> optax.GradientTransfor
     """The chain gradients -> updates to add to the parameters; `init` and `update` both want the parameters.
 
     State and arithmetic are float32 whatever the parameters are: the second moment of Adam in bfloat16 would never
-    move (1 - b2 = 0.001 is below its resolution of 0.004). The updates are float32; `optax.apply_updates` rounds the
-    sum to the parameter's dtype.
+    move (1 - b2 = 0.001 is below its resolution of 0.004). The updates come in the dtypes of the parameters.
     """
     clip = optax.identity() if optimizer.clip is None else optax.clip_by_global_norm(optimizer.clip)
     return _in_float32(optax.chain(clip, _named(optimizer, schedules.build(optimizer, total_steps))))
@@ -49,7 +48,7 @@ def _named(optimizer: spec.Optimizer, rate: optax.Schedule) -> optax.GradientTra
 def _in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     def update(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
         updates, state = inner.update(_float32(grads), state, _float32(params))
-        return updates, state
+        return jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), updates, params), state
 
     return optax.GradientTransformation(lambda params: inner.init(_float32(params)), update)
 

@@ -7,7 +7,8 @@
 | bf16 | bfloat16 | as JAX is configured; the layers' own products are of bfloat16 operands |
 
 Parameters and outputs of all three are float32. JAX left alone rounds float32 products to TF32 on such GPUs and to
-bfloat16 on TPU, so fp32 must ask for more. Whatever `compute` is, softmax, norms' statistics, loss, gradient sums and optimizer state are float32.
+bfloat16 on TPU, so fp32 must ask for more. Whatever `compute` is, softmax, norms' statistics, loss, gradient sums and
+optimizer state are float32.
 """
 
 from typing import NamedTuple

@@ -1,0 +1,81 @@
+import json
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from trainer import schedules
+from trainer.errors import SpecError
+from trainer.spec import Optimizer, Schedule
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "schedules"
+DOCS = Path(__file__).parents[2] / "docs" / "optimizers.md"
+REFERENCE = load_file(FIXTURES / "schedules.safetensors")
+BASE_LR = json.loads((FIXTURES / "config.json").read_text())["base_lr"]
+STEPS = np.arange(101)
+
+
+def rates(schedule: Schedule, total_steps: int, lr: float = BASE_LR) -> np.ndarray:
+    return np.asarray(jax.jit(jax.vmap(schedules.build(Optimizer(lr=lr, schedule=schedule), total_steps)))(STEPS))
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "total_steps"),
+    [
+        ("constant", Schedule(name="constant"), 100),
+        ("constant_warmup", Schedule(name="constant", warmup=10), 100),
+        ("cosine_warmup", Schedule(name="cosine", warmup=10), 100),
+        ("linear_warmup", Schedule(name="linear", warmup=10), 90),
+        ("wsd", Schedule(name="wsd", warmup=10, decay=20), 90),
+        ("wsd_linear_min", Schedule(name="wsd", warmup=10, decay=20, shape="linear", start=0.1, final=0.1), 90),
+    ],
+)
+def test_a_schedule_equals_hugging_face(name: str, schedule: Schedule, total_steps: int) -> None:
+    np.testing.assert_allclose(rates(schedule, total_steps), REFERENCE[name], rtol=0, atol=1e-6 * BASE_LR)
+
+
+def test_every_reference_schedule_is_compared() -> None:
+    compared = test_a_schedule_equals_hugging_face.pytestmark[0].args[1]
+    assert {case[0] for case in compared} == set(REFERENCE)
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "wsd"])
+def test_the_rate_ends_at_its_final_share_and_stays_there(name: str) -> None:
+    found = rates(Schedule(name=name, warmup=5, final=0.25), total_steps=80, lr=2.0)
+    np.testing.assert_allclose(found[80:], 0.5, rtol=1e-6)
+    assert found.max() == found[5] == 2.0
+
+
+def test_wsd_decays_over_a_tenth_of_the_run_by_default() -> None:
+    found = rates(Schedule(name="wsd"), total_steps=80, lr=1.0)
+    assert (found[:73] == 1.0).all() and found[73] < 1.0
+
+
+@pytest.mark.parametrize("name", ["constant", "linear", "cosine", "wsd"])
+def test_a_run_shorter_than_its_warmup_sees_the_start_of_it(name: str) -> None:
+    found = rates(Schedule(name=name, warmup=200), total_steps=100, lr=1.0)
+    np.testing.assert_allclose(found, STEPS / 200, rtol=1e-6)
+
+
+def test_a_rate_is_a_float32_scalar() -> None:
+    rate = jax.jit(schedules.build(Optimizer(), 100))(jnp.int32(3))
+    assert rate.shape == () and rate.dtype == jnp.float32
+
+
+def test_a_decay_that_does_not_fit_is_refused_with_the_numbers() -> None:
+    schedule = Schedule(name="wsd", warmup=60, decay=50)
+    message = r"train\.optimizer\.schedule\.warmup = 60 and decay = 50 do not fit in 100 steps"
+    with pytest.raises(SpecError, match=message):
+        schedules.build(Optimizer(schedule=schedule), 100)
+
+
+@pytest.mark.parametrize("name", ["constant", "linear", "cosine", "wsd"])
+def test_the_documented_table_is_what_a_schedule_gives(name: str) -> None:
+    rows = re.findall(rf"^\| (step|{name}) \|((?: [\d.]+ \|)+)$", DOCS.read_text(), re.MULTILINE)
+    (_, steps), (_, documented) = ((label, [float(cell) for cell in cells.split("|")[:-1]]) for label, cells in rows)
+    found = rates(Schedule(name=name, warmup=10, decay=20 if name == "wsd" else None), total_steps=100, lr=1.0)
+    np.testing.assert_allclose(found[np.int32(steps)], documented, rtol=0, atol=6e-5)
