@@ -1,0 +1,53 @@
+"""What the processes of a gang tell each other about a checkpoint, so that all take the same turn.
+
+Collectives: every process calls them in the same order, from its main thread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from trainer.errors import CheckpointError, StorageError
+
+BLOCK = 4096  # bytes; messages are padded to a multiple, so that few programs are compiled
+
+T = TypeVar("T")
+
+
+def gather(value: T) -> list[T]:
+    """The JSON `value` of every process, by process index, on every process."""
+    if jax.process_count() == 1:
+        return [value]
+    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = np.asarray(multihost_utils.process_allgather(np.asarray([data.size], np.int32))).ravel()
+    padded = np.zeros(-(-int(sizes.max()) // BLOCK) * BLOCK, np.uint8)
+    padded[: data.size] = data
+    rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
+    return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def on_primary(act: Callable[[], T]) -> T:
+    """What `act` returns (JSON) on process 0, on every process; its CheckpointError or StorageError on every process.
+
+    An OSError becomes a StorageError.
+    """
+    answer: dict[str, Any] = {}
+    if jax.process_index() == 0:
+        try:
+            answer = {"value": act()}
+        except CheckpointError as error:
+            answer = {"checkpoint": str(error)}
+        except (StorageError, OSError) as error:
+            answer = {"storage": str(error)}
+    answer = gather(answer)[0]
+    if "checkpoint" in answer:
+        raise CheckpointError(answer["checkpoint"])
+    if "storage" in answer:
+        raise StorageError(answer["storage"])
+    return answer["value"]  # type: ignore[no-any-return]

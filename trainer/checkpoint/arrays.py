@@ -1,0 +1,85 @@
+"""The state's arrays and the meta beside them, on storage: Orbax behind five calls.
+
+Orbax's AsyncCheckpointer, not its CheckpointManager: on every save the manager asks JAX's preemption service with the
+step as the count, and once more from a background thread of process 0 alone. We poll that service with a count of our
+own, and a count that jumps on one rank can put the agreed stop where that rank never comes. The files are the same:
+`CheckpointManager(path).restore(step)` reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+
+from trainer.checkpoint.manifest import is_remote
+
+STATE, META = "state", "meta"  # the two items of a step
+COMMITTED = "commit_success.txt"  # Orbax's own mark; on object stores it stands for the rename that they lack
+TIMEOUT_S = 1200  # Orbax's default for the background part of a save
+Leaf = tuple[tuple[int, ...], str]  # shape and dtype
+
+
+class Arrays:
+    """Saves and loads a nested dict of named jax.Arrays. Every process makes the same calls in the same order."""
+
+    def __init__(self, root: epath.Path) -> None:
+        remote = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
+        self._checkpointer = ocp.AsyncCheckpointer(
+            ocp.CompositeCheckpointHandler(
+                **{STATE: ocp.StandardCheckpointHandler(), META: ocp.JsonCheckpointHandler()}
+            ),
+            timeout_secs=TIMEOUT_S,
+            atomicity_options=remote if is_remote(root) else None,
+        )
+
+    def save(self, folder: epath.Path, tree: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+        """Returns when the arrays are copied; they are written behind. Raises ValueError when `folder` exists."""
+        args = {STATE: ocp.args.StandardSave(tree), META: ocp.args.JsonSave(dict(meta))}
+        self._checkpointer.save(folder, args=ocp.args.Composite(**args))
+
+    def wait(self) -> None:
+        """Until Orbax has put the last save under its name. Raises what went wrong, of whatever type."""
+        self._checkpointer.wait_until_finished()
+
+    def difference(self, folder: epath.Path, abstract: Mapping[str, Any]) -> str | None:
+        """How the saved state differs from `abstract` in names, shapes or dtypes: its first leaf that does, or None."""
+        metadata = self._checkpointer.handler.metadata(folder).item_metadata
+        return first_difference(leaves(metadata[STATE].tree), leaves(abstract))
+
+    def load(self, folder: epath.Path, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """State and meta, each array laid out as `abstract` says. No collective: any process may fail alone."""
+        args = {STATE: ocp.args.StandardRestore(abstract), META: ocp.args.JsonRestore()}
+        items = self._checkpointer.handler.restore(folder, args=ocp.args.Composite(**args))
+        return items[STATE], items[META]
+
+    def close(self) -> None:
+        self._checkpointer.close()
+
+
+def leaves(tree: Any) -> dict[str, Leaf]:
+    """Shape and dtype of every array of a tree, by path."""
+    flat = jax.tree_util.tree_leaves_with_path(tree)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): (tuple(leaf.shape), str(leaf.dtype))
+        for path, leaf in flat
+    }
+
+
+def first_difference(saved: Mapping[str, Leaf], wanted: Mapping[str, Leaf]) -> str | None:
+    """The first leaf in which a checkpoint differs from the model that would take it, in words."""
+    for name in [*wanted, *(name for name in saved if name not in wanted)]:
+        if saved.get(name) != wanted.get(name):
+            then, now = _describe(saved.get(name)), _describe(wanted.get(name))
+            return f"{name} is {then} in the checkpoint and {now} in this model"
+    return None
+
+
+def _describe(leaf: Leaf | None) -> str:
+    if leaf is None:
+        return "absent"
+    shape, dtype = leaf
+    return f"{dtype}[{','.join(map(str, shape))}]"
