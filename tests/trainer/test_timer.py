@@ -1,0 +1,65 @@
+from trainer.timer import BOUNDS, WARMUP, StepTimer
+
+
+def run(timer: StepTimer, steps: int) -> None:
+    for _ in range(steps):
+        with timer.part("data"):
+            sum(range(200))
+        with timer.part("device"):
+            sum(range(2000))
+        timer.step_done()
+
+
+def test_the_parts_of_an_interval_add_up_to_its_time() -> None:
+    timer = StepTimer()
+    run(timer, 20)
+    took = timer.interval()
+    assert set(took.parts) == {"data", "host", "device", "save", "eval"}
+    assert took.seconds == sum(took.parts.values())
+    assert took.parts["device"] > took.parts["data"] > 0 and took.parts["save"] == 0
+
+
+def test_an_interval_counts_only_what_came_after_the_last() -> None:
+    timer = StepTimer()
+    run(timer, 20)
+    first, second = timer.interval(), timer.interval()
+    assert second.seconds < first.seconds and second.parts["data"] == 0
+
+
+def test_there_is_no_speed_before_the_warm_up_is_over_or_without_a_new_step() -> None:
+    timer = StepTimer()
+    run(timer, WARMUP)
+    assert timer.interval().steps_per_s is None and timer.median_s() is None
+    run(timer, 1)
+    speed, median = timer.interval().steps_per_s, timer.median_s()
+    assert speed is not None and median is not None and speed * median > 0.999  # one step: the same thing
+    assert timer.interval().steps_per_s is None
+
+
+def test_evaluation_and_saves_are_not_part_of_a_step() -> None:
+    slow, plain = StepTimer(), StepTimer()
+    for timer in (slow, plain):
+        run(timer, 10)
+        for part in ("save", "eval") if timer is slow else ():
+            with timer.part(part):
+                sum(range(2_000_000))
+        timer.step_done()
+    assert max(slow._recent) < slow.part("save").seconds
+    assert slow.interval().parts["eval"] > max(slow._recent)
+
+
+def test_every_step_is_in_the_histogram() -> None:
+    timer = StepTimer()
+    run(timer, 30)
+    assert sum(timer.counts) == timer.steps == 30 and len(timer.counts) == len(BOUNDS) + 1
+    assert list(BOUNDS) == sorted(BOUNDS)
+
+
+def test_what_came_before_the_start_is_no_steps_time() -> None:
+    timer = StepTimer()
+    with timer.part("save"):
+        sum(range(3_000_000))
+    compiling = timer.part("save").seconds
+    timer.start()
+    run(timer, 3)
+    assert timer.seconds < compiling and timer.interval().seconds < compiling

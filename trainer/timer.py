@@ -1,0 +1,110 @@
+"""Where the loop's time goes: steps and their parts, measured on the host at about a microsecond a step.
+
+Steps are asynchronous, so the parts say what the loop waited for, not what the device did: `device` is the wait for the
+step before, `host` is what is left when every other part is taken away.
+"""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_left
+from collections import deque
+from time import perf_counter
+from typing import NamedTuple
+
+# Upper bounds of the step time histogram, in seconds: 1 ms to 10 minutes, about two to a decade.
+BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+# The first step of an attempt fills the pipeline without waiting, the second waits for a cold device.
+WARMUP = 2
+
+
+class Part:
+    """Seconds spent in one part of the loop; a context manager, entered again and again. Parts do not nest."""
+
+    __slots__ = ("seconds", "_began")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._began = perf_counter()
+
+    def __exit__(self, *raised: object) -> None:
+        self.seconds += perf_counter() - self._began
+
+
+class Interval(NamedTuple):
+    """What happened between two looks at the timer."""
+
+    seconds: float  # of wall time
+    parts: dict[str, float]  # seconds by part; they add up to `seconds`
+    steps_per_s: float | None  # after warm-up, evaluation and saves left out; None within the warm-up
+
+
+class Mark(NamedTuple):
+    """A moment between two steps."""
+
+    steps: int
+    ended: float
+    paused: float  # seconds of evaluation and saves until then
+
+
+class StepTimer:
+    """Counts steps and splits the time between them."""
+
+    def __init__(self) -> None:
+        self._parts = {"data": Part(), "device": Part(), "save": Part(), "eval": Part()}
+        self._save, self._eval = self._parts["save"], self._parts["eval"]
+        self.steps = 0
+        self.counts = [0] * (len(BOUNDS) + 1)  # of steps by time, last: longer than every bound
+        self.seconds = 0.0  # of all counted steps
+        self._recent: deque[float] = deque(maxlen=1000)
+        self.start()
+
+    def start(self) -> None:
+        """The loop begins now: what came before (restore, compile) is no step's time."""
+        for part in self._parts.values():
+            part.seconds = 0.0
+        self._began = perf_counter()
+        self._last = Mark(self.steps, self._began, 0.0)
+        self._warm: Mark | None = None  # what the next interval's speed is measured from
+        self._seen = self.parts()
+
+    def part(self, name: str) -> Part:
+        """The part `name` (data, device, save, eval), to be entered with `with`."""
+        return self._parts[name]
+
+    def step_done(self) -> None:
+        """One more step went through the loop."""
+        before = self._last
+        now, paused = perf_counter(), self._save.seconds + self._eval.seconds
+        seconds = now - before.ended - (paused - before.paused)
+        self.steps += 1
+        self._last = Mark(self.steps, now, paused)
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
+        self.seconds += seconds
+        if self.steps > WARMUP:
+            self._recent.append(seconds)
+        elif self.steps == WARMUP:
+            self._warm = self._last
+
+    def interval(self) -> Interval:
+        """What happened since the last call."""
+        before, self._seen = self._seen, self.parts()
+        parts = {name: seconds - before[name] for name, seconds in self._seen.items()}
+        steps_per_s = None
+        if self._warm is not None and self._last.steps > self._warm.steps:
+            busy = self._last.ended - self._warm.ended - (self._last.paused - self._warm.paused)
+            steps_per_s = (self._last.steps - self._warm.steps) / busy
+            self._warm = self._last
+        return Interval(sum(parts.values()), parts, steps_per_s)
+
+    def median_s(self) -> float | None:
+        """Median of the last 1,000 steps after warm-up; None before there is one."""
+        return statistics.median(self._recent) if self._recent else None
+
+    def parts(self) -> dict[str, float]:
+        """Seconds by part since the start; `host` is what no other part took."""
+        named = {name: part.seconds for name, part in self._parts.items()}
+        named["host"] = max(0.0, perf_counter() - self._began - sum(named.values()))
+        return named
