@@ -1,0 +1,69 @@
+import json
+import pathlib
+
+import pytest
+
+from trainer.journal import Journal, TensorBoard
+
+
+def read(path: pathlib.Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write(path: pathlib.Path, start: int, steps: range, **values: float) -> None:
+    journal = Journal(str(path), start)
+    for step in steps:
+        journal.write(step, {"loss": step / 3, **values})
+    journal.close()
+
+
+def test_a_line_is_on_its_way_when_the_write_returns(tmp_path: pathlib.Path) -> None:
+    journal = Journal(str(tmp_path / "run" / "metrics.jsonl"), 0)
+    journal.write(10, {"loss": 1 / 3})
+    assert read(tmp_path / "run" / "metrics.jsonl") == [{"step": 10, "loss": 1 / 3}]
+    journal.close()
+
+
+def test_a_resumed_run_drops_the_lines_behind_its_step_and_each_step_stands_once(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, 0, range(1, 38), attempt=1.0)
+    write(path, 30, range(31, 61), attempt=2.0)
+    lines = read(path)
+    assert [line["step"] for line in lines] == list(range(1, 61))
+    assert [line["attempt"] for line in lines] == [1.0] * 30 + [2.0] * 30
+
+
+def test_a_run_from_the_start_begins_an_empty_file(tmp_path: pathlib.Path) -> None:
+    write(tmp_path / "metrics.jsonl", 0, range(1, 5))
+    write(tmp_path / "metrics.jsonl", 0, range(1, 3))
+    assert len(read(tmp_path / "metrics.jsonl")) == 2
+
+
+@pytest.mark.parametrize(
+    "torn", [b'{"step": 3, "lo', b'{"step": 3, "loss": 1.0}', b"\xff\x00\n", b"[]\n", b'{"a": 1}\n']
+)
+def test_a_line_that_cannot_be_read_is_dropped(tmp_path: pathlib.Path, torn: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, 0, range(1, 3))
+    path.write_bytes(path.read_bytes() + torn)
+    write(path, 10, range(11, 12))
+    assert [line["step"] for line in read(path)] == [1, 2, 11]
+
+
+def test_a_step_that_is_there_is_not_written_again(tmp_path: pathlib.Path) -> None:
+    write(tmp_path / "eval.jsonl", 0, range(10, 11))
+    write(tmp_path / "eval.jsonl", 10, range(10, 12), again=1.0)
+    assert [line.get("again") for line in read(tmp_path / "eval.jsonl")] == [None, 1.0]
+
+
+def test_what_is_not_finite_is_null(tmp_path: pathlib.Path) -> None:
+    write(tmp_path / "metrics.jsonl", 0, range(1, 2), grad_norm=float("inf"))
+    assert read(tmp_path / "metrics.jsonl")[0]["grad_norm"] is None
+
+
+def test_tensorboard_events_hold_the_scalars(tmp_path: pathlib.Path) -> None:
+    board = TensorBoard(str(tmp_path), 0)
+    board.write(1, {"train/loss": 0.5, "train/mfu": None})
+    board.close()
+    (events,) = tmp_path.iterdir()
+    assert b"train/loss" in events.read_bytes() and b"mfu" not in events.read_bytes()
