@@ -1,0 +1,223 @@
+import json
+import os
+import pathlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from trainer import contract
+from trainer.exporter import ROWS
+from trainer.metrics import Metrics, interval_line, short
+from trainer.progress import Progress
+
+
+class Loop:
+    """What a training loop does with its metrics, over real files, a real pipe and a real socket."""
+
+    def __init__(self, folder: pathlib.Path, *, rank: int = 0, tokens: int | None = None) -> None:
+        self.folder = folder
+        end, self.fd = os.pipe()
+        os.set_blocking(self.fd, False)
+        self.pipe = open(end)
+        self.report = Progress(self.fd)
+        self.metrics = Metrics(
+            rank=rank,
+            run_dir=str(folder / "run"),
+            socket=str(folder / "socket"),
+            report=self.report,
+            total_steps=60,
+            examples_per_step=8,
+            tokens_per_step=tokens,
+            dataset_examples=100,
+        )
+
+    def steps(self, first: int, last: int) -> None:
+        for step in range(first, last + 1):
+            with self.metrics.timer.part("data"):
+                pass
+            self.metrics.timer.step_done()
+            if step % 10 == 0:
+                values = {"accuracy": 0.5, "finite": True, "grad_norm": 1.234, "learning_rate": 3e-4, "loss": 1 / step}
+                self.metrics.interval(step, values)
+
+    def scrape(self) -> str:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.connect(str(self.folder / "socket"))
+            return b"".join(iter(lambda: client.recv(65536), b"")).decode()
+
+    def lines(self, name: str = "metrics") -> list[dict[str, float]]:
+        return [json.loads(line) for line in (self.folder / "run" / f"{name}.jsonl").read_text().splitlines()]
+
+    def told(self) -> list[dict[str, object]]:
+        """Ends the loop and returns all that the agent read."""
+        self.close()
+        return [json.loads(line) for line in self.pipe]
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            self.metrics.close()
+            self.report.close()
+            os.close(self.fd)
+            self.fd = -1
+
+
+@pytest.fixture
+def loop(tmp_path: pathlib.Path) -> Iterator[Loop]:
+    loop = Loop(tmp_path)
+    yield loop
+    loop.close()
+    loop.pipe.close()
+
+
+def test_before_the_first_step_a_scrape_holds_every_name(loop: Loop) -> None:
+    text = loop.scrape()
+    for row in ROWS:
+        samples = (row.name, f"{row.name}_bucket")
+        assert any(line.startswith(tuple(f"{name}{{" for name in samples)) for line in text.splitlines()), row.name
+
+
+def test_the_step_is_exported_live_not_at_intervals(loop: Loop) -> None:
+    loop.metrics.start(20)
+    loop.steps(21, 27)
+    text = loop.scrape()
+    assert 'jaxlaunch_step{rank="0"} 27.0' in text and 'jaxlaunch_steps_total{rank="0"} 7.0' in text
+    assert 'jaxlaunch_examples_total{rank="0"} 56.0' in text and 'jaxlaunch_epoch{rank="0"} 2.16' in text
+
+
+def test_an_interval_is_in_the_scrape_the_run_folder_the_pipe_and_the_output(
+    loop: Loop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop.metrics.start(0, flops_per_step=1e6, peak_flops=1e12)
+    loop.steps(1, 20)
+    text = loop.scrape()
+    for sample in ('loss{rank="0"} 0.05', 'grad_norm{rank="0"} 1.234', 'learning_rate{rank="0"} 0.0003'):
+        assert f"jaxlaunch_{sample}" in text
+    assert 'jaxlaunch_task_metric{metric="accuracy",rank="0",split="train"} 0.5' in text
+    first, second = loop.lines()
+    assert (first["step"], second["step"], second["loss"], second["accuracy"]) == (10, 20, 0.05, 0.5)
+    assert first["examples_per_s"] > 0 and first["mfu"] > 0 and first["tokens_per_s"] is None and "finite" not in first
+    parts = sum(second[f"{part}_s"] for part in ("data", "host", "device", "save", "eval"))
+    assert parts == pytest.approx(second["wall_s"])
+    told = [line["metrics"] for line in loop.told()]
+    assert [line["step"] for line in told] == [10, 20] and told[-1]["loss"] == 0.05
+    assert "step 20/60  loss 0.0500  grad 1.23  lr 3.0e-04  accuracy 0.5  " in capsys.readouterr().out
+
+
+def test_an_evaluation_has_its_own_file_and_stays_in_what_the_agent_is_told(
+    loop: Loop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop.metrics.start(0)
+    loop.steps(1, 10)
+    loop.metrics.evaluated(10, {"accuracy": 0.975, "examples": 360.0, "loss": 0.25})
+    loop.steps(11, 20)
+    (line,) = loop.lines("eval")
+    assert (line["step"], line["loss"], line["examples"]) == (10, 0.25, 360.0)
+    assert [line["step"] for line in loop.lines()] == [10, 20]
+    assert 'jaxlaunch_task_metric{metric="loss",rank="0",split="eval"} 0.25' in loop.scrape()
+    last = loop.told()[-1]["metrics"]
+    assert (last["step"], last["loss"], last["eval_accuracy"]) == (20, 0.05, 0.975)
+    assert "step 10/60  eval  loss 0.2500  accuracy 0.975  examples 360\n" in capsys.readouterr().out
+
+
+def test_saves_and_commits_are_counted(loop: Loop) -> None:
+    loop.metrics.start(0)
+    assert 'jaxlaunch_checkpoint_step{rank="0"} NaN' in loop.scrape()
+    loop.metrics.saved(10, 0.25)
+    loop.metrics.saved(20, 0.5)
+    loop.metrics.committed(10)
+    text = loop.scrape()
+    assert 'jaxlaunch_checkpoint_saves_total{rank="0"} 2.0' in text
+    assert 'jaxlaunch_checkpoint_blocking_seconds_total{rank="0"} 0.75' in text
+    assert 'jaxlaunch_checkpoint_step{rank="0"} 10.0' in text
+
+
+def test_other_ranks_export_but_neither_write_nor_speak(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = Loop(tmp_path, rank=2)
+    loop.metrics.start(0)
+    loop.steps(1, 10)
+    assert 'jaxlaunch_loss{rank="2"} 0.1' in loop.scrape()
+    assert loop.told() == [] and not (tmp_path / "run").exists() and capsys.readouterr().out == ""
+    loop.pipe.close()
+
+
+def test_a_run_folder_that_takes_no_file_is_said_and_the_run_goes_on(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").write_text("a file where the folder should be")
+    loop = Loop(tmp_path)
+    loop.metrics.start(0)
+    loop.steps(1, 10)
+    notes = [line["note"] for line in loop.told() if "note" in line]
+    assert len(notes) == 1 and notes[0].startswith("no metrics in the run folder: ")
+    assert "no metrics in the run folder" in capsys.readouterr().err
+    loop.pipe.close()
+
+
+def test_a_socket_that_cannot_be_bound_is_said_and_the_run_goes_on(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "socket").mkdir()
+    loop = Loop(tmp_path)
+    loop.metrics.start(0)
+    loop.steps(1, 10)
+    assert len(loop.lines()) == 1
+    assert loop.told()[0]["note"].startswith("no metrics for Prometheus: ")
+    loop.pipe.close()
+
+
+def test_a_resumed_run_holds_each_step_once(tmp_path: pathlib.Path) -> None:
+    for first, last in ((0, 50), (30, 60)):
+        loop = Loop(tmp_path)
+        loop.metrics.start(first)
+        loop.steps(first + 1, last)
+        loop.told()
+        loop.pipe.close()
+    assert [line["step"] for line in loop.lines()] == [10, 20, 30, 40, 50, 60]
+
+
+def test_tokens_are_the_unit_of_a_task_that_has_them(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = Loop(tmp_path, tokens=512)
+    loop.metrics.start(0)
+    loop.steps(1, 10)
+    assert 'jaxlaunch_tokens_total{rank="0"} 5120.0' in loop.scrape()
+    assert loop.lines()[0]["tokens_per_s"] == pytest.approx(loop.lines()[0]["examples_per_s"] * 64)
+    assert " tokens/s  data " in capsys.readouterr().out
+    loop.told()
+    loop.pipe.close()
+
+
+def test_compile_cache_events_of_jax_are_counted(loop: Loop) -> None:
+    import jax.monitoring
+
+    jax.monitoring.record_event("/jax/compilation_cache/cache_hits")
+    jax.monitoring.record_event("/jax/compilation_cache/cache_misses")
+    jax.monitoring.record_event("/jax/compilation_cache/cache_hits")
+    text = loop.scrape()
+    assert 'cache_hits_total{rank="0"} 2.0' in text and 'cache_misses_total{rank="0"} 1.0' in text
+
+
+def test_the_human_line_leaves_out_what_is_not_known() -> None:
+    assert interval_line(3, 9, {"loss": 2.0}, {}, {}) == "step 3/9  loss 2.0000"
+    speeds = {"examples_per_s": 12_345.0, "tokens_per_s": None, "mfu": 0.0421}
+    busy = {"data": 0.013, "save": 0.0}
+    assert interval_line(3, 9, {"loss": 2.0}, speeds, busy) == (
+        "step 3/9  loss 2.0000  12.3k examples/s  mfu 4.2 %  data 1 %  save 0 %"
+    )
+
+
+@pytest.mark.parametrize(("number", "text"), [(0.5, "0.5"), (999.0, "999"), (1049.0, "1.05k"), (2.5e6, "2.5M")])
+def test_numbers_are_short(number: float, text: str) -> None:
+    assert short(number) == text
+
+
+def test_the_table_of_the_docs_is_the_contracts() -> None:
+    table = "\n".join(
+        f"| `{metric.name}` | {metric.type} | {', '.join(metric.labels)} | {metric.by} | {metric.help} |"
+        for metric in contract.PROMETHEUS
+    )
+    docs = (pathlib.Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    rows = "\n".join(line for line in docs.splitlines() if line.startswith("| `jaxlaunch_"))
+    assert rows == table, f"the table of docs/metrics.md should be\n{table}"

@@ -1,0 +1,254 @@
+"""One run's numbers, told to everyone who asks: Prometheus, the run folder, the agent, and a person reading along.
+
+The loop calls in at log intervals, evaluations and saves; per step it only touches `timer`. Every process exports to
+Prometheus, process 0 also writes and prints. Nothing here raises because a disk or a socket failed: it is said, once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.monitoring
+
+from trainer.exporter import Exporter, Histogram, Value
+from trainer.journal import Journal, TensorBoard, tensorboard_installed
+from trainer.progress import Progress
+from trainer.timer import BOUNDS, StepTimer
+
+CACHE_EVENTS = "/jax/compilation_cache/cache_"  # + hits, misses: the names jax records
+SPEEDS = ("examples_per_s", "tokens_per_s", "mfu")
+
+
+class Metrics:
+    """Made before the first compile, so that a scrape finds every name from then on; `start` when the loop begins."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        run_dir: str | None,
+        socket: str | None,
+        report: Progress,
+        total_steps: int,
+        examples_per_step: int,
+        tokens_per_step: int | None = None,
+        dataset_examples: int | None = None,
+    ) -> None:
+        self.timer = StepTimer()
+        self._rank, self._run_dir, self._report = rank, run_dir, report
+        self._total, self._dataset = total_steps, dataset_examples
+        self._units = {"examples": examples_per_step} | ({"tokens": tokens_per_step} if tokens_per_step else {})
+        self._first = 0  # complete steps when the loop began
+        self._flops: float | None = None
+        self._peak: float | None = None
+        self._trained: dict[str, float] = {}
+        self._evaluated: dict[str, float] = {}
+        self._speeds: dict[str, float | None] = dict.fromkeys(SPEEDS)
+        self._saves, self._blocked_s = 0, 0.0
+        self._committed: int | None = None
+        self._committed_at = time.monotonic()
+        self._device_bytes = _device_bytes()
+        self._cache = {"hits": 0, "misses": 0}
+        jax.monitoring.register_event_listener(self._count)
+        self._journals: dict[str, Journal] = {}
+        self._board: TensorBoard | None = None
+        self._exporter: Exporter | None = None
+        if socket is not None:
+            self._try("no metrics for Prometheus", lambda: self._export(socket))
+
+    # --- called by the loop -------------------------------------------------------------------------------------------
+
+    def start(self, step: int, *, flops_per_step: float | None = None, peak_flops: float | None = None) -> None:
+        """The loop begins after `step` complete steps.
+
+        `flops_per_step` of the whole batch, `peak_flops` per second of all devices together; None when not known.
+        """
+        self._first, self._flops, self._peak = step, flops_per_step, peak_flops
+        self._committed = step or None  # what was restored is on storage
+        if self._rank == 0 and self._run_dir is not None:
+            folder = self._run_dir
+            self._try("no metrics in the run folder", lambda: self._open(folder, step))
+        self.timer.start()
+
+    def interval(self, step: int, values: Mapping[str, float]) -> None:
+        """The means of `step`, as the loop read them. Once per log interval, on every process."""
+        self._trained = {name: float(value) for name, value in values.items() if name != "finite"}
+        took = self.timer.interval()
+        if took.steps_per_s is not None:
+            self._speeds = self._speeds_at(took.steps_per_s)
+        self._device_bytes = _device_bytes()
+        if self._rank != 0:
+            return
+        numbers = {**self._trained, **self._speeds, "epoch": self._epoch(step), "step_s": self.timer.median_s()}
+        split = {f"{part}_s": seconds for part, seconds in took.parts.items()}
+        self._write("metrics", step, {**numbers, **split, "wall_s": took.seconds, "time": time.time()})
+        self._tell(step, numbers)
+        busy = {part: took.parts[part] / took.seconds for part in ("data", "save")} if took.seconds else {}
+        print(interval_line(step, self._total, self._trained, self._speeds, busy), flush=True)
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        """The means over the held-out set after `step` steps, on every process."""
+        self._evaluated = {name: float(value) for name, value in values.items()}
+        if self._rank != 0:
+            return
+        self._write("eval", step, {**self._evaluated, "time": time.time()})
+        self._tell(step, {})
+        print(f"step {step}/{self._total}  eval  {_words(self._evaluated)}", flush=True)
+
+    def saved(self, step: int, blocking_s: float) -> None:
+        """A save of `step` was begun and held the loop for `blocking_s`."""
+        self._saves += 1
+        self._blocked_s += blocking_s
+
+    def committed(self, step: int) -> None:
+        """`step` is safe on storage."""
+        self._committed, self._committed_at = step, time.monotonic()
+
+    def close(self) -> None:
+        """Ends the export and closes the files."""
+        jax.monitoring.unregister_event_listener(self._count)
+        if self._exporter is not None:
+            self._exporter.close()
+        for journal in self._journals.values():
+            journal.close()
+        if self._board is not None:
+            self._board.close()
+
+    # --- where the numbers go -----------------------------------------------------------------------------------------
+
+    def _export(self, socket: str) -> None:
+        self._exporter = Exporter(socket, self._rank, self._values)
+
+    def _open(self, folder: str, step: int) -> None:
+        for name in ("metrics", "eval"):
+            self._journals[name] = Journal(os.path.join(folder, f"{name}.jsonl"), step)
+        if tensorboard_installed():
+            self._board = TensorBoard(os.path.join(folder, "tensorboard"), step)
+
+    def _write(self, name: str, step: int, values: Mapping[str, float | None]) -> None:
+        journal, board = self._journals.get(name), self._board
+        if journal is not None and not self._try(f"no more {name}.jsonl", lambda: journal.write(step, values)):
+            del self._journals[name]
+        if board is not None:
+            prefix = "train" if name == "metrics" else name
+            board.write(step, {f"{prefix}/{key}": value for key, value in values.items() if key != "time"})
+
+    def _tell(self, step: int, numbers: Mapping[str, float | None]) -> None:
+        held_out = {f"eval_{name}": value for name, value in self._evaluated.items()}
+        self._report.metrics({"step": step, **self._trained, **numbers, **held_out})
+
+    def _try(self, lost: str, action: Callable[[], None]) -> bool:
+        """Does what a full disk or a taken socket may refuse. Then the run goes on without it, and says so."""
+        try:
+            action()
+        except OSError as fault:
+            self._report.note(f"{lost}: {fault}")
+            print(f"{lost}: {fault}", file=sys.stderr, flush=True)
+            return False
+        return True
+
+    # --- what the numbers are -----------------------------------------------------------------------------------------
+
+    def _speeds_at(self, steps_per_s: float) -> dict[str, float | None]:
+        speeds: dict[str, float | None] = dict.fromkeys(SPEEDS)
+        speeds |= {f"{unit}_per_s": count * steps_per_s for unit, count in self._units.items()}
+        if self._flops is not None and self._peak is not None:
+            speeds["mfu"] = self._flops * steps_per_s / self._peak
+        return speeds
+
+    def _epoch(self, step: int) -> float | None:
+        return step * self._units["examples"] / self._dataset if self._dataset else None
+
+    def _count(self, event: str, **_: object) -> None:
+        kind = event.removeprefix(CACHE_EVENTS)
+        if kind in self._cache:
+            self._cache[kind] += 1
+
+    def _values(self) -> dict[str, Value]:
+        """The trainer's rows of contract.PROMETHEUS; called by the scraping thread."""
+        timer = self.timer
+        step, steps = self._first + timer.steps, timer.steps
+        task: dict[tuple[str, ...], float | None] = {(split, "loss"): None for split in ("train", "eval")}
+        task |= {("train", name): value for name, value in self._trained.items() if name not in NOT_OF_THE_TASK}
+        task |= {("eval", name): value for name, value in self._evaluated.items()}
+        return {
+            "jaxlaunch_step": step,
+            "jaxlaunch_target_step": self._total,
+            "jaxlaunch_steps_total": steps,
+            "jaxlaunch_step_seconds": Histogram(BOUNDS, tuple(timer.counts), timer.seconds),
+            "jaxlaunch_part_seconds_total": {(part,): seconds for part, seconds in timer.parts().items()},
+            "jaxlaunch_examples_total": self._units["examples"] * steps,
+            "jaxlaunch_tokens_total": self._units.get("tokens", 0) * steps,
+            "jaxlaunch_examples_per_second": self._speeds["examples_per_s"],
+            "jaxlaunch_tokens_per_second": self._speeds["tokens_per_s"],
+            "jaxlaunch_epoch": self._epoch(step),
+            "jaxlaunch_model_flops_per_step": self._flops,
+            "jaxlaunch_mfu_ratio": self._speeds["mfu"],
+            "jaxlaunch_loss": self._trained.get("loss"),
+            "jaxlaunch_grad_norm": self._trained.get("grad_norm"),
+            "jaxlaunch_learning_rate": self._trained.get("learning_rate"),
+            "jaxlaunch_task_metric": task,
+            "jaxlaunch_resident_memory_bytes": _resident_bytes(),
+            "jaxlaunch_device_memory_bytes": self._device_bytes,
+            "jaxlaunch_checkpoint_step": self._committed,
+            "jaxlaunch_checkpoint_age_seconds": time.monotonic() - self._committed_at,
+            "jaxlaunch_checkpoint_saves_total": self._saves,
+            "jaxlaunch_checkpoint_blocking_seconds_total": self._blocked_s,
+            "jaxlaunch_compile_cache_hits_total": self._cache["hits"],
+            "jaxlaunch_compile_cache_misses_total": self._cache["misses"],
+        }
+
+
+NOT_OF_THE_TASK = ("grad_norm", "learning_rate")
+
+
+def interval_line(
+    step: int, total: int, trained: Mapping[str, float], speeds: Mapping[str, float | None], busy: Mapping[str, float]
+) -> str:
+    """`step 120/600  loss 0.4321  grad 1.23  lr 3.0e-04  12.3k examples/s  mfu 4.2 %  data 1 %  save 0 %`."""
+    words = [f"step {step}/{total}", _words(trained)]
+    unit = "examples" if speeds.get("tokens_per_s") is None else "tokens"
+    speed, mfu = speeds.get(f"{unit}_per_s"), speeds.get("mfu")
+    if speed is not None:
+        words.append(f"{short(speed)} {unit}/s")
+    if mfu is not None:
+        words.append(f"mfu {mfu:.1%}".replace("%", " %"))
+    words += [f"{part} {share:.0%}".replace("%", " %") for part, share in busy.items()]
+    return "  ".join(words)
+
+
+def _words(values: Mapping[str, float]) -> str:
+    known = {"loss": "loss {:.4f}", "grad_norm": "grad {:.3g}", "learning_rate": "lr {:.1e}"}
+    named = known | {name: f"{name} {{:.4g}}" for name in values if name not in known}
+    return "  ".join(text.format(values[name]) for name, text in named.items() if name in values)
+
+
+def short(number: float) -> str:
+    """Three digits and a prefix: 12.3k, 1.05M."""
+    for size, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{prefix}"
+    return f"{number:.3g}"
+
+
+def _resident_bytes() -> float | None:
+    """Host memory of this process; None where there is no /proc."""
+    try:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None
+
+
+def _device_bytes() -> dict[tuple[str, ...], float | None]:
+    """(device, kind) -> bytes; None where a platform does not count them, as CPU does not."""
+    kinds = {"in_use": "bytes_in_use", "peak": "peak_bytes_in_use", "limit": "bytes_limit"}
+    found: dict[tuple[str, ...], float | None] = {}
+    for device in jax.local_devices():
+        stats = device.memory_stats() or {}
+        found |= {(str(device.id), kind): stats.get(key) for kind, key in kinds.items()}
+    return found
