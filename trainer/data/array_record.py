@@ -1,0 +1,81 @@
+"""Files of array_record whose records are dicts of arrays, as trainer.data.records writes them."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable
+from typing import Any, Literal
+
+from array_record.python.array_record_data_source import ArrayRecordDataSource
+
+from trainer.data import files, records
+from trainer.data.share import Share
+from trainer.data.source import Source
+from trainer.errors import DataError
+from trainer.spec import ArrayRecord
+
+
+def source(data: ArrayRecord, split: Literal["train", "eval"]) -> Source | None:
+    """The files of `split`, or its share of the records when one set of files holds both."""
+    if split == "eval" and data.eval_path is not None:
+        return Records(files.matched(data.eval_path))
+    if data.eval_path is not None or not data.eval_split:
+        return Records(files.matched(data.path)) if split == "train" else None
+    whole = Records(files.matched(data.path))
+    share = Share(data.eval_split, len(whole))
+    if not share.kept:
+        raise DataError(f"data.eval_split = {data.eval_split} of {len(whole)} records leaves none to train on")
+    if split == "eval":
+        return Part(whole, share.held_out_index, share.held_out, f"held out {data.eval_split}")
+    return Part(whole, share.kept_index, share.kept, f"all but {data.eval_split}")
+
+
+class Records:
+    """All records of the files, file after file."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self.name = f"array_record {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+        self._paths = paths
+        self._files = [_opened(path) for path in paths]
+        self._ends = list(itertools.accumulate(len(file) for file in self._files))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number = bisect.bisect_right(self._ends, index)
+        record = index - (self._ends[number - 1] if number else 0)
+        try:
+            return records.decode(self._files[number][record])
+        except Exception as error:  # array_record raises what its C++ raises, a RuntimeError or an IndexError
+            raise DataError(
+                f"example {index}, record {record} of {self._paths[number]}, cannot be read: {error}"
+            ) from error
+
+    def fingerprint(self) -> str:
+        return f"array_record, {len(self)} records in {len(self._paths)} files, sha256 {files.digest(self._paths)}"
+
+
+class Part:
+    """Some of the records: the k-th is `index(k)` of the whole."""
+
+    def __init__(self, whole: Records, index: Callable[[int], int], length: int, label: str) -> None:
+        self._whole, self._index, self._length, self._label = whole, index, length, label
+        self.name = f"{whole.name}, {label}"
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._whole[self._index(index)]
+
+    def fingerprint(self) -> str:
+        return f"{self._whole.fingerprint()}, {self._label}"
+
+
+def _opened(path: str) -> ArrayRecordDataSource:
+    try:
+        return ArrayRecordDataSource(path)
+    except Exception as error:  # as above; a file cut short is one
+        raise DataError(f"{path} is not an array_record file, or not whole: {error}") from error

@@ -1,0 +1,63 @@
+"""Random but learnable examples, each a function of its index alone: for smoke tests and benchmarks.
+
+H height, W width, L length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+NOISE = 0.1  # share of the tokens that do not follow the rule
+
+
+class Images:
+    """`image` uint8 [H, W] or as `shape` says: the picture of its class under noise; `label` int32."""
+
+    name = "synthetic images"
+
+    def __init__(self, examples: int, shape: tuple[int, ...], classes: int, *, first: int) -> None:
+        self._examples, self._first = examples, first
+        self._picture = np.random.default_rng(0).integers(0, 256, (classes, *shape), np.int16)
+
+    def __len__(self) -> int:
+        return self._examples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        rng = np.random.default_rng(self._first + index)
+        label = rng.integers(len(self._picture), dtype=np.int32)
+        picture = self._picture[label]
+        noise = rng.integers(-64, 65, picture.shape, np.int16)
+        return {"image": np.clip(picture + noise, 0, 255).astype(np.uint8), "label": label}
+
+    def fingerprint(self) -> str:
+        classes, *shape = self._picture.shape
+        return f"synthetic, {self._examples} images {shape} of {classes} classes from {self._first}"
+
+
+class Tokens:
+    """`tokens` int32 [L + 1]: each token follows from the one before by a fixed permutation, but for some noise."""
+
+    name = "synthetic tokens"
+
+    def __init__(self, examples: int, length: int, vocab: int, *, first: int) -> None:
+        self._examples, self._length, self._first = examples, length, first
+        self._next_V = np.random.default_rng(0).permutation(vocab).astype(np.int32)
+
+    def __len__(self) -> int:
+        return self._examples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        rng = np.random.default_rng(self._first + index)
+        vocab = len(self._next_V)
+        tokens_T = rng.integers(vocab, size=self._length + 1, dtype=np.int32)
+        is_noise_T = rng.random(self._length + 1) < NOISE
+        for i in range(1, self._length + 1):
+            if not is_noise_T[i]:
+                tokens_T[i] = self._next_V[tokens_T[i - 1]]
+        return {"tokens": tokens_T}
+
+    def fingerprint(self) -> str:
+        vocab = len(self._next_V)
+        return f"synthetic, {self._examples} windows of {self._length} tokens of {vocab} from {self._first}"

@@ -1,0 +1,132 @@
+"""Text files as one stream of bytes, cut into windows; and the bigram model that any language model must beat.
+
+L length of a window. Window k is bytes k L … k L + L of the stream: each but the first byte is a target exactly once.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data import files
+from trainer.data.share import Share
+from trainer.errors import DataError
+from trainer.spec import Text
+
+VOCAB = 256
+CHUNK = 16 * 2**20  # bytes counted at once
+Bytes = npt.NDArray[np.uint8]
+Piece = tuple[str, int, int]  # path, first byte, behind the last
+
+
+def source(data: Text, length: int, split: Literal["train", "eval"]) -> Stream | None:
+    """The files of `split`; None when none are held out. A single file is split by bytes, its end held out."""
+    pieces = [(path, 0, os.path.getsize(path)) for path in files.matched(data.path)]
+    pieces = [piece for piece in pieces if piece[2]]
+    if not pieces:
+        raise DataError(f"data.path {data.path!r}: every file that matches is empty")
+    if not data.eval_split:
+        return Stream(pieces, length, "all") if split == "train" else None
+    if len(pieces) == 1:
+        path, _, size = pieces[0]
+        middle = size - int(size * data.eval_split)
+        train, held_out = [(path, 0, middle)], [(path, middle, size)]
+    else:
+        share = Share(data.eval_split, len(pieces))
+        train = [pieces[share.kept_index(j)] for j in range(share.kept)]
+        held_out = [pieces[share.held_out_index(k)] for k in range(share.held_out)]
+    if not train:
+        raise DataError(f"data.eval_split = {data.eval_split} of {len(pieces)} files leaves none to train on")
+    return Stream(train, length, "train") if split == "train" else Stream(held_out, length, "eval")
+
+
+class Stream:
+    """Windows of a stream: `tokens` int32 [L + 1]; `mask` float32 [L], 1 where tokens[1:] is a target.
+
+    Only the last window may be short: it is filled up with zeros, which the mask leaves out.
+    """
+
+    def __init__(self, pieces: list[Piece], length: int, label: str) -> None:
+        self.name = f"text {pieces[0][0]}" + (f" and {len(pieces) - 1} more files" if len(pieces) > 1 else "")
+        self._pieces, self._window, self._label = pieces, length, label
+        self._ends = list(itertools.accumulate(stop - start for _, start, stop in pieces))
+        if self.bytes < 2:
+            raise DataError(f"{self.name}: the {label} split has {self.bytes} bytes, which leaves nothing to predict")
+
+    @property
+    def bytes(self) -> int:
+        """Length of the stream."""
+        return self._ends[-1]
+
+    def __len__(self) -> int:
+        return -(-(self.bytes - 1) // self._window)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        first = index * self._window
+        found = self.read(first, min(first + self._window + 1, self.bytes))
+        tokens_T, mask_L = np.zeros(self._window + 1, np.int32), np.zeros(self._window, np.float32)
+        tokens_T[: len(found)] = found
+        mask_L[: len(found) - 1] = 1.0
+        return {"tokens": tokens_T, "mask": mask_L}
+
+    def read(self, start: int, stop: int) -> Bytes:
+        """Bytes start … stop − 1 of the stream. Raises DataError when a file is shorter than it was at the start."""
+        parts = []
+        number = bisect.bisect_right(self._ends, start)
+        while start < stop:
+            path, first, last = self._pieces[number]
+            begin = self._ends[number] - (last - first)
+            until = min(stop, self._ends[number])
+            parts.append(_read(path, first + start - begin, until - start))
+            start, number = until, number + 1
+        return np.frombuffer(b"".join(parts), np.uint8)
+
+    def fingerprint(self) -> str:
+        digest = files.digest([path for path, _, _ in self._pieces])
+        return (
+            f"text {self._label}, {self.bytes} bytes of {len(self._pieces)} files in windows of {self._window}, "
+            f"sha256 {digest}"
+        )
+
+
+def _read(path: str, offset: int, count: int) -> bytes:
+    # Opened anew each time: no file handles are held, and a file cut short is an error where a mapping is a SIGBUS.
+    with open(path, "rb", buffering=0) as file:
+        file.seek(offset)
+        found = file.read(count)
+    if found is None or len(found) < count:
+        raise DataError(f"{path} ends at byte {os.path.getsize(path)}; at the start of the run it had {offset + count}")
+    return found
+
+
+def bigram_bits_per_byte(train: Stream, held_out: Stream) -> float:
+    """Bits a byte of `held_out` costs a bigram model counted on `train`; each byte but the first is predicted.
+
+    Smoothing is interpolated Witten-Bell: p(b|a) = (c(ab) + t(a) p(b)) / (c(a) + t(a)), where t(a) is how many
+    different bytes follow a, over an add-one unigram p(b). Witten and Bell 1991; Chen and Goodman 1998, section 2.5.
+    """
+    count_VV = _pairs(train)
+    unigram_V = (count_VV.sum(0) + 1.0) / (count_VV.sum() + VOCAB)
+    follow_V1 = np.maximum((count_VV > 0).sum(1, keepdims=True), 1)  # never seen: the unigram alone
+    bigram_VV = (count_VV + follow_V1 * unigram_V) / (count_VV.sum(1, keepdims=True) + follow_V1)
+    seen_VV = _pairs(held_out)
+    return float(-(seen_VV * np.log2(bigram_VV)).sum() / seen_VV.sum())
+
+
+def _pairs(stream: Stream) -> npt.NDArray[np.int64]:
+    """How often each byte (column) follows each (row) in the stream."""
+    count = np.zeros(VOCAB * VOCAB, np.int64)
+    for found in _chunks(stream):
+        count += np.bincount(found[:-1].astype(np.int64) * VOCAB + found[1:], minlength=VOCAB * VOCAB)
+    return count.reshape(VOCAB, VOCAB)
+
+
+def _chunks(stream: Stream) -> Iterator[Bytes]:
+    for start in range(0, stream.bytes - 1, CHUNK):
+        yield stream.read(start, min(start + CHUNK + 1, stream.bytes))
