@@ -1,0 +1,166 @@
+"""Who may import whom, lazy imports included. Read from the source: nothing is imported, jax need not be installed."""
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Top floor first. A name stands for a module or for a package and all in it; the longest name that fits counts.
+# What a module imports of ours lies on a lower floor, or in the same package.
+FLOORS = (
+    ("launcher.cli",),
+    ("launcher.run",),
+    ("launcher.paths", "launcher.logs"),
+    ("launcher.job",),
+    ("launcher.overrides", "launcher.schema"),
+    ("launcher.credentials", "launcher.document"),
+    ("launcher.accelerators", "launcher.duration", "launcher.quantity"),
+    ("launcher.keys", "launcher.scalars"),
+    ("launcher.errors",),
+    ("launcher.agent",),
+    ("trainer.__main__",),
+    ("trainer.train",),
+    ("trainer.metrics", "trainer.preflight", "trainer.step", "trainer.tasks"),
+    ("trainer.models", "trainer.optim", "trainer.skeleton"),
+    ("trainer.attention", "trainer.executable", "trainer.losses", "trainer.remat", "trainer.schedules"),
+    ("trainer.precision", "trainer.sharding"),
+    ("trainer.distributed", "trainer.exporter", "trainer.flops", "trainer.journal", "trainer.mesh", "trainer.timer"),
+    ("trainer.checkpoint", "trainer.data", "trainer.progress"),
+    ("trainer.task",),
+    ("trainer.data.source",),
+    ("trainer.errors", "trainer.spec"),
+    ("trainer.contract",),
+)
+
+# What each side may import that is neither ours nor the standard library's. The longest name that fits counts.
+# The base install holds only the launcher's; TRAINER is the extra [train].
+LAUNCHER = {"click", "kubernetes", "pydantic", "rich", "yaml"}
+TRAINER = {
+    "array_record",
+    "etils",
+    "flax",
+    "fsspec",
+    "grain",
+    "jax",
+    "jaxlib",
+    "numpy",
+    "optax",
+    "orbax",
+    "PIL",
+    "prometheus_client",
+    "pydantic",
+    "sklearn",
+    "tensorboardX",
+    "tensorflow_datasets",
+}
+OUTSIDE: Mapping[str, set[str]] = {
+    "launcher": LAUNCHER,
+    "launcher.agent": set(),  # runs in images that hold nothing of ours but its zipapp
+    "trainer": TRAINER,
+    "trainer.contract": set(),  # travels in that zipapp
+    "trainer.spec": LAUNCHER,  # the launcher validates with it
+    "trainer.errors": set(),
+}
+SHARED = {"launcher": {"trainer.contract", "trainer.spec"}, "launcher.agent": {"trainer.contract"}}
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+SOURCES = {module_name(path): path for side in ("launcher", "trainer") for path in sorted((ROOT / side).rglob("*.py"))}
+
+
+def imported(source: str) -> Iterator[str]:
+    """Every name that `source` imports anywhere, in full: `from a import b` reads a.b. Relative imports are refused."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                yield from (name.name for name in names)
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                yield from (f"{module}.{name.name}" for name in names)
+            case ast.ImportFrom():
+                raise AssertionError("a relative import: write it in full")
+            case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(module)), *_]):
+                yield module
+            case ast.Call(func=ast.Name(id="import_module" | "__import__"), args=[ast.Constant(value=str(module)), *_]):
+                yield module
+
+
+def longest(name: str, names: object) -> str | None:
+    """`name` or its nearest parent that is in `names`."""
+    while name and name not in names:  # type: ignore[operator]
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+IMPORTS = {module: set(imported(path.read_text())) for module, path in SOURCES.items()}
+OURS = {
+    module: {found for name in names if (found := longest(name, SOURCES)) not in (None, module)}
+    for module, names in IMPORTS.items()
+}
+PLACE = {name: floor for floor, names in enumerate(FLOORS) for name in names}
+MODULES = sorted(module for module, path in SOURCES.items() if path.name != "__init__.py")
+
+
+def test_every_package_is_an_empty_init() -> None:
+    assert {module for module, path in SOURCES.items() if path.name == "__init__.py" and path.read_text()} == set()
+
+
+def test_no_import_runs_in_a_circle() -> None:
+    try:
+        TopologicalSorter(OURS).prepare()
+    except CycleError as error:
+        pytest.fail(f"circular imports: {' -> '.join(reversed(error.args[1]))}")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_file_imports_upward(module: str) -> None:
+    home = longest(module, PLACE)
+    assert home is not None, f"{module} is on no floor: place it in FLOORS"
+    for name in OURS[module]:
+        target = longest(name, PLACE)
+        assert target is None or target == home or PLACE[target] > PLACE[home], f"{module} imports {name} upward"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_side_imports_of_the_other_only_what_is_shared(module: str) -> None:
+    side = module.partition(".")[0]
+    shared = SHARED.get(longest(module, SHARED) or "", set())
+    assert {name for name in OURS[module] if name.partition(".")[0] != side} <= shared
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_only_the_packages_of_its_side(module: str) -> None:
+    allowed = OUTSIDE[longest(module, OUTSIDE) or ""] | {"launcher", "trainer"} | set(sys.stdlib_module_names)
+    assert {name.partition(".")[0] for name in IMPORTS[module]} <= allowed
+
+
+def test_the_agent_imports_nothing_of_the_launcher_but_itself() -> None:
+    agents = [module for module in MODULES if module.startswith("launcher.agent.")]
+    found = {name for module in agents for name in OURS[module] if name.startswith("launcher.")}
+    assert {name for name in found if not name.startswith("launcher.agent")} == set()
+
+
+def test_every_floor_is_lived_on() -> None:
+    assert {name for name in PLACE if not any(longest(module, PLACE) == name for module in MODULES)} == set()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import a.b",
+        "from a import b",
+        "def late():\n    from a import b",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import a.b",
+        "import importlib\nimportlib.import_module('a.b')",
+        "__import__('a.b')",
+    ],
+)
+def test_an_import_is_seen_wherever_it_stands(source: str) -> None:
+    assert "a.b" in set(imported(source))
