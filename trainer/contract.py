@@ -25,6 +25,7 @@ POD_UID = "JAXLAUNCH_POD_UID"  # jobset, run -> agent: which incarnation of this
 JOB = "JAXLAUNCH_JOB"  # jobset, run -> agent: AgentJob as JSON
 RUN_DIR = "JAXLAUNCH_RUN_DIR"  # jobset, run -> agent, trainer: the run folder; unset means no memory
 TRAIN_SPEC = "TRAIN_SPEC"  # jobset, run -> trainer: the train block as JSON
+PARENT = "JAXLAUNCH_PARENT"  # run -> agent: a pid; an agent whose parent is gone stops as if it were told to
 TAKE_OVER = "JAXLAUNCH_TAKE_OVER"  # run -> trainer: "1" takes a checkpoint folder from its owner
 PROGRESS_FD = "JAXLAUNCH_PROGRESS_FD"  # agent -> child: where it reports, a non-blocking pipe
 METRICS = "JAXLAUNCH_METRICS"  # agent -> child: Unix socket path it serves its metrics text on
