@@ -1,0 +1,110 @@
+"""Counts against multiplications done by hand."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from trainer import flops, spec
+from trainer.models.decoder import Decoder
+
+X, W = jnp.ones((4, 8)), jnp.ones((8, 8))
+MATMUL = 2 * 4 * 8 * 8  # of X @ W
+
+
+@jax.custom_vjp
+def _own_gradient(x: jax.Array, w: jax.Array) -> jax.Array:
+    return x @ w
+
+
+_own_gradient.defvjp(lambda x, w: (x @ w @ w, (x, w)), lambda saved, out: (out @ saved[1].T, saved[0].T @ out))
+
+
+def _scan(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.lax.scan(lambda carry, _: (carry @ w, None), x, None, length=5)[0]
+
+
+def _cond(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.lax.cond(x.sum() > 0, lambda: x @ w @ w, lambda: x @ w)
+
+
+def _mapped(x: jax.Array, w: jax.Array) -> jax.Array:
+    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    spec = jax.sharding.PartitionSpec("a")
+    body = jax.shard_map(
+        lambda x, w: x @ w, mesh=mesh, in_specs=(spec, jax.sharding.PartitionSpec()), out_specs=spec, axis_names={"a"}
+    )
+    return jax.jit(body)(x, w)
+
+
+CASES: dict[str, tuple[Callable[..., Any], float]] = {
+    "nothing": (lambda x, w: x + 1, 0),
+    "matmul": (lambda x, w: x @ w, MATMUL),
+    "batched": (lambda x, w: jnp.einsum("bij,bjk->bik", jnp.ones((3, 4, 5)), jnp.ones((3, 5, 6))), 2 * 3 * 4 * 5 * 6),
+    "outer": (lambda x, w: jnp.einsum("i,j->ij", jnp.ones(3), jnp.ones(7)), 2 * 3 * 7),
+    "scan": (_scan, 5 * MATMUL),
+    "jit": (lambda x, w: jax.jit(jnp.matmul)(x, w), MATMUL),
+    "remat": (lambda x, w: jax.checkpoint(jnp.matmul)(x, w), MATMUL),
+    "custom_vjp": (_own_gradient, MATMUL),
+    "custom_jvp": (lambda x, w: jax.nn.relu(x @ w), MATMUL),
+    "cond": (_cond, 2 * MATMUL),
+    "shard_map": (_mapped, MATMUL),
+    "elementwise while": (lambda x, w: jax.lax.while_loop(lambda s: s < 3, lambda s: s + 1, 0), 0),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_count_equals_the_one_by_hand(case: str) -> None:
+    function, expected = CASES[case]
+    assert flops.count(jax.make_jaxpr(function)(X, W).jaxpr) == expected
+
+
+@pytest.mark.parametrize(("groups", "per_output"), [(1, 4 * 9), (2, 2 * 9)])
+def test_a_convolution_counts_its_kernel_for_every_output(groups: int, per_output: int) -> None:
+    def convolve(image: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(image, kernel, (1, 1), "SAME", feature_group_count=groups)
+
+    jaxpr = jax.make_jaxpr(convolve)(jnp.ones((2, 4, 8, 8)), jnp.ones((6, 4 // groups, 3, 3))).jaxpr
+    assert flops.count(jaxpr) == 2 * (2 * 6 * 8 * 8) * per_output
+
+
+def test_a_matmul_in_a_loop_of_unknown_length_is_not_known() -> None:
+    def loop(x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda x: x.sum() > 0, lambda x: x @ W, x)
+
+    assert math.isnan(flops.count(jax.make_jaxpr(loop)(X).jaxpr))
+    assert flops.train_step(loop, X) is None
+
+
+def test_a_training_step_is_three_times_the_forward_pass_without_computing_anything() -> None:
+    shapes = jax.ShapeDtypeStruct((1 << 20, 1 << 20), jnp.float32)
+    assert flops.train_step(lambda x, w: (x @ w).sum(), shapes, shapes) == 3 * 2 * float(1 << 60)
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_a_decoder_has_the_flops_of_its_formula(remat: str) -> None:
+    batch, config = 2, spec.Decoder(layers=3, width=32, heads=4, kv_heads=2, hidden=64, vocab=50, length=16)
+
+    def forward(tokens_BL: jax.Array) -> jax.Array:
+        return Decoder(config, nnx.Rngs(0), "xla", remat)(tokens_BL)  # type: ignore[arg-type]
+
+    counted = flops.train_step(forward, jax.ShapeDtypeStruct((batch, config.length), jnp.int32))
+    width, kv_width = config.width, config.width * 2 // 4
+    weights = config.layers * (2 * width * width + 2 * width * kv_width + 3 * width * 64) + width * config.vocab
+    attention = config.layers * 2 * config.length * width  # scores and mix of a token, not halved for the mask
+    assert counted == 6 * batch * config.length * (weights + attention)
+
+
+def test_an_unknown_device_has_no_peak() -> None:
+    assert flops.peak(jax.devices()) is None and flops.peak([]) is None
+
+
+def test_devices_of_a_kind_add_up() -> None:
+    class Device:
+        device_kind = "NVIDIA H200"
+
+    assert flops.peak([Device(), Device()]) == 2 * 989.4e12  # type: ignore[list-item]

@@ -1,0 +1,110 @@
+"""Counts a model's floating-point operations from its jaxpr, and knows the peak of devices by their name.
+
+The convention, ours everywhere: model FLOPs only, two per multiply-add, of matrix multiplications and convolutions; a
+training step is the forward pass plus twice that for the backward pass. What rematerialization repeats is not counted,
+what attention computes and masks away is. XLA's own cost analysis counts the body of a scan once, so it is not asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+# Dense bf16 FLOP/s of one device by its exact `device_kind`: the makers' data sheets, without sparsity. A name that is
+# not here (a MIG slice, a new chip) has no peak, rather than a wrong one.
+PEAK_FLOPS: Mapping[str, float] = {
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+    "NVIDIA L4": 121e12,
+    "NVIDIA H100 80GB HBM3": 989.4e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H200": 989.4e12,
+    "NVIDIA GH200 480GB": 989.4e12,
+    "NVIDIA B200": 2250e12,
+    "NVIDIA GB200": 2500e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+}
+
+
+def peak(devices: Iterable[jax.Device]) -> float | None:
+    """Peak FLOP/s of all `devices` together; None when one of them is not known."""
+    peaks = [PEAK_FLOPS.get(device.device_kind) for device in devices]
+    known = [each for each in peaks if each is not None]
+    return sum(known) if known and len(known) == len(peaks) else None
+
+
+def train_step(loss: Callable[..., Any], *args: Any) -> float | None:
+    """FLOPs of a training step whose forward pass is `loss(*args)`; arrays or ShapeDtypeStructs, nothing is computed.
+
+    None when they depend on the data: a loop of unknown length around a matrix multiplication.
+    """
+    forward = count(jax.make_jaxpr(loss)(*args).jaxpr)
+    return None if math.isnan(forward) else 3 * forward
+
+
+def count(jaxpr: Jaxpr) -> float:
+    """FLOPs of one evaluation of `jaxpr`, NaN when they depend on the data."""
+    return sum((_of_equation(equation) for equation in jaxpr.eqns), 0.0)
+
+
+def _of_equation(equation: JaxprEqn) -> float:
+    name, params = equation.primitive.name, equation.params
+    if name == "dot_general":
+        return _of_matmul(equation)
+    if name == "conv_general_dilated":
+        return _of_convolution(equation)
+    inner = [count(jaxpr) for jaxpr in _jaxprs(params)]
+    if name == "cond":
+        return max(inner)
+    if name == "while":
+        return math.nan if any(inner) else 0.0
+    return sum(inner, 0.0) * _times(name, params)
+
+
+def _times(name: str, params: Mapping[str, Any]) -> int:
+    """How often the body of a primitive runs."""
+    if name == "scan":
+        return int(params["length"])
+    if name == "shard_map":  # its body has the shapes of one device
+        return math.prod(params["mesh"].shape[axis] for axis in params["newly_manual_axes"])
+    return 1
+
+
+def _jaxprs(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
+    """Every jaxpr among `params`; a custom_vjp's forward and backward rules are functions, so they are not."""
+    for value in params.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, ClosedJaxpr):
+                yield each.jaxpr
+            elif isinstance(each, Jaxpr):
+                yield each
+
+
+def _of_matmul(equation: JaxprEqn) -> float:
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    left = _shape(equation.invars[0])
+    return 2.0 * math.prod(_shape(equation.outvars[0])) * math.prod(left[axis] for axis in contracted)
+
+
+def _of_convolution(equation: JaxprEqn) -> float:
+    kernel = _shape(equation.invars[1])  # its input features are already those of one group
+    features = equation.params["dimension_numbers"].rhs_spec[0]
+    per_output = math.prod(size for axis, size in enumerate(kernel) if axis != features)
+    return 2.0 * math.prod(_shape(equation.outvars[0])) * per_output
+
+
+def _shape(variable: Any) -> tuple[int, ...]:
+    return tuple(variable.aval.shape)
