@@ -47,7 +47,8 @@ def _named(optimizer: spec.Optimizer, rate: optax.Schedule) -> optax.GradientTra
 
 def _in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     def update(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
-        updates, state = inner.update(_float32(grads), state, _float32(params))
+        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
+            updates, state = inner.update(_float32(grads), state, _float32(params))
         return jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), updates, params), state
 
     return optax.GradientTransformation(lambda params: inner.init(_float32(params)), update)

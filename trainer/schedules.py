@@ -4,6 +4,7 @@ The first update uses the rate of step 0, as in torch and Hugging Face: with a w
 Where the run ends, at step `total_steps`, the rate is `final` × lr; it stays there.
 """
 
+import jax.numpy as jnp
 import optax
 
 from trainer.errors import SpecError
@@ -22,9 +23,10 @@ def build(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
         raise SpecError(f"train.optimizer.{error}; shorten one of them, or train longer") from None
     warmup = optax.linear_schedule(schedule.start * lr, lr, schedule.warmup)
     held = optax.constant_schedule(lr)
-    return optax.join_schedules(
+    joined = optax.join_schedules(
         [warmup, held, _descent(optimizer, decay)], [schedule.warmup, max(schedule.warmup, total_steps - decay)]
     )
+    return lambda step: joined(jnp.asarray(step, jnp.float32))
 
 
 def _descent(optimizer: Optimizer, steps: int) -> optax.Schedule:
