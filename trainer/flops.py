@@ -96,14 +96,18 @@ def _jaxprs(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
 def _of_matmul(equation: JaxprEqn) -> float:
     (contracted, _), _ = equation.params["dimension_numbers"]
     left = _shape(equation.invars[0])
-    return 2.0 * math.prod(_shape(equation.outvars[0])) * math.prod(left[axis] for axis in contracted)
+    return _multiply_adds(equation, (left[axis] for axis in contracted))
 
 
 def _of_convolution(equation: JaxprEqn) -> float:
     kernel = _shape(equation.invars[1])  # its input features are already those of one group
     features = equation.params["dimension_numbers"].rhs_spec[0]
-    per_output = math.prod(size for axis, size in enumerate(kernel) if axis != features)
-    return 2.0 * math.prod(_shape(equation.outvars[0])) * per_output
+    return _multiply_adds(equation, (size for axis, size in enumerate(kernel) if axis != features))
+
+
+def _multiply_adds(equation: JaxprEqn, summed: Iterable[int]) -> float:
+    """Two operations for each element of the result and of what is summed into it."""
+    return 2.0 * math.prod(_shape(equation.outvars[0])) * math.prod(summed)
 
 
 def _shape(variable: Any) -> tuple[int, ...]:
