@@ -9,18 +9,11 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from trainer.data.source import Source
 from trainer.errors import SpecError
 from trainer.spec import TrainSpec
 
 Split = Literal["train", "eval"]
-
-
-class Source(Protocol):
-    """Random access to raw records, with a fingerprint that changes when any record does."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-    def fingerprint(self) -> str: ...
 
 
 class Loss(NamedTuple):

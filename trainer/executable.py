@@ -1,0 +1,53 @@
+"""A step compiled ahead of time. It never traces again: arrays of another kind are an error that says what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+PyTree = Any
+
+
+class Executable:
+    """`function` compiled for arguments like `abstract` (ShapeDtypeStructs with shardings).
+
+    Call it with arrays of just these shapes, dtypes and shardings. Raises TypeError, naming each that differs.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any], abstract: tuple[PyTree, ...], **jit: Any) -> None:
+        self.name, self.abstract = name, abstract
+        self._compiled = jax.jit(function, **jit).lower(*abstract).compile()
+
+    def __call__(self, *args: PyTree) -> Any:
+        try:
+            return self._compiled(*args)
+        except (TypeError, ValueError) as error:
+            self.check(*args)
+            raise error
+
+    def check(self, *args: PyTree) -> None:
+        """Raises TypeError when `args` are not what this was compiled for."""
+        then, now = _described(self.abstract), _described(args)
+        changed = [
+            f"  {name}: compiled for {then.get(name, 'nothing')}, got {now.get(name, 'nothing')}"
+            for name in dict.fromkeys([*then, *now])
+            if then.get(name) != now.get(name)
+        ]
+        if changed:
+            raise TypeError(f"the {self.name} step was compiled once and is not traced again:\n" + "\n".join(changed))
+
+
+def _described(tree: PyTree) -> dict[str, str]:
+    """Each leaf's dtype, shape and sharding as text, by its path."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): _kind(leaf)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
+
+
+def _kind(leaf: Any) -> str:
+    spec = getattr(getattr(leaf, "sharding", None), "spec", None)
+    dtype, shape = getattr(leaf, "dtype", type(leaf).__name__), getattr(leaf, "shape", ())
+    return f"{dtype}{list(shape)}" + (f" split by {tuple(spec)}" if spec else "")

@@ -1,0 +1,105 @@
+"""A Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU; its layers are one scan.
+
+B batch, L length, D model, H query heads, G key and value heads, K head size, F hidden, V vocabulary.
+Touvron et al. 2023 (LLaMA 2); Shazeer 2020 (SwiGLU); Ainslie et al. 2023 (grouped queries).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
+
+from trainer import attention, remat, spec
+from trainer.models.layers import RMSNorm, rope, weight
+from trainer.sharding import constrain
+
+NAMES = ("query", "key", "value", "mixed", "gate", "up")  # what remat may keep by name
+
+
+class SelfAttention(nnx.Module):
+    """Causal grouped-query self-attention with rotary positions."""
+
+    def __init__(self, config: spec.Decoder, attend: attention.Attention, rngs: nnx.Rngs) -> None:
+        width, heads = config.width, config.heads
+        groups, size = config.kv_heads or heads, width // heads
+        self.query = weight(rngs, (width, heads, size), ("embed", "heads", "head"), width**-0.5)
+        self.key = weight(rngs, (width, groups, size), ("embed", "kv_heads", "head"), width**-0.5)
+        self.value = weight(rngs, (width, groups, size), ("embed", "kv_heads", "head"), width**-0.5)
+        self.out = weight(rngs, (heads, size, width), ("heads", "head", "embed"), (2 * config.layers * width) ** -0.5)
+        self.theta, self.attend = config.rope_theta, attend
+
+    def __call__(self, x_BLD: Array) -> Array:
+        query_BLHK = checkpoint_name(rope(jnp.einsum("bld,dhk->blhk", x_BLD, self.query[...]), self.theta), "query")
+        key_BLGK = checkpoint_name(rope(jnp.einsum("bld,dgk->blgk", x_BLD, self.key[...]), self.theta), "key")
+        value_BLGK = checkpoint_name(jnp.einsum("bld,dgk->blgk", x_BLD, self.value[...]), "value")
+        query_BLHK = constrain(query_BLHK, "batch", "length", "heads", "head")
+        mixed_BLHK = checkpoint_name(self.attend(query_BLHK, key_BLGK, value_BLGK), "mixed")
+        return jnp.einsum("blhk,hkd->bld", mixed_BLHK, self.out[...])
+
+
+class SwiGLU(nnx.Module):
+    """(silu(x · gate) * (x · up)) · down."""
+
+    def __init__(self, config: spec.Decoder, rngs: nnx.Rngs) -> None:
+        width = config.width
+        hidden = config.hidden or -(-8 * width // (3 * 64)) * 64
+        self.gate = weight(rngs, (width, hidden), ("embed", "hidden"), width**-0.5)
+        self.up = weight(rngs, (width, hidden), ("embed", "hidden"), width**-0.5)
+        self.down = weight(rngs, (hidden, width), ("hidden", "embed"), (2 * config.layers * hidden) ** -0.5)
+
+    def __call__(self, x_BLD: Array) -> Array:
+        gate_BLF = checkpoint_name(x_BLD @ self.gate[...], "gate")
+        up_BLF = checkpoint_name(x_BLD @ self.up[...], "up")
+        return constrain(jax.nn.silu(gate_BLF) * up_BLF, "batch", "length", "hidden") @ self.down[...]
+
+
+class Block(nnx.Module):
+    """One layer: attention, then SwiGLU, each on the normalized stream and added to it."""
+
+    def __init__(self, rngs: nnx.Rngs, config: spec.Decoder, attend: attention.Attention) -> None:
+        self.attention_norm = RMSNorm(config.width, config.norm_eps)
+        self.attention = SelfAttention(config, attend, rngs)
+        self.mlp_norm = RMSNorm(config.width, config.norm_eps)
+        self.mlp = SwiGLU(config, rngs)
+
+    def __call__(self, x_BLD: Array) -> Array:
+        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD))
+        x_BLD = x_BLD + self.mlp(self.mlp_norm(x_BLD))
+        return constrain(x_BLD, "batch", "length", "embed")
+
+
+class Decoder(nnx.Module):
+    """tokens_BL -> logits_BLV. The blocks' parameters are stacked: [layers, ...]."""
+
+    def __init__(
+        self,
+        config: spec.Decoder,
+        rngs: nnx.Rngs,
+        attention_name: str = "auto",
+        keep: spec.Remat = "none",
+        output: DTypeLike = jnp.float32,
+    ) -> None:
+        block = partial(Block, config=config, attend=attention.causal(attention_name))
+        self.embedding = weight(rngs, (config.vocab, config.width), ("vocab", "embed"), config.width**-0.5)
+        self.blocks = nnx.vmap(block)(rngs.split(config.layers))
+        self.norm = RMSNorm(config.width, config.norm_eps)
+        head = partial(weight, rngs, (config.width, config.vocab), ("embed", "vocab"), config.width**-0.5)
+        self.head = None if config.tied else head()
+        self.apply = remat.layer(Block.__call__, keep, NAMES, scanned=True)
+        self.output = output
+
+    def __call__(self, tokens_BL: Array) -> Array:
+        """Logits_BLV in the output dtype; those of position l have seen the tokens 0..l."""
+        # Looked up in whole rows: a table split along D would give a stream split along D and copied along B.
+        table_VD = constrain(self.embedding[...], "vocab", "embed")
+        x_BLD = constrain(jnp.take(table_VD, tokens_BL, axis=0), "batch", "length", "embed")
+        x_BLD = nnx.scan(self.apply, in_axes=(0, nnx.Carry), out_axes=nnx.Carry)(self.blocks, x_BLD)
+        head_DV = self.embedding[...].T if self.head is None else self.head[...]
+        logits_BLV = jnp.matmul(self.norm(x_BLD), head_DV, preferred_element_type=self.output)
+        return constrain(logits_BLV, "batch", "length", "vocab")

@@ -1,0 +1,52 @@
+"""Layers the models share. Parameters name their axes; activations take the dtype of the weights they meet.
+
+B batch, L length, H heads, K head size, D model, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+
+def weight(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], std: float) -> nnx.Param[Array]:
+    """A float32 parameter drawn from a normal distribution, its axes named."""
+    return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
+
+
+class Linear(nnx.Module):
+    """x_BI -> x · kernel + bias. Kernel of variance 2 / inputs (He et al. 2015, for ReLUs), biases 0."""
+
+    def __init__(self, inputs: int, outputs: int, axes: tuple[str, str], rngs: nnx.Rngs) -> None:
+        self.kernel = weight(rngs, (inputs, outputs), axes, std=(2 / inputs) ** 0.5)
+        self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32), axes=axes[1:])
+
+    def __call__(self, x_BI: Array) -> Array:
+        kernel_IO = self.kernel[...]
+        return x_BI.astype(kernel_IO.dtype) @ kernel_IO + self.bias[...][None, :]
+
+
+class RMSNorm(nnx.Module):
+    """x over its root mean square along the last axis, times a scale; float32 inside. Zhang and Sennrich 2019."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        self.scale = nnx.Param(jnp.ones(width, jnp.float32), axes=("embed",))
+        self.eps = eps
+
+    def __call__(self, x_BLD: Array) -> Array:
+        wide_BLD = x_BLD.astype(jnp.float32)
+        power_BL1 = jnp.mean(jnp.square(wide_BLD), axis=-1, keepdims=True)
+        return (wide_BLD * jax.lax.rsqrt(power_BL1 + self.eps)).astype(x_BLD.dtype) * self.scale[...][None, None, :]
+
+
+def rope(x_BLHK: Array, theta: float) -> Array:
+    """Rotates the channel pairs (k, k + K/2) by position; float32 inside. Su et al. 2021 (RoFormer), section 3.4.2."""
+    length, size = x_BLHK.shape[1], x_BLHK.shape[3]
+    frequency_K = theta ** (-jnp.arange(0, size, 2, dtype=jnp.float32) / size)
+    angle_LK = jnp.arange(length, dtype=jnp.float32)[:, None] * frequency_K[None, :]
+    cos, sin = jnp.cos(angle_LK)[None, :, None, :], jnp.sin(angle_LK)[None, :, None, :]
+    first, second = jnp.split(x_BLHK.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x_BLHK.dtype)

@@ -1,0 +1,72 @@
+"""What the backward pass recomputes, by name: memory bought with arithmetic, never with a different result.
+
+| name | kept from the forward pass |
+|---|---|
+| none | everything the backward pass reads |
+| full | the layer's input |
+| dots | results of matrix products |
+| dots_no_batch | results of products of activations with weights; not those of attention |
+| [names] | the tensors that the model calls by these names |
+| offload | every tensor the model names, in the host's memory |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from trainer.errors import SpecError
+from trainer.spec import Remat
+
+Policy = Any  # of jax.checkpoint_policies
+
+
+def layer(body: Callable[..., Any], remat: Remat, names: Sequence[str], *, scanned: bool) -> Callable[..., Any]:
+    """`body`, a layer's forward pass (module first), rematerialized as `remat` says.
+
+    `names` are the tensors that `body` marks with `jax.ad_checkpoint.checkpoint_name`. Raises SpecError for a name
+    that is not one of them, and for offload where the devices cannot reach the host's memory.
+    """
+    if remat == "none":
+        return body
+    # Nothing but a loop keeps the compiler from merging the recomputation with the first pass, unless it is told.
+    return nnx.remat(body, policy=_policy(remat, names), prevent_cse=not scanned)
+
+
+def _policy(remat: Remat, names: Sequence[str]) -> Policy:
+    policies = jax.checkpoint_policies
+    if isinstance(remat, list):
+        unknown = [name for name in remat if name not in names]
+        if unknown:
+            raise SpecError(f"train.remat: unknown tensor {', '.join(unknown)}; this model names {_listed(names)}")
+        return policies.save_only_these_names(*remat)
+    match remat:
+        case "full":
+            return None
+        case "dots":
+            return policies.dots_saveable
+        case "dots_no_batch":
+            return policies.dots_with_no_batch_dims_saveable
+        case "offload":
+            return _offload(names)
+    raise SpecError(f"train.remat = {remat!r} is not supported")
+
+
+def _offload(names: Sequence[str]) -> Policy:
+    if not names:
+        raise SpecError("train.remat = offload: this model names no tensors to keep on the host; use full or dots")
+    if "pinned_host" not in {memory.kind for memory in jax.local_devices()[0].addressable_memories()}:
+        raise SpecError(f"train.remat = offload: {jax.devices()[0].platform} devices have no pinned_host memory")
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=list(names),
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"

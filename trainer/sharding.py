@@ -1,0 +1,120 @@
+"""Where every array lives, said once: logical axis -> mesh axis, as data.
+
+A model names the axes of a parameter (`nnx.Param(value, axes=("embed", "hidden"))`), or its task names them by path
+(`sharding = {r".*kernel": ("embed", "hidden")}`). Names cover the last dimensions; one in front of them, which nnx.vmap
+adds, is `layers`. On top of that, every array of the state is split over fsdp along one dimension that divides.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from trainer.errors import SpecError
+from trainer.mesh import BATCH_AXES
+
+Axes = tuple[str | None, ...]  # a logical axis, a mesh axis, or None for each of the last dimensions
+Entry = tuple[str, ...]  # the mesh axes that split one dimension, outermost first
+
+# Weights and activations share the table: change a strategy by changing one line.
+RULES: Mapping[str, Entry] = {
+    "batch": BATCH_AXES,
+    "layers": (),
+    "length": (),
+    "embed": (),  # the residual stream
+    "heads": ("mp",),
+    "kv_heads": ("mp",),
+    "head": (),  # within a head
+    "hidden": ("mp",),  # inside an MLP
+    "vocab": ("mp",),
+    "classes": (),
+}
+
+
+def state_sharding(name: str, shape: tuple[int, ...], axes: Axes | None, mesh: jax.sharding.Mesh) -> NamedSharding:
+    """The sharding of one array of the state: its named axes, then fsdp.
+
+    Raises SpecError when a name is unknown, two dimensions land on one mesh axis, or a size does not divide.
+    """
+    named = _pad(name, shape, axes or ())
+    entries = [_entry(name, axis, mesh) for axis in named]
+    _check(name, shape, named, entries, mesh)
+    return NamedSharding(mesh, PartitionSpec(*_split_fsdp(shape, named, entries, mesh)))
+
+
+def constrain(x: jax.Array, *axes: str) -> jax.Array:
+    """`x` held to the sharding of its named axes on the current mesh; `x` itself where there is none.
+
+    Without it the compiler may split activations like the weights they meet, and gather the batch instead.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    held: jax.Array = jax.lax.with_sharding_constraint(x, PartitionSpec(*(RULES[axis] for axis in axes)))
+    return held
+
+
+def by_path(rules: Mapping[str, Sequence[str | None]], named: Mapping[str, Axes | None]) -> dict[str, Axes | None]:
+    """The axes of every parameter: those of the first rule whose pattern matches the whole name, else the model's own.
+
+    Raises SpecError for a rule that matches no parameter: a typing error would silently copy what should be split.
+    """
+    for pattern in rules:
+        if not any(re.fullmatch(pattern, name) for name in named):
+            raise SpecError(f"sharding rule {pattern!r} matches no parameter. There are: {', '.join(sorted(named))}")
+    return {
+        name: next((tuple(axes) for pattern, axes in rules.items() if re.fullmatch(pattern, name)), own)
+        for name, own in named.items()
+    }
+
+
+def _pad(name: str, shape: tuple[int, ...], axes: Axes) -> Axes:
+    if len(axes) > len(shape):
+        raise SpecError(f"{name}: {len(axes)} axes {axes} are named for {len(shape)} dimensions {shape}")
+    front = "layers" if axes else None
+    return (front,) * (len(shape) - len(axes)) + axes
+
+
+def _entry(name: str, axis: str | None, mesh: jax.sharding.Mesh) -> Entry:
+    if axis is None:
+        return ()
+    if axis in RULES:
+        return RULES[axis]
+    if axis in mesh.axis_names:
+        return (axis,)
+    raise SpecError(f"{name}: unknown axis {axis!r}; name one of {', '.join((*RULES, *mesh.axis_names))}")
+
+
+def _check(name: str, shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: jax.sharding.Mesh) -> None:
+    used = [mesh_axis for entry in entries for mesh_axis in entry]
+    twice = sorted({mesh_axis for mesh_axis in used if used.count(mesh_axis) > 1})
+    if twice:
+        raise SpecError(f"{name}: axes {axes} translate to {tuple(entries)}: two dimensions share {', '.join(twice)}")
+    for size, axis, entry in zip(shape, axes, entries, strict=True):
+        if size % _ways(entry, mesh):
+            raise SpecError(
+                f"{name}: {axis} = {size} does not divide over {' × '.join(entry)} = {_ways(entry, mesh)} devices"
+            )
+
+
+def _split_fsdp(shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: jax.sharding.Mesh) -> list[Entry]:
+    """`entries` with fsdp added to one dimension that divides, if there is one: `embed`, else the largest share.
+
+    Never `layers`: a scan would then gather every layer's weights from one device at a time.
+    """
+    if mesh.shape["fsdp"] == 1 or any("fsdp" in entry for entry in entries):
+        return entries
+    shares = [size // _ways(entry, mesh) for size, entry in zip(shape, entries, strict=True)]
+    fits = [i for i, share in enumerate(shares) if axes[i] != "layers" and share % mesh.shape["fsdp"] == 0]
+    if not fits:
+        return entries
+    best = max(fits, key=lambda i: (axes[i] == "embed", shares[i], -i))
+    return [(*entry, "fsdp") if i == best else entry for i, entry in enumerate(entries)]
+
+
+def _ways(entry: Entry, mesh: jax.sharding.Mesh) -> int:
+    return math.prod(mesh.shape[axis] for axis in entry)

@@ -1,0 +1,76 @@
+"""An nnx model without its arrays: split once, put together again inside each trace.
+
+Outside of a trace the arrays lie in flat dicts by name ("blocks.mlp.up"), the cheapest tree a step can be called with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from trainer.sharding import Axes
+
+State = Any  # nnx.State, a tree of nnx variables
+Named = dict[str, Any]  # name -> array, or what describes one
+
+
+class Skeleton:
+    """How the arrays of `model` make a model. `params` and `rest` describe them, `axes` says how they are named."""
+
+    def __init__(self, model: nnx.Module) -> None:
+        self._graph, params, self._rngs, rest = _split(model)
+        self.params, self.rest = _named(params), _named(rest)
+        self.axes = _axes(params) | _axes(rest)
+        self._params_tree, self._rest_tree = jax.tree.structure(params), jax.tree.structure(rest)
+
+    def arrays(self, model: nnx.Module) -> tuple[Named, Named]:
+        """The parameters of `model`, and what else it holds but random streams (BatchNorm's statistics, counters)."""
+        _, params, _, rest = _split(model)
+        return _named(params), _named(rest)
+
+    def merge(self, params: Named, rest: Named, rng: Array) -> Any:
+        """The model of these arrays. Its random streams start from `rng`, so a step draws the same when repeated."""
+        return nnx.merge(
+            self._graph,
+            jax.tree.unflatten(self._params_tree, [params[name] for name in self.params]),
+            _seeded(self._rngs, rng),
+            jax.tree.unflatten(self._rest_tree, [rest[name] for name in self.rest]),
+        )
+
+
+def _split(model: nnx.Module) -> tuple[Any, State, State, State]:
+    graph, *states = nnx.split(model, nnx.Param, nnx.RngState, nnx.Intermediate, ...)
+    params, rngs, _, rest = states
+    return graph, params, rngs, rest
+
+
+def _named(state: State) -> Named:
+    leaves = jax.tree_util.tree_flatten_with_path(state)[0]
+    return {".".join(str(key.key) for key in path[:-1]): leaf for path, leaf in leaves}
+
+
+def _axes(state: State) -> dict[str, Axes | None]:
+    """Names by the model (ours: `axes`), or by flax's own `nnx.with_partitioning`."""
+    found: dict[str, Axes | None] = {}
+    for path, variable in nnx.to_flat_state(state):
+        metadata = variable.get_metadata()
+        axes = metadata.get("axes") or metadata.get("out_sharding")
+        found[".".join(map(str, path))] = tuple(axes) if axes else None
+    return found
+
+
+def _seeded(rngs: State, rng: Array) -> State:
+    """The random streams with a key of its own each, all counts 0."""
+    leaves, tree = jax.tree.flatten(rngs)
+    keys = jax.random.split(rng, max(len(leaves), 1))
+    fresh = [
+        (key if leaf.shape == () else jax.random.split(key, leaf.shape))
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        else jnp.zeros(leaf.shape, leaf.dtype)
+        for key, leaf in zip(keys, leaves, strict=False)
+    ]
+    return jax.tree.unflatten(tree, fresh)

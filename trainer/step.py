@@ -1,0 +1,266 @@
+"""The train state, and the two compiled steps that read it: train and evaluate.
+
+Everything is a sum with a weight until the very end: micro-batches and devices add up to one global mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
+
+from trainer import mesh as meshes
+from trainer import optim, precision, schedules, sharding
+from trainer.errors import SpecError
+from trainer.executable import Executable
+from trainer.skeleton import Named, Skeleton
+from trainer.spec import TrainSpec
+from trainer.task import Loss, Task
+
+Batch = Mapping[str, Any]
+
+
+class TrainState(NamedTuple):
+    """All that a run carries from step to step. Flat dicts by parameter name; donated to every train step."""
+
+    step: Any  # int32 scalar: optimizer steps that are complete
+    params: Named
+    opt: Any  # optax's state over `params`
+    ema: Named | None  # float32 moving average of `params`
+    rest: Named  # what the model holds besides: BatchNorm's statistics
+
+
+class Step:
+    """Sharded init, train and evaluation of a task on a mesh. Building one allocates nothing.
+
+    Raises SpecError when the batch does not divide or a sharding rule does not fit.
+    """
+
+    def __init__(self, task: Task, spec: TrainSpec, mesh: jax.sharding.Mesh, total_steps: int) -> None:
+        self._task, self._spec, self._mesh = task, spec, mesh
+        self._precision = precision.policy(spec.precision)
+        self._optimizer = optim.build(spec.optimizer, total_steps)
+        self._rate = schedules.build(spec.optimizer, total_steps)
+        self._check_batch()
+        with self._context():
+            self._skeleton = Skeleton(nnx.eval_shape(self._model))
+        self.abstract = self._abstract()
+        self._train: Executable | None = None
+        self._evaluate: Executable | None = None
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def init(self) -> TrainState:
+        """A new state, each device making its own part: equal numbers on every mesh."""
+        with self._context():
+            state: TrainState = jax.jit(self._fresh, out_shardings=self._shardings())()
+        return state
+
+    def named(self, state: TrainState) -> dict[str, Any]:
+        """The state as dicts of leaves by name, for a checkpoint; parts that are empty are left out."""
+        leaves = jax.tree_util.tree_flatten_with_path(state.opt)[0]
+        opt = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+        parts = {"params": state.params, "opt": opt, "ema": state.ema, "rest": state.rest}
+        return {"step": state.step, **{name: dict(part) for name, part in parts.items() if part}}
+
+    def unnamed(self, tree: Mapping[str, Any]) -> TrainState:
+        """The state that `named` made `tree` of."""
+        names = self.named(self.abstract).get("opt", {})
+        opt = jax.tree.unflatten(jax.tree.structure(self.abstract.opt), [tree["opt"][name] for name in names])
+        ema = None if self.abstract.ema is None else dict(tree["ema"])
+        return TrainState(tree["step"], dict(tree["params"]), opt, ema, dict(tree.get("rest", {})))
+
+    def put(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Array]:
+        """This process's rows as global arrays, split over the batch axes."""
+        where = meshes.batch_sharding(self._mesh)
+        return {
+            name: jax.make_array_from_process_local_data(where, rows, (self._spec.batch, *rows.shape[1:]))
+            for name, rows in batch.items()
+        }
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def compile_train(self, batch: Batch) -> None:
+        """Compiles `train` for global batches like this one. Raises TypeError for a second kind of batch."""
+        if self._train is not None:
+            return self._train.check(self.abstract, self._like(batch))
+        outputs = (self._shardings(), NamedSharding(self._mesh, PartitionSpec()))
+        with self._context():
+            self._train = Executable(
+                "train", self._update, (self.abstract, self._like(batch)), donate_argnums=0, out_shardings=outputs
+            )
+
+    def compile_eval(self, batch: Batch) -> None:
+        """Compiles `evaluate` for global batches like this one. Raises TypeError for a second kind of batch."""
+        if self._evaluate is not None:
+            return self._evaluate.check(self.abstract, self._like(batch))
+        with self._context():
+            self._evaluate = Executable("eval", self._sums, (self.abstract, self._like(batch)))
+
+    def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
+        """One optimizer step. `state` is donated; the metrics are means on the device, to be read later.
+
+        A step whose loss or gradients are not finite says `finite` False and gives back the state as it was.
+        Raises TypeError when the batch is not of the kind that was compiled for.
+        """
+        assert self._train is not None, "compile_train comes before train"
+        new, metrics = self._train(state, batch)
+        return new, metrics
+
+    def evaluate(self, state: TrainState, batch: Batch) -> dict[str, tuple[Array, Array]]:
+        """Sums and weights of the loss and the task's metrics; `examples` sums the rows' weights.
+
+        The averaged weights are used where there are any.
+        """
+        assert self._evaluate is not None, "compile_eval comes before evaluate"
+        sums: dict[str, tuple[Array, Array]] = self._evaluate(state, batch)
+        return sums
+
+    def _update(self, state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
+        rng = jax.random.fold_in(self._keys()[1], state.step)
+        loss, grads, rest = self._gradients(state, batch, rng)
+        norm = optax.tree.norm(grads)
+        mean = loss.sum / loss.weight
+        finite = jnp.isfinite(mean) & jnp.isfinite(norm)
+        updates, opt = self._optimizer.update(grads, state.opt, state.params)
+        params = optax.apply_updates(state.params, updates)
+        ema = None
+        if state.ema is not None and self._spec.optimizer.ema is not None:
+            ema = optim.ema_update(state.ema, params, self._spec.optimizer.ema)
+        new = TrainState(state.step + 1, params, opt, ema, rest)
+        kept = jax.tree.map(partial(jnp.where, finite), new, state)
+        return kept, {
+            **{name: total / weight for name, (total, weight) in loss.metrics.items()},
+            "loss": mean,
+            "grad_norm": norm,
+            "learning_rate": jnp.asarray(self._rate(state.step), jnp.float32),
+            "finite": finite,
+        }
+
+    def _gradients(self, state: TrainState, batch: dict[str, Array], rng: Array) -> tuple[Loss, Named, Named]:
+        """The loss, the gradient of its global mean, and the rest after it: a scan over the micro-batches."""
+
+        def micro(carry: tuple[Named, Named], part: tuple[dict[str, Array], Array]) -> Any:
+            total, rest = carry
+            grads, (loss, rest) = jax.grad(self._loss, has_aux=True)(state.params, rest, *part)
+            return (jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, grads), rest), loss
+
+        parts = jax.tree.map(self._micro_batches, batch), jax.random.split(rng, self._spec.accumulate)
+        zeros = jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.float32), state.params)
+        (grads, rest), losses = jax.lax.scan(micro, (zeros, state.rest), parts)
+        loss = jax.tree.map(lambda per_micro_batch: per_micro_batch.sum(0), losses)
+        return loss, jax.tree.map(lambda grad: grad / loss.weight, grads), rest
+
+    def _micro_batches(self, rows: Array) -> Array:
+        """[B, ...] -> [A, B / A, ...]: row i goes to micro-batch i mod A, so that no row leaves its device."""
+        count = self._spec.accumulate
+        split = rows.reshape(rows.shape[0] // count, count, *rows.shape[1:]).swapaxes(0, 1)
+        where = NamedSharding(self._mesh, PartitionSpec(None, meshes.BATCH_AXES))
+        held: Array = jax.lax.with_sharding_constraint(split, where)
+        return held
+
+    def _loss(
+        self, params: Named, rest: Named, batch: dict[str, Array], rng: Array
+    ) -> tuple[Array, tuple[Loss, Named]]:
+        model_rng, loss_rng = jax.random.split(rng)
+        model = self._skeleton.merge(self._cast(params), rest, model_rng)
+        loss = _float32(self._task.loss(model, batch, loss_rng))
+        if not isinstance(loss, Loss):
+            weight = batch["weight"].sum()
+            loss = Loss(loss * weight, weight)
+        return loss.sum, (loss, self._skeleton.arrays(model)[1])
+
+    def _sums(self, state: TrainState, batch: dict[str, Array]) -> dict[str, tuple[Array, Array]]:
+        params = self._cast(state.params if state.ema is None else state.ema)
+
+        def loss(batch: dict[str, Array]) -> Any:
+            model = self._skeleton.merge(params, state.rest, self._keys()[1])
+            model.eval()
+            return _float32(self._task.loss(model, batch, self._keys()[1]))
+
+        sums, weight_B = loss(batch), batch["weight"]
+        examples = weight_B.sum()
+        if not isinstance(sums, Loss):  # a mean over rows cannot leave padded rows out: one row at a time can
+            mean_B = jax.vmap(lambda row: loss(jax.tree.map(lambda x: x[None], row)))(batch)
+            sums = Loss(jnp.where(weight_B != 0, mean_B * weight_B, 0.0).sum(), examples)
+        return {**sums.metrics, "loss": (sums.sum, sums.weight), "examples": (examples, examples)}
+
+    # --- what the steps are made of -----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _context(self) -> Iterator[None]:
+        """The mesh and the matmul precision that everything is traced under; flax leaves placement to us."""
+        matmul = self._precision.matmul
+        with jax.set_mesh(self._mesh), nnx.use_eager_sharding(False):  # type: ignore[no-untyped-call]
+            with jax.default_matmul_precision(matmul) if matmul else contextlib.nullcontext():
+                yield
+
+    def _keys(self) -> Array:
+        """Two keys: of the initial weights, and of the steps."""
+        return jax.random.split(jax.random.key(self._spec.seed))
+
+    def _model(self) -> nnx.Module:
+        return self._task.model(self._spec, nnx.Rngs(self._keys()[0]))
+
+    def _fresh(self) -> TrainState:
+        params, rest = self._skeleton.arrays(self._model())
+        params = {name: _as(param, self._precision.params) for name, param in params.items()}
+        ema = None if self._spec.optimizer.ema is None else optim.ema_init(params)
+        return TrainState(jnp.zeros((), jnp.int32), params, self._optimizer.init(params), ema, rest)
+
+    def _cast(self, params: Named) -> Named:
+        return {name: _as(param, self._precision.compute) for name, param in params.items()}
+
+    def _abstract(self) -> TrainState:
+        with self._context():
+            shapes = jax.eval_shape(self._fresh)
+        axes = sharding.by_path(getattr(self._task, "sharding", {}), self._skeleton.axes)
+        placed = {
+            name: sharding.state_sharding(name, leaf.shape, axes[name], self._mesh)
+            for name, leaf in (shapes.params | shapes.rest).items()
+        }
+        params = {name: placed[name] for name in shapes.params}
+        where = TrainState(
+            step=NamedSharding(self._mesh, PartitionSpec()),
+            params=params,
+            opt=optim.state_shardings(self._optimizer, shapes.params, params),
+            ema=None if shapes.ema is None else params,
+            rest={name: placed[name] for name in shapes.rest},
+        )
+        abstract: TrainState = jax.tree.map(
+            lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), shapes, where
+        )
+        return abstract
+
+    def _shardings(self) -> TrainState:
+        shardings: TrainState = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+        return shardings
+
+    def _like(self, batch: Batch) -> dict[str, jax.ShapeDtypeStruct]:
+        where = meshes.batch_sharding(self._mesh)
+        return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where) for name, x in batch.items()}
+
+    def _check_batch(self) -> None:
+        shards = self._mesh.shape["dp"] * self._mesh.shape["fsdp"]
+        if self._spec.batch % (shards * self._spec.accumulate):
+            raise SpecError(
+                f"train.batch = {self._spec.batch} does not divide over accumulate = {self._spec.accumulate} "
+                f"micro-batches × dp × fsdp = {shards} devices; use a multiple of {shards * self._spec.accumulate}"
+            )
+
+
+def _float32(loss: Loss | Array) -> Any:
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), loss)
+
+
+def _as(array: Array, dtype: jnp.dtype) -> Array:
+    return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
