@@ -56,7 +56,9 @@ def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) ->
         text = f"{key} is {value}, but the checkpoints in {path} were made with {then}"
         if key == "data":
             raise DataError(f"the training data changed: {text}; restore the data, or start in another checkpoint.path")
-        raise CheckpointError(f"{text}: resuming would not see each example once; keep it, or use another checkpoint.path")
+        raise CheckpointError(
+            f"{text}: resuming would not see each example once; keep it, or use another checkpoint.path"
+        )
 
 
 def describe(batch: Mapping[str, np.ndarray[Any, Any]]) -> str:

@@ -1,0 +1,70 @@
+"""A user's task that goes wrong on demand: what, where and when come from the environment.
+
+FAULT is JSON: {"kind", "at", "rank", "step", "mark", "seconds"}; `mark` is a folder in which a file named kind-rank
+says that it is happening now. The patches stand around the step, the evaluation, the compile, the save and the data wait.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import trainer.checkpoint.store
+import trainer.step
+import trainer.train
+from trainer.tasks.classify import Classify
+
+FAULT: dict[str, Any] = json.loads(os.environ.get("FAULT", "{}"))
+
+
+class Faulty(Classify):
+    """Classify, until the fault."""
+
+    def model(self, spec: Any, rngs: Any) -> Any:
+        if FAULT.get("at") == "model":
+            raise ValueError("no such layer")
+        return super().model(spec, rngs)
+
+
+def is_ours() -> bool:
+    return jax.process_index() == FAULT.get("rank", jax.process_index())
+
+
+def fail(kind: str) -> None:
+    """Does what was asked for, after saying that it happens now."""
+    (Path(FAULT["mark"]) / f"{kind}-{jax.process_index()}").touch()
+    if kind == "raise":
+        raise ValueError("a bad batch")
+    if kind == "exit":
+        os._exit(3)
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(FAULT.get("seconds", 3600))  # hang, slow
+
+
+def patch(owner: Any, name: str, place: str) -> None:
+    """Makes call number `step` (every call, when none is given) of `owner.name` fail, when the fault is at `place`."""
+    original = getattr(owner, name)
+    calls = 0
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if FAULT.get("at") == place and is_ours() and FAULT.get("step", calls) == calls:
+            fail(FAULT["kind"])
+        return original(*args, **kwargs)
+
+    setattr(owner, name, patched)
+
+
+patch(trainer.step.Step, "train", "step")
+patch(trainer.step.Step, "evaluate", "eval")
+patch(trainer.step.Step, "compile_train", "compile")
+patch(trainer.checkpoint.store.Store, "save", "save")
+patch(trainer.train.Run, "_draw", "data")

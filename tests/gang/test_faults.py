@@ -1,0 +1,120 @@
+"""What the verdict says when a rank goes wrong: who, where, why, and in seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import Running, alive, digits, job, launch
+
+NO_RESTARTS = {"crash": 0, "in_place": 0}
+SLACK = 3  # an issue's bounds, times this
+
+
+def faulty(tmp_path: Path, kind: str, at: str = "step", **fault: Any) -> dict[str, str]:
+    (tmp_path / "marks").mkdir(exist_ok=True)
+    return {"FAULT": json.dumps({"kind": kind, "at": at, "mark": str(tmp_path / "marks")} | fault)}
+
+
+def train(**keys: Any) -> dict[str, Any]:
+    return digits(task="faulty:Faulty", steps=200, **keys)
+
+
+def document(**keys: Any) -> dict[str, Any]:
+    return job(train(), hosts=2, **({"restarts": NO_RESTARTS} | keys))
+
+
+def test_a_rank_that_raises_is_named_with_its_step_and_exception(tmp_path: Path) -> None:
+    with Running(tmp_path, document(), env=faulty(tmp_path, "raise", rank=1, step=21)) as running:
+        running.until_file(tmp_path / "marks" / "raise-1")
+        raised, pids = time.monotonic(), list(running.children().values())
+        running.until("the end of every process", lambda: not alive(pids))
+        gone_s = time.monotonic() - raised
+        result = running.wait()
+    assert gone_s <= 3 * SLACK
+    assert result.code == 83
+    verdict = result.verdict
+    assert (verdict["cause"], verdict["rank"], verdict["step"]) == ("crash", 1, 20)
+    assert "ValueError" in verdict["message"] and "a bad batch" in verdict["message"]
+    assert "faulty.py" in verdict["traceback"]
+    assert (result.stdout + result.stderr).count("Traceback (most recent call last)") == 1
+
+
+def test_a_program_that_raises_before_its_first_step_fails_for_good(tmp_path: Path) -> None:
+    result = launch(tmp_path, document(), env=faulty(tmp_path, "raise", at="model"))
+    assert result.code == 70
+    assert "no such layer" in result.verdict["message"]
+
+
+@pytest.mark.parametrize(("kind", "word"), [("exit", "3"), ("kill", "SIGKILL")])
+def test_a_rank_that_dies_without_a_word_is_named(tmp_path: Path, kind: str, word: str) -> None:
+    result = launch(tmp_path, document(), env=faulty(tmp_path, kind, rank=1, step=21))
+    assert result.code != 0
+    assert result.verdict["rank"] == 1
+    assert word in result.verdict["message"]
+
+
+def test_a_lost_agent_is_named(tmp_path: Path) -> None:
+    with Running(tmp_path, job(train() | {"steps": 100_000}, hosts=2, restarts=NO_RESTARTS)) as running:
+        running.until_step(5)
+        pids = running.tree()[1:]
+        os.kill(running.agents()[1], signal.SIGKILL)
+        killed = time.monotonic()
+        running.until("the end of every process", lambda: not alive(pids))
+        assert time.monotonic() - killed <= 12 * SLACK
+        result = running.wait()
+    assert result.code == 81
+    assert "host 1" in result.verdict["message"]
+
+
+def test_a_hang_is_told_with_the_stacks_of_every_rank(tmp_path: Path) -> None:
+    slow = document(budgets={"step": "5s"})
+    result = launch(tmp_path, slow, env=faulty(tmp_path, "hang", rank=1, step=21))
+    assert result.code == 82
+    assert result.verdict["rank"] == 1
+    stacks = json.dumps(result.summary)
+    assert "fail" in stacks and "faulty.py" in stacks and "train.py" in stacks
+
+
+def test_a_rank_that_crashes_once_is_restarted_in_place(tmp_path: Path) -> None:
+    keys = {"checkpoint": {"every": 10}, "steps": 40}
+    once = job(train() | keys, hosts=2)
+    with Running(tmp_path, once, env=faulty(tmp_path, "exit", rank=1, step=21)) as running:
+        running.until_file(tmp_path / "marks" / "exit-1")
+        agents = running.agents()
+        result = running.wait()
+    assert result.code == 0, result.stderr[-3000:]
+    assert result.summary["restarts"] and sorted(result.losses) == list(range(1, 41))
+    assert len(agents) == 2
+
+
+def test_after_the_budget_the_first_error_is_reported(tmp_path: Path) -> None:
+    small = document(restarts={"crash": 1, "in_place": 1})
+    result = launch(tmp_path, small, env=faulty(tmp_path, "raise", rank=1, step=6))
+    assert result.code == 83
+    assert "a bad batch" in result.verdict["message"]
+    attempts = (result.folder / "attempts.jsonl").read_text().splitlines()
+    assert len(attempts) == 4  # 2 generations × (1 start + 1 restart in place)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ({"task": "no_such_module:Task"}, 64, "no_such_module"),
+        ({"task": "faulty:NoSuchTask"}, 64, "NoSuchTask"),
+        ({"data": {"source": "text", "path": "nowhere/*.txt"}}, 65, "nowhere/*.txt"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_first_compile(
+    tmp_path: Path, change: dict[str, Any], code: int, words: str
+) -> None:
+    task = {} if "task" in change else {"task": "trainer.tasks.lm:NextToken", "model": {"kind": "decoder"}}
+    result = launch(tmp_path, job(train() | task | change, hosts=1))
+    assert result.code == code
+    assert words in result.verdict["message"]
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,71 @@
+"""The README's commands do what it says, in a copy of the checkout."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+# These call this very suite, or take as long: `make check` and `make test` are CI itself.
+NOT_FROM_WITHIN = {"make check", "make test", "make bench"}
+
+
+def commands() -> list[str]:
+    """The lines of the README's shell blocks, comments away."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    return [line.split("#")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tracked files, and the environment that runs this test."""
+    if not (ROOT / ".venv").exists():
+        pytest.skip("the README's commands need the .venv that `make venv` makes")
+    folder = tmp_path_factory.mktemp("checkout")
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, tracked.split("\0")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name)
+    (folder / ".venv").symlink_to(ROOT / ".venv")
+    return folder
+
+
+def test_the_readme_is_short_and_shows_a_ten_line_job_first() -> None:
+    assert len(README.splitlines()) <= 150
+    first = re.search(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert first is not None and first[1] == "yaml"
+    assert len(first[2].splitlines()) == 10
+
+
+def test_the_readme_s_first_job_is_valid(tmp_path: Path) -> None:
+    text = re.search(r"^```yaml\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert text is not None
+    (tmp_path / "job.yaml").write_text(text[1])
+    done = subprocess.run(
+        [ROOT / ".venv/bin/launcher", "validate", tmp_path / "job.yaml"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_command_of_the_readme_works(checkout: Path) -> None:
+    lines = [line for line in commands() if line not in NOT_FROM_WITHIN]
+    assert "make run" in lines
+    script = "set -ex\n" + "\n".join(lines)
+    done = subprocess.run(["bash", "-c", script], cwd=checkout, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    accuracy = re.findall(r"  eval  .*accuracy (\d\.\d+)", done.stdout)
+    assert accuracy and max(map(float, accuracy)) >= 0.97
+
+
+def test_the_readme_names_every_top_level_file_of_both_packages() -> None:
+    """A reader finds any fact by file name: what the tree leaves out must be below what it names."""
+    shown = README.split("## The files")[1].split("```")[1]
+    for package in ("launcher", "trainer"):
+        assert f"{package}/" in shown
+    for name in re.findall(r"^  (?:  )?(\w+)/? {2,}", shown, re.MULTILINE):
+        assert list(ROOT.glob(f"launcher/{name}*")) or list(ROOT.glob(f"trainer/{name}*")), name
