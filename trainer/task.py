@@ -30,16 +30,16 @@ class Task(Protocol):
     An optional class attribute `defaults` (a mapping) is merged below the user's train block.
     """
 
-    def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
+    def model(self, spec: TrainSpec, rngs: nnx.Rngs, /) -> nnx.Module:
         """A new model; traced under jit, so no host ever holds its weights."""
 
-    def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss | Array:
+    def loss(self, model: Any, batch: dict[str, Array], rng: Array, /) -> Loss | Array:
         """The loss of a batch, whose `weight` [B] is 0 on padded rows. A bare scalar is a mean, 1 per example."""
 
-    def source(self, spec: TrainSpec, split: Split) -> Source | None:
+    def source(self, spec: TrainSpec, split: Split, /) -> Source | None:
         """Random access to the raw records of a split; None when there is no such split."""
 
-    def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray]:
+    def example(self, raw: dict[str, Any], /) -> dict[str, np.ndarray[Any, Any]]:
         """One raw record as arrays of fixed shapes."""
 
 

@@ -45,8 +45,7 @@ class MLP(nnx.Module):
         x_BF: Array = x.reshape(x.shape[0], -1)
         for i, layer in enumerate(self.layers):
             x_BF = constrain(self.apply(layer, x_BF), "batch", _side(i + 1))
-        logits_BV: Array = self.head(x_BF).astype(self.output)
-        return logits_BV
+        return self.head(x_BF).astype(self.output)
 
 
 def _side(i: int) -> str:
@@ -55,4 +54,5 @@ def _side(i: int) -> str:
 
 
 def _hidden(layer: Linear, x_BF: Array) -> Array:
-    return checkpoint_name(jax.nn.relu(layer(x_BF)), "hidden")
+    hidden_BF: Array = checkpoint_name(jax.nn.relu(layer(x_BF)), "hidden")
+    return hidden_BF

@@ -1,0 +1,57 @@
+"""Next-token prediction: examples of `tokens` [L + 1], and a `mask` [L] that is 0 where there is nothing to predict.
+
+B batch, L length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from trainer import losses, precision
+from trainer import spec as specs
+from trainer.data import sources
+from trainer.data.source import Source
+from trainer.errors import SpecError
+from trainer.models import custom
+from trainer.models.decoder import Decoder
+from trainer.spec import TrainSpec
+from trainer.task import Loss, Split
+
+
+class NextToken:
+    """Cross-entropy of every token after the first, each target weighing the same; `bits_per_byte` where a token is a
+    byte, and `accuracy`."""
+
+    def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
+        """A decoder, or a model of the user's: tokens_BL -> logits_BLV."""
+        match spec.model:
+            case specs.Decoder() as config:
+                output = precision.policy(spec.precision).output
+                return Decoder(config, rngs, spec.attention, spec.remat, output)
+            case specs.CustomModel() as config:
+                return custom.build(spec, config, rngs)
+        raise SpecError(f"train.model.kind = {spec.model.kind} does not predict tokens; use decoder, or module:Name")
+
+    def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
+        tokens_BT = batch["tokens"]
+        weight_BL = batch["mask"] * batch["weight"][:, None]
+        sums = losses.cross_entropy(model(tokens_BT[:, :-1]), tokens_BT[:, 1:], weight_BL)
+        bits = sums.nats / math.log(2)
+        return Loss(
+            sums.nats,
+            sums.weight,
+            {"bits_per_byte": (bits, sums.weight), "accuracy": (sums.correct, sums.weight)},
+        )
+
+    def source(self, spec: TrainSpec, split: Split) -> Source | None:
+        return sources.open(spec, split)
+
+    def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+        tokens_T = np.asarray(raw["tokens"], np.int32)
+        mask_L = np.asarray(raw.get("mask", np.ones(len(tokens_T) - 1)), np.float32)
+        return {"tokens": tokens_T, "mask": mask_L}
