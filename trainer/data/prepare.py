@@ -1,0 +1,111 @@
+"""Datasets of tensorflow-datasets, found by name and prepared once as array_record, without TensorFlow.
+
+Several processes of a host may ask at once: one prepares, under a file lock, the others wait for it. The folder of a
+dataset appears by a rename, when it is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import fcntl
+import importlib.util
+import logging
+import os
+import re
+import socket
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tensorflow_datasets as tfds
+
+from trainer.data.without_tensorflow import stand_in
+from trainer.errors import DataError
+
+# Random access needs array_record; the builders' default, TFRecord, has none.
+FORMAT = "array_record"
+
+# Said of every dataset that is about to be prepared, and of every first image (we depend on Pillow, on purpose).
+NOISE = re.compile(r"Variant folder .* has no dataset_info.json|OpenCV is not installed")
+logging.getLogger("absl").addFilter(lambda record: not NOISE.match(record.getMessage()))
+
+
+def default_folder() -> str:
+    """Where datasets are prepared when the job does not say: in the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(cache, "jaxlaunch", "tfds")
+
+
+def prepared(name: str, folder: str) -> Any:
+    """The builder of `name`, prepared in `folder`. Raises DataError when it is neither there nor to be had."""
+    builder = _builder(name, folder)
+    if not builder.is_prepared():
+        with _locked(folder, name):
+            builder = _builder(name, folder)  # another process may have prepared it meanwhile
+            if not builder.is_prepared():
+                _prepare(builder, name, folder)
+                builder = _builder(name, folder)
+    return builder
+
+
+def _builder(name: str, folder: str) -> Any:
+    if name == "digits":
+        from trainer.data.digits.digits_dataset_builder import Builder
+
+        return Builder(data_dir=folder)
+    try:
+        return tfds.builder(name, data_dir=folder)
+    except tfds.core.registered.DatasetNotFoundError as error:
+        near = difflib.get_close_matches(name, tfds.list_builders(with_community_datasets=False), n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "name one of tensorflow-datasets, or digits"
+        raise DataError(f"data.name = {name} is no dataset; {hint}") from error
+
+
+@contextlib.contextmanager
+def _locked(folder: str, name: str) -> Iterator[None]:
+    """Holds the lock of one dataset; the kernel releases it when its holder dies."""
+    path = Path(folder) / f".{name.replace('/', '-')}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError as error:
+        why = f"{name} is not prepared in {folder}, which cannot be written ({error}); set data.data_dir"
+        raise DataError(why) from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _prepare(builder: Any, name: str, folder: str) -> None:
+    if name == "digits" and importlib.util.find_spec("sklearn") is None:
+        raise DataError("data.name = digits is made of images that scikit-learn carries: install jaxlaunch[digits]")
+    _require_network(builder, name, folder)
+    tfds.disable_progress_bar()
+    try:
+        # Results belong on stdout, what tensorflow-datasets prints is talk.
+        with stand_in(builder), contextlib.redirect_stdout(sys.stderr):
+            builder.download_and_prepare(file_format=FORMAT)
+    except Exception as error:  # any builder's own code runs in there
+        raise DataError(
+            f"{name} is not prepared in {folder} and preparing it failed ({type(error).__name__}: {error}); "
+            "prepare it where that works and set data.data_dir to where it lies"
+        ) from error
+
+
+def _require_network(builder: Any, name: str, folder: str) -> None:
+    """Raises DataError when no host that `builder` downloads from has an address: retrying that takes minutes."""
+    hosts = sorted({urllib.parse.urlsplit(url).hostname or "" for url in builder.url_infos or {}} - {""})
+    if not hosts or urllib.request.getproxies():  # behind a proxy names are resolved by the proxy
+        return
+    for host in hosts:
+        with contextlib.suppress(socket.gaierror):
+            socket.getaddrinfo(host, None)
+            return
+    raise DataError(
+        f"{name} is not prepared in {folder} and there is no network to download it ({hosts[0]} has no address); "
+        "prepare it where there is one and set data.data_dir to where it lies"
+    )
