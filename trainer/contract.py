@@ -29,6 +29,8 @@ PARENT = "JAXLAUNCH_PARENT"  # run -> agent: a pid; an agent whose parent is gon
 TAKE_OVER = "JAXLAUNCH_TAKE_OVER"  # run -> trainer: "1" takes a checkpoint folder from its owner
 PROGRESS_FD = "JAXLAUNCH_PROGRESS_FD"  # agent -> child: where it reports, a non-blocking pipe
 METRICS = "JAXLAUNCH_METRICS"  # agent -> child: Unix socket path it serves its metrics text on
+STACKS = "JAXLAUNCH_STACKS"  # agent -> child: the file its stacks go to on SIGUSR1
+REPORTER = "JAXLAUNCH_REPORTER"  # site hook -> what the program starts: the pid that owns the progress pipe
 ATTEMPT = "JAXLAUNCH_ATTEMPT"  # agent -> child: which start of the children this is, across generations
 TIMEOUT = "JAXLAUNCH_INIT_TIMEOUT"  # agent -> child: seconds jax.distributed.initialize may take
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # agent -> child: fresh port per attempt
@@ -221,7 +223,7 @@ PROMETHEUS: tuple[Metric, ...] = (
 #   {"stopped": {"step": 37, "saved": true, "note": "..."}}     how it took a SIGTERM
 #   {"note": "..."}                    what a reader of the summary should know (a walk-back, a take-over)
 #   {"error": {"type", "message", "traceback", "code"}}         last words; `code` is null outside the trainer
-#   {"atexit": true}                   the interpreter is leaving by itself
+#   {"atexit": true, "waits": true}    the interpreter is leaving by itself; JAX's shutdown barrier comes next
 MAX_LINE = 64 * 1024  # a longer line is cut: a traceback may be, an agent's memory may not
 
 
