@@ -179,7 +179,7 @@ def passing_signals(gang: Gang, say: Callable[[str], None]) -> Iterator[Callable
 def run(job: JobSpec, here: Here, show: Show, say: Callable[[str], None]) -> int:
     """Trains the job here; returns the exit code of its verdict.
 
-    A SIGINT or SIGTERM makes the gang save and stop; a second one kills it. Raises UserError for what a person can mend.
+    A SIGINT or SIGTERM makes the gang save and stop, a second one kills it. Raises UserError for what one can mend.
     """
     if job.host_count > 1 and job.accelerator.platform != "cpu" and not here.simulate:
         raise UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import click
@@ -41,7 +42,8 @@ def run(
     folder = (run_dir or Path("runs") / job.name).absolute()
     here = Here(folder, job_file.absolute().parent, _folders(volumes), simulate, take_over)
     screen = Screen(rank or ("0" if sys.stdout.isatty() else "all"))
-    code = run_job(job, here, screen.show, screen.say)
+    with screen.bar(folder):
+        code = run_job(job, here, screen.show, screen.say)
     screen.conclude(folder / "summary.json", code)
     return code
 
@@ -70,6 +72,14 @@ class Screen:
             print(line.prefixed(), flush=True)
         elif line.rank == self._rank:
             print(line.text, flush=True)
+
+    def bar(self, folder: Path) -> AbstractContextManager[object]:
+        """On a terminal, a bar that follows the run."""
+        if not sys.stderr.isatty():
+            return nullcontext()
+        from launcher.cli.bar import Bar  # rich costs a tenth of a second that a script need not pay
+
+        return Bar(folder)
 
     def say(self, text: str) -> None:
         print(f"launcher: {text}", file=sys.stderr, flush=True)
