@@ -15,10 +15,11 @@ ROOT = Path(__file__).parents[2]
 FLOORS = (
     ("launcher.cli",),
     ("launcher.run",),
-    ("launcher.paths", "launcher.logs"),
-    ("launcher.job",),
-    ("launcher.overrides", "launcher.schema"),
-    ("launcher.credentials", "launcher.document"),
+    ("launcher.logs", "launcher.paths"),
+    ("launcher.job", "launcher.reference"),
+    ("launcher.checks", "launcher.faults", "launcher.overrides"),
+    ("launcher.layout",),
+    ("launcher.credentials", "launcher.document", "launcher.schema"),
     ("launcher.accelerators", "launcher.duration", "launcher.quantity"),
     ("launcher.keys", "launcher.scalars"),
     ("launcher.errors",),
@@ -39,7 +40,7 @@ FLOORS = (
 
 # What each side may import that is neither ours nor the standard library's. The longest name that fits counts.
 # The base install holds only the launcher's; TRAINER is the extra [train].
-LAUNCHER = {"click", "kubernetes", "pydantic", "rich", "yaml"}
+LAUNCHER = {"click", "kubernetes", "pydantic", "pydantic_core", "rich", "yaml"}
 TRAINER = {
     "array_record",
     "etils",
@@ -57,10 +58,12 @@ TRAINER = {
     "sklearn",
     "tensorboardX",
     "tensorflow_datasets",
+    "tensorstore",
 }
 OUTSIDE: Mapping[str, set[str]] = {
     "launcher": LAUNCHER,
     "launcher.agent": set(),  # runs in images that hold nothing of ours but its zipapp
+    "launcher.agent.site.jaxhook": {"jax"},  # in functions that JAX's own import calls
     "trainer": TRAINER,
     "trainer.contract": set(),  # travels in that zipapp
     "trainer.spec": LAUNCHER,  # the launcher validates with it
@@ -145,6 +148,12 @@ def test_the_agent_imports_nothing_of_the_launcher_but_itself() -> None:
     agents = [module for module in MODULES if module.startswith("launcher.agent.")]
     found = {name for module in agents for name in OURS[module] if name.startswith("launcher.")}
     assert {name for name in found if not name.startswith("launcher.agent")} == set()
+
+
+def test_the_agents_hook_does_not_import_jax_before_the_program_does() -> None:
+    tree = ast.parse(SOURCES["launcher.agent.site.jaxhook"].read_text())
+    at_once = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert not [name for name in imported("\n".join(map(ast.unparse, at_once))) if name.partition(".")[0] == "jax"]
 
 
 def test_every_floor_is_lived_on() -> None:
