@@ -1,4 +1,4 @@
-"""The state's arrays and the meta beside them, on storage: Orbax behind five calls.
+"""The state's arrays and the meta beside them, on storage: Orbax behind six calls.
 
 Orbax's AsyncCheckpointer, not its CheckpointManager: on every save the manager asks JAX's preemption service with the
 step as the count, and once more from a background thread of process 0 alone. We poll that service with a count of our
@@ -8,14 +8,16 @@ own, and a count that jumps on one rank can put the agreed stop where that rank 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+import tensorstore
 from etils import epath
 
-from trainer.checkpoint.manifest import is_remote
+from trainer.checkpoint.manifest import each, is_remote
 
 STATE, META = "state", "meta"  # the two items of a step
 COMMITTED = "commit_success.txt"  # Orbax's own mark; on object stores it stands for the rename that they lack
@@ -47,14 +49,29 @@ class Arrays:
 
     def difference(self, folder: epath.Path, abstract: Mapping[str, Any]) -> str | None:
         """How the saved state differs from `abstract` in names, shapes or dtypes: its first leaf that does, or None."""
-        metadata = self._checkpointer.handler.metadata(folder).item_metadata
-        return first_difference(leaves(metadata[STATE].tree), leaves(abstract))
+        metadata = self._checkpointer.handler.metadata(folder).item_metadata[STATE]
+        if metadata is None:
+            raise FileNotFoundError(f"file {STATE}/_METADATA is missing")
+        return first_difference(leaves(metadata.tree), leaves(abstract))
 
     def load(self, folder: epath.Path, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """State and meta, each array laid out as `abstract` says. No collective: any process may fail alone."""
         args = {STATE: ocp.args.StandardRestore(abstract), META: ocp.args.JsonRestore()}
         items = self._checkpointer.handler.restore(folder, args=ocp.args.Composite(**args))
         return items[STATE], items[META]
+
+    def probe(self, folder: epath.Path, index: int, count: int) -> None:
+        """Reads what process `index` of `count` reads of the stored arrays. Raises what tensorstore does.
+
+        Before Orbax may load a step without a manifest: an Orbax restore that fails leaves dozens of callbacks to a
+        closed event loop, each with a traceback of its own.
+        """
+        path = os.fspath(folder / STATE)
+        database = tensorstore.KvStore.open(f"{path if is_remote(folder) else 'file://' + path}/|ocdbt:").result()
+        keys = sorted(database.list().result())
+        if not keys:
+            raise ValueError(f"{STATE}/ holds no arrays")
+        each(lambda key: len(database.read(key).result().value), keys[index::count])
 
     def close(self) -> None:
         self._checkpointer.close()

@@ -15,7 +15,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from etils import epath
@@ -26,6 +26,7 @@ FORMAT = 1
 CHUNK = 1 << 20  # bytes of a read
 THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))  # half the host is the loop's and the data's
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -88,9 +89,10 @@ def read(folder: epath.Path) -> Manifest | None:
 
 def listing(folder: epath.Path) -> list[str]:
     """Paths of all files below `folder`, relative to it, in order; the manifest itself is not among them."""
-    root = os.fspath(folder)
-    names = []
+    names: list[str] = []
+    root: str | None = None
     for parent, _, files in folder.walk():
+        root = os.fspath(parent) if root is None else root  # as the file system spells it, with its scheme or without
         below = os.fspath(parent)[len(root) :].strip("/")
         names += [f"{below}/{name}" if below else name for name in files]
     return sorted(name for name in names if name not in (NAME, NAME + TEMPORARY))
@@ -109,7 +111,7 @@ def digest(path: epath.Path) -> Entry:
 
 def digests(folder: epath.Path, names: Iterable[str]) -> dict[str, Entry]:
     """Digests of the files `names` below `folder`. Raises OSError."""
-    return _each(lambda name: digest(folder / name), list(names))
+    return each(lambda name: digest(folder / name), list(names))
 
 
 def share(sizes: Mapping[str, int], index: int, count: int) -> list[str]:
@@ -120,7 +122,7 @@ def share(sizes: Mapping[str, int], index: int, count: int) -> list[str]:
 def faults(folder: epath.Path, manifest: Manifest, index: int = 0, count: int = 1) -> list[str]:
     """What is wrong with the files that process `index` of `count` reads; empty when nothing is. Raises OSError."""
     names = share({name: entry.size for name, entry in manifest.files.items()}, index, count)
-    found = _each(lambda name: _fault(folder, name, manifest.files[name]), names)
+    found = each(lambda name: _fault(folder, name, manifest.files[name]), names)
     return [found[name] for name in sorted(names) if found[name]]
 
 
@@ -138,7 +140,8 @@ def _fault(folder: epath.Path, name: str, entry: Entry) -> str:
     return "" if now == entry else f"file {name} has other bytes than were written (SHA-256 differs)"
 
 
-def _each(act: Callable[[str], T], names: list[str]) -> dict[str, T]:
+def each(act: Callable[[K], T], names: Sequence[K]) -> dict[K, T]:
+    """What `act` returns for every name, several at a time; it waits on storage and lets the interpreter go."""
     with concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="digest") as threads:
         return dict(zip(names, threads.map(act, names), strict=True))
 

@@ -163,6 +163,7 @@ class Store:
         folder = self._step(step)
         error, found = "", None
         try:
+            self._arrays.probe(folder, jax.process_index(), jax.process_count())
             self._refuse_other_model(step, abstract)
             found = self._arrays.load(folder, abstract)
         except CheckpointError:
@@ -217,7 +218,7 @@ class Store:
     def _commit(self, step: int) -> None:
         """The background part of a save: Orbax's, digests, manifest, rotation. Another thread, so no collectives."""
         with _storage(f"saving step {step} in {self._folder}"):
-            self._arrays.wait()
+            self._finish_arrays()
             if jax.process_index() == 0:
                 self._write_manifest(step, self._collect(step))
                 self._committed = step
@@ -226,6 +227,14 @@ class Store:
                 self._post(step)
                 _await(lambda: manifest.read(self._step(step)), f"the manifest of step {step}")
                 self._committed = step
+
+    def _finish_arrays(self) -> None:
+        try:
+            self._arrays.wait()
+        except Exception:
+            if jax.process_index() == 0:
+                self._owner.check()  # a folder that was taken from us fails in many ways, and this is the one to say
+            raise
 
     def _post(self, step: int) -> None:
         """Leaves the digests of what this process wrote. The rest is process 0's: only it lists the whole folder."""

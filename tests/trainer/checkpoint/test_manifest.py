@@ -1,0 +1,93 @@
+"""A manifest finds every change to what it wrote down, in itself too."""
+
+import random
+
+import pytest
+from etils import epath
+
+from trainer.checkpoint import manifest
+from trainer.checkpoint.manifest import Damaged, Manifest
+
+
+@pytest.fixture
+def folder(tmp_path) -> epath.Path:
+    """A committed step of three files, one in a folder below and one empty."""
+    step = epath.Path(tmp_path) / "40"
+    (step / "state" / "d").mkdir(parents=True)
+    (step / "state" / "d" / "weights").write_bytes(bytes(range(200)))
+    (step / "state" / "_METADATA").write_text("{}")
+    (step / "commit_success.txt").write_text("")
+    manifest.write(step, Manifest(40, "run-a", manifest.digests(step, manifest.listing(step))))
+    return step
+
+
+def faults(folder: epath.Path) -> list[str]:
+    written = manifest.read(folder)
+    assert written is not None
+    return manifest.faults(folder, written)
+
+
+def test_a_manifest_reads_back_as_written_and_names_every_file_but_itself(folder):
+    written = manifest.read(folder)
+    assert written is not None and (written.step, written.uid) == (40, "run-a")
+    assert list(written.files) == ["commit_success.txt", "state/_METADATA", "state/d/weights"]
+    assert faults(folder) == []
+
+
+def test_a_folder_without_a_manifest_has_none(folder):
+    (folder / manifest.NAME).unlink()
+    assert manifest.read(folder) is None
+
+
+def test_every_single_byte_of_the_manifest_is_covered(folder):
+    data = (folder / manifest.NAME).read_bytes()
+    chance = random.Random(0)
+    for place in range(len(data)):
+        changed = bytes([data[place] ^ chance.randrange(1, 256)])
+        with pytest.raises(Damaged):
+            Manifest.from_bytes(data[:place] + changed + data[place + 1 :])
+
+
+@pytest.mark.parametrize("size", [0, 1, 100])
+def test_a_manifest_cut_short_is_damaged(folder, size):
+    with pytest.raises(Damaged, match="cannot be read"):
+        Manifest.from_bytes((folder / manifest.NAME).read_bytes()[:size])
+
+
+def test_a_file_cut_short_is_named_with_both_sizes(folder):
+    (folder / "state" / "d" / "weights").write_bytes(bytes(range(12)))
+    assert faults(folder) == ["file state/d/weights cut short (12 of 200 bytes)"]
+
+
+def test_a_file_that_grew_is_named_with_both_sizes(folder):
+    (folder / "commit_success.txt").write_text("yes")
+    assert faults(folder) == ["file commit_success.txt grew (3 bytes, 0 were written)"]
+
+
+def test_a_missing_file_is_named(folder):
+    (folder / "state" / "_METADATA").unlink()
+    assert faults(folder) == ["file state/_METADATA is missing"]
+
+
+def test_a_file_replaced_by_a_folder_is_named(folder):
+    (folder / "state" / "_METADATA").unlink()
+    (folder / "state" / "_METADATA").mkdir()
+    assert faults(folder) == ["file state/_METADATA is a folder"]
+
+
+def test_other_bytes_of_the_same_size_are_found(folder):
+    (folder / "state" / "_METADATA").write_text("[]")
+    assert faults(folder) == ["file state/_METADATA has other bytes than were written (SHA-256 differs)"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_the_shares_of_all_processes_hold_each_file_once(count):
+    sizes = {f"file-{n}": n * n for n in range(20)}
+    shares = [manifest.share(sizes, index, count) for index in range(count)]
+    assert sorted(name for share in shares for name in share) == sorted(sizes)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_file_in_the_making_is_no_part_of_the_step(folder):
+    (folder / (manifest.NAME + manifest.TEMPORARY)).write_text("half")
+    assert "jaxlaunch" not in str(manifest.listing(folder))

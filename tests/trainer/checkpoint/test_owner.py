@@ -1,0 +1,130 @@
+"""One run at a time in a checkpoint folder, held by real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from etils import epath
+
+from trainer.checkpoint import owner
+from trainer.checkpoint.manifest import replace
+from trainer.checkpoint.owner import Owner
+from trainer.errors import CheckpointError
+
+HOLD = """
+import sys
+from etils import epath
+from trainer.checkpoint.owner import Owner
+Owner(epath.Path(sys.argv[1]), "run-other").claim()
+print("claimed", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path) -> epath.Path:
+    return epath.Path(tmp_path)
+
+
+@pytest.fixture
+def other(folder):
+    """Another live process that holds the folder for run-other."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "claimed\n"
+        yield process
+        process.kill()
+
+
+def rewrite(folder: epath.Path, **fields) -> None:
+    path = folder / owner.NAME
+    replace(path, json.dumps({**json.loads(path.read_text()), **fields}).encode())
+
+
+def test_a_new_folder_is_claimed_without_a_word(folder):
+    assert Owner(folder, "run-a").claim() == ""
+
+
+def test_a_folder_of_a_live_run_is_refused_by_name(folder, other):
+    with pytest.raises(CheckpointError, match=rf"belongs to run run-other \(process {other.pid} on .*--take-over"):
+        Owner(folder, "run-a").claim()
+
+
+def test_a_killed_run_on_this_host_gives_way_at_once_even_as_a_zombie(folder, other):
+    other.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has reaped it
+    assert Owner(folder, "run-a").claim().endswith("that process has ended")
+
+
+def test_a_later_process_with_the_same_pid_is_another_process(folder, other):
+    rewrite(folder, started=1)
+    assert Owner(folder, "run-a").claim().endswith("that process has ended")
+
+
+def test_the_same_run_on_another_host_is_ours(folder):
+    Owner(folder, "run-a").claim()
+    rewrite(folder, host="pod-before", pid=1)
+    assert Owner(folder, "run-a").claim() == ""
+
+
+def test_the_same_run_alive_in_another_process_is_refused(folder, other):
+    with pytest.raises(CheckpointError, match="belongs to run run-other"):
+        Owner(folder, "run-other").claim()
+
+
+@pytest.mark.parametrize("elsewhere", [{"host": "pod-7"}, {"boot": "before"}, {"pids": "pid:[1]"}])
+def test_a_process_that_cannot_be_looked_at_holds_until_it_is_stale(folder, other, elsewhere):
+    rewrite(folder, **elsewhere)
+    with pytest.raises(CheckpointError, match="renewed its hold"):
+        Owner(folder, "run-a").claim()
+    rewrite(folder, renewed=time.time() - owner.STALE_S - 1)
+    assert "not renewed for 61 s" in Owner(folder, "run-a").claim()
+
+
+def test_taking_over_by_force_stops_the_former_owner_before_it_writes(folder):
+    former = Owner(folder, "run-a")
+    former.claim()
+    former.check()
+    rewrite(folder, uid="run-b", host="pod-7")
+    with pytest.raises(CheckpointError, match="no longer ours .* taken by run run-b, process .* on pod-7"):
+        former.check()
+    assert Owner(folder, "run-c").claim(take_over=True).endswith("as told")
+
+
+def test_an_owner_renews_its_hold(folder):
+    mine = Owner(folder, "run-a", renew_s=0.01)
+    mine.claim()
+    rewrite(folder, renewed=0.0)
+    deadline = time.monotonic() + 30
+    while owner.Claim.read(folder / owner.NAME).renewed == 0.0:
+        assert time.monotonic() < deadline
+    mine.release()
+
+
+def test_a_released_folder_is_free(folder):
+    mine = Owner(folder, "run-a")
+    mine.claim()
+    mine.release()
+    assert not (folder / owner.NAME).exists()
+    assert Owner(folder, "run-b").claim() == ""
+
+
+def test_a_folder_that_was_taken_is_not_released(folder):
+    mine = Owner(folder, "run-a")
+    mine.claim()
+    rewrite(folder, uid="run-b")
+    mine.release()
+    assert (folder / owner.NAME).exists()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"uid": "run-b", "renewed": "soon"}'])
+def test_an_owner_file_that_cannot_be_read_is_refused_unless_told(folder, text):
+    (folder / owner.NAME).write_text(text)
+    with pytest.raises(CheckpointError, match="cannot be read .* remove that file"):
+        Owner(folder, "run-a").claim()
+    assert "cannot be read" in Owner(folder, "run-a").claim(take_over=True)

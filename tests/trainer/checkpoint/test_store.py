@@ -1,0 +1,382 @@
+"""Checkpoints are whole or not there: what is damaged is found and said, and what was saved comes back equal."""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import pytest
+from etils import epath
+from jax.sharding import Mesh
+
+from tests.trainer.checkpoint.state import abstract, mesh, same, state
+from trainer.checkpoint import manifest
+from trainer.checkpoint.arrays import first_difference
+from trainer.checkpoint.owner import NAME as OWNER
+from trainer.checkpoint.store import Store
+from trainer.errors import CheckpointError
+
+HERE = Path(__file__).parent
+
+
+class Opened(Store):
+    """A claimed store that keeps what it was told to say."""
+
+    def __init__(self, folder: Path, uid: str = "run-a", keep: int = 3, take_over: bool = False) -> None:
+        self.notes: list[str] = []
+        super().__init__(str(folder), keep=keep, uid=uid, take_over=take_over, note=self.notes.append)
+        self.claim()
+
+    def __enter__(self) -> "Opened":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def found(self) -> tuple[int, str]:
+        """The step that is restored, proven equal to what was saved, and all that was said."""
+        restored = self.restore(abstract(mesh()))
+        assert restored is not None
+        step, tree, meta = restored
+        assert same(tree, step) and meta == {"data": "abc", "at": step}
+        return step, "\n".join(self.notes)
+
+
+def save(store: Store, *steps: int) -> None:
+    for step in steps:
+        store.save(step, state(step, mesh()), {"data": "abc", "at": step})
+    store.wait()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """A folder with steps 20, 30 and 40. Copied by who would change it."""
+    folder = tmp_path_factory.mktemp("saved") / "checkpoints"
+    with Opened(folder) as store:
+        save(store, 20, 30, 40)
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "checkpoints"))
+
+
+def files(step: Path) -> list[Path]:
+    return sorted(path for path in step.rglob("*") if path.is_file())
+
+
+def biggest(step: Path) -> Path:
+    return max(files(step / "state"), key=lambda path: path.stat().st_size)
+
+
+def flip(path: Path, chance: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    data[chance.randrange(len(data))] ^= chance.randrange(1, 256)
+    path.write_bytes(data)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files(folder) if path.name != OWNER}
+
+
+# What was saved comes back.
+
+
+def test_a_new_folder_has_nothing_to_restore(tmp_path):
+    with Opened(tmp_path / "new") as store:
+        assert store.restore(abstract(mesh())) is None
+        assert (store.steps(), store.latest_good(), store.committed()) == ([], None, None)
+
+
+def test_the_newest_step_and_its_meta_come_back_without_a_word(folder):
+    with Opened(folder, uid="run-b") as store:
+        assert store.found() == (40, "")
+        assert (store.steps(), store.latest_good(), store.committed()) == ([20, 30, 40], 40, 40)
+
+
+def test_another_mesh_takes_the_same_state(folder):
+    small = Mesh(jax.devices()[:2], ("fsdp",))
+    with Opened(folder) as store:
+        step, tree, _ = store.restore(abstract(small))
+        assert same(tree, step)
+        assert len(tree["params"]["dense"]["kernel"].addressable_shards) == 2
+
+
+def test_arrays_donated_right_after_save_are_saved_as_they_were(tmp_path):
+    wipe = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0, tree), donate_argnums=0)
+    with Opened(tmp_path) as store:
+        tree = state(7, mesh())
+        store.save(7, tree, {"data": "abc", "at": 7})
+        for _ in range(5):
+            tree = wipe(tree)
+        jax.block_until_ready(tree)
+        store.wait()
+        assert store.found() == (7, "")
+
+
+def test_committed_follows_the_manifest_and_a_committed_step_is_not_saved_again(tmp_path):
+    with Opened(tmp_path) as store:
+        hold = threading.Event()
+        store._background.submit(hold.wait)
+        store.save(1, state(1, mesh()), {})
+        assert store.committed() is None and store.steps() == []
+        hold.set()
+        store.wait()
+        assert store.committed() == 1 and store.steps() == [1]
+        before = contents(tmp_path)
+        save(store, 1)
+        assert contents(tmp_path) == before
+
+
+def test_rotation_keeps_the_newest_and_never_the_last_one_goes(tmp_path):
+    with Opened(tmp_path, keep=2) as store:
+        save(store, 1, 2, 3)
+        assert store.steps() == [2, 3]
+    with Opened(tmp_path, keep=1) as store:
+        assert store.restore(abstract(mesh()))[0] == 3
+        save(store, 4)
+        assert store.steps() == [4]
+
+
+# Damage is found, said, and walked back from.
+
+
+def test_a_hundred_flipped_bytes_over_all_files_are_found(folder):
+    step, chance = epath.Path(folder / "40"), random.Random(3)
+    sizes = {path: path.stat().st_size for path in files(folder / "40") if path.stat().st_size}
+    every = list(sizes)
+    for n in range(100):
+        path = every[n] if n < len(every) else chance.choices(every, list(sizes.values()))[0]  # each file, then by size
+        whole = path.read_bytes()
+        flip(path, chance)
+        try:
+            assert manifest.faults(step, manifest.read(step)), f"{path} was changed and nobody noticed"
+        except manifest.Damaged:
+            assert path.name == manifest.NAME
+        path.write_bytes(whole)
+    assert manifest.faults(step, manifest.read(step)) == []
+
+
+@pytest.mark.parametrize("which", ["biggest", "_METADATA", "_CHECKPOINT_METADATA", "metadata", manifest.NAME])
+def test_a_flipped_byte_is_never_restored(folder, which):
+    path = biggest(folder / "40") if which == "biggest" else next(p for p in files(folder / "40") if p.name == which)
+    flip(path, random.Random(1))
+    with Opened(folder) as store:
+        step, said = store.found()
+    assert step == 30
+    assert "step 40: " in said and path.name in said and "using step 30" in said
+
+
+def test_a_file_cut_short_is_named_and_the_step_before_is_used(folder):
+    path = biggest(folder / "40")
+    size = path.stat().st_size
+    os.truncate(path, 12)
+    with Opened(folder) as store:
+        assert store.found() == (
+            30,
+            f"step 40: file {path.relative_to(folder / '40')} cut short (12 of {size} bytes); using step 30 "
+            "(40 is kept as 40.bad-1)",
+        )
+        assert store.committed() == 30
+
+
+def test_missing_files_are_named_up_to_three(folder):
+    shutil.rmtree(folder / "40" / "state")
+    with Opened(folder) as store:
+        step, said = store.found()
+    assert step == 30
+    assert said.count("is missing") == 3 and " more; using step 30" in said
+
+
+def test_an_empty_step_folder_and_a_file_named_like_a_step_are_walked_over(folder):
+    (folder / "50").mkdir()
+    (folder / "60").write_text("not a checkpoint")
+    with Opened(folder) as store:
+        step, said = store.found()
+    assert step == 40
+    assert "step 60: is a file, not a folder; using step 40" in said
+    assert "step 50: the folder is empty; using step 40" in said
+
+
+def test_a_step_copied_under_another_number_is_not_that_step(folder):
+    shutil.copytree(folder / "20", folder / "50")
+    with Opened(folder) as store:
+        assert store.found()[0] == 40
+        assert "step 50: its manifest is that of step 20" in store.notes[0]
+
+
+def test_two_bad_steps_in_a_row_are_both_said(folder):
+    for step in (40, 30):
+        os.truncate(biggest(folder / str(step)), 1)
+    with Opened(folder) as store:
+        step, said = store.found()
+    assert step == 20
+    assert "step 40: " in said and "step 30: " in said
+
+
+def test_foreign_things_are_named_and_left_alone(folder):
+    (folder / "notes.txt").write_text("mine")
+    (folder / "040").mkdir()
+    (folder / ".jaxlaunch").mkdir()
+    (folder / "40" / "state" / "extra").write_text("?")
+    with Opened(folder) as store:
+        step, said = store.found()
+    assert step == 40
+    assert said == (
+        f"{folder} holds what is no checkpoint, left alone: 040/, notes.txt\n"
+        "step 40 holds files that nobody wrote down, left alone: state/extra"
+    )
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+def test_with_no_usable_step_left_the_error_names_each_and_nothing_is_changed(folder):
+    os.truncate(biggest(folder / "20"), 0)
+    (folder / "30" / "meta" / "metadata").unlink()
+    shutil.rmtree(folder / "40")
+    (folder / "40").mkdir()
+    before = contents(folder)
+    with Opened(folder) as store, pytest.raises(CheckpointError) as caught:
+        store.restore(abstract(mesh()))
+    assert caught.value.code == 78
+    for text in ("step 40: the folder is empty", "step 30: file meta/metadata is missing", "step 20: ", "hint: "):
+        assert text in str(caught.value)
+    assert contents(folder) == before and (folder / "40").is_dir()
+
+
+def test_the_number_of_a_bad_step_can_be_saved_again_and_the_bad_one_is_kept(folder):
+    path = biggest(folder / "40")
+    os.truncate(path, 5)
+    with Opened(folder) as store:
+        assert store.found()[0] == 30
+        save(store, 40)
+        assert store.found()[0] == 40
+    assert (folder / "40.bad-1" / path.relative_to(folder / "40")).stat().st_size == 5
+    os.truncate(biggest(folder / "40"), 5)
+    with Opened(folder) as store:
+        assert store.found()[0] == 30
+    assert (folder / "40.bad-2").is_dir()
+
+
+def test_a_step_without_a_manifest_is_tried_digested_and_adopted(folder):
+    (folder / "40" / manifest.NAME).unlink()
+    with Opened(folder, uid="run-b") as store:
+        step, said = store.found()
+        assert step == 40 and "digested and adopted" in said
+        assert store.latest_good() == 40
+    with Opened(folder) as store:
+        assert store.found() == (40, "")
+
+
+def test_a_step_without_a_manifest_that_does_not_restore_is_walked_over(folder):
+    (folder / "40" / manifest.NAME).unlink()
+    shutil.rmtree(folder / "40" / "state" / "d")
+    with Opened(folder) as store:
+        step, said = store.found()
+    assert step == 30
+    assert "step 40: no manifest, and it cannot be restored: " in said
+
+
+# What is another's is refused.
+
+
+def test_a_model_of_another_shape_is_refused_by_its_first_leaf_and_nothing_is_changed(folder):
+    before = contents(folder)
+    with Opened(folder) as store, pytest.raises(CheckpointError) as caught:
+        store.restore(abstract(mesh(), width=16))
+    assert "params/dense/kernel is float32[8,64] in the checkpoint and float32[8,16] in this model" in str(caught.value)
+    assert contents(folder) == before
+
+
+def test_leaves_that_one_side_lacks_are_named():
+    kernel = ((8,), "float32")
+    assert first_difference({"a": kernel}, {"a": kernel}) is None
+    assert first_difference({}, {"a": kernel}) == "a is absent in the checkpoint and float32[8] in this model"
+    assert first_difference({"a": kernel}, {}) == "a is float32[8] in the checkpoint and absent in this model"
+    assert first_difference({"a": ((8,), "bfloat16")}, {"a": kernel}) == (
+        "a is bfloat16[8] in the checkpoint and float32[8] in this model"
+    )
+
+
+def test_an_owner_that_was_taken_from_writes_nothing_more(tmp_path):
+    first = Opened(tmp_path)
+    save(first, 1)
+    hold = threading.Event()
+    first._background.submit(hold.wait)  # its next save is cut off between Orbax's part and the manifest
+    first.save(2, state(2, mesh()), {})
+    first._arrays.wait()
+    second = Opened(tmp_path, uid="run-b", take_over=True)
+    assert "as told" in second.notes[0]
+    hold.set()
+    with pytest.raises(CheckpointError, match="no longer ours"):
+        first.wait()
+    before = contents(tmp_path)
+    with pytest.raises(CheckpointError, match="no longer ours"):
+        save(first, 3)
+    assert contents(tmp_path) == before
+    assert first.steps() == [1]
+    first.close()
+    second.close()
+
+
+def test_a_second_live_run_is_refused_before_it_touches_anything(tmp_path):
+    with Opened(tmp_path):
+        (tmp_path / "7.orbax-checkpoint-tmp").mkdir()
+        with pytest.raises(CheckpointError, match="belongs to run run-a"):
+            Opened(tmp_path, uid="run-b")
+        assert (tmp_path / "7.orbax-checkpoint-tmp").exists()
+
+
+# Storage fails, processes are killed.
+
+
+def test_storage_that_fails_behind_the_loop_is_said_at_the_next_call_and_the_next_save_works(tmp_path):
+    done = subprocess.run(
+        [sys.executable, HERE / "saves_to_full_storage.py", tmp_path],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout.splitlines() == [f"StorageError saving step 2 in {tmp_path} failed", "committed 1", "[1, 3]"], (
+        done
+    )
+    with Opened(tmp_path) as store:
+        assert store.restore(abstract(mesh()))[0] == 3
+
+
+def test_what_a_killed_save_left_is_cleared_and_nothing_else(tmp_path):
+    for name in ("7.orbax-checkpoint-tmp", "8.orbax-checkpoint-tmp-17", "model.orbax-checkpoint-tmp"):
+        (tmp_path / name / "state").mkdir(parents=True)
+    with Opened(tmp_path) as store:
+        assert store.restore(abstract(mesh())) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["model.orbax-checkpoint-tmp"]
+
+
+def test_the_latest_good_step_comes_back_equal_after_kills_at_random_moments(tmp_path):
+    """Four kills; each next process checks what it restores before it goes on, and takes over at once."""
+    chance, committed = random.Random(time.time_ns()), -1
+    for kill in range(4):
+        with subprocess.Popen(
+            [sys.executable, HERE / "saves.py", tmp_path, f"run-{kill}"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        ) as process:
+            lines = []
+            for line in process.stdout:
+                lines.append(line)
+                if line.startswith("saved") and len([line for line in lines if line.startswith("saved")]) == 3:
+                    break
+            time.sleep(chance.random() * 0.2)  # a random moment, not a wait for something
+            process.kill()
+            assert "ready\n" in lines, lines
+            reported = [int(line.split()[1]) for line in lines if line.startswith("saved ") and "None" not in line]
+            committed = max([committed, *reported])
+    with Opened(tmp_path, uid="last") as store:
+        step, tree, _ = store.restore(abstract(mesh()))
+        assert same(tree, step) and step >= committed
