@@ -23,6 +23,7 @@ from yaml.events import (
     SequenceEndEvent,
     SequenceStartEvent,
 )
+from yaml.reader import ReaderError
 
 from launcher import scalars
 from launcher.errors import Fault, Path, UserError
@@ -110,7 +111,7 @@ def parse(text: str, name: str) -> Document:
         pass
     except yaml.MarkedYAMLError as error:
         reader.refuse_syntax(error, text)
-    except yaml.reader.ReaderError as error:
+    except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         code = error.character if isinstance(error.character, int) else ord(error.character)
         reader.refuse((), line, f"holds the control character 0x{code:02x}.", "delete it, or write it as an escape.")

@@ -6,10 +6,12 @@ import re
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
-WORDS = "a duration such as 90s, 10m, 12h or 3d"
+from launcher.keys import Words
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_SPELLED = r"s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?|w|wks?|weeks?"
 _LONGEST_S = 2**31 - 1  # Kubernetes keeps some of them in 32 bits
 _DURATION = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s)?")
 
@@ -22,7 +24,7 @@ def seconds(value: Any) -> float:
     elif isinstance(value, str) and (match := _DURATION.fullmatch(value)):
         total = sum(int(count or 0) * unit for count, unit in zip(match.groups(), _SECONDS.values(), strict=True))
     if not 0 < total <= _LONGEST_S:
-        raise ValueError("not a duration")
+        raise PydanticCustomError("duration", "not a duration")
     return float(total)
 
 
@@ -36,9 +38,18 @@ def text(value_s: float) -> str:
     return "".join(parts) or "0s"
 
 
+def _suggest(written: str) -> str | None:
+    """What `10 min` or `1.5h` seems to mean."""
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*([a-z]+)", written.strip().lower())
+    letter = match[2][0] if match is not None and re.fullmatch(_SPELLED, match[2]) else ""
+    total = round(float(match[1]) * (_SECONDS | {"w": 604800})[letter]) if match is not None and letter else 0
+    return f"write {text(total)}." if total else None
+
+
 Duration = Annotated[
     float,
     BeforeValidator(seconds),
+    Words("a duration such as 90s, 10m, 12h or 3d", _suggest),
     PlainSerializer(text, return_type=str),
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$"}, {"type": "integer"}]}),
 ]

@@ -56,5 +56,4 @@ class JobFaults(UserError):
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.faults = tuple(sorted(faults, key=lambda fault: fault.line))
         shown = [str(fault) for fault in self.faults[:SHOWN_FAULTS]]
-        more = len(self.faults) - len(shown)
-        super().__init__("\n".join([*shown, f"… and {more} more."] if more else shown))
+        super().__init__("\n".join([*shown, "… and more."] if len(self.faults) > SHOWN_FAULTS else shown))

@@ -10,8 +10,9 @@ from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
-WORDS = "a Kubernetes quantity such as 8, 500m or 32Gi"
+from launcher.keys import Words
 
 _SCALE = (
     {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1)}
@@ -25,19 +26,31 @@ def amount(text: str) -> Decimal:
     """The number a quantity stands for: 32Gi is 34359738368. Raises ValueError when it is none."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise ValueError("not a quantity")
+        raise PydanticCustomError("quantity", "not a quantity")
     return Decimal(match[1]) * _SCALE[match[2]]
 
 
 def _written(value: Any) -> str:
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
     if not isinstance(text, str) or amount(text) == 0:
-        raise ValueError("not a quantity")
+        raise PydanticCustomError("quantity", "not a quantity")
     return text
+
+
+def _suggest(written: str) -> str | None:
+    """What `32GB` or `32 gib` seems to mean."""
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)\s*([kmgtp])(i?)b?", written.strip().lower())
+    if match is None:
+        return None
+    letter = match[2].upper()
+    if match[3]:
+        return f"write {match[1]}{letter}i."
+    return f"write {match[1]}{letter}i for 1024s, or {match[1]}{'k' if letter == 'K' else letter} for 1000s."
 
 
 Quantity = Annotated[
     str,
     BeforeValidator(_written),
+    Words("a Kubernetes quantity such as 8, 500m or 32Gi", _suggest),
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": rf"^{_QUANTITY.pattern}$"}, {"type": "number"}]}),
 ]

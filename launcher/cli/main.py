@@ -1,0 +1,71 @@
+"""The `launcher` command: finds its subcommands without importing them, and turns errors into exit codes.
+
+Exit codes: 0 ok, 2 the user's to mend, 3 the cluster's, 130 interrupted; `run` leaves with the verdict's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+import click
+
+from launcher.errors import UserError
+
+INTERRUPTED = 130
+
+# Command -> where it lies, and what --help says of it. Importing them all would take --help half a second.
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "init": ("launcher.cli.init:init", "Write a starter job.yaml."),
+    "run": ("launcher.cli.run:run", "Train JOB on this machine."),
+    "schema": ("launcher.cli.schema:schema", "Print the JSON schema of job.yaml."),
+    "validate": ("launcher.cli.validate:validate", "Check JOB, and say what it asks for."),
+}
+
+
+class Commands(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="jaxlaunch", prog_name="launcher")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """One job.yaml, from a laptop to a pod slice: train with JAX on one host or many."""
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
+
+
+def main() -> NoReturn:
+    """Runs the command line and exits. An error that nobody can mend keeps its traceback: it is our bug."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without × must not end a run
+    try:
+        code = cli.main(prog_name="launcher", standalone_mode=False)
+    except UserError as error:
+        click.echo(str(error), err=True)
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = INTERRUPTED
+    sys.exit(code)

@@ -1,0 +1,192 @@
+"""job.yaml in, JobSpec out; and back. Reads files; everything that is wrong with one is said at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path as FilePath
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from launcher import checks, credentials, document, faults, scalars
+from launcher.document import Document
+from launcher.errors import SHOWN_FAULTS, Fault, JobFaults, Path
+from launcher.faults import dotted
+from launcher.overrides import apply as override
+from launcher.schema import AS_WRITTEN, JobSpec
+
+__all__ = ["JobSpec", "dump", "load", "parse"]
+
+# Stands in for a required value that is wrong, so that the rest can still be judged. Never leaves this file.
+_STAND_INS: dict[Path, Any] = {
+    ("name",): "x",
+    ("accelerator",): {"type": "cpu"},
+    ("train", "task"): "stand_in:Task",
+}
+_MOST_ROUNDS = 8  # each takes away what the one before found wrong
+
+
+def load(path: str | FilePath, overrides: Sequence[str] = ()) -> JobSpec:
+    """The job in a file, with dotted overrides such as `train.steps=100`.
+
+    Raises JobFaults with everything that is wrong with it, and UserError when it cannot be read.
+    """
+    source = document.read(FilePath(path))
+    override(source, overrides)
+    return _job(source)
+
+
+def parse(text: str, name: str = "job.yaml") -> JobSpec:
+    """The job in a text. Raises JobFaults, which call it by `name`."""
+    return _job(document.parse(text, name))
+
+
+def _job(source: Document) -> JobSpec:
+    found = list(source.faults)
+    spec = None
+    if isinstance(source.data, dict):
+        spec = _judge(source, found)
+    elif not found:
+        found.append(Fault((), "is not a block of keys.", "`launcher init` writes a first job."))
+    if spec is None or found:
+        raise JobFaults([source.locate(fault) for fault in found])
+    return spec
+
+
+def _judge(source: Document, found: list[Fault]) -> JobSpec | None:
+    """The spec as far as it can be read, while everything wrong with it is added to `found`."""
+    data = _as_written(source)
+    broken = {fault.path for fault in found if fault.path}
+    for fault in [*_secrets(data), *_two_readings(source), *_one_program(source.data)]:
+        found.append(fault)
+    for fault in faults.unsupported(source):
+        found.append(fault)
+        broken.add(fault.path)
+    for path in broken:
+        _take_away(data, path)
+    for _ in range(_MOST_ROUNDS):
+        try:
+            spec = JobSpec.model_validate(data)
+        except ValidationError as error:
+            new = list(faults.translate(error, source))
+            found += [fault for fault in new if not _is_below(fault.path, broken)]
+            for fault in new:
+                broken |= {fault.path, _take_away(data, fault.path)}
+            if len(found) > SHOWN_FAULTS:  # more than anyone is shown
+                return None
+        else:
+            found.extend(checks.run(spec, broken))
+            return spec
+    return None
+
+
+def _as_written(source: Document) -> Any:
+    """The data, with numbers and truths as text where a job means text: `--lr 3e-4` must not become 0.0003."""
+    data = copy.deepcopy(source.data)
+    for block in AS_WRITTEN:
+        items = data.get(block)
+        pairs = items.items() if isinstance(items, dict) else enumerate(items) if isinstance(items, list) else ()
+        for key, value in list(pairs):
+            if isinstance(value, int | float):
+                items[key] = source.texts[(block, key)]
+    return data
+
+
+def _take_away(data: Any, path: Path) -> Path:
+    """Removes what is wrong, or the nearest block above that can do without it; returns what was removed."""
+    lists = [depth for depth, key in enumerate(path) if isinstance(key, int)]
+    path = path[: lists[0]] if lists else path
+    while path and path not in _STAND_INS and not _holds(data, path):
+        path = path[:-1]
+    if not path:
+        return path
+    block = faults.value_at(data, path[:-1])
+    if path in _STAND_INS:
+        block[path[-1]] = copy.deepcopy(_STAND_INS[path])
+    else:
+        del block[path[-1]]
+    return path
+
+
+def _holds(data: Any, path: Path) -> bool:
+    block = faults.value_at(data, path[:-1])
+    return isinstance(block, dict) and path[-1] in block
+
+
+def _is_below(path: Path, broken: set[Path]) -> bool:
+    return any(path[:end] in broken for end in range(1, len(path) + 1))
+
+
+# --- faults of the text, before its types -----------------------------------------------------------------------------
+
+
+def _secrets(data: Any) -> Iterator[Fault]:
+    """Literals that look like credentials. Their values are never repeated."""
+    for path, text in credentials.strings(data):
+        if len(path) == 2 and path[0] == "env" and credentials.in_variable(str(path[1]), text):
+            hint = f"put it in a Secret and write secrets: {{{path[1]}: {{name: my-secret, key: token}}}}."
+            yield Fault(path, f"{dotted(path)} looks like a credential, and everyone who sees the pod sees it.", hint)
+        elif path[-1:] == ("value",) and credentials.in_variable(_name_beside(data, path), text):
+            message = f"{dotted(path)} looks like a credential, and everyone who sees the pod sees it."
+            yield Fault(path, message, "put it in a Secret and use valueFrom: {secretKeyRef: …}.")
+        elif credentials.in_value(text):
+            message = f"{dotted(path)} holds a credential, and everyone who sees the job sees it."
+            yield Fault(path, message, "put it in a Secret and name that under secrets:.")
+
+
+def _name_beside(data: Any, path: Path) -> str:
+    """The name of a variable written as Kubernetes does: {name: TOKEN, value: …}."""
+    beside = faults.value_at(data, path[:-1])
+    return str(beside.get("name", "")) if isinstance(beside, dict) else ""
+
+
+def _two_readings(source: Document) -> Iterator[Fault]:
+    """Numbers such as 010, wherever they are not taken as text."""
+    for path, text in source.texts.items():
+        if path[:1] and path[0] not in AS_WRITTEN and scalars.has_two_readings(text):
+            decimal, octal = int(text), int(text, 8) if not set(text) & set("89") else None
+            older = "text" if octal is None else octal
+            message = f"{faults.describe(source, path)} has two readings: {decimal} in YAML 1.2, {older} in YAML 1.1."
+            yield Fault(path, message, f'write {decimal}, or "{text}" for text.')
+
+
+def _one_program(data: Any) -> Iterator[Fault]:
+    given = [key for key in ("command", "train") if data.get(key) is not None]
+    if len(given) == 2:
+        yield Fault(
+            ("train",),
+            "command and train are both given.",
+            "keep train for the built-in trainer, command for any other.",
+        )
+    elif not given:
+        hint = "train: {task: trainer.tasks.classify:Classify}, or command: [python, train.py]"
+        yield Fault((), "neither train nor command is given: there is nothing to run.", hint)
+
+
+# --- and back ---------------------------------------------------------------------------------------------------------
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what our reader would not read as text; PyYAML's own rule is YAML 1.1's."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    try:
+        is_plain = scalars.resolve(text) == text and not scalars.has_two_readings(text)
+    except ValueError:
+        is_plain = False
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_plain else "'")
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def dump(job: JobSpec) -> str:
+    """The resolved job as YAML, every default written out; reading it again gives an equal job."""
+    data = job.model_dump(mode="json", by_alias=True)
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)

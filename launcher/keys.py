@@ -1,0 +1,246 @@
+"""What stands at a path of a schema: its type in words, its keys, its place in a validation error. Pure.
+
+Reads pydantic models by their annotations, so that messages and documentation say what the schema says, in our words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, Tag
+from pydantic.fields import FieldInfo
+
+from launcher.errors import Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """Metadata of a type: how messages name what is wanted ("hosts = x is not <text>"), and mend a near miss."""
+
+    text: str
+    suggest: Callable[[str], str | None] = lambda written: None
+
+
+@dataclasses.dataclass(frozen=True)
+class Type:
+    """An annotation taken apart: the bare type, the constraints on it, and whether null is one of its values."""
+
+    bare: Any
+    constraints: tuple[Any, ...] = ()
+    nullable: bool = False
+
+    @classmethod
+    def of(cls, annotation: Any, constraints: tuple[Any, ...] = ()) -> Type:
+        nullable = False
+        while True:
+            origin = get_origin(annotation)
+            if origin is Annotated:
+                annotation, *metadata = get_args(annotation)
+                constraints += tuple(metadata)
+            elif origin in (Union, types.UnionType) and type(None) in get_args(annotation):
+                members = tuple(member for member in get_args(annotation) if member is not type(None))
+                annotation, nullable = functools.reduce(operator.or_, members), True
+            else:
+                return cls(annotation, tuple(_flat(constraints)), nullable)
+
+    @classmethod
+    def of_field(cls, field: FieldInfo) -> Type:
+        return cls.of(field.annotation, tuple(field.metadata))
+
+    @property
+    def members(self) -> tuple[Type, ...]:
+        """The alternatives of a union; none for anything else."""
+        return tuple(map(Type.of, get_args(self.bare))) if get_origin(self.bare) in (Union, types.UnionType) else ()
+
+    @property
+    def model(self) -> type[BaseModel] | None:
+        return self.bare if isinstance(self.bare, type) and issubclass(self.bare, BaseModel) else None
+
+    @property
+    def items(self) -> Type | None:
+        """The type of a list's items."""
+        return Type.of(get_args(self.bare)[0]) if get_origin(self.bare) is list else None
+
+    @property
+    def keys(self) -> Type | None:
+        """The type of a mapping's keys."""
+        return Type.of(get_args(self.bare)[0]) if get_origin(self.bare) is dict else None
+
+    @property
+    def values(self) -> Type | None:
+        """The type of a mapping's values."""
+        return Type.of(get_args(self.bare)[1]) if get_origin(self.bare) is dict else None
+
+    @property
+    def literals(self) -> tuple[Any, ...]:
+        return get_args(self.bare) if get_origin(self.bare) is Literal else ()
+
+    def member(self, label: Any) -> Type | None:
+        """The alternative that a validation error calls by `label`: its tag, its class or its literal key."""
+        for member in self.members:
+            tags = {constraint.tag for constraint in member.constraints if isinstance(constraint, Tag)}
+            if member.model is not None:
+                tags |= {member.model.__name__, *_literals(member.model)}
+            if label in tags or (member.items is not None and str(label).startswith("list")):
+                return member
+        return None
+
+
+def _flat(metadata: tuple[Any, ...]) -> Iterator[Any]:
+    for item in metadata:
+        if isinstance(item, FieldInfo):
+            yield from item.metadata
+        else:
+            yield item
+
+
+def _literals(model: type[BaseModel]) -> Iterator[Any]:
+    for key in ("kind", "source"):
+        if key in model.model_fields:
+            yield from Type.of_field(model.model_fields[key]).literals
+
+
+def fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The keys of a block, by the names a job writes."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Spot:
+    """Where a validation error points."""
+
+    path: Path
+    kind: Type | None  # what should stand there; None: nothing of the schema, an unknown key
+    block: type[BaseModel] | None  # the block it stands in
+    union: Path | None = None  # the union passed on the way, and what the error called its alternative
+    label: Any = None
+    is_key: bool = False  # it is the key that is wrong, not the value
+
+
+def find(model: type[BaseModel], location: tuple[str | int, ...]) -> Spot:
+    """The spot of an error's location, in which pydantic mixes keys with names of alternatives."""
+    spot, key_type = Spot((), Type(model), None), None
+    for element in location:
+        here = spot.kind
+        if element == "[key]":
+            return dataclasses.replace(spot, kind=key_type, is_key=True)
+        if here is not None and here.members:
+            spot = dataclasses.replace(spot, kind=here.member(element), union=spot.path, label=element)
+            continue
+        spot = dataclasses.replace(spot, path=(*spot.path, element))
+        if here is None:
+            continue
+        if here.model is not None:
+            field = fields(here.model).get(str(element))
+            spot = dataclasses.replace(spot, kind=None if field is None else Type.of_field(field), block=here.model)
+        else:
+            key_type = here.keys
+            spot = dataclasses.replace(spot, kind=here.items or here.values)
+    return spot
+
+
+def at(model: type[BaseModel], path: Path) -> list[Type]:
+    """Every type that may stand at a path of the job, whichever alternative is chosen on the way."""
+    found = [Type(model)]
+    for key in path:
+        below: list[Type] = []
+        for here in [member for one in found for member in (one.members or (one,))]:
+            if here.model is not None and (field := fields(here.model).get(str(key))) is not None:
+                below.append(Type.of_field(field))
+            elif (item := here.items or here.values) is not None:
+                below.append(item)
+        found = below
+    return found
+
+
+def walk(model: type[BaseModel], path: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:
+    """Every key of the schema, with the alternatives of a union one after the other."""
+    for key, field in fields(model).items():
+        yield (*path, key), field
+        for block in blocks(Type.of_field(field)):
+            yield from walk(block, (*path, key))
+
+
+def blocks(kind: Type) -> list[type[BaseModel]]:
+    """The blocks a type may hold: itself, its alternatives, or the items of a list of them."""
+    inner = kind.items or kind.values
+    if inner is not None:
+        return blocks(inner)
+    return [one.model for one in (kind.members or (kind,)) if one.model is not None]
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+_PATTERNS: Mapping[str, str] = {r"^[\w.]+:[\w.]+$": "a name of the form module:Name"}
+_BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
+_PLAIN: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Any: "a value",
+}
+
+
+def words(kind: Type, without: tuple[Any, ...] = ()) -> str:
+    """What is wanted, as the end of "hosts = x is not …"; `without` are literals not to offer."""
+    told = [constraint.text for constraint in kind.constraints if isinstance(constraint, Words)]
+    if told:
+        return told[-1]
+    if kind.members:
+        return _union(kind, without)
+    if kind.literals:
+        offered = [str(literal) for literal in kind.literals if literal not in without]
+        return offered[0] if len(offered) == 1 else f"one of {', '.join(offered)}"
+    if kind.model is not None:
+        return f"a block with the key{'s' * (len(fields(kind.model)) > 1)} {', '.join(fields(kind.model))}"
+    if kind.items is not None:
+        return "a list of texts" if kind.items.bare is str else f"a list, each item {words(kind.items)}"
+    if kind.values is not None:
+        return "a block" if kind.values.bare is Any else f"a block, each value {words(kind.values)}"
+    patterns = [str(getattr(constraint, "pattern", None)) for constraint in kind.constraints]
+    named = [_PATTERNS[pattern] for pattern in patterns if pattern in _PATTERNS]
+    return named[0] if named else f"{_PLAIN[kind.bare]}{_bounds(kind)}"
+
+
+def _union(kind: Type, without: tuple[Any, ...]) -> str:
+    models = [member.model for member in kind.members if member.model is not None]
+    if len(models) < len(kind.members):
+        return ", or ".join(dict.fromkeys(words(member, without) for member in kind.members))
+    key = discriminator(kind)
+    if key is None:
+        return f"a block with one of the keys {', '.join(next(iter(fields(model))) for model in models)}"
+    return f"a block whose {key} is {choices(kind, without)}"
+
+
+def discriminator(kind: Type) -> str | None:
+    """The key that chooses between the blocks of a union; None where the presence of a key does."""
+    models = [member.model for member in kind.members if member.model is not None]
+    return next((key for key in ("kind", "source") if all(key in model.model_fields for model in models)), None)
+
+
+def choices(kind: Type, without: tuple[Any, ...] = ()) -> str:
+    """What the discriminator of a union of blocks may say."""
+    key = discriminator(kind) or ""
+    kinds = [Type.of_field(member.model.model_fields[key]) for member in kind.members if member.model is not None]
+    literals = [str(literal) for one in kinds for literal in one.literals if literal not in without]
+    other = [words(one) for one in kinds if not one.literals]
+    return f"one of {', '.join(literals)}" + "".join(f", or {phrase}" for phrase in other)
+
+
+def _bounds(kind: Type) -> str:
+    found = {
+        key: getattr(constraint, key)
+        for key in _BOUNDS
+        for constraint in kind.constraints
+        if getattr(constraint, key, None) is not None
+    }
+    if found.keys() >= {"ge", "le"}:
+        return f" from {found['ge']:g} to {found['le']:g}"
+    phrases = [f"{phrase} {found[key]:g}" for key, phrase in _BOUNDS.items() if key in found]
+    return f" {' and '.join(phrases)}" if phrases else ""

@@ -1,0 +1,157 @@
+"""How a job's mesh and batch lie over its devices: what does not divide, and what would. Pure arithmetic."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from launcher.accelerators import KNOWN
+from launcher.errors import Fault, Path
+from launcher.schema import JobSpec
+from trainer.contract import MESH_AXES
+from trainer.spec import TrainSpec
+
+MESH: Path = ("train", "mesh")
+_MOST_OFFERED = 9
+_MOST_SIMULATED = 2**14  # devices; beyond, contiguity of rows is the mesh's to prove
+
+
+def count(number: int, noun: str) -> str:
+    """`1 host`, `4 hosts`."""
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
+
+
+def devices(job: JobSpec) -> str:
+    """`16 devices (4 hosts × 4)`."""
+    per_chip = KNOWN[job.accelerator.type].devices_per_chip
+    factors = [count(job.hosts, "host"), str(job.accelerator.per_host)]
+    if job.slices > 1:
+        factors.insert(0, count(job.slices, "slice"))
+    if per_chip > 1:
+        factors[-1:] = [count(job.accelerator.per_host, "chip"), str(per_chip)]
+    return f"{count(job.devices, 'device')} ({' × '.join(factors)})"
+
+
+def divisors(number: int, near: int = 1) -> list[int]:
+    """The divisors of a number; of very many, those around `near`."""
+    low = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    found = sorted({*low, *(number // divisor for divisor in low)})
+    nearest = sorted(found, key=lambda divisor: abs(math.log(divisor / max(1, near))))[:_MOST_OFFERED]
+    return sorted(nearest)
+
+
+def either(options: Sequence[object]) -> str:
+    """`1, 2 or 4`."""
+    *most, last = map(str, options)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def mesh_faults(job: JobSpec) -> Iterator[Fault]:
+    """Axes that do not divide the devices, or do not multiply to them."""
+    if job.train is None:
+        return
+    sizes = dict(zip(MESH_AXES, _sizes(job.train), strict=True))
+    wrong = [axis for axis, size in sizes.items() if size > 0 and job.devices % size]
+    for axis in wrong:
+        options = divisors(job.devices, near=sizes[axis])
+        yield Fault(
+            (*MESH, axis),
+            f"train.mesh.{axis} = {sizes[axis]} does not divide {devices(job)}.",
+            f"use {either(options)}, or -1 to take what remains.",
+        )
+    fixed = math.prod(size for size in sizes.values() if size > 0)
+    if not wrong and (job.devices % fixed or (-1 not in sizes.values() and fixed != job.devices)):
+        shape = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 0)
+        makes = "needs" if -1 not in sizes.values() else "alone needs"
+        yield Fault(
+            MESH,
+            f"train.mesh: {shape} {makes} {count(fixed, 'device')}, the job has {devices(job)}.",
+            _cure(job, sizes),
+        )
+
+
+def _sizes(train: TrainSpec) -> list[int]:
+    return [getattr(train.mesh, axis) for axis in MESH_AXES]
+
+
+def _cure(job: JobSpec, sizes: dict[str, int]) -> str:
+    """The one axis to change, or the devices to ask for."""
+    cures = []
+    for axis in sizes:
+        others = math.prod(size for other, size in sizes.items() if other != axis and size > 0)
+        if job.devices % others == 0 and sizes[axis] > 0:
+            cures.append(f"{axis}: {job.devices // others}")
+    if cures and -1 not in sizes.values():
+        return f"write {either(cures)}; -1 on one axis takes what remains."
+    fixed = math.prod(size for size in sizes.values() if size > 0)
+    return f"make the axes smaller, or ask for {fixed} devices or a multiple of that."
+
+
+def slice_faults(job: JobSpec) -> Iterator[Fault]:
+    """dcn axes that do not spread the mesh over the slices. Only of a mesh that fits the devices."""
+    if job.train is None or not _fits(job):
+        return
+    sizes, dcn = dict(zip(MESH_AXES, job.train.mesh.resolve(job.devices), strict=True)), job.train.mesh.dcn
+    spanned = math.prod(dcn.values())
+    if dcn and spanned != job.slices:
+        given = " × ".join(f"{axis} {times}" for axis, times in dcn.items())
+        hint = f"its product must be {job.slices}." if job.slices > 1 else "leave it out, or set slices."
+        yield Fault(
+            (*MESH, "dcn"), f"train.mesh.dcn: {given} spans {count(spanned, 'slice')}, the job has {job.slices}.", hint
+        )
+    elif not dcn and sizes["dp"] % job.slices:
+        yield Fault(
+            (*MESH, "dp"),
+            f"train.mesh.dp = {sizes['dp']} does not split over {count(job.slices, 'slice')}.",
+            f"make dp a multiple of {job.slices}, or say with dcn which axis spans slices.",
+        )
+    for axis, times in dcn.items():
+        if sizes[axis] % times:
+            message = f"train.mesh.dcn.{axis} = {times} does not divide {axis} = {sizes[axis]}."
+            yield Fault((*MESH, "dcn", axis), message, f"use {either(divisors(sizes[axis], near=times))}.")
+
+
+def batch_faults(job: JobSpec) -> Iterator[Fault]:
+    """A batch that does not split into equal shards and micro-batches. Only of a mesh that fits the devices."""
+    if job.train is None or not _fits(job):
+        return
+    train = job.train
+    dp, fsdp, _ = train.mesh.resolve(job.devices)
+    parts = dp * fsdp * train.accumulate
+    if train.batch % parts:
+        below, above = train.batch // parts * parts, -(-train.batch // parts) * parts
+        shape = f"dp {dp} × fsdp {fsdp}" + (f" × accumulate {train.accumulate}" if train.accumulate > 1 else "")
+        message = f"train.batch = {train.batch} does not divide by {shape} = {parts}."
+        yield Fault(("train", "batch"), message, f"use {either([size for size in (below, above) if size])}.")
+
+
+def row_faults(job: JobSpec) -> Iterator[Fault]:
+    """A process whose devices hold rows of the batch that do not lie side by side: it reads one range."""
+    if job.train is None or not _fits(job) or job.devices > _MOST_SIMULATED or job.devices % job.processes:
+        return
+    sizes, dcn = job.train.mesh.resolve(job.devices), job.train.mesh.dcn
+    across = [dcn.get(axis, 1) for axis in ("dp", "fsdp", "mp")]
+    if math.prod(across) != job.slices or any(size % times for size, times in zip(sizes, across, strict=True)):
+        return
+    inside = [size // times for size, times in zip(sizes, across, strict=True)]
+    shards: list[int] = []  # of each device in the order of processes: which part of the batch it holds
+    for place in itertools.product(*(range(size) for size in (*across, *inside))):
+        dp, fsdp = place[0] * inside[0] + place[3], place[1] * inside[1] + place[4]
+        shards.append(dp * sizes[1] + fsdp)
+    for process, held in enumerate(_chunks(shards, job.devices_per_process)):
+        if max(held) - min(held) + 1 != len(set(held)):
+            message = f"train.mesh: the rows of the batch that process {process} holds do not lie side by side."
+            yield Fault(MESH, message, "let dp, not fsdp, span slices, or give each process fewer devices.")
+            return
+
+
+def _fits(job: JobSpec) -> bool:
+    try:
+        return job.train is not None and bool(job.train.mesh.resolve(job.devices))
+    except ValueError:
+        return False
+
+
+def _chunks(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

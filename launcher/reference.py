@@ -1,0 +1,82 @@
+"""job.yaml as others read it: a JSON schema for editors, a page of tables for people. Both come from the models."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+from pydantic.fields import FieldInfo
+
+from launcher import keys
+from launcher.errors import Path
+from launcher.faults import refused
+from launcher.keys import Type
+from launcher.schema import JobSpec
+
+_INTRODUCTION = """\
+# job.yaml
+
+Every key, from the schema itself: `launcher schema --markdown` prints this page, `launcher schema` the JSON schema.
+Only `name`, `accelerator` and one of `train` and `command` are required. An unknown key is an error, and so is a key of
+the schema that is not built yet.
+
+The file is YAML 1.2: `3e-4` is a number, `no`, `on` and `12:30` are text. A duration is `90s`, `10m`, `1h30m`, `3d` or
+whole seconds. A quantity is Kubernetes' own: `8`, `500m`, `32Gi`. Relative paths start at the file's folder. Any key
+can be set on the command line: `launcher run job.yaml train.steps=100 train.mesh.mp=2`.
+"""
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of job.yaml, draft 2020-12."""
+    schema = JobSpec.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "job.yaml"}
+
+
+def markdown() -> str:
+    """The reference page: one table for each block."""
+    return "\n".join([_INTRODUCTION, *_sections(JobSpec, ())])
+
+
+def _sections(model: type[BaseModel], path: Path) -> Iterator[str]:
+    about = (inspect.getdoc(model) or "").split("\n\n")[0].replace("\n", " ")
+    yield f"## {_title(model, path)}\n\n{about}\n\n| key | type | default | meaning |\n|---|---|---|---|"
+    for name, field in keys.fields(model).items():
+        yield _row((*path, name), field)
+    yield ""
+    for name, field in keys.fields(model).items():
+        for block in keys.blocks(Type.of_field(field)):
+            yield from _sections(block, (*path, name))
+
+
+def _title(model: type[BaseModel], path: Path) -> str:
+    title = ".".join(map(str, path)) or "job"
+    for key in ("kind", "source"):
+        if key in model.model_fields:
+            choice = Type.of_field(model.model_fields[key])
+            return f"{title}, {key}: {choice.literals[0] if choice.literals else 'module:Name'}"
+    return f"{title}, {model.__name__}" if path and len(keys.blocks(keys.at(JobSpec, path)[0])) > 1 else title
+
+
+def _row(path: Path, field: FieldInfo) -> str:
+    kind = Type.of_field(field)
+    wanted = keys.words(kind, without=refused(path)).removeprefix("a ").removeprefix("an ")
+    if kind.model is not None:
+        wanted = "block"
+    elif kind.items is not None and keys.blocks(kind):
+        wanted = "list of blocks"
+    cells = [f"`{path[-1]}`", wanted + (", or null" if kind.nullable else ""), _default(field), field.description or ""]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json", exclude_unset=True)
+        return f"`{json.dumps(value)}`" if value else ""
+    plain = TypeAdapter[Any](field.rebuild_annotation()).dump_python(value, mode="json")
+    return "" if plain is None else f"`{plain if isinstance(plain, str) else json.dumps(plain)}`"
