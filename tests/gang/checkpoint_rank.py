@@ -1,0 +1,37 @@
+"""One rank of a gang that restores, saves steps and restores again; says what came of it as one line of JSON.
+
+python checkpoint_rank.py PORT COUNT RANK FOLDER UID STEP...
+"""
+
+import json
+import sys
+
+import jax
+
+port, count, rank = map(int, sys.argv[1:4])
+folder, uid, *steps = sys.argv[4:]
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 4 // count)
+jax.distributed.initialize(f"127.0.0.1:{port}", count, rank, cluster_detection_method="deactivate")
+
+from tests.trainer.checkpoint.state import abstract, mesh, same, state  # noqa: E402 (the gang is joined first)
+from trainer.checkpoint.store import Store  # noqa: E402
+from trainer.errors import TrainerError  # noqa: E402
+
+said: dict[str, object] = {"notes": (notes := []), "restored": None}
+store = Store(folder, keep=3, uid=uid, note=notes.append)
+try:
+    store.claim()
+    if (found := store.restore(abstract(mesh()))) is not None:
+        assert same(found[1], found[0])
+        said["restored"] = [found[0], found[2]]
+    for step in map(int, steps):
+        store.save(step, state(step, mesh()), {"at": step})
+        store.wait()
+        assert store.committed() == step
+    said["steps"] = store.steps()
+except TrainerError as error:
+    said["error"] = [error.code, str(error)]
+print(json.dumps(said), flush=True)
+store.close()
+jax.distributed.shutdown()

@@ -1,0 +1,80 @@
+"""Checkpoints of several processes: saved by two, restored by four and by one, damaged in between."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+
+from trainer.checkpoint import manifest
+
+SCRIPT = Path(__file__).parent / "checkpoint_rank.py"
+
+
+def gang(count: int, folder: Path, uid: str, *steps: int) -> list[dict[str, Any]]:
+    """What each rank said, by rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, SCRIPT, *map(str, (port, count, rank, folder, uid, *steps))],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        for rank in range(count)
+    ]
+    try:
+        lines = [rank.communicate(timeout=240)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0] * count, lines
+    return [json.loads(line.splitlines()[-1]) for line in lines]
+
+
+def test_a_state_saved_by_two_processes_is_walked_back_by_four_and_resumed_by_one(tmp_path):
+    for said in gang(2, tmp_path, "run-a", 10, 20):
+        assert said == {"notes": [], "restored": None, "steps": [10, 20]}
+    written = manifest.read(epath.Path(tmp_path) / "20")
+    assert {f"state/ocdbt.process_{n}/manifest.ocdbt" for n in (0, 1)} <= set(written.files)
+    assert manifest.listing(epath.Path(tmp_path) / "20") == sorted(written.files)
+    (tmp_path / "20" / "state" / "ocdbt.process_1" / "manifest.ocdbt").unlink()
+    (tmp_path / "10" / manifest.NAME).unlink()
+
+    first, *others = gang(4, tmp_path, "run-b", 20)
+    assert first["restored"] == [10, {"at": 10}] and first["steps"] == [10, 20]
+    assert len(first["notes"]) == 2 and "step 10 had no manifest" in first["notes"][0]
+    assert "ocdbt.process_1/manifest.ocdbt is missing; using step 10" in first["notes"][1]
+    for said in others:
+        assert said == {**first, "notes": []}, "only process 0 speaks"
+
+    assert gang(1, tmp_path, "run-c") == [{"notes": [], "restored": [20, {"at": 20}], "steps": [10, 20]}]
+
+
+def test_every_process_learns_that_the_folder_is_another_runs(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as live:
+        stat = Path(f"/proc/{live.pid}/stat").read_text().rpartition(")")[2].split()
+        (tmp_path / "jaxlaunch.owner.json").write_text(
+            json.dumps(
+                {
+                    "uid": "run-other",
+                    "host": socket.gethostname(),
+                    "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+                    "pids": os.readlink("/proc/self/ns/pid"),
+                    "pid": live.pid,
+                    "started": int(stat[19]),
+                    "renewed": 4e9,
+                }
+            )
+        )
+        for said in gang(2, tmp_path, "run-a", 10):
+            assert said["error"][0] == 78 and "belongs to run run-other" in said["error"][1]
+        assert [path.name for path in tmp_path.iterdir()] == ["jaxlaunch.owner.json"]
+        live.kill()
