@@ -8,6 +8,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
+import struct
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -53,20 +56,43 @@ def _lines(path: str) -> Iterator[tuple[int, str]]:
 
 
 class TensorBoard:
-    """Scalars as TensorBoard events."""
+    """Scalars as TensorBoard events: one record a call, handed to the system when it returns.
+
+    tensorboardX gives the messages and their checksum. Its SummaryWriter makes an event of every scalar, for another
+    thread, through a queue of ten that blocks: half a millisecond for a dozen, and a kill loses what waits. Its own
+    flush is an fsync: 3 ms.
+    """
 
     def __init__(self, folder: str, start: int) -> None:
-        import tensorboardX
+        from tensorboardX.proto import event_pb2
+        from tensorboardX.record_writer import masked_crc32c
 
-        self._writer = tensorboardX.SummaryWriter(folder, purge_step=start + 1)
+        os.makedirs(folder, exist_ok=True)
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+        self._file = open(os.path.join(folder, name), "ab", buffering=0)
+        self._event, self._checksum = event_pb2.Event, masked_crc32c
+        self._record(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+        began = event_pb2.SessionLog(
+            status=event_pb2.SessionLog.START
+        )  # hides what an earlier attempt wrote from here on
+        self._record(self._event(wall_time=time.time(), step=start + 1, session_log=began))
 
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
+    def write(self, step: int, values: Mapping[str, float | None]) -> None:
+        """One event with every value that is known."""
+        event = self._event(wall_time=time.time(), step=step)
         for name, value in values.items():
-            if isinstance(value, int | float):
-                self._writer.add_scalar(name, value, step)
+            if value is not None:
+                event.summary.value.add(tag=name, simple_value=value)
+        self._record(event)
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()
+
+    def _record(self, event: Any) -> None:
+        data = event.SerializeToString()
+        size = struct.pack("<Q", len(data))
+        checksums = [struct.pack("<I", self._checksum(part)) for part in (size, data)]
+        self._file.write(size + checksums[0] + data + checksums[1])
 
 
 def tensorboard_installed() -> bool:

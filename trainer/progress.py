@@ -1,7 +1,7 @@
 """What the trainer tells its agent: lines on the progress pipe, newest state first, never blocking the loop.
 
-Step updates are free to call and leave at most ten times a second; the newest always leaves, by a thread if the loop is
-busy elsewhere. Everything else leaves at once and in order. Without a pipe every call does nothing.
+Steps and metrics are free to report and leave at most ten times a second, by a thread; the newest always leaves.
+Everything else leaves at once and in order. Without a pipe every call does nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Progress:
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
         self._state = self._sent = ("", 0)  # nothing said yet
+        self._metrics: Mapping[str, Any] | None = None  # not sent yet
         self._outbox: deque[Mapping[str, Any]] = deque(maxlen=64)  # an agent that stalls costs us bounded memory
         self._credit = float(BURST)
         self._credited = time.monotonic()
@@ -58,7 +59,10 @@ class Progress:
 
     def metrics(self, values: Mapping[str, Any]) -> None:
         """The newest metrics; those that are not finite become null, so that the line is JSON to every reader."""
-        self._post({"metrics": finite(values)})
+        if self._fd is not None:
+            with self._lock:
+                self._metrics = values
+            self._due.set()
 
     def stopped(self, step: int, saved: bool, note: str = "") -> None:
         self._post({"stopped": {"step": step, "saved": saved, "note": note}})
@@ -115,11 +119,15 @@ class Progress:
                 if not contract.send(self._fd, self._outbox[0]):
                     return self._due.set()
                 self._outbox.popleft()
-            state = self._state
+            state, metrics = self._state, self._metrics
             if state != self._sent:
                 if not contract.send(self._fd, _line(state)):
                     return self._due.set()
                 self._sent = state
+            if metrics is not None:
+                if not contract.send(self._fd, {"metrics": finite(metrics)}):
+                    return self._due.set()
+                self._metrics = None
 
     def _run(self) -> None:
         while not self._closed.wait(PERIOD_S):

@@ -16,6 +16,7 @@ from typing import NamedTuple
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 # The first step of an attempt fills the pipeline without waiting, the second waits for a cold device.
 WARMUP = 2
+RECENT = 100  # steps that the median looks back on
 
 
 class Part:
@@ -58,7 +59,7 @@ class StepTimer:
         self.steps = 0
         self.counts = [0] * (len(BOUNDS) + 1)  # of steps by time, last: longer than every bound
         self.seconds = 0.0  # of all counted steps
-        self._recent: deque[float] = deque(maxlen=1000)
+        self._recent: deque[float] = deque(maxlen=RECENT)
         self.start()
 
     def start(self) -> None:
@@ -100,7 +101,7 @@ class StepTimer:
         return Interval(sum(parts.values()), parts, steps_per_s)
 
     def median_s(self) -> float | None:
-        """Median of the last 1,000 steps after warm-up; None before there is one."""
+        """Median of the last RECENT steps after warm-up; None before there is one."""
         return statistics.median(self._recent) if self._recent else None
 
     def parts(self) -> dict[str, float]:

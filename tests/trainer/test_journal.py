@@ -1,5 +1,7 @@
 import json
 import pathlib
+import struct
+from typing import Any
 
 import pytest
 
@@ -61,9 +63,30 @@ def test_what_is_not_finite_is_null(tmp_path: pathlib.Path) -> None:
     assert read(tmp_path / "metrics.jsonl")[0]["grad_norm"] is None
 
 
-def test_tensorboard_events_hold_the_scalars(tmp_path: pathlib.Path) -> None:
-    board = TensorBoard(str(tmp_path), 0)
-    board.write(1, {"train/loss": 0.5, "train/mfu": None})
+def events(folder: pathlib.Path) -> list[Any]:
+    """Every event of a TensorBoard folder, read as TensorBoard reads: record by record, checksums held."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
+    found = []
+    for path in sorted(folder.iterdir()):
+        data = path.read_bytes()
+        while data:
+            (size,), (check,) = struct.unpack("<Q", data[:8]), struct.unpack("<I", data[8:12])
+            assert check == masked_crc32c(data[:8])
+            body, (check,) = data[12 : 12 + size], struct.unpack("<I", data[12 + size : 16 + size])
+            assert check == masked_crc32c(body)
+            found.append(Event.FromString(body))
+            data = data[16 + size :]
+    return found
+
+
+def test_a_tensorboard_event_holds_what_is_known_and_is_there_when_the_write_returns(tmp_path: pathlib.Path) -> None:
+    board = TensorBoard(str(tmp_path / "tensorboard"), 30)
+    board.write(31, {"train/loss": 0.5, "train/mfu": None})
+    version, began, scalars = events(tmp_path / "tensorboard")
+    assert version.file_version == "brain.Event:2"
+    assert began.step == 31 and began.session_log.status == began.session_log.START
+    assert [(value.tag, value.simple_value) for value in scalars.summary.value] == [("train/loss", 0.5)]
+    assert scalars.step == 31
     board.close()
-    (events,) = tmp_path.iterdir()
-    assert b"train/loss" in events.read_bytes() and b"mfu" not in events.read_bytes()

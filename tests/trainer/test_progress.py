@@ -113,6 +113,13 @@ def test_metrics_that_are_not_finite_are_null(pipe: Pipe) -> None:
     assert next(pipe.lines) == {"metrics": {"step": 3, "loss": None, "grad_norm": 1.5}}
 
 
+def test_of_many_metrics_the_newest_arrive_before_the_end(pipe: Pipe) -> None:
+    for step in range(5_000):
+        pipe.progress.metrics({"step": step})
+    pipe.progress.close()
+    assert len(pipe.until({"metrics": {"step": 4_999}})) < 1000
+
+
 def test_how_a_stop_was_taken_and_notes_are_said(pipe: Pipe) -> None:
     pipe.progress.note("walked back to step 20")
     pipe.progress.stopped(37, saved=True)
