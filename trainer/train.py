@@ -18,6 +18,7 @@ import jax
 
 from trainer import contract, mesh, preflight
 from trainer.checkpoint.store import Store
+from trainer.data import sources
 from trainer.data.pipeline import Evaluation, Pipeline
 from trainer.data.prefetch import Prefetcher
 from trainer.data.source import Source
@@ -110,6 +111,7 @@ class Run:
             dataset_examples=len(train_set),
         )
         self.conditions = conditions(spec, train_set)
+        self.baselines = sources.baselines(spec, train_set, eval_set)
         self.evaluated = -1  # the last step that was evaluated
         self.saved = -1  # the last step that was handed to the store
         self._committed: int | None = None
@@ -230,7 +232,7 @@ class Run:
         self.evaluated = done
         examples = sums.pop("examples")[0]
         means = {name: total / weight for name, (total, weight) in sums.items()}
-        self.metrics.evaluated(done, means | {"examples": examples})
+        self.metrics.evaluated(done, means | self.baselines | {"examples": examples})
 
     def _save(self, done: int, state: TrainState) -> None:
         """Hands the state to the store, which writes while the loop goes on."""

@@ -22,6 +22,15 @@ def open(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
     return source
 
 
+def baselines(spec: TrainSpec, train: Source, held_out: Source | None) -> dict[str, float]:
+    """What simpler models reach on the held-out data, by metric name; what is evaluated stands beside it."""
+    from trainer.data import text
+
+    if isinstance(train, text.Stream) and isinstance(held_out, text.Stream) and getattr(spec.data, "bigram", False):
+        return {"bigram_bits_per_byte": text.bigram_bits_per_byte(train, held_out)}
+    return {}
+
+
 def _opened(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
     data = spec.data
     match data:
