@@ -36,13 +36,13 @@ class Paths:
         return self.here(text) if self._mounted(text) else text
 
     def train(self, spec: TrainSpec) -> TrainSpec:
-        """The train block with every path as it is here."""
+        """The train block with every path as it is here; what the job leaves unsaid stays so, the task may say it."""
         data = {
             key: [self.here(path) for path in value] if isinstance(value, list) else self.here(value)
             for key in ("path", "eval_path", "data_dir")
             if (value := getattr(spec.data, key, None)) is not None
         }
-        changes: dict[str, object] = {"data": spec.data.model_copy(update=data)}
+        changes: dict[str, object] = {"data": spec.data.model_copy(update=data)} if data else {}
         if spec.checkpoint.path is not None:
             changes["checkpoint"] = spec.checkpoint.model_copy(update={"path": self.here(spec.checkpoint.path)})
         if spec.compile_cache is not None:

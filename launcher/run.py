@@ -94,7 +94,7 @@ def environment(job: JobSpec, paths: Paths, here: Here, uid: str) -> dict[str, s
     if here.simulate or job.accelerator.platform == "cpu":
         environ["JAX_PLATFORMS"] = "cpu"
     if job.train is not None:
-        environ[contract.TRAIN_SPEC] = paths.train(job.train).model_dump_json()
+        environ[contract.TRAIN_SPEC] = paths.train(job.train).model_dump_json(exclude_unset=True)
     return environ | {
         contract.JOB: agent_job(job, paths, here.simulate).to_json(),
         contract.HOSTS: str(job.hosts),
