@@ -13,7 +13,8 @@ from typing import Any
 from launcher import accelerators, layout
 from launcher.accelerators import KNOWN
 from launcher.errors import Fault, Path
-from launcher.layout import count, divisors, either
+from launcher.faults import either
+from launcher.layout import count, divisors
 from launcher.quantity import amount
 from launcher.schema import JobSpec
 from trainer import contract

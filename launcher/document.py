@@ -31,6 +31,7 @@ from launcher.scalars import Scalar
 
 MAX_BYTES = 1024 * 1024  # read before parsing: the parser takes 1 s for each of these
 MAX_DEPTH = 64
+MAX_VALUES = 10_000  # a job has a hundred; each that is wrong costs a message
 AFTER_THE_FILE = 10**9  # where faults of overrides sort
 
 _LOADER = getattr(
@@ -128,6 +129,7 @@ class _Reader:
     def __init__(self, name: str) -> None:
         self.document = Document(name)
         self._events: Iterator[Event] = iter(())
+        self._values = 0
         self._seen: set[tuple[int, str]] = set()
 
     def refuse(self, path: Path, line: int, message: str, hint: str | None = None) -> None:
@@ -162,6 +164,12 @@ class _Reader:
         if depth > MAX_DEPTH:
             self.refuse(
                 (), line, f"is nested deeper than {MAX_DEPTH} levels.", "no part of a job is; look for a bracket."
+            )
+            raise _Stop
+        self._values += 1
+        if self._values > MAX_VALUES:
+            self.refuse(
+                (), line, f"holds more than {MAX_VALUES} values.", "a job is a page of text; data belongs beside it."
             )
             raise _Stop
         self.document.lines.setdefault(path, line)

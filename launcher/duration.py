@@ -49,7 +49,7 @@ def _suggest(written: str) -> str | None:
 Duration = Annotated[
     float,
     BeforeValidator(seconds),
-    Words("a duration such as 90s, 10m, 12h or 3d", _suggest),
+    Words("a duration above 0, such as 90s, 10m, 12h or 3d", _suggest),
     PlainSerializer(text, return_type=str),
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$"}, {"type": "integer"}]}),
 ]

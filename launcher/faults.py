@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,7 +21,8 @@ from launcher.keys import Spot, Type, Words
 from launcher.schema import JobSpec
 from trainer.spec import UNSUPPORTED
 
-_LONGEST_SHOWN = 60
+_LONGEST_SHOWN = 60  # characters of a value or a key
+_MOST_TRANSLATED = 1000
 _EXAMPLES: Mapping[Path, str] = {
     ("name",): "for example name: my-run",
     ("accelerator",): "for example accelerator: {type: cpu, per_host: 4}",
@@ -32,6 +33,12 @@ _EXAMPLES: Mapping[Path, str] = {
 def dotted(path: Path) -> str:
     """The path as messages and overrides write it."""
     return ".".join(str(key)[:_LONGEST_SHOWN] for key in path)
+
+
+def either(options: Sequence[object]) -> str:
+    """`1, 2 or 4`."""
+    *most, last = map(str, options)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def value_at(data: Any, path: Path) -> Any:
@@ -63,7 +70,8 @@ def describe(document: Document, path: Path) -> str:
 
 def translate(error: ValidationError, document: Document) -> Iterator[Fault]:
     """The faults of a job, no more than anyone reads, with one for each path."""
-    details = [(keys.find(JobSpec, detail["loc"]), detail) for detail in error.errors(include_url=False)]
+    some = error.errors(include_url=False, include_input=False)[:_MOST_TRANSLATED]
+    details = [(keys.find(JobSpec, detail["loc"]), detail) for detail in some]
     details.sort(key=lambda one: document.locate(Fault(one[0].path, "")).line)
     labels: dict[Path, set[str]] = {}
     for spot, _ in details:
@@ -143,8 +151,11 @@ def _unknown_block(spot: Spot, document: Document) -> Fault:
     """A union of blocks whose discriminator is missing, or names none of them."""
     kind, value = keys.at(JobSpec, spot.path)[0], value_at(document.data, spot.path)
     key = keys.discriminator(kind)
-    if not isinstance(value, dict) or key is None:
+    if not isinstance(value, dict):
         return Fault(spot.path, _is_not(document, spot.path, keys.words(kind)))
+    if key is None:
+        wanted = keys.words(kind).removeprefix("a block with one of ")
+        return Fault(spot.path, f"{dotted(spot.path)} has none of {wanted}.")
     path = (*spot.path, key)
     wanted = keys.choices(kind, without=refused(path))
     if key not in value:
@@ -212,18 +223,15 @@ def _plain_suggestion(kind: Type, value: Any) -> str | None:
     return None
 
 
-def _number(text: str, wanted: type) -> str | None:
+def _number(text: str, wanted: type[int] | type[float]) -> str | None:
     """The number in a text that only quotes or separators keep from being one."""
+    digits = re.sub(r"(?<=\d)[_,](?=\d)", "", text.strip())
     try:
-        number = scalars.resolve(re.sub(r"(?<=\d)[_,](?=\d)", "", text.strip()))
+        number = scalars.resolve(digits)
     except ValueError:
         return None
-    is_one = isinstance(number, int | float) and not isinstance(number, bool)
-    return (
-        f"write {number}, without quotes or separators."
-        if is_one and (wanted is float or isinstance(number, int))
-        else None
-    )
+    is_one = isinstance(number, int | wanted) and not isinstance(number, bool)
+    return f"write {digits}, without quotes or separators." if is_one else None
 
 
 def _near(value: Any, options: list[str]) -> str:
@@ -259,4 +267,5 @@ def _offer(path: Path, without: tuple[str, ...]) -> str:
     """What may stand at a path, less some values."""
     kinds = [member for kind in keys.at(JobSpec, path) for member in (kind.members or (kind,))]
     literals = [str(literal) for kind in kinds for literal in kind.literals if literal not in without]
-    return ", or ".join([", ".join(literals), *(keys.words(kind) for kind in kinds if not kind.literals)])
+    others = [keys.words(kind) for kind in kinds if not kind.literals]
+    return ", or ".join([", ".join(literals), *others]) if others else either(literals)

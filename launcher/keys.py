@@ -196,7 +196,7 @@ def words(kind: Type, without: tuple[Any, ...] = ()) -> str:
         return _union(kind, without)
     if kind.literals:
         offered = [str(literal) for literal in kind.literals if literal not in without]
-        return offered[0] if len(offered) == 1 else f"one of {', '.join(offered)}"
+        return f"{offered[0]}, its only value" if len(offered) == 1 else f"one of {', '.join(offered)}"
     if kind.model is not None:
         return f"a block with the key{'s' * (len(fields(kind.model)) > 1)} {', '.join(fields(kind.model))}"
     if kind.items is not None:
@@ -211,7 +211,9 @@ def words(kind: Type, without: tuple[Any, ...] = ()) -> str:
 def _union(kind: Type, without: tuple[Any, ...]) -> str:
     models = [member.model for member in kind.members if member.model is not None]
     if len(models) < len(kind.members):
-        return ", or ".join(dict.fromkeys(words(member, without) for member in kind.members))
+        return ", or ".join(
+            dict.fromkeys(words(member, without).removesuffix(", its only value") for member in kind.members)
+        )
     key = discriminator(kind)
     if key is None:
         return f"a block with one of the keys {', '.join(next(iter(fields(model))) for model in models)}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from launcher.accelerators import KNOWN
 from launcher.errors import Fault, Path
+from launcher.faults import either
 from launcher.schema import JobSpec
 from trainer.contract import MESH_AXES
 from trainer.spec import TrainSpec
@@ -39,12 +40,6 @@ def divisors(number: int, near: int = 1) -> list[int]:
     found = sorted({*low, *(number // divisor for divisor in low)})
     nearest = sorted(found, key=lambda divisor: abs(math.log(divisor / max(1, near))))[:_MOST_OFFERED]
     return sorted(nearest)
-
-
-def either(options: Sequence[object]) -> str:
-    """`1, 2 or 4`."""
-    *most, last = map(str, options)
-    return f"{', '.join(most)} or {last}" if most else last
 
 
 def mesh_faults(job: JobSpec) -> Iterator[Fault]:

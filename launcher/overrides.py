@@ -25,8 +25,7 @@ def _set_argument(to: Document, argument: str) -> tuple[str, str | None]:
         return "is not of the form key=value.", "for example train.steps=100"
     value = document.parse(text, "override")
     if value.faults:
-        fault = value.faults[0]
-        return fault.message, fault.hint
+        return value.faults[0].message, f"""quote the value, and the whole for the shell: '{key}="…"'."""
     path = _path(key)
     if to.data is None:
         to.data = {}

@@ -51,6 +51,6 @@ def _suggest(written: str) -> str | None:
 Quantity = Annotated[
     str,
     BeforeValidator(_written),
-    Words("a Kubernetes quantity such as 8, 500m or 32Gi", _suggest),
+    Words("a Kubernetes quantity above 0, such as 8, 500m or 32Gi", _suggest),
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": rf"^{_QUANTITY.pattern}$"}, {"type": "number"}]}),
 ]
