@@ -6,7 +6,7 @@ import glob
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from trainer.errors import DataError
 
@@ -21,24 +21,29 @@ def matched(patterns: str | Sequence[str]) -> list[str]:
     """All files that match, each once, sorted by path. Raises DataError for a pattern that matches none."""
     found: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        files = [path for path in _glob(pattern) if os.path.isfile(path)]
+        files = _stdlib(pattern) if pattern.startswith(STDLIB) else _files(pattern)
         if not files:
-            hint = "mount remote data as a volume" if "://" in pattern else _nearest(pattern)
-            raise DataError(f"data.path {pattern!r} matches no file; {hint}")
+            raise DataError(f"data.path {pattern!r} matches no file; {_hint(pattern)}")
         found.update(files)
     return sorted(found)
 
 
-def _glob(pattern: str) -> Iterable[str]:
-    if not pattern.startswith(STDLIB):
-        return glob.glob(pattern, recursive=True)
+def _files(pattern: str) -> list[str]:
+    return [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
+
+
+def _stdlib(pattern: str) -> list[str]:
     root = sysconfig.get_path("stdlib")
-    found = glob.glob(os.path.join(glob.escape(root), pattern.removeprefix(STDLIB)), recursive=True)
-    return (path for path in found if os.path.relpath(path, root).split(os.sep)[0] not in FOREIGN)
+    found = _files(os.path.join(glob.escape(root), pattern.removeprefix(STDLIB)))
+    return [path for path in found if os.path.relpath(path, root).split(os.sep)[0] not in FOREIGN]
 
 
-def _nearest(pattern: str) -> str:
-    """The part of the path that does exist."""
+def _hint(pattern: str) -> str:
+    """What the part of the path that does exist holds."""
+    if pattern.startswith(STDLIB):
+        pattern = os.path.join(sysconfig.get_path("stdlib"), pattern.removeprefix(STDLIB))
+    elif "://" in pattern:
+        return "mount remote data as a volume"
     folder = os.path.abspath(pattern)
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)

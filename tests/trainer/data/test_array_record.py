@@ -1,0 +1,75 @@
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from array_record.python import array_record_module
+
+from trainer.data import array_record, records
+from trainer.errors import DataError
+from trainer.spec import ArrayRecord
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for shard, numbers in enumerate([range(4), range(4, 4), range(4, 10)]):
+        records.write(tmp_path / f"part-{shard}.array_record", ({"x": np.int32(i)} for i in numbers))
+    return tmp_path
+
+
+def opened(split: Any, **data: Any) -> Any:
+    return array_record.source(ArrayRecord(source="array_record", **data), split)
+
+
+def values(source: Any) -> list[int]:
+    return [int(source[i]["x"]) for i in range(len(source))]
+
+
+def test_records_follow_file_after_file(folder: Path) -> None:
+    assert values(opened("train", path=f"{folder}/*.array_record")) == list(range(10))
+    assert opened("eval", path=f"{folder}/*.array_record") is None
+
+
+def test_a_share_is_held_out_and_the_rest_is_trained_on(folder: Path) -> None:
+    held_out, rest = (values(opened(s, path=f"{folder}/*", eval_split=0.2)) for s in ("eval", "train"))
+    assert held_out == [0, 5] and sorted(held_out + rest) == list(range(10))
+
+
+def test_files_of_their_own_evaluate(folder: Path) -> None:
+    both = {"path": f"{folder}/part-0*", "eval_path": [f"{folder}/part-2*"]}
+    assert values(opened("train", **both)) == list(range(4))
+    assert values(opened("eval", **both)) == list(range(4, 10))
+
+
+def test_a_path_that_matches_nothing_says_what_is_there(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"matches no file; .* holds part-0.array_record, part-1.array_record"):
+        opened("train", path=f"{folder}/train-*")
+
+
+def test_a_file_cut_short_is_named(folder: Path) -> None:
+    path = folder / "part-2.array_record"
+    os.truncate(path, 1000)
+    with pytest.raises(DataError, match="part-2.array_record is not an array_record file, or not whole"):
+        opened("train", path=f"{folder}/*")
+
+
+def test_a_record_that_does_not_decode_is_named_by_file_and_number(folder: Path) -> None:
+    writer = array_record_module.ArrayRecordWriter(str(folder / "part-3.array_record"), "group_size:1")
+    writer.write(records.encode({"x": 10}))
+    writer.write(b"a record of another kind")
+    writer.close()
+    source = opened("train", path=f"{folder}/*")
+    with pytest.raises(DataError, match=r"example 11, record 1 of .*part-3.array_record, cannot be read: not a record"):
+        source[11]
+
+
+def test_the_fingerprint_follows_the_data_and_not_the_folder(folder: Path, tmp_path_factory: Any) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for path in folder.iterdir():
+        (elsewhere / path.name).write_bytes(path.read_bytes())
+    first = opened("train", path=f"{folder}/*").fingerprint()
+    assert opened("train", path=f"{elsewhere}/*").fingerprint() == first
+    records.write(elsewhere / "part-0.array_record", ({"x": np.int32(i + 100)} for i in range(4)))
+    assert opened("train", path=f"{elsewhere}/*").fingerprint() != first
+    assert opened("train", path=f"{folder}/*", eval_split=0.2).fingerprint() != first

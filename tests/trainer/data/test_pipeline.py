@@ -1,0 +1,116 @@
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer.data.pipeline import Evaluation, Pipeline, evaluation
+
+
+class Numbers:
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": np.int32(index)}
+
+    def fingerprint(self) -> str:
+        return f"numbers {self.length}"
+
+
+def pipeline(length: int, *, batch: int, rows: range | None = None, seed: int = 0, shuffle: bool = True) -> Pipeline:
+    return Pipeline(
+        Numbers(length),
+        lambda raw: raw,
+        batch=batch,
+        rows=rows or range(batch),
+        seed=seed,
+        shuffle=shuffle,
+        prefetch=2,
+        threads=2,
+    )
+
+
+def parts(batch: int, processes: int) -> list[range]:
+    share = batch // processes
+    return [range(k * share, (k + 1) * share) for k in range(processes)]
+
+
+@pytest.mark.parametrize(("length", "batch"), [(10, 4), (7, 3), (3, 8), (1, 4), (12, 4)])
+def test_each_example_comes_once_an_epoch_for_three_epochs(length: int, batch: int) -> None:
+    data = pipeline(length, batch=batch)
+    used = [index for step in range(-(-3 * length // batch)) for index in data.ids(step)]
+    for epoch in range(3):
+        assert sorted(used[epoch * length : (epoch + 1) * length]) == list(range(length))
+
+
+def test_a_batch_holds_the_examples_that_its_ids_name_and_weighs_them_one() -> None:
+    data = pipeline(10, batch=4)
+    for step in (0, 2, 9):
+        batch = data.batch(step)
+        assert batch["x"].tolist() == data.ids(step)
+        assert batch["weight"].dtype == np.float32 and batch["weight"].tolist() == [1.0] * 4
+
+
+def test_the_examples_of_a_step_do_not_depend_on_the_number_of_processes() -> None:
+    whole = pipeline(37, batch=8)
+    for processes in (2, 1, 4):
+        shares = [pipeline(37, batch=8, rows=rows) for rows in parts(8, processes)]
+        for step in range(12):
+            assert sum((share.ids(step) for share in shares), []) == whole.ids(step)
+            assert np.array_equal(np.concatenate([s.batch(step)["x"] for s in shares]), whole.batch(step)["x"])
+
+
+def test_iterating_from_a_step_replays_what_came_before() -> None:
+    data, fresh = pipeline(10, batch=4), pipeline(10, batch=4)
+    batches = data.iterate(0)
+    seen = [next(batches)["x"].tolist() for _ in range(9)]
+    batches.close()
+    again = fresh.iterate(5)
+    assert [next(again)["x"].tolist() for _ in range(4)] == seen[5:]
+    again.close()
+    assert fresh.batch(3)["x"].tolist() == seen[3]
+
+
+def test_batches_are_put_where_they_are_read() -> None:
+    batches = pipeline(10, batch=4).iterate(0, lambda batch: int(batch["x"].sum()))
+    assert next(batches) == sum(pipeline(10, batch=4).ids(0))
+    batches.close()
+
+
+def test_without_shuffle_examples_come_in_order() -> None:
+    assert pipeline(5, batch=4, shuffle=False).ids(1) == [4, 0, 1, 2]
+
+
+def test_rows_that_are_no_part_of_the_batch_are_our_bug() -> None:
+    with pytest.raises(ValueError, match="not a contiguous part of a batch of 4"):
+        pipeline(5, batch=4, rows=range(2, 6))
+
+
+@pytest.mark.parametrize(("length", "batch"), [(10, 4), (3, 8), (8, 4), (1, 4)])
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_evaluation_counts_every_example_once_on_any_number_of_processes(
+    length: int, batch: int, processes: int
+) -> None:
+    counted: Counter[int] = Counter()
+    counts = set()
+    for rows in parts(batch, processes):
+        batches = list(evaluation(Numbers(length), lambda raw: raw, batch=batch, rows=rows, batches=None, threads=1))
+        counts.add(len(batches))
+        for found in batches:
+            assert len(found["x"]) == len(rows)
+            counted.update(found["x"][found["weight"] == 1.0].tolist())
+            assert set(found["weight"].tolist()) <= {0.0, 1.0}
+    assert counted == Counter(range(length))
+    assert len(counts) == 1
+
+
+def test_evaluation_may_be_limited_and_repeated() -> None:
+    passes = Evaluation(Numbers(10), lambda raw: raw, batch=4, rows=range(4), batches=2, threads=1)
+    assert len(passes) == 2
+    for _ in range(2):
+        assert [batch["x"].tolist() for batch in passes] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert list(passes.iterate(lambda batch: float(batch["weight"].sum()))) == [4.0, 4.0]
