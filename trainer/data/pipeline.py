@@ -8,7 +8,7 @@ contiguous range of rows, so the same step holds the same examples on any number
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -107,13 +107,6 @@ class Evaluation:
         batch = self._examples.read(position_B % len(self._examples))
         batch["weight"] = (position_B < len(self._examples)).astype(np.float32)
         return batch
-
-
-def evaluation(
-    source: Source, example: Example, *, batch: int, rows: range, batches: int | None, threads: int
-) -> Iterator[Batch]:
-    """One pass over the whole set, see Evaluation; to evaluate often, keep an Evaluation: it keeps small sets."""
-    return iter(Evaluation(source, example, batch=batch, rows=rows, batches=batches, threads=threads))
 
 
 def _then(read: Callable[[int], Batch], put: Callable[[Batch], Any] | None) -> Callable[[int], Any]:

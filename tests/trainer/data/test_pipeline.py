@@ -4,7 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.data.pipeline import Evaluation, Pipeline, evaluation
+from trainer.data.pipeline import Evaluation, Pipeline
+from trainer.errors import DataError
 
 
 class Numbers:
@@ -81,6 +82,20 @@ def test_batches_are_put_where_they_are_read() -> None:
     batches.close()
 
 
+def test_a_read_that_fails_comes_out_where_its_batch_is_drawn() -> None:
+    def example(raw: dict[str, Any]) -> dict[str, Any]:
+        if raw["x"] == 5:
+            raise ValueError("five")
+        return raw
+
+    batches = Pipeline(
+        Numbers(10), example, batch=4, rows=range(4), seed=0, shuffle=False, prefetch=2, threads=2
+    ).iterate(0)
+    assert next(batches)["x"].tolist() == [0, 1, 2, 3]
+    with pytest.raises(DataError, match="Numbers: example 5 cannot be read: ValueError: five"):
+        batches.get(timeout_s=60)
+
+
 def test_without_shuffle_examples_come_in_order() -> None:
     assert pipeline(5, batch=4, shuffle=False).ids(1) == [4, 0, 1, 2]
 
@@ -98,7 +113,7 @@ def test_evaluation_counts_every_example_once_on_any_number_of_processes(
     counted: Counter[int] = Counter()
     counts = set()
     for rows in parts(batch, processes):
-        batches = list(evaluation(Numbers(length), lambda raw: raw, batch=batch, rows=rows, batches=None, threads=1))
+        batches = list(Evaluation(Numbers(length), lambda raw: raw, batch=batch, rows=rows, threads=1))
         counts.add(len(batches))
         for found in batches:
             assert len(found["x"]) == len(rows)

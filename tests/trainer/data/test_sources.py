@@ -51,3 +51,13 @@ def test_a_map_style_dataset_evaluates_only_with_arguments_of_its_own(
     assert sources.open(spec(data), "eval") is None
     with pytest.raises(DataError, match="the eval split of torch has no examples"):
         sources.open(spec({**data, "eval_args": {"n": 0}}), "eval")
+
+
+def test_the_bigram_baseline_is_counted_only_when_asked_for(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"some text, " * 20)
+    for asked, names in ((True, ["bigram_bits_per_byte"]), (False, [])):
+        job = spec({"source": "text", "path": f"{tmp_path}/*", "bigram": asked}, DECODER)
+        train, held_out = sources.open(job, "train"), sources.open(job, "eval")
+        assert train is not None
+        assert list(sources.baselines(job, train, held_out)) == names
