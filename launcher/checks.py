@@ -1,6 +1,7 @@
 """What the keys of a job must satisfy together, beside the mesh (launcher.layout). Pure; asks no cluster.
 
-Each check names the keys it reads, and is left out where one of them is already wrong: no fault follows from another.
+Each check names the keys it must trust, and is left out where one of them is already wrong: no fault follows from
+another. A check that names none judges entry by entry, and wrong entries are gone before it sees them.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ _OWN_DOMAINS = ("jobset.sigs.k8s.io", "batch.kubernetes.io", "kueue.x-k8s.io", "
 class Check:
     """One question to a job, and the keys its answer rests on."""
 
-    reads: tuple[Path, ...]
+    trusts: tuple[Path, ...]
     faults: Callable[[JobSpec], Iterator[Fault]]
 
 
 def run(job: JobSpec, broken: Collection[Path]) -> Iterator[Fault]:
     """The faults of every check that rests on no broken key."""
     for check in CHECKS:
-        if not any(_overlap(path, key) for path in broken for key in check.reads):
+        if not any(_overlap(path, key) for path in broken for key in check.trusts):
             yield from check.faults(job)
 
 
@@ -243,12 +244,12 @@ CHECKS: tuple[Check, ...] = (
     Check((("name",), ("hosts",), ("slices",)), _names),
     Check((("hosts",), ("accelerator",)), _topology),
     Check((("processes_per_host",), ("accelerator",)), _processes),
-    Check((("resources",),), _resources),
+    Check((), _resources),
     Check((("network",), ("accelerator",), ("platform",)), _network),
-    Check((("volumes",),), _volumes),
-    Check((("env",), ("secrets",)), _environment),
-    Check((("labels",), ("annotations",)), _labels),
-    Check((("pod",),), _pod),
+    Check((), _volumes),
+    Check((), _environment),
+    Check((), _labels),
+    Check((), _pod),
     Check(_LAYOUT, layout.mesh_faults),
     Check(_LAYOUT, layout.slice_faults),
     Check((*_LAYOUT, ("train", "batch"), ("train", "accumulate")), layout.batch_faults),

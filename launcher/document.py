@@ -37,6 +37,10 @@ AFTER_THE_FILE = 10**9  # where faults of overrides sort
 _LOADER = getattr(
     yaml, "CSafeLoader", yaml.SafeLoader
 )  # a PyYAML built without libyaml is correct, and ten times slower
+_REFERENCE = (
+    "uses an anchor, an alias or a merge key (&, * or <<).",
+    "write the value out in each place, or quote it.",
+)
 _CORE = "tag:yaml.org,2002:"
 _TYPES: dict[str, type | tuple[type, ...]] = {
     f"{_CORE}str": str,
@@ -174,9 +178,7 @@ class _Reader:
             raise _Stop
         self.document.lines.setdefault(path, line)
         if getattr(event, "anchor", None) is not None:
-            self.refuse(
-                path, line, "uses an anchor or an alias (& or *).", "write the value out in each place, or quote it."
-            )
+            self.refuse(path, line, *_REFERENCE)
         if isinstance(event, AliasEvent):
             return None
         if isinstance(event, ScalarEvent):
@@ -195,7 +197,7 @@ class _Reader:
         try:
             return scalars.resolve(event.value)
         except ValueError as error:
-            self.refuse(path, line, f"{'.'.join(map(str, path))} {error}.", None)
+            self.refuse(path, line, f"{'.'.join(map(str, path))} {error}.", "quote it if it is text.")
             return None
 
     def _sequence(self, path: Path, depth: int) -> list[Any]:
@@ -216,8 +218,8 @@ class _Reader:
                 self._skip(next(self._events), path, depth)
                 continue
             key = event.value
-            if getattr(event, "anchor", None) is not None:
-                self.refuse(path, line, "uses an anchor or an alias (& or *).", "write the value out in each place.")
+            if key == "<<" or getattr(event, "anchor", None) is not None:
+                self.refuse(path, line, *_REFERENCE)
             if key in block:
                 first = self.document.lines[(*path, key)]
                 self.refuse(path, line, f'duplicate key "{key}", first in line {first}.', "keep one of them.")

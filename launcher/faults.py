@@ -22,7 +22,8 @@ from launcher.schema import JobSpec
 from trainer.spec import UNSUPPORTED
 
 _LONGEST_SHOWN = 60  # characters of a value or a key
-_MOST_TRANSLATED = 1000
+_LONGEST_SEARCHED = 1000
+_MOST_TRANSLATED = 1000  # of one file's errors
 _EXAMPLES: Mapping[Path, str] = {
     ("name",): "for example name: my-run",
     ("accelerator",): "for example accelerator: {type: cpu, per_host: 4}",
@@ -57,7 +58,7 @@ def shown(document: Document, path: Path) -> str | None:
     if credentials.is_private(path) or isinstance(value, dict | list):
         return None
     text = document.texts.get(path) or json.dumps(value, ensure_ascii=False)
-    if credentials.in_value(text):
+    if credentials.in_value(text[:_LONGEST_SEARCHED]):
         return None
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
@@ -107,8 +108,7 @@ def _fault(spot: Spot, detail: ErrorDetails, document: Document) -> Fault:
     if detail["type"] == "extra_forbidden":
         return _unknown_key(spot)
     if detail["type"] == "missing":
-        hint = _EXAMPLES.get(spot.path) or (f"it is {keys.words(spot.kind)}." if spot.kind else None)
-        return Fault(spot.path, f"{dotted(spot.path)} is missing.", hint)
+        return Fault(spot.path, f"{dotted(spot.path)} is missing.", _EXAMPLES.get(spot.path) or _meaning(spot))
     if detail["type"].startswith("union_tag"):
         return _unknown_block(spot, document)
     if spot.is_key:
@@ -119,6 +119,15 @@ def _fault(spot: Spot, detail: ErrorDetails, document: Document) -> Fault:
     if isinstance(told, ValueError):
         return _told(spot, str(told), document)
     return _wrong_value(spot, document)
+
+
+def _meaning(spot: Spot) -> str | None:
+    """What a missing key is for."""
+    if spot.block is None or spot.kind is None:
+        return None
+    if spot.kind.literals:
+        return f"it is {keys.words(spot.kind)}."
+    return f"{spot.path[-1]}: {keys.fields(spot.block)[str(spot.path[-1])].description}."
 
 
 def _words_of(kind: Type) -> Words | None:
@@ -139,12 +148,27 @@ def _unknown_key(spot: Spot) -> Fault:
     known = list(keys.fields(spot.block)) if spot.block is not None else []
     if near := _near(key[:_LONGEST_SHOWN], known):
         return Fault(spot.path, message + near)
+    if spot.union is not None and (sibling := _alternative_with(key, spot.union)):
+        return Fault(spot.path, message, sibling)
     elsewhere = dict.fromkeys(dotted(path) for path, _ in keys.walk(JobSpec) if path[-1] == key)
     if 0 < len(elsewhere) <= 3:
         return Fault(spot.path, message, f"there is {' and '.join(elsewhere)}.")
     if len(known) <= 20:
         return Fault(spot.path, message, f"its keys are {', '.join(known)}.")
     return Fault(spot.path, message, "`launcher schema --markdown` lists every key.")
+
+
+def _alternative_with(key: str, union: Path) -> str | None:
+    """What to do about a key of another alternative of a union."""
+    kind = keys.at(JobSpec, union)[0]
+    models = [member.model for member in kind.members if member.model is not None and key in keys.fields(member.model)]
+    chooser = keys.discriminator(kind)
+    if not models:
+        return None
+    if chooser is None:
+        return f"keep {keys.words(kind).removeprefix('a block with ')}."
+    names = [str(name) for model in models for name in Type.of_field(model.model_fields[chooser]).literals]
+    return f"it goes with {chooser}: {either(names)}." if names else None
 
 
 def _unknown_block(spot: Spot, document: Document) -> Fault:
@@ -173,7 +197,7 @@ def _wrong_key(spot: Spot) -> Fault:
 def _is_not(document: Document, path: Path, wanted: str) -> str:
     """The sentence that says what stands at a path, and what should."""
     value = value_at(document.data, path)
-    if isinstance(value, dict | list):
+    if value and isinstance(value, dict | list):
         return f"{dotted(path)} is a {'block' if isinstance(value, dict) else 'list'}, not {wanted}."
     return (
         f"{dotted(path)} is empty, not {wanted}." if value is None else f"{describe(document, path)} is not {wanted}."
@@ -193,7 +217,7 @@ def _wrong_value(spot: Spot, document: Document) -> Fault:
 
 def _where_it_belongs(path: Path) -> str | None:
     """What to do about a value that is not repeated: in place of a secret stands where the Secret keeps it."""
-    if path[:1] != ("secrets",):
+    if path[:1] != ("secrets",) or len(path) > 2:
         return None
     name = path[1] if len(path) > 1 else "NAME"
     return f"write {name}: {{name: my-secret, key: token}}; the value itself stays in the Secret."

@@ -49,7 +49,8 @@ def _job(source: Document) -> JobSpec:
     if isinstance(source.data, dict):
         spec = _judge(source, found)
     elif not found:
-        found.append(Fault((), "is not a block of keys.", "`launcher init` writes a first job."))
+        kind = "empty" if source.data is None else "a list" if isinstance(source.data, list) else "one word"
+        found.append(Fault((), f"is {kind}, not a block of keys.", "`launcher init` writes a first job."))
     if spec is None or found:
         raise JobFaults([source.locate(fault) for fault in found])
     return spec

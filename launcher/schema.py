@@ -231,9 +231,9 @@ class SecretKey(Block):
     """One key of a Secret, as an environment variable."""
 
     name: ObjectName = Field(description="the Secret's name")
-    key: Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$"), Words("a key of a Secret: letters, digits, - _ and .")] = (
-        Field(description="the key in it")
-    )
+    key: Annotated[
+        str, Field(pattern=r"^[-._a-zA-Z0-9]+$"), Words("a key of a Secret: letters, digits, dots, dashes and _")
+    ] = Field(description="the key in it")
 
 
 class Toleration(Block):

@@ -69,3 +69,7 @@ def main() -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

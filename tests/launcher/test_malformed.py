@@ -1,0 +1,123 @@
+"""Malformed jobs and what is said of them: `malformed.txt` holds the files and the messages, word for word."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher import job as jobs
+from launcher.errors import JobFaults, UserError
+from launcher.schema import JobSpec
+
+GOLDEN = Path(__file__).parent / "malformed.txt"
+LIMIT_S = 2.0
+SLACK = 3
+NOT_OURS = re.compile(
+    r"Input should|Field required|Extra inputs|Value error|pydantic|literal\[|union|Traceback|yaml\.", re.I
+)
+
+HEAD = "name: lm\naccelerator: {type: cpu}\ncommand: [x]\n"
+
+
+def golden() -> Iterator[tuple[str, str, str]]:
+    for block in GOLDEN.read_text(encoding="utf-8").split("=== ")[1:]:
+        title, _, rest = block.partition("\n")
+        text, _, said = rest.partition("--- says\n")
+        yield title, text, said.strip("\n")
+
+
+CASES = list(golden())
+
+# Too large, too deep or too strange to stand in a text file: what it holds, and how its message begins.
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "two megabytes": (b"# " + b"x" * 2**21, "job.yaml: is larger than 1 MiB."),
+    "one megabyte of keys": (
+        HEAD.encode() + b"".join(b"k%d: 1\n" % i for i in range(90_000)),
+        "job.yaml:9998: holds more than 10000 values.",
+    ),
+    "nine thousand unknown keys": (
+        HEAD.encode() + b"".join(b"k%d: 1\n" % i for i in range(9_000)),
+        'job.yaml:4: unknown key "k0" in job.',
+    ),
+    "one value of a megabyte": (HEAD.encode() + b"grace: " + b"1" * 900_000 + b"s", "job.yaml:4: grace = 1111"),
+    "a number of a megabyte": (
+        HEAD.encode() + b"hosts: " + b"1" * 900_000,
+        "job.yaml:4: hosts is a number of 900000 digits.",
+    ),
+    "brackets without end": (b"a: " + b"[" * 500_000, "job.yaml:1: is nested deeper than 64 levels."),
+    "blocks 65 deep": (
+        b"".join(b" " * i + b"a:\n" for i in range(66)) + b" " * 66 + b"b: 1\n",
+        "job.yaml:66: is nested deeper than 64 levels.",
+    ),
+    "a bomb of aliases": (
+        b"a0: &a0 [x, x]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (i, i, i - 1, i - 1) for i in range(1, 2_000)),
+        "job.yaml: neither train nor command is given",
+    ),
+    "a cycle": (b"a: &a [*a]\n" + HEAD.encode(), "job.yaml:1: uses an anchor, an alias or a merge key"),
+    "latin-1": ("name: größe\n".encode("latin-1"), "job.yaml:1: is not UTF-8 (byte 0xf6)."),
+    "utf-16": (HEAD.encode("utf-16"), "job.yaml:1: is not UTF-8 (byte 0xff)."),
+    "a binary": (bytes(range(256)) * 100, "job.yaml:2: is not UTF-8 (byte 0x80)."),
+    "a control character": (b"name: a\x07b\n", "job.yaml:1: holds the control character 0x07."),
+}
+
+
+def faults_of(text: str) -> str:
+    with pytest.raises(JobFaults) as faults:
+        jobs.parse(text)
+    return str(faults.value)
+
+
+@pytest.mark.parametrize(("title", "text", "said"), CASES, ids=[title for title, _, _ in CASES])
+def test_a_malformed_job_is_told_word_for_word(title: str, text: str, said: str) -> None:
+    assert faults_of(text) == said
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(CASES) + len(HOSTILE) >= 60
+
+
+@pytest.mark.parametrize("said", [said for _, _, said in CASES], ids=[title for title, _, _ in CASES])
+def test_messages_are_our_own_and_each_names_a_place(said: str) -> None:
+    assert not NOT_OURS.search(said)
+    for line in said.splitlines():
+        assert re.match(r"job\.yaml(:\d+)?: \S|  hint: \S", line), line
+        assert line.endswith((".", "?")) or line.startswith("  hint: "), line
+
+
+@pytest.mark.parametrize("said", [said for _, _, said in CASES], ids=[title for title, _, _ in CASES])
+def test_faults_come_in_the_order_of_their_lines(said: str) -> None:
+    lines = [int(number or 0) for number in re.findall(r"^job\.yaml(?::(\d+))?:", said, re.M)]
+    assert lines == sorted(lines)
+
+
+@pytest.mark.parametrize("title", HOSTILE)
+def test_a_hostile_file_is_refused_by_a_real_process_in_time(title: str, tmp_path: Path) -> None:
+    content, begins = HOSTILE[title]
+    (tmp_path / "job.yaml").write_bytes(content)
+    started = time.monotonic()
+    left = subprocess.run(
+        [sys.executable, "-m", "launcher.cli.main", "validate", "job.yaml"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert time.monotonic() - started < LIMIT_S * SLACK
+    assert (left.returncode, left.stdout) == (2, "")
+    assert left.stderr.startswith(begins), left.stderr[:400]
+    assert len(left.stderr) < 20_000
+    assert not NOT_OURS.search(left.stderr)
+
+
+def test_a_job_judged_in_parts_is_never_returned() -> None:
+    """Stand-ins let the rest be judged; a job with any fault must raise."""
+    for _, text, _ in CASES:
+        with pytest.raises(UserError):
+            assert not isinstance(jobs.parse(text), JobSpec)
