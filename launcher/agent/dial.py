@@ -1,0 +1,121 @@
+"""Connects an agent to its leader, again and again, and says every ten seconds what stands in the way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from launcher.agent.loop import READ, WRITE, Loop, Timer
+
+RETRY_S, SAY_S, CONNECT_S = 0.3, 10.0, 5.0
+
+Addresses = list[tuple[Any, ...]]
+
+
+class Dialer:
+    """Dials until `connected` takes a socket; `dial` begins anew."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        address: tuple[str, int],
+        *,
+        say: Callable[[str], None],
+        connected: Callable[[socket.socket], None],
+    ) -> None:
+        self._loop, self._address, self._say, self._connected = loop, address, say, connected
+        self._since: float | None = None
+        self._timers: list[Timer] = []
+        self._reason = "not tried yet"
+
+    @property
+    def obstacle(self) -> str:
+        """ "not resolved for 40 s", for a sentence about the leader."""
+        return f"{self._reason} for {time.monotonic() - (self._since or time.monotonic()):.0f} s"
+
+    def dial(self, after_s: float = 0.0) -> None:
+        if self._since is None:
+            self._since = time.monotonic()
+            self._later(SAY_S, self._complain)
+        self._later(after_s, self._resolve)
+
+    def stop(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        self._since = None
+
+    def _later(self, seconds: float, callback: Callable[[], None]) -> None:
+        self._timers.append(self._loop.after(seconds, callback))
+
+    def _complain(self) -> None:
+        self._say(f"leader {self._address[0]}:{self._address[1]} {self.obstacle}")
+        self._later(SAY_S, self._complain)
+
+    def _resolve(self) -> None:
+        host, port = self._address
+        try:
+            return self._connect(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
+        except socket.gaierror:
+            pass  # a name: looked up in a thread, since a resolver may take a minute and a SIGTERM must not wait
+        found: list[Addresses] = []
+        read_end, write_end = os.pipe()
+
+        def look_up() -> None:
+            try:
+                found.append(list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
+            except OSError:
+                found.append([])
+            os.close(write_end)
+
+        def resolved(mask: int) -> None:
+            self._loop.unwatch(read_end)
+            os.close(read_end)
+            if self._since is None:
+                return  # stopped meanwhile
+            if found and found[0]:
+                self._connect(found[0])
+            else:
+                self._failed("not resolved")
+
+        self._loop.watch(read_end, READ, resolved)
+        threading.Thread(target=look_up, daemon=True).start()
+
+    def _connect(self, addresses: Addresses) -> None:
+        family, kind, protocol, _, address = addresses[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setblocking(False)
+        code = sock.connect_ex(address)
+        if code not in (0, errno.EINPROGRESS):
+            sock.close()
+            return self._failed(_words(code))
+        patience = self._loop.after(CONNECT_S, lambda: self._settled(sock, errno.ETIMEDOUT))
+
+        def ready(mask: int) -> None:
+            patience.cancel()
+            self._settled(sock, sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
+        self._loop.watch(sock.fileno(), WRITE, ready)
+
+    def _settled(self, sock: socket.socket, code: int) -> None:
+        self._loop.unwatch(sock.fileno())
+        if code == 0 and self._since is not None:
+            self.stop()
+            return self._connected(sock)
+        sock.close()
+        if self._since is not None:
+            self._failed(_words(code))
+
+    def _failed(self, reason: str) -> None:
+        self._reason = reason
+        self._timers = self._timers[:1]  # the complaint goes on
+        self._later(RETRY_S, self._resolve)
+
+
+def _words(code: int) -> str:
+    return "refused" if code == errno.ECONNREFUSED else os.strerror(code).lower()

@@ -1,0 +1,35 @@
+"""What a child finds in its environment. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from launcher.agent.config import Config
+from launcher.agent.progress import budgets
+from trainer import contract
+
+
+def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> dict[str, str]:
+    """The environment of `rank` that no attempt changes. What the job's own environment says of JAX's devices wins."""
+    job, local = config.job, rank % config.job.processes_per_host
+    first = local * job.devices_per_process
+    environ = {"PYTHONUNBUFFERED": "1"}  # lines as they are printed, not 8 KiB at a time
+    if job.platform == "cpu":
+        environ |= {"JAX_PLATFORMS": "cpu", contract.NUM_CPU_DEVICES: str(job.devices_per_process)}
+    elif job.platform == "cuda" and job.processes_per_host > 1:
+        environ[contract.LOCAL_DEVICE_IDS] = ",".join(map(str, range(first, first + job.devices_per_process)))
+    timeout = budgets(job.budgets_s)["rendezvous"]
+    return {
+        **environ,
+        **base,
+        "PYTHONPATH": os.pathsep.join(filter(None, (site, base.get("PYTHONPATH")))),
+        contract.NUM_PROCESSES: str(config.processes),
+        contract.PROCESS_ID: str(rank),
+        contract.TIMEOUT: str(int(timeout or 24 * 3600)),
+    }
+
+
+def of_attempt(attempt: int, coordinator: str) -> dict[str, str]:
+    """What is new with every attempt: a fresh port keeps the dead of the last one out."""
+    return {contract.ATTEMPT: str(attempt), contract.COORDINATOR: coordinator}

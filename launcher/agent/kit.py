@@ -1,0 +1,44 @@
+"""The agent's temporary folder: the site hook its children load, their sockets and their stacks.
+
+Written out because the agent may run from a zipapp, and children cannot load a file from inside one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pkgutil
+import shutil
+import tempfile
+
+HOOKS = ("sitecustomize.py", "jaxhook.py", "spare.py")  # of launcher/agent/site
+MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux
+
+
+class Kit:
+    """Made once per agent, removed by `close`."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="jaxlaunch-")
+        if len(self._folder) > MAX_SOCKET_PATH - 20:
+            os.rmdir(self._folder)
+            self._folder = tempfile.mkdtemp(prefix="jaxlaunch-", dir="/tmp")
+        self._numbers = itertools.count()
+        self.site = os.path.join(self._folder, "site")
+        os.mkdir(self.site)
+        for name in HOOKS:
+            self._copy("launcher.agent", f"site/{name}", name)
+        self._copy("trainer", "contract.py", "contract.py")
+
+    def path(self, suffix: str) -> str:
+        """A path in the folder that nothing has used before."""
+        return os.path.join(self._folder, f"{next(self._numbers)}.{suffix}")
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _copy(self, package: str, resource: str, name: str) -> None:
+        data = pkgutil.get_data(package, resource)
+        assert data is not None, "packages are read by loaders that have get_data, zipimport's included"
+        with open(os.path.join(self.site, name), "wb") as file:
+            file.write(data)

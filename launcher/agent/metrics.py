@@ -1,0 +1,110 @@
+"""The text of /metrics: the agent's own rows of contract.PROMETHEUS, and what its children's processes say. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from launcher.agent.clock import ratio
+from launcher.agent.config import PROTOCOL
+from launcher.agent.progress import Progress
+from trainer import contract
+
+NAN = float("nan")
+Labels = tuple[str, ...]
+Values = Mapping[Labels, float]  # by the row's labels, in its order
+
+
+@dataclasses.dataclass
+class Family:
+    """One metric of an exposition: its comment lines, then its samples."""
+
+    header: list[str]
+    samples: list[str]
+
+
+def own(
+    generation: int,
+    gang: Mapping[str, Any],
+    ranks: Mapping[int, Progress],
+    budgets: Mapping[str, float | None],
+    silence_s: float,
+    now: float,
+) -> str:
+    """The agent's rows. `gang` is what the leader last said of everyone; what is not known is NaN, never missing."""
+    values = _of_gang(generation, gang, silence_s) | _of_ranks(ranks, gang.get("foremost"), budgets, now)
+    lines: list[str] = []
+    for row in contract.PROMETHEUS:
+        if row.by == "agent":
+            lines += [f"# HELP {row.name} {row.help}", f"# TYPE {row.name} {row.type}"]
+            lines += [_sample(row.name, row.labels, labels, value) for labels, value in values[row.name].items()]
+    return "\n".join(lines) + "\n"
+
+
+def merge(texts: Iterable[str]) -> str:
+    """Several expositions as one: each metric once, with the samples of all."""
+    families: dict[str, Family] = {}
+    for text in texts:
+        name = ""
+        for line in text.splitlines():
+            if line.startswith(("# HELP ", "# TYPE ")):
+                name = line.split(" ", 3)[2]
+                header = families.setdefault(name, Family([], [])).header
+                if not any(known.startswith(line[: len("# HELP ") + len(name) + 1]) for known in header):
+                    header.append(line)
+            elif line.strip() and not line.startswith("#"):
+                families.setdefault(name or line.split("{")[0].split()[0], Family([], [])).samples.append(line)
+    return "".join("\n".join([*family.header, *family.samples]) + "\n" for family in families.values())
+
+
+def _of_gang(generation: int, gang: Mapping[str, Any], silence_s: float) -> dict[str, Values]:
+    seconds = {cause: float(gang.get("seconds", {}).get(cause, 0.0)) for cause in contract.CLOCK}
+    causes = [outcome.cause for outcome in contract.OUTCOMES.values()]
+    share = ratio(seconds)
+    return {
+        "jaxlaunch_build_info": {(PROTOCOL, platform.python_version()): 1.0},
+        "jaxlaunch_goodput_ratio": _one(share),
+        "jaxlaunch_clock_seconds_total": {(cause,): spent for cause, spent in seconds.items()},
+        "jaxlaunch_restarts_total": {(cause,): float(gang.get("ended", {}).get(cause, 0)) for cause in causes},
+        "jaxlaunch_restarts_left": {
+            (budget,): float(gang.get("left", {}).get(budget, NAN)) for budget in ("crash", "in_place")
+        },
+        "jaxlaunch_last_verdict_code": _one(gang.get("code")),
+        "jaxlaunch_generation": _one(generation),
+        "jaxlaunch_attempt": _one(gang.get("attempt")),
+        "jaxlaunch_heartbeat_age_seconds": _one(max(silence_s, float(gang.get("silence_s", 0.0)))),
+    }
+
+
+def _of_ranks(
+    ranks: Mapping[int, Progress], foremost: int | None, budgets: Mapping[str, float | None], now: float
+) -> dict[str, Values]:
+    steps: dict[Labels, float] = {}
+    lags: dict[Labels, float] = {}
+    left: dict[Labels, float] = {}
+    phases: dict[Labels, float] = {}
+    for rank, progress in ranks.items():
+        label, status, limit = str(rank), progress.status, progress.limit_s(budgets)
+        steps[(label,)] = NAN if status.step is None else float(status.step)
+        lags[(label,)] = NAN if status.step is None or foremost is None else float(max(0, foremost - status.step))
+        left[(label,)] = NAN if limit is None else limit - progress.in_phase_s(now)
+        phases |= {(label, phase): float(phase == status.phase) for phase in contract.PHASES}
+    return {
+        "jaxlaunch_children_up": _one(sum(progress.status.exit is None for progress in ranks.values())),
+        "jaxlaunch_phase": phases,
+        "jaxlaunch_phase_budget_left_seconds": left,
+        "jaxlaunch_rank_step": steps,
+        "jaxlaunch_rank_lag_steps": lags,
+    }
+
+
+def _one(value: float | None) -> Values:
+    return {(): NAN if value is None else float(value)}
+
+
+def _sample(name: str, labels: Sequence[str], values: Labels, value: float) -> str:
+    pairs = ",".join(f'{label}="{text}"' for label, text in zip(labels, values, strict=True))
+    number = "NaN" if value != value else repr(value)
+    return f"{name}{{{pairs}}} {number}" if pairs else f"{name} {number}"

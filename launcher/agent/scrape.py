@@ -1,0 +1,167 @@
+"""Answers GET /metrics: asks the children's sockets, joins what they say in time, and never makes the loop wait."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+
+from launcher.agent.loop import READ, WRITE, Loop, Timer
+
+MAX_REQUEST, MAX_EXPOSITION = 8 * 1024, 4 * 1024 * 1024  # bytes
+MAX_CONNECTIONS = 16
+PATIENCE_S, CHILD_PATIENCE_S = 5.0, 1.0
+
+Answer = Callable[[Sequence[str]], str]  # the children's texts in, ours out
+
+
+class MetricsServer:
+    """Listens until the agent ends. Raises OSError when the port is taken."""
+
+    def __init__(self, loop: Loop, host: str, port: int, sockets: Callable[[], Sequence[str]], answer: Answer) -> None:
+        self._loop, self._sockets, self._answer = loop, sockets, answer
+        self._open = 0
+        if host:
+            self._listener = socket.create_server((host, port))
+        elif socket.has_dualstack_ipv6():
+            self._listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        else:
+            self._listener = socket.create_server(("", port))
+        self._listener.setblocking(False)
+        loop.watch(self._listener.fileno(), READ, lambda mask: self._accept())
+
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return  # it left before it was taken
+        if self._open >= MAX_CONNECTIONS:
+            return sock.close()
+        self._open += 1
+        Request(self._loop, sock, self._sockets, self._answer, self._closed)
+
+    def _closed(self) -> None:
+        self._open -= 1
+
+
+class Request:
+    """One connection: one request, one answer."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        sockets: Callable[[], Sequence[str]],
+        answer: Answer,
+        closed: Callable[[], None],
+    ) -> None:
+        sock.setblocking(False)
+        self._loop, self._sock = loop, sock
+        self._sockets, self._answer, self._closed = sockets, answer, closed
+        self._request, self._response = bytearray(), bytearray()
+        self._patience = loop.after(PATIENCE_S, self._close)
+        loop.watch(sock.fileno(), READ, lambda mask: self._read())
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(MAX_REQUEST)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._request += data
+        if not data or len(self._request) > MAX_REQUEST:
+            return self._close()
+        if b"\r\n\r\n" not in self._request:
+            return
+        self._loop.unwatch(self._sock.fileno())
+        target = bytes(self._request).split(b"\r\n", 1)[0].split(b" ")
+        if target[:1] != [b"GET"] or target[1:2] not in ([b"/metrics"], [b"/metrics/"]):
+            return self._respond("404 Not Found", "GET /metrics is all there is\n")
+        Gather(self._loop, self._sockets(), lambda texts: self._respond("200 OK", self._answer(texts)))
+
+    def _respond(self, status: str, text: str) -> None:
+        body = text.encode()
+        head = (
+            f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        self._response += head.encode() + body
+        if self._sock.fileno() >= 0:
+            self._loop.watch(self._sock.fileno(), WRITE, lambda mask: self._write())
+
+    def _write(self) -> None:
+        try:
+            sent = self._sock.send(self._response)
+        except BlockingIOError:
+            return
+        except OSError:
+            return self._close()
+        del self._response[:sent]
+        if not self._response:
+            self._close()
+
+    def _close(self) -> None:
+        self._patience.cancel()
+        if self._sock.fileno() >= 0:
+            self._loop.unwatch(self._sock.fileno())
+            self._sock.close()
+            self._closed()
+
+
+class Gather:
+    """Reads every Unix socket to its end at the same time; what has not ended in time is left out."""
+
+    def __init__(self, loop: Loop, paths: Sequence[str], done: Callable[[Sequence[str]], None]) -> None:
+        self._loop, self._done = loop, done
+        self._open: dict[socket.socket, bytearray] = {}
+        self._texts: list[str] = []
+        self._patience: Timer = loop.after(CHILD_PATIENCE_S, self._finish)
+        for path in paths:
+            self._connect(path)
+        if not self._open:
+            self._finish()
+
+    def _connect(self, path: str) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            sock.connect(path)
+        except OSError:  # it serves none (yet), or it is as busy as can be
+            return sock.close()
+        self._open[sock] = bytearray()
+        self._loop.watch(sock.fileno(), READ, lambda mask: self._read(sock))
+
+    def _read(self, sock: socket.socket) -> None:
+        try:
+            data = sock.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            return self._end(sock, is_whole=False)
+        if not data:
+            return self._end(sock, is_whole=True)
+        self._open[sock] += data
+        if len(self._open[sock]) > MAX_EXPOSITION:
+            self._end(sock, is_whole=False)
+
+    def _end(self, sock: socket.socket, is_whole: bool) -> None:
+        self._loop.unwatch(sock.fileno())
+        sock.close()
+        text = self._open.pop(sock)
+        if is_whole:
+            self._texts.append(text.decode(errors="replace"))
+        if not self._open:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._patience.cancel()
+        for sock in list(self._open):
+            self._loop.unwatch(sock.fileno())
+            sock.close()
+        self._open.clear()
+        done, self._done = self._done, lambda texts: None
+        done(self._texts)
