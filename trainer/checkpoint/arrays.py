@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 import tensorstore
 from etils import epath
@@ -78,12 +79,15 @@ class Arrays:
 
 
 def leaves(tree: Any) -> dict[str, Leaf]:
-    """Shape and dtype of every array of a tree, by path."""
-    flat = jax.tree_util.tree_leaves_with_path(tree)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): (tuple(leaf.shape), str(leaf.dtype))
-        for path, leaf in flat
+    """Shape and dtype of every array of a tree, by path; of a random key, those of the numbers that are stored."""
+    flat = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
+    for name, leaf in flat.items():
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            flat[name] = jax.eval_shape(jax.random.key_data, leaf)
+    return {name: (tuple(leaf.shape), str(leaf.dtype)) for name, leaf in flat.items()}
 
 
 def first_difference(saved: Mapping[str, Leaf], wanted: Mapping[str, Leaf]) -> str | None:

@@ -197,7 +197,7 @@ class Store:
         self.wait()
         if step == self._committed:
             return
-        with _storage(f"saving step {step} in {self._folder}"):
+        with _storage(f"saving step {step} in {self._folder}", OSError):  # a ValueError here is of the arrays' making
             if jax.process_index() == 0:
                 self._owner.check()
             self._arrays.save(self._step(step), tree, meta)
@@ -298,13 +298,16 @@ class Store:
 
 
 @contextlib.contextmanager
-def _storage(doing: str) -> Iterator[None]:
-    """Whatever Orbax or a file system raises while `doing` becomes a StorageError that says so."""
+def _storage(doing: str, kind: type[Exception] = Exception) -> Iterator[None]:
+    """What is raised while `doing`, and of that kind, becomes a StorageError that says so.
+
+    Any kind by default: tensorstore's failures come as ValueError, RuntimeError and bare Exception.
+    """
     try:
         yield
     except TrainerError:
         raise
-    except Exception as error:  # tensorstore's failures come as ValueError, RuntimeError and bare Exception
+    except kind as error:
         raise StorageError(f"{doing} failed: {_first_line(error)}") from error
 
 

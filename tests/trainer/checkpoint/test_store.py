@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 from etils import epath
 from jax.sharding import Mesh
@@ -118,6 +119,17 @@ def test_arrays_donated_right_after_save_are_saved_as_they_were(tmp_path):
         jax.block_until_ready(tree)
         store.wait()
         assert store.found() == (7, "")
+
+
+def test_random_keys_small_dtypes_and_any_name_come_back(tmp_path):
+    tree = {"rest": {"layers.0/key['a']": jax.random.key(3), "half": jnp.arange(3, dtype=jnp.bfloat16)}}
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree)
+    with Opened(tmp_path) as store:
+        store.save(0, tree, {"none": None, "list": [1, "a"], "float": 1.5})
+        store.wait()
+        step, found, meta = store.restore(like)
+    assert (step, meta) == (0, {"none": None, "list": [1, "a"], "float": 1.5})
+    assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype and (a == b).all(), tree, found))
 
 
 def test_committed_follows_the_manifest_and_a_committed_step_is_not_saved_again(tmp_path):
