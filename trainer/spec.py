@@ -31,7 +31,7 @@ class Block(BaseModel):
 class MLP(Block):
     """A multi-layer perceptron over flattened examples."""
 
-    kind: Literal["mlp"] = "mlp"
+    kind: Literal["mlp"] = Field("mlp", description="this model")
     layers: Positive = Field(2, description="hidden layers")
     width: Positive = Field(512, description="units of a hidden layer")
     classes: Positive = Field(10, description="labels are 0 to classes - 1")
@@ -40,16 +40,16 @@ class MLP(Block):
 class Decoder(Block):
     """A Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, scanned layers."""
 
-    kind: Literal["decoder"] = "decoder"
-    layers: Positive = 4
+    kind: Literal["decoder"] = Field("decoder", description="this model")
+    layers: Positive = Field(4, description="transformer blocks")
     width: Positive = Field(256, description="size of the residual stream")
     heads: Positive = Field(4, description="query heads; must divide width")
     kv_heads: Positive | None = Field(None, description="key and value heads; default heads; must divide heads")
     hidden: Positive | None = Field(None, description="units of the SwiGLU; default 8/3 of width, rounded up to 64")
-    vocab: Positive = Field(256, description="256 for bytes")
+    vocab: Positive = Field(256, description="token ids are 0 to vocab - 1; 256 for bytes")
     length: Positive = Field(256, description="tokens of an example")
-    rope_theta: Rate = 10000.0
-    norm_eps: Rate = 1e-5
+    rope_theta: Rate = Field(10000.0, description="base of the rotary position angles")
+    norm_eps: Rate = Field(1e-5, description="added to the mean square in RMSNorm")
     tied: bool = Field(False, description="the output matrix is the embedding")
 
     @model_validator(mode="after")
@@ -65,7 +65,9 @@ class CustomModel(BaseModel):
     """A model of the user's: `kind: module:Name`, an nnx module built as Name(**other keys, rngs=rngs)."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    kind: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
+    kind: Annotated[
+        str, Field(pattern=r"^[\w.]+:[\w.]+$", description="module:Name of the class; other keys are its arguments")
+    ]
 
 
 def _tag(key: str, closed: tuple[str, ...], default: str) -> Any:
@@ -96,28 +98,28 @@ class Source(Block):
 class Tfds(Source):
     """A tensorflow-datasets builder, read without TensorFlow; `digits` is ours and needs no network."""
 
-    source: Literal["tfds"] = "tfds"
-    name: str = "digits"
-    split: str = "train"
-    eval_split: str | None = "test"
-    data_dir: str | None = Field(None, description="default: the user's cache folder")
+    source: Literal["tfds"] = Field("tfds", description="this source")
+    name: str = Field("digits", description="of the builder, such as digits, mnist or my_set/config:1.0.0")
+    split: str = Field("train", description="what to train on, in tensorflow-datasets' split syntax")
+    eval_split: str | None = Field("test", description="what to evaluate on; null: no evaluation")
+    data_dir: str | None = Field(None, description="where prepared data lies; default the user's cache folder")
 
 
 class ArrayRecord(Source):
     """Files of array_record; a record is a serialized dict of arrays, as trainer.data.records writes it."""
 
-    source: Literal["array_record"]
-    path: str | list[str]
-    eval_path: str | list[str] | None = None
+    source: Literal["array_record"] = Field(description="this source")
+    path: str | list[str] = Field(description="files or globs to train on")
+    eval_path: str | list[str] | None = Field(None, description="files or globs to evaluate on")
     eval_split: Fraction | None = Field(None, description="share of the records kept back when there is no eval_path")
 
 
 class Text(Source):
     """Text files as one stream of tokens, packed into windows of the model's length."""
 
-    source: Literal["text"]
-    path: str | list[str] = Field(description="globs; stdlib://*.py names the interpreter's own library")
-    tokenizer: Literal["bytes"] = "bytes"
+    source: Literal["text"] = Field(description="this source")
+    path: str | list[str] = Field(description="files or globs; stdlib://*.py names the interpreter's own library")
+    tokenizer: Literal["bytes"] = Field("bytes", description="a token is a byte; vocab 256")
     eval_split: Fraction = Field(0.05, description="share of the files kept back for evaluation")
     bigram: bool = Field(False, description="also report what a bigram model counted on the same text reaches")
 
@@ -125,20 +127,20 @@ class Text(Source):
 class Torch(Source):
     """Any map-style dataset class, `module:Class`; torch itself need not be installed."""
 
-    source: Literal["torch"]
-    dataset: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
-    args: dict[str, Any] = {}
+    source: Literal["torch"] = Field(description="this source")
+    dataset: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$", description="module:Class with __len__ and __getitem__")]
+    args: dict[str, Any] = Field({}, description="its arguments")
     eval_args: dict[str, Any] | None = Field(None, description="the same class with these arguments evaluates")
 
 
 class Synthetic(Source):
     """Random but learnable examples, each a function of its index: for smoke tests and benchmarks."""
 
-    source: Literal["synthetic"]
-    examples: Positive = 4096
-    eval_examples: Natural = 512
+    source: Literal["synthetic"] = Field(description="this source")
+    examples: Positive = Field(4096, description="of an epoch")
+    eval_examples: Natural = Field(512, description="of an evaluation")
     shape: list[Positive] | None = Field(None, description="of an image; default [28, 28]")
-    classes: Positive = 10
+    classes: Positive = Field(10, description="of an image: labels are 0 to classes - 1")
 
 
 Data = Annotated[Tfds | ArrayRecord | Text | Torch | Synthetic, Field(discriminator="source")]
@@ -179,7 +181,9 @@ class Mesh(Block):
 class Schedule(Block):
     """The learning rate over the steps: linear warm-up to lr, then the named shape down to `final` × lr."""
 
-    name: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
+    name: Literal["constant", "linear", "cosine", "wsd"] = Field(
+        "cosine", description="shape after the warm-up; wsd: constant, then a short decay"
+    )
     warmup: Natural = Field(0, description="steps up to lr; longer than the run, the run ends on the way up")
     start: Share = Field(0.0, description="share of lr at step 0 of the warm-up")
     decay: Positive | None = Field(None, description="wsd only: steps of the decay; default a tenth of all")
@@ -227,19 +231,19 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 class Optimizer(Block):
     """An optax optimizer by name, with clipping, schedule and a moving average."""
 
-    name: Literal["adamw", "adafactor", "lion", "sgd"] = "adamw"
-    lr: Rate = 3e-4
+    name: Literal["adamw", "adafactor", "lion", "sgd"] = Field("adamw", description="the optax optimizer")
+    lr: Rate = Field(3e-4, description="largest learning rate")
     weight_decay: Annotated[float, Field(ge=0.0)] = Field(0.0, description="of every parameter, times lr")
-    clip: Rate | None = Field(1.0, description="largest global norm of the gradients")
+    clip: Rate | None = Field(1.0, description="largest global norm of the gradients; null: no clipping")
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
-        None, description="averages the weights; eval uses them"
+        None, description="decay of a moving average of the weights, which eval then uses; null: none"
     )
     b1: Fraction | None = Field(None, description="adamw and lion 0.9; adafactor none")
     b2: Fraction | None = Field(None, description="adamw 0.999, lion 0.99")
     eps: Rate | None = Field(None, description="adamw 1e-8, adafactor 1e-30")
     momentum: Fraction | None = Field(None, description="sgd 0")
     nesterov: bool | None = Field(None, description="sgd false; needs a momentum")
-    schedule: Schedule = Schedule()
+    schedule: Schedule = Field(Schedule(), description="the learning rate over the steps")
 
     @field_validator("b1", "b2", "eps", "momentum", "nesterov")
     @classmethod
@@ -258,27 +262,35 @@ class Optimizer(Block):
 
 
 class Eval(Block):
+    """Evaluation on the held-out set, every example once."""
+
     every: Positive | None = Field(500, description="steps between evaluations; null: only at the end")
-    batches: Positive | None = Field(None, description="null: the whole set, every example once")
+    batches: Positive | None = Field(None, description="of one evaluation; null: the whole set")
 
 
 class Checkpoint(Block):
-    path: str | None = Field(None, description="default: the run folder, or the profile's volume")
+    """What is saved, where and how often. A run goes on from its newest verified step."""
+
+    path: str | None = Field(
+        None, description="a folder or gs://, s3:// URL; default the run folder, or the profile's volume"
+    )
     every: Positive | None = Field(500, description="steps between saves; null: only at the end")
-    keep: Positive = Field(3, description="verified steps kept")
+    keep: Positive = Field(3, description="newest verified steps kept")
 
 
 class OnNonfinite(Block):
-    action: Literal["stop"] = "stop"
+    """What to do when loss or gradients are not finite. The step that saw it changes nothing."""
+
+    action: Literal["stop"] = Field("stop", description="end the run with exit code 76")
 
 
 class Policy(Block):
     """Precision in full: dtypes of parameters, compute and outputs, and the matmul precision of XLA."""
 
-    params: Literal["float32", "bfloat16"] = "float32"
-    compute: Literal["float32", "bfloat16", "float16"] = "float32"
-    output: Literal["float32", "bfloat16"] = "float32"
-    matmul: Literal["default", "tensorfloat32", "highest"] = "default"
+    params: Literal["float32", "bfloat16"] = Field("float32", description="dtype the parameters are kept in")
+    compute: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype of layers and activations")
+    output: Literal["float32", "bfloat16"] = Field("float32", description="dtype of what the model returns")
+    matmul: Literal["default", "tensorfloat32", "highest"] = Field("default", description="XLA's matmul precision")
 
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"] | Policy
@@ -300,23 +312,23 @@ class TrainSpec(Block):
     """Everything the trainer is told. Raises pydantic's ValidationError, all faults at once."""
 
     task: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$", description="module:Class of a task")]
-    model: Model = MLP()
-    data: Data = Tfds()
-    mesh: Mesh = Mesh(dp=-1)
-    precision: Precision = "fp32"
-    remat: Remat = "none"
+    model: Model = Field(MLP(), description="by kind; default the task's own")
+    data: Data = Field(Tfds(), description="by source; default the task's own")
+    mesh: Mesh = Field(Mesh(dp=-1), description="how many devices split what; default all of them the batch")
+    precision: Precision = Field("fp32", description="by name, or in full")
+    remat: Remat = Field("none", description="what the backward pass computes again; a list names what is kept instead")
     batch: Positive = Field(128, description="examples of a step, over all devices and micro-batches")
     accumulate: Positive = Field(1, description="micro-batches of a step")
     steps: Positive | None = Field(None, description=f"optimizer steps; or epochs; default {DEFAULT_STEPS} steps")
-    epochs: Positive | None = None
-    seed: Natural = 0
-    optimizer: Optimizer = Optimizer()
-    eval: Eval = Eval()
-    checkpoint: Checkpoint = Checkpoint()
-    attention: Literal["auto", "xla"] = "auto"
-    compile_cache: str | None = None
-    on_nonfinite: OnNonfinite = OnNonfinite()
-    log_every: Positive = 10
+    epochs: Positive | None = Field(None, description="passes over the training set, in place of steps")
+    seed: Natural = Field(0, description="of initial weights, the order of examples and dropout")
+    optimizer: Optimizer = Field(Optimizer(), description="by name, with its schedule")
+    eval: Eval = Field(Eval(), description="on the held-out set")
+    checkpoint: Checkpoint = Field(Checkpoint(), description="where and how often")
+    attention: Literal["auto", "xla"] = Field("auto", description="implementation; auto: the fastest that fits")
+    compile_cache: str | None = Field(None, description="folder or URL of XLA's compilation cache; null: none")
+    on_nonfinite: OnNonfinite = Field(OnNonfinite(), description="when loss or gradients are not finite")
+    log_every: Positive = Field(10, description="steps between two lines of metrics")
 
     @model_validator(mode="before")
     @classmethod
