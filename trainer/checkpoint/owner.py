@@ -131,10 +131,10 @@ class Owner:
             raise
         if claim is None or claim.owner == self._me:
             return ""
-        lives = claim.owner.lives()
-        if claim.owner.uid == self._me.uid and not lives:
-            return ""  # our own run, before it was restarted
         run = f"run {claim.owner.uid} (process {claim.owner.pid} on {claim.owner.host})"
+        lives = claim.owner.lives()
+        if claim.owner.uid == self._me.uid:  # our own, before it was restarted; if it lives it will find out and stop
+            return f"taking over {self._path.parent} from {run}, this run's own, which still lives" if lives else ""
         if lives is False:
             return f"taking over {self._path.parent} from {run}: that process has ended"
         age = time.time() - claim.renewed
@@ -160,6 +160,8 @@ class Owner:
     def release(self) -> None:
         """Gives the folder up, so that the next run need not wait. Does nothing when it is no longer ours."""
         self._released.set()
+        if not self._thread.is_alive():
+            return
         with self._lock:
             claim = Claim.read(self._path)
             if claim is not None and claim.owner == self._me:

@@ -182,6 +182,7 @@ class Store:
         return found
 
     def _set_aside(self, bad: Mapping[int, str], good: int) -> None:
+        self._owner.check()
         for step, fault in bad.items():
             aside = next(path for n in range(1, 1000) if not (path := self._folder / f"{step}.bad-{n}").exists())
             self._step(step).rename(aside)
