@@ -309,7 +309,10 @@ TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 class TrainSpec(Block):
-    """Everything the trainer is told. Raises pydantic's ValidationError, all faults at once."""
+    """Everything the trainer is told.
+
+    Raises pydantic's ValidationError, all faults at once.
+    """
 
     task: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$", description="module:Class of a task")]
     model: Model = Field(MLP(), description="by kind; default the task's own")
@@ -321,7 +324,7 @@ class TrainSpec(Block):
     accumulate: Positive = Field(1, description="micro-batches of a step")
     steps: Positive | None = Field(None, description=f"optimizer steps; or epochs; default {DEFAULT_STEPS} steps")
     epochs: Positive | None = Field(None, description="passes over the training set, in place of steps")
-    seed: Natural = Field(0, description="of initial weights, the order of examples and dropout")
+    seed: Natural = Field(0, description="of the initial weights, the order of examples and what a task draws")
     optimizer: Optimizer = Field(Optimizer(), description="by name, with its schedule")
     eval: Eval = Field(Eval(), description="on the held-out set")
     checkpoint: Checkpoint = Field(Checkpoint(), description="where and how often")
