@@ -27,11 +27,13 @@ def cross_entropy(logits: Array, labels: Array, weight: Array) -> Sums:
     it is found at the first step rather than learned around.
     """
     logits, labels = logits.astype(jnp.float32), labels.astype(jnp.int32)
+    # Less the largest first: a loss near 0 keeps its digits.
+    logits -= jax.lax.stop_gradient(logits.max(-1, keepdims=True))
     # A sum over a mask, not a gather: a gather along a vocabulary split over mp would fetch all the logits.
     is_label = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == labels[..., None]
     chosen = jnp.where(is_label, logits, 0.0).sum(-1)
     legal = (labels >= 0) & (labels < logits.shape[-1])
-    nats = jnp.where(legal, jax.nn.logsumexp(logits, axis=-1) - chosen, jnp.nan)
+    nats = jnp.where(legal, jnp.log(jnp.exp(logits).sum(-1)) - chosen, jnp.nan)
     counts = weight != 0.0
     return Sums(
         nats=jnp.where(counts, nats * weight, 0.0).sum(),

@@ -1,0 +1,223 @@
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.trainer.tiny import Counting, Digits, MeanLoss, build, compiled, run
+from trainer.errors import SpecError
+from trainer.step import TrainState
+
+TASKS = {"mlp": Digits(), "decoder": Counting()}
+
+
+@functools.cache
+def alone(name: str) -> np.ndarray:
+    """Losses of 20 steps on one device."""
+    return run(TASKS[name])[0]
+
+
+def share(state: TrainState, name: str | None = None) -> float:
+    """The share of the state's bytes, or of one parameter's, that the fullest device holds."""
+    leaves = jax.tree.leaves(state) if name is None else [state.params[name]]
+    held = {
+        device: sum(s.data.nbytes for leaf in leaves for s in leaf.addressable_shards if s.device == device)
+        for device in leaves[0].sharding.device_set
+    }
+    return max(held.values()) / sum(leaf.nbytes for leaf in leaves)
+
+
+def equal(one: TrainState, other: TrainState) -> bool:
+    return all(jax.tree.leaves(jax.tree.map(lambda a, b: np.array_equal(a, b, equal_nan=True), one, other)))
+
+
+def copied(state: TrainState) -> TrainState:
+    return jax.tree.map(lambda leaf: np.array(leaf), state)
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("axes", [{"dp": 8}, {"fsdp": 8}, {"dp": 2, "fsdp": 2, "mp": 2}], ids=str)
+def test_every_mesh_gives_the_losses_of_one_device(name: str, axes: dict[str, int]) -> None:
+    losses, state = run(TASKS[name], mesh=axes)
+    np.testing.assert_allclose(losses, alone(name), rtol=1e-5)
+    assert losses[-1] < 0.8 * losses[0]
+    assert share(state) <= 1.01 / (axes.get("fsdp", 1) * axes.get("mp", 1)) + 0.01
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_fsdp_splits_the_whole_state(name: str) -> None:
+    step = build(TASKS[name], mesh={"fsdp": 8}, optimizer={"ema": 0.9})
+    assert share(step.init()) <= 1 / 8 * 1.01
+
+
+def test_mp_halves_the_named_weights() -> None:
+    state = build(TASKS["decoder"], mesh={"mp": 2}).init()
+    names = [name for name in state.params if "norm" not in name]
+    assert {name: share(state, name) for name in names} == dict.fromkeys(names, 0.5)
+    state = build(TASKS["mlp"], mesh={"mp": 2}).init()
+    assert {share(state, f"layers.{i}.kernel") for i in (0, 1)} == {0.5}
+
+
+def test_adafactor_takes_its_parameters_places() -> None:
+    losses, state = run(TASKS["decoder"], 3, mesh={"fsdp": 8}, optimizer={"name": "adafactor"})
+    np.testing.assert_allclose(losses, run(TASKS["decoder"], 3, optimizer={"name": "adafactor"})[0], rtol=1e-5)
+    assert share(state) <= 1 / 8 * 1.02
+
+
+@pytest.mark.parametrize("task", [Counting(), MeanLoss()], ids=["sums", "mean"])
+@pytest.mark.parametrize("accumulate", [2, 4])
+def test_micro_batches_add_up_to_the_same_step(task: Any, accumulate: int) -> None:
+    options: dict[str, Any] = {"mesh": {"dp": 2, "fsdp": 2}, "optimizer": {"name": "sgd", "lr": 0.1}}
+    whole, state = run(task, 3, **options)
+    parts, state_of_parts = run(task, 3, accumulate=accumulate, **options)
+    np.testing.assert_allclose(parts, whole, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state_of_parts.params, state.params)
+
+
+def test_micro_batches_are_split_without_communication() -> None:
+    step = build(TASKS["mlp"], mesh={"dp": 8}, accumulate=2)
+    split = jax.jit(step._micro_batches, in_shardings=step.put(TASKS["mlp"].batch(0))["image"].sharding)
+    rows = jax.ShapeDtypeStruct((16, 28), jnp.float32)
+    text = split.lower(rows).compile().as_text()
+    assert not any(word in text for word in ("all-to-all", "all-gather", "collective-permute", "all-reduce"))
+    np.testing.assert_array_equal(split(jnp.arange(16.0)[:, None])[1, :, 0], np.arange(1.0, 16.0, 2.0))
+
+
+def test_a_step_gives_its_state_away() -> None:
+    step = compiled(TASKS["mlp"])
+    state = step.init()
+    step.train(state, step.put(TASKS["mlp"].batch(0)))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+def test_another_kind_of_batch_is_an_error_that_says_what_changed() -> None:
+    step, batch = compiled(TASKS["decoder"]), TASKS["decoder"].batch(0)
+    longer = step.put(batch | {"tokens": np.zeros((16, 19), np.int32)})
+    with pytest.raises(TypeError, match=r"tokens: compiled for int32\[16, 17\].*, got int32\[16, 19\]"):
+        step.train(step.init(), longer)
+    with pytest.raises(TypeError, match="tokens"):
+        step.compile_train(longer)
+    step.compile_train(step.put(batch))
+
+
+def test_a_step_that_is_not_finite_leaves_the_state_as_it_was() -> None:
+    task = TASKS["mlp"]
+    step = compiled(task, mesh={"fsdp": 2}, optimizer={"ema": 0.5})
+    state, _ = step.train(step.init(), step.put(task.batch(0)))
+    before = copied(state)
+    bad = task.batch(1)
+    bad["label"][3] = 10  # outside the classes
+    state, metrics = step.train(state, step.put(bad))
+    assert not metrics["finite"] and equal(before, copied(state)) and int(state.step) == 1
+    state, metrics = step.train(state, step.put(task.batch(1)))
+    assert metrics["finite"] and int(state.step) == 2
+
+
+def test_metrics_are_named_means() -> None:
+    step = compiled(TASKS["decoder"], optimizer={"schedule": {"name": "linear", "warmup": 10}})
+    _, metrics = step.train(step.init(), step.put(TASKS["decoder"].batch(0)))
+    assert set(metrics) == {"loss", "grad_norm", "learning_rate", "finite", "accuracy", "bits_per_byte"}
+    assert metrics["learning_rate"] == 0 and metrics["grad_norm"] > 0
+    np.testing.assert_allclose(metrics["bits_per_byte"], metrics["loss"] / np.log(2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("task", [Digits(), MeanLoss()], ids=["sums", "mean"])
+def test_padded_rows_weigh_exactly_nothing_in_evaluation(task: Any) -> None:
+    step, batch = build(task, mesh={"dp": 4}), task.batch(0)
+    batch["weight"][11:] = 0
+    step.compile_eval(step.put(batch))
+    state = step.init()
+    found = step.evaluate(state, step.put(batch))
+    batch["image"][11:] = 7
+    batch["label"][11:] = -1
+    again = step.evaluate(state, step.put(batch))
+    assert found["examples"][0] == 11 and found["loss"][1] == 11
+    assert jax.tree.all(jax.tree.map(np.array_equal, found, again))
+
+
+def test_evaluation_uses_the_averaged_weights() -> None:
+    task = TASKS["mlp"]
+    step = compiled(task, optimizer={"ema": 0.999})
+    batch = step.put(task.batch(0))
+    step.compile_eval(batch)
+    state = step.init()
+    untrained = step.evaluate(state, batch)["loss"][0]
+    for _ in range(5):
+        state, metrics = step.train(state, batch)
+    averaged = step.evaluate(state, batch)["loss"][0]
+    assert abs(averaged - untrained) < 0.1 * untrained and metrics["loss"] * 16 < 0.5 * untrained
+
+
+def test_bf16_computes_in_bfloat16_and_keeps_float32_state(standard: None) -> None:
+    losses, state = run(TASKS["decoder"], precision="bf16", remat="full", mesh={"dp": 2, "fsdp": 2, "mp": 2})
+    assert losses[-1] < 0.8 * losses[0]
+    assert {leaf.dtype for leaf in jax.tree.leaves((state.params, state.opt))} == {
+        np.dtype("float32"),
+        np.dtype("int32"),
+    }
+    assert not np.allclose(losses, alone("decoder"), rtol=1e-5)
+
+
+def test_a_named_state_is_the_state() -> None:
+    step = compiled(TASKS["decoder"], optimizer={"ema": 0.9})
+    state = step.init()
+    tree = step.named(state)
+    assert tree["params"].keys() == tree["ema"].keys() == state.params.keys()
+    assert len(tree["opt"]) == len(jax.tree.leaves(state.opt)) and "rest" not in tree
+    assert jax.tree.structure(step.unnamed(tree)) == jax.tree.structure(state)
+    assert step.unnamed(step.named(step.abstract)) == step.abstract
+    step.train(step.unnamed(tree), step.put(TASKS["decoder"].batch(0)))
+
+
+class WithState(Digits):
+    """A user's model that names no axes, draws noise and keeps statistics."""
+
+    sharding = {r"inner\.kernel": ("embed", "mp")}
+
+    def model(self, spec: Any, rngs: nnx.Rngs) -> nnx.Module:
+        return Noisy(rngs)
+
+
+class Noisy(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.inner = nnx.Linear(784, 32, rngs=rngs)
+        self.norm = nnx.BatchNorm(32, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.out = nnx.Linear(32, 10, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        hidden = self.dropout(nnx.relu(self.norm(self.inner(x.reshape(x.shape[0], -1)))))
+
+        return self.out(hidden)
+
+
+def test_a_model_that_names_nothing_is_split_by_path_rules(standard: None) -> None:
+    step = build(WithState(), mesh={"fsdp": 2, "mp": 2})
+    assert step.abstract.params["inner.kernel"].sharding.spec == jax.P("fsdp", "mp")
+    assert set(step.abstract.rest) == {"norm.mean", "norm.var"}
+
+
+def test_noise_and_statistics_are_a_function_of_seed_and_step(standard: None) -> None:
+    step = compiled(WithState(), mesh={"dp": 2})
+    first, second = ([step.put(WithState().batch(0))] * 2 for _ in range(2))
+    runs = []
+    for batches in (first, second):
+        state, losses = step.init(), []
+        for batch in batches:
+            state, metrics = step.train(state, batch)
+            losses.append(float(metrics["loss"]))
+        runs.append((losses, copied(state)))
+    assert runs[0][0] == runs[1][0] and equal(runs[0][1], runs[1][1])
+    assert np.abs(runs[0][1].rest["norm.mean"]).max() > 0
+    batch = second[0]
+    step.compile_eval(batch)
+    sums = [float(step.evaluate(state, batch)["loss"][0]) for _ in range(2)]
+    assert sums[0] == sums[1]
+
+
+def test_a_batch_that_does_not_divide_is_an_error() -> None:
+    with pytest.raises(SpecError, match="batch = 16 does not divide over accumulate = 3"):
+        build(TASKS["mlp"], accumulate=3)

@@ -1,0 +1,86 @@
+"""The smallest tasks that still learn, and runs of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from trainer import mesh, spec
+from trainer.models.mlp import MLP
+from trainer.step import Step, TrainState
+from trainer.tasks.classify import Classify
+from trainer.tasks.lm import NextToken
+
+DECODER = spec.Decoder(layers=2, width=32, heads=4, kv_heads=2, vocab=32, length=16)
+ROWS = 16
+
+
+class Digits(Classify):
+    """MNIST-shaped images of two bright halves."""
+
+    def model(self, spec: spec.TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
+        return MLP(spec.model, (28, 28), rngs, spec.remat)
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(step)
+        label = rng.integers(0, 10, ROWS, np.int32)
+        image = rng.integers(0, 256, (ROWS, 28, 28)) // 4
+        image[np.arange(ROWS), 2 * label] += 128
+        return {"image": image.astype(np.uint8), "label": label, "weight": np.ones(ROWS, np.float32)}
+
+
+class Counting(NextToken):
+    """Tokens that count up, from anywhere."""
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        start = np.random.default_rng(step).integers(0, 32, (ROWS, 1))
+        tokens = ((start + np.arange(17)[None]) % 32).astype(np.int32)
+        mask = np.ones((ROWS, 16), np.float32)
+        mask[::3, 5:] = 0  # rows of unequal weight: a mean of means would show
+        return {"tokens": tokens, "mask": mask, "weight": np.ones(ROWS, np.float32)}
+
+
+class MeanLoss(Digits):
+    """A user's task as short as it gets: the loss is a bare mean."""
+
+    def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Array:
+        found = super().loss(model, batch | {"weight": jax.numpy.ones_like(batch["weight"])}, rng)
+        return found.sum / found.weight
+
+
+def train_spec(task: Any, **keys: Any) -> spec.TrainSpec:
+    """A spec whose mesh is given by `mesh={"dp": 2}`; `optimizer` as keys too."""
+    model, lr = (DECODER, 1e-2) if isinstance(task, Counting) else (spec.MLP(layers=2, width=32), 1e-3)
+    optimizer = spec.Optimizer(**{"lr": lr, **keys.pop("optimizer", {})})
+    axes = spec.Mesh(**keys.pop("mesh", {}))
+    return spec.TrainSpec(
+        **{"task": "tests:Tiny", "batch": ROWS, "model": model, "mesh": axes, "optimizer": optimizer, **keys}
+    )
+
+
+def build(task: Any, steps: int = 20, **keys: Any) -> Step:
+    """A step on as many of the 8 devices as its mesh wants, not compiled yet."""
+    train = train_spec(task, **keys)
+    devices = jax.devices()[: max(1, train.mesh.dp) * max(1, train.mesh.fsdp) * max(1, train.mesh.mp)]
+    return Step(task, train, mesh.build(train.mesh, devices), steps)
+
+
+def compiled(task: Any, steps: int = 20, **keys: Any) -> Step:
+    """A step that can train on the task's batches."""
+    step = build(task, steps, **keys)
+    step.compile_train(step.put(task.batch(0)))
+    return step
+
+
+def run(task: Any, steps: int = 20, **keys: Any) -> tuple[np.ndarray, TrainState]:
+    """Losses of `steps` steps from the start, and the state after them."""
+    step = compiled(task, steps, **keys)
+    state, losses = step.init(), []
+    for number in range(steps):
+        state, metrics = step.train(state, step.put(task.batch(number)))
+        losses.append(float(metrics["loss"]))
+    return np.array(losses), state
