@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import Running, alive, digits, job, launch
+
+from tests.gang.runs import Running, alive, digits, job, launch
 
 NO_RESTARTS = {"crash": 0, "in_place": 0}
 SLACK = 3  # an issue's bounds, times this

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import Result, digits, job, launch
+
+from tests.gang.runs import Result, digits, job, launch
 
 MNIST_MLP = digits(
     model={"kind": "mlp", "layers": 2, "width": 64},

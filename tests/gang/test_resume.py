@@ -8,7 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from runs import Result, Running, alive, digits, job, launch
+
+from tests.gang.runs import Result, Running, alive, digits, job, launch
 
 TRACED = {"source": "synthetic", "examples": 100, "eval_examples": 16, "shape": [8, 8], "trace": True}
 

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from runs import Running, alive, digits, job, launch
+from tests.gang.runs import Running, alive, digits, job, launch
 
 
 def test_a_second_live_run_is_refused_and_a_killed_one_is_taken_over(tmp_path: Path) -> None:

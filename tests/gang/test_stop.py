@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import Result, Running, alive, digits, job
+
+from tests.gang.runs import Result, Running, alive, digits, job
 
 TIMES = 5  # of each; every one goes on where the one before was stopped
 
