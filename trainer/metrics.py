@@ -46,6 +46,7 @@ class Metrics:
         self._flops: float | None = None
         self._peak: float | None = None
         self._trained: dict[str, float] = {}
+        self._numbers: dict[str, float | None] = {}  # of the last interval, as they are written and told
         self._evaluated: dict[str, float] = {}
         self._speeds: dict[str, float | None] = dict.fromkeys(SPEEDS)
         self._saves, self._blocked_s = 0, 0.0
@@ -83,10 +84,11 @@ class Metrics:
         self._device_bytes = _device_bytes()
         if self._rank != 0:
             return
-        numbers = {**self._trained, **self._speeds, "epoch": self._epoch(step), "step_s": self.timer.median_s()}
+        overall = {"epoch": self._epoch(step), "step_s": self.timer.median_s()}
+        self._numbers = {**self._trained, **self._speeds, **overall}
         split = {f"{part}_s": seconds for part, seconds in took.parts.items()}
-        self._write("metrics", step, {**numbers, **split, "wall_s": took.seconds, "time": time.time()})
-        self._tell(step, numbers)
+        self._write("metrics", step, {**self._numbers, **split, "wall_s": took.seconds, "time": time.time()})
+        self._tell(step)
         busy = {part: took.parts[part] / took.seconds for part in ("data", "save")} if took.seconds else {}
         print(interval_line(step, self._total, self._trained, self._speeds, busy), flush=True)
 
@@ -96,7 +98,7 @@ class Metrics:
         if self._rank != 0:
             return
         self._write("eval", step, {**self._evaluated, "time": time.time()})
-        self._tell(step, {})
+        self._tell(step)
         print(f"step {step}/{self._total}  eval  {_words(self._evaluated)}", flush=True)
 
     def saved(self, step: int, blocking_s: float) -> None:
@@ -137,9 +139,9 @@ class Metrics:
             prefix = "train" if name == "metrics" else name
             board.write(step, {f"{prefix}/{key}": value for key, value in values.items() if key != "time"})
 
-    def _tell(self, step: int, numbers: Mapping[str, float | None]) -> None:
+    def _tell(self, step: int) -> None:
         held_out = {f"eval_{name}": value for name, value in self._evaluated.items()}
-        self._report.metrics({"step": step, **self._trained, **numbers, **held_out})
+        self._report.metrics({"step": step, **self._numbers, **held_out})
 
     def _try(self, lost: str, action: Callable[[], None]) -> bool:
         """Does what a full disk or a taken socket may refuse. Then the run goes on without it, and says so."""

@@ -115,7 +115,9 @@ def test_an_evaluation_has_its_own_file_and_stays_in_what_the_agent_is_told(
     assert (line["step"], line["loss"], line["examples"]) == (10, 0.25, 360.0)
     assert [line["step"] for line in loop.lines()] == [10, 20]
     assert 'jaxlaunch_task_metric{metric="loss",rank="0",split="eval"} 0.25' in loop.scrape()
+    loop.metrics.evaluated(20, {"accuracy": 0.975, "examples": 360.0, "loss": 0.25})
     last = loop.told()[-1]["metrics"]
+    assert last["examples_per_s"] > 0
     assert (last["step"], last["loss"], last["eval_accuracy"]) == (20, 0.05, 0.975)
     assert "step 10/60  eval  loss 0.2500  accuracy 0.975  examples 360\n" in capsys.readouterr().out
 
