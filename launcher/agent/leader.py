@@ -70,7 +70,6 @@ class Leader:
         self._strangers: dict[Link, float] = {}  # connections without a hello, since when
         self._seats: dict[int, Seat] = {}
         self._came: set[int] = set()  # hosts that were ever here, refused ones included
-        self._lost: set[int] = set()
         self._refused: list[str] = []
         self._records = memory.records(config.uid)
         self._number = self._records[-1].attempt if self._records else 0
@@ -166,13 +165,13 @@ class Leader:
         host = next((host for host, seat in self._seats.items() if seat.link is link), None)
         if host is None:
             return
-        if self._stage is Stage.GATHER:
+        if self._stage is Stage.GATHER and self._verdict is None:
             self._say(f"{self._seats.pop(host).hello.name} went away: {reason}")
-        elif self._stage is not Stage.LEAVE:
+        else:
             del self._seats[host]
-            self._lost.add(host)
-            self._attempt.lost(host, reason, time.monotonic())
-            self._consider()
+            if self._stage is Stage.RUN:
+                self._attempt.lost(host, reason, time.monotonic())
+        self._consider()
 
     # --- what is heard ------------------------------------------------------------------------------------------------
 
@@ -233,12 +232,23 @@ class Leader:
         self._tell("start", attempt=self._number, coordinator=coordinator)
 
     def _consider(self) -> None:
-        if self._stage is not Stage.RUN:
-            return
+        """Takes the next step of the stage, if it is time: after every message and every tick."""
+        now = time.monotonic()
+        if self._stage is Stage.GATHER:
+            self._gather(now)
+        elif self._stage is Stage.RUN:
+            self._watch(now)
+        elif self._stage is Stage.KILL and (self._are_gone or now > self._until):
+            self._after_all_are_gone()
+        elif self._stage is Stage.LEAVE and (self._have_left or now > self._until):
+            assert self._verdict is not None, "the stage is LEAVE"
+            self._finish(self._verdict)
+
+    def _watch(self, now: float) -> None:
         if self._attempt.wants_stacks and not self._has_asked_for_stacks:
             self._has_asked_for_stacks = True
             self._tell("stacks")
-        verdict = self._attempt.verdict(time.monotonic())
+        verdict = self._attempt.verdict(now)
         if verdict is not None:
             self._judge(verdict)
 
@@ -316,16 +326,7 @@ class Leader:
         if now - self._beat_at >= BEAT_S:
             self._beat_at = now
             self._tell("ping", gang=self._gang(now))
-        if self._stage is Stage.GATHER:
-            self._gather(now)
-        elif self._stage is Stage.RUN:
-            self._consider()
-        elif self._stage is Stage.KILL and (self._are_gone or now > self._until):
-            self._after_all_are_gone()
-        elif self._stage is Stage.LEAVE and (self._have_left or now > self._until):
-            assert self._verdict is not None, "the stage is LEAVE"
-            self._listener.close()
-            self._finish(self._verdict)
+        self._consider()
 
     @property
     def _are_gone(self) -> bool:

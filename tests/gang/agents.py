@@ -76,20 +76,20 @@ class Gang:
                 agent.kill()
             agent.wait()
 
-    def start(self, *hosts: int, env: Mapping[str, str] | None = None, name: str = "") -> Gang:
-        """Starts the agents of `hosts`, all of them by default."""
+    def start(self, *hosts: int, env: Mapping[str, str] | None = None, name: str = "", out: int | None = None) -> Gang:
+        """Starts the agents of `hosts`, all of them by default; a `name` tells a second one of a host apart."""
         for host in hosts or range(self.hosts):
             with (
-                self._stream(f"{name or host}.out").open("ab") as out,
-                self._stream(f"{name or host}.err").open("ab") as err,
+                self._stream(f"{name or host}.out").open("ab") as stdout,
+                self._stream(f"{name or host}.err").open("ab") as stderr,
             ):
                 agent = subprocess.Popen(
                     self.argv,
                     env={**self._environ(host), **self.env, **(env or {})},
                     cwd=self.folder,
                     stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
+                    stdout=stdout if out is None else out,
+                    stderr=stderr,
                     start_new_session=True,
                 )
             self.agents[len(self.agents) if name else host] = agent

@@ -1,0 +1,191 @@
+"""A gang of plain programs, and what the verdict says when one of them goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.gang.agents import Gang, children, is_alive, job, launch, program, script
+
+FOREVER = "time.sleep(3600)"
+SLACK = 3  # an issue's bounds, times this
+
+
+def test_programs_that_all_end_with_0_are_done(tmp_path: Path) -> None:
+    command = program(tmp_path, "say(phase='step', step=7); print('rank', RANK, 'of', SIZE)")
+    gang, codes = launch(tmp_path, job(command, processes_per_host=2), hosts=2)
+    assert codes == [0, 0]
+    assert sorted(gang.out.splitlines()) == [f"[{rank}] rank {rank} of 4" for rank in range(4)]
+    assert gang.summary["status"] == "done" and gang.summary["step"] == 7
+    assert gang.verdict["message"] == "all 4 processes finished"
+    assert (gang.run_dir / "logs" / "rank-3.log").read_text() == "rank 3 of 4\n"
+    assert not gang.summary["notes"]
+
+
+def test_a_rank_that_raises_ends_everyone_with_its_own_error(tmp_path: Path) -> None:
+    command = program(
+        tmp_path,
+        """
+        say(phase="step", step=20)
+        mark("up")
+        wait_for("go")
+        if RANK == 2:
+            mark("raised")
+            raise KeyError("no such batch")
+        time.sleep(3600)
+        """,
+    )
+    with Gang(tmp_path, job(command, processes_per_host=2), hosts=2) as gang:
+        gang.start().until_marked(*(f"up-{rank}" for rank in range(4)))
+        pids = [pid for agent in gang.agents.values() for pid in children(agent.pid)]
+        gang.allow("go")
+        gang.until_marked("raised-2")
+        raised = time.monotonic()
+        gang.until("the end of every process", lambda: not any(map(is_alive, pids)))
+        assert time.monotonic() - raised <= 3 * SLACK
+        codes = gang.wait()
+    assert codes == [83, 83]
+    verdict = gang.verdict
+    assert (verdict["cause"], verdict["rank"], verdict["step"]) == ("crash", 2, 20)
+    assert verdict["message"] == "rank 2 raised KeyError: 'no such batch' at step 20"
+    assert "program.py" in verdict["traceback"]
+    assert gang.out.count("Traceback (most recent call last)") == 1
+    assert len(pids) == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "rank 1 was killed by SIGKILL at step 20"),
+        ("os._exit(3)", 83, "rank 1's program ended with exit code 3 at step 20"),
+        ("print('cannot go on'); sys.exit(3)", 83, "rank 1's program ended with exit code 3 at step 20"),
+        ("signal.raise_signal(signal.SIGSEGV)", 139, "rank 1 was killed by SIGSEGV"),
+    ],
+)
+def test_a_rank_that_dies_without_a_word_is_named(tmp_path: Path, fault: str, code: int, words: str) -> None:
+    command = program(tmp_path, f"say(phase='step', step=20)\nif RANK == 1:\n    {fault}\n{FOREVER}")
+    gang, codes = launch(tmp_path, job(command), hosts=2)
+    assert codes == [code, code]
+    assert words in gang.verdict["message"]
+
+
+def test_what_a_program_printed_last_is_kept_when_it_says_no_more(tmp_path: Path) -> None:
+    command = program(tmp_path, "print('the disk is full'); os._exit(3)")
+    gang, _ = launch(tmp_path, job(command))
+    assert gang.verdict["traceback"] == "the disk is full"
+
+
+@pytest.mark.parametrize("command", [("no-such-program",), ("./not-executable",)])
+def test_a_command_that_cannot_start_is_no_reason_to_try_again(tmp_path: Path, command: tuple[str, ...]) -> None:
+    script(tmp_path, "", "not-executable")
+    gang, codes = launch(tmp_path, job(command, in_place_budget=3))
+    assert codes == [70]
+    assert command[0] in gang.verdict["message"] and len(gang.attempts) == 1
+    assert "never said hello" not in gang.talk
+
+
+def test_a_rank_that_makes_no_progress_is_named_with_every_ranks_stack(tmp_path: Path) -> None:
+    command = program(
+        tmp_path,
+        """
+        def all_gather(): time.sleep(3600)
+        def read_batch(): time.sleep(3600)
+        say(phase="step", step=20)
+        read_batch() if RANK == 3 else all_gather()
+        """,
+    )
+    gang, codes = launch(tmp_path, job(command, processes_per_host=2, budgets_s={"step": 2.0}), hosts=2)
+    assert codes == [82, 82]
+    verdict, stacks = gang.verdict, gang.summary["stacks"]
+    assert (verdict["cause"], verdict["rank"], verdict["host"], verdict["step"]) == ("hang", 3, 1, 20)
+    assert "3 ranks in step in all_gather (program.py" in verdict["message"]
+    assert "rank 3 in step in read_batch (program.py" in verdict["message"]
+    assert sorted(stacks) == ["0", "1", "2", "3"] and all("program.py" in text for text in stacks.values())
+
+
+def test_a_process_that_was_stopped_is_the_one_that_hangs(tmp_path: Path) -> None:
+    command = program(
+        tmp_path, f"say(phase='step', step=20)\nif RANK == 1: os.kill(os.getpid(), signal.SIGSTOP)\n{FOREVER}"
+    )
+    gang, codes = launch(tmp_path, job(command, budgets_s={"step": 1.0}), hosts=2)
+    assert codes == [82, 82]
+    assert gang.verdict["rank"] == 1 and "without a stack" in gang.verdict["message"]
+
+
+def test_an_agent_that_is_killed_takes_its_processes_along_and_is_named(tmp_path: Path) -> None:
+    command = program(tmp_path, f"say(phase='step', step=20); mark('up')\n{FOREVER}")
+    with Gang(tmp_path, job(command), hosts=3) as gang:
+        gang.start().until_marked("up-0", "up-1", "up-2")
+        pids = [pid for agent in gang.agents.values() for pid in children(agent.pid)]
+        gang.signal(1, signal.SIGKILL)
+        killed = time.monotonic()
+        gang.until("the end of every process", lambda: not any(map(is_alive, pids)))
+        assert time.monotonic() - killed <= 12 * SLACK
+        codes = gang.wait()
+    assert codes == [81, -9, 81]
+    assert gang.verdict["message"] == "host 1 (rank 1) was lost: connection closed"
+    assert (gang.verdict["cause"], gang.verdict["rank"]) == ("lost", 1)
+
+
+def test_when_host_0_is_killed_the_others_say_so_and_write_it_down(tmp_path: Path) -> None:
+    command = program(tmp_path, f"say(phase='step', step=20); say(committed=15); mark('up')\n{FOREVER}")
+    with Gang(tmp_path, job(command), hosts=3) as gang:
+        gang.start().until_marked("up-0", "up-1", "up-2")
+        pids = [pid for agent in gang.agents.values() for pid in children(agent.pid)]
+        gang.signal(0, signal.SIGKILL)
+        codes = gang.wait()
+        gang.until("the end of every process", lambda: not any(map(is_alive, pids)))
+    assert codes == [-9, 81, 81]
+    assert gang.summary["status"] == "failed" and gang.verdict["message"].startswith("host 0 was lost: ")
+    assert [attempt["last_committed"] for attempt in gang.attempts] == [15]
+
+
+def test_an_agent_that_stands_still_is_lost(tmp_path: Path) -> None:
+    command = program(tmp_path, f"mark('up')\n{FOREVER}")
+    with Gang(tmp_path, job(command), hosts=2) as gang:
+        gang.start().until_marked("up-0", "up-1")
+        gang.signal(1, signal.SIGSTOP)
+        gang.until("the verdict", lambda: "was lost" in gang.talk)
+        gang.agents[0].wait()
+        gang.signal(1, signal.SIGCONT)
+        assert gang.wait() == [81, 81]
+    assert "host 1 (rank 1) was lost: no word for 10 s" in gang.talk
+
+
+def test_what_a_program_leaves_behind_does_not_hold_the_agent_up(tmp_path: Path) -> None:
+    command = program(
+        tmp_path,
+        """
+        import subprocess
+        orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+        print("orphan", orphan.pid)
+        os._exit(0)
+        """,
+    )
+    gang, codes = launch(tmp_path, job(command))
+    orphan = int(gang.out.split()[-1])
+    os.kill(orphan, signal.SIGKILL)
+    assert codes == [0]
+
+
+def test_a_reader_that_has_gone_does_not_end_the_run(tmp_path: Path) -> None:
+    command = program(tmp_path, "wait_for('go')\nfor _ in range(100): print('x' * 1000)")
+    with Gang(tmp_path, job(command)) as gang:
+        read_end, write_end = os.pipe()
+        gang.start(out=write_end)
+        os.close(write_end)
+        os.close(read_end)
+        gang.allow("go")
+        assert gang.wait() == [0]
+
+
+def test_a_warning_says_why_a_program_reports_nothing(tmp_path: Path) -> None:
+    interpreter, file = program(tmp_path, "print('quiet')")
+    gang, codes = launch(tmp_path, job((interpreter, "-I", file)))
+    assert codes == [0]
+    assert "never said hello" in gang.talk and "`python -I`" in gang.talk
+    assert any("never said hello" in note for note in gang.summary["notes"])
