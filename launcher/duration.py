@@ -13,7 +13,7 @@ from launcher.keys import Words
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _SPELLED = r"s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?|w|wks?|weeks?"
 _LONGEST_S = 2**31 - 1  # Kubernetes keeps some of them in 32 bits
-_DURATION = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s)?")
+_DURATION = re.compile(r"(?:([0-9]{1,6})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,9})s)?")
 
 
 def seconds(value: Any) -> float:
@@ -40,7 +40,7 @@ def text(value_s: float) -> str:
 
 def _suggest(written: str) -> str | None:
     """What `10 min` or `1.5h` seems to mean."""
-    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*([a-z]+)", written.strip().lower())
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*([a-z]+)", written.strip().lower())
     letter = match[2][0] if match is not None and re.fullmatch(_SPELLED, match[2]) else ""
     total = round(float(match[1]) * (_SECONDS | {"w": 604800})[letter]) if match is not None and letter else 0
     return f"write {text(total)}." if total else None

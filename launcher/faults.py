@@ -23,6 +23,7 @@ from trainer.spec import UNSUPPORTED
 
 _LONGEST_SHOWN = 60  # characters of a value or a key
 _LONGEST_SEARCHED = 1000
+_FOLLOWS = "default_factory_not_called"  # a default that rests on another key, itself wrong
 _MOST_TRANSLATED = 1000  # of one file's errors
 _EXAMPLES: Mapping[Path, str] = {
     ("name",): "for example name: my-run",
@@ -72,7 +73,7 @@ def describe(document: Document, path: Path) -> str:
 def translate(error: ValidationError, document: Document) -> Iterator[Fault]:
     """The faults of a job, no more than anyone reads, with one for each path."""
     some = error.errors(include_url=False, include_input=False)[:_MOST_TRANSLATED]
-    details = [(keys.find(JobSpec, detail["loc"]), detail) for detail in some]
+    details = [(keys.find(JobSpec, detail["loc"]), detail) for detail in some if detail["type"] != _FOLLOWS]
     details.sort(key=lambda one: document.locate(Fault(one[0].path, "")).line)
     labels: dict[Path, set[str]] = {}
     for spot, _ in details:

@@ -65,5 +65,7 @@ def _set(data: Any, path: Path, value: Any) -> bool:
 def _shown(argument: str) -> str:
     """The argument as messages repeat it: without a value that may be a secret, and not at any length."""
     key, equals, text = argument.partition("=")
+    if not equals:  # not even a key: what follows the first name may be the value
+        return argument[:80] if not credentials.is_private(_path(key)) else f"{key.partition('.')[0]}…"
     hidden = credentials.is_private(_path(key)) or credentials.in_value(text)
-    return f"{key}=…" if equals and hidden else argument[:80]
+    return f"{key}=…" if hidden else argument[:80]

@@ -19,7 +19,7 @@ _SCALE = (
     | {letter: Decimal(1000) ** power for power, letter in enumerate("kMGTPE", start=1)}
     | {f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)}
 )
-_QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)(" + "|".join(_SCALE) + ")")
+_QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(" + "|".join(_SCALE) + ")")
 
 
 def amount(text: str) -> Decimal:
@@ -39,7 +39,7 @@ def _written(value: Any) -> str:
 
 def _suggest(written: str) -> str | None:
     """What `32GB` or `32 gib` seems to mean."""
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)\s*([kmgtp])(i?)b?", written.strip().lower())
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgtp])(i?)b?", written.strip().lower())
     if match is None:
         return None
     letter = match[2].upper()

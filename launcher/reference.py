@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from launcher import keys
@@ -15,6 +16,8 @@ from launcher.errors import Path
 from launcher.faults import refused
 from launcher.keys import Type
 from launcher.schema import JobSpec
+
+_EXAMPLES = re.compile(r",? such as [^,]+(, [^,]+)* or [^,]+")  # for a message, not for every row of a table
 
 _INTRODUCTION = """\
 # job.yaml
@@ -57,12 +60,13 @@ def _title(model: type[BaseModel], path: Path) -> str:
         if key in model.model_fields:
             choice = Type.of_field(model.model_fields[key])
             return f"{title}, {key}: {choice.literals[0] if choice.literals else 'module:Name'}"
-    return f"{title}, {model.__name__}" if path and len(keys.blocks(keys.at(JobSpec, path)[0])) > 1 else title
+    is_one_of_many = bool(path) and len(keys.blocks(keys.at(JobSpec, path)[0])) > 1
+    return f"{title}, {next(iter(keys.fields(model)))}" if is_one_of_many else title
 
 
 def _row(path: Path, field: FieldInfo) -> str:
     kind = Type.of_field(field)
-    wanted = keys.words(kind, without=refused(path)).removeprefix("a ").removeprefix("an ")
+    wanted = _EXAMPLES.sub("", keys.words(kind, without=refused(path))).removeprefix("a ").removeprefix("an ")
     if kind.model is not None:
         wanted = "block"
     elif kind.items is not None and keys.blocks(kind):
@@ -74,9 +78,9 @@ def _row(path: Path, field: FieldInfo) -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    value = field.get_default(call_default_factory=True)
+    value = field.default
     if isinstance(value, BaseModel):
-        value = value.model_dump(mode="json", exclude_unset=True)
-        return f"`{json.dumps(value)}`" if value else ""
-    plain = TypeAdapter[Any](field.rebuild_annotation()).dump_python(value, mode="json")
-    return "" if plain is None else f"`{plain if isinstance(plain, str) else json.dumps(plain)}`"
+        value = value.model_dump(mode="json", exclude_unset=True) or None
+    if value is None or field.default_factory is not None:  # the meaning says what stands in
+        return ""
+    return f"`{value if isinstance(value, str) else json.dumps(value)}`"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import Discriminator, Field, Tag, WithJsonSchema
 
 from launcher import accelerators
 from launcher.accelerators import KNOWN, Platform
@@ -56,28 +56,26 @@ Text = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 AS_WRITTEN = ("command", "env", "labels", "annotations", "node_selector")
 
 
+def _whole_machine(given: dict[str, Any]) -> int:
+    """The accelerators of a host, where the job does not say."""
+    kind, topology = given["type"], given["topology"]
+    if KNOWN[kind].platform == "tpu" and topology is not None:
+        return accelerators.chips_per_host(kind, topology)[0]
+    return KNOWN[kind].per_host
+
+
 class Accelerator(Block):
     """The devices of a host, and for a TPU the shape of a slice."""
 
     type: Literal["cpu", "l4", "a100", "h100", "h200", "b200", "gb200", "v4", "v5e", "v5p", "v6e", "7x"] = Field(
         description="cpu, a GPU or a TPU generation"
     )
+    topology: str | None = Field(None, description="of a TPU slice, such as 2x4 or 4x4x8; TPUs only, and needed there")
     per_host: Positive = Field(
-        1,
-        description="accelerators of a host; for cpu virtual devices. Left out: cpu and l4 1, gb200 4, other GPUs 8, "
+        default_factory=_whole_machine,
+        description="accelerators of a host, for cpu virtual devices; default cpu and l4 1, gb200 4, other GPUs 8, "
         "TPUs as the topology says",
     )
-    topology: str | None = Field(None, description="of a TPU slice, such as 2x4 or 4x4x8; TPUs only, and needed there")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _whole_machine(cls, raw: Any) -> Any:
-        if not isinstance(raw, Mapping) or raw.get("per_host") is not None or raw.get("type") not in KNOWN:
-            return raw
-        kind, topology = str(raw["type"]), raw.get("topology")
-        if KNOWN[kind].platform == "tpu" and isinstance(topology, str):
-            return {**raw, "per_host": accelerators.chips_per_host(kind, topology)[0]}
-        return {**raw, "per_host": KNOWN[kind].per_host}
 
     @property
     def platform(self) -> Platform:
@@ -130,16 +128,16 @@ class Restarts(Block):
 class Budgets(Block):
     """How long a phase may take before it counts as a hang. null: endless."""
 
-    rendezvous: Duration | None = Field(1800.0, description="until every host has said hello")
-    init: Duration | None = Field(300.0, description="jax.distributed and the devices")
-    restore: Duration | None = Field(600.0, description="reading the checkpoint")
-    compile: Duration | None = Field(1800.0, description="one compilation")
+    rendezvous: Duration | None = Field("30m", validate_default=True, description="until every host has said hello")
+    init: Duration | None = Field("5m", validate_default=True, description="jax.distributed and the devices")
+    restore: Duration | None = Field("10m", validate_default=True, description="reading the checkpoint")
+    compile: Duration | None = Field("30m", validate_default=True, description="one compilation")
     step: Duration | Literal["auto"] = Field(
         "auto", description="one step; auto: the larger of 60s and 10 × the median"
     )
-    data: Duration | None = Field(600.0, description="waiting for one batch")
-    eval: Duration | None = Field(1800.0, description="one evaluation")
-    save: Duration | None = Field(1200.0, description="one save, until it is committed")
+    data: Duration | None = Field("10m", validate_default=True, description="waiting for one batch")
+    eval: Duration | None = Field("30m", validate_default=True, description="one evaluation")
+    save: Duration | None = Field("20m", validate_default=True, description="one save, until it is committed")
     pending: Duration | None = Field(None, description="waiting for a queue and for nodes")
 
     def seconds(self) -> dict[str, float | None]:
@@ -248,6 +246,14 @@ class Toleration(Block):
     seconds: Natural | None = Field(None, alias="tolerationSeconds", description="with NoExecute; null: for ever")
 
 
+def _hosts_of_a_slice(given: dict[str, Any]) -> int:
+    """The hosts of a slice, where the job does not say: a TPU's topology does."""
+    accelerator: Accelerator = given["accelerator"]
+    sides = accelerators.sides_of(accelerator.topology or "")
+    is_slice = accelerator.platform == "tpu" and sides is not None
+    return max(1, math.prod(sides or ()) // accelerator.per_host) if is_slice else 1
+
+
 class JobSpec(Block):
     """A job: what to run, on how many hosts with which devices, and what becomes of it when something fails."""
 
@@ -256,10 +262,12 @@ class JobSpec(Block):
     image: Annotated[str, Field(pattern=r"^\S+$"), Words("an image, such as registry.example/train:1.4")] | None = (
         Field(None, description="the container image, for submit; default from the profile")
     )
-    hosts: Positive = Field(1, description="pods per slice; for a TPU derived from the topology, and checked if given")
+    accelerator: Accelerator = Field(description="the devices of a host")
+    hosts: Positive = Field(
+        default_factory=_hosts_of_a_slice, description="pods per slice; default 1, for a TPU as the topology says"
+    )
     slices: Positive = Field(1, description="groups of hosts that share a fast network; each is one child Job")
     processes_per_host: Positive | Literal["all"] = Field(1, description="JAX processes of a host; all: one per device")
-    accelerator: Accelerator = Field(description="the devices of a host")
     platform: Literal["gke", "eks", "generic"] | None = Field(
         None, description="default from the profile, else generic"
     )
@@ -278,9 +286,11 @@ class JobSpec(Block):
     network_policy: bool = Field(True, description="only the job's own pods and Prometheus reach it")
     resources: Resources = Field(Resources(), description="of a host")
     restarts: Restarts = Field(Restarts(), description="how often to try again")
-    grace: Duration = Field(60.0, description="between SIGTERM and SIGKILL: time to save")
+    grace: Duration = Field("60s", validate_default=True, description="between SIGTERM and SIGKILL: time to save")
     deadline: Duration | None = Field(None, description="longest time of the whole job; null: none")
-    ttl: Duration | None = Field(259200.0, description="how long a finished job stays to be looked at; null: for ever")
+    ttl: Duration | None = Field(
+        "3d", validate_default=True, description="how long a finished job stays to be looked at; null: for ever"
+    )
     budgets: Budgets = Field(Budgets(), description="longest time of each phase")
     volumes: list[Volume] = Field([], description="storage, mounted in every pod; `run` maps each to a folder")
     env: dict[Variable, Text] = Field({}, description="environment variables, values as written; no credentials")
@@ -308,14 +318,6 @@ class JobSpec(Block):
     ) = Field(None, description="any JAX program, arguments as written; or train")
     train: TrainSpec | None = Field(None, description="the built-in trainer; or command")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _hosts_of_a_slice(cls, raw: Any) -> Any:
-        hosts = (
-            _derived_hosts(raw.get("accelerator")) if isinstance(raw, Mapping) and raw.get("hosts") is None else None
-        )
-        return raw if hosts is None else {**raw, "hosts": hosts}
-
     @property
     def host_count(self) -> int:
         return self.slices * self.hosts
@@ -335,18 +337,6 @@ class JobSpec(Block):
     @property
     def devices_per_process(self) -> int:
         return self.accelerator.devices_per_host // self.process_count_per_host
-
-
-def _derived_hosts(accelerator: Any) -> int | None:
-    """Hosts of a TPU slice; None when there is no topology to derive them from."""
-    if not isinstance(accelerator, Mapping) or accelerator.get("type") not in KNOWN:
-        return None
-    kind, topology, per_host = str(accelerator["type"]), accelerator.get("topology"), accelerator.get("per_host")
-    sides = accelerators.sides_of(topology) if isinstance(topology, str) else None
-    if KNOWN[kind].platform != "tpu" or not isinstance(topology, str) or sides is None:
-        return None
-    chips = per_host if isinstance(per_host, int) and per_host > 0 else accelerators.chips_per_host(kind, topology)[0]
-    return max(1, math.prod(sides) // chips)
 
 
 assert set(get_args(Accelerator.model_fields["type"].annotation)) == set(KNOWN)

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from launcher.cli import main as command_line
+from launcher.cli.main import COMMANDS
+from launcher.errors import ClusterError
+from tests.launcher.cli import launcher
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("pydantic", "yaml", "rich", "kubernetes", "jax", "numpy")
+
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
+
+def python(*arguments: str, cwd: Path = ROOT, **environ: str) -> subprocess.CompletedProcess[str]:
+    environ = {"PYTHONPATH": str(ROOT), "PATH": ""} | environ
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=environ, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from launcher.cli.main import cli; cli.main(['--help'], standalone_mode=False);"
+        f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
+    )
+    said = python("-c", code)
+    assert said.stderr == "[]\n"
+    assert said.stdout.startswith("Usage: ")
+    assert all(name in said.stdout for name in COMMANDS)
+
+
+def test_the_launcher_never_imports_the_jax_side() -> None:
+    code = (
+        "import sys; import launcher.cli.validate, launcher.cli.schema, launcher.cli.init;"
+        "print(sorted(name for name in sys.modules if name.split('.')[0] in ('trainer', 'jax', 'numpy')))"
+    )
+    assert python("-c", code).stdout == "['trainer', 'trainer.contract', 'trainer.spec']\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_found_and_says_what_the_list_says(name: str, capsys: Capture, monkeypatch: Patch) -> None:
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    command = getattr(importlib.import_module(module), attribute)
+    assert isinstance(command, click.Command)
+    assert (command.help or "").split("\n")[0] == COMMANDS[name][1]
+    assert all(option.help for option in command.params if isinstance(option, click.Option))
+    left = launcher(capsys, monkeypatch, name, "--help")
+    assert (left.code, left.err) == (0, "")
+
+
+def test_a_command_that_does_not_exist_is_a_usage_error(capsys: Capture, monkeypatch: Patch) -> None:
+    left = launcher(capsys, monkeypatch, "vaildate", "job.yaml")
+    assert left.code == 2
+    assert "No such command 'vaildate'" in left.err
+
+
+def test_the_version_is_the_packages(capsys: Capture, monkeypatch: Patch) -> None:
+    left = launcher(capsys, monkeypatch, "--version")
+    assert (left.code, left.out.split()[0]) == (0, "launcher,")
+
+
+def test_init_writes_a_job_that_validates_and_never_overwrites(
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert launcher(capsys, monkeypatch, "init", "first").code == 0
+    text = Path("job.yaml").read_text()
+    assert len(text.splitlines()) == 10
+    left = launcher(capsys, monkeypatch, "validate", "job.yaml")
+    assert (left.code, left.err) == (0, "")
+    assert left.out == (
+        "job.yaml: ok\n"
+        "first: 4 devices (1 host × 4) of type cpu, 1 process of 4 devices\n"
+        "mesh: dp 4 × fsdp 1 × mp 1\n"
+        "batch: 128 examples a step, 32 per device\n"
+    )
+    left = launcher(capsys, monkeypatch, "init", "second")
+    assert (left.code, left.out, left.err) == (2, "", "job.yaml exists.\n  hint: name another file with --file.\n")
+    assert Path("job.yaml").read_text() == text
+
+
+def test_init_refuses_a_name_that_is_none_and_a_folder_that_is_not_there(
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    left = launcher(capsys, monkeypatch, "init", "My_Run")
+    assert left.code == 2
+    assert left.err.endswith("hint: write my-run.\n")
+    left = launcher(capsys, monkeypatch, "init", "run", "--file", "no/job.yaml")
+    assert (left.code, left.err) == (2, "no/job.yaml: no such file or directory.\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("output", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_validate_answers_a_script(
+    output: str, read: object, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("name: lm\naccelerator: {type: h100}\nhosts: 4\ntrain: {task: 'a:B', batch: 512, accumulate: 2}\n")
+    left = launcher(capsys, monkeypatch, "validate", str(file), "train.mesh={dp: 4, fsdp: 8}", "-o", output)
+    assert left.code == 0
+    assert read(left.out) == {  # type: ignore[operator]
+        "name": "lm",
+        "slices": 1,
+        "hosts": 4,
+        "devices": 32,
+        "processes": 4,
+        "devices_per_process": 8,
+        "accelerator": "h100",
+        "mesh": {"dp": 4, "fsdp": 8, "mp": 1},
+        "batch": 512,
+        "accumulate": 2,
+        "batch_per_device": 8,
+    }
+
+
+def test_a_job_with_faults_leaves_2_and_says_nothing_on_stdout(
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("name: lm\n")
+    for output in ("text", "json"):
+        left = launcher(capsys, monkeypatch, "validate", str(file), "-o", output)
+        assert (left.code, left.out) == (2, "")
+        assert f"{file}: accelerator is missing." in left.err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("missing.yaml", "no such file.\n  hint: `launcher init` writes a first one.\n"), ("", "is a directory.\n")],
+)
+def test_a_file_that_cannot_be_read_is_told(
+    name: str, said: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    left = launcher(capsys, monkeypatch, "validate", str(tmp_path / name))
+    assert (left.code, left.err) == (2, f"{tmp_path / name}: {said}")
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (ClusterError("api.example: refused.", "is the VPN up?"), 3, "api.example: refused.\n  hint: is the VPN up?\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_become_exit_codes(
+    raised: BaseException, code: int, said: str, capsys: Capture, monkeypatch: Patch
+) -> None:
+    def fail(**_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(command_line.cli, "callback", fail)
+    left = launcher(capsys, monkeypatch, "schema")
+    assert (left.code, left.out, left.err.strip()) == (code, "", said.strip())
+
+
+def test_an_error_of_ours_keeps_its_traceback(monkeypatch: Patch) -> None:
+    def fail(**_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(command_line.cli, "callback", fail)
+    monkeypatch.setattr(sys, "argv", ["launcher", "schema"])
+    with pytest.raises(ZeroDivisionError):
+        command_line.main()
+
+
+def test_what_a_command_returns_is_the_exit_code(capsys: Capture, monkeypatch: Patch) -> None:
+    @click.command()
+    def run() -> int:
+        return 83
+
+    monkeypatch.setattr(command_line.Commands, "get_command", lambda *_: run)
+    assert launcher(capsys, monkeypatch, "run").code == 83
+
+
+def test_the_shell_completes_commands_and_options() -> None:
+    environ = {"_LAUNCHER_COMPLETE": "bash_complete", "COMP_WORDS": "launcher va", "COMP_CWORD": "1"}
+    assert python("-m", "launcher.cli.main", **environ).stdout == "plain,validate\n"
+    environ |= {"COMP_WORDS": "launcher validate --out", "COMP_CWORD": "2"}
+    assert python("-m", "launcher.cli.main", **environ).stdout == "plain,--output\n"
+
+
+def test_a_terminal_without_unicode_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: lm\naccelerator: {type: cpu}\ntrain: {task: 'a:B'}\n")
+    left = python("-m", "launcher.cli.main", "validate", "job.yaml", cwd=tmp_path, PYTHONIOENCODING="ascii")
+    assert (left.returncode, left.stderr) == (0, "")
+    assert "(1 host" in left.stdout
+
+
+def test_how_long_a_command_takes_is_told(tmp_path: Path, capsys: Capture) -> None:
+    """Prints the ratios; the bench holds them."""
+    (tmp_path / "job.yaml").write_text("name: lm\naccelerator: {type: cpu}\ntrain: {task: 'a:B'}\n")
+    lines = {
+        "python -I -c pass": ("-I", "-c", "pass"),
+        "launcher --help": ("-m", "launcher.cli.main", "--help"),
+        "launcher validate": ("-m", "launcher.cli.main", "validate", "job.yaml"),
+    }
+    medians = {}
+    for name, arguments in lines.items():
+        taken = []
+        for _ in range(3):
+            started = time.perf_counter()
+            assert python(*arguments, cwd=tmp_path).returncode == 0
+            taken.append(time.perf_counter() - started)
+        medians[name] = statistics.median(taken)
+    with capsys.disabled():
+        for name, seconds in medians.items():
+            print(f"\n{name}: {seconds * 1000:.0f} ms, {seconds / medians['python -I -c pass']:.1f} ×", end="")

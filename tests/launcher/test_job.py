@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher import job as jobs
+from launcher import keys, layout
+from launcher.errors import JobFaults
+from launcher.job import JobSpec
+from launcher.schema import AS_WRITTEN
+from trainer import spec
+
+LM = "trainer.tasks.lm:NextToken"
+
+WHOLE = """
+schema: 1
+name: lm-small
+image: registry.example/train:1.4
+hosts: 4
+slices: 1
+processes_per_host: 1
+accelerator: {type: h100, per_host: 8}
+platform: gke
+namespace: team-a
+queue: research
+priority: normal
+capacity: {reservation: big-one}
+placement: {preferred: rack}
+network: {profile: rdma, resource: rdma/ib, count: 8}
+network_policy: true
+resources: {cpu: 8, memory: 32Gi, ephemeral: 10Gi, shm: 8Gi}
+restarts: {crash: 5, in_place: 3}
+grace: 60s
+deadline: 2d
+ttl: 3d
+budgets: {rendezvous: 30m, init: 5m, restore: 10m, compile: 30m, step: auto, data: 10m, eval: 30m, save: 20m}
+volumes:
+  - {claim: ckpt, path: /ckpt}
+  - {bucket: gs://b, path: /data, read_only: true}
+  - {ephemeral: 100Gi, path: /scratch}
+  - {secret: s, path: /s}
+  - {configmap: c, path: /c}
+env: {A: b, N: 010, F: 3e-4, T: true}
+secrets: {TOKEN: {name: my-secret, key: token}}
+code: .
+workdir: null
+service_account: x
+image_pull_secrets: [y]
+labels: {team: 7}
+annotations: {note: "no"}
+node_selector: {pool: 1.0}
+tolerations: [{key: a, operator: Exists, effect: NoExecute, tolerationSeconds: 30}]
+init: [{name: fetch, image: busybox}]
+agent: auto
+pod: {spec: {hostIPC: false, containers: [{name: main, securityContext: {runAsUser: 7}}]}}
+train:
+  task: trainer.tasks.lm:NextToken
+  model: {kind: decoder, layers: 12, width: 768, heads: 12, vocab: 50304, length: 1024}
+  data: {source: text, path: /data/*.txt, tokenizer: bytes, eval_split: 0.05}
+  mesh: {dp: 4, fsdp: 8, mp: 1}
+  precision: bf16
+  remat: none
+  batch: 512
+  accumulate: 1
+  steps: 20000
+  seed: 0
+  optimizer: {name: adamw, lr: 3e-4, weight_decay: 0.1, clip: 1.0, ema: null, schedule: {name: cosine, warmup: 500}}
+  eval: {every: 500, batches: null}
+  checkpoint: {path: /ckpt/lm-small, every: 500, keep: 3}
+  attention: auto
+  compile_cache: null
+  on_nonfinite: {action: stop}
+  log_every: 10
+"""
+
+
+def job(text: str = "", **parts: Any) -> JobSpec:
+    """A job of the least a job needs, with `text` in front and `parts` on top."""
+    least: dict[str, Any] = {"name": "lm", "accelerator": {"type": "cpu", "per_host": 8}, "train": {"task": LM}}
+    return jobs.parse(text + yaml.safe_dump(least | parts, sort_keys=False))
+
+
+def faults_of(text: str) -> str:
+    with pytest.raises(JobFaults) as faults:
+        jobs.parse(text)
+    return str(faults.value)
+
+
+def test_the_whole_schema_is_read() -> None:
+    whole = jobs.parse(WHOLE)
+    assert (whole.devices, whole.host_count, whole.processes, whole.devices_per_process) == (32, 4, 4, 8)
+    assert (whole.grace, whole.deadline, whole.ttl) == (60.0, 172800.0, 259200.0)
+    assert [volume.name for volume in whole.volumes] == ["ckpt", "b", "scratch", "s", "c"]
+    assert isinstance(whole.train, spec.TrainSpec)
+    assert whole.train.optimizer.lr == 3e-4
+
+
+def test_what_a_program_reads_as_text_stays_as_it_was_written() -> None:
+    whole = jobs.parse(WHOLE)
+    assert whole.env == {"A": "b", "N": "010", "F": "3e-4", "T": "true"}
+    assert (whole.labels, whole.node_selector) == ({"team": "7"}, {"pool": "1.0"})
+    command = jobs.parse(
+        "name: a\naccelerator: {type: cpu}\ncommand: [python, x.py, --lr, 3e-4, --n, 010, --yes, no]"
+    ).command
+    assert command == ["python", "x.py", "--lr", "3e-4", "--n", "010", "--yes", "no"]
+
+
+@pytest.mark.parametrize(
+    "text", [WHOLE, "name: a\naccelerator: {type: v6e, topology: 4x4}\ncommand: ['3e-4', 'no', '010', '']\n"]
+)
+def test_a_dumped_job_reads_back_equal(text: str) -> None:
+    first = jobs.parse(text)
+    dumped = jobs.dump(first)
+    assert jobs.parse(dumped) == first
+    assert jobs.dump(jobs.parse(dumped)) == dumped
+    assert yaml.safe_load(dumped)["name"] == first.name
+
+
+def test_text_that_looks_like_something_else_survives_a_dump() -> None:
+    """PyYAML quotes by YAML 1.1, under which 3e-4 is text; ours reads a number there."""
+    strange = [
+        "3e-4",
+        "1e3",
+        "no",
+        "010",
+        "12:30",
+        "~",
+        "null",
+        ".inf",
+        "0o7",
+        "9" * 50,
+        "a: b",
+        "*x",
+        " x ",
+        "ü",
+        "\n",
+        "",
+    ]
+    args = {f"k{index}": text for index, text in enumerate(strange)}
+    whole = job(train={"task": LM, "data": {"source": "torch", "dataset": "a:B", "args": args}})
+    assert jobs.parse(jobs.dump(whole)) == whole
+
+
+def test_a_user_model_keeps_its_own_keys() -> None:
+    whole = job(train={"task": "my.tasks:Mine", "model": {"kind": "my.models:Net", "blocks": [1, 2], "drop": 0.1}})
+    assert whole.train is not None
+    assert whole.train.model.model_dump() == {"kind": "my.models:Net", "blocks": [1, 2], "drop": 0.1}
+    assert jobs.parse(jobs.dump(whole)) == whole
+
+
+@pytest.mark.parametrize(
+    ("parts", "hosts", "devices", "processes", "each"),
+    [
+        ({"accelerator": {"type": "cpu"}}, 1, 1, 1, 1),
+        ({"accelerator": {"type": "h100"}, "hosts": 2}, 2, 16, 2, 8),
+        ({"accelerator": {"type": "h100"}, "hosts": 2, "processes_per_host": "all"}, 2, 16, 16, 1),
+        ({"accelerator": {"type": "cpu", "per_host": 4}, "hosts": 2, "processes_per_host": 2}, 2, 8, 4, 2),
+        ({"accelerator": {"type": "l4"}}, 1, 1, 1, 1),
+        ({"accelerator": {"type": "gb200"}}, 1, 4, 1, 4),
+        ({"accelerator": {"type": "v6e", "topology": "1x1"}}, 1, 1, 1, 1),
+        ({"accelerator": {"type": "v6e", "topology": "4x4"}}, 4, 16, 4, 4),
+        ({"accelerator": {"type": "v5e", "topology": "2x4"}}, 2, 8, 2, 4),
+        ({"accelerator": {"type": "v5e", "topology": "2x4", "per_host": 8}}, 1, 8, 1, 8),
+        ({"accelerator": {"type": "v5p", "topology": "4x4x8"}, "slices": 2}, 32, 256, 64, 4),
+        ({"accelerator": {"type": "7x", "topology": "2x2x2"}}, 2, 16, 2, 8),
+    ],
+)
+def test_devices_and_processes_follow_from_the_accelerator(
+    parts: dict[str, Any], hosts: int, devices: int, processes: int, each: int
+) -> None:
+    whole = job(**parts, train=None, command=["x"])
+    assert (whole.hosts, whole.devices, whole.processes, whole.devices_per_process) == (hosts, devices, processes, each)
+
+
+def test_the_agents_budgets_are_seconds_and_the_learned_one_is_none() -> None:
+    budgets = job(budgets={"init": "90s", "save": None, "step": 5}).budgets.seconds()
+    assert (budgets["init"], budgets["save"], budgets["step"], budgets["compile"]) == (90.0, None, 5.0, 1800.0)
+    assert "pending" not in budgets
+    assert job().budgets.seconds()["step"] is None
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        {},
+        {"dp": -1, "mp": 2},
+        {"dp": 2, "fsdp": 2, "mp": 2},
+        {"dp": 8, "dcn": {}},
+        {"mp": 8},
+    ],
+)
+def test_a_mesh_that_fits_is_accepted(mesh: dict[str, Any]) -> None:
+    whole = job(train={"task": LM, **({"mesh": mesh} if mesh else {})}, processes_per_host=2)
+    assert whole.train is not None
+    assert whole.train.mesh.resolve(whole.devices)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 6, 8, 12, 16, 36, 64, 97, 256, 1024, 9216])
+def test_every_divisor_a_message_offers_divides(devices: int) -> None:
+    offered = layout.divisors(devices, near=devices // 2)
+    assert offered == sorted(offered)
+    assert all(devices % divisor == 0 for divisor in offered)
+
+
+@pytest.mark.parametrize("mesh", [{"dp": 3}, {"fsdp": 5}, {"dp": 2, "mp": 2}, {"dp": 16}, {"dp": 4, "mp": 4}])
+def test_the_mesh_a_hint_offers_is_accepted(mesh: dict[str, int]) -> None:
+    with pytest.raises(JobFaults) as faults:
+        job(train={"task": LM, "mesh": mesh})
+    hint = faults.value.faults[0].hint or ""
+    axis, size = re.findall(r"(dp|fsdp|mp): (\d+)", hint)[0] if "write" in hint else ("dp", "-1")
+    assert job(train={"task": LM, "mesh": mesh | {axis: int(size)} if "write" in hint else {"dp": -1}})
+
+
+def test_the_batches_a_hint_offers_are_accepted() -> None:
+    with pytest.raises(JobFaults) as faults:
+        job(train={"task": LM, "batch": 100, "accumulate": 3})
+    offered = re.findall(r"\d+", faults.value.faults[0].hint or "")
+    assert offered == ["96", "120"]
+    for batch in offered:
+        assert job(train={"task": LM, "batch": int(batch), "accumulate": 3})
+
+
+def test_the_longest_name_a_hint_allows_is_accepted() -> None:
+    with pytest.raises(JobFaults, match="use at most 49 characters"):
+        job(name="a" * 63, slices=2, hosts=101, train={"task": LM, "batch": 1616})
+    assert job(name="a" * 49, slices=2, hosts=101, train={"task": LM, "batch": 1616})
+
+
+def test_overrides_are_read_as_yaml_and_name_themselves_in_faults(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("name: a\naccelerator: {type: cpu, per_host: 8}\ntrain: {task: 'a:B', batch: 64}\n")
+    whole = jobs.load(file, ["train.steps=100", "train.mesh={mp: 2, dp: -1}", "train.optimizer.lr=1e-3", "env.N=010"])
+    assert whole.train is not None
+    assert (whole.train.steps, whole.train.mesh.mp, whole.train.optimizer.lr) == (100, 2, 1e-3)
+    assert whole.env == {"N": "010"}
+    with pytest.raises(JobFaults) as faults:
+        jobs.load(file, ["train.steps=abc", "train.mesh.fsdp=3", "train.stesp=1"])
+    assert str(faults.value).splitlines() == [
+        "train.steps=abc (override): train.steps = abc is not a whole number above 0.",
+        'train.stesp=1 (override): unknown key "stesp" in train. Did you mean "steps"?',
+        "train.mesh.fsdp=3 (override): train.mesh.fsdp = 3 does not divide 8 devices (1 host × 8).",
+        "  hint: use 1, 2, 4 or 8, or -1 to take what remains.",
+    ]
+
+
+CANARY = "correct-horse-battery-staple"
+SECRET_PLACES = {
+    "env": f"env: {{HF_TOKEN: {CANARY}, PASSWORD: {CANARY}, 'BAD NAME': {CANARY}, L: [{CANARY}]}}",
+    "env as a text": f"env: {CANARY}",
+    "env as a list": f"env: [HF_TOKEN={CANARY}]",
+    "secrets": f"secrets: {{HF_TOKEN: {CANARY}}}",
+    "secrets as a text": f"secrets: {CANARY}",
+    "a secret's key": f"secrets: {{HF_TOKEN: {{name: 'Not A Name {CANARY}', key: '? {CANARY}'}}}}",
+    "pod": f"pod: {{spec: {{containers: [{{name: main, command: 5, env: [{{name: API_KEY, value: {CANARY}}}]}}]}}}}",
+    "pod as a text": f"pod: {CANARY}",
+    "init": f"init: [{CANARY}]",
+    "annotations": f"annotations: [{CANARY}]",
+    "command": f"command: {CANARY}",
+    "a URL": f"train: {{task: 'a:B', checkpoint: {{path: ['https://me:{CANARY}@host/x']}}, compile_cache: 'https://me:{CANARY}@h'}}",
+    "a token elsewhere": f"image: 'ghp_{CANARY.replace('-', '')} x'",
+    "a syntax error": f"env: {{HF_TOKEN: '{CANARY}",
+    "a tab": f"env:\n\tHF_TOKEN: {CANARY}",
+    "an alias": f"env: {{HF_TOKEN: *{CANARY}}}",
+    "a tag": f"env: {{HF_TOKEN: !{CANARY} x}}",
+}
+
+
+@pytest.mark.parametrize("place", SECRET_PLACES)
+def test_no_fault_repeats_a_secret(place: str) -> None:
+    said = faults_of(f"name: lm\naccelerator: {{type: cpu}}\n{SECRET_PLACES[place]}\n")
+    assert said
+    assert CANARY not in said
+    assert CANARY.replace("-", "") not in said
+
+
+def _paths() -> list[str]:
+    return sorted({".".join(map(str, path)) for path, _ in keys.walk(JobSpec)})
+
+
+@pytest.mark.parametrize("value", ["[[1]]", "{zz: {y: 1}}", "0.5", "-7", "true", "null", "'?!'", "2026-01-01"])
+def test_any_value_at_any_key_is_accepted_or_told_in_our_words(value: str, tmp_path: Path) -> None:
+    """Every type error of every key goes through the translator: none may crash it or show pydantic."""
+    file = tmp_path / "job.yaml"
+    file.write_text(WHOLE)
+    for path in _paths():
+        dotted = (
+            path.replace("volumes.", "volumes.0.")
+            .replace("tolerations.", "tolerations.0.")
+            .replace("secrets.", "secrets.TOKEN.")
+        )
+        try:
+            assert isinstance(jobs.load(file, [f"{dotted}={value}"]), JobSpec)
+        except JobFaults as faults:
+            assert faults.faults
+            text = str(faults)
+            assert not re.search(r"Input should|valid |pydantic|literal\[|Value error|None|\bdict\b|\bstr\b|<", text), (
+                text
+            )
+
+
+def test_a_key_taken_as_written_is_a_key_of_the_schema() -> None:
+    assert set(AS_WRITTEN) <= set(keys.fields(JobSpec))
