@@ -23,9 +23,9 @@ class Executable:
     def __call__(self, *args: PyTree) -> Any:
         try:
             return self._compiled(*args)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError):
             self.check(*args)
-            raise error
+            raise
 
     def check(self, *args: PyTree) -> None:
         """Raises TypeError when `args` are not what this was compiled for."""
@@ -40,7 +40,7 @@ class Executable:
 
 
 def _described(tree: PyTree) -> dict[str, str]:
-    """Each leaf's dtype, shape and sharding as text, by its path."""
+    """Each leaf's dtype, shape and how it is split, as text, by its path."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): _kind(leaf)
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
@@ -48,6 +48,7 @@ def _described(tree: PyTree) -> dict[str, str]:
 
 
 def _kind(leaf: Any) -> str:
-    spec = getattr(getattr(leaf, "sharding", None), "spec", None)
-    dtype, shape = getattr(leaf, "dtype", type(leaf).__name__), getattr(leaf, "shape", ())
-    return f"{dtype}{list(shape)}" + (f" split by {tuple(spec)}" if spec else "")
+    if not hasattr(leaf, "dtype"):
+        return type(leaf).__name__
+    part = leaf.sharding.shard_shape(leaf.shape) if hasattr(leaf, "sharding") else leaf.shape
+    return f"{leaf.dtype}{list(leaf.shape)}" + (f" in parts of {list(part)}" if part != leaf.shape else "")

@@ -96,7 +96,7 @@ def test_a_step_gives_its_state_away() -> None:
 def test_another_kind_of_batch_is_an_error_that_says_what_changed() -> None:
     step, batch = compiled(TASKS["decoder"]), TASKS["decoder"].batch(0)
     longer = step.put(batch | {"tokens": np.zeros((16, 19), np.int32)})
-    with pytest.raises(TypeError, match=r"tokens: compiled for int32\[16, 17\].*, got int32\[16, 19\]"):
+    with pytest.raises(TypeError, match=r"tokens: compiled for int32\[16, 17\], got int32\[16, 19\]"):
         step.train(step.init(), longer)
     with pytest.raises(TypeError, match="tokens"):
         step.compile_train(longer)

@@ -1,0 +1,31 @@
+from typing import Any
+
+import pytest
+from flax import nnx
+
+from trainer.errors import SpecError
+from trainer.models import custom
+from trainer.spec import TrainSpec
+
+
+def build(kind: str, remat: str = "none", **keys: Any) -> nnx.Module:
+    spec = TrainSpec(task="my:Task", model={"kind": kind, **keys}, remat=remat)
+    return custom.build(spec, spec.model, nnx.Rngs(0))
+
+
+def test_a_users_model_is_built_from_its_other_keys() -> None:
+    model = build("flax.nnx:Linear", in_features=3, out_features=2)
+    assert isinstance(model, nnx.Linear) and model.out_features == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"kind": "flax.nnx:Linear", "width": 2}, r"flax.nnx:Linear\(width, rngs\) failed: .*'width'"),
+        ({"kind": "builtins:dict"}, "builtins:dict makes a dict, not a flax.nnx.Module"),
+        ({"kind": "flax.nnx:Linear", "remat": "full"}, "remat = full: flax.nnx:Linear decides itself"),
+    ],
+)
+def test_what_cannot_be_built_is_said(keys: dict, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        build(**keys)

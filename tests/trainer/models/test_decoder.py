@@ -1,0 +1,81 @@
+"""The decoder against the papers, read once more in NumPy float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.trainer.tiny import DECODER
+from trainer import spec
+from trainer.models.decoder import Decoder
+from trainer.models.layers import rope
+from trainer.skeleton import Skeleton
+
+TOKENS = np.random.default_rng(0).integers(0, 32, (2, 16))
+
+
+def reference(config: spec.Decoder, params: dict, tokens_BL: np.ndarray) -> np.ndarray:
+    """Logits_BLV, one head and one position at a time."""
+    weights = {name: np.array(value, np.float64) for name, value in params.items()}
+    x_BLD = weights["embedding"][tokens_BL]
+    for number in range(config.layers):
+        block = {name[7:]: value[number] for name, value in weights.items() if name.startswith("blocks.")}
+        y_BLD = norm(x_BLD, block["attention_norm.scale"])
+        repeats = config.heads // (config.kv_heads or config.heads)
+        for head in range(config.heads):
+            query = rotated(y_BLD @ block["attention.query"][:, head])
+            key = rotated(y_BLD @ block["attention.key"][:, head // repeats])
+            value = y_BLD @ block["attention.value"][:, head // repeats]
+            for i in range(tokens_BL.shape[1]):
+                score = np.exp(np.einsum("bk,bsk->bs", query[:, i], key[:, : i + 1]) / np.sqrt(query.shape[-1]))
+                mixed = np.einsum("bs,bsk->bk", score / score.sum(-1, keepdims=True), value[:, : i + 1])
+                x_BLD[:, i] += mixed @ block["attention.out"][head]
+        y_BLD = norm(x_BLD, block["mlp_norm.scale"])
+        gate = y_BLD @ block["mlp.gate"]
+        x_BLD = x_BLD + (gate / (1 + np.exp(-gate)) * (y_BLD @ block["mlp.up"])) @ block["mlp.down"]
+    head = weights["embedding"].T if config.tied else weights["head"]
+    return norm(x_BLD, weights["norm.scale"]) @ head
+
+
+def norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * scale
+
+
+def rotated(x_BLK: np.ndarray) -> np.ndarray:
+    """Channel pairs (k, k + K/2) as complex numbers, turned by position × theta^(-2k/K)."""
+    half = x_BLK.shape[-1] // 2
+    angle = np.arange(x_BLK.shape[1])[:, None] * 10000.0 ** (-np.arange(half) / half)
+    turned = (x_BLK[..., :half] + 1j * x_BLK[..., half:]) * np.exp(1j * angle)
+    return np.concatenate([turned.real, turned.imag], -1)
+
+
+@pytest.mark.parametrize("config", [DECODER, DECODER.model_copy(update={"kv_heads": None, "tied": True})], ids=str)
+def test_logits_are_those_of_the_papers(config: spec.Decoder) -> None:
+    model = Decoder(config, nnx.Rngs(0))
+    params, rest = Skeleton(model).arrays(model)
+    assert not rest and ("head" in params) is not config.tied
+    np.testing.assert_allclose(model(TOKENS), reference(config, params, TOKENS), atol=1e-5)
+
+
+def test_no_position_sees_a_later_token() -> None:
+    model = Decoder(DECODER, nnx.Rngs(0))
+    changed = TOKENS.copy()
+    changed[:, 9:] = 5
+    before, after = model(TOKENS), model(changed)
+    np.testing.assert_array_equal(before[:, :9], after[:, :9])
+    assert not np.allclose(before[:, 9:], after[:, 9:])
+
+
+def test_rotated_products_depend_on_distance_alone() -> None:
+    query, key = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
+    turned_query, turned_key = (rope(jnp.repeat(x, 6, axis=1), 10000.0)[0, :, 0] for x in (query, key))
+    product = turned_query @ turned_key.T
+    np.testing.assert_allclose(product[3, 1], product[5, 3], rtol=1e-5)
+    assert not np.isclose(product[3, 1], product[3, 2])
+
+
+def test_initial_logits_neither_vanish_nor_explode() -> None:
+    model = Decoder(spec.Decoder(layers=4, width=128, vocab=256), nnx.Rngs(0))
+    logits = model(np.random.default_rng(0).integers(0, 256, (2, 64)))
+    assert 0.5 < float(logits.std()) < 2.0

@@ -1,0 +1,46 @@
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.trainer.tiny import DECODER
+from trainer.errors import SpecError
+from trainer.models.decoder import Decoder
+from trainer.remat import layer
+from trainer.skeleton import Skeleton
+
+TOKENS = np.arange(128).reshape(8, 16) % 32
+
+
+def gradient(params: Any, keep: Any) -> tuple[Any, int]:
+    """The gradient of a decoder under a policy, and the bytes its compiled program keeps meanwhile."""
+    skeleton = Skeleton(nnx.eval_shape(lambda: Decoder(DECODER, nnx.Rngs(0), keep=keep)))
+
+    def loss(params: Any) -> jax.Array:
+        return jax.numpy.square(skeleton.merge(params, {}, jax.random.key(0))(TOKENS)).mean()
+
+    compiled = jax.jit(jax.grad(loss)).lower(params).compile()
+    return compiled(params), compiled.memory_analysis().temp_size_in_bytes
+
+
+def test_every_policy_gives_the_same_gradient_for_less_memory() -> None:
+    model = Decoder(DECODER, nnx.Rngs(0))
+    params, _ = Skeleton(model).arrays(model)
+    expected, most = gradient(params, "none")
+    kept = {}
+    for keep in ("full", "dots", "dots_no_batch", ["query", "mixed"], "offload"):
+        found, kept[str(keep)] = gradient(params, keep)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), found, expected)
+    assert kept["full"] < kept["['query', 'mixed']"] < kept["dots_no_batch"] <= kept["dots"] < most
+
+
+def test_an_unknown_tensor_is_an_error_that_lists_the_legal_ones() -> None:
+    with pytest.raises(SpecError, match="unknown tensor attn; this model names query, key, value, mixed, gate, up"):
+        Decoder(DECODER, nnx.Rngs(0), keep=["query", "attn"])
+
+
+def test_a_model_without_names_has_nothing_to_offload() -> None:
+    with pytest.raises(SpecError, match="names no tensors"):
+        layer(lambda x: x, "offload", (), scanned=False)

@@ -1,0 +1,69 @@
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import P
+
+from trainer import mesh, spec
+from trainer.errors import SpecError
+from trainer.sharding import by_path, constrain, state_sharding
+
+
+@pytest.fixture(scope="module")
+def grid() -> jax.sharding.Mesh:
+    return mesh.build(spec.Mesh(fsdp=4, mp=2))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "expected"),
+    [
+        ((16, 64), ("embed", "hidden"), P("fsdp", "mp")),
+        ((64, 16), ("hidden", "embed"), P("mp", "fsdp")),
+        ((3, 16, 64), ("embed", "hidden"), P(None, "fsdp", "mp")),  # stacked by nnx.vmap
+        ((8, 6), None, P("fsdp", None)),  # nothing named: the largest dimension that divides
+        ((6, 8), None, P(None, "fsdp")),
+        ((6, 10), None, P(None, None)),  # none divides
+        ((6, 16), ("embed", "hidden"), P(None, ("mp", "fsdp"))),  # embed does not divide: on top of mp
+        ((4, 6), ("layers", "embed"), P(None, None)),  # never along the layers
+        ((16, 64), ("fsdp", "mp"), P("fsdp", "mp")),  # mesh axes by their own names
+        ((16, 10), ("hidden", "classes"), P(("mp", "fsdp"), None)),
+        ((), None, P()),
+    ],
+)
+def test_a_leaf_is_split_by_its_names_then_over_fsdp(
+    shape: tuple, axes: tuple | None, expected: P, grid: jax.sharding.Mesh
+) -> None:
+    entries = state_sharding("w", shape, axes, grid).spec
+    assert [entry or None for entry in entries] == list(expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "message"),
+    [
+        ((8, 8), ("heads", "hidden"), r"w: axes \('heads', 'hidden'\) .*two dimensions share mp"),
+        ((8, 8), ("fsdp", "batch"), "two dimensions share fsdp"),
+        ((8, 7), ("embed", "hidden"), "w: hidden = 7 does not divide over mp = 2 devices"),
+        ((8, 8), ("embed", "hiden"), "w: unknown axis 'hiden'; name one of batch, .*, mp"),
+        ((8,), ("embed", "hidden"), r"w: 2 axes .* are named for 1 dimensions \(8,\)"),
+    ],
+)
+def test_axes_that_do_not_fit_are_errors(shape: tuple, axes: tuple, message: str, grid: jax.sharding.Mesh) -> None:
+    with pytest.raises(SpecError, match=message):
+        state_sharding("w", shape, axes, grid)
+
+
+def test_the_first_path_rule_that_matches_the_whole_name_wins() -> None:
+    own = {"a.kernel": None, "b.kernel": ("embed",), "b.bias": ("embed",)}
+    rules = {r"a\..*": ("hidden",), r".*\.kernel": (None, "mp")}
+    assert by_path(rules, own) == {"a.kernel": ("hidden",), "b.kernel": (None, "mp"), "b.bias": ("embed",)}
+
+
+def test_a_rule_that_matches_nothing_is_an_error() -> None:
+    with pytest.raises(SpecError, match="rule 'kernel' matches no parameter. There are: a.bias, a.kernel"):
+        by_path({"kernel": ("embed",)}, {"a.kernel": None, "a.bias": None})
+
+
+def test_activations_are_held_to_the_mesh_and_left_alone_without_one(grid: jax.sharding.Mesh) -> None:
+    assert constrain(jnp.ones((8, 4)), "batch", "embed").shape == (8, 4)
+    with jax.set_mesh(grid):
+        held = jax.jit(lambda x: constrain(x, "batch", "hidden"))(jnp.ones((8, 4)))
+    assert held.sharding.spec == P("fsdp", "mp")
