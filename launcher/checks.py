@@ -13,11 +13,11 @@ from typing import Any
 
 from launcher import accelerators, layout
 from launcher.accelerators import KNOWN
-from launcher.errors import Fault, Path
-from launcher.faults import either
-from launcher.layout import count, divisors
+from launcher.errors import Fault, KeyPath
+from launcher.layout import divisors
 from launcher.quantity import amount
 from launcher.schema import JobSpec
+from launcher.wording import count, cut, either
 from trainer import contract
 
 LONGEST_NAME = 63  # a DNS label
@@ -44,18 +44,18 @@ _OWN_DOMAINS = ("jobset.sigs.k8s.io", "batch.kubernetes.io", "kueue.x-k8s.io", "
 class Check:
     """One question to a job, and the keys its answer rests on."""
 
-    trusts: tuple[Path, ...]
+    trusts: tuple[KeyPath, ...]
     faults: Callable[[JobSpec], Iterator[Fault]]
 
 
-def run(job: JobSpec, broken: Collection[Path]) -> Iterator[Fault]:
+def run(job: JobSpec, broken: Collection[KeyPath]) -> Iterator[Fault]:
     """The faults of every check that rests on no broken key."""
     for check in CHECKS:
         if not any(_overlap(path, key) for path in broken for key in check.trusts):
             yield from check.faults(job)
 
 
-def _overlap(one: Path, other: Path) -> bool:
+def _overlap(one: KeyPath, other: KeyPath) -> bool:
     shorter = min(len(one), len(other))
     return one[:shorter] == other[:shorter]
 
@@ -80,17 +80,17 @@ def _names(job: JobSpec) -> Iterator[Fault]:
 
 def _topology(job: JobSpec) -> Iterator[Fault]:
     kind, topology = job.accelerator.type, job.accelerator.topology
-    path: Path = ("accelerator", "topology")
+    path: KeyPath = ("accelerator", "topology")
     facts = KNOWN[kind]
     if facts.platform != "tpu":
         if topology is not None:
-            yield Fault(path, f"accelerator.topology = {topology[:60]} does not apply to {kind}.", "leave it out.")
+            yield Fault(path, f"accelerator.topology = {cut(topology)} does not apply to {kind}.", "leave it out.")
         return
     offered = either(facts.topologies()) + (", or multiples of 4x4x4" if facts.dimensions == 3 else "")
     if topology is None:
         yield Fault(path, f"accelerator.topology is missing: {kind} is a TPU.", f"it is {offered}.")
     elif not facts.accepts(topology):
-        yield Fault(path, f"accelerator.topology = {topology[:60]} is no slice of {kind}.", f"use {offered}.")
+        yield Fault(path, f"accelerator.topology = {cut(topology)} is no slice of {kind}.", f"use {offered}.")
     else:
         yield from _slice(job, kind, topology)
 
@@ -111,7 +111,7 @@ def _slice(job: JobSpec, kind: str, topology: str) -> Iterator[Fault]:
 
 def _processes(job: JobSpec) -> Iterator[Fault]:
     wanted, available = job.processes_per_host, job.accelerator.devices_per_host
-    path: Path = ("processes_per_host",)
+    path: KeyPath = ("processes_per_host",)
     if job.accelerator.platform == "tpu" and wanted not in (1, "all"):
         yield Fault(
             path, f"processes_per_host = {wanted} does not apply to a TPU.", "leave it out: one process drives a host."
@@ -155,7 +155,7 @@ def _volumes(job: JobSpec) -> Iterator[Fault]:
     seen: dict[str, int] = {}
     for index, volume in enumerate(job.volumes):
         mount = volume.path.rstrip("/")
-        path: Path = ("volumes", index, "path")
+        path: KeyPath = ("volumes", index, "path")
         if mount in seen:
             yield Fault(
                 path, f"volumes.{index}.path = {volume.path} is also volumes.{seen[mount]}'s.", "mount each elsewhere."
@@ -215,7 +215,7 @@ def _pod_spec(spec: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(("pod", "spec", key), f"pod.spec.{key} is the launcher's to set.", hint)
     containers = spec.get("containers", [])
     for index, container in enumerate(containers if isinstance(containers, list) else [None]):
-        path: Path = ("pod", "spec", "containers", index)
+        path: KeyPath = ("pod", "spec", "containers", index)
         if not isinstance(container, dict) or not isinstance(container.get("name"), str):
             yield Fault(
                 path[: 3 + isinstance(containers, list)], "pod.spec.containers is merged by name.", "give each a name."
@@ -224,7 +224,7 @@ def _pod_spec(spec: dict[str, Any]) -> Iterator[Fault]:
             yield from _main_container(container, path)
 
 
-def _main_container(container: dict[str, Any], path: Path) -> Iterator[Fault]:
+def _main_container(container: dict[str, Any], path: KeyPath) -> Iterator[Fault]:
     where = ".".join(map(str, path))
     for key in ("command", "args"):
         if key in container:
@@ -237,8 +237,8 @@ def _main_container(container: dict[str, Any], path: Path) -> Iterator[Fault]:
             yield Fault((*path, "env", index), message, "leave it out.")
 
 
-_DEVICES: tuple[Path, ...] = (("hosts",), ("slices",), ("accelerator",))
-_LAYOUT: tuple[Path, ...] = (*_DEVICES, ("train", "mesh"), ("train", "task"))
+_DEVICES: tuple[KeyPath, ...] = (("hosts",), ("slices",), ("accelerator",))
+_LAYOUT: tuple[KeyPath, ...] = (*_DEVICES, ("train", "mesh"), ("train", "task"))
 
 CHECKS: tuple[Check, ...] = (
     Check((("name",), ("hosts",), ("slices",)), _names),

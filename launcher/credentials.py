@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from launcher.errors import Path
+from launcher.errors import KeyPath
 
 # A name that says it holds one. By whole words: MAX_TOKENS and TOKENIZERS_PARALLELISM hold none.
 _SECRET_WORD = {"token", "secret", "password", "passwd", "passphrase", "credential", "credentials", "apikey"}
@@ -20,7 +20,7 @@ _SHORTEST = 8
 
 # A value that says so by its form, wherever it stands.
 _FORMS = re.compile(
-    r"\b(sk|rk|pk)[-_](live|proj|ant|test|or)?[-_]?[A-Za-z0-9_-]{20,}"
+    r"\bsk-(ant-api\d+|proj)-[\w-]{20,}|\b[rs]k[-_](live_|test_)?[A-Za-z0-9]{20,}"
     r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}"
     r"|\bhf_[A-Za-z0-9]{20,}|\bxox[abprs]-[\w-]{10,}|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{30,}|\bya29\.[\w-]{20,}"
     r"|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}"
@@ -58,12 +58,12 @@ def _could_be(value: str) -> bool:
     return innocent is None and len(value) >= _SHORTEST
 
 
-def is_private(path: Path) -> bool:
+def is_private(path: KeyPath) -> bool:
     """Whether values below this path are never repeated, whatever they look like."""
     return not _PRIVATE_BLOCKS.isdisjoint(path)
 
 
-def strings(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
+def strings(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
     """Every text in plain data, with its path."""
     if isinstance(value, dict):
         for key, below in value.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -26,8 +26,9 @@ from yaml.events import (
 from yaml.reader import ReaderError
 
 from launcher import scalars
-from launcher.errors import Fault, Path, UserError
+from launcher.errors import Fault, KeyPath, UserError
 from launcher.scalars import Scalar
+from launcher.wording import cut, dotted
 
 MAX_BYTES = 1024 * 1024  # read before parsing: the parser takes 1 s for each of these
 MAX_DEPTH = 64
@@ -59,9 +60,11 @@ class Document:
 
     name: str  # as faults call it
     data: Any = None
-    lines: dict[Path, int] = dataclasses.field(default_factory=dict)
-    texts: dict[Path, str] = dataclasses.field(default_factory=dict)
-    overrides: dict[Path, str] = dataclasses.field(default_factory=dict)  # path set on the command line -> the argument
+    lines: dict[KeyPath, int] = dataclasses.field(default_factory=dict)
+    texts: dict[KeyPath, str] = dataclasses.field(default_factory=dict)
+    overrides: dict[KeyPath, str] = dataclasses.field(
+        default_factory=dict
+    )  # path set on the command line -> the argument
     faults: list[Fault] = dataclasses.field(default_factory=list)
 
     def locate(self, fault: Fault) -> Fault:
@@ -78,15 +81,15 @@ class Document:
                 return dataclasses.replace(fault, where=f"{self.name}:{line}", line=line)
         return dataclasses.replace(fault, where=self.name)
 
-    def forget(self, path: Path) -> None:
+    def forget(self, path: KeyPath) -> None:
         """Drops what is known of a value and all below it: another value stands there now."""
-        known: dict[Path, Any]
+        known: dict[KeyPath, Any]
         for known in (self.lines, self.texts, self.overrides):
             for old in [old for old in known if old[: len(path)] == path]:
                 del known[old]
 
 
-def read(path: FilePath) -> Document:
+def read(path: Path) -> Document:
     """The document in a file. Raises UserError when it cannot be read at all."""
     try:
         with path.open("rb") as file:
@@ -136,7 +139,7 @@ class _Reader:
         self._values = 0
         self._seen: set[tuple[int, str]] = set()
 
-    def refuse(self, path: Path, line: int, message: str, hint: str | None = None) -> None:
+    def refuse(self, path: KeyPath, line: int, message: str, hint: str | None = None) -> None:
         """Notes a fault, once for each line: a bomb of aliases is one thing to mend."""
         if (line, message) not in self._seen:
             self._seen.add((line, message))
@@ -163,7 +166,7 @@ class _Reader:
                 self.refuse((), _line(event.start_mark), "starts a second document.", hint)
                 raise _Stop
 
-    def _node(self, event: Event, path: Path, depth: int) -> Any:
+    def _node(self, event: Event, path: KeyPath, depth: int) -> Any:
         line = _line(event.start_mark)
         if depth > MAX_DEPTH:
             self.refuse(
@@ -190,23 +193,23 @@ class _Reader:
         self._check_tag(event, value, path, line)
         return value
 
-    def _scalar(self, event: ScalarEvent, path: Path, line: int) -> Scalar:
+    def _scalar(self, event: ScalarEvent, path: KeyPath, line: int) -> Scalar:
         if not event.implicit[0] and event.tag in (None, f"{_CORE}str"):  # quoted, block, or said to be text
             return str(event.value)
         self.document.texts[path] = event.value
         try:
             return scalars.resolve(event.value)
         except ValueError as error:
-            self.refuse(path, line, f"{'.'.join(map(str, path))} {error}.", "quote it if it is text.")
+            self.refuse(path, line, f"{dotted(path)} {error}.", "quote it if it is text.")
             return None
 
-    def _sequence(self, path: Path, depth: int) -> list[Any]:
+    def _sequence(self, path: KeyPath, depth: int) -> list[Any]:
         items: list[Any] = []
         while not isinstance(event := next(self._events), SequenceEndEvent):
             items.append(self._node(event, (*path, len(items)), depth + 1))
         return items
 
-    def _mapping(self, path: Path, depth: int) -> dict[str, Any]:
+    def _mapping(self, path: KeyPath, depth: int) -> dict[str, Any]:
         block: dict[str, Any] = {}
         while not isinstance(event := next(self._events), MappingEndEvent):
             line = _line(event.start_mark)
@@ -222,14 +225,14 @@ class _Reader:
                 self.refuse(path, line, *_REFERENCE)
             if key in block:
                 first = self.document.lines[(*path, key)]
-                self.refuse(path, line, f'duplicate key "{key}", first in line {first}.', "keep one of them.")
+                self.refuse(path, line, f'duplicate key "{cut(key)}", first in line {first}.', "keep one of them.")
                 self._skip(next(self._events), path, depth)
                 continue
             self.document.lines[(*path, key)] = line
             block[key] = self._node(next(self._events), (*path, key), depth + 1)
         return block
 
-    def _skip(self, event: Event, path: Path, depth: int) -> None:
+    def _skip(self, event: Event, path: KeyPath, depth: int) -> None:
         """Reads a node for its faults alone: its data and its lines belong to nothing."""
         document, self.document = self.document, Document(self.document.name)
         try:
@@ -238,7 +241,7 @@ class _Reader:
             document.faults += self.document.faults
             self.document = document
 
-    def _check_tag(self, event: Event, value: Any, path: Path, line: int) -> None:
+    def _check_tag(self, event: Event, value: Any, path: KeyPath, line: int) -> None:
         tag = getattr(event, "tag", None)
         if tag is None:
             return

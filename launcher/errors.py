@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-Path = tuple[str | int, ...]  # of a key: ("volumes", 0, "path")
+KeyPath = tuple[str | int, ...]  # of a key: ("volumes", 0, "path")
 
 SHOWN_FAULTS = 50  # a file of another kind has a fault on every line; nobody reads the fifty-first
 
@@ -39,7 +39,7 @@ class ClusterError(UserError):
 class Fault:
     """One thing that is wrong with a job: a sentence, and what to do about it."""
 
-    path: Path
+    path: KeyPath
     message: str
     hint: str | None = None
     where: str = ""  # "job.yaml:14", or "train.steps=abc (override)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,34 +16,23 @@ from pydantic_core import ErrorDetails
 
 from launcher import credentials, keys, scalars
 from launcher.document import Document
-from launcher.errors import SHOWN_FAULTS, Fault, Path
+from launcher.errors import SHOWN_FAULTS, Fault, KeyPath
 from launcher.keys import Spot, Type, Words
 from launcher.schema import JobSpec
+from launcher.wording import LONGEST_SHOWN, cut, dotted, either
 from trainer.spec import UNSUPPORTED
 
-_LONGEST_SHOWN = 60  # characters of a value or a key
 _LONGEST_SEARCHED = 1000
 _FOLLOWS = "default_factory_not_called"  # a default that rests on another key, itself wrong
 _MOST_TRANSLATED = 1000  # of one file's errors
-_EXAMPLES: Mapping[Path, str] = {
+_EXAMPLES: Mapping[KeyPath, str] = {
     ("name",): "for example name: my-run",
     ("accelerator",): "for example accelerator: {type: cpu, per_host: 4}",
     ("train", "task"): "trainer.tasks.classify:Classify, trainer.tasks.lm:NextToken, or module:Name of your own.",
 }
 
 
-def dotted(path: Path) -> str:
-    """The path as messages and overrides write it."""
-    return ".".join(str(key)[:_LONGEST_SHOWN] for key in path)
-
-
-def either(options: Sequence[object]) -> str:
-    """`1, 2 or 4`."""
-    *most, last = map(str, options)
-    return f"{', '.join(most)} or {last}" if most else last
-
-
-def value_at(data: Any, path: Path) -> Any:
+def value_at(data: Any, path: KeyPath) -> Any:
     """What stands at a path of plain data; None where nothing does."""
     for key in path:
         if isinstance(data, dict):
@@ -53,7 +42,7 @@ def value_at(data: Any, path: Path) -> Any:
     return data
 
 
-def shown(document: Document, path: Path) -> str | None:
+def shown(document: Document, path: KeyPath) -> str | None:
     """A scalar as it is written in the file; None for a value that is not to be repeated, or is no scalar."""
     value = value_at(document.data, path)
     if credentials.is_private(path) or isinstance(value, dict | list):
@@ -61,10 +50,10 @@ def shown(document: Document, path: Path) -> str | None:
     text = document.texts.get(path) or json.dumps(value, ensure_ascii=False)
     if credentials.in_value(text[:_LONGEST_SEARCHED]):
         return None
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+    return cut(text)
 
 
-def describe(document: Document, path: Path) -> str:
+def describe(document: Document, path: KeyPath) -> str:
     """The subject of a sentence about a path: `hosts = 6`, or only `env.TOKEN`."""
     value = shown(document, path)
     return dotted(path) if value is None else f"{dotted(path)} = {value}"
@@ -75,11 +64,11 @@ def translate(error: ValidationError, document: Document) -> Iterator[Fault]:
     some = error.errors(include_url=False, include_input=False)[:_MOST_TRANSLATED]
     details = [(keys.find(JobSpec, detail["loc"]), detail) for detail in some if detail["type"] != _FOLLOWS]
     details.sort(key=lambda one: document.locate(Fault(one[0].path, "")).line)
-    labels: dict[Path, set[str]] = {}
+    labels: dict[KeyPath, set[str]] = {}
     for spot, _ in details:
         if spot.union is not None:
             labels.setdefault(spot.union, set()).add(str(spot.label))
-    seen: set[tuple[Path, bool]] = set()
+    seen: set[tuple[KeyPath, bool]] = set()
     for spot, detail in details:
         if spot.union is not None and len(labels[spot.union]) > 1:
             settled = _settle(spot, spot.union, document)
@@ -91,7 +80,7 @@ def translate(error: ValidationError, document: Document) -> Iterator[Fault]:
             yield _fault(spot, detail, document)
 
 
-def _settle(spot: Spot, union: Path, document: Document) -> Spot | None:
+def _settle(spot: Spot, union: KeyPath, document: Document) -> Spot | None:
     """The spot where its alternative is the one that was meant, none where another is, the union where none is."""
     value, kind = value_at(document.data, union), keys.at(JobSpec, union)[0]
     meant = [
@@ -144,10 +133,10 @@ def _told(spot: Spot, text: str, document: Document) -> Fault:
 
 def _unknown_key(spot: Spot) -> Fault:
     key, above = str(spot.path[-1]), dotted(spot.path[:-1]) or "job"
-    name = "…" if credentials.in_value(key) else key[:_LONGEST_SHOWN]
+    name = "…" if credentials.in_value(key) else cut(key)
     message = f'unknown key "{name}" in {above}.'
     known = list(keys.fields(spot.block)) if spot.block is not None else []
-    if near := _near(key[:_LONGEST_SHOWN], known):
+    if near := _near(key[:LONGEST_SHOWN], known):
         return Fault(spot.path, message + near)
     if spot.union is not None and (sibling := _alternative_with(key, spot.union)):
         return Fault(spot.path, message, sibling)
@@ -159,7 +148,7 @@ def _unknown_key(spot: Spot) -> Fault:
     return Fault(spot.path, message, "`launcher schema --markdown` lists every key.")
 
 
-def _alternative_with(key: str, union: Path) -> str | None:
+def _alternative_with(key: str, union: KeyPath) -> str | None:
     """What to do about a key of another alternative of a union."""
     kind = keys.at(JobSpec, union)[0]
     models = [member.model for member in kind.members if member.model is not None and key in keys.fields(member.model)]
@@ -191,11 +180,11 @@ def _unknown_block(spot: Spot, document: Document) -> Fault:
 
 def _wrong_key(spot: Spot) -> Fault:
     wanted = keys.words(spot.kind) if spot.kind is not None else "one of its keys"
-    name = json.dumps(str(spot.path[-1])[:_LONGEST_SHOWN], ensure_ascii=False)
+    name = json.dumps(cut(str(spot.path[-1])), ensure_ascii=False)
     return Fault(spot.path, f"{dotted(spot.path[:-1])} has the key {name}, which is not {wanted}.")
 
 
-def _is_not(document: Document, path: Path, wanted: str) -> str:
+def _is_not(document: Document, path: KeyPath, wanted: str) -> str:
     """The sentence that says what stands at a path, and what should."""
     value = value_at(document.data, path)
     if value and isinstance(value, dict | list):
@@ -216,7 +205,7 @@ def _wrong_value(spot: Spot, document: Document) -> Fault:
     return Fault(spot.path, message + _near(value, literals), _suggestion(kind, value))
 
 
-def _where_it_belongs(path: Path) -> str | None:
+def _where_it_belongs(path: KeyPath) -> str | None:
     """What to do about a value that is not repeated: in place of a secret stands where the Secret keeps it."""
     if path[:1] != ("secrets",) or len(path) > 2:
         return None
@@ -267,12 +256,12 @@ def _near(value: Any, options: list[str]) -> str:
 
 # --- what is part of the schema and not built yet ---------------------------------------------------------------------
 
-_NOT_BUILT: Mapping[Path, tuple[str, ...]] = {("jobs",): ()} | {
+_NOT_BUILT: Mapping[KeyPath, tuple[str, ...]] = {("jobs",): ()} | {
     ("train", *key.split(".")): values for key, values in UNSUPPORTED.items()
 }
 
 
-def refused(path: Path) -> tuple[str, ...]:
+def refused(path: KeyPath) -> tuple[str, ...]:
     """The values at a path that a message must not offer."""
     return _NOT_BUILT.get(path, ())
 
@@ -288,7 +277,7 @@ def unsupported(document: Document) -> Iterator[Fault]:
         yield Fault(path, f"{subject} is not supported yet.", hint)
 
 
-def _offer(path: Path, without: tuple[str, ...]) -> str:
+def _offer(path: KeyPath, without: tuple[str, ...]) -> str:
     """What may stand at a path, less some values."""
     kinds = [member for kind in keys.at(JobSpec, path) for member in (kind.members or (kind,))]
     literals = [str(literal) for kind in kinds for literal in kind.literals if literal not in without]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -12,15 +12,15 @@ from pydantic import ValidationError
 
 from launcher import checks, credentials, document, faults, scalars
 from launcher.document import Document
-from launcher.errors import SHOWN_FAULTS, Fault, JobFaults, Path
-from launcher.faults import dotted
+from launcher.errors import SHOWN_FAULTS, Fault, JobFaults, KeyPath
 from launcher.overrides import apply as override
 from launcher.schema import AS_WRITTEN, JobSpec
+from launcher.wording import dotted
 
 __all__ = ["JobSpec", "dump", "load", "parse"]
 
 # Stands in for a required value that is wrong, so that the rest can still be judged. Never leaves this file.
-_STAND_INS: dict[Path, Any] = {
+_STAND_INS: dict[KeyPath, Any] = {
     ("name",): "x",
     ("accelerator",): {"type": "cpu"},
     ("train", "task"): "stand_in:Task",
@@ -28,12 +28,12 @@ _STAND_INS: dict[Path, Any] = {
 _MOST_ROUNDS = 8  # each takes away what the one before found wrong
 
 
-def load(path: str | FilePath, overrides: Sequence[str] = ()) -> JobSpec:
+def load(path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
     """The job in a file, with dotted overrides such as `train.steps=100`.
 
     Raises JobFaults with everything that is wrong with it, and UserError when it cannot be read.
     """
-    source = document.read(FilePath(path))
+    source = document.read(Path(path))
     override(source, overrides)
     return _job(source)
 
@@ -95,7 +95,7 @@ def _as_written(source: Document) -> Any:
     return data
 
 
-def _take_away(data: Any, path: Path) -> Path:
+def _take_away(data: Any, path: KeyPath) -> KeyPath:
     """Removes what is wrong, or the nearest block above that can do without it; returns what was removed."""
     lists = [depth for depth, key in enumerate(path) if isinstance(key, int)]
     path = path[: lists[0]] if lists else path
@@ -111,12 +111,12 @@ def _take_away(data: Any, path: Path) -> Path:
     return path
 
 
-def _holds(data: Any, path: Path) -> bool:
+def _holds(data: Any, path: KeyPath) -> bool:
     block = faults.value_at(data, path[:-1])
     return isinstance(block, dict) and path[-1] in block
 
 
-def _is_below(path: Path, broken: set[Path]) -> bool:
+def _is_below(path: KeyPath, broken: set[KeyPath]) -> bool:
     return any(path[:end] in broken for end in range(1, len(path) + 1))
 
 
@@ -137,7 +137,7 @@ def _secrets(data: Any) -> Iterator[Fault]:
             yield Fault(path, message, "put it in a Secret and name that under secrets:.")
 
 
-def _name_beside(data: Any, path: Path) -> str:
+def _name_beside(data: Any, path: KeyPath) -> str:
     """The name of a variable written as Kubernetes does: {name: TOKEN, value: …}."""
     beside = faults.value_at(data, path[:-1])
     return str(beside.get("name", "")) if isinstance(beside, dict) else ""

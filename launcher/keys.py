@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, Tag
 from pydantic.fields import FieldInfo
 
-from launcher.errors import Path
+from launcher.errors import KeyPath
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,10 +114,10 @@ def fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 class Spot:
     """Where a validation error points."""
 
-    path: Path
+    path: KeyPath
     kind: Type | None  # what should stand there; None: nothing of the schema, an unknown key
     block: type[BaseModel] | None  # the block it stands in
-    union: Path | None = None  # the union passed on the way, and what the error called its alternative
+    union: KeyPath | None = None  # the union passed on the way, and what the error called its alternative
     label: Any = None
     is_key: bool = False  # it is the key that is wrong, not the value
 
@@ -144,7 +144,7 @@ def find(model: type[BaseModel], location: tuple[str | int, ...]) -> Spot:
     return spot
 
 
-def at(model: type[BaseModel], path: Path) -> list[Type]:
+def at(model: type[BaseModel], path: KeyPath) -> list[Type]:
     """Every type that may stand at a path of the job, whichever alternative is chosen on the way."""
     found = [Type(model)]
     for key in path:
@@ -158,7 +158,7 @@ def at(model: type[BaseModel], path: Path) -> list[Type]:
     return found
 
 
-def walk(model: type[BaseModel], path: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:
+def walk(model: type[BaseModel], path: KeyPath = ()) -> Iterator[tuple[KeyPath, FieldInfo]]:
     """Every key of the schema, with the alternatives of a union one after the other."""
     for key, field in fields(model).items():
         yield (*path, key), field

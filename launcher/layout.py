@@ -7,20 +7,15 @@ import math
 from collections.abc import Iterator, Sequence
 
 from launcher.accelerators import KNOWN
-from launcher.errors import Fault, Path
-from launcher.faults import either
+from launcher.errors import Fault, KeyPath
 from launcher.schema import JobSpec
+from launcher.wording import count, either
 from trainer.contract import MESH_AXES
 from trainer.spec import TrainSpec
 
-MESH: Path = ("train", "mesh")
+MESH: KeyPath = ("train", "mesh")
 _MOST_OFFERED = 9
 _MOST_SIMULATED = 2**14  # devices; beyond, contiguity of rows is the mesh's to prove
-
-
-def count(number: int, noun: str) -> str:
-    """`1 host`, `4 hosts`."""
-    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def devices(job: JobSpec) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 from launcher import credentials, document
 from launcher.document import AFTER_THE_FILE, Document
-from launcher.errors import Fault, Path
+from launcher.errors import Fault, KeyPath
+from launcher.wording import cut
 
 
 def apply(to: Document, arguments: Sequence[str]) -> None:
@@ -37,11 +38,11 @@ def _set_argument(to: Document, argument: str) -> tuple[str, str | None]:
     return "", None
 
 
-def _path(key: str) -> Path:
+def _path(key: str) -> KeyPath:
     return tuple(int(part) if part.isdecimal() else part for part in key.strip().split("."))
 
 
-def _set(data: Any, path: Path, value: Any) -> bool:
+def _set(data: Any, path: KeyPath, value: Any) -> bool:
     """Sets a value in plain data, making the blocks above it; False where a list or a scalar stands in the way."""
     for key in path[:-1]:
         if isinstance(data, dict):
@@ -66,6 +67,6 @@ def _shown(argument: str) -> str:
     """The argument as messages repeat it: without a value that may be a secret, and not at any length."""
     key, equals, text = argument.partition("=")
     if not equals:  # not even a key: what follows the first name may be the value
-        return argument[:80] if not credentials.is_private(_path(key)) else f"{key.partition('.')[0]}…"
+        return cut(argument) if not credentials.is_private(_path(key)) else f"{key.partition('.')[0]}…"
     hidden = credentials.is_private(_path(key)) or credentials.in_value(text)
-    return f"{key}=…" if hidden else argument[:80]
+    return f"{key}=…" if hidden else cut(argument)

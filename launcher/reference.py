@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from launcher import keys
-from launcher.errors import Path
+from launcher.errors import KeyPath
 from launcher.faults import refused
 from launcher.keys import Type
 from launcher.schema import JobSpec
@@ -43,7 +43,7 @@ def markdown() -> str:
     return "\n".join([_INTRODUCTION, *_sections(JobSpec, ())])
 
 
-def _sections(model: type[BaseModel], path: Path) -> Iterator[str]:
+def _sections(model: type[BaseModel], path: KeyPath) -> Iterator[str]:
     about = (inspect.getdoc(model) or "").split("\n\n")[0].replace("\n", " ")
     yield f"## {_title(model, path)}\n\n{about}\n\n| key | type | default | meaning |\n|---|---|---|---|"
     for name, field in keys.fields(model).items():
@@ -54,7 +54,7 @@ def _sections(model: type[BaseModel], path: Path) -> Iterator[str]:
             yield from _sections(block, (*path, name))
 
 
-def _title(model: type[BaseModel], path: Path) -> str:
+def _title(model: type[BaseModel], path: KeyPath) -> str:
     title = ".".join(map(str, path)) or "job"
     for key in ("kind", "source"):
         if key in model.model_fields:
@@ -64,7 +64,7 @@ def _title(model: type[BaseModel], path: Path) -> str:
     return f"{title}, {next(iter(keys.fields(model)))}" if is_one_of_many else title
 
 
-def _row(path: Path, field: FieldInfo) -> str:
+def _row(path: KeyPath, field: FieldInfo) -> str:
     kind = Type.of_field(field)
     wanted = _EXAMPLES.sub("", keys.words(kind, without=refused(path))).removeprefix("a ").removeprefix("an ")
     if kind.model is not None:

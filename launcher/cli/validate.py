@@ -12,6 +12,7 @@ import yaml
 from launcher import job as jobs
 from launcher import layout
 from launcher.job import JobSpec
+from launcher.wording import count
 from trainer.contract import MESH_AXES
 
 
@@ -60,7 +61,7 @@ def summarize(job: JobSpec) -> dict[str, Any]:
 def lines(job: JobSpec) -> list[str]:
     """What a job asks for, for a reader."""
     asked = summarize(job)
-    each = f"{layout.count(job.processes, 'process')} of {layout.count(job.devices_per_process, 'device')}"
+    each = f"{count(job.processes, 'process')} of {count(job.devices_per_process, 'device')}"
     told = [f"{job.name}: {layout.devices(job)} of type {job.accelerator.type}, {each}"]
     if job.train is None:
         return [*told, f"command: {job.command[0] if job.command else ''}"]

@@ -64,7 +64,7 @@ def test_every_command_is_found_and_says_what_the_list_says(name: str, capsys: C
 def test_a_command_that_does_not_exist_is_a_usage_error(capsys: Capture, monkeypatch: Patch) -> None:
     left = launcher(capsys, monkeypatch, "vaildate", "job.yaml")
     assert left.code == 2
-    assert "No such command 'vaildate'" in left.err
+    assert "No such command 'vaildate'. Did you mean 'validate'?" in left.err
 
 
 def test_the_version_is_the_packages(capsys: Capture, monkeypatch: Patch) -> None:

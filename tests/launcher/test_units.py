@@ -80,6 +80,7 @@ def test_slices_are_those_that_are_made(kind: str, topology: str, made: bool) ->
         ("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE"),
         ("DB_PASSWORD", "pw"),
         ("db-passwd", "hunter2"),
+        ("ANY", "sk-ant-api03-abcdefghijklmnop-qrst"),
         ("GITHUB", "ghp_abcdefghijklmnopqrst0123"),
         ("URL", "https://user:word@host/path"),
         ("PEM", "-----BEGIN RSA PRIVATE KEY-----"),
@@ -104,6 +105,7 @@ def test_a_credential_is_recognized(name: str, value: str) -> None:
         ("HF_TOKEN", ""),
         ("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=false"),
         ("URL", "https://host:8080/path@v1"),
+        ("DATA", "/data/sk-learn-digits-preprocessed-v2"),
         ("COMMIT", "9b752345f0c0ffee9b752345f0c0ffee9b752345"),
     ],
 )
