@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from collections.abc import Mapping
 
 from launcher.agent import stacks
@@ -150,11 +151,12 @@ class Attempt:
             if any(stopped.get("saved") for stopped in told):
                 return f"saved at step {max(int(stopped.get('step', 0)) for stopped in told)}"
             return next((str(stopped["note"]) for stopped in told if stopped.get("note")), "not saved")
-        found = decide([event for _, event in self._events if closeness(event) is Closeness.CAUSE])
-        if found is not None and not self._is_killed:
-            return f"not saved: {verdict_of(found[0]).message}"
         if everyone_ended and all(status.phase is None for status in self.statuses.values()):
             return "the program did not say whether it saved"
+        faults = [event for _, event in self._events if closeness(event) is Closeness.CAUSE]
+        found = decide([event for event in faults if event.exit != -signal.SIGTERM])
+        if found is not None and not self._is_killed:
+            return f"not saved: {verdict_of(found[0]).message}"
         return f"not saved: {self._who_holds_up()}" + (", killed" if self._is_killed else "")
 
     def _who_holds_up(self) -> str:

@@ -59,7 +59,7 @@ class Gang:
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     run: str = "run"
     argv: Sequence[str] = (sys.executable, "-m", "launcher.agent")
-    agents: dict[int, subprocess.Popen[bytes]] = dataclasses.field(default_factory=dict)
+    agents: dict[int | str, subprocess.Popen[bytes]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.run_dir = self.folder / self.run
@@ -85,20 +85,20 @@ class Gang:
             ):
                 agent = subprocess.Popen(
                     self.argv,
-                    env={**self._environ(host), **self.env, **(env or {})},
+                    env={**self.environ(host), **self.env, **(env or {})},
                     cwd=self.folder,
                     stdin=subprocess.DEVNULL,
                     stdout=stdout if out is None else out,
                     stderr=stderr,
                     start_new_session=True,
                 )
-            self.agents[len(self.agents) if name else host] = agent
+            self.agents[name or host] = agent
         return self
 
     def _stream(self, name: str) -> Path:
         return self.folder / f"agent-{self.generation}-{name}"
 
-    def _environ(self, host: int) -> dict[str, str]:
+    def environ(self, host: int) -> dict[str, str]:
         return os.environ | {
             "PYTHONPATH": str(ROOT),
             "MARKS": str(self.marks),
@@ -121,15 +121,14 @@ class Gang:
 
     def until(self, what: str, happened: Callable[[], Any]) -> Any:
         """Waits until `happened()` is true and returns it; fails when the agents end first or it never comes."""
-        end = time.monotonic() + PATIENCE_S
-        while time.monotonic() < end:
+
+        def settled() -> Any:
             are_gone = all(agent.poll() is not None for agent in self.agents.values())
-            if answer := happened():
-                return answer
-            if are_gone:
-                break
-            time.sleep(0.02)
-        raise AssertionError(f"{what} never happened\n{self.talk}\n{self.out}")
+            return happened() or are_gone
+
+        answer = eventually(settled)
+        assert answer and (answer is not True or happened()), f"{what} never happened\n{self.talk}\n{self.out}"
+        return answer
 
     def until_marked(self, *names: str) -> None:
         for name in names:
@@ -173,6 +172,14 @@ def launch(folder: Path, of: AgentJob, hosts: int = 1, **fields: Any) -> tuple[G
     """Runs a gang to its end."""
     with Gang(folder, of, hosts, **fields) as gang:
         return gang, gang.start().wait()
+
+
+def eventually(happened: Callable[[], Any]) -> Any:
+    """The first true answer of `happened`, or its last one when patience ends."""
+    end = time.monotonic() + PATIENCE_S
+    while not (answer := happened()) and time.monotonic() < end:
+        time.sleep(0.02)
+    return answer
 
 
 def free_port() -> int:

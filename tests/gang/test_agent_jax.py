@@ -1,0 +1,158 @@
+"""Bare jax.distributed programs that know nothing of us, three processes each."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.gang.agents import ROOT, Gang, children, is_alive, job, launch, script
+
+SIZE = 3
+SLACK = 3
+STEP = """
+import os, sys, time
+import jax
+import jax.numpy as jnp
+from jax.experimental import multihost_utils
+jax.distributed.initialize()
+rank = jax.process_index()
+def together(value):
+    return float(multihost_utils.process_allgather(jnp.float32(value)).sum())
+total = together(rank)
+"""
+SUM = STEP + 'print(f"rank {rank} of {jax.process_count()} on {jax.local_device_count()} sums to {total}")\n'
+PRINTED = sorted(f"[{rank}] rank {rank} of 3 on 2 sums to 3.0" for rank in range(SIZE))
+
+
+@pytest.mark.parametrize("way", ["file", "module", "shebang"])
+def test_a_bare_initialize_joins_however_the_program_is_started(tmp_path: Path, way: str) -> None:
+    file = script(tmp_path, f"#!{sys.executable}\n{SUM}", "bare.py")
+    file.chmod(0o755)
+    command = {"file": (sys.executable, "bare.py"), "module": (sys.executable, "-m", "bare"), "shebang": ("./bare.py",)}
+    gang, codes = launch(tmp_path, job(command[way], devices_per_process=2), hosts=SIZE)
+    assert codes == [0] * SIZE, gang.talk + gang.out
+    assert sorted(line for line in gang.out.splitlines() if "sums to" in line) == PRINTED
+    assert not gang.summary["notes"]
+
+
+def test_several_processes_of_one_host_join_too(tmp_path: Path) -> None:
+    file = script(tmp_path, SUM)
+    gang, codes = launch(tmp_path, job((sys.executable, str(file)), devices_per_process=2, processes_per_host=SIZE))
+    assert codes == [0], gang.talk + gang.out
+    assert sorted(line for line in gang.out.splitlines() if "sums to" in line) == PRINTED
+
+
+def test_timeouts_that_the_program_gives_are_kept_and_those_it_leaves_out_are_ours(tmp_path: Path) -> None:
+    text = """
+    import jax
+    import jax._src.distributed as private
+    private.global_state.initialize = lambda *args, **kwargs: print("got", args[5], sorted(kwargs.items())[:2])
+    jax.distributed.initialize(heartbeat_timeout_seconds=7)
+    """
+    gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, text))), budgets_s={"rendezvous": 77.0}))
+    assert codes == [0]
+    assert "got 77 [('heartbeat_timeout_seconds', 7), ('partition_index', None)]" in gang.out
+
+
+RAISES = (
+    STEP
+    + """
+if rank == 1:
+    open(os.environ["MARKS"] + "/raised-1", "w").close()
+    raise ValueError("a bad batch")
+while True:
+    together(1)
+"""
+)
+
+
+def test_an_uncaught_exception_on_one_rank_is_the_verdict(tmp_path: Path) -> None:
+    with Gang(tmp_path, job((sys.executable, str(script(tmp_path, RAISES)))), hosts=SIZE) as gang:
+        gang.start()
+        gang.until_marked("raised-1")
+        raised = time.monotonic()
+        pids = [pid for agent in gang.agents.values() for pid in children(agent.pid)]
+        gang.until("the end of every process", lambda: not any(map(is_alive, pids)))
+        assert time.monotonic() - raised <= 3 * SLACK
+        assert gang.wait() == [83] * SIZE
+    assert gang.verdict["message"] == "rank 1 raised ValueError: a bad batch"
+    assert "script.py" in gang.verdict["traceback"]
+    assert gang.out.count("ValueError: a bad batch") == 1
+
+
+def test_an_exception_that_the_programs_own_hook_prints_is_the_verdict_too(tmp_path: Path) -> None:
+    hooked = RAISES.replace("rank = ", "sys.excepthook = lambda *args: print('own hook', args[1])\nrank = ")
+    gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, hooked)))), hosts=SIZE)
+    assert codes == [83] * SIZE
+    assert gang.verdict["message"] == "rank 1 raised ValueError: a bad batch"
+    assert "own hook a bad batch" in gang.out
+
+
+@pytest.mark.parametrize("code", [3, 0])
+def test_a_rank_that_leaves_by_itself_is_named(tmp_path: Path, code: int) -> None:
+    leaves = RAISES.replace('raise ValueError("a bad batch")', f"sys.exit({code})")
+    gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, leaves)))), hosts=SIZE)
+    assert codes == [83] * SIZE
+    assert gang.verdict["message"] == "rank 1's program ended, peers went on"
+
+
+def test_a_rank_that_is_killed_is_named_although_its_peers_fail_of_it(tmp_path: Path) -> None:
+    killed = RAISES.replace('raise ValueError("a bad batch")', "os.kill(os.getpid(), 9)")
+    gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, killed)))), hosts=SIZE)
+    assert codes == [137] * SIZE
+    assert gang.verdict["message"].startswith("rank 1 was killed by SIGKILL")
+
+
+def test_without_our_hook_a_bare_program_fails_with_a_warning_and_does_not_hang(tmp_path: Path) -> None:
+    command = (sys.executable, "-I", str(script(tmp_path, SUM)))
+    gang, codes = launch(tmp_path, job(command), hosts=SIZE)
+    assert codes == [83] * SIZE
+    assert re.search(r"warning: rank \d never said hello", gang.talk) and "`python -I`" in gang.talk
+    assert "Number of processes must be defined" in (gang.verdict["traceback"] or "")
+
+
+def test_another_sitecustomize_runs_as_if_alone(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    script(theirs, "import sys\nprint('theirs', __name__, 'jax' in sys.modules)\n", "sitecustomize.py")
+    text = "import sys, sitecustomize\nprint(sitecustomize.__file__, sum('/site' == p[-5:] for p in sys.path))"
+    path = os.pathsep.join(map(str, (ROOT, theirs)))
+    gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, text)))), env={"PYTHONPATH": path})
+    assert codes == [0]
+    assert "[0] theirs sitecustomize False" in gang.out
+    assert f"[0] {theirs}/sitecustomize.py 0" in gang.out
+
+
+def test_a_rank_that_computes_alone_while_its_peers_wait_in_a_collective_is_found(tmp_path: Path) -> None:
+    hangs = (
+        STEP
+        + """
+def say_step():
+    os.write(int(os.environ["JAXLAUNCH_PROGRESS_FD"]), b'{"phase": "step", "step": 9}\\n')
+say_step()
+def alone():
+    time.sleep(3600)
+alone() if rank == 1 else together(1)
+"""
+    )
+    command = (sys.executable, str(script(tmp_path, hangs)))
+    gang, codes = launch(tmp_path, job(command, budgets_s={"step": 2.0}), hosts=SIZE)
+    assert codes == [82] * SIZE
+    assert gang.verdict["rank"] == 1 and "rank 1 in step in alone (script.py" in gang.verdict["message"]
+    assert "2 ranks in step in " in gang.verdict["message"]
+
+
+def test_a_python_that_the_program_starts_does_not_report_for_it(tmp_path: Path) -> None:
+    text = """
+    import subprocess, sys
+    child = subprocess.run([sys.executable, "-c", "raise SystemError('of the grandchild')"], close_fds=False)
+    print("grandchild", child.returncode)
+    """
+    gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, text)))))
+    assert codes == [0], gang.talk
+    assert "[0] grandchild 1" in gang.out and gang.verdict["cause"] == "done"

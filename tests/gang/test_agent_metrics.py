@@ -1,0 +1,102 @@
+"""Every agent's /metrics in the middle of a run: complete, joined with its children's, and lint-free."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import needs
+from tests.gang.agents import Gang, job, program
+from trainer import contract
+
+# Serves what a child would: as many connections as come, one text each.
+SERVES = """
+import socket
+def serve(text):
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.environ["JAXLAUNCH_METRICS"])
+    listener.listen()
+    mark("up")
+    while True:
+        connection, _ = listener.accept()
+        connection.sendall(text.encode())
+        connection.close()
+say(phase="step", step=40 + RANK)
+"""
+STEP = r"""
+serve(f'# HELP jaxlaunch_step Steps.\n# TYPE jaxlaunch_step gauge\njaxlaunch_step{{rank="{RANK}"}} {40 + RANK}\n')
+"""
+
+
+def scrape(address: str, path: str = "/metrics") -> str:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as response:
+        return response.read().decode()
+
+
+def addresses(gang: Gang) -> list[dict[str, Any]]:
+    return json.loads((gang.run_dir / "agents.json").read_text())
+
+
+def values(text: str, name: str) -> dict[str, float]:
+    found = re.findall(rf"^{name}(?:\{{(.*)\}})? (\S+)$", text, re.MULTILINE)
+    return {labels: float(value) for labels, value in found}
+
+
+def test_a_scrape_of_every_agent_is_complete_and_lint_free(tmp_path: Path) -> None:
+    promtool = needs.tool("promtool", of="prometheus")
+    with Gang(tmp_path, job(program(tmp_path, SERVES + STEP), processes_per_host=2), hosts=2) as gang:
+        gang.start().until_marked(*(f"up-{rank}" for rank in range(4)))
+        listed = addresses(gang)
+        assert [agent["host"] for agent in listed] == [0, 1]
+        assert [agent["ranks"] for agent in listed] == [[0, 1], [2, 3]]
+        assert [agent["pid"] for agent in listed] == [gang.agents[host].pid for host in (0, 1)]
+        for agent in listed:
+            gang.until(
+                "word of the gang",
+                lambda address=agent["address"]: values(scrape(address), "jaxlaunch_attempt") == {"": 1.0},
+            )
+            text = scrape(agent["address"])
+            assert all(f"# TYPE {row.name} " in text for row in contract.PROMETHEUS if row.by == "agent")
+            checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True)
+            assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+            expected = {f'rank="{rank}"': 40.0 + rank for rank in agent["ranks"]}
+            assert values(text, "jaxlaunch_step") == values(text, "jaxlaunch_rank_step") == expected
+            assert values(text, "jaxlaunch_children_up") == {"": 2.0}
+            assert values(text, "jaxlaunch_phase")[f'rank="{agent["ranks"][0]}",phase="step"'] == 1.0
+
+
+def test_a_child_that_does_not_answer_does_not_hold_the_scrape_up(tmp_path: Path) -> None:
+    silent = """
+    import socket
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.environ["JAXLAUNCH_METRICS"])
+    listener.listen()
+    mark("up")
+    time.sleep(3600)
+    """
+    with Gang(tmp_path, job(program(tmp_path, silent))) as gang:
+        gang.start().until_marked("up-0")
+        assert values(scrape(addresses(gang)[0]["address"]), "jaxlaunch_children_up") == {"": 1.0}
+
+
+def test_another_path_is_not_found_and_a_slow_reader_harms_nobody(tmp_path: Path) -> None:
+    with Gang(tmp_path, job(program(tmp_path, "mark('up'); wait_for('go')"))) as gang:
+        gang.start().until_marked("up-0")
+        address = addresses(gang)[0]["address"]
+        with pytest.raises(urllib.error.HTTPError, match="404") as refused:
+            scrape(address, "/secrets")
+        refused.value.close()
+        host, port = address.split(":")
+        with socket.create_connection((host, int(port))) as idle:
+            idle.sendall(b"GET /met")
+            assert "jaxlaunch_build_info" in scrape(address)
+        gang.allow("go")
+        assert gang.wait() == [0]

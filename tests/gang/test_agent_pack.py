@@ -1,0 +1,37 @@
+"""The agent as one file in an image that holds nothing else of ours."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.pack import pack
+from tests.gang.agents import Gang, job, program
+
+
+def interpreters() -> list[str]:
+    """This Python, and the oldest that the agent promises to run on, where there is one."""
+    found = (shutil.which(name) for name in ("python3.10", "python3.12"))
+    works = [path for path in found if path and os.system(f"{path} -I -c '' 2>/dev/null") == 0]
+    return [sys.executable, *works]
+
+
+@pytest.mark.parametrize("python", interpreters())
+def test_a_packed_agent_needs_nothing_else_on_the_path(tmp_path: Path, python: str) -> None:
+    packed = pack(tmp_path / "agent.pyz")
+    command = program(tmp_path, "say(phase='step', step=3); print('ran'); raise ValueError('boom')")
+    argv = (python, "-I", str(packed))
+    with Gang(tmp_path, job((python, *command[1:]), in_place_budget=1), hosts=2, argv=argv) as gang:
+        gang.start(0, env={"PYTHONPATH": ""})
+        gang.start(1, env={"PYTHONPATH": ""})
+        assert gang.wait() == [83, 83], gang.talk
+    assert "raised ValueError: boom at step 3" in gang.verdict["message"]
+    assert not gang.summary["notes"]
+
+
+def test_equal_sources_make_equal_bytes(tmp_path: Path) -> None:
+    assert pack(tmp_path / "a.pyz").read_bytes() == pack(tmp_path / "b.pyz").read_bytes()

@@ -1,0 +1,118 @@
+"""Who comes, who does not, and who is refused, by name and value."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.agent import config
+from tests.gang.agents import PATIENCE_S, ROOT, Gang, job, launch, program
+from trainer import contract
+
+SHORT = {"rendezvous": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("present", "words"),
+    [((0, 2), "rendezvous: host 1 never came"), ((1,), "rendezvous: hosts 0, 2 never came"), ((0,), "hosts 1, 2")],
+)
+def test_hosts_that_never_come_are_named(tmp_path: Path, present: tuple[int, ...], words: str) -> None:
+    with Gang(tmp_path, job(program(tmp_path, ""), budgets_s=SHORT), hosts=3) as gang:
+        codes = gang.start(*present).wait()
+    assert codes == [81] * len(present)
+    if 0 not in present:
+        words = "rendezvous: host 0 never came: 127.0.0.1"
+        assert "refused for" in gang.talk
+    assert words in gang.talk
+    assert words in gang.verdict["message"]
+
+
+def test_a_leader_whose_name_is_unknown_is_said_to_be_so(tmp_path: Path) -> None:
+    with Gang(tmp_path, job(program(tmp_path, ""), budgets_s=SHORT), hosts=2) as gang:
+        codes = gang.start(1, env={contract.LEADER: "no-such-host.invalid:4711"}).wait()
+    assert codes == [81]
+    assert "host 0 never came: no-such-host.invalid:4711 not resolved for" in gang.talk
+
+
+def test_a_second_host_of_the_same_index_is_refused(tmp_path: Path) -> None:
+    command = program(tmp_path, "mark('up'); wait_for('go')")
+    with Gang(tmp_path, job(command), hosts=2) as gang:
+        gang.start(1, env={contract.POD_UID: "first"})
+        gang.start(0).until_marked("up-0", "up-1")
+        gang.start(1, env={contract.POD_UID: "second"}, name="second")
+        assert gang.agents["second"].wait(PATIENCE_S) == 81
+        gang.allow("go")
+        assert gang.wait() == [0, 0, 81]
+    assert "pod second) came, but host 1" in gang.talk and "pod first) is here already: two hosts have" in gang.talk
+
+
+def test_another_jax_version_is_refused_on_every_host(tmp_path: Path) -> None:
+    fake = tmp_path / "fake" / "jax-9.9.9.dist-info"
+    fake.mkdir(parents=True)
+    (fake / "METADATA").write_text("Metadata-Version: 2.1\nName: jax\nVersion: 9.9.9\n")
+    with Gang(tmp_path, job(program(tmp_path, "")), hosts=3) as gang:
+        gang.start(0, 1)
+        gang.start(2, env={"PYTHONPATH": f"{ROOT}{os.pathsep}{fake.parent}"})
+        assert gang.wait() == [64, 64, 64]
+    ours = config.versions()["jax"]
+    assert gang.verdict["message"] == f"host 2 has jax 9.9.9, host 0 has {ours}"
+    assert (gang.verdict["host"], gang.verdict["cause"]) == (2, "bad_spec")
+
+
+def test_another_spec_is_refused_on_every_host(tmp_path: Path) -> None:
+    one = job(program(tmp_path, ""))
+    with Gang(tmp_path, one, hosts=2) as gang:
+        gang.start(0)
+        gang.start(1, env={contract.JOB: dataclasses.replace(one, grace_s=1.0).to_json()})
+        assert gang.wait() == [64, 64]
+    assert "host 1 has another job: spec " in gang.verdict["message"]
+
+
+def test_a_tpu_worker_whose_number_is_not_ours_is_refused(tmp_path: Path) -> None:
+    gang, codes = launch(tmp_path, job(program(tmp_path, ""), platform="tpu"), hosts=2, env={"TPU_WORKER_ID": "0"})
+    assert codes == [64, 64]
+    assert "TPU_WORKER_ID = 0 but JOB_COMPLETION_INDEX = 1" in gang.verdict["message"]
+
+
+def test_a_stray_of_another_generation_does_not_disturb_the_gang(tmp_path: Path) -> None:
+    command = program(tmp_path, "mark('up'); wait_for('go')")
+    with Gang(tmp_path, job(command, budgets_s={"rendezvous": 60.0}), hosts=2) as gang:
+        gang.start(0)
+        gang.start(1, env={contract.GENERATION: "7"}, name="stray")
+        gang.until("the refusal", lambda: "is a stranger: it has uid uid-1 generation 7" in gang.talk)
+        gang.start(1).until_marked("up-0", "up-1")
+        gang.allow("go")
+        assert [gang.agents[host].wait(PATIENCE_S) for host in (0, 1)] == [0, 0]
+
+
+def test_slices_make_one_row_of_hosts(tmp_path: Path) -> None:
+    command = program(tmp_path, "print('rank', RANK, 'of', SIZE)")
+    with Gang(tmp_path, job(command), hosts=2) as gang:
+        for slice_index in (0, 1):
+            env = {contract.HOSTS: "1", contract.SLICES: "2", contract.SLICE: str(slice_index), contract.INDEX: "0"}
+            gang.start(slice_index, env=env)
+        assert gang.wait() == [0, 0]
+    assert sorted(gang.out.splitlines()) == ["[0] rank 0 of 2", "[1] rank 1 of 2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(contract.LEADER, "nowhere"), (contract.INDEX, "2"), (contract.JOB, "{"), (contract.HOSTS, "x")]
+)
+def test_a_wrong_environment_is_refused_by_name_and_value(tmp_path: Path, name: str, value: str) -> None:
+    gang, codes = launch(tmp_path, job(None), hosts=1, env={name: value})
+    assert codes == [64]
+    assert name in gang.talk and value in gang.talk and "Traceback" not in gang.talk
+
+
+def test_a_taken_port_is_said(tmp_path: Path) -> None:
+    command = program(tmp_path, "mark('up'); wait_for('go')")
+    with Gang(tmp_path, job(command)) as gang:
+        gang.start(0).until_marked("up-0")
+        gang.start(0, name="second")
+        gang.agents["second"].wait(PATIENCE_S)
+        gang.allow("go")
+        assert gang.wait() == [0, 81]
+    assert "is another agent of this host running?" in gang.talk

@@ -1,0 +1,127 @@
+"""SIGTERM: everyone hears of it, whatever follows is part of it, and nobody stays beyond the deadline."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.gang.agents import PATIENCE_S, Gang, children, eventually, is_alive, job, program
+
+GRACE_S = 8.0  # of which 5 s are kept for leaving
+
+SAVES = """
+def stop(*_):
+    say(phase="save", step=37)
+    say(committed=37)
+    say(stopped={"step": 37, "saved": True, "note": "saved step 37"})
+    say(error={"type": "Stopped", "message": "stopped", "traceback": "", "code": 80})
+    os._exit(80)
+signal.signal(signal.SIGTERM, stop)
+say(hello="trainer")
+say(phase="step", step=37)
+mark("up")
+time.sleep(3600)
+"""
+
+
+def started(tmp_path: Path, text: str, **fields: object) -> Gang:
+    return Gang(tmp_path, job(program(tmp_path, text), **({"grace_s": GRACE_S} | fields)), hosts=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("host", "number"), [(0, signal.SIGTERM), (1, signal.SIGTERM), (1, signal.SIGINT)])
+def test_a_sigterm_at_any_agent_stops_all_and_says_what_was_saved(tmp_path: Path, host: int, number: int) -> None:
+    with started(tmp_path, SAVES) as gang:
+        gang.start().until_marked("up-0", "up-1")
+        gang.signal(host, number)
+        assert gang.wait() == [80, 80]
+    assert gang.summary["status"] == "stopped"
+    assert gang.verdict["message"] == "stopped from outside: saved at step 37"
+    assert (gang.verdict["cause"], gang.attempts[-1]["last_committed"]) == ("preempted", 37)
+
+
+def test_every_pod_gets_a_sigterm_and_that_is_one_stop(tmp_path: Path) -> None:
+    with started(tmp_path, SAVES) as gang:
+        gang.start().until_marked("up-0", "up-1")
+        for host in (0, 1):
+            gang.signal(host)
+        assert gang.wait() == [80, 80]
+    assert gang.verdict["message"] == "stopped from outside: saved at step 37"
+
+
+def test_who_holds_the_save_up_is_named_and_all_are_gone_by_the_deadline(tmp_path: Path) -> None:
+    deaf = """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    say(phase="data" if RANK == 1 else "step", step=5)
+    mark("up")
+    time.sleep(3600)
+    """
+    with started(tmp_path, deaf) as gang:
+        gang.start().until_marked("up-0", "up-1")
+        pids = [pid for agent in gang.agents.values() for pid in children(agent.pid)]
+        told = time.monotonic()
+        gang.signal(0)
+        assert gang.wait() == [80, 80]
+        assert time.monotonic() - told <= 3 * GRACE_S
+        assert not any(map(is_alive, pids))
+    assert gang.verdict["message"] == "stopped from outside: not saved: rank 1 in data"
+
+
+def test_an_error_while_saving_is_still_a_stop(tmp_path: Path) -> None:
+    fails = SAVES.replace("say(committed=37)", "raise OSError('disk full')")
+    with started(tmp_path, fails) as gang:
+        gang.start().until_marked("up-0", "up-1")
+        gang.signal(1)
+        assert gang.wait() == [80, 80]
+    assert "not saved: rank" in gang.verdict["message"] and "disk full" in gang.verdict["message"]
+
+
+def test_a_program_that_does_not_listen_ends_as_it_always_does(tmp_path: Path) -> None:
+    with started(tmp_path, "mark('up'); time.sleep(3600)") as gang:
+        gang.start().until_marked("up-0", "up-1")
+        gang.signal(0)
+        assert gang.wait() == [80, 80]
+    assert gang.verdict["message"] == "stopped from outside: the program did not say whether it saved"
+
+
+def test_the_second_sigterm_kills(tmp_path: Path) -> None:
+    deaf = "signal.signal(signal.SIGTERM, lambda *_: mark('told'))\nmark('up')\nwhile True: time.sleep(1)"
+    with started(tmp_path, deaf, grace_s=3600.0) as gang:
+        gang.start().until_marked("up-0", "up-1")
+        gang.signal(1)
+        gang.until_marked("told-0", "told-1")
+        told = time.monotonic()
+        gang.until("half a second", lambda: time.monotonic() - told > 0.6)  # closer signals count as one
+        gang.signal(1)
+        assert gang.wait() == [80, 80]
+    assert gang.verdict["message"].endswith("killed")
+
+
+def test_a_stop_before_the_gang_is_complete_ends_it(tmp_path: Path) -> None:
+    with Gang(tmp_path, job(program(tmp_path, "")), hosts=3) as gang:
+        gang.start(0)
+        gang.until("a listening leader", lambda: gang.run_dir.exists())
+        gang.start(1)
+        gang.until("a metrics port", lambda: len(gang.agents) == 2 and gang.agents[1].poll() is None)
+        gang.signal(0)
+        assert gang.agents[0].wait(PATIENCE_S) == 80
+
+
+PARENT = """
+import os, subprocess, sys
+os.environ["JAXLAUNCH_PARENT"] = str(os.getpid())
+subprocess.Popen([sys.executable, "-m", "launcher.agent"]).wait()
+"""
+
+
+def test_an_agent_whose_parent_is_killed_stops(tmp_path: Path) -> None:
+    gang = Gang(tmp_path, job(program(tmp_path, SAVES), grace_s=GRACE_S))
+    with subprocess.Popen([sys.executable, "-c", PARENT], env=gang.environ(0), cwd=tmp_path) as parent:
+        assert eventually((gang.marks / "up-0").exists)
+        parent.kill()
+    assert eventually(lambda: gang.summary["status"] == "stopped")
+    assert gang.verdict["message"] == "stopped from outside: saved at step 37"
