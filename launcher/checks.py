@@ -253,5 +253,6 @@ CHECKS: tuple[Check, ...] = (
     Check(_LAYOUT, layout.mesh_faults),
     Check(_LAYOUT, layout.slice_faults),
     Check((*_LAYOUT, ("train", "batch"), ("train", "accumulate")), layout.batch_faults),
+    Check((*_LAYOUT, ("train", "model")), layout.model_faults),
     Check((*_LAYOUT, ("processes_per_host",)), layout.row_faults),
 )

@@ -14,6 +14,9 @@ from trainer.contract import MESH_AXES
 from trainer.spec import TrainSpec
 
 MESH: KeyPath = ("train", "mesh")
+# What mp splits in a built-in model, as the table in trainer.sharding says it.
+SPLIT_BY_MP = {"mlp": ("width",), "decoder": ("heads", "kv_heads", "hidden", "vocab")}
+
 _MOST_OFFERED = 9
 _MOST_SIMULATED = 2**14  # devices; beyond, contiguity of rows is the mesh's to prove
 
@@ -114,6 +117,18 @@ def batch_faults(job: JobSpec) -> Iterator[Fault]:
         shape = f"dp {dp} × fsdp {fsdp}" + (f" × accumulate {train.accumulate}" if train.accumulate > 1 else "")
         message = f"train.batch = {train.batch} does not divide by {shape} = {parts}."
         yield Fault(("train", "batch"), message, f"use {either([size for size in (below, above) if size])}.")
+
+
+def model_faults(job: JobSpec) -> Iterator[Fault]:
+    """Sizes of a built-in model that do not split over mp. Only of a mesh that fits the devices."""
+    if job.train is None or not _fits(job):
+        return
+    model, (_, _, mp) = job.train.model, job.train.mesh.resolve(job.devices)
+    for key in SPLIT_BY_MP.get(model.kind, ()):
+        size = getattr(model, key)
+        if size is not None and size % mp:
+            message = f"train.model.{key} = {size} does not split over train.mesh.mp = {mp}."
+            yield Fault(("train", "model", key), message, f"use a multiple of {mp}, or another mp.")
 
 
 def row_faults(job: JobSpec) -> Iterator[Fault]:

@@ -77,30 +77,33 @@ def test_init_writes_a_job_that_validates_and_never_overwrites(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert launcher(capsys, monkeypatch, "init", "first").code == 0
-    text = Path("job.yaml").read_text()
+    text = Path("first.yaml").read_text()
     assert len(text.splitlines()) == 10
-    left = launcher(capsys, monkeypatch, "validate", "job.yaml")
+    left = launcher(capsys, monkeypatch, "validate", "first.yaml", "train.epochs=5")
     assert (left.code, left.err) == (0, "")
     assert left.out == (
-        "job.yaml: ok\n"
+        "first.yaml: ok\n"
         "first: 4 devices (1 host × 4) of type cpu, 1 process of 4 devices\n"
         "mesh: dp 4 × fsdp 1 × mp 1\n"
         "batch: 128 examples a step, 32 per device\n"
     )
-    left = launcher(capsys, monkeypatch, "init", "second")
-    assert (left.code, left.out, left.err) == (2, "", "job.yaml exists.\n  hint: name another file with --file.\n")
-    assert Path("job.yaml").read_text() == text
+    left = launcher(capsys, monkeypatch, "init", "first")
+    assert (left.code, left.out, left.err) == (2, "", "first.yaml exists.\n  hint: give the job another name.\n")
+    assert Path("first.yaml").read_text() == text
 
 
-def test_init_refuses_a_name_that_is_none_and_a_folder_that_is_not_there(
-    tmp_path: Path, capsys: Capture, monkeypatch: Patch
-) -> None:
+def test_init_without_a_name_writes_job_yaml(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
-    left = launcher(capsys, monkeypatch, "init", "My_Run")
-    assert left.code == 2
-    assert left.err.endswith("hint: write my-run.\n")
-    left = launcher(capsys, monkeypatch, "init", "run", "--file", "no/job.yaml")
-    assert (left.code, left.err) == (2, "no/job.yaml: no such file or directory.\n")
+    left = launcher(capsys, monkeypatch, "init")
+    assert (left.code, left.out) == (0, "wrote job.yaml; train with: launcher run job.yaml\n")
+    assert launcher(capsys, monkeypatch, "validate", "job.yaml").code == 0
+
+
+@pytest.mark.parametrize("name", ["My_Run", "../up", "no/where", "a" * 300])
+def test_init_refuses_a_name_that_is_none(name: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
+    left = launcher(capsys, monkeypatch, "init", name)
+    assert (left.code, left.out) == (2, "")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -190,7 +190,7 @@ def test_the_agents_budgets_are_seconds_and_the_learned_one_is_none() -> None:
         {"dp": -1, "mp": 2},
         {"dp": 2, "fsdp": 2, "mp": 2},
         {"dp": 8, "dcn": {}},
-        {"mp": 8},
+        {"mp": 4, "fsdp": 2},
     ],
 )
 def test_a_mesh_that_fits_is_accepted(mesh: dict[str, Any]) -> None:
