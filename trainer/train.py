@@ -48,7 +48,7 @@ class Place:
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Place:
         return cls(
             run_dir=environ.get(contract.RUN_DIR),
-            uid=environ.get(contract.UID, "local"),
+            uid=environ.get(contract.UID) or f"local-{os.getpid()}",
             socket=environ.get(contract.METRICS),
             take_over=environ.get(contract.TAKE_OVER) == "1",
         )

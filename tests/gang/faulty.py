@@ -18,14 +18,36 @@ import jax
 
 import trainer.checkpoint.store
 import trainer.step
-import trainer.train
 from trainer.tasks.classify import Classify
 
 FAULT: dict[str, Any] = json.loads(os.environ.get("FAULT", "{}"))
 
 
+class Slow:
+    """A source whose record number `step` (in order of reading) takes its time."""
+
+    def __init__(self, source: Any) -> None:
+        self._source, self._reads = source, 0
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Any:
+        self._reads += 1
+        if self._reads == FAULT["step"]:
+            fail(FAULT["kind"])
+        return self._source[index]
+
+    def fingerprint(self) -> str:
+        return str(self._source.fingerprint())
+
+
 class Faulty(Classify):
     """Classify, until the fault."""
+
+    def source(self, spec: Any, split: Any) -> Any:
+        source = super().source(spec, split)
+        return Slow(source) if FAULT.get("at") == "data" and split == "train" and is_ours() else source
 
     def model(self, spec: Any, rngs: Any) -> Any:
         if FAULT.get("at") == "model":
@@ -68,4 +90,3 @@ patch(trainer.step.Step, "train", "step")
 patch(trainer.step.Step, "evaluate", "eval")
 patch(trainer.step.Step, "compile_train", "compile")
 patch(trainer.checkpoint.store.Store, "save", "save")
-patch(trainer.train.Run, "_draw", "data")

@@ -206,6 +206,14 @@ def alive(pids: list[int]) -> list[int]:
     return [pid for pid in pids if _state(pid) not in ("", "Z")]
 
 
+def until_gone(pids: list[int]) -> None:
+    """Waits until none of `pids` runs any more; fails when one stays."""
+    end = time.monotonic() + PATIENCE_S
+    while alive(pids) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not alive(pids), f"still running: {[environ(pid) for pid in alive(pids)]}"
+
+
 def _state(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.gang.runs import Running, alive, digits, job, launch
+from tests.gang.runs import Running, digits, job, launch, until_gone
 
 NO_RESTARTS = {"crash": 0, "in_place": 0}
 SLACK = 3  # an issue's bounds, times this
@@ -34,7 +34,7 @@ def test_a_rank_that_raises_is_named_with_its_step_and_exception(tmp_path: Path)
     with Running(tmp_path, document(), env=faulty(tmp_path, "raise", rank=1, step=21)) as running:
         running.until_file(tmp_path / "marks" / "raise-1")
         raised, pids = time.monotonic(), list(running.children().values())
-        running.until("the end of every process", lambda: not alive(pids))
+        until_gone(pids)
         gone_s = time.monotonic() - raised
         result = running.wait()
     assert gone_s <= 3 * SLACK
@@ -66,7 +66,7 @@ def test_a_lost_agent_is_named(tmp_path: Path) -> None:
         pids = running.tree()[1:]
         os.kill(running.agents()[1], signal.SIGKILL)
         killed = time.monotonic()
-        running.until("the end of every process", lambda: not alive(pids))
+        until_gone(pids)
         assert time.monotonic() - killed <= 12 * SLACK
         result = running.wait()
     assert result.code == 81

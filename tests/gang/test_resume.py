@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gang.runs import Result, Running, alive, digits, job, launch
+from tests.gang.runs import Result, Running, digits, job, launch, until_gone
 
 TRACED = {"source": "synthetic", "examples": 100, "eval_examples": 16, "shape": [8, 8], "trace": True}
 
@@ -28,7 +28,7 @@ def test_sixty_steps_are_bit_equal_after_every_process_was_killed_near_step_37(t
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         running.process.wait()
-        running.until("the end of every process", lambda: not alive(pids))
+        until_gone(pids)
     resumed = succeed(launch(tmp_path / "broken", document))
     assert resumed.losses == unbroken.losses
     assert sorted(resumed.losses) == list(range(1, 61))

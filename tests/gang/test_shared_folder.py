@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from tests.gang.runs import Running, alive, digits, job, launch
+from tests.gang.runs import Running, digits, job, launch, until_gone
 
 
 def test_a_second_live_run_is_refused_and_a_killed_one_is_taken_over(tmp_path: Path) -> None:
@@ -17,12 +17,12 @@ def test_a_second_live_run_is_refused_and_a_killed_one_is_taken_over(tmp_path: P
         first.until_step(12)
         second = launch(tmp_path / "second", finite)
         assert second.code == 78
-        assert "another run" in second.verdict["message"] or "owner" in second.verdict["message"]
+        assert f"{path} belongs to run" in second.verdict["message"]
         pids = first.tree()
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         first.process.wait()
-        first.until("the end of every process", lambda: not alive(pids))
+        until_gone(pids)
     third = launch(tmp_path / "third", job(digits(steps=1_000, checkpoint={"path": path}, log_every=1)))
     assert third.code == 0, third.stderr[-3000:]
     assert min(third.losses) > 5  # it went on from a step that the first one saved
