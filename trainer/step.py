@@ -18,8 +18,8 @@ from flax import nnx
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
+from trainer import flops, optim, precision, schedules, sharding
 from trainer import mesh as meshes
-from trainer import optim, precision, schedules, sharding
 from trainer.errors import SpecError
 from trainer.executable import Executable
 from trainer.skeleton import Named, Skeleton
@@ -125,6 +125,12 @@ class Step:
         sums: dict[str, tuple[Array, Array]] = self._evaluate(state, batch)
         return sums
 
+    def flops(self, batch: Batch) -> float | None:
+        """Model FLOPs of a train step on global batches like this one; None when they depend on the data."""
+        rng = jax.eval_shape(lambda: self._keys()[1])
+        with self._context():
+            return flops.train_step(self._loss, self.abstract.params, self.abstract.rest, self._like(batch), rng)
+
     def _update(self, state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
         rng = jax.random.fold_in(self._keys()[1], state.step)
         loss, grads, rest = self._gradients(state, batch, rng)
@@ -152,9 +158,11 @@ class Step:
         def micro(carry: tuple[Named, Named], part: tuple[dict[str, Array], Array]) -> Any:
             total, rest = carry
             grads, (loss, rest) = jax.grad(self._loss, has_aux=True)(state.params, rest, *part)
+            grads = jax.lax.with_sharding_constraint(grads, where)  # under fsdp: scattered as they are summed
             return (jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, grads), rest), loss
 
         parts = jax.tree.map(self._micro_batches, batch), jax.random.split(rng, self._spec.accumulate)
+        where = {name: param.sharding for name, param in self.abstract.params.items()}
         zeros = jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.float32), state.params)
         (grads, rest), losses = jax.lax.scan(micro, (zeros, state.rest), parts)
         loss = jax.tree.map(lambda per_micro_batch: per_micro_batch.sum(0), losses)

@@ -221,3 +221,13 @@ def test_noise_and_statistics_are_a_function_of_seed_and_step(standard: None) ->
 def test_a_batch_that_does_not_divide_is_an_error() -> None:
     with pytest.raises(SpecError, match="batch = 16 does not divide over accumulate = 3"):
         build(TASKS["mlp"], accumulate=3)
+
+
+def test_flops_are_three_times_those_of_the_forward_products() -> None:
+    step = build(TASKS["mlp"], accumulate=2)
+    assert step.flops(step.put(TASKS["mlp"].batch(0))) == 3 * 2 * 16 * (784 * 32 + 32 * 32 + 32 * 10)
+
+
+def test_initial_values_do_not_depend_on_the_mesh() -> None:
+    one, eight = (build(TASKS["decoder"], mesh=axes).init() for axes in ({}, {"fsdp": 4, "mp": 2}))
+    assert equal(copied(one), copied(eight))
