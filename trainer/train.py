@@ -196,9 +196,9 @@ class Run:
     def _draw(self, batches: Prefetcher[Batch], done: int) -> Batch:
         """The next batch; a wait for it is a phase of its own, so that a verdict can say who waits."""
         batch = batches.get(READY_S)
-        if batch is None:
+        while batch is None:  # in slices: a signal handler of Python's runs only between them
             self.report.phase("data", done)
-            batch = next(batches)
+            batch = batches.get(1.0)
         return batch
 
     def _read(self) -> None:
@@ -264,18 +264,18 @@ class Run:
         is_new = done > max(self.saved, 0)
         if is_new:
             self._save(done, state)
-        self._settle()
+        self._settle(done)
         note = f"saved step {done}" if is_new else f"nothing new to save after step {max(self.saved, 0)}"
         self.report.stopped(done, is_new, note)
         raise Stopped(f"stopped from outside: {note}")
 
     def _finish(self) -> None:
-        self._settle()
+        self._settle(self.total)
         self.report.phase("done", self.total)
 
-    def _settle(self) -> None:
-        """Waits until every save is committed or failed."""
-        self.report.phase("save", self.saved)
+    def _settle(self, done: int) -> None:
+        """Waits until every save is committed or failed, and gives everything back."""
+        self.report.phase("save", done)
         self.store.wait()
         self._hear_commits()
         self.store.close()
