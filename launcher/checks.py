@@ -238,7 +238,7 @@ def _main_container(container: dict[str, Any], path: KeyPath) -> Iterator[Fault]
 
 
 _DEVICES: tuple[KeyPath, ...] = (("hosts",), ("slices",), ("accelerator",))
-_LAYOUT: tuple[KeyPath, ...] = (*_DEVICES, ("train", "mesh"), ("train", "task"))
+_LAYOUT: tuple[KeyPath, ...] = (*_DEVICES, ("train", "mesh"))
 
 CHECKS: tuple[Check, ...] = (
     Check((("name",), ("hosts",), ("slices",)), _names),
@@ -253,6 +253,6 @@ CHECKS: tuple[Check, ...] = (
     Check(_LAYOUT, layout.mesh_faults),
     Check(_LAYOUT, layout.slice_faults),
     Check((*_LAYOUT, ("train", "batch"), ("train", "accumulate")), layout.batch_faults),
-    Check((*_LAYOUT, ("train", "model")), layout.model_faults),
+    Check((*_LAYOUT, ("train", "model"), ("train", "task")), layout.model_faults),
     Check((*_LAYOUT, ("processes_per_host",)), layout.row_faults),
 )

@@ -53,6 +53,19 @@ Variable = Annotated[
 ]
 # A scalar taken as it is written: `--lr 3e-4` in a command must not become 0.0003.
 Text = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
+LabelKey = Annotated[
+    str,
+    Field(
+        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+        max_length=253 + 1 + 63,
+    ),
+    Words("a label's key, such as team or example.com/team"),
+]
+LabelValue = Annotated[
+    Text,
+    Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$", max_length=63),
+    Words("a label's value: at most 63 letters, digits and inner dashes, dots and _"),
+]
 AS_WRITTEN = ("command", "env", "labels", "annotations", "node_selector")
 
 
@@ -303,9 +316,11 @@ class JobSpec(Block):
     )
     service_account: ObjectName | None = Field(None, description="of the pods; its token is mounted only then")
     image_pull_secrets: list[ObjectName] = Field([], description="names of Secrets")
-    labels: dict[str, Text] = Field({}, description="on everything the job makes")
-    annotations: dict[str, Text] = Field({}, description="on everything the job makes")
-    node_selector: dict[str, Text] = Field({}, description="labels a node must have, beside the accelerator's")
+    labels: dict[LabelKey, LabelValue] = Field({}, description="on everything the job makes")
+    annotations: dict[LabelKey, Text] = Field({}, description="on everything the job makes")
+    node_selector: dict[LabelKey, LabelValue] = Field(
+        {}, description="labels a node must have, beside the accelerator's"
+    )
     tolerations: list[Toleration] = Field([], description="beside the accelerator's")
     init: list[dict[str, Any]] = Field([], description="init containers, in Kubernetes' words")
     agent: Literal["auto", "image", "inject"] = Field("auto", description="where the agent comes from")

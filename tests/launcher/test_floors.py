@@ -21,7 +21,7 @@ FLOORS = (
     ("launcher.layout",),
     ("launcher.credentials", "launcher.document", "launcher.schema"),
     ("launcher.accelerators", "launcher.duration", "launcher.quantity"),
-    ("launcher.keys", "launcher.scalars"),
+    ("launcher.keys", "launcher.scalars", "launcher.wording"),
     ("launcher.errors",),
     ("launcher.agent",),
     ("trainer.__main__",),
