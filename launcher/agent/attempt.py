@@ -135,8 +135,8 @@ class Attempt:
     def _ended(self) -> Verdict:
         if any(status.exit == contract.PREEMPTED for status in self.statuses.values()):
             return self._stopped(True)
-        count = len(self.statuses)
-        return of_code(contract.DONE, f"{'all' if count > 1 else 'the'} {_processes(count)} finished", step=self.step)
+        message = "every process finished" if len(self.statuses) > 1 else "the process finished"
+        return of_code(contract.DONE, message, step=self.step)
 
     def _stopped(self, everyone_ended: bool) -> Verdict:
         statuses = self.statuses.values()
@@ -171,7 +171,3 @@ class Attempt:
 
 def _named(ranks: list[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-
-
-def _processes(count: int) -> str:
-    return f"{count} processes" if count != 1 else "process"

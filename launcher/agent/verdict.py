@@ -159,7 +159,7 @@ def verdict_of(event: Event) -> Verdict:
     if event.kind is Kind.UNSTARTABLE:
         return of_code(contract.STARTUP, f"{name} could not be started: {event.text}", **where)
     if event.kind is Kind.ERROR:
-        message = f"{name} raised {_title(event.error)}{place}"
+        message = f"{name} raised{place}: {_title(event.error)}"
         return of_code(_code(event), message, traceback=_tail(event.error.get("traceback")), **where)
     if closeness(event) is Closeness.LEFT:
         return of_code(_code(event), f"{name}'s program ended, peers went on", **where)

@@ -21,7 +21,7 @@ def test_programs_that_all_end_with_0_are_done(tmp_path: Path) -> None:
     assert codes == [0, 0]
     assert sorted(gang.out.splitlines()) == [f"[{rank}] rank {rank} of 4" for rank in range(4)]
     assert gang.summary["status"] == "done" and gang.summary["step"] == 7
-    assert gang.verdict["message"] == "all 4 processes finished"
+    assert gang.verdict["message"] == "every process finished"
     assert (gang.run_dir / "logs" / "rank-3.log").read_text() == "rank 3 of 4\n"
     assert not gang.summary["notes"]
 
@@ -51,7 +51,7 @@ def test_a_rank_that_raises_ends_everyone_with_its_own_error(tmp_path: Path) -> 
     assert codes == [83, 83]
     verdict = gang.verdict
     assert (verdict["cause"], verdict["rank"], verdict["step"]) == ("crash", 2, 20)
-    assert verdict["message"] == "rank 2 raised KeyError: 'no such batch' at step 20"
+    assert verdict["message"] == "rank 2 raised at step 20: KeyError: 'no such batch'"
     assert "program.py" in verdict["traceback"]
     assert gang.out.count("Traceback (most recent call last)") == 1
     assert len(pids) == 4

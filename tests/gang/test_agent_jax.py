@@ -80,7 +80,7 @@ def test_an_uncaught_exception_on_one_rank_is_the_verdict(tmp_path: Path) -> Non
         gang.until("the end of every process", lambda: not any(map(is_alive, pids)))
         assert time.monotonic() - raised <= 3 * SLACK
         assert gang.wait() == [83] * SIZE
-    assert gang.verdict["message"] == "rank 1 raised ValueError: a bad batch"
+    assert gang.verdict["message"] == "rank 1 raised: ValueError: a bad batch"
     assert "script.py" in gang.verdict["traceback"]
     assert gang.out.count("ValueError: a bad batch") == 1
 
@@ -89,7 +89,7 @@ def test_an_exception_that_the_programs_own_hook_prints_is_the_verdict_too(tmp_p
     hooked = RAISES.replace("rank = ", "sys.excepthook = lambda *args: print('own hook', args[1])\nrank = ")
     gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, hooked)))), hosts=SIZE)
     assert codes == [83] * SIZE
-    assert gang.verdict["message"] == "rank 1 raised ValueError: a bad batch"
+    assert gang.verdict["message"] == "rank 1 raised: ValueError: a bad batch"
     assert "own hook a bad batch" in gang.out
 
 

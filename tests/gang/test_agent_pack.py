@@ -29,7 +29,7 @@ def test_a_packed_agent_needs_nothing_else_on_the_path(tmp_path: Path, python: s
         gang.start(0, env={"PYTHONPATH": ""})
         gang.start(1, env={"PYTHONPATH": ""})
         assert gang.wait() == [83, 83], gang.talk
-    assert "raised ValueError: boom at step 3" in gang.verdict["message"]
+    assert "raised at step 3: ValueError: boom" in gang.verdict["message"]
     assert not gang.summary["notes"]
 
 

@@ -31,7 +31,7 @@ def test_a_fault_that_passes_is_restarted_in_the_same_agents(tmp_path: Path) -> 
 def test_after_the_budget_the_first_error_is_reported(tmp_path: Path) -> None:
     gang, codes = launch(tmp_path, job(program(tmp_path, CRASH_TWICE), in_place_budget=1), hosts=2)
     assert codes == [83, 83]
-    assert gang.verdict["message"] == "rank 1 raised ValueError: fault 1 at step 5"
+    assert gang.verdict["message"] == "rank 1 raised at step 5: ValueError: fault 1"
     assert len(gang.attempts) == 2
 
 
@@ -72,7 +72,7 @@ def test_three_generations_without_a_newly_committed_step_are_no_progress(tmp_pa
     assert gang.verdict["cause"] == "no_progress" and "the first error was: rank 0 raised" in gang.verdict["message"]
     assert "fault 1" in gang.verdict["message"]
     assert [attempt["generation"] for attempt in gang.attempts] == [0, 1, 2]
-    assert "before: attempt 1 of generation 0: rank 0 raised ValueError: fault 1" in gang.talk
+    assert "before: attempt 1 of generation 0: rank 0 raised at step 3: ValueError: fault 1" in gang.talk
 
 
 def test_the_clock_and_the_counters_go_on_across_generations(tmp_path: Path) -> None:

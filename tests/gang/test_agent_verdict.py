@@ -41,7 +41,7 @@ HANG = Event(Kind.HANG, 1, 1, STEPPING, text="rank 1 makes no progress")
 @pytest.mark.parametrize(
     ("events", "code", "rank", "words"),
     [
-        ([error(1)], 83, 1, "rank 1 raised ValueError: boom at step 20"),
+        ([error(1)], 83, 1, "rank 1 raised at step 20: ValueError: boom"),
         ([echo(0), error(1)], 83, 1, "boom"),
         ([error(1), ended(1, 1), echo(0), ended(0, 1)], 83, 1, "boom"),
         ([echo(0), ended(0, 1), ended(1, -9)], 137, 1, "rank 1 was killed by SIGKILL at step 20"),
@@ -58,7 +58,7 @@ HANG = Event(Kind.HANG, 1, 1, STEPPING, text="rank 1 makes no progress")
         ([error(1, status=TRAINER, code=84)], 84, 1, "boom"),
         ([error(1, "Gloo said no", status=TRAINER, code=76), error(0)], 76, 1, "Gloo said no"),
         ([error(1, status=STEPPING, code=84)], 83, 1, "boom"),
-        ([error(1, status=Status(phase="init"))], 70, 1, "rank 1 raised ValueError: boom in init"),
+        ([error(1, status=Status(phase="init"))], 70, 1, "rank 1 raised in init: ValueError: boom"),
         ([error(1, status=Status())], 83, 1, "boom"),
         ([echo(1, Status(phase="init", trainer=True))], 83, 1, "Gloo"),
         ([ended(1, 3, Status(phase="init", trainer=True))], 70, 1, "exit code 3 in init"),
@@ -203,7 +203,7 @@ def test_nothing_that_follows_a_stop_replaces_it() -> None:
     assert of.verdict(101.0) is None
     verdict = of.verdict(155.0)
     assert verdict is not None and verdict.code == 80
-    assert verdict.message == "stopped from outside: not saved: rank 1 raised ValueError: boom at step 20"
+    assert verdict.message == "stopped from outside: not saved: rank 1 raised at step 20: ValueError: boom"
 
 
 def test_a_run_that_finishes_although_it_was_told_to_stop_is_done() -> None:
