@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from trainer import contract, mesh, preflight
+from trainer import contract, flops, mesh, preflight
 from trainer.checkpoint.store import Store
 from trainer.data import sources
 from trainer.data.pipeline import Evaluation, Pipeline
@@ -27,7 +27,7 @@ from trainer.distributed import Stop
 from trainer.errors import NotFiniteError, SpecError, Stopped
 from trainer.metrics import Metrics
 from trainer.progress import Progress
-from trainer.spec import TrainSpec
+from trainer.spec import Decoder, TrainSpec
 from trainer.step import Step, TrainState
 from trainer.task import Task
 
@@ -108,6 +108,7 @@ class Run:
             report=report,
             total_steps=self.total,
             examples_per_step=spec.batch,
+            tokens_per_step=spec.batch * spec.model.length if isinstance(spec.model, Decoder) else None,
             dataset_examples=len(train_set),
         )
         self.conditions = conditions(spec, train_set)
@@ -122,13 +123,13 @@ class Run:
         """Trains to the last step. Raises Stopped, NotFiniteError and what else ends a run early."""
         start, state = self._restore()
         self._leave_if_told(start, state)
-        self._compile(start)
+        flops_per_step = self._compile(start)
         self._leave_if_told(start, state)
         batches, trace = self.pipeline.iterate(start, self.step.put), self._trace(start)
         timer = self.metrics.timer
         gc.freeze()
         gc.disable()  # a collection in one rank's step is a wait in everyone's: it runs beside evaluations and saves
-        self.metrics.start(start)
+        self.metrics.start(start, flops_per_step=flops_per_step, peak_flops=flops.peak(jax.devices()))
         for done in range(start, self.total + 1):  # `done` steps are complete
             if self._is_due(self.spec.eval.every, done) and (done > self.evaluated or done == self.total):
                 self._read()
@@ -173,8 +174,8 @@ class Run:
         self._note(f"resumed at step {start} of {self.total}")
         return start, self.step.unnamed(tree)
 
-    def _compile(self, start: int) -> None:
-        """Compiles both steps ahead of time, for the shapes of the very batches that will come."""
+    def _compile(self, start: int) -> float | None:
+        """Compiles both steps ahead of time, for the very batches that will come; returns the FLOPs of a step."""
         self.report.phase("data", start)
         train_batch = self.step.put(self.pipeline.batch(start))
         eval_batch = next(self.evaluation.iterate(self.step.put)) if self.evaluation is not None else None
@@ -182,6 +183,7 @@ class Run:
         self.step.compile_train(train_batch)
         if eval_batch is not None:
             self.step.compile_eval(eval_batch)
+        return self.step.flops(train_batch)
 
     def _trace(self, start: int) -> Trace | None:
         if not self.spec.data.trace or self.place.run_dir is None:
