@@ -163,6 +163,7 @@ class Run:
         self.store.claim()
         found = self.store.restore(self.step.named(self.step.abstract))
         if found is None:
+            self.report.phase("compile", 0)
             return 0, self.step.init()
         start, tree, meta = found
         preflight.check_resumed(meta, self.conditions, self.folder)
