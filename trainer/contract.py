@@ -21,6 +21,7 @@ SLICE = "JAXLAUNCH_SLICE"  # jobset, run -> agent: this pod's slice
 INDEX = "JOB_COMPLETION_INDEX"  # Job controller, run -> agent: this pod's index in its slice
 UID = "JAXLAUNCH_UID"  # jobset, run -> agent, trainer: whose gang this is
 GENERATION = "JAXLAUNCH_GENERATION"  # jobset, run -> agent: which set of pods
+NODE = "JAXLAUNCH_NODE"  # jobset -> agent: where the pod runs, for messages
 POD_UID = "JAXLAUNCH_POD_UID"  # jobset, run -> agent: which incarnation of this pod
 JOB = "JAXLAUNCH_JOB"  # jobset, run -> agent: AgentJob as JSON
 RUN_DIR = "JAXLAUNCH_RUN_DIR"  # jobset, run -> agent, trainer: the run folder; unset means no memory
