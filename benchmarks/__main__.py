@@ -1,0 +1,47 @@
+"""`make bench`: every benchmark in a process of its own, one table. Exits 1 when a ratio is over its bound.
+
+`--record` also writes RESULTS.md beside this file.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pathlib
+import subprocess
+import sys
+
+from benchmarks import table
+
+BENCHMARKS = ("cli", "loop", "restart")
+RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
+PREFACE = """# Benchmarks
+
+`make bench` measures these where it runs; every ratio is against a baseline of the same run, interleaved with it.
+Recorded on {date}: {machine}.
+
+{table}
+"""
+
+
+def measured(name: str) -> list[table.Row]:
+    """The rows of one benchmark."""
+    environ = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], env=environ, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"benchmarks.{name} failed with exit code {done.returncode}")
+    return table.read(done.stdout)
+
+
+def main() -> int:
+    rows = [row for name in BENCHMARKS for row in measured(name)]
+    text = table.markdown(rows)
+    print(text)
+    if "--record" in sys.argv[1:]:
+        today = datetime.date.today().isoformat()
+        RESULTS.write_text(PREFACE.format(date=today, machine=table.machine(), table=text))
+    return int(not all(row.holds for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""What a command costs before it does anything, over the bare interpreter."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+from benchmarks.table import Row, emit, median, ms, say
+
+ROUNDS = 15
+JOB = """name: bench
+accelerator: {type: cpu, per_host: 8}
+train:
+  task: trainer.tasks.lm:NextToken
+  mesh: {dp: 4, mp: 2}
+"""
+
+
+def seconds(command: list[str]) -> float:
+    """Wall time of `command`, which must succeed."""
+    began = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    say("cli: --help and validate")
+    launcher = str(pathlib.Path(sys.executable).with_name("launcher"))
+    with tempfile.TemporaryDirectory() as folder:
+        job = pathlib.Path(folder, "job.yaml")
+        job.write_text(JOB)
+        commands = {
+            "python -I -c pass": [sys.executable, "-I", "-c", "pass"],
+            "launcher --help": [launcher, "--help"],
+            "launcher validate": [launcher, "validate", str(job)],
+        }
+        taken: dict[str, list[float]] = {name: [seconds(command)][:0] for name, command in commands.items()}
+        for _ in range(ROUNDS):
+            for name, command in commands.items():
+                taken[name].append(seconds(command))
+    baseline = median(taken.pop("python -I -c pass"))
+    bounds = {"launcher --help": 12.0, "launcher validate": 25.0}
+    emit(
+        [
+            Row(
+                f"{name} over python -I -c pass",
+                median(times) / baseline,
+                bounds[name],
+                f"{ms(median(times))} over {ms(baseline)}; medians of {ROUNDS}, interleaved",
+            )
+            for name, times in taken.items()
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""The training loop against the bare compiled step, in one process, interleaved.
+
+The loop asks a `Stop` between any two steps; here the one who answers takes the time, and every CHUNK steps calls the
+same executable in a tight loop, on a state of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.table import Row, emit, median, ms, say
+from trainer import mesh
+from trainer.progress import Progress
+from trainer.spec import CLASSIFY, TrainSpec
+from trainer.step import Step, TrainState
+from trainer.task import load
+from trainer.train import Place, Run
+
+CHUNK = 50  # steps of the loop, then as many bare ones
+SETTLE = 3  # steps at the start of a chunk that still feel the one before
+WIDTHS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072)  # of the MLP: one is found that takes long enough
+
+
+class Probe:
+    """Stands where the loop asks whether to stop. Says no, and notes the time of every step."""
+
+    def __init__(self, bare: bool) -> None:
+        self.run: Run | None = None
+        self._bare = bare
+        self._stamps: list[float] = []
+        self.steps: list[float] = []  # seconds of steps of the loop
+        self.bare: list[float] = []  # seconds of bare steps
+        self.began = self.ended = 0.0  # of the loop, the first steps left out
+        self._state: Any = None
+        self._batch: Any = None
+
+    def poll(self) -> bool:
+        run = self.run
+        if run is None or not run.is_stepping:
+            return False
+        now = time.perf_counter()
+        self._stamps.append(now)
+        if len(self._stamps) == SETTLE:
+            self.began = now
+        self.ended = now
+        if self._bare and len(self._stamps) == CHUNK + SETTLE:
+            self.steps += _differences(self._stamps[SETTLE:])
+            self.bare += _differences(self._tight(run)[SETTLE:])
+            self._stamps = []
+        return False
+
+    def _tight(self, run: Run) -> list[float]:
+        if self._state is None:
+            self._state, self._batch = run.step.init(), run.step.put(run.pipeline.batch(0))
+        self._state, stamps = tight(run.step, self._state, self._batch, CHUNK + SETTLE)
+        return stamps
+
+
+def tight(step: Step, state: TrainState, batch: dict[str, jax.Array], steps: int) -> tuple[TrainState, list[float]]:
+    """Stamps of bare steps: dispatch one, wait for the one before, as the loop does, and nothing else."""
+    stamps: list[float] = []
+    before = None
+    for _ in range(steps):
+        state, metrics = step.train(state, batch)
+        if before is not None:
+            before["finite"].block_until_ready()
+        before = metrics
+        stamps.append(time.perf_counter())
+    jax.block_until_ready(state)
+    return state, stamps
+
+
+def _differences(stamps: list[float]) -> list[float]:
+    return [after - before for before, after in zip(stamps, stamps[1:], strict=False)]
+
+
+@contextlib.contextmanager
+def place() -> Iterator[tuple[Place, Progress]]:
+    """A run folder, a metrics socket and a progress pipe with a reader, as an agent gives them."""
+    with tempfile.TemporaryDirectory() as folder:
+        end, fd = os.pipe()
+        os.set_blocking(fd, False)
+        reader = subprocess.Popen(["cat"], stdin=end, stdout=subprocess.DEVNULL)
+        os.close(end)
+        report = Progress(fd)
+        yield Place(run_dir=os.path.join(folder, "run"), socket=os.path.join(folder, "socket")), report
+        report.close()
+        os.close(fd)
+        reader.wait()
+
+
+def spec_of(batch: int, width: int, **keys: Any) -> TrainSpec:
+    """An MLP on images that are made once and kept, so that what is measured is the loop, not their making."""
+    model = {"kind": "mlp", "layers": 2, "width": width}
+    data = {"source": "synthetic", "examples": 512, "eval_examples": 0}
+    return TrainSpec.model_validate(
+        {"task": CLASSIFY, "model": model, "data": data, "batch": batch, "eval": {"every": None}, **keys}
+    )
+
+
+def width_for(batch: int, target_s: float) -> int:
+    """The first width whose bare step takes `target_s` here, or almost."""
+    for width in WIDTHS:
+        spec = spec_of(batch, width)
+        step = Step(load(spec.task)(), spec, mesh.build(spec.mesh), 1)
+        images = np.zeros((batch, 28, 28), np.uint8)
+        fed = step.put({"image": images, "label": np.zeros(batch, np.int32), "weight": np.ones(batch, np.float32)})
+        step.compile_train(fed)
+        _, stamps = tight(step, step.init(), fed, 20)
+        if median(_differences(stamps[SETTLE:])) > 0.8 * target_s:
+            return width
+    return WIDTHS[-1]
+
+
+def train(spec: TrainSpec, bare: bool = True) -> tuple[Probe, Run]:
+    """One run of the loop."""
+    probe = Probe(bare)
+    with place() as (where, report), open(os.devnull, "w") as out, contextlib.redirect_stdout(out):
+        run = Run(spec, load(spec.task)(), where, probe, report)  # type: ignore[arg-type]
+        probe.run = run
+        run.run()
+    return probe, run
+
+
+def overhead(name: str, batch: int, width: int, chunks: int, bound: float) -> Row:
+    """The loop's median step over the bare one's."""
+    steps = chunks * (CHUNK + SETTLE) + 1
+    probe, _ = train(spec_of(batch, width, steps=steps, checkpoint={"every": None}))
+    loop, bare = median(probe.steps), median(probe.bare)
+    detail = f"loop {ms(loop)}, bare {ms(bare)}; medians of {len(probe.steps)} steps each"
+    return Row(f"loop over the bare step, {name}", loop / bare, bound, detail)
+
+
+def saving(batch: int, width: int, rounds: int, steps: int = 301, every: int = 100) -> list[Row]:
+    """The loop with saves over the loop without, run by turns."""
+    per_step: dict[bool, list[float]] = {True: [], False: []}
+    blocked: list[float] = []
+    for turn in range(2 * rounds):
+        saves = turn % 2 == 0
+        keys = {"steps": steps, "checkpoint": {"every": every if saves else None}}
+        probe, run = train(spec_of(batch, width, **keys), bare=False)
+        per_step[saves].append((probe.ended - probe.began) / (steps - SETTLE))
+        if saves:
+            blocked.append(run.metrics.timer.part("save").seconds / (1 + steps // every))
+    saved, plain = median(per_step[True]), median(per_step[False])
+    detail = f"{ms(saved)} a step with, {ms(plain)} without; medians of {rounds} runs of {steps} steps each"
+    return [
+        Row(f"saving every {every} steps over not saving", saved / plain, 1.02, detail),
+        Row("the blocking part of a save", None, None, f"{ms(median(blocked))}, {ms(median(blocked) / every)} a step"),
+    ]
+
+
+def main() -> None:
+    jax.config.update("jax_num_cpu_devices", 1)
+    say("loop: steps of about 2 ms")
+    short = overhead("steps of about 2 ms", 8, width_for(8, 0.002), chunks=40, bound=1.05)
+    say("loop: steps of about 50 ms")
+    wide = width_for(256, 0.05)
+    long = overhead("steps of about 50 ms", 256, wide, chunks=8, bound=1.01)
+    say("loop: saves")
+    emit([short, long, *saving(256, wide, rounds=3)])
+
+
+if __name__ == "__main__":
+    main()

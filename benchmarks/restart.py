@@ -1,0 +1,67 @@
+"""An in-place restart to its first new step, over a cold `launcher run` of the same job to its first step."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import signal
+import tempfile
+import time
+
+from benchmarks.table import Row, emit, median, say
+from tests.gang.runs import Running, digits, environ, job
+from trainer import contract
+
+ROUNDS = 3
+RESUMED = re.compile(r"resumed at step (\d+) of")
+
+
+def written_at(running: Running, step: int) -> float:
+    """When the line of `step` was written, in Unix seconds; 0 while there is none."""
+    file = running.folder / "metrics.jsonl"
+    lines = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
+    return next((line["time"] for line in lines if line["step"] == step), 0.0)
+
+
+def child(running: Running, rank: int) -> int:
+    """The process that trains as `rank` in the first attempt; its spare has not been told where the gang meets."""
+    told = {pid: environ(pid) for pid in running.tree()}
+    wanted = str(rank)
+    return next(pid for pid, has in told.items() if contract.COORDINATOR in has and has[contract.PROCESS_ID] == wanted)
+
+
+def measure(folder: pathlib.Path) -> tuple[float, float]:
+    """Seconds of a cold start and of an in-place restart, both to the first new step, 2 processes × 4 devices."""
+    document = job(digits(steps=1_000_000, checkpoint={"every": 10}), hosts=2, per_host=4)
+    began = time.time()
+    with Running(folder, document) as running:
+        cold = running.until("the first step", lambda: written_at(running, 1)) - began
+        running.until_step(40)
+        killed = time.time()
+        os.kill(child(running, rank=1), signal.SIGKILL)
+        resumed = running.until("a restart", lambda: RESUMED.search(running.text()[0]))
+        seen, step = time.time(), int(resumed[1])
+
+        def new_step() -> float:
+            at = written_at(running, step + 1)
+            return at if at > seen else 0.0
+
+        return cold, running.until("a new step", new_step) - killed
+
+
+def main() -> None:
+    colds, restarts = [], []
+    for turn in range(ROUNDS):
+        say(f"restart: {turn + 1} of {ROUNDS}")
+        with tempfile.TemporaryDirectory() as folder:
+            cold, restart = measure(pathlib.Path(folder))
+        colds.append(cold)
+        restarts.append(restart)
+    detail = f"{median(restarts):.2f} s after a SIGKILL, {median(colds):.2f} s cold; medians of {ROUNDS}"
+    emit([Row("in-place restart over a cold run", median(restarts) / median(colds), 0.8, detail)])
+
+
+if __name__ == "__main__":
+    main()
