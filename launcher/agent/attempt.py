@@ -86,6 +86,9 @@ class Attempt:
             return None
         if all(status.ended_clean for status in self.statuses.values()):
             return self._ended()
+        mixed = self._mixed_versions()
+        if mixed is not None:
+            return mixed
         found = decide(self._faults(now))
         if found is None:
             return None
@@ -96,6 +99,18 @@ class Attempt:
         return verdict_of(event) if now - arrived >= SETTLE_S[close] else None
 
     # --- how it gets there --------------------------------------------------------------------------------------------
+
+    def _mixed_versions(self) -> Verdict | None:
+        """Two versions of JAX in one gang: the agents' own may agree where the programs bring other interpreters."""
+        first: tuple[int, str] | None = None
+        for rank, status in self.statuses.items():
+            if status.jax is None:
+                continue
+            first = first or (rank, status.jax)
+            if status.jax != first[1]:
+                message = f"rank {rank} imported jax {status.jax}, rank {first[0]} {first[1]}"
+                return of_code(contract.BAD_SPEC, message, rank=rank)
+        return None
 
     def _faults(self, now: float) -> list[Event]:
         everyone_left = all(status.left or status.exit is not None for status in self.statuses.values())

@@ -30,7 +30,7 @@ class Dialer:
     ) -> None:
         self._loop, self._address, self._say, self._connected = loop, address, say, connected
         self._since: float | None = None
-        self._timers: list[Timer] = []
+        self._retry, self._complaint = Timer(lambda: None), Timer(lambda: None)
         self._reason = "not tried yet"
 
     @property
@@ -41,21 +41,17 @@ class Dialer:
     def dial(self, after_s: float = 0.0) -> None:
         if self._since is None:
             self._since = time.monotonic()
-            self._later(SAY_S, self._complain)
-        self._later(after_s, self._resolve)
+            self._complaint = self._loop.after(SAY_S, self._complain)
+        self._retry = self._loop.after(after_s, self._resolve)
 
     def stop(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
+        self._retry.cancel()
+        self._complaint.cancel()
         self._since = None
-
-    def _later(self, seconds: float, callback: Callable[[], None]) -> None:
-        self._timers.append(self._loop.after(seconds, callback))
 
     def _complain(self) -> None:
         self._say(f"leader {self._address[0]}:{self._address[1]} {self.obstacle}")
-        self._later(SAY_S, self._complain)
+        self._complaint = self._loop.after(SAY_S, self._complain)
 
     def _resolve(self) -> None:
         host, port = self._address
@@ -113,8 +109,7 @@ class Dialer:
 
     def _failed(self, reason: str) -> None:
         self._reason = reason
-        self._timers = self._timers[:1]  # the complaint goes on
-        self._later(RETRY_S, self._resolve)
+        self._retry = self._loop.after(RETRY_S, self._resolve)
 
 
 def _words(code: int) -> str:

@@ -209,7 +209,11 @@ class Member:
             self._metrics = message["metrics"]
         if "stopped" in message or message.get("phase") == "done":
             self._beat()
-        if "phase" in message and all(each.progress.status.stepped for each in self.crew.alive()):
+        if (
+            "phase" in message
+            and not self._is_stopping
+            and all(each.progress.status.stepped for each in self.crew.alive())
+        ):
             self.crew.keep_spares()
 
     def _count(self, child: Child, message: Mapping[str, Any]) -> None:
@@ -328,7 +332,7 @@ def hello_of(config: Config, versions: Mapping[str, str | None], metrics_port: i
         generation=config.generation,
         pod=config.pod,
         hostname=socket.gethostname(),
-        node=os.environ.get("NODE_NAME", socket.gethostname()),
+        node=os.environ.get(contract.NODE, ""),
         versions=versions,
         spec=config.spec,
         pid=os.getpid(),

@@ -20,7 +20,7 @@ BUDGETS_S: Mapping[str, float | None] = {
     "data": 600.0,
     "eval": 1800.0,
     "save": 1200.0,
-    "done": None,
+    "done": 300.0,  # a process that has finished must also leave
 }
 STEP_FLOOR_S, STEP_FACTOR = 60.0, 10.0  # a learned step budget: max(60 s, 10 × median)
 ENDED_CLEAN = (contract.DONE, contract.PREEMPTED)
@@ -43,6 +43,7 @@ class Status:
     left: bool = False  # its interpreter is leaving by itself
     waits: bool = False  # ... and sits in JAX's shutdown barrier
     done: bool = False
+    jax: str | None = None  # the version that the program imported
     stopped: Mapping[str, Any] | None = None
     exit: int | None = None  # exit code, minus the signal; None while it lives
 
@@ -74,7 +75,6 @@ class Progress:
         self.status = Status(phase=phase)
         self.first_committed: int | None = None
         self.has_hello = False
-        self.jax: str | None = None  # the version the program imported
         self._since = now
         self._stepped_at: float | None = None
         self._steps_s: deque[float] = deque(maxlen=64)
@@ -83,8 +83,8 @@ class Progress:
         """Folds one line of the progress pipe; keys it does not know are left alone."""
         if "hello" in message:
             self.has_hello = True
-            self.jax = message.get("jax") or self.jax
-            self._set(trainer=self.status.trainer or message["hello"] == "trainer")
+            is_trainer = self.status.trainer or message["hello"] == "trainer"
+            self._set(trainer=is_trainer, jax=message.get("jax") or self.status.jax)
         if isinstance(message.get("phase"), str):
             self._phase(message["phase"], message.get("step"), now)
         if isinstance(message.get("committed"), int):

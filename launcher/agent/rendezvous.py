@@ -38,7 +38,8 @@ class Hello:
 
     @property
     def name(self) -> str:
-        return f"host {self.host} ({self.hostname}, pod {self.pod})"
+        node = f" on {self.node}" if self.node else ""
+        return f"host {self.host} ({self.hostname}{node}, pod {self.pod})"
 
 
 @dataclasses.dataclass(frozen=True)

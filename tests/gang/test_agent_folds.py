@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from launcher.agent import metrics, stacks
+from launcher.agent import environment, metrics, stacks
 from launcher.agent.clock import Clock, ratio
+from launcher.agent.config import Config
 from launcher.agent.history import Record, fruitless_generations, next_move, restarts_by_cause
 from launcher.agent.progress import Progress, Status, budgets
 from launcher.agent.rendezvous import Hello, names, refusal
 from launcher.agent.verdict import of_code
 from trainer import contract
+from trainer.contract import AgentJob
 
 # --- progress ---------------------------------------------------------------------------------------------------------
 
@@ -232,7 +234,9 @@ def test_a_histograms_samples_stay_with_it() -> None:
 
 # --- rendezvous -------------------------------------------------------------------------------------------------------
 
-LEADER = Hello(0, "u", 2, "pod-0", "a", "n", {"python": "3.11.7", "jax": "0.10.2", "agent": "1"}, "f" * 64, 1, 9400)
+LEADER = Hello(
+    0, "u", 2, "pod-0", "a", "node-7", {"python": "3.11.7", "jax": "0.10.2", "agent": "1"}, "f" * 64, 1, 9400
+)
 
 
 def hello(host: int, **changes: Any) -> Hello:
@@ -245,7 +249,7 @@ def hello(host: int, **changes: Any) -> Hello:
         (hello(1, generation=1), "stranger: it has uid u generation 1, this gang uid u generation 2", False, True),
         (hello(1, uid="v"), "uid v", False, True),
         (hello(4), "not below the number of hosts, 4", False, False),
-        (hello(2), "host 2 (old, pod pod-old) is here already: two hosts have one index", False, False),
+        (hello(2), "host 2 (old on node-7, pod pod-old) is here already: two hosts have one index", False, False),
         (
             hello(1, versions=LEADER.versions | {"jax": "0.11.2"}),
             "host 1 has jax 0.11.2, host 0 has 0.10.2",
@@ -275,3 +279,36 @@ def test_missing_hosts_are_named_and_a_long_list_is_cut() -> None:
     assert names([3]) == "host 3"
     assert names([2, 5]) == "hosts 2, 5"
     assert names(list(range(30))).endswith("19 and 10 more")
+
+
+# --- environment ------------------------------------------------------------------------------------------------------
+
+
+def config(**fields: Any) -> Config:
+    return Config(("lead", 1), 2, 1, "u", 0, "pod", AgentJob("t", **fields), "spec")
+
+
+@pytest.mark.parametrize(
+    ("fields", "rank", "expected"),
+    [
+        ({"devices_per_process": 4}, 1, {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu", "JAX_PROCESS_ID": "1"}),
+        ({"platform": "cuda", "devices_per_process": 8}, 1, {"JAX_LOCAL_DEVICE_IDS": None, "JAX_PLATFORMS": None}),
+        (
+            {"platform": "cuda", "processes_per_host": 4, "devices_per_process": 2},
+            7,
+            {"JAX_LOCAL_DEVICE_IDS": "6,7", "JAX_NUM_PROCESSES": "8", "JAX_PROCESS_ID": "7"},
+        ),
+        ({"budgets_s": {"rendezvous": 42.5}}, 1, {"JAXLAUNCH_INIT_TIMEOUT": "42", "PYTHONPATH": "/site:/code"}),
+    ],
+)
+def test_a_rank_finds_its_place_in_its_environment(
+    fields: dict[str, Any], rank: int, expected: dict[str, str | None]
+) -> None:
+    found = environment.of_rank(config(**fields), {"PYTHONPATH": "/code"}, rank, "/site")
+    assert {name: found.get(name) for name in expected} == expected
+
+
+def test_what_the_job_says_of_jaxs_devices_wins() -> None:
+    base = {"JAX_PLATFORMS": "cuda", "JAX_NUM_CPU_DEVICES": "1"}
+    found = environment.of_rank(config(devices_per_process=4), base, 1, "/site")
+    assert found.items() >= base.items()

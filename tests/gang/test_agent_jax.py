@@ -147,6 +147,14 @@ alone() if rank == 1 else together(1)
     assert "2 ranks in step in " in gang.verdict["message"]
 
 
+@pytest.mark.parametrize(("platform", "first"), [("cpu", "jaxlaunch"), ("tpu", "ompi")])
+def test_our_cluster_stands_first_except_on_tpu(tmp_path: Path, platform: str, first: str) -> None:
+    text = "import jax\nfrom jax._src.clusters import ClusterEnv\nprint(ClusterEnv._cluster_types[0].name)"
+    command = (sys.executable, str(script(tmp_path, text)))
+    gang, codes = launch(tmp_path, job(command, platform=platform), env={"JAX_PLATFORMS": "cpu"})
+    assert codes == [0] and gang.out == f"[0] {first}\n"
+
+
 def test_a_python_that_the_program_starts_does_not_report_for_it(tmp_path: Path) -> None:
     text = """
     import subprocess, sys

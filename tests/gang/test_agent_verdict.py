@@ -169,6 +169,14 @@ def test_a_rank_that_cannot_even_dump_its_stacks_is_the_one_that_hangs() -> None
     assert verdict is not None and verdict.rank == 1 and "without a stack" in verdict.message
 
 
+def test_two_versions_of_jax_in_one_gang_are_refused_by_rank() -> None:
+    of = attempt()
+    of.see({0: Status(jax="0.10.2"), 1: Status(jax="0.11.2")})
+    verdict = of.verdict(0.0)
+    assert verdict is not None and verdict.code == 64
+    assert verdict.message == "rank 1 imported jax 0.11.2, rank 0 0.10.2"
+
+
 SAVED = {"step": 37, "saved": True, "note": "saved step 37"}
 NOTHING = {"step": 30, "saved": False, "note": "nothing new to save after step 30"}
 IN_DATA = dataclasses.replace(STEPPING, phase="data")
