@@ -1,10 +1,8 @@
-"""Examples of a source as arrays of one shape, read by threads, stacked; small sets are read once and kept."""
+"""Examples of a source as arrays of one shape, stacked; small sets are read once and kept."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,46 +32,34 @@ class Form(NamedTuple):
 class Examples:
     """`example(source[i])` for many i at once. Raises DataError that names source and index; threads may share one."""
 
-    def __init__(self, source: Source, example: Example, *, threads: int) -> None:
-        self._source, self._example, self._threads = source, example, threads
+    def __init__(self, source: Source, example: Example) -> None:
+        self._source, self._example = source, example
         self._length = len(source)
         if not self._length:
             raise DataError(f"{called(source)} has no examples")
         self._forms = self._first()
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="data") if threads > 1 else None
-        self._kept = self._allocated(self._length) if self._bytes() <= KEEP_BYTES else None
+        self._kept = self._allocated(self._length) if self._bytes() <= KEEP_BYTES and self._repeats() else None
         self._is_kept = np.zeros(self._length, bool)
-        self._trials = TRIALS
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return self._length
 
+    def threads(self, most: int) -> int:
+        """How many to read with, of `most`: copying what is kept gains nothing from a second."""
+        return most if self._kept is None else 1
+
     def read(self, index_B: Indexes) -> Batch:
         """Examples under these indexes, stacked in their order: key -> [B, ...]."""
-        kept = self._kept
-        if kept is not None:
-            with self._lock:
-                missing = np.unique(index_B[~self._is_kept[index_B]])
-                if self._repeats(missing):
-                    self._fill(kept, missing, missing)
-                    self._is_kept[missing] = True
-                    return {key: array[index_B] for key, array in kept.items()}
-            self._kept = None
-        batch = self._allocated(len(index_B))
-        self._fill(batch, np.arange(len(index_B)), index_B)
-        return batch
-
-    def _fill(self, target: Batch, slots: Indexes, indexes: Indexes) -> None:
-        def fill(first: int) -> None:
-            for slot, index in zip(slots[first :: self._threads], indexes[first :: self._threads], strict=True):
-                self._put(target, int(slot), int(index))
-
-        if self._pool is None:
-            fill(0)
-        else:
-            for _ in self._pool.map(fill, range(min(self._threads, len(indexes)))):
-                pass  # the first exception comes out here
+        if self._kept is None:
+            batch = self._allocated(len(index_B))
+            for slot, index in enumerate(index_B.tolist()):
+                self._put(batch, slot, index)
+            return batch
+        # Two threads may make the same example and write the same bytes twice; it counts as kept when it is whole.
+        for index in np.unique(index_B[~self._is_kept[index_B]]).tolist():
+            self._put(self._kept, index, index)
+            self._is_kept[index] = True
+        return {key: array[index_B] for key, array in self._kept.items()}
 
     def _put(self, target: Batch, slot: int, index: int) -> None:
         for key, value in self._checked(index).items():
@@ -118,12 +104,16 @@ class Examples:
     def _fault(self, index: int, what: str) -> DataError:
         return DataError(f"{called(self._source)}: example {index} has {what}")
 
-    def _repeats(self, indexes: Indexes) -> bool:
-        """Whether the first examples come out equal twice; those of a set that draws at random do not."""
-        trials = indexes[: self._trials]
-        self._trials -= len(trials)
-        for index in trials.tolist():
-            once, again = ({key: value.tobytes() for key, value in self._made(index).items()} for _ in range(2))
+    def _repeats(self) -> bool:
+        """Whether a sample comes out equal twice; that of a set which draws at random does not.
+
+        An example that cannot be read is no reason to end here: it is raised with its batch.
+        """
+        for index in np.linspace(0, self._length - 1, min(TRIALS, self._length), dtype=int).tolist():
+            try:
+                once, again = ({key: value.tobytes() for key, value in self._made(index).items()} for _ in range(2))
+            except TrainerError:
+                return False
             if once != again:
                 return False
         return True

@@ -3,22 +3,26 @@
 Example i of step s stands at position p = s × B + i of an endless sequence: epoch p // N, index shuffle(seed, epoch)(p
 mod N). Batches run across epoch ends, so each example comes once per epoch and none is dropped; a process reads a
 contiguous range of rows, so the same step holds the same examples on any number of them.
+
+grain reads and prefetches (trainer.data.reader); the order is ours (trainer.data.order), for grain's shuffle takes one
+index at a time.
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from trainer.data import order
+from trainer.data import order, reader
 from trainer.data.examples import Batch, Example, Examples
 from trainer.data.prefetch import Prefetcher
 from trainer.data.source import Source
 
 T = TypeVar("T")
+ENDLESS = 2**40  # steps; grain wants a length
 
 
 class Pipeline:
@@ -36,36 +40,45 @@ class Pipeline:
         prefetch: int,
         threads: int,
     ) -> None:
-        self._examples = Examples(source, example, threads=threads)
+        self._examples = Examples(source, example)
         self._batch, self._rows = batch, _contiguous(rows, batch)
-        self._seed, self._shuffle, self._prefetch = seed, shuffle, prefetch
+        self._seed, self._shuffle = seed, shuffle
+        self._prefetch, self._threads = prefetch, self._examples.threads(threads)
 
     def batch(self, step: int) -> Batch:
         """The rows of `step`, key -> [rows, ...], and `weight` float32 [rows] of ones."""
-        batch = self._examples.read(self._indexes(step))
-        batch["weight"] = np.ones(len(self._rows), np.float32)
+        batches = reader.iterate(self._read, range(step, step + 1), self._rows, threads=self._threads)
+        with contextlib.closing(batches):
+            batch: Batch = next(batches)
         return batch
 
     def ids(self, step: int) -> list[int]:
         """Source indexes of the rows of `step`, in order."""
-        return [int(index) for index in self._indexes(step)]
+        return [int(index) for index in self._indexes(step, self._rows)]
 
     @overload
     def iterate(self, start: int) -> Prefetcher[Batch]: ...
     @overload
     def iterate(self, start: int, put: Callable[[Batch], T]) -> Prefetcher[T]: ...
     def iterate(self, start: int, put: Callable[[Batch], Any] | None = None) -> Prefetcher[Any]:
-        """Batches of `start`, `start` + 1, … without end, read ahead; `get` waits with a time limit.
+        """Batches of `start`, `start` + 1, … without end, drawn ahead; `get` waits with a time limit.
 
-        `put` is called on each in the reading thread: there it sends the batch to the device.
+        `put` is called on each in the thread that draws them: there it sends the batch to the device.
         """
-        return Prefetcher(_then(self.batch, put), itertools.count(start), ahead=self._prefetch)
+        steps = range(start, ENDLESS)
+        batches = reader.iterate(self._read, steps, self._rows, threads=self._threads, put=put)
+        return Prefetcher(batches, ahead=self._prefetch)
 
-    def _indexes(self, step: int) -> order.Indexes:
+    def _read(self, step: int, rows: range) -> Batch:
+        batch = self._examples.read(self._indexes(step, rows))
+        batch["weight"] = np.ones(len(rows), np.float32)
+        return batch
+
+    def _indexes(self, step: int, rows: range) -> order.Indexes:
         first = step * self._batch
         return order.indexes(
-            first + self._rows.start,
-            first + self._rows.stop,
+            first + rows.start,
+            first + rows.stop,
             length=len(self._examples),
             seed=self._seed,
             shuffle=self._shuffle,
@@ -81,8 +94,9 @@ class Evaluation:
     def __init__(
         self, source: Source, example: Example, *, batch: int, rows: range, batches: int | None = None, threads: int
     ) -> None:
-        self._examples = Examples(source, example, threads=threads)
+        self._examples = Examples(source, example)
         self._batch, self._rows = batch, _contiguous(rows, batch)
+        self._threads = self._examples.threads(threads)
         whole = -(-len(self._examples) // batch)
         self._batches = whole if batches is None else min(batches, whole)
 
@@ -98,19 +112,16 @@ class Evaluation:
     @overload
     def iterate(self, put: Callable[[Batch], T]) -> Prefetcher[T]: ...
     def iterate(self, put: Callable[[Batch], Any] | None = None) -> Prefetcher[Any]:
-        """One pass, read ahead; `put` as in Pipeline.iterate."""
-        return Prefetcher(_then(self._read, put), iter(range(self._batches)), ahead=1)
+        """One pass, drawn ahead; `put` as in Pipeline.iterate."""
+        batches = reader.iterate(self._read, range(self._batches), self._rows, threads=self._threads, put=put)
+        return Prefetcher(batches, ahead=1)
 
-    def _read(self, number: int) -> Batch:
-        position_B = number * self._batch + np.arange(self._rows.start, self._rows.stop)
+    def _read(self, number: int, rows: range) -> Batch:
+        position_B = number * self._batch + np.arange(rows.start, rows.stop)
         # Real examples, not zeros: a model may make something that is not finite of zeros, and 0 × nan is nan.
         batch = self._examples.read(position_B % len(self._examples))
         batch["weight"] = (position_B < len(self._examples)).astype(np.float32)
         return batch
-
-
-def _then(read: Callable[[int], Batch], put: Callable[[Batch], Any] | None) -> Callable[[int], Any]:
-    return read if put is None else lambda step: put(read(step))
 
 
 def _contiguous(rows: range, batch: int) -> range:

@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,8 @@ def as_is(raw: dict[str, Any]) -> dict[str, Any]:
     return raw
 
 
-def read(items: list[Any], *, threads: int = 1, example: Any = as_is) -> dict[str, Any]:
-    return Examples(Listed(items), example, threads=threads).read(np.arange(len(items)))
+def read(items: list[Any], *, example: Any = as_is) -> dict[str, Any]:
+    return Examples(Listed(items), example).read(np.arange(len(items)))
 
 
 @pytest.fixture(params=[0, module.KEEP_BYTES], ids=["read each time", "kept"])
@@ -43,16 +44,15 @@ def keep_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     return int(request.param)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_examples_are_stacked_in_the_order_asked_for(keep_bytes: int, threads: int) -> None:
-    examples = Examples(Listed([np.full(2, i, np.float32) for i in range(9)]), as_is, threads=threads)
+def test_examples_are_stacked_in_the_order_asked_for(keep_bytes: int) -> None:
+    examples = Examples(Listed([np.full(2, i, np.float32) for i in range(9)]), as_is)
     for index in ([8, 0, 3], [3, 3], list(range(9))):
         assert examples.read(np.array(index))["x"][:, 0].tolist() == index
 
 
 def test_a_small_set_is_read_once() -> None:
     source = Listed([np.float32(i) for i in range(50)])
-    examples = Examples(source, as_is, threads=2)
+    examples = Examples(source, as_is)
     examples.read(np.arange(50))
     first_pass = source.reads
     examples.read(np.arange(50))
@@ -61,13 +61,26 @@ def test_a_small_set_is_read_once() -> None:
 
 def test_examples_that_are_drawn_at_random_are_not_frozen() -> None:
     rng = np.random.default_rng(0)
-    examples = Examples(Listed([0.0] * 8), lambda raw: {"x": rng.random(3)}, threads=1)
+    examples = Examples(Listed([0.0] * 8), lambda raw: {"x": rng.random(3)})
     once, again = (examples.read(np.arange(8))["x"] for _ in range(2))
     assert not np.array_equal(once, again)
 
 
+def test_threads_may_fill_a_small_set_together() -> None:
+    examples = Examples(Listed([np.full(3, i) for i in range(200)]), as_is)
+    index = np.arange(200)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: examples.read(index)["x"], range(8)))
+    assert all(np.array_equal(x[:, 0], index) for x in found)
+
+
+def test_a_small_set_with_an_example_that_cannot_be_read_is_still_read() -> None:
+    examples = Examples(Listed([0.0, ValueError("bad JPEG"), 2.0]), as_is)
+    assert examples.read(np.array([2, 0]))["x"].tolist() == [2.0, 0.0]
+
+
 def test_a_batch_may_be_changed_without_changing_the_set() -> None:
-    examples = Examples(Listed([np.float32(1)]), as_is, threads=1)
+    examples = Examples(Listed([np.float32(1)]), as_is)
     examples.read(np.array([0]))["x"][:] = 5
     assert examples.read(np.array([0]))["x"].tolist() == [1]
 
@@ -96,10 +109,9 @@ def test_another_shape_is_refused_with_both(keep_bytes: int) -> None:
         ([0.0, FileNotFoundError(2, "gone")], "example 1 cannot be read: FileNotFoundError"),
     ],
 )
-@pytest.mark.parametrize("threads", [1, 2])
-def test_what_cannot_be_used_is_named(keep_bytes: int, items: list[Any], message: str, threads: int) -> None:
+def test_what_cannot_be_used_is_named(keep_bytes: int, items: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        read(items, threads=threads)
+        read(items)
 
 
 def test_the_original_exception_is_chained() -> None:

@@ -1,27 +1,38 @@
-import itertools
 import queue
 import threading
+from collections.abc import Callable
+from typing import Any
 
+import grain
 import pytest
 
 from trainer.data.prefetch import Prefetcher
 
 
-def test_steps_come_in_order_and_end() -> None:
-    assert list(Prefetcher(lambda step: step * 10, iter(range(4)), ahead=2)) == [0, 10, 20, 30]
+def reading(read: Callable[[int], Any], steps: int = 2**40) -> grain.DatasetIterator[Any]:
+    here = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    return iter(grain.MapDataset.range(steps).map(read).to_iter_dataset(here))
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 4])
+def test_batches_come_in_order_and_end(ahead: int) -> None:
+    batches = Prefetcher(reading(lambda step: step * 10, 4), ahead=ahead)
+    assert list(batches) == [0, 10, 20, 30]
+    with pytest.raises(StopIteration):
+        batches.get(timeout_s=10)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_it_reads_just_so_far_ahead(ahead: int) -> None:
+def test_it_draws_just_so_far_ahead(ahead: int) -> None:
     started: queue.Queue[int] = queue.Queue()
 
     def read(step: int) -> int:
         started.put(step)
         return step
 
-    batches = Prefetcher(read, itertools.count(5), ahead=ahead)
+    batches = Prefetcher(reading(read), ahead=ahead)
     next(batches)
-    assert [started.get(timeout=10) for _ in range(ahead + 1)] == list(range(5, 5 + ahead + 1))
+    assert [started.get(timeout=10) for _ in range(ahead + 1)] == list(range(ahead + 1))
     assert started.empty()
     batches.close()
 
@@ -33,7 +44,7 @@ def test_a_wait_that_is_too_long_returns_and_the_batch_is_not_lost() -> None:
         may_read.wait()
         return step
 
-    batches = Prefetcher(read, itertools.count(), ahead=0)
+    batches = Prefetcher(reading(read), ahead=0)
     assert batches.get(timeout_s=0.01) is None
     assert batches.get(timeout_s=0.01) is None
     may_read.set()
@@ -41,23 +52,37 @@ def test_a_wait_that_is_too_long_returns_and_the_batch_is_not_lost() -> None:
     batches.close()
 
 
-def test_what_reading_raises_comes_out_in_its_turn_and_stays() -> None:
+@pytest.mark.parametrize("ahead", [0, 1, 4])
+@pytest.mark.parametrize("kind", [ValueError, TimeoutError])
+def test_what_reading_raises_comes_out_in_its_turn_and_stays(ahead: int, kind: type[Exception]) -> None:
     def read(step: int) -> int:
         if step == 2:
-            raise ValueError("step 2")
+            raise kind("step 2")
         return step
 
-    batches = Prefetcher(read, itertools.count(), ahead=4)
+    batches = Prefetcher(reading(read), ahead=ahead)
     assert [next(batches), next(batches)] == [0, 1]
     for _ in range(2):
-        with pytest.raises(ValueError, match="step 2"):
+        with pytest.raises(kind, match="step 2"):
             batches.get(timeout_s=10)
 
 
-def test_closing_ends_the_reading() -> None:
+def test_closing_ends_the_thread_and_the_reading() -> None:
     before = set(threading.enumerate())
-    batches = Prefetcher(lambda step: step, itertools.count(), ahead=1)
-    (thread,) = set(threading.enumerate()) - before
+    steps = reading(lambda step: step)
+    batches = Prefetcher(steps, ahead=1)
+    threads = set(threading.enumerate()) - before
     batches.close()
-    thread.join(timeout=10)
-    assert not thread.is_alive()
+    for thread in threads:
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+    with pytest.raises(ValueError, match="closed"):
+        next(steps)
+
+
+def test_a_prefetcher_that_is_dropped_leaves_no_thread() -> None:
+    before = set(threading.enumerate())
+    next(Prefetcher(reading(lambda step: step), ahead=1))
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=10)
+        assert not thread.is_alive()
