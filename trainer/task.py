@@ -27,14 +27,19 @@ class Loss(NamedTuple):
 class Task(Protocol):
     """A class built without arguments.
 
-    An optional class attribute `defaults` (a mapping) is merged below the user's train block.
+    It may have two class attributes: `defaults`, a mapping merged below the user's train block; and `sharding`, path
+    rules for a model that does not name its axes: {r".*kernel": ("embed", "hidden")}, a pattern for the whole name of a
+    parameter -> a logical or mesh axis, or None, for each of its last dimensions.
     """
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs, /) -> nnx.Module:
         """A new model; traced under jit, so no host ever holds its weights."""
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array, /) -> Loss | Array:
-        """The loss of a batch, whose `weight` [B] is 0 on padded rows. A bare scalar is a mean, 1 per example."""
+        """The loss of a batch, whose `weight` [B] is 0 on padded rows. A bare scalar is a mean, 1 per example.
+
+        The model's parameters are in the compute dtype of `spec.precision`; the batch is as `example` made it.
+        """
 
     def source(self, spec: TrainSpec, split: Split, /) -> Source | None:
         """Random access to the raw records of a split; None when there is no such split."""
