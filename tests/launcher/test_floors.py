@@ -42,6 +42,7 @@ FLOORS = (
 # The base install holds only the launcher's; TRAINER is the extra [train].
 LAUNCHER = {"click", "kubernetes", "pydantic", "pydantic_core", "rich", "yaml"}
 TRAINER = {
+    "absl",
     "array_record",
     "etils",
     "flax",
