@@ -13,7 +13,7 @@ import sys
 
 from benchmarks import table
 
-BENCHMARKS = ("cli", "loop", "restart")
+BENCHMARKS = ("cli", "loop", "loop --shared", "restart")
 RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
 PREFACE = """# Benchmarks
 
@@ -27,7 +27,8 @@ Recorded on {date}: {machine}.
 def measured(name: str) -> list[table.Row]:
     """The rows of one benchmark."""
     environ = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], env=environ, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", *f"benchmarks.{name}".split()]
+    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise SystemExit(f"benchmarks.{name} failed with exit code {done.returncode}")
     return table.read(done.stdout)
