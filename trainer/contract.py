@@ -217,8 +217,7 @@ PROMETHEUS: tuple[Metric, ...] = (
 
 
 # The progress pipe: JSON lines, child -> agent. A line is one object with one of these keys:
-#   {"hello": "site" | "trainer", "python": "3.11.7", "jax": "0.10.2" | null, "pid": 4711}   who is speaking; no pid: the
-#                                      process that the agent started
+#   {"hello": "site" | "trainer", "python": "3.11.7", "jax": "0.10.2" | null, "pid": 4711}   who is speaking
 #   {"phase": "step", "step": 120}     what it is in; `step` counts the optimizer steps that are complete
 #   {"committed": 120}                 this step is on storage, manifest and all
 #   {"metrics": {...}}                 the newest metrics, by process 0; the last line before the end is final

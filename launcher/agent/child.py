@@ -17,7 +17,7 @@ from launcher.agent.pipes import LinePipe
 from launcher.agent.progress import Progress
 from trainer import contract
 
-TAIL_LINES = 30
+TAIL_LINES = 100
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 UNSTARTABLE = "unstartable"  # a progress line of ours: exec failed, and why
 _prctl: Any = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
@@ -51,6 +51,7 @@ class Child:
         self.metrics_path, self.stacks_path = environ[contract.METRICS], environ[contract.STACKS]
         self.progress = Progress(time.monotonic(), phase)
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
+        self._reporter = 0  # the pid of the Python that speaks; a wrapper, as `sh -c`, is not it
         self._on_output, self._on_progress = on_output, on_progress
         self._output = LinePipe(loop, contract.MAX_LINE, self._take_output)
         self._reports = LinePipe(loop, contract.MAX_LINE, self._take_report)
@@ -70,9 +71,10 @@ class Child:
         return b"\n".join(self.tail).decode(errors="replace")
 
     def signal(self, number: int) -> None:
-        """Signals the process alone."""
+        """Signals the program alone: the Python that speaks, else the process that was started."""
         try:
-            os.kill(self.pid, number)
+            is_ours = self._reporter > 0 and os.getsid(self._reporter) == self.pid
+            os.kill(self._reporter if is_ours else self.pid, number)
         except ProcessLookupError:
             pass  # it ended and is not reaped yet
 
@@ -81,7 +83,7 @@ class Child:
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:
-            self.signal(signal.SIGKILL)  # between fork and setsid there is no group yet
+            os.kill(self.pid, signal.SIGKILL)  # between fork and setsid there is no group yet
 
     def reaped(self) -> None:
         """The process is gone: reads its last words and lets go of what it held."""
@@ -105,6 +107,8 @@ class Child:
         except ValueError:
             message = {"note": f"rank {self.rank} reported a line that cannot be read"}
         if isinstance(message, dict):
+            if isinstance(message.get("pid"), int):
+                self._reporter = message["pid"]
             self.progress.take(message, time.monotonic())
             self._on_progress(self, message)
 

@@ -67,7 +67,7 @@ class Crew:
         self._has_failed_spare = False
         self._logs = {rank: RankLog(config.run_dir, rank, self._complain) for rank in config.ranks()}
         self._argv = [sys.executable, "-m", TRAINER] if config.job.command is None else config.job.command
-        loop.on_child(self._reap)
+        loop.on_child(self._ending, self._reap)
 
     # --- an attempt ---------------------------------------------------------------------------------------------------
 
@@ -145,6 +145,12 @@ class Crew:
     def _hear(self, child: Child, message: Mapping[str, Any]) -> None:
         if self.children.get(child.rank) is child:
             self._heard(child, message)
+
+    def _ending(self, pid: int) -> None:
+        """What a process of ours leaves behind in its group goes with it."""
+        for child in [*self.children.values(), *(spare.child for spare in self._spares.values())]:
+            if child.pid == pid:
+                child.kill()
 
     def _reap(self, pid: int, code: int) -> None:
         for child in self.children.values():

@@ -14,11 +14,11 @@ def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> di
     """The environment of `rank` that no attempt changes. What the job's own environment says of JAX's devices wins."""
     job, local = config.job, rank % config.job.processes_per_host
     first = local * job.devices_per_process
-    environ = {"PYTHONUNBUFFERED": "1"}  # lines as they are printed, not 8 KiB at a time
+    environ = {}
     if job.platform == "cpu":
-        environ |= {"JAX_PLATFORMS": "cpu", contract.NUM_CPU_DEVICES: str(job.devices_per_process)}
+        environ = {"JAX_PLATFORMS": "cpu", contract.NUM_CPU_DEVICES: str(job.devices_per_process)}
     elif job.platform == "cuda" and job.processes_per_host > 1:
-        environ[contract.LOCAL_DEVICE_IDS] = ",".join(map(str, range(first, first + job.devices_per_process)))
+        environ = {contract.LOCAL_DEVICE_IDS: ",".join(map(str, range(first, first + job.devices_per_process)))}
     timeout = budgets(job.budgets_s)["rendezvous"]
     return {
         **environ,

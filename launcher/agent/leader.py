@@ -18,10 +18,10 @@ from launcher.agent.memory import AGENTS, SUMMARY, Memory
 from launcher.agent.progress import Status, budgets
 from launcher.agent.rendezvous import Hello, Refusal, names, refusal
 from launcher.agent.verdict import Event, Verdict, of_code
-from launcher.agent.wire import Link, Message
+from launcher.agent.wire import BEAT_S, SILENCE_S, Link, Message
 from trainer import contract
 
-TICK_S, BEAT_S, SILENCE_S = 0.2, 1.0, 10.0
+TICK_S = 0.2
 SAY_S = 10.0
 HELLO_S = 10.0  # a connection that has not said hello by then is closed
 LINGER_S = 10.0  # hosts that are still to come may hear of a refusal within this
@@ -226,8 +226,9 @@ class Leader:
         self._started = time.time()
         for seat in self._seats.values():
             seat.is_gone = False
-        hosts, processes = self._config.hosts, self._config.processes
-        self._say(f"attempt {self._number}: {processes} processes on {hosts} host{'s' if hosts > 1 else ''}")
+        counts = (self._config.processes, "process", "es"), (self._config.hosts, "host", "s")
+        size = " on ".join(f"{count} {name}{plural if count > 1 else ''}" for count, name, plural in counts)
+        self._say(f"attempt {self._number}: {size}")
         coordinator = f"{_bracketed(self._config.leader[0])}:{_free_port()}"
         self._tell("start", attempt=self._number, coordinator=coordinator)
 

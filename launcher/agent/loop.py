@@ -74,21 +74,24 @@ class Loop:
         self._signals[number] = callback
         signal.signal(number, lambda *_: None)
 
-    def on_child(self, callback: Callable[[int, int], None]) -> None:
-        """Calls back with pid and exit code (minus the signal) of every child, ours or an adopted orphan.
+    def on_child(self, ending: Callable[[int], None], ended: Callable[[int, int], None]) -> None:
+        """Calls back for every child that ends, ours or an adopted orphan: as PID 1 of a container we reap them all.
 
-        The only wait of the agent: as PID 1 of a container it must reap what others left behind.
+        `ending` is called with the pid while its number cannot be anybody else's yet, `ended` with the exit code (minus
+        the signal) once it was reaped. The only wait of the agent.
         """
 
         def reap() -> None:
             while True:
                 try:
-                    pid, status = os.waitpid(-1, os.WNOHANG)
+                    found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                 except ChildProcessError:
                     return
-                if pid == 0:
+                if found is None:
                     return
-                callback(pid, os.waitstatus_to_exitcode(status))
+                ending(found.si_pid)
+                _, status = os.waitpid(found.si_pid, 0)
+                ended(found.si_pid, os.waitstatus_to_exitcode(status))
 
         self.on_signal(signal.SIGCHLD, reap)
 

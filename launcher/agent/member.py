@@ -24,10 +24,10 @@ from launcher.agent.progress import budgets
 from launcher.agent.rendezvous import Hello
 from launcher.agent.stacks import MAX_CHARS
 from launcher.agent.verdict import Kind, Verdict, of_code
-from launcher.agent.wire import Link, Message
+from launcher.agent.wire import BEAT_S, SILENCE_S, Link, Message
 from trainer import contract
 
-TICK_S, BEAT_S, SILENCE_S = 0.2, 1.0, 10.0
+TICK_S = 0.2
 HELLO_S = 10.0  # a Python program has loaded our hook by then
 ONE_PRESS_S = 0.5  # signals closer than this are one: a terminal and a launcher may both pass a Ctrl-C on
 RETRY_REFUSED_S = 2.0
@@ -60,6 +60,7 @@ class Member:
         self.crew = Crew(config, loop, kit, outlet, say=say, heard=self._heard, ended=self._child_ended)
         self._dialer = Dialer(loop, config.leader, say=say, connected=self._connected)
         self._link: Link | None = None
+        self._refusal: str | None = None  # by a leader of another generation
         self._attempt = 0
         self._has_started = False
         self._is_stopping = False
@@ -129,6 +130,7 @@ class Member:
         self._link.close()
         self._link = None
         if message["may_retry"]:
+            self._refusal = f"refused it: {message['message']}"
             self._dialer.dial(RETRY_REFUSED_S)
         else:
             self._finish(of_code(message["code"], message["message"]))
@@ -154,9 +156,10 @@ class Member:
         self._report_gone()
 
     def _rendezvous_over(self) -> None:
-        if self._link is None and not self._has_started:
+        is_admitted = self._link is not None and self._link.epoch is not None
+        if not is_admitted and not self._has_started:
             address = ":".join(map(str, self._config.leader))
-            message = f"rendezvous: host 0 never came: {address} {self._dialer.obstacle}"
+            message = f"rendezvous: host 0 never came: {address} {self._refusal or self._dialer.obstacle}"
             self._say(message)
             verdict = of_code(contract.LOST, message, rank=0, host=0)
             self._orphaned(verdict)

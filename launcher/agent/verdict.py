@@ -23,6 +23,8 @@ ECHO = re.compile(
     r"\b(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED)\b",
     re.IGNORECASE,
 )
+# Whom the coordination service of JAX misses, in the last words of those that it aborts for that.
+MISSED = re.compile(r"tasks are unhealthy \(stopped sending heartbeats\):\s*(\d+)")
 TAIL_CHARS = 8_000  # of a traceback or a log's end, kept in a verdict
 
 
@@ -163,6 +165,10 @@ def verdict_of(event: Event) -> Verdict:
         return of_code(_code(event), message, traceback=_tail(event.error.get("traceback")), **where)
     if closeness(event) is Closeness.LEFT:
         return of_code(_code(event), f"{name}'s program ended, peers went on", **where)
+    missed = MISSED.search(event.text)
+    if closeness(event) is Closeness.ECHO and missed is not None:
+        message = f"rank {missed[1]} stopped sending heartbeats to JAX, which then aborted its peers"
+        return of_code(contract.HANG, message, rank=int(missed[1]), step=event.status.step, traceback=_tail(event.text))
     if event.exit < 0:
         message = f"{name} was killed by {_signal(-event.exit)}{place}{_hint(-event.exit)}"
     elif event.exit == 0:

@@ -14,6 +14,7 @@ from typing import Any
 from launcher.agent.loop import READ, WRITE, Loop
 
 MAX_LINE = 256 * 1024  # bytes; the longest lines are one rank's stacks or traceback, bounded where they are made
+BEAT_S, SILENCE_S = 1.0, 10.0  # how often each end speaks, and when the other counts as lost
 MAX_UNSENT = 4 * 1024 * 1024  # bytes a peer may be behind before it counts as gone
 
 Message = dict[str, Any]

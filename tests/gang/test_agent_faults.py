@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gang.agents import Gang, children, is_alive, job, launch, program, script
+from tests.gang.agents import Gang, children, eventually, is_alive, job, launch, program, script
 
 FOREVER = "time.sleep(3600)"
 SLACK = 3  # an issue's bounds, times this
@@ -156,7 +156,7 @@ def test_an_agent_that_stands_still_is_lost(tmp_path: Path) -> None:
     assert "host 1 (rank 1) was lost: no word for 10 s" in gang.talk
 
 
-def test_what_a_program_leaves_behind_does_not_hold_the_agent_up(tmp_path: Path) -> None:
+def test_what_a_program_leaves_behind_goes_with_it(tmp_path: Path) -> None:
     command = program(
         tmp_path,
         """
@@ -167,9 +167,20 @@ def test_what_a_program_leaves_behind_does_not_hold_the_agent_up(tmp_path: Path)
         """,
     )
     gang, codes = launch(tmp_path, job(command))
-    orphan = int(gang.out.split()[-1])
-    os.kill(orphan, signal.SIGKILL)
     assert codes == [0]
+    assert eventually(lambda: not is_alive(int(gang.out.split()[-1])))
+
+
+def test_a_wrapper_around_the_program_is_not_mistaken_for_it(tmp_path: Path) -> None:
+    text = """
+    def all_gather(): time.sleep(3600)
+    say(phase="step", step=20)
+    all_gather()
+    """
+    command = ("sh", "-c", '"$@"; exit $?', "sh", *program(tmp_path, text))
+    gang, codes = launch(tmp_path, job(command, budgets_s={"step": 1.0}))
+    assert codes == [82]
+    assert "in all_gather (program.py" in gang.verdict["message"]
 
 
 def test_a_reader_that_has_gone_does_not_end_the_run(tmp_path: Path) -> None:

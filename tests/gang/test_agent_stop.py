@@ -71,6 +71,15 @@ def test_who_holds_the_save_up_is_named_and_all_are_gone_by_the_deadline(tmp_pat
     assert gang.verdict["message"] == "stopped from outside: not saved: rank 1 in data"
 
 
+def test_a_wrapper_around_the_program_does_not_keep_the_stop_from_it(tmp_path: Path) -> None:
+    command = ("sh", "-c", '"$@"; exit $?', "sh", *program(tmp_path, SAVES))
+    with Gang(tmp_path, job(command, grace_s=GRACE_S)) as gang:
+        gang.start().until_marked("up-0")
+        gang.signal(0)
+        assert gang.wait() == [80]
+    assert gang.verdict["message"] == "stopped from outside: saved at step 37"
+
+
 def test_an_error_while_saving_is_still_a_stop(tmp_path: Path) -> None:
     fails = SAVES.replace("say(committed=37)", "raise OSError('disk full')")
     with started(tmp_path, fails) as gang:

@@ -14,6 +14,7 @@ from launcher.agent.verdict import Event, Kind, decide, verdict_of
 GLOO = {"type": "ValueError", "message": "Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:4711"}
 STEPPING = Status(phase="step", step=20, stepped=True)
 TRAINER = dataclasses.replace(STEPPING, trainer=True)
+MISSED = "The following tasks are unhealthy (stopped sending heartbeats):\n1\nThe tasks have crashed."
 COORDINATION = "Terminating process because the JAX distributed service detected fatal errors."
 
 
@@ -48,6 +49,12 @@ HANG = Event(Kind.HANG, 1, 1, STEPPING, text="rank 1 makes no progress")
         ([echo(0), ended(0, -6, text=COORDINATION), LOST], 81, 2, "host 2 (rank 2) was lost"),
         ([ended(0, -6, text=COORDINATION), ended(1, 3)], 83, 1, "ended with exit code 3 at step 20"),
         ([ended(0, -6, text="Check failed: x == y"), echo(1)], 134, 0, "SIGABRT"),
+        (
+            [ended(0, -6, text=f"{COORDINATION} UNAVAILABLE: {MISSED}")],
+            82,
+            1,
+            "rank 1 stopped sending heartbeats to JAX",
+        ),
         ([ended(0, -11), echo(1)], 139, 0, "SIGSEGV"),
         ([left(1), ended(0, -6, text=COORDINATION)], 83, 1, "rank 1's program ended, peers went on"),
         ([ended(1, 0), echo(0)], 83, 1, "rank 1's program ended, peers went on"),

@@ -8,6 +8,7 @@ import contextlib
 import faulthandler
 import importlib.machinery
 import importlib.util
+import io
 import os
 import platform
 import signal
@@ -35,7 +36,7 @@ class Reporter:
         atexit.register(self.leave)
 
     def hello(self, jax: "str | None" = None) -> None:
-        self._send({"hello": "site", "python": platform.python_version(), "jax": jax})
+        self._send({"hello": "site", "python": platform.python_version(), "jax": jax, "pid": self._pid})
 
     def note(self, text: str) -> None:
         self._send({"note": text})
@@ -105,6 +106,12 @@ def _claim() -> "Reporter | None":
     return Reporter(fd)
 
 
+def _print_whole_lines() -> None:
+    """A line leaves when it is printed: not 8 KiB at a time, nor in pieces that other writers get between."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+
+
 def _dump_stacks_on_signal() -> None:
     faulthandler.enable()  # a segmentation fault says where
     path = os.environ.get(contract.STACKS)
@@ -127,7 +134,8 @@ if not TYPE_CHECKING:
     contract = _load("_jaxlaunch_contract", os.path.join(HERE, "contract.py"))
 reporter = _claim()
 if reporter is not None:
-    reporter.hello()
+    _print_whole_lines()
     _dump_stacks_on_signal()
+    reporter.hello()  # only now: the agent sends the signal to whom said hello
 _load("_jaxlaunch_jaxhook", os.path.join(HERE, "jaxhook.py")).install(contract, reporter)
 _run_the_next()
