@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import secrets
-import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from launcher.agent.clock import Clock
 from launcher.agent.config import Config
 from launcher.agent.loop import READ, Loop
 from launcher.agent.memory import AGENTS, SUMMARY, Memory
+from launcher.agent.ports import free_port
 from launcher.agent.progress import Status, budgets
 from launcher.agent.rendezvous import Hello, Refusal, names, refusal
 from launcher.agent.verdict import Event, Verdict, of_code
@@ -229,7 +229,7 @@ class Leader:
         counts = (self._config.processes, "process", "es"), (self._config.hosts, "host", "s")
         size = " on ".join(f"{count} {name}{plural if count > 1 else ''}" for count, name, plural in counts)
         self._say(f"attempt {self._number}: {size}")
-        coordinator = f"{_bracketed(self._config.leader[0])}:{_free_port()}"
+        coordinator = f"{_bracketed(self._config.leader[0])}:{free_port()}"
         self._tell("start", attempt=self._number, coordinator=coordinator)
 
     def _consider(self) -> None:
@@ -386,9 +386,3 @@ class Leader:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -15,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.agent.ports import free_port
 from trainer import contract
 from trainer.contract import AgentJob
 
@@ -180,12 +180,6 @@ def eventually(happened: Callable[[], Any]) -> Any:
     while not (answer := happened()) and time.monotonic() < end:
         time.sleep(0.02)
     return answer
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def children(pid: int) -> list[int]:
