@@ -23,7 +23,6 @@ BUDGETS_S: Mapping[str, float | None] = {
     "done": 300.0,  # a process that has finished must also leave
 }
 STEP_FLOOR_S, STEP_FACTOR = 60.0, 10.0  # a learned step budget: max(60 s, 10 × median)
-ENDED_CLEAN = (contract.DONE, contract.PREEMPTED)
 
 
 def budgets(given: Mapping[str, float | None]) -> dict[str, float | None]:
