@@ -44,10 +44,6 @@ class Link:
     def is_open(self) -> bool:
         return self._sock.fileno() >= 0
 
-    @property
-    def has_unsent(self) -> bool:
-        return self.is_open and bool(self._outbox)
-
     def send(self, kind: str, /, **fields: Any) -> None:
         if not self.is_open:
             return
