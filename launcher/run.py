@@ -13,7 +13,6 @@ import json
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import types
@@ -22,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launcher import job as jobs
+from launcher.agent.ports import free_port
 from launcher.errors import UserError
 from launcher.job import JobSpec
 from launcher.logs import Line, Lines, parse
@@ -81,7 +81,9 @@ def agent_job(job: JobSpec, paths: Paths, simulate: bool) -> AgentJob:
 
 def environment(job: JobSpec, paths: Paths, here: Here, uid: str) -> dict[str, str]:
     """What every agent's environment holds, beside what tells the hosts apart."""
-    environ = dict(os.environ) | job.env
+    # `python` in a command is the one that runs us, activated or not.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    environ = {**os.environ, "PATH": path, **job.env}
     missing = [name for name in job.secrets if name not in os.environ]
     if missing:
         raise UserError(
@@ -112,7 +114,7 @@ class Gang:
     def __init__(self, environ: Mapping[str, str], hosts: int, slices: int, generation: int) -> None:
         self._selector = selectors.DefaultSelector()
         self._agents: list[subprocess.Popen[bytes]] = []
-        leader = f"127.0.0.1:{_free_port()}"
+        leader = f"127.0.0.1:{free_port()}"
         for host in range(hosts * slices):
             agent = subprocess.Popen(
                 [sys.executable, "-m", "launcher.agent"],
@@ -149,12 +151,6 @@ class Gang:
                 if not data:
                     self._selector.unregister(key.fileobj)
         return [agent.wait() for agent in self._agents]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -201,8 +197,8 @@ def generations(job: JobSpec, folder: Path, environ: Mapping[str, str], show: Sh
         gang = Gang(environ, job.hosts, job.slices, generation)
         with passing_signals(gang, say) as told:
             codes = gang.follow(show)
-        if codes[0] < 0:
-            speak_for_the_leader(folder, -codes[0])
+        if all(code < 0 for code in codes):
+            speak_for_the_dead(folder, -codes[0])
         ended = contract.outcome(verdict_code(codes))
         if told() or ended.action is not Action.RESTART or generation >= job.restarts.crash:
             return ended.code
@@ -215,8 +211,8 @@ def verdict_code(codes: Sequence[int]) -> int:
     return next((code for code in codes if code >= 0), contract.KILLED)
 
 
-def speak_for_the_leader(folder: Path, number: int) -> None:
-    """Writes the verdict that host 0's agent would have written, had it not been killed by signal `number`."""
+def speak_for_the_dead(folder: Path, number: int) -> None:
+    """Writes the verdict that no agent could: every one of them was killed, host 0's by signal `number`."""
     path = folder / "summary.json"
     summary = json.loads(path.read_text()) if path.exists() else {}
     message = f"host 0's agent was killed by {signal.Signals(number).name}"

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -144,13 +145,22 @@ class Running:
         return [self.process.pid, *descendants(self.process.pid)]
 
     def children(self) -> dict[int, int]:
-        """Pid of the training process of each rank, from its environment."""
+        """Pid of the process of each rank, from its environment; an interpreter kept in reserve has no attempt."""
         found = {}
         for pid in self.tree():
             variables = environ(pid)
-            if "JAXLAUNCH_PROGRESS_FD" in variables and variables.get("JAX_PROCESS_ID", "").isdecimal():
+            if "JAXLAUNCH_ATTEMPT" in variables and "JAX_PROCESS_ID" in variables:
                 found[int(variables["JAX_PROCESS_ID"])] = pid
         return found
+
+    def scrape(self, host: int = 0) -> str:
+        """The metrics of a host's agent; empty while there is nobody to ask."""
+        try:
+            address = json.loads((self.folder / "agents.json").read_text())[host]["address"]
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+                return str(answer.read().decode())
+        except (OSError, ValueError, LookupError):
+            return ""
 
     def agents(self) -> dict[int, int]:
         """Pid of the agent of each host."""

@@ -6,18 +6,12 @@ import json
 import re
 import signal
 import subprocess
-import urllib.request
 from pathlib import Path
 
 from tests import needs
 from tests.gang.runs import Running, digits, job
 
 DOCUMENTED = re.findall(r"`(jaxlaunch_\w+)`", (Path(__file__).parents[2] / "docs" / "metrics.md").read_text())
-
-
-def scrape(address: str) -> str:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-        return str(answer.read().decode())
 
 
 def step_of(text: str, rank: int) -> float:
@@ -42,7 +36,7 @@ def test_a_scrape_in_mid_run_is_sound_complete_and_up_to_date(tmp_path: Path) ->
         assert [agent["ranks"] for agent in agents] == [[0, 1], [2, 3]]
         for agent in agents:
             before = newest(running)
-            text = scrape(agent["address"])
+            text = running.scrape(agent["host"])
             after = newest(running)
             for rank in agent["ranks"]:
                 assert before - 2 <= step_of(text, rank) <= after + 2
