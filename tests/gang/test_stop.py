@@ -69,7 +69,7 @@ def test_a_data_wait_that_does_not_end_is_named_at_the_deadline(tmp_path: Path) 
     marks = tmp_path / "marks"
     env = faulty(marks, "data", step=READS, rank=1, seconds=3600)
     with Running(tmp_path / "job", document() | {"grace": "12s"}, env=env) as running:
-        # What was read ahead is used up first.
+        running.until_file(marks / "slow-1")  # what was read ahead is still to be used up
         running.until("rank 1's wait", lambda: 'jaxlaunch_phase{rank="1",phase="data"} 1' in running.scrape(host=1))
         pids = running.tree()
         running.signal(signal.SIGTERM)
