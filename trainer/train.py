@@ -7,6 +7,7 @@ that is not finite is ever committed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import os
@@ -179,11 +180,11 @@ class Run:
         """Compiles both steps ahead of time, for the very batches that will come; returns the FLOPs of a step."""
         self.report.phase("data", start)
         train_batch = self.step.put(self.pipeline.batch(start))
-        eval_batch = next(self.evaluation.iterate(self.step.put)) if self.evaluation is not None else None
         self.report.phase("compile", start)
         self.step.compile_train(train_batch)
-        if eval_batch is not None:
-            self.step.compile_eval(eval_batch)
+        if self.evaluation is not None:
+            with contextlib.closing(self.evaluation.iterate(self.step.put)) as batches:
+                self.step.compile_eval(next(batches))
         return self.step.flops(train_batch)
 
     def _trace(self, start: int) -> Trace | None:
