@@ -211,6 +211,7 @@ class Run:
             return
         (step, metrics), self._pending = self._pending, None
         if not metrics["finite"]:
+            self._settle(step - 1)  # a save that was begun is sound, and the last that this run makes
             raise NotFiniteError(
                 f"step {step}: loss {float(metrics['loss']):.6g} with gradient norm {float(metrics['grad_norm']):.6g}; "
                 f"the update was not applied, and nothing after step {step - 1} is saved. Try a lower "

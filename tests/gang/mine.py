@@ -1,0 +1,81 @@
+"""What a user might bring: tasks, a model, a map-style dataset. Imported by the runs of test_tasks and test_nonfinite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from trainer.data import sources
+from trainer.tasks.classify import Classify
+
+PAIRS = 512
+
+
+class Pairs:
+    """A map-style dataset as PyTorch has them: pairs of an image and a label. Torch is not imported."""
+
+    def __init__(self, count: int, wrong: int = -1) -> None:
+        self._count, self._wrong = count, wrong
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray[Any, Any], int]:
+        if index >= self._count:
+            raise IndexError(index)
+        label = index % 4
+        image = np.full((8, 8), 20 * label, np.uint8)
+        image[label] = 255
+        return image, 99 if index == self._wrong else label
+
+
+class Net(nnx.Module):
+    """Two layers of flax's own, with dropout between them, that name no axes."""
+
+    def __init__(self, width: int, rngs: nnx.Rngs) -> None:
+        self.first = nnx.Linear(64, width, rngs=rngs)
+        self.drop = nnx.Dropout(0.1, rngs=rngs)
+        self.last = nnx.Linear(width, 4, rngs=rngs)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        return self.last(self.drop(jax.nn.relu(self.first(images.reshape(len(images), -1)))))
+
+
+class Split(Classify):
+    """Classify with a model of ours, its kernels split over mp by their paths."""
+
+    sharding = {r"first\.kernel": (None, "mp"), r"last\.kernel": ("mp", None)}
+
+
+class Line(nnx.Module):
+    def __init__(self) -> None:
+        self.slope = nnx.Param(jnp.zeros(()))
+
+
+class Regression:
+    """A task of its own from end to end: it brings its data, its batch and its length, and its loss is a plain mean."""
+
+    defaults = {
+        "data": {"source": "array_record", "path": "unsaid", "eval_split": 0.25},
+        "batch": 8,
+        "epochs": 2,
+        "optimizer": {"lr": 1e-9, "schedule": {"name": "constant"}},
+        "eval": {"every": None},
+        "checkpoint": {"every": None},
+    }
+
+    def model(self, spec: Any, rngs: nnx.Rngs) -> nnx.Module:
+        return Line()
+
+    def loss(self, model: Line, batch: dict[str, jax.Array], rng: jax.Array) -> jax.Array:
+        return jnp.square(model.slope[...] * batch["x"] - batch["y"]).mean()
+
+    def source(self, spec: Any, split: Any) -> Any:
+        return sources.open(spec, split)
+
+    def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+        return {"x": raw["x"], "y": raw["y"]}
