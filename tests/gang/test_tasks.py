@@ -1,0 +1,74 @@
+"""What users bring, end to end: their text, records, datasets, models and tasks."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.gang.runs import Result, digits, job, launch
+from trainer.data import records
+
+
+def succeed(result: Result) -> Result:
+    assert result.code == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    return result
+
+
+def test_text_of_one_s_own_trains_a_decoder(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    for number in range(5):
+        (tmp_path / "corpus" / f"{number}.txt").write_text("the quick brown fox jumps over the lazy dog. " * 20)
+    train = digits(
+        task="trainer.tasks.lm:NextToken",
+        model={"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocab": 256, "length": 32},
+        data={"source": "text", "path": "corpus/*.txt", "eval_split": 0.2, "bigram": True},
+        mesh={"fsdp": 2, "mp": 2},
+        precision="bf16",
+        optimizer={"name": "adafactor", "lr": 0.03, "ema": 0.5, "schedule": {"name": "constant"}},
+        batch=8,
+        steps=40,
+        log_every=1000,
+    )
+    result = succeed(launch(tmp_path, job(train, hosts=2)))
+    metrics = result.summary["metrics"]
+    assert metrics["eval_examples"] == math.ceil((900 - 1) / 32)
+    assert metrics["eval_bits_per_byte"] < 6
+    assert list(result.losses) == [40]  # the last step is said, however seldom the others are
+    assert [path.name for path in (result.folder / "checkpoints").glob("[0-9]*")] == ["40"]
+
+
+def test_a_task_of_one_s_own_brings_its_defaults_and_a_mean_for_a_loss(tmp_path: Path) -> None:
+    y_N = np.arange(1, 53, dtype=np.float32)
+    records.write(tmp_path / "all.array_record", ({"x": np.float32(1.0), "y": y} for y in y_N))
+    train = {
+        "task": "mine:Regression",
+        "data": {"path": "all.array_record", "source": "array_record"},
+        "precision": "tf32",
+    }
+    result = succeed(launch(tmp_path, job(train, hosts=1, per_host=4, processes_per_host=2)))
+    held_out = y_N[::4]  # a quarter, the first among them
+    metrics = result.summary["metrics"]
+    assert metrics["eval_examples"] == len(held_out) == 13  # of two batches of 8
+    assert metrics["eval_loss"] == pytest.approx(float(np.square(held_out).mean()), rel=1e-6)
+    assert result.summary["step"] == math.ceil(2 * 39 / 8)
+
+
+@pytest.mark.parametrize("batches", [None, 2])
+def test_a_dataset_and_a_model_of_one_s_own_are_split_by_path(tmp_path: Path, batches: int | None) -> None:
+    data: dict[str, Any] = {"source": "torch", "dataset": "mine:Pairs", "args": {"count": 256}}
+    train = digits(
+        task="mine:Split",
+        model={"kind": "mine:Net", "width": 16},
+        data=data | {"eval_args": {"count": 50}},
+        mesh={"dp": -1, "mp": 2},
+        accumulate=2,
+        eval={"every": 10, "batches": batches},
+    )
+    result = succeed(launch(tmp_path, job(train, hosts=1, per_host=4, processes_per_host=2)))
+    metrics = result.summary["metrics"]
+    assert metrics["eval_examples"] == (50 if batches is None else 32)
+    assert metrics["eval_accuracy"] == 1.0
