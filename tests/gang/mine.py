@@ -1,4 +1,4 @@
-"""What a user might bring: tasks, a model, a map-style dataset. Imported by the runs of test_tasks and test_nonfinite."""
+"""What a user might bring: tasks, a model, a map-style dataset; imported by the runs of the tests beside it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from flax import nnx
 
 from trainer.data import sources
 from trainer.tasks.classify import Classify
-
-PAIRS = 512
 
 
 class Pairs:
