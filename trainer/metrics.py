@@ -6,6 +6,7 @@ Prometheus, process 0 also writes and prints. Nothing here raises because a disk
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -134,10 +135,14 @@ class Metrics:
     def _write(self, name: str, step: int, values: Mapping[str, float | None]) -> None:
         journal, board = self._journals.get(name), self._board
         if journal is not None and not self._try(f"no more {name}.jsonl", lambda: journal.write(step, values)):
-            del self._journals[name]
+            with contextlib.suppress(OSError):  # what waits in it cannot be written either
+                self._journals.pop(name).close()
         if board is not None:
             prefix = "train" if name == "metrics" else name
-            board.write(step, {f"{prefix}/{key}": value for key, value in values.items() if key != "time"})
+            scalars = {f"{prefix}/{key}": value for key, value in values.items() if key != "time"}
+            if not self._try("no more TensorBoard events", lambda: board.write(step, scalars)):
+                self._board = None
+                board.close()
 
     def _tell(self, step: int) -> None:
         held_out = {f"eval_{name}": value for name, value in self._evaluated.items()}

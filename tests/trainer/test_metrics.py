@@ -1,6 +1,7 @@
 import json
 import os
 import pathlib
+import resource
 import socket
 from collections.abc import Iterator
 
@@ -166,6 +167,24 @@ def test_a_socket_that_cannot_be_bound_is_said_and_the_run_goes_on(tmp_path: pat
     assert len(loop.lines()) == 1
     notes = [line["note"] for line in loop.told() if "note" in line]
     assert len(notes) == 1 and notes[0].startswith("no metrics for Prometheus: ")
+    loop.pipe.close()
+
+
+def test_a_disk_that_fills_up_is_said_once_and_the_run_goes_on(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorboardX")
+    loop = Loop(tmp_path)
+    loop.metrics.start(0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # no file may grow any more
+    try:
+        loop.steps(1, 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    notes = [str(line["note"]) for line in loop.told() if "note" in line]
+    assert [note.partition(":")[0] for note in notes] == ["no more metrics.jsonl", "no more TensorBoard events"]
+    assert "step 20/60" in capsys.readouterr().out
     loop.pipe.close()
 
 
