@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from etils import epath
 
 from trainer.errors import CheckpointError, DataError, SpecError
@@ -42,11 +41,6 @@ def check_folder(path: str) -> None:
         raise SpecError(f"train.checkpoint.path = {path} cannot be written: {error}") from None
 
 
-def check_examples(examples: int, split: str) -> None:
-    if examples == 0:
-        raise DataError(f"the {split} set is empty; check train.data")
-
-
 def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) -> None:
     """Raises when a checkpoint was made under other conditions than `now`: the steps would name other examples."""
     for key, value in now.items():
@@ -59,8 +53,3 @@ def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) ->
         raise CheckpointError(
             f"{text}: resuming would not see each example once; keep it, or use another checkpoint.path"
         )
-
-
-def describe(batch: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """Names, dtypes and shapes of a batch, for one line of talk."""
-    return ", ".join(f"{name} {value.dtype}{list(value.shape)}" for name, value in batch.items())
