@@ -30,8 +30,9 @@ from trainer.task import load
 from trainer.train import Place, Run
 
 CHUNKS = 40
+EVERY, PAIRS = 100, 8  # steps between two saves, and how often they are compared
 SETTLE = 3  # steps at the start of a chunk that still feel the one before
-WIDTHS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072)  # of the MLP: one is found that takes long enough
+WIDTHS = (128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 3072)  # of the MLP: one is found that takes long enough
 
 
 class Probe:
@@ -40,10 +41,9 @@ class Probe:
     def __init__(self, chunk: int | None) -> None:
         self.run: Run | None = None
         self._chunk = chunk  # steps of the loop, then as many bare ones; None: no bare ones
-        self._stamps: list[float] = []
+        self.stamps: list[float] = []
         self.steps: list[float] = []  # median seconds of a step of the loop, by chunk
         self.bare: list[float] = []  # and of a bare one
-        self.began = self.ended = 0.0  # of the loop, the first steps left out
         self._state: Any = None
         self._batch: Any = None
 
@@ -51,15 +51,11 @@ class Probe:
         run = self.run
         if run is None or not run.is_stepping:
             return False
-        now = time.perf_counter()
-        self._stamps.append(now)
-        if len(self._stamps) == SETTLE:
-            self.began = now
-        self.ended = now
-        if self._chunk is not None and len(self._stamps) == self._chunk + SETTLE:
-            self.steps.append(median(_differences(self._stamps[SETTLE:])))
+        self.stamps.append(time.perf_counter())
+        if self._chunk is not None and len(self.stamps) == self._chunk + SETTLE:
+            self.steps.append(median(_differences(self.stamps[SETTLE:])))
             self.bare.append(median(_differences(self._tight(run, self._chunk + SETTLE)[SETTLE:])))
-            self._stamps = []
+            self.stamps = []
         return False
 
     def _tight(self, run: Run, steps: int) -> list[float]:
@@ -143,22 +139,21 @@ def overhead(name: str, batch: int, width: int, chunk: int, bound: float | None)
     return Row(f"loop over the bare step, {name}", ratio, bound, detail)
 
 
-def saving(batch: int, width: int, rounds: int, steps: int = 301, every: int = 100) -> list[Row]:
-    """The loop with saves over the loop without, run by turns."""
-    per_step: dict[bool, list[float]] = {True: [], False: []}
-    blocked: list[float] = []
-    for turn in range(2 * rounds):
-        saves = turn % 2 == 0
-        keys = {"steps": steps, "checkpoint": {"every": every if saves else None}}
-        probe, run = train(spec_of(batch, width, **keys))
-        per_step[saves].append((probe.ended - probe.began) / (steps - SETTLE))
-        if saves:
-            blocked.append(run.metrics.timer.part("save").seconds / (1 + steps // every))
-    saved, plain = median(per_step[True]), median(per_step[False])
-    detail = f"{ms(saved)} a step with, {ms(plain)} without; medians of {rounds} runs of {steps} steps each"
+def saving(batch: int, width: int) -> list[Row]:
+    """EVERY steps with a save over the EVERY steps after them, which have none."""
+    steps = 2 * EVERY * (PAIRS + 1)
+    probe, run = train(spec_of(batch, width, steps=steps, checkpoint={"every": 2 * EVERY}))
+    at = [0.0, *probe.stamps]  # at[n]: when n steps had gone through the loop; a save comes right before n is noted
+    pairs = [
+        (at[first + EVERY] - at[first], at[first + 2 * EVERY] - at[first + EVERY])
+        for first in range(2 * EVERY - 1, steps - 2 * EVERY, 2 * EVERY)
+    ]
+    saved, plain = (median([pair[side] for pair in pairs]) / EVERY for side in (0, 1))
+    blocked = run.metrics.timer.part("save").seconds / (PAIRS + 1)
+    detail = f"{ms(saved)} a step with, {ms(plain)} without; median of {len(pairs)} pairs of {EVERY} steps"
     return [
-        Row(f"saving every {every} steps over not saving", saved / plain, 1.02, detail),
-        Row("the blocking part of a save", None, None, f"{ms(median(blocked))}, {ms(median(blocked) / every)} a step"),
+        Row(f"saving every {EVERY} steps over not saving", median([a / b for a, b in pairs]), 1.02, detail),
+        Row("the blocking part of a save", None, None, f"{ms(blocked)}, {ms(blocked / EVERY)} a step"),
     ]
 
 
@@ -184,7 +179,7 @@ def main() -> None:
     wide = width_for(256, 0.05)
     long = overhead("steps of about 50 ms", 256, wide, chunk=10, bound=1.01)
     say("loop: saves")
-    emit([short, long, *saving(256, wide, rounds=3)])
+    emit([short, long, *saving(256, wide)])
 
 
 if __name__ == "__main__":
