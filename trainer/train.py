@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -236,7 +237,7 @@ class Run:
             gc.collect()
         self.evaluated = done
         examples = sums.pop("examples")[0]
-        means = {name: total / weight for name, (total, weight) in sums.items()}
+        means = {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
         self.metrics.evaluated(done, means | self.baselines | {"examples": examples})
 
     def _save(self, done: int, state: TrainState) -> None:
@@ -295,4 +296,5 @@ class Run:
 
 def conditions(spec: TrainSpec, train_set: Source) -> dict[str, Any]:
     """What must not change under a run that resumes: what the steps' examples are made of."""
-    return {"data": train_set.fingerprint(), "train.batch": spec.batch, "train.seed": spec.seed}
+    order = {"train.batch": spec.batch, "train.seed": spec.seed, "train.data.shuffle": spec.data.shuffle}
+    return {"data": train_set.fingerprint()} | order

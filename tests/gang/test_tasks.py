@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,14 +25,14 @@ def test_text_of_one_s_own_trains_a_decoder(tmp_path: Path) -> None:
         task="trainer.tasks.lm:NextToken",
         model={"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocab": 256, "length": 32},
         data={"source": "text", "path": "corpus/*.txt", "eval_split": 0.2, "bigram": True},
-        mesh={"fsdp": 2, "mp": 2},
+        mesh={"fsdp": 2},
         precision="bf16",
         optimizer={"name": "adafactor", "lr": 0.03, "ema": 0.5, "schedule": {"name": "constant"}},
         batch=8,
         steps=40,
         log_every=1000,
     )
-    result = succeed(launch(tmp_path, job(train, hosts=2)))
+    result = succeed(launch(tmp_path, job(train, hosts=2, per_host=1)))
     metrics = result.summary["metrics"]
     assert metrics["eval_examples"] == math.ceil((900 - 1) / 32)
     assert metrics["eval_bits_per_byte"] < 6
@@ -57,18 +56,21 @@ def test_a_task_of_one_s_own_brings_its_defaults_and_a_mean_for_a_loss(tmp_path:
     assert result.summary["step"] == math.ceil(2 * 39 / 8)
 
 
-@pytest.mark.parametrize("batches", [None, 2])
-def test_a_dataset_and_a_model_of_one_s_own_are_split_by_path(tmp_path: Path, batches: int | None) -> None:
-    data: dict[str, Any] = {"source": "torch", "dataset": "mine:Pairs", "args": {"count": 256}}
+@pytest.mark.parametrize(("held_out", "batches", "counted"), [(50, 2, 32), (3, None, 3)])
+def test_a_dataset_and_a_model_of_one_s_own_are_split_by_path(
+    tmp_path: Path, held_out: int, batches: int | None, counted: int
+) -> None:
+    data = {"source": "torch", "dataset": "mine:Pairs", "args": {"count": 256}, "eval_args": {"count": held_out}}
     train = digits(
         task="mine:Split",
         model={"kind": "mine:Net", "width": 16},
-        data=data | {"eval_args": {"count": 50}},
+        data=data,
         mesh={"dp": -1, "mp": 2},
         accumulate=2,
         eval={"every": 10, "batches": batches},
     )
     result = succeed(launch(tmp_path, job(train, hosts=1, per_host=4, processes_per_host=2)))
     metrics = result.summary["metrics"]
-    assert metrics["eval_examples"] == (50 if batches is None else 32)
+    assert metrics["eval_examples"] == counted
     assert metrics["eval_accuracy"] == 1.0
+    assert metrics["eval_accuracy_of_3"] == (1.0 if held_out > 3 else None)  # of none there is no share
