@@ -362,7 +362,7 @@ class TrainSpec(Block):
 
 
 def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` over `defaults`. A block is merged key by key unless it names another kind or source than the default."""
+    """`given` over `defaults`, key by key; a block that names another kind, source or optimizer stands alone."""
     merged = dict(defaults)
     for key, value in given.items():
         below = merged.get(key)
@@ -373,7 +373,9 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict
 
 
 def _same_kind(given: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
-    return all(given.get(key, default.get(key)) == default.get(key) for key in ("kind", "source"))
+    # The name of an optimizer or a schedule says which keys apply; that of a data source only says which data.
+    keys = ["kind", "source", *(["name"] if "name" in default and "source" not in default else [])]
+    return all(given.get(key, default.get(key)) == default.get(key) for key in keys)
 
 
 # Keys of the schema that are not built yet: refused by name. Dotted key -> values refused (empty: any).

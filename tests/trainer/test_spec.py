@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from trainer.spec import OPTIMIZERS, Optimizer, TrainSpec
+from trainer.spec import OPTIMIZERS, Optimizer, TrainSpec, with_defaults
 
 
 def faults(**train: Any) -> dict[str, str]:
@@ -49,3 +49,22 @@ def test_an_optimizer_survives_being_written_out_in_full(name: str) -> None:
     optimizer = Optimizer(name=name)  # type: ignore[arg-type]
     assert Optimizer.model_validate_json(optimizer.model_dump_json()) == optimizer
     assert optimizer.options() == OPTIMIZERS[name]
+
+
+@pytest.mark.parametrize(
+    ("given", "merged"),
+    [
+        ({"optimizer": {"lr": 0.1}}, {"optimizer": {"name": "adamw", "eps": 1e-6, "lr": 0.1}}),
+        ({"optimizer": {"name": "lion"}}, {"optimizer": {"name": "lion"}}),
+        ({"data": {"name": "mnist"}}, {"data": {"source": "tfds", "name": "mnist", "split": "train[:9]"}}),
+        ({"data": {"source": "text", "path": "a"}}, {"data": {"source": "text", "path": "a"}}),
+    ],
+)
+def test_a_task_s_defaults_hold_for_the_same_optimizer_and_source_only(
+    given: dict[str, Any], merged: dict[str, Any]
+) -> None:
+    defaults = {
+        "optimizer": {"name": "adamw", "eps": 1e-6},
+        "data": {"source": "tfds", "name": "digits", "split": "train[:9]"},
+    }
+    assert with_defaults(given, defaults) == defaults | merged
