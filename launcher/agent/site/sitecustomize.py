@@ -107,9 +107,12 @@ def _claim() -> "Reporter | None":
 
 
 def _print_whole_lines() -> None:
-    """A line leaves when it is printed: not 8 KiB at a time, nor in pieces that other writers get between."""
+    """A line leaves when it is printed: not 8 KiB at a time, nor in pieces that other writers get between.
+
+    Under PYTHONUNBUFFERED the text and its newline would be two writes.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
 
 
 def _dump_stacks_on_signal() -> None:
