@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from launcher import credentials, keys, scalars
@@ -59,10 +59,10 @@ def describe(document: Document, path: KeyPath) -> str:
     return dotted(path) if value is None else f"{dotted(path)} = {value}"
 
 
-def translate(error: ValidationError, document: Document) -> Iterator[Fault]:
-    """The faults of a job, no more than anyone reads, with one for each path."""
+def translate(error: ValidationError, document: Document, schema: type[BaseModel] = JobSpec) -> Iterator[Fault]:
+    """The faults of a file of this schema, no more than anyone reads, with one for each path."""
     some = error.errors(include_url=False, include_input=False)[:_MOST_TRANSLATED]
-    details = [(keys.find(JobSpec, detail["loc"]), detail) for detail in some if detail["type"] != _FOLLOWS]
+    details = [(keys.find(schema, detail["loc"]), detail) for detail in some if detail["type"] != _FOLLOWS]
     details.sort(key=lambda one: document.locate(Fault(one[0].path, "")).line)
     labels: dict[KeyPath, set[str]] = {}
     for spot, _ in details:
@@ -82,7 +82,7 @@ def translate(error: ValidationError, document: Document) -> Iterator[Fault]:
 
 def _settle(spot: Spot, union: KeyPath, document: Document) -> Spot | None:
     """The spot where its alternative is the one that was meant, none where another is, the union where none is."""
-    value, kind = value_at(document.data, union), keys.at(JobSpec, union)[0]
+    value, kind = value_at(document.data, union), keys.at(spot.root, union)[0]
     meant = [
         member
         for member in kind.members
@@ -90,7 +90,7 @@ def _settle(spot: Spot, union: KeyPath, document: Document) -> Spot | None:
         or (isinstance(value, list) and member.items is not None)
     ]
     if not meant:
-        return Spot(union, kind, spot.block)
+        return Spot(union, kind, spot.block, root=spot.root)
     return spot if kind.member(spot.label) in meant else None
 
 
@@ -104,7 +104,7 @@ def _fault(spot: Spot, detail: ErrorDetails, document: Document) -> Fault:
     if spot.is_key:
         return _wrong_key(spot)
     if spot.path == spot.union and spot.kind is not None:  # not a block at all: name every alternative
-        spot = Spot(spot.path, keys.at(JobSpec, spot.path)[0], spot.block)
+        spot = Spot(spot.path, keys.at(spot.root, spot.path)[0], spot.block, root=spot.root)
     told = detail.get("ctx", {}).get("error")
     if isinstance(told, ValueError):
         return _told(spot, str(told), document)
@@ -132,25 +132,32 @@ def _told(spot: Spot, text: str, document: Document) -> Fault:
 
 
 def _unknown_key(spot: Spot) -> Fault:
-    key, above = str(spot.path[-1]), dotted(spot.path[:-1]) or "job"
+    key, above = str(spot.path[-1]), dotted(spot.path[:-1]) or _called(spot.root)
     name = "…" if credentials.in_value(key) else cut(key)
     message = f'unknown key "{name}" in {above}.'
     known = list(keys.fields(spot.block)) if spot.block is not None else []
     if near := _near(key[:LONGEST_SHOWN], known):
         return Fault(spot.path, message + near)
-    if spot.union is not None and (sibling := _alternative_with(key, spot.union)):
+    if spot.union is not None and (sibling := _alternative_with(key, spot)):
         return Fault(spot.path, message, sibling)
-    elsewhere = dict.fromkeys(dotted(path) for path, _ in keys.walk(JobSpec) if path[-1] == key)
+    elsewhere = dict.fromkeys(dotted(path) for path, _ in keys.walk(spot.root) if path[-1] == key)
     if 0 < len(elsewhere) <= 3:
         return Fault(spot.path, message, f"there is {' and '.join(elsewhere)}.")
     if len(known) <= 20:
         return Fault(spot.path, message, f"its keys are {', '.join(known)}.")
-    return Fault(spot.path, message, "`launcher schema --markdown` lists every key.")
+    page = (
+        "`launcher schema --markdown` lists every key." if spot.root is JobSpec else f"its keys are {', '.join(known)}."
+    )
+    return Fault(spot.path, message, page)
 
 
-def _alternative_with(key: str, union: KeyPath) -> str | None:
-    """What to do about a key of another alternative of a union."""
-    kind = keys.at(JobSpec, union)[0]
+def _called(schema: type[BaseModel]) -> str:
+    return schema.__name__.removesuffix("Spec").lower()
+
+
+def _alternative_with(key: str, spot: Spot) -> str | None:
+    """What to do about a key of another alternative of the union that was passed on the way."""
+    kind = keys.at(spot.root, spot.union or ())[0]
     models = [member.model for member in kind.members if member.model is not None and key in keys.fields(member.model)]
     chooser = keys.discriminator(kind)
     if not models:
@@ -163,7 +170,7 @@ def _alternative_with(key: str, union: KeyPath) -> str | None:
 
 def _unknown_block(spot: Spot, document: Document) -> Fault:
     """A union of blocks whose discriminator is missing, or names none of them."""
-    kind, value = keys.at(JobSpec, spot.path)[0], value_at(document.data, spot.path)
+    kind, value = keys.at(spot.root, spot.path)[0], value_at(document.data, spot.path)
     key = keys.discriminator(kind)
     if not isinstance(value, dict):
         return Fault(spot.path, _is_not(document, spot.path, keys.words(kind)))

@@ -120,11 +120,12 @@ class Spot:
     union: KeyPath | None = None  # the union passed on the way, and what the error called its alternative
     label: Any = None
     is_key: bool = False  # it is the key that is wrong, not the value
+    root: type[BaseModel] = BaseModel  # the schema the path starts in
 
 
 def find(model: type[BaseModel], location: tuple[str | int, ...]) -> Spot:
     """The spot of an error's location, in which pydantic mixes keys with names of alternatives."""
-    spot, key_type = Spot((), Type(model), None), None
+    spot, key_type = Spot((), Type(model), None, root=model), None
     for element in location:
         here = spot.kind
         if element == "[key]":
