@@ -229,7 +229,9 @@ def _main_container(container: dict[str, Any], path: KeyPath) -> Iterator[Fault]
     for key in ("command", "args"):
         if key in container:
             yield Fault((*path, key), f"{where}.{key} would replace the agent.", "use command: instead.")
-    variables = container.get("env")
+    variables = container.get("env", [])
+    if not isinstance(variables, list):
+        yield Fault((*path, "env"), f"{where}.env is not a list of variables.", "it adds to the launcher's.")
     for index, variable in enumerate(variables if isinstance(variables, list) else []):
         name = variable.get("name") if isinstance(variable, dict) else None
         if isinstance(name, str) and is_contract_variable(name):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
-from launcher import checks, credentials, document, faults, scalars
+from launcher import checks, credentials, document, emit, faults, scalars
 from launcher.document import Document
 from launcher.errors import SHOWN_FAULTS, Fault, JobFaults, KeyPath
 from launcher.overrides import apply as override
@@ -28,14 +27,16 @@ _STAND_INS: dict[KeyPath, Any] = {
 _MOST_ROUNDS = 8  # each takes away what the one before found wrong
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """The job in a file, with dotted overrides such as `train.steps=100`.
+def load(
+    path: str | Path, overrides: Sequence[str] = (), also: Callable[[JobSpec], Iterable[Fault]] = lambda job: ()
+) -> JobSpec:
+    """The job in a file, with dotted overrides such as `train.steps=100`; `also` finds further faults of a valid one.
 
     Raises JobFaults with everything that is wrong with it, and UserError when it cannot be read.
     """
     source = document.read(Path(path))
     override(source, overrides)
-    return _job(source)
+    return _job(source, also)
 
 
 def parse(text: str, name: str = "job.yaml") -> JobSpec:
@@ -43,7 +44,7 @@ def parse(text: str, name: str = "job.yaml") -> JobSpec:
     return _job(document.parse(text, name))
 
 
-def _job(source: Document) -> JobSpec:
+def _job(source: Document, also: Callable[[JobSpec], Iterable[Fault]] = lambda job: ()) -> JobSpec:
     found = list(source.faults)
     spec = None
     if isinstance(source.data, dict):
@@ -51,6 +52,8 @@ def _job(source: Document) -> JobSpec:
     elif not found:
         kind = "empty" if source.data is None else "a list" if isinstance(source.data, list) else "one word"
         found.append(Fault((), f"is {kind}, not a block of keys.", "`launcher init` writes a first job."))
+    if spec is not None and not found:
+        found.extend(also(spec))
     if spec is None or found:
         raise JobFaults([source.locate(fault) for fault in found])
     return spec
@@ -169,25 +172,7 @@ def _one_program(data: Any) -> Iterator[Fault]:
 # --- and back ---------------------------------------------------------------------------------------------------------
 
 
-class _Dumper(yaml.SafeDumper):
-    """Quotes what our reader would not read as text; PyYAML's own rule is YAML 1.1's."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    try:
-        is_plain = scalars.resolve(text) == text and not scalars.has_two_readings(text)
-    except ValueError:
-        is_plain = False
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_plain else "'")
-
-
-_Dumper.add_representer(str, _represent_text)
-
-
 def dump(job: JobSpec) -> str:
     """The resolved job as YAML, every default written out; reading it again gives an equal job."""
     data = job.model_dump(mode="json", by_alias=True)
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return emit.document(data)

@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from launcher import agentjob
 from launcher import job as jobs
 from launcher.agent.ports import free_port
 from launcher.errors import UserError
@@ -64,18 +65,13 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def agent_job(job: JobSpec, paths: Paths, simulate: bool) -> AgentJob:
-    """What an agent is told of the job."""
-    return AgentJob(
-        name=job.name,
-        command=None if job.command is None else tuple(paths.argument(part) for part in job.command),
-        processes_per_host=job.process_count_per_host,
+    """What an agent here is told of the job."""
+    folder = job.workdir or job.code
+    return agentjob.of(
+        job,
+        command=None if job.command is None else [paths.argument(part) for part in job.command],
         platform="cpu" if simulate else job.accelerator.platform,
-        devices_per_process=job.devices_per_process,
-        budgets_s=job.budgets.seconds(),
-        crash_budget=job.restarts.crash,
-        in_place_budget=job.restarts.in_place,
-        grace_s=job.grace,
-        workdir=str(paths.base / folder) if (folder := job.workdir or job.code) else None,
+        workdir=str(paths.base / folder) if folder else None,
     )
 
 

@@ -66,6 +66,7 @@ LabelValue = Annotated[
     Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$", max_length=63),
     Words("a label's value: at most 63 letters, digits and inner dashes, dots and _"),
 ]
+Kind = Literal["cpu", "l4", "a100", "h100", "h200", "b200", "gb200", "v4", "v5e", "v5p", "v6e", "7x"]
 AS_WRITTEN = ("command", "env", "labels", "annotations", "node_selector")
 
 
@@ -80,9 +81,7 @@ def _whole_machine(given: dict[str, Any]) -> int:
 class Accelerator(Block):
     """The devices of a host, and for a TPU the shape of a slice."""
 
-    type: Literal["cpu", "l4", "a100", "h100", "h200", "b200", "gb200", "v4", "v5e", "v5p", "v6e", "7x"] = Field(
-        description="cpu, a GPU or a TPU generation"
-    )
+    type: Kind = Field(description="cpu, a GPU or a TPU generation")
     topology: str | None = Field(None, description="of a TPU slice, such as 2x4 or 4x4x8; TPUs only, and needed there")
     per_host: Positive = Field(
         default_factory=_whole_machine,
@@ -354,4 +353,4 @@ class JobSpec(Block):
         return self.accelerator.devices_per_host // self.process_count_per_host
 
 
-assert set(get_args(Accelerator.model_fields["type"].annotation)) == set(KNOWN)
+assert set(get_args(Kind)) == set(KNOWN)

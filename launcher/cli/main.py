@@ -20,6 +20,7 @@ INTERRUPTED = 130
 # Command -> where it lies, and what --help says of it. Importing them all would take --help half a second.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "init": ("launcher.cli.init:init", "Write a starter job.yaml."),
+    "render": ("launcher.cli.render:render", "Print JOB as Kubernetes manifests."),
     "run": ("launcher.cli.run:run", "Train JOB on this machine."),
     "schema": ("launcher.cli.schema:schema", "Print the JSON schema of job.yaml."),
     "validate": ("launcher.cli.validate:validate", "Check JOB, and say what it asks for."),

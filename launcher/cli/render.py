@@ -1,0 +1,30 @@
+"""`launcher render`: a job as the manifests that run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from launcher import emit, jobset, profile
+from launcher import job as jobs
+from launcher.refusals import refusals
+
+
+@click.command()
+@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option(
+    "--profile",
+    "profile_file",
+    type=click.Path(path_type=Path),
+    help="The cluster's profile: YAML, plain or as a ConfigMap. [default: none]",
+)
+def render(job_file: Path, overrides: tuple[str, ...], profile_file: Path | None) -> None:
+    """Print JOB as Kubernetes manifests.
+
+    Asks no cluster. The same job and profile give the same text: `launcher render job.yaml | kubectl apply -f -`.
+    """
+    cluster = profile.load(profile_file)
+    job = jobs.load(job_file, overrides, also=lambda job: refusals(job, cluster))
+    click.echo(emit.documents(jobset.render(job, cluster)), nl=False)

@@ -1,0 +1,129 @@
+"""The platform profile: what a cluster's owner says once for every job on it. A file in, Profile out.
+
+It stands in for what a job leaves unsaid, and never overrules what a job says.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, ValidationError
+
+from launcher import document, faults
+from launcher.document import Document
+from launcher.errors import Fault, JobFaults, UserError
+from launcher.keys import Words
+from launcher.schema import AbsolutePath, Kind, Label, LabelKey, LabelValue, ObjectName, Text, Toleration
+from trainer.spec import Block, Positive
+
+DEFAULT_USER = 1000
+
+
+class Nodes(Block):
+    """Nodes as this cluster labels and taints them."""
+
+    node_selector: dict[LabelKey, LabelValue] = Field({}, description="labels they have")
+    tolerations: list[Toleration] = Field([], description="taints they have")
+
+
+class CheckpointClaim(Block):
+    """A PersistentVolumeClaim, ReadWriteMany, for the checkpoints of every job."""
+
+    claim: ObjectName = Field(description="its name")
+    path: AbsolutePath = Field("/checkpoints", description="where it is mounted; a job's folder is below, by its name")
+
+
+class CheckpointUrl(Block):
+    """A bucket that the trainer itself writes to."""
+
+    url: Annotated[str, Field(pattern=r"^(gs|s3)://[^\s/]+(/\S*)?$"), Words("a folder such as gs://bucket/runs")] = (
+        Field(description="a job's folder is below, by its name")
+    )
+
+
+def _which(value: Any) -> str | None:
+    keys = value if isinstance(value, dict) else vars(value) if isinstance(value, Block) else ()
+    return next((key for key in ("claim", "url") if key in keys), None)
+
+
+Checkpoint = Annotated[
+    Annotated[CheckpointClaim, Tag("claim")] | Annotated[CheckpointUrl, Tag("url")], Discriminator(_which)
+]
+
+
+class Tcpxo(Block):
+    """What GPUDirect-TCPXO needs to know of this cluster."""
+
+    image: Annotated[str, Field(pattern=r"^\S+$")] = Field(description="of the receive daemon")
+    networks: Annotated[list[ObjectName], Field(min_length=8, max_length=8)] = Field(
+        [f"vpc{number}" for number in range(1, 9)], description="the Network objects of eth1 to eth8"
+    )
+
+
+class Prometheus(Block):
+    """The pods that may scrape."""
+
+    namespace: Label | None = Field(None, description="where they run; null: any")
+    labels: dict[LabelKey, LabelValue] = Field({"app.kubernetes.io/name": "prometheus"}, description="they have")
+
+
+class Profile(Block):
+    """The defaults of one cluster."""
+
+    version: Literal[1] = Field(1, alias="schema", description="of this file's keys")
+    platform: Literal["gke", "eks", "generic"] = Field("generic", description="whose nodes these are")
+    image: Annotated[str, Field(pattern=r"^\S+$")] | None = Field(None, description="for jobs that name none")
+    image_pull_secrets: list[ObjectName] = Field([], description="for every job")
+    queue: Label | None = Field(None, description="for jobs that name none")
+    checkpoint: Checkpoint | None = Field(None, description="where checkpoints go")
+    user: Positive = Field(DEFAULT_USER, description="numeric user and group of the pods; never root")
+    nodes: dict[Kind, Nodes] = Field({}, description="by accelerator type, where they are not labelled as usual")
+    capacity: dict[Literal["spot", "flex-start"], Nodes] = Field({}, description="by kind, likewise")
+    slice_label: LabelKey | None = Field(None, description="the label that nodes of one TPU slice share")
+    tcpxo: Tcpxo | None = Field(None, description="for network: gpudirect-tcpxo")
+    prometheus: Prometheus = Field(Prometheus(), description="who may scrape")
+    labels: dict[LabelKey, LabelValue] = Field({}, description="on everything")
+    annotations: dict[LabelKey, Text] = Field({}, description="on everything")
+    node_selector: dict[LabelKey, LabelValue] = Field({}, description="for every job")
+    tolerations: list[Toleration] = Field([], description="for every job")
+
+
+def load(path: Path | None) -> Profile:
+    """The profile in a file, plain or as a ConfigMap's only entry; without a file the defaults.
+
+    Raises JobFaults with everything that is wrong with it, and UserError when it cannot be read.
+    """
+    if path is None:
+        return Profile()
+    if not path.exists():
+        raise UserError(f"{path}: no such file.", "--profile names the cluster's profile.")
+    return _profile(_unwrapped(document.read(path)))
+
+
+def parse(text: str, name: str = "profile.yaml") -> Profile:
+    """The profile in a text. Raises JobFaults, which call it by `name`."""
+    return _profile(_unwrapped(document.parse(text, name)))
+
+
+def _unwrapped(source: Document) -> Document:
+    """The document inside a ConfigMap; any other as it is."""
+    if not isinstance(source.data, dict) or source.data.get("kind") != "ConfigMap":
+        return source
+    entries = source.data.get("data")
+    if not isinstance(entries, dict) or len(entries) != 1 or not isinstance(text := next(iter(entries.values())), str):
+        raise UserError(f"{source.name}: a profile's ConfigMap has one entry, a text.", "data: {profile.yaml: |- …}")
+    return document.parse(text, f"{source.name}, {next(iter(entries))}")
+
+
+def _profile(source: Document) -> Profile:
+    found = list(source.faults)
+    data: Any = {} if source.data is None else source.data
+    if not isinstance(data, dict):
+        found.append(Fault((), "is not a block of keys.", "platform: gke"))
+    if not found:
+        try:
+            return Profile.model_validate(data)
+        except ValidationError as error:
+            found.extend(faults.translate(error, source, Profile))
+    raise JobFaults([source.locate(fault) for fault in found])

@@ -1,0 +1,297 @@
+"""Rendering: whole manifests against golden files, and what no manifest may ever lack or hold.
+
+After a change that is meant: GOLDEN=write pytest tests/launcher/test_jobset.py, and read the diff.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher import emit, job, jobset, network, profile
+from launcher.errors import UserError
+from launcher.jobset import render
+from launcher.profile import Profile
+from trainer import contract
+from trainer.contract import Action
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = Path(__file__).parent / "golden"
+CASES = Path(__file__).parent / "render"
+EXAMPLES = ROOT / "k8s" / "examples"
+PROFILE = ".profile.yaml"
+
+
+def jobs_in(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.glob("*.yaml")) if not path.name.endswith(PROFILE)]
+
+
+FILES = [*jobs_in(CASES), *jobs_in(EXAMPLES)]
+SMALL = "name: x\nimage: registry.example/train:1\naccelerator: {type: cpu}\ncommand: [python, train.py]\n"
+# What any of these grants is beyond the restricted Pod Security Standard.
+PRIVILEGED = {"cpu-hostnetwork", "h100-tcpxo-gke", "a100-generic", "generic-gpu"}
+
+
+def manifests(path: Path) -> list[dict[str, Any]]:
+    beside = path.with_name(path.stem + PROFILE)
+    return render(job.load(path), profile.load(beside if beside.exists() else None))
+
+
+def rendered(text: str, cluster: Profile | None = None) -> dict[str, Any]:
+    """The JobSet of a job in a text."""
+    return render(job.parse(text), cluster or Profile())[0]
+
+
+def spec_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The spec of its one replicated job's Job."""
+    (one,) = manifest["spec"]["replicatedJobs"]
+    assert isinstance(found := one["template"]["spec"], dict)
+    return found
+
+
+def pod_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    assert isinstance(found := spec_of(manifest)["template"]["spec"], dict)
+    return found
+
+
+def env_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Variables of the main container, as the kubelet expands them; what comes from elsewhere as it is written."""
+    main = pod_of(manifest)["containers"][0]
+    return {one["name"]: one.get("value", "").replace("$$", "$") or one["valueFrom"] for one in main["env"]}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_job_renders_to_its_golden_manifests(path: Path) -> None:
+    text = emit.documents(manifests(path))
+    golden = GOLDEN / path.name if path.parent == CASES else GOLDEN / "examples" / path.name
+    if os.environ.get("GOLDEN") == "write":
+        golden.parent.mkdir(parents=True, exist_ok=True)
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+    assert list(yaml.safe_load_all(text)) == manifests(path)
+
+
+def test_every_golden_file_has_its_job() -> None:
+    names = {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*.yaml")}
+    assert names == {path.name if path.parent == CASES else f"examples/{path.name}" for path in FILES}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_rendering_twice_gives_the_same_and_changes_nothing(path: Path) -> None:
+    spec, cluster = job.load(path), Profile()
+    if (beside := path.with_name(path.stem + PROFILE)).exists():
+        cluster = profile.load(beside)
+    before = spec.model_dump_json(), cluster.model_dump_json()
+    first, second = render(spec, cluster), render(spec, cluster)
+    assert first == second
+    first[0]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0].clear()
+    assert render(spec, cluster) == second
+    assert (spec.model_dump_json(), cluster.model_dump_json()) == before
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_gang_ends_and_starts_as_a_whole(path: Path) -> None:
+    manifest = manifests(path)[0]
+    spec, pod = spec_of(manifest), pod_of(manifest)
+    assert manifest["spec"]["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
+    assert (spec["backoffLimit"], spec["podReplacementPolicy"], pod["restartPolicy"]) == (0, "Failed", "Never")
+    assert spec["completions"] == spec["parallelism"]
+    assert {rule["action"] for rule in spec["podFailurePolicy"]["rules"]} == {"FailJob"}
+    gone = [one for one in pod["tolerations"] if one.get("effect") == "NoExecute" and "tolerationSeconds" in one]
+    assert [one["tolerationSeconds"] for one in gone] == [30, 30]
+
+
+def containers(pod: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield from (one for one in [*pod["containers"], *pod.get("initContainers", [])] if one["name"] != "sidecar")
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.stem not in PRIVILEGED], ids=lambda path: path.stem)
+def test_pods_meet_the_restricted_pod_security_standard(path: Path) -> None:
+    pod = pod_of(manifests(path)[0])
+    assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}
+    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    kinds = {kind for volume in pod["volumes"] for kind in volume if kind != "name"}
+    assert kinds <= {"emptyDir", "persistentVolumeClaim", "secret", "configMap", "csi"}
+    for container in containers(pod):
+        security = container["securityContext"]
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert security["allowPrivilegeEscalation"] is False and security["readOnlyRootFilesystem"] is True
+        assert "runAsUser" not in security and "privileged" not in security
+
+
+def answer(manifest: dict[str, Any], message: str, reason: str = "PodFailurePolicy") -> str:
+    """What JobSet does about a failed Job: the first rule that matches, else a counted restart."""
+    for rule in manifest["spec"]["failurePolicy"]["rules"]:
+        patterns = rule.get("onJobFailureMessagePatterns", [""])
+        if reason in rule["onJobFailureReasons"] and any(re.search(pattern, message) for pattern in patterns):
+            return str(rule["action"])
+    return Action.RESTART.value
+
+
+@pytest.mark.parametrize("code", sorted(set(contract.OUTCOMES) - {contract.DONE}))
+def test_jobset_answers_every_exit_code_as_the_contract_says(code: int) -> None:
+    """With the words in which the Job controller reports a failure."""
+    manifest = rendered(SMALL)
+    (rule,) = [rule for rule in spec_of(manifest)["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
+    assert rule["onExitCodes"]["containerName"] == pod_of(manifest)["containers"][0]["name"]
+    message = f"Container main for pod team/x-w-0-0-abcde failed with exit code {code} matching FailJob rule at index 1"
+    if code not in rule["onExitCodes"]["values"]:
+        message, reason = "Job has reached the specified backoff limit", "BackoffLimitExceeded"
+    else:
+        reason = "PodFailurePolicy"
+    assert answer(manifest, message, reason) == contract.OUTCOMES[code].action.value
+
+
+def test_an_evicted_pod_is_never_charged() -> None:
+    message = "Pod team/x-w-0-0-abcde has condition DisruptionTarget matching FailJob rule at index 0"
+    manifest = rendered(SMALL)
+    assert answer(manifest, message) == Action.RESTART_UNCHARGED.value
+    assert spec_of(manifest)["podFailurePolicy"]["rules"][0]["onPodConditions"][0]["type"] == "DisruptionTarget"
+
+
+def test_a_job_past_its_deadline_is_not_started_again() -> None:
+    manifest = rendered(SMALL + "deadline: 90s\n")
+    assert spec_of(manifest)["activeDeadlineSeconds"] == 90
+    assert answer(manifest, "Job was active longer than specified deadline", "DeadlineExceeded") == "FailJobSet"
+
+
+def test_the_agent_can_read_what_the_pod_tells_it() -> None:
+    """The agent's own reader, on the environment of host 5 of 2 × 4."""
+    from launcher.agent import config
+
+    manifest = rendered(SMALL.replace("{type: cpu}", "{type: cpu, per_host: 2}") + "hosts: 4\nslices: 2\ngrace: 20s\n")
+    found = {name: value for name, value in env_of(manifest).items() if isinstance(value, str)}
+    told = {contract.SLICE: "1", contract.INDEX: "1", contract.UID: "u", contract.GENERATION: "3"}
+    read = config.read({**found, **told})
+    assert (read.leader, read.host, read.hosts, read.generation) == (("x-w-0-0.x", network.LEADER_PORT), 5, 8, 3)
+    assert (read.job.command, read.job.grace_s, read.job.metrics_port) == (("python", "train.py"), 20.0, 9400)
+    assert not read.is_local
+    fields = env_of(manifest)
+    for name in (contract.SLICE, contract.UID, contract.GENERATION, contract.POD_UID, contract.NODE):
+        assert "fieldRef" in fields[name]
+
+
+def test_values_reach_the_program_as_they_are_written() -> None:
+    """The kubelet expands $(NAME) in variables."""
+    manifest = rendered(SMALL.replace("train.py]", "train.py, $(HOME)]") + "env: {A: $(HOME) costs $$5}\n")
+    raw = {one["name"]: one.get("value") for one in pod_of(manifest)["containers"][0]["env"]}
+    assert raw["A"] == "$$(HOME) costs $$$$5"
+    assert json.loads(env_of(manifest)[contract.JOB])["command"] == ["python", "train.py", "$(HOME)"]
+
+
+def test_the_train_block_reaches_the_pod_with_its_checkpoint_folder() -> None:
+    text = "name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine, steps: 10}\n"
+    cluster = profile.parse("{image: i, checkpoint: {claim: runs, path: /runs}}")
+    manifest = rendered(text, cluster)
+    spec = json.loads(env_of(manifest)[contract.TRAIN_SPEC])
+    assert spec == {"task": "my.tasks:Mine", "steps": 10, "checkpoint": {"path": "/runs/x"}}
+    assert env_of(manifest)[contract.RUN_DIR] == "/runs/x/.jaxlaunch"
+    mounts = {one["name"]: one["mountPath"] for one in pod_of(manifest)["containers"][0]["volumeMounts"]}
+    assert mounts == {"tmp": "/tmp", "volume-0": "/runs"}
+
+
+def test_a_bucket_is_no_folder_to_keep_the_runs_memory_in() -> None:
+    cluster = profile.parse("{image: i, checkpoint: {url: gs://runs/all}}")
+    manifest = rendered("name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine, steps: 10}\n", cluster)
+    assert json.loads(env_of(manifest)[contract.TRAIN_SPEC])["checkpoint"] == {"path": "gs://runs/all/x"}
+    assert contract.RUN_DIR not in env_of(manifest)
+
+
+def test_a_profile_s_claim_is_mounted_once_where_a_checkpoint_lies_on_it() -> None:
+    cluster = profile.parse("{image: i, checkpoint: {claim: runs, path: /runs}}")
+    text = "name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine, checkpoint: {path: %s}}\n"
+    assert len(pod_of(rendered(text % "/runs/other", cluster))["volumes"]) == 2
+    mounted = text % "/runs/other" + "volumes: [{claim: mine, path: /runs}]\n"
+    claims = [one["persistentVolumeClaim"] for one in pod_of(rendered(mounted, cluster))["volumes"][1:]]
+    assert claims == [{"claimName": "mine"}]
+    assert len(pod_of(rendered(text % "gs://b/x", cluster))["volumes"]) == 1
+
+
+def test_a_secret_appears_by_reference_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "canary-0123456789")
+    (case,) = [path for path in FILES if path.stem == "volumes-secrets-init-pod"]
+    text = emit.documents(manifests(case))
+    assert "canary" not in text
+    reference = {"secretKeyRef": {"name": "wandb", "key": "api-key"}}
+    assert env_of(manifests(case)[0])["WANDB_API_KEY"] == reference
+
+
+def test_a_token_is_mounted_only_for_a_service_account() -> None:
+    assert pod_of(rendered(SMALL))["automountServiceAccountToken"] is False
+    pod = pod_of(rendered(SMALL + "service_account: trainer\n"))
+    assert (pod["automountServiceAccountToken"], pod["serviceAccountName"]) == (True, "trainer")
+
+
+def test_a_job_says_otherwise_than_our_defaults_for_the_program() -> None:
+    text = SMALL.replace("type: cpu", "type: l4") + "env: {HOME: /home/me, JAX_PLATFORMS: cuda}\n"
+    found = env_of(rendered(text))
+    assert (found["HOME"], found["JAX_PLATFORMS"]) == ("/home/me", "cuda")
+    secret = env_of(rendered(text.replace("env: {HOME: /home/me, ", "secrets: {HOME: {name: s, key: k}}\nenv: {")))
+    assert secret["HOME"] == {"secretKeyRef": {"name": "s", "key": "k"}}
+
+
+def test_only_slices_that_span_hosts_are_placed_exclusively() -> None:
+    text = SMALL + "platform: gke\n"
+    key = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+
+    def annotations(accelerator: str, more: str = "") -> Mapping[str, str]:
+        found = rendered(text.replace("{type: cpu}", accelerator) + more)["metadata"]["annotations"]
+        assert isinstance(found, dict)
+        return found
+
+    assert annotations("{type: v6e, topology: 4x4}")[key] == "cloud.google.com/gke-nodepool"
+    assert key not in annotations("{type: v6e, topology: 2x2}")
+    assert key not in annotations("{type: v6e, topology: 4x4}", "queue: q\nplacement: {preferred: rack}\n")
+    assert key not in annotations("{type: cpu}", "hosts: 4\n")
+
+
+def test_jobs_that_share_hosts_do_not_share_ports() -> None:
+    text = SMALL + "network: hostnetwork\n"
+    ports = {
+        port["containerPort"]
+        for name in ("x", "y", "z")
+        for port in pod_of(rendered(text.replace("name: x", f"name: {name}")))["containers"][0]["ports"]
+    }
+    assert len(ports) == 6 and all(20000 <= port < 30000 for port in ports)
+    assert len(render(job.parse(text), Profile())) == 1  # a policy would not hold there, and promise that it does
+
+
+def test_the_policy_lets_in_the_gang_and_prometheus() -> None:
+    _, policy = render(job.parse(SMALL), profile.parse("prometheus: {namespace: monitoring}"))
+    gang = {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": "x"}}
+    own, scrape = policy["spec"]["ingress"]
+    assert policy["spec"]["podSelector"] == gang and own == {"from": [{"podSelector": gang}]}
+    assert scrape["ports"] == [{"protocol": "TCP", "port": network.METRICS_PORT}]
+    assert scrape["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+    assert len(render(job.parse(SMALL + "network_policy: false\n"), Profile())) == 1
+
+
+def test_the_spec_hash_tells_jobs_apart_and_nothing_else() -> None:
+    def digest(text: str) -> str:
+        return str(rendered(text)["metadata"]["annotations"][jobset.SPEC_HASH])
+
+    assert digest(SMALL) == digest("# a comment\n" + SMALL) != digest(SMALL + "grace: 61s\n")
+
+
+def test_a_job_that_cannot_run_there_is_refused_with_everything_at_once() -> None:
+    text = SMALL.replace("image: registry.example/train:1\n", "") + "agent: inject\ncapacity: spot\n"
+    with pytest.raises(UserError) as error:
+        rendered(text)
+    assert "agent = inject is not supported yet." in str(error.value)
+    assert "image is missing" in str(error.value)
+    assert "capacity = spot is not known on platform = generic." in str(error.value)
+
+
+@pytest.mark.parametrize("variables", ["null", "{}", "[{name: JAXLAUNCH_LEADER, value: x}]", "[{name: TRAIN_SPEC}]"])
+def test_the_pod_escape_cannot_take_our_variables_away(variables: str) -> None:
+    text = SMALL + f"pod: {{spec: {{containers: [{{name: main, env: {variables}}}]}}}}\n"
+    with pytest.raises(UserError, match=r"pod\.spec\.containers\.0\.env"):
+        job.parse(text)
