@@ -1,0 +1,123 @@
+"""The cases of tests/fixtures as a job would meet them: a Hugging Face folder, a train block and batches."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors.numpy import load_file
+
+from trainer import mesh, spec
+from trainer.step import Step
+from trainer.tasks.classify import Classify
+from trainer.tasks.lm import NextToken
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+LENGTH = 47  # targets of a row of 48 tokens
+
+LLAMA: dict[str, Any] = {
+    "kind": "decoder",
+    "layers": 2,
+    "width": 64,
+    "heads": 4,
+    "kv_heads": 2,
+    "hidden": 160,
+    "vocab": 97,
+    "length": LENGTH,
+}
+SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_length": 32}
+VIT: dict[str, Any] = {
+    "kind": "vit",
+    "layers": 2,
+    "width": 64,
+    "heads": 4,
+    "hidden": 128,
+    "image": [32, 32],
+    "patch": 8,
+    "pixel_mean": [0.0] * 3,  # the fixtures' images are what the model reads
+    "pixel_std": [1.0] * 3,
+}
+GPT2: dict[str, Any] = {
+    "kind": "gpt2",
+    "layers": 2,
+    "width": 64,
+    "heads": 4,
+    "vocab": 97,
+    "length": LENGTH,
+    "positions": 64,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama_tiny": LLAMA,
+    "llama_tiny_padded": LLAMA,
+    "llama_tiny_leftpad": LLAMA,
+    "llama3_tiny": {**LLAMA, "rope_scaling": SCALING, "tied": True},
+    "gpt2_tiny": GPT2,
+    "vit_tiny": VIT,
+    "vit_tiny_rect": {**VIT, "image": [32, 48]},
+    "vit_tiny_patch16": {**VIT, "patch": 16},
+}
+
+
+class Images(Classify):
+    """Images of the size that the model reads."""
+
+    def source(self, spec: Any, split: str) -> Any:
+        return [{"image": np.zeros((*spec.model.image, spec.model.channels), np.float32), "label": 0}]
+
+
+@functools.cache
+def tensors(case: str, file: str) -> dict[str, np.ndarray]:
+    return load_file(FIXTURES / case / f"{file}.safetensors")
+
+
+def folder(case: str, to: Path) -> Path:
+    """The case as Hugging Face would hold it; weights that lie over another case's are a second file, with an index."""
+    described = json.loads((FIXTURES / case / "config.json").read_text())
+    to.mkdir(parents=True)
+    (to / "config.json").write_text(json.dumps(described["hf_config"]))
+    cases = [name for name in (described["weights_from"], case) if name]
+    files = {name: FIXTURES / name / "weights.safetensors" for name in cases}
+    places = {}
+    for name, path in files.items():
+        if path.exists():
+            (to / f"{name}.safetensors").symlink_to(path)
+            places |= dict.fromkeys(load_file(path), f"{name}.safetensors")
+    (to / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return to
+
+
+def step(
+    case: str, init_from: Path | None, devices: int = 1, *, model: dict[str, Any] | None = None, **keys: Any
+) -> Step:
+    """A step of the case's model that starts from the folder, compiled for nothing yet."""
+    train = train_spec(case, init_from, model=model, **keys)
+    return Step(task(case), train, mesh.build(train.mesh, jax.devices()[:devices]), 30)
+
+
+def task(case: str) -> Any:
+    return Images() if MODELS[case]["kind"] == "vit" else NextToken()
+
+
+def train_spec(
+    case: str, init_from: Path | None, *, model: dict[str, Any] | None = None, **keys: Any
+) -> spec.TrainSpec:
+    """Plain SGD at rate 1 unless `keys` say otherwise; its momentum after one step is the gradient."""
+    sgd = {"name": "sgd", "lr": 1.0, "momentum": 0.9, "clip": None, "schedule": {"name": "constant"}}
+    model = {**MODELS[case], **(model or {}), "init_from": str(init_from) if init_from else None}
+    keys = {"mesh": {"dp": 1}, "optimizer": sgd, "batch": len(tensors(case, "io")["labels"]), **keys}
+    return spec.TrainSpec(task="tests:Reference", model=model, **keys)
+
+
+def batch(case: str) -> dict[str, np.ndarray]:
+    """What the task reads: the targets are the tokens, and weigh nothing where the label is -100."""
+    given = tensors(case, "io")
+    rows = {"weight": np.ones(len(given["labels"]), np.float32)}
+    if "pixel_values" in given:
+        return {"image": given["pixel_values"].transpose(0, 2, 3, 1), "label": given["labels"], **rows}
+    seen = {"attention_mask": given["attention_mask"]} if "attention_mask" in given else {}
+    mask = (given["labels"][:, 1:] != -100).astype(np.float32)
+    return {"tokens": given["input_ids"], "mask": mask, **seen, **rows}

@@ -1,0 +1,109 @@
+"""Our models against Hugging Face's, from their safetensors through `init_from`: tests/fixtures says how close."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file
+
+from tests.trainer import references
+from tests.trainer.references import MODELS, batch, folder, step, task, tensors, train_spec
+from trainer import weights
+from trainer.skeleton import Skeleton
+from trainer.step import TrainState
+
+WITH_GRADIENTS = [case for case in MODELS if (references.FIXTURES / case / "grads.safetensors").exists()]
+
+
+def logits(case: str, init_from: Path, params: dict[str, Any]) -> np.ndarray:
+    """What the model says to the whole input, all 48 tokens of it."""
+    given, train = tensors(case, "io"), train_spec(case, init_from)
+    skeleton = Skeleton(nnx.eval_shape(lambda: task(case).model(train, nnx.Rngs(0))))
+    model = skeleton.merge(params, {}, jax.random.key(0))
+    if "pixel_values" in given:
+        return np.asarray(model(given["pixel_values"].transpose(0, 2, 3, 1)))
+    return np.asarray(model(given["input_ids"], given.get("attention_mask")))
+
+
+def momentum(step: Any, state: TrainState) -> dict[str, jax.Array]:
+    """SGD's, by parameter: after one step from zero it is the gradient."""
+    named = {name.partition("trace.")[2]: leaf for name, leaf in step.named(state)["opt"].items() if "trace." in name}
+    assert named.keys() == state.params.keys()
+    return named
+
+
+def theirs(case: str, params: dict[str, jax.Array], to: Path) -> dict[str, np.ndarray]:
+    """Arrays in the places of our parameters, by the names of Hugging Face."""
+    weights.save(str(to), train_spec(case, None).model, params)
+    return load_file(to / "model.safetensors")
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_logits_equal_the_reference(case: str, tmp_path: Path) -> None:
+    init_from, given = folder(case, tmp_path / "hf"), tensors(case, "io")
+    found = logits(case, init_from, step(case, init_from).init().params)
+    real = given["attention_mask"] != 0 if "attention_mask" in given else slice(None)
+    limit = 5e-6 if case.startswith("vit") else 1e-5
+    np.testing.assert_allclose(found[real], given["logits"][real], rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_loss_and_every_gradient_equal_the_reference(case: str, tmp_path: Path) -> None:
+    trained = step(case, folder(case, tmp_path / "hf"))
+    trained.compile_train(trained.put(batch(case)))
+    state, metrics = trained.train(trained.init(), trained.put(batch(case)))
+    np.testing.assert_allclose(metrics["loss"], tensors(case, "io")["loss"][0], rtol=0, atol=5e-6)
+    if case in WITH_GRADIENTS:
+        found = theirs(case, momentum(trained, state), tmp_path / "grads")
+        wanted = tensors(case, "grads")
+        assert found.keys() == wanted.keys()
+        for name, grad in wanted.items():
+            np.testing.assert_allclose(found[name], grad, rtol=0, atol=1e-5 * np.abs(grad).max() + 1e-7, err_msg=name)
+
+
+def test_gradients_are_compared_for_every_kind_of_model() -> None:
+    assert {MODELS[case]["kind"] for case in WITH_GRADIENTS} == {"decoder", "gpt2", "vit"}
+    assert {"llama3_tiny", "llama_tiny_padded", "llama_tiny_leftpad"} <= set(WITH_GRADIENTS)
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+ADAMW = {"name": "adamw", "lr": 0.003, "b1": 0.9, "b2": 0.95, "weight_decay": 0.1, "clip": 1.0}
+CURVES: dict[str, dict[str, Any]] = {
+    "llama_tiny": {"optimizer": {**ADAMW, "schedule": {"name": "cosine", "warmup": 5}}},
+    "vit_tiny": {
+        "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "clip": None, "schedule": {"name": "constant"}},
+        "model": {"pixel_mean": [128.0] * 3, "pixel_std": [64.0] * 3},
+    },
+}
+
+
+def batches(case: str) -> list[dict[str, np.ndarray]]:
+    data = tensors(f"train_{case}", "data")
+    if "tokens" in data:
+        ones = {"mask": np.ones((8, 47), np.float32), "weight": np.ones(8, np.float32)}
+        return [{"tokens": tokens, **ones} for tokens in data["tokens"]]
+    images = data["images_u8"].transpose(0, 2, 3, 1)
+    ones = {"weight": np.ones(16, np.float32)}
+    return [{"image": images[index], "label": data["labels"][index], **ones} for index in data["index"]]
+
+
+@pytest.mark.parametrize("case", CURVES)
+def test_the_training_curve_equals_the_reference(case: str, tmp_path: Path) -> None:
+    each, curve = batches(case), tensors(f"train_{case}", "curve")
+    trained = step(case, folder(case, tmp_path / "hf"), batch=len(each[0]["weight"]), **CURVES[case])
+    trained.compile_train(trained.put(each[0]))
+    state, found = trained.init(), []
+    for rows in each:
+        state, metrics = trained.train(state, trained.put(rows))
+        found.append({name: float(value) for name, value in metrics.items()})
+    np.testing.assert_allclose([at["loss"] for at in found], curve["loss"], rtol=0, atol=2e-5)
+    np.testing.assert_allclose([at["grad_norm"] for at in found], curve["grad_norm"], rtol=2e-5)
+    np.testing.assert_allclose([at["learning_rate"] for at in found], curve["lr"], rtol=0, atol=1e-6 * 0.1)
+    final = theirs(case, state.params, tmp_path / "final")
+    assert final.keys() == tensors(f"train_{case}", "final").keys()
+    for name, wanted in tensors(f"train_{case}", "final").items():
+        np.testing.assert_allclose(final[name], wanted, rtol=0, atol=1e-5, err_msg=name)

@@ -1,0 +1,138 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.trainer.references import FIXTURES, folder, step, tensors, train_spec
+from trainer import weights
+from trainer.errors import SpecError
+
+CASES = ["llama_tiny", "llama3_tiny", "gpt2_tiny", "vit_tiny"]
+
+
+def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and np.array_equal(one[name], other[name]) for name in one
+    )
+
+
+def written(path: Path) -> dict[str, np.ndarray]:
+    return {name: array for file in sorted(path.glob("*.safetensors")) for name, array in load_file(file).items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_read_is_written_back_bit_by_bit(case: str, tmp_path: Path) -> None:
+    params = step(case, folder(case, tmp_path / "in")).init().params
+    weights.save(str(tmp_path / "out"), train_spec(case, None).model, params)
+    assert equal(written(tmp_path / "out"), tensors(case, "weights"))
+    assert equal(step(case, tmp_path / "out").init().params, params)
+
+
+def test_large_models_are_written_in_many_files_with_an_index(tmp_path: Path) -> None:
+    params = step("gpt2_tiny", folder("gpt2_tiny", tmp_path / "in")).init().params
+    weights.save(str(tmp_path / "out"), train_spec("gpt2_tiny", None).model, params, file_bytes=2**16)
+    files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    assert len(files) > 5 and files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    index = json.loads((tmp_path / "out" / weights.INDEX).read_text())
+    assert index["metadata"]["total_size"] == sum(array.nbytes for array in tensors("gpt2_tiny", "weights").values())
+    assert set(index["weight_map"].values()) == set(files)
+    assert equal(step("gpt2_tiny", tmp_path / "out").init().params, params)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_device_reads_its_own_part(case: str, tmp_path: Path) -> None:
+    model = {} if case == "vit_tiny" else {"vocab": 96}  # the fixtures' 97 do not split over mp
+    params = step(case, None, model=model).init().params
+    weights.save(str(tmp_path), train_spec(case, None, model=model).model, params)
+    axes = {"dp": 2, "fsdp": 2, "mp": 2}
+    split = step(case, tmp_path, 8, model=model, mesh=axes, batch=8).init().params
+    assert equal(split, params)
+    cut = {name for name, leaf in split.items() if leaf.addressable_shards[0].data.size * 4 == leaf.size}
+    assert {name for name in params if name.endswith((".qkv", ".query", ".out", ".up", ".down"))} <= cut
+
+
+@pytest.mark.parametrize("case", ["llama_tiny", "vit_tiny"])
+def test_bfloat16_files_are_read_and_written(case: str, tmp_path: Path) -> None:
+    rounded = {name: array.astype(jnp.bfloat16) for name, array in tensors(case, "weights").items()}
+    source = _copied(case, tmp_path / "in", rounded)
+    precision = {"params": "bfloat16", "compute": "bfloat16"}
+    params = step(case, source, precision=precision).init().params
+    weights.save(str(tmp_path / "out"), train_spec(case, None).model, params)
+    assert equal(written(tmp_path / "out"), rounded)
+    wide = step(case, source).init().params
+    assert equal(wide, {name: param.astype(jnp.float32) for name, param in params.items()})
+
+
+def test_an_average_starts_from_what_was_read(tmp_path: Path) -> None:
+    state = step("vit_tiny", folder("vit_tiny", tmp_path / "hf"), optimizer={"ema": 0.9}).init()
+    assert state.ema is not None and equal(state.ema, state.params)
+
+
+def test_files_of_a_model_without_its_head_have_shorter_names(tmp_path: Path) -> None:
+    short = {name.removeprefix("transformer."): array for name, array in tensors("gpt2_tiny", "weights").items()}
+    short["h.0.attn.bias"] = np.ones((1, 1, 64, 64), np.float32)  # a causal mask, as the oldest files hold it
+    found = step("gpt2_tiny", _copied("gpt2_tiny", tmp_path / "short", short)).init().params
+    assert equal(found, step("gpt2_tiny", folder("gpt2_tiny", tmp_path / "long")).init().params)
+
+
+@pytest.mark.parametrize(
+    ("case", "model", "says"),
+    [
+        ("llama_tiny", {"heads": 8}, "num_attention_heads is 4, train.model makes it 8"),
+        ("llama_tiny", {"tied": True}, "tie_word_embeddings is False, train.model makes it True"),
+        ("llama_tiny", {"norm_eps": 1e-6}, "rms_norm_eps is 1e-05, train.model makes it 1e-06"),
+        ("llama_tiny", {"rope_theta": 5e5}, "rope_theta is 10000.0, train.model makes it 500000.0"),
+        ("llama3_tiny", {"rope_scaling": None}, "rope_type is llama3, train.model makes it default"),
+        ("gpt2_tiny", {"hidden": 128}, "n_inner is 256, train.model makes it 128"),
+        ("vit_tiny", {"layers": 3}, "num_hidden_layers is 2, train.model makes it 3"),
+        ("vit_tiny", {"classes": 5}, "classifier.weight is [10, 64], train.model makes it [5, 64]"),
+        ("vit_tiny", {"pool": "mean"}, "train.model.pool = mean: Hugging Face's ViT knows only cls"),
+    ],
+)
+def test_another_model_than_the_folders_is_refused(case: str, model: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as error:
+        step(case, folder(case, tmp_path / "hf"), model=model).init()
+    assert says in str(error.value)
+
+
+def test_tensors_that_are_missing_or_left_over_are_named(tmp_path: Path) -> None:
+    changed = dict(tensors("llama_tiny", "weights"))
+    changed["model.layers.0.self_attn.q_proj.bias"] = changed.pop("model.layers.1.mlp.up_proj.weight")
+    with pytest.raises(SpecError, match="1.mlp.up_proj.weight is missing; .*q_proj.bias is of no use"):
+        step("llama_tiny", _copied("llama_tiny", tmp_path / "hf", changed)).init()
+
+
+def test_a_folder_that_is_not_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="config.json cannot be read"):
+        step("llama_tiny", tmp_path / "nowhere").init()
+    (tmp_path / "config.json").write_text(json.dumps(_config("llama_tiny")))
+    with pytest.raises(SpecError, match="no folder here with safetensors files"):
+        step("llama_tiny", tmp_path).init()
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(SpecError, match="cannot be read"):
+        step("llama_tiny", tmp_path).init()
+
+
+def test_the_config_of_transformers_5_is_read(tmp_path: Path) -> None:
+    init_from = folder("llama3_tiny", tmp_path / "hf")
+    given = json.loads((init_from / "config.json").read_text())
+    given["rope_parameters"] = {**given.pop("rope_scaling"), "rope_theta": given.pop("rope_theta")}
+    (init_from / "config.json").write_text(json.dumps(given))
+    assert step("llama3_tiny", init_from).init().params.keys()
+
+
+def _config(case: str) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((FIXTURES / case / "config.json").read_text())["hf_config"]
+    return config
+
+
+def _copied(case: str, to: Path, content: dict[str, np.ndarray]) -> Path:
+    """The case's folder with these tensors in it, in one file without an index."""
+    to.mkdir()
+    (to / "config.json").write_text(json.dumps(_config(case)))
+    save_file(content, to / "model.safetensors")
+    return to
