@@ -15,7 +15,12 @@ from trainer.spec import TrainSpec
 
 MESH: KeyPath = ("train", "mesh")
 # What mp splits in a built-in model, as the table in trainer.sharding says it.
-SPLIT_BY_MP = {"mlp": ("width",), "decoder": ("heads", "kv_heads", "hidden", "vocab")}
+SPLIT_BY_MP = {
+    "mlp": ("width",),
+    "decoder": ("heads", "kv_heads", "hidden", "vocab"),
+    "gpt2": ("heads", "hidden", "vocab"),
+    "vit": ("heads", "hidden"),
+}
 
 _MOST_OFFERED = 9
 _MOST_SIMULATED = 2**14  # devices; beyond, contiguity of rows is the mesh's to prove

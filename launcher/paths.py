@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from launcher.errors import UserError
 from launcher.job import JobSpec
-from trainer.spec import TrainSpec
+from trainer.spec import Published, TrainSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Paths:
         changes: dict[str, object] = {"data": spec.data.model_copy(update=data)} if data else {}
         if spec.checkpoint.path is not None:
             changes["checkpoint"] = spec.checkpoint.model_copy(update={"path": self.here(spec.checkpoint.path)})
+        if isinstance(spec.model, Published) and spec.model.init_from is not None:
+            changes["model"] = spec.model.model_copy(update={"init_from": self.here(spec.model.init_from)})
         if spec.compile_cache is not None:
             changes["compile_cache"] = self.here(spec.compile_cache)
         return spec.model_copy(update=changes)

@@ -46,7 +46,7 @@ def state_sharding(name: str, shape: tuple[int, ...], axes: Axes | None, mesh: j
     return NamedSharding(mesh, PartitionSpec(*_split_fsdp(shape, named, entries, mesh)))
 
 
-def constrain(x: jax.Array, *axes: str) -> jax.Array:
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     """`x` held to the sharding of its named axes on the current mesh; `x` itself where there is none.
 
     Without it the compiler may split activations like the weights they meet, and gather the batch instead.
@@ -54,7 +54,9 @@ def constrain(x: jax.Array, *axes: str) -> jax.Array:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
-    held: jax.Array = jax.lax.with_sharding_constraint(x, PartitionSpec(*(RULES[axis] for axis in axes)))
+    held: jax.Array = jax.lax.with_sharding_constraint(
+        x, PartitionSpec(*(RULES[axis] if axis else None for axis in axes))
+    )
     return held
 
 

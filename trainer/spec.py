@@ -8,80 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from trainer import architectures
+from trainer.architectures import GPT2 as GPT2
+from trainer.architectures import MLP as MLP
+from trainer.architectures import Block as Block
+from trainer.architectures import CustomModel as CustomModel
+from trainer.architectures import Decoder as Decoder
+from trainer.architectures import Model, Rate
+from trainer.architectures import Positive as Positive
+from trainer.architectures import Published as Published
+from trainer.architectures import ViT as ViT
 from trainer.contract import MESH_AXES
 
-Positive = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Rate = Annotated[float, Field(gt=0.0)]
 
-
-class Block(BaseModel):
-    """A closed mapping: an unknown key is a fault, a value does not change after it was read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-# --- model ------------------------------------------------------------------------------------------------------------
-
-
-class MLP(Block):
-    """A multi-layer perceptron over flattened examples."""
-
-    kind: Literal["mlp"] = Field("mlp", description="this model")
-    layers: Positive = Field(2, description="hidden layers")
-    width: Positive = Field(512, description="units of a hidden layer")
-    classes: Positive = Field(10, description="labels are 0 to classes - 1")
-
-
-class Decoder(Block):
-    """A Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, scanned layers."""
-
-    kind: Literal["decoder"] = Field("decoder", description="this model")
-    layers: Positive = Field(4, description="transformer blocks")
-    width: Positive = Field(256, description="size of the residual stream")
-    heads: Positive = Field(4, description="query heads; must divide width")
-    kv_heads: Positive | None = Field(None, description="key and value heads; default heads; must divide heads")
-    hidden: Positive | None = Field(None, description="units of the SwiGLU; default 8/3 of width, rounded up to 64")
-    vocab: Positive = Field(256, description="token ids are 0 to vocab - 1; 256 for bytes")
-    length: Positive = Field(256, description="tokens of an example")
-    rope_theta: Rate = Field(10000.0, description="base of the rotary position angles")
-    norm_eps: Rate = Field(1e-5, description="added to the mean square in RMSNorm")
-    tied: bool = Field(False, description="the output matrix is the embedding")
-
-    @model_validator(mode="after")
-    def _divides(self) -> Decoder:
-        if self.width % self.heads or (self.width // self.heads) % 2:
-            raise ValueError(f"width = {self.width} does not split into heads = {self.heads} heads of even size")
-        if self.heads % (self.kv_heads or self.heads):
-            raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}")
-        return self
-
-
-class CustomModel(BaseModel):
-    """A model of the user's: `kind: module:Name`, an nnx module built as Name(**other keys, rngs=rngs)."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    kind: Annotated[
-        str, Field(pattern=r"^[\w.]+:[\w.]+$", description="module:Name of the class; other keys are its arguments")
-    ]
-
-
-def _tag(key: str, closed: tuple[str, ...], default: str) -> Any:
-    def tag(value: Any) -> str:
-        name = value.get(key, default) if isinstance(value, Mapping) else getattr(value, key, default)
-        return "custom" if isinstance(name, str) and ":" in name and "custom" in closed else str(name)
-
-    return tag
-
-
-Model = Annotated[
-    Annotated[MLP, Tag("mlp")] | Annotated[Decoder, Tag("decoder")] | Annotated[CustomModel, Tag("custom")],
-    Discriminator(_tag("kind", ("mlp", "decoder", "custom"), "mlp")),
-]
 
 # --- data -------------------------------------------------------------------------------------------------------------
 
@@ -337,6 +281,7 @@ class TrainSpec(Block):
     @classmethod
     def _task_defaults(cls, raw: Any) -> Any:
         if isinstance(raw, Mapping):
+            raw = {**raw, "model": architectures.named(raw["model"])} if "model" in raw else raw
             return with_defaults(raw, TASK_DEFAULTS.get(str(raw.get("task")), {}))
         return raw
 
@@ -380,10 +325,7 @@ def _same_kind(given: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
 
 # Keys of the schema that are not built yet: refused by name. Dotted key -> values refused (empty: any).
 UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
-    "model.preset": (),
-    "model.init_from": (),
     "profile": (),
-    "model.kind": ("vit", "gpt2"),
     "attention": ("cudnn", "splash"),
     "precision": ("fp16",),
     "precision.compute": ("float16",),

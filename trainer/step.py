@@ -18,12 +18,12 @@ from flax import nnx
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from trainer import flops, optim, precision, schedules, sharding
+from trainer import flops, optim, precision, schedules, sharding, weights
 from trainer import mesh as meshes
 from trainer.errors import SpecError
 from trainer.executable import Executable
 from trainer.skeleton import Named, Skeleton
-from trainer.spec import TrainSpec
+from trainer.spec import Published, TrainSpec
 from trainer.task import Loss, Task
 
 Batch = Mapping[str, Any]
@@ -60,9 +60,15 @@ class Step:
     # --- state --------------------------------------------------------------------------------------------------------
 
     def init(self) -> TrainState:
-        """A new state, each device making its own part: equal numbers on every mesh."""
+        """A new state, each device making or reading its own part: equal numbers on every mesh.
+
+        Raises SpecError when the folder to start from does not hold this model.
+        """
+        model, read = self._spec.model, {}
+        if isinstance(model, Published) and model.init_from is not None:
+            read = weights.load(model, self.abstract.params)
         with self._context():
-            state: TrainState = jax.jit(self._fresh, out_shardings=self._shardings())()
+            state: TrainState = jax.jit(self._fresh, donate_argnums=0, out_shardings=self._shardings())(read)
         return state
 
     def named(self, state: TrainState) -> dict[str, Any]:
@@ -219,9 +225,10 @@ class Step:
     def _model(self) -> nnx.Module:
         return self._task.model(self._spec, nnx.Rngs(self._keys()[0]))
 
-    def _fresh(self) -> TrainState:
-        params, rest = self._skeleton.arrays(self._model())
-        params = {name: _as(param, self._precision.params) for name, param in params.items()}
+    def _fresh(self, read: Named) -> TrainState:
+        """The state before the first step, with the parameters that were read; none were: random ones."""
+        made, rest = self._skeleton.arrays(self._model())
+        params = {name: _as(param, self._precision.params) for name, param in (read or made).items()}
         ema = None if self._spec.optimizer.ema is None else optim.ema_init(params)
         return TrainState(jnp.zeros((), jnp.int32), params, self._optimizer.init(params), ema, rest)
 
@@ -230,7 +237,7 @@ class Step:
 
     def _abstract(self) -> TrainState:
         with self._context():
-            shapes = jax.eval_shape(self._fresh)
+            shapes = jax.eval_shape(self._fresh, {})
         axes = sharding.by_path(getattr(self._task, "sharding", {}), self._skeleton.axes)
         placed = {
             name: sharding.state_sharding(name, leaf.shape, axes[name], self._mesh)

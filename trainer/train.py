@@ -29,7 +29,7 @@ from trainer.distributed import Stop
 from trainer.errors import NotFiniteError, SpecError, Stopped
 from trainer.metrics import Metrics
 from trainer.progress import Progress
-from trainer.spec import Decoder, TrainSpec
+from trainer.spec import GPT2, Decoder, TrainSpec
 from trainer.step import Step, TrainState
 from trainer.task import Task
 
@@ -110,7 +110,7 @@ class Run:
             report=report,
             total_steps=self.total,
             examples_per_step=spec.batch,
-            tokens_per_step=spec.batch * spec.model.length if isinstance(spec.model, Decoder) else None,
+            tokens_per_step=spec.batch * spec.model.length if isinstance(spec.model, Decoder | GPT2) else None,
             dataset_examples=len(train_set),
         )
         self.conditions = conditions(spec, train_set)

@@ -30,15 +30,22 @@ FLOORS = (
     ("trainer.__main__",),
     ("trainer.train",),
     ("trainer.metrics", "trainer.preflight", "trainer.step", "trainer.tasks"),
-    ("trainer.models", "trainer.optim", "trainer.skeleton"),
-    ("trainer.attention", "trainer.executable", "trainer.losses", "trainer.remat", "trainer.schedules"),
+    ("trainer.models", "trainer.optim", "trainer.skeleton", "trainer.weights"),
+    (
+        "trainer.attention",
+        "trainer.executable",
+        "trainer.huggingface",
+        "trainer.losses",
+        "trainer.remat",
+        "trainer.schedules",
+    ),
     ("trainer.precision", "trainer.sharding"),
     ("trainer.distributed", "trainer.exporter", "trainer.flops", "trainer.journal", "trainer.mesh", "trainer.timer"),
     ("trainer.checkpoint", "trainer.data", "trainer.progress"),
     ("trainer.task",),
     ("trainer.data.source",),
     ("trainer.errors", "trainer.spec"),
-    ("trainer.contract",),
+    ("trainer.architectures", "trainer.contract"),
 )
 
 # What each side may import that is neither ours nor the standard library's. The longest name that fits counts.
@@ -59,6 +66,7 @@ TRAINER = {
     "PIL",
     "prometheus_client",
     "pydantic",
+    "safetensors",
     "sklearn",
     "tensorboardX",
     "tensorflow_datasets",
@@ -70,6 +78,7 @@ OUTSIDE: Mapping[str, set[str]] = {
     "launcher.agent.site.jaxhook": {"jax"},  # in functions that JAX's own import calls
     "trainer": TRAINER,
     "trainer.contract": set(),  # travels in that zipapp
+    "trainer.architectures": LAUNCHER,
     "trainer.spec": LAUNCHER,  # the launcher validates with it
     "trainer.errors": set(),
 }

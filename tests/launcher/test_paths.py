@@ -52,6 +52,7 @@ def test_every_path_of_the_train_block_is_rewritten_and_nothing_else(tmp_path: P
         "data": {"source": "text", "path": ["/data/*.txt", "more/*.txt"]},
         "checkpoint": {"path": "/ckpt/lm"},
         "compile_cache": "cache",
+        "model": {"kind": "decoder", "init_from": "weights"},
     }
     job = spec(tmp_path, volumes=VOLUMES, train=train)
     here = paths.of(job, tmp_path, tmp_path / "run", {})
@@ -62,6 +63,7 @@ def test_every_path_of_the_train_block_is_rewritten_and_nothing_else(tmp_path: P
         "data": {"source": "text", "path": [f"{volumes}/corpus/*.txt", f"{tmp_path}/more/*.txt"]},
         "checkpoint": {"path": f"{volumes}/ckpt/lm"},
         "compile_cache": f"{tmp_path}/cache",
+        "model": {"kind": "decoder", "init_from": f"{tmp_path}/weights"},
     }
 
 

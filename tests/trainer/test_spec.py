@@ -1,9 +1,16 @@
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from flax import nnx
+from pydantic import TypeAdapter, ValidationError
 
-from trainer.spec import OPTIMIZERS, Optimizer, TrainSpec, with_defaults
+from trainer import spec
+from trainer.architectures import PRESETS
+from trainer.models.decoder import Decoder
+from trainer.models.gpt2 import GPT2
+from trainer.models.vit import ViT
+from trainer.skeleton import Skeleton
+from trainer.spec import LM, OPTIMIZERS, Optimizer, TrainSpec, with_defaults
 
 
 def faults(**train: Any) -> dict[str, str]:
@@ -68,3 +75,29 @@ def test_a_task_s_defaults_hold_for_the_same_optimizer_and_source_only(
         "data": {"source": "tfds", "name": "digits", "split": "train[:9]"},
     }
     assert with_defaults(given, defaults) == defaults | merged
+
+
+@pytest.mark.parametrize(("name", "sizes"), PRESETS.items(), ids=list(PRESETS))
+def test_a_preset_names_sizes_and_with_them_the_kind(name: str, sizes: dict[str, Any]) -> None:
+    model = TrainSpec(task="my:Task", model={"preset": name}).model
+    assert model.kind == sizes["kind"] and model.init_from is None
+    assert TypeAdapter(type(model)).validate_json(model.model_dump_json()) == model
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        *[("llama-1b", 1236), ("llama-8b", 8030), ("vit-s16", 22), ("vit-b16", 87), ("vit-l16", 304)],
+        *[("gpt2-124m", 124), ("gpt2-355m", 355), ("gpt2-774m", 774), ("gpt2-1.5b", 1558)],
+    ],
+)
+def test_a_preset_has_the_published_number_of_parameters(name: str, millions: int) -> None:
+    train = TrainSpec(task="my:Task", model={"preset": name})
+    built = {"decoder": Decoder, "gpt2": GPT2, "vit": ViT}[train.model.kind]
+    params = Skeleton(nnx.eval_shape(lambda: built(train.model, nnx.Rngs(0)))).params
+    assert round(sum(param.size for param in params.values()) / 1e6) == millions
+
+
+def test_a_key_beside_a_preset_comes_first() -> None:
+    model = TrainSpec(task=LM, model={"preset": "gpt2-124m", "length": 128}).model
+    assert isinstance(model, spec.GPT2) and (model.length, model.rows, model.width) == (128, 1024, 768)

@@ -27,19 +27,20 @@ class SelfAttention(nnx.Module):
 
     def __init__(self, config: spec.Decoder, attend: attention.Attention, rngs: nnx.Rngs) -> None:
         width, heads = config.width, config.heads
-        groups, size = config.kv_heads or heads, width // heads
+        groups, size = config.groups, width // heads
         self.query = weight(rngs, (width, heads, size), ("embed", "heads", "head"), width**-0.5)
         self.key = weight(rngs, (width, groups, size), ("embed", "kv_heads", "head"), width**-0.5)
         self.value = weight(rngs, (width, groups, size), ("embed", "kv_heads", "head"), width**-0.5)
         self.out = weight(rngs, (heads, size, width), ("heads", "head", "embed"), (2 * config.layers * width) ** -0.5)
-        self.theta, self.attend = config.rope_theta, attend
+        self.rope = partial(rope, theta=config.rope_theta, scaling=config.rope_scaling)
+        self.attend = attend
 
-    def __call__(self, x_BLD: Array) -> Array:
-        query_BLHK = checkpoint_name(rope(jnp.einsum("bld,dhk->blhk", x_BLD, self.query[...]), self.theta), "query")
-        key_BLGK = checkpoint_name(rope(jnp.einsum("bld,dgk->blgk", x_BLD, self.key[...]), self.theta), "key")
+    def __call__(self, x_BLD: Array, mask_BL: Array | None) -> Array:
+        query_BLHK = checkpoint_name(self.rope(jnp.einsum("bld,dhk->blhk", x_BLD, self.query[...])), "query")
+        key_BLGK = checkpoint_name(self.rope(jnp.einsum("bld,dgk->blgk", x_BLD, self.key[...])), "key")
         value_BLGK = checkpoint_name(jnp.einsum("bld,dgk->blgk", x_BLD, self.value[...]), "value")
         query_BLHK = constrain(query_BLHK, "batch", "length", "heads", "head")
-        mixed_BLHK = checkpoint_name(self.attend(query_BLHK, key_BLGK, value_BLGK), "mixed")
+        mixed_BLHK = checkpoint_name(self.attend(query_BLHK, key_BLGK, value_BLGK, mask_BL), "mixed")
         return jnp.einsum("blhk,hkd->bld", mixed_BLHK, self.out[...])
 
 
@@ -47,8 +48,7 @@ class SwiGLU(nnx.Module):
     """(silu(x · gate) * (x · up)) · down."""
 
     def __init__(self, config: spec.Decoder, rngs: nnx.Rngs) -> None:
-        width = config.width
-        hidden = config.hidden or -(-8 * width // (3 * 64)) * 64
+        width, hidden = config.width, config.units
         self.gate = weight(rngs, (width, hidden), ("embed", "hidden"), width**-0.5)
         self.up = weight(rngs, (width, hidden), ("embed", "hidden"), width**-0.5)
         self.down = weight(rngs, (hidden, width), ("hidden", "embed"), (2 * config.layers * hidden) ** -0.5)
@@ -68,8 +68,8 @@ class Block(nnx.Module):
         self.mlp_norm = RMSNorm(config.width, config.norm_eps)
         self.mlp = SwiGLU(config, rngs)
 
-    def __call__(self, x_BLD: Array) -> Array:
-        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD))
+    def __call__(self, x_BLD: Array, mask_BL: Array | None) -> Array:
+        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), mask_BL)
         x_BLD = x_BLD + self.mlp(self.mlp_norm(x_BLD))
         return constrain(x_BLD, "batch", "length", "embed")
 
@@ -94,12 +94,12 @@ class Decoder(nnx.Module):
         self.apply = remat.layer(Block.__call__, keep, NAMES, scanned=True)
         self.output = output
 
-    def __call__(self, tokens_BL: Array) -> Array:
-        """Logits_BLV in the output dtype; those of position l have seen the tokens 0..l."""
+    def __call__(self, tokens_BL: Array, mask_BL: Array | None = None) -> Array:
+        """Logits_BLV in the output dtype; those of position l have seen the tokens 0..l whose mask is not 0."""
         # Looked up in whole rows: a table split along D would give a stream split along D and copied along B.
         table_VD = constrain(self.embedding[...], "vocab", "embed")
         x_BLD = constrain(jnp.take(table_VD, tokens_BL, axis=0), "batch", "length", "embed")
-        x_BLD = nnx.scan(self.apply, in_axes=(0, nnx.Carry), out_axes=nnx.Carry)(self.blocks, x_BLD)
+        x_BLD = nnx.scan(self.apply, in_axes=(0, nnx.Carry, None), out_axes=nnx.Carry)(self.blocks, x_BLD, mask_BL)
         head_DV = self.embedding[...].T if self.head is None else self.head[...]
         logits_BLV = jnp.matmul(self.norm(x_BLD), head_DV, preferred_element_type=self.output)
         return constrain(logits_BLV, "batch", "length", "vocab")

@@ -5,15 +5,26 @@ B batch, L length, H heads, K head size, D model, I inputs, O outputs.
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
+from trainer.architectures import RopeScaling
+from trainer.sharding import Axes
 
-def weight(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], std: float) -> nnx.Param[Array]:
+
+def weight(rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, std: float) -> nnx.Param[Array]:
     """A float32 parameter drawn from a normal distribution, its axes named."""
     return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
+
+
+def bias(shape: tuple[int, ...], axes: Axes) -> nnx.Param[Array]:
+    """A float32 parameter of zeros, its axes named."""
+    return nnx.Param(jnp.zeros(shape, jnp.float32), axes=axes)
 
 
 class Linear(nnx.Module):
@@ -21,7 +32,7 @@ class Linear(nnx.Module):
 
     def __init__(self, inputs: int, outputs: int, axes: tuple[str, str], rngs: nnx.Rngs) -> None:
         self.kernel = weight(rngs, (inputs, outputs), axes, std=(2 / inputs) ** 0.5)
-        self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32), axes=axes[1:])
+        self.bias = bias((outputs,), axes[1:])
 
     def __call__(self, x_BI: Array) -> Array:
         kernel_IO = self.kernel[...]
@@ -41,12 +52,40 @@ class RMSNorm(nnx.Module):
         return (wide_BLD * jax.lax.rsqrt(power_BL1 + self.eps)).astype(x_BLD.dtype) * self.scale[...][None, None, :]
 
 
-def rope(x_BLHK: Array, theta: float) -> Array:
+class LayerNorm(nnx.Module):
+    """x less its mean, over its deviation along the last axis, scaled and shifted; float32 inside. Ba et al. 2016."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        self.scale = nnx.Param(jnp.ones(width, jnp.float32), axes=("embed",))
+        self.bias = bias((width,), ("embed",))
+        self.eps = eps
+
+    def __call__(self, x_BLD: Array) -> Array:
+        wide_BLD = x_BLD.astype(jnp.float32)
+        centred_BLD = wide_BLD - jnp.mean(wide_BLD, axis=-1, keepdims=True)
+        variance_BL1 = jnp.mean(jnp.square(centred_BLD), axis=-1, keepdims=True)
+        normal_BLD = (centred_BLD * jax.lax.rsqrt(variance_BL1 + self.eps)).astype(x_BLD.dtype)
+        return normal_BLD * self.scale[...][None, None, :] + self.bias[...][None, None, :]
+
+
+def rope(x_BLHK: Array, theta: float, scaling: RopeScaling | None = None) -> Array:
     """Rotates the channel pairs (k, k + K/2) by position; float32 inside. Su et al. 2021 (RoFormer), section 3.4.2."""
     length, size = x_BLHK.shape[1], x_BLHK.shape[3]
-    frequency_K = theta ** (-jnp.arange(0, size, 2, dtype=jnp.float32) / size)
+    frequency_K = jnp.asarray(_frequencies(size, theta, scaling), jnp.float32)
     angle_LK = jnp.arange(length, dtype=jnp.float32)[:, None] * frequency_K[None, :]
     cos, sin = jnp.cos(angle_LK)[None, :, None, :], jnp.sin(angle_LK)[None, :, None, :]
     first, second = jnp.split(x_BLHK.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.astype(x_BLHK.dtype)
+
+
+def _frequencies(size: int, theta: float, scaling: RopeScaling | None) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Radians per position of each channel pair, float64 [K/2]; stretched as the Llama 3.1 model card's code does."""
+    frequency_K = theta ** (-np.arange(0, size, 2) / size)
+    if scaling is None:
+        return frequency_K
+    turns_K = scaling.original_length * frequency_K / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept_K = np.clip((turns_K - low) / (high - low), 0.0, 1.0)
+    stretched_K: np.ndarray[tuple[int], np.dtype[np.float64]] = frequency_K * (kept_K + (1 - kept_K) / scaling.factor)
+    return stretched_K

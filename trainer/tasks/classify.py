@@ -5,6 +5,7 @@ B batch, V classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from trainer.data.source import Source
 from trainer.errors import DataError, SpecError
 from trainer.models import custom
 from trainer.models.mlp import MLP
+from trainer.models.vit import ViT
 from trainer.spec import TrainSpec
 from trainer.task import Loss, Split
 
@@ -28,17 +30,25 @@ class Classify:
     """Cross-entropy of the labels; `accuracy` is the share of images whose label has the largest logit."""
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
-        """An MLP for images of the first example's shape, or a model of the user's: images [B, ...] -> logits_BV."""
+        """An MLP for images like the first example's, a ViT, or a model of the user's: images [B, ...] -> logits_BV.
+
+        A model's `pixels`, if it has any, are the mean and deviation of each channel that it expects taken out.
+        """
+        output = precision.policy(spec.precision).output
         match spec.model:
             case specs.MLP() as config:
-                output = precision.policy(spec.precision).output
                 return MLP(config, self._image_shape(spec), rngs, spec.remat, output)
+            case specs.ViT() as config:
+                self._check_image(spec, config)
+                return ViT(config, rngs, spec.attention, spec.remat, output)
             case specs.CustomModel() as config:
                 return custom.build(spec, config, rngs)
-        raise SpecError(f"train.model.kind = {spec.model.kind} does not classify images; use mlp, or module:Name")
+        raise SpecError(f"train.model.kind = {spec.model.kind} does not classify images; use mlp, vit or module:Name")
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
-        logits_BV = model(standardized(batch["image"]))
+        pixels = getattr(model, "pixels", None)
+        images = standardized(batch["image"]) if pixels is None else scaled(batch["image"], *pixels)
+        logits_BV = model(images)
         sums = losses.cross_entropy(logits_BV, batch["label"], batch["weight"])
         return Loss(sums.nats, sums.weight, {"accuracy": (sums.correct, sums.weight)})
 
@@ -48,6 +58,14 @@ class Classify:
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """The image as it is stored: bytes travel to the device, floats are made there."""
         return {"image": np.asarray(raw["image"]), "label": np.asarray(raw["label"], np.int32)}
+
+    def _check_image(self, spec: TrainSpec, config: specs.ViT) -> None:
+        shape, wanted = self._image_shape(spec), (*config.image, config.channels)
+        if shape != wanted and (*shape, 1) != wanted:
+            raise SpecError(
+                f"train.model takes images of image = {config.image} and channels = {config.channels}, "
+                f"but train.data holds images of shape {list(shape)} (height, width, channels)"
+            )
 
     def _image_shape(self, spec: TrainSpec) -> tuple[int, ...]:
         source = self.source(spec, "train")
@@ -62,3 +80,11 @@ def standardized(image: Array) -> Array:
     axes = tuple(range(1, image.ndim))
     centred = pixels - pixels.mean(axes, keepdims=True)
     return centred * jax.lax.rsqrt(jnp.square(centred).mean(axes, keepdims=True) + 1e-6)
+
+
+def scaled(image: Array, mean: Sequence[float], std: Sequence[float]) -> Array:
+    """(image - mean) / std in float32, each of the last axis, the channels, by its own."""
+    pixels = image.astype(jnp.float32)
+    shape = (1,) * (image.ndim - 1) + (-1,)
+    mean_C, std_C = (jnp.asarray(values, jnp.float32).reshape(shape) for values in (mean, std))
+    return (pixels - mean_C) / std_C

@@ -1,5 +1,7 @@
 """Next-token prediction: examples of `tokens` [L + 1], and a `mask` [L] that is 0 where there is nothing to predict.
 
+An example may have an `attention_mask` [L + 1] too: no position sees a token where it is 0.
+
 B batch, L length, V vocabulary.
 """
 
@@ -19,6 +21,7 @@ from trainer.data.source import Source
 from trainer.errors import SpecError
 from trainer.models import custom
 from trainer.models.decoder import Decoder
+from trainer.models.gpt2 import GPT2
 from trainer.spec import TrainSpec
 from trainer.task import Loss, Split
 
@@ -28,19 +31,27 @@ class NextToken:
     byte, and `accuracy`."""
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
-        """A decoder, or a model of the user's: tokens_BL -> logits_BLV."""
+        """A decoder, GPT-2, or a model of the user's: tokens_BL -> logits_BLV.
+
+        A model is given the attention mask as its second argument where the examples have one.
+        """
+        output = precision.policy(spec.precision).output
         match spec.model:
             case specs.Decoder() as config:
-                output = precision.policy(spec.precision).output
                 return Decoder(config, rngs, spec.attention, spec.remat, output)
+            case specs.GPT2() as config:
+                return GPT2(config, rngs, spec.attention, spec.remat, output)
             case specs.CustomModel() as config:
                 return custom.build(spec, config, rngs)
-        raise SpecError(f"train.model.kind = {spec.model.kind} does not predict tokens; use decoder, or module:Name")
+        raise SpecError(
+            f"train.model.kind = {spec.model.kind} does not predict tokens; use decoder, gpt2 or module:Name"
+        )
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
         tokens_BT = batch["tokens"]
         weight_BL = batch["mask"] * batch["weight"][:, None]
-        sums = losses.cross_entropy(model(tokens_BT[:, :-1]), tokens_BT[:, 1:], weight_BL)
+        masks = [batch["attention_mask"][:, :-1]] if "attention_mask" in batch else []
+        sums = losses.cross_entropy(model(tokens_BT[:, :-1], *masks), tokens_BT[:, 1:], weight_BL)
         bits = sums.nats / math.log(2)
         return Loss(
             sums.nats,
@@ -54,4 +65,5 @@ class NextToken:
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         tokens_T = np.asarray(raw["tokens"], np.int32)
         mask_L = np.asarray(raw.get("mask", np.ones(len(tokens_T) - 1)), np.float32)
-        return {"tokens": tokens_T, "mask": mask_L}
+        seen = {"attention_mask": np.asarray(raw["attention_mask"], np.int32)} if "attention_mask" in raw else {}
+        return {"tokens": tokens_T, "mask": mask_L, **seen}

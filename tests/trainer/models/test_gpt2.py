@@ -1,0 +1,44 @@
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.trainer.tiny import Counting, run
+from trainer import spec
+from trainer.models.gpt2 import GPT2
+
+CONFIG = spec.GPT2(layers=2, width=32, heads=4, vocab=32, length=16)
+TOKENS = np.random.default_rng(0).integers(0, 32, (2, 16))
+
+
+def test_no_position_sees_a_later_token() -> None:
+    model = GPT2(CONFIG, nnx.Rngs(0))
+    changed = TOKENS.copy()
+    changed[:, 9:] = 5
+    before, after = model(TOKENS), model(changed)
+    np.testing.assert_array_equal(before[:, :9], after[:, :9])
+    assert not np.allclose(before[:, 9:], after[:, 9:])
+
+
+def test_no_position_sees_a_token_that_is_masked() -> None:
+    model = GPT2(CONFIG, nnx.Rngs(0))
+    mask = np.ones((2, 16), np.int32)
+    mask[:, :4] = 0
+    changed = TOKENS.copy()
+    changed[:, :4] = 5
+    np.testing.assert_array_equal(model(TOKENS, mask)[:, 4:], model(changed, mask)[:, 4:])
+
+
+def test_the_first_loss_is_that_of_a_guess() -> None:
+    logits = GPT2(CONFIG, nnx.Rngs(0))(TOKENS)
+    targets = np.random.default_rng(1).integers(0, 32, (2, 16, 1))
+    guess = -np.mean(np.take_along_axis(jax.nn.log_softmax(logits), targets, -1))
+    np.testing.assert_allclose(guess, np.log(32), rtol=0.05)
+
+
+@pytest.mark.parametrize("keys", [{"mesh": {"dp": 2, "fsdp": 2, "mp": 2}}, {"remat": "full"}], ids=str)
+def test_training_is_the_same_on_any_mesh_and_with_remat(keys: dict[str, object]) -> None:
+    alone, _ = run(Counting(), 5, model=CONFIG)
+    losses, _ = run(Counting(), 5, model=CONFIG, **keys)
+    np.testing.assert_allclose(losses, alone, rtol=1e-5)
+    assert losses[-1] < losses[0]

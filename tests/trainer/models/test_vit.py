@@ -1,0 +1,75 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.trainer.tiny import Digits, run
+from trainer import spec
+from trainer.errors import SpecError
+from trainer.models.vit import ViT
+from trainer.tasks.classify import Classify
+
+CONFIG = spec.ViT(layers=2, width=32, heads=4, image=[28, 28], channels=1, patch=7)
+IMAGES = np.random.default_rng(0).normal(size=(3, 28, 28)).astype(np.float32)
+
+
+class Patches(Digits):
+    """The bright halves, for a ViT."""
+
+    model = Classify.model
+
+    def source(self, spec: spec.TrainSpec, split: str) -> Any:
+        return [{"image": np.zeros((28, 28), np.uint8), "label": 0}]
+
+
+def changed(**keys: Any) -> spec.ViT:
+    return CONFIG.model_copy(update=keys)
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_every_patch_reaches_the_logits(pool: str) -> None:
+    model = ViT(changed(pool=pool), nnx.Rngs(0))
+    before = np.asarray(model(IMAGES))
+    for y, x in ((0, 0), (27, 27), (0, 27)):
+        image = IMAGES.copy()
+        image[0, y, x] += 1.0
+        after = np.asarray(model(image))
+        assert (after[0] != before[0]).all()
+        np.testing.assert_array_equal(after[1:], before[1:])
+
+
+def test_patches_have_positions() -> None:
+    model = ViT(CONFIG, nnx.Rngs(0))
+    swapped = np.concatenate([IMAGES[:, 14:], IMAGES[:, :14]], axis=1)
+    assert not np.allclose(model(IMAGES), model(swapped))
+
+
+def test_pooling_by_the_mean_has_no_class_token() -> None:
+    tokens = {pool: ViT(changed(pool=pool), nnx.Rngs(0)).positions.shape[0] for pool in ("cls", "mean")}
+    assert tokens == {"cls": 17, "mean": 16}
+
+
+def test_a_channel_axis_of_one_may_be_left_out() -> None:
+    model = ViT(CONFIG, nnx.Rngs(0))
+    np.testing.assert_array_equal(model(IMAGES), model(IMAGES[..., None]))
+
+
+def test_images_of_another_shape_are_refused() -> None:
+    train = spec.TrainSpec(task="tests:Patches", model=changed(image=[32, 32], patch=8))
+    with pytest.raises(SpecError, match=r"image = \[32, 32\] and channels = 1, .* of shape \[28, 28\]"):
+        Patches().model(train, nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("keys", [{"mesh": {"dp": 2, "fsdp": 2, "mp": 2}}, {"remat": "full"}], ids=str)
+def test_training_is_the_same_on_any_mesh_and_with_remat(keys: dict[str, Any]) -> None:
+    alone, _ = run(Patches(), 5, model=CONFIG)
+    losses, _ = run(Patches(), 5, model=CONFIG, **keys)
+    np.testing.assert_allclose(losses, alone, rtol=1e-5)
+    assert losses[-1] < losses[0]
+
+
+def test_pixels_are_scaled_as_the_model_says() -> None:
+    pixels = {"pixel_mean": [128.0], "pixel_std": [64.0]}
+    losses, _ = run(Patches(), 3, model=changed(**pixels))
+    assert np.isfinite(losses).all() and (losses != run(Patches(), 3, model=CONFIG)[0]).any()

@@ -1,0 +1,73 @@
+"""The block that ViT and GPT-2 are stacks of: attention, then an MLP, each on the normalized stream and added to it.
+
+B batch, L length, D model, H heads, K head size, F hidden. Vaswani et al. 2017; Xiong et al. 2020 (norm first).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+
+from trainer import spec
+from trainer.attention import Attention
+from trainer.models.layers import LayerNorm, bias, weight
+from trainer.sharding import constrain
+
+NAMES = ("qkv", "mixed", "up")  # what remat may keep by name
+STD = 0.02  # of initial weights; those added to the stream are smaller by its depth. Radford et al. 2019, section 2.3
+
+
+class SelfAttention(nnx.Module):
+    """Self-attention; queries, keys and values come out of one product."""
+
+    def __init__(self, config: spec.ViT | spec.GPT2, attend: Attention, rngs: nnx.Rngs) -> None:
+        width, heads, size = config.width, config.heads, config.width // config.heads
+        self.qkv = weight(rngs, (width, 3, heads, size), ("embed", None, "heads", "head"), STD)
+        self.qkv_bias = bias((3, heads, size), (None, "heads", "head"))
+        self.out = weight(rngs, (heads, size, width), ("heads", "head", "embed"), STD * (2 * config.layers) ** -0.5)
+        self.out_bias = bias((width,), ("embed",))
+        self.attend = attend
+
+    def __call__(self, x_BLD: Array, mask_BL: Array | None) -> Array:
+        qkv_BL3HK = jnp.einsum("bld,dthk->blthk", x_BLD, self.qkv[...]) + self.qkv_bias[...][None, None]
+        qkv_BL3HK = checkpoint_name(constrain(qkv_BL3HK, "batch", "length", None, "heads", "head"), "qkv")
+        query_BLHK, key_BLHK, value_BLHK = (qkv_BL3HK[:, :, part] for part in range(3))
+        mixed_BLHK = checkpoint_name(self.attend(query_BLHK, key_BLHK, value_BLHK, mask_BL), "mixed")
+        return jnp.einsum("blhk,hkd->bld", mixed_BLHK, self.out[...]) + self.out_bias[...][None, None, :]
+
+
+class MLP(nnx.Module):
+    """gelu(x · up + bias) · down + bias. Hendrycks and Gimpel 2016, exact or in their approximation by tanh."""
+
+    def __init__(self, config: spec.ViT | spec.GPT2, rngs: nnx.Rngs) -> None:
+        width, hidden = config.width, config.units
+        self.up = weight(rngs, (width, hidden), ("embed", "hidden"), STD)
+        self.up_bias = bias((hidden,), ("hidden",))
+        self.down = weight(rngs, (hidden, width), ("hidden", "embed"), STD * (2 * config.layers) ** -0.5)
+        self.down_bias = bias((width,), ("embed",))
+        self.gelu = partial(jax.nn.gelu, approximate=isinstance(config, spec.GPT2))
+
+    def __call__(self, x_BLD: Array) -> Array:
+        up_BLF = checkpoint_name(x_BLD @ self.up[...] + self.up_bias[...][None, None, :], "up")
+        hidden_BLF = constrain(self.gelu(up_BLF), "batch", "length", "hidden")
+        return hidden_BLF @ self.down[...] + self.down_bias[...][None, None, :]
+
+
+class Block(nnx.Module):
+    """One layer."""
+
+    def __init__(self, rngs: nnx.Rngs, config: spec.ViT | spec.GPT2, attend: Attention) -> None:
+        self.attention_norm = LayerNorm(config.width, config.norm_eps)
+        self.attention = SelfAttention(config, attend, rngs)
+        self.mlp_norm = LayerNorm(config.width, config.norm_eps)
+        self.mlp = MLP(config, rngs)
+
+    def __call__(self, x_BLD: Array, mask_BL: Array | None) -> Array:
+        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), mask_BL)
+        x_BLD = x_BLD + self.mlp(self.mlp_norm(x_BLD))
+        return constrain(x_BLD, "batch", "length", "embed")

@@ -1,0 +1,70 @@
+"""A vision transformer: images -> logits; its layers are one scan.
+
+B batch, Y and X places of an image, P side of a patch, C channels, L patches (and a class token), D model, V classes.
+Dosovitskiy et al. 2021; mean pooling as in Beyer et al. 2022.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from trainer import attention, remat, spec
+from trainer.models.layers import LayerNorm, bias, weight
+from trainer.models.prenorm import NAMES, STD, Block
+from trainer.sharding import constrain
+
+
+class ViT(nnx.Module):
+    """images_BYXC, floats -> logits_BV. The blocks' parameters are stacked: [layers, ...]."""
+
+    def __init__(
+        self,
+        config: spec.ViT,
+        rngs: nnx.Rngs,
+        attention_name: str = "auto",
+        keep: spec.Remat = "none",
+        output: DTypeLike = jnp.float32,
+    ) -> None:
+        side, width, has_class = config.patch, config.width, config.pool == "cls"
+        block = partial(Block, config=config, attend=attention.full(attention_name))
+        self.patches = weight(rngs, (side, side, config.channels, width), (None, None, None, "embed"), STD)
+        self.patches_bias = bias((width,), ("embed",))
+        self.cls = weight(rngs, (width,), ("embed",), STD) if has_class else None
+        self.positions = weight(rngs, (config.patches + has_class, width), (None, "embed"), STD)
+        self.blocks = nnx.vmap(block)(rngs.split(config.layers))
+        self.norm = LayerNorm(width, config.norm_eps)
+        self.head = weight(rngs, (width, config.classes), ("embed", "classes"), STD)
+        self.head_bias = bias((config.classes,), ("classes",))
+        self.apply = remat.layer(Block.__call__, keep, NAMES, scanned=True)
+        self.pixels = None if config.pixel_mean is None else (tuple(config.pixel_mean), tuple(config.pixel_std or ()))
+        self.output = jnp.dtype(output)
+
+    def __call__(self, images_BYXC: Array) -> Array:
+        """Logits_BV in the output dtype; images without channels may lack their axis."""
+        x_BLD = self._embedded(images_BYXC if images_BYXC.ndim == 4 else images_BYXC[..., None])
+        x_BLD = nnx.scan(self.apply, in_axes=(0, nnx.Carry, None), out_axes=nnx.Carry)(self.blocks, x_BLD, None)
+        x_BLD = self.norm(x_BLD)
+        pooled_BD = x_BLD.mean(1) if self.cls is None else x_BLD[:, 0]
+        logits_BV = jnp.matmul(pooled_BD, self.head[...], preferred_element_type=self.output)
+        return logits_BV + self.head_bias[...].astype(self.output)[None, :]
+
+    def _embedded(self, images_BYXC: Array) -> Array:
+        """The patches, each a product with one matrix, behind the class token; with their positions."""
+        kernel_PPCD = self.patches[...]
+        side, _, channels, width = kernel_PPCD.shape
+        batch, height, breadth, _ = images_BYXC.shape
+        tiles = images_BYXC.astype(kernel_PPCD.dtype).reshape(
+            batch, height // side, side, breadth // side, side, channels
+        )
+        flat_BLF = tiles.swapaxes(2, 3).reshape(batch, -1, side * side * channels)
+        x_BLD = flat_BLF @ kernel_PPCD.reshape(-1, width) + self.patches_bias[...][None, None, :]
+        if self.cls is not None:
+            cls_B1D = jnp.broadcast_to(self.cls[...][None, None, :], (batch, 1, width))
+            x_BLD = jnp.concatenate([cls_B1D, x_BLD], axis=1)
+        positions_LD = constrain(self.positions[...], None, "embed")
+        return constrain(x_BLD + positions_LD[None], "batch", "length", "embed")
