@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -19,6 +19,7 @@ from launcher import emit, job, jobset, network, profile
 from launcher.errors import UserError
 from launcher.jobset import render
 from launcher.profile import Profile
+from launcher.schema import Kind
 from trainer import contract
 from trainer.contract import Action
 
@@ -251,6 +252,40 @@ def test_only_slices_that_span_hosts_are_placed_exclusively() -> None:
     assert key not in annotations("{type: v6e, topology: 2x2}")
     assert key not in annotations("{type: v6e, topology: 4x4}", "queue: q\nplacement: {preferred: rack}\n")
     assert key not in annotations("{type: cpu}", "hosts: 4\n")
+
+
+TOPOLOGY = {"v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2", "7x": "2x2x1"}
+NOWHERE_ELSE = {(kind, where) for kind in TOPOLOGY for where in ("eks", "generic")}
+
+
+@pytest.mark.parametrize("where", ["gke", "eks", "generic"])
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_every_accelerator_is_asked_for_or_refused_on_every_platform(kind: str, where: str) -> None:
+    topology = f", topology: {TOPOLOGY[kind]}" if kind in TOPOLOGY else ""
+    text = SMALL.replace("{type: cpu}", f"{{type: {kind}{topology}}}") + f"platform: {where}\n"
+    if (kind, where) in NOWHERE_ELSE:
+        with pytest.raises(UserError, match=f"accelerator.type = {kind} is not known on platform = {where}"):
+            rendered(text)
+        return
+    spec, pod = job.parse(text), pod_of(rendered(text))
+    resource = {"cpu": None, "cuda": "nvidia.com/gpu", "tpu": "google.com/tpu"}[spec.accelerator.platform]
+    if resource is None:
+        assert "resources" not in pod["containers"][0] and "nodeSelector" not in pod
+    else:
+        amount = {resource: str(spec.accelerator.per_host)}
+        assert pod["containers"][0]["resources"] == {"requests": amount, "limits": amount}
+        assert ("nodeSelector" in pod) != ("affinity" in pod)
+        assert {"key": resource, "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
+    if spec.accelerator.platform == "tpu":
+        assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == TOPOLOGY[kind]
+
+
+def test_a_job_s_node_selector_chooses_among_the_nodes_that_fit() -> None:
+    text = SMALL.replace("cpu", "a100") + "platform: gke\n"
+    assert "affinity" in pod_of(rendered(text))
+    chosen = rendered(text + "node_selector: {cloud.google.com/gke-accelerator: nvidia-a100-80gb}\n")
+    assert pod_of(chosen)["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-a100-80gb"}
+    assert "affinity" not in pod_of(chosen)
 
 
 def test_jobs_that_share_hosts_do_not_share_ports() -> None:
