@@ -11,7 +11,7 @@ from launcher.errors import Fault, KeyPath
 from launcher.schema import JobSpec
 from launcher.wording import count, either
 from trainer.contract import MESH_AXES
-from trainer.spec import TrainSpec
+from trainer.spec import TASK_DEFAULTS, TrainSpec
 
 MESH: KeyPath = ("train", "mesh")
 # What mp splits in a built-in model, as the table in trainer.sharding says it.
@@ -115,6 +115,8 @@ def batch_faults(job: JobSpec) -> Iterator[Fault]:
     if job.train is None or not _fits(job):
         return
     train = job.train
+    if not _is_known(train, "batch"):
+        return
     dp, fsdp, _ = train.mesh.resolve(job.devices)
     parts = dp * fsdp * train.accumulate
     if train.batch % parts:
@@ -126,7 +128,7 @@ def batch_faults(job: JobSpec) -> Iterator[Fault]:
 
 def model_faults(job: JobSpec) -> Iterator[Fault]:
     """Sizes of a built-in model that do not split over mp. Only of a mesh that fits the devices."""
-    if job.train is None or not _fits(job):
+    if job.train is None or not _fits(job) or not _is_known(job.train, "model"):
         return
     model, (_, _, mp) = job.train.model, job.train.mesh.resolve(job.devices)
     for key in SPLIT_BY_MP.get(model.kind, ()):
@@ -134,6 +136,11 @@ def model_faults(job: JobSpec) -> Iterator[Fault]:
         if size is not None and size % mp:
             message = f"train.model.{key} = {size} does not split over train.mesh.mp = {mp}."
             yield Fault(("train", "model", key), message, f"use a multiple of {mp}, or another mp.")
+
+
+def _is_known(train: TrainSpec, key: str) -> bool:
+    """Whether `key` will be what the spec says: a task of the user's may bring a default of its own."""
+    return train.task in TASK_DEFAULTS or key in train.model_fields_set
 
 
 def row_faults(job: JobSpec) -> Iterator[Fault]:

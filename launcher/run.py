@@ -15,6 +15,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import time
 import types
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from trainer import contract
 from trainer.contract import Action, AgentJob
 
 Show = Callable[[Line], None]
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,20 +152,28 @@ class Gang:
 
 
 @contextlib.contextmanager
-def passing_signals(gang: Gang, say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Passes SIGINT and SIGTERM on to the gang: the first stops it, the second kills it. Yields whether one came."""
+def passing_signals(gang: Gang, say: Callable[[str], None], deadline_at: float | None) -> Iterator[Callable[[], bool]]:
+    """Passes SIGINT and SIGTERM on to the gang: the first stops it, the second kills it. Yields whether one came.
+
+    At `deadline_at` (monotonic seconds) it is stopped as well.
+    """
     told = 0
 
     def heard(number: int, frame: types.FrameType | None) -> None:
         nonlocal told
         told += 1
+        if number == signal.SIGALRM:
+            say("the deadline has passed")
         say("saving and stopping; once more kills" if told == 1 else "killed")
         gang.signal(signal.SIGTERM if told == 1 else signal.SIGKILL)
 
-    before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, heard) for number in STOPPING}
+    if deadline_at is not None:
+        signal.setitimer(signal.ITIMER_REAL, max(1e-3, deadline_at - time.monotonic()))
     try:
         yield lambda: told > 0
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -189,9 +199,10 @@ def run(job: JobSpec, here: Here, show: Show, say: Callable[[str], None]) -> int
 
 def generations(job: JobSpec, folder: Path, environ: Mapping[str, str], show: Show, say: Callable[[str], None]) -> int:
     """Starts sets of agents as JobSet would, until one ends for good; what it restarts is charged to restarts.crash."""
+    deadline_at = None if job.deadline is None else time.monotonic() + job.deadline
     for generation in itertools.count():
         gang = Gang(environ, job.hosts, job.slices, generation)
-        with passing_signals(gang, say) as told:
+        with passing_signals(gang, say, deadline_at) as told:
             codes = gang.follow(show)
         if all(code < 0 for code in codes):
             speak_for_the_dead(folder, -codes[0])

@@ -38,18 +38,26 @@ def main() -> NoReturn:
         spec, task = read(os.environ)
         run = Run(spec, task, Place.from_environ(), stop, report)
         run.run()
-        distributed.shutdown()
         code = contract.DONE
     except BaseException as error:  # every way to end has a code
         code = code_of(error, has_stepped=run is not None and run.is_stepping)
+        if run is not None and run.is_stepping and code != contract.PREEMPTED:
+            run.let_go()
         say(error, code)
         report.error(error, code)
-        if code == contract.PREEMPTED:
+    leave(code, report)
+
+
+def leave(code: int, report: Progress) -> NoReturn:
+    """Ends the process with `code`. Ranks that ended together leave together, so that none aborts for a peer."""
+    try:
+        report.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if code in (contract.DONE, contract.PREEMPTED):
             distributed.shutdown()
-    report.close()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    finally:
+        os._exit(code)
 
 
 def read(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
@@ -67,7 +75,10 @@ def read(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
     try:
         spec = TrainSpec.model_validate(raw)
     except pydantic.ValidationError as error:
-        faults = [f"train.{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        faults = [
+            f"train.{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}"
+            for fault in error.errors()
+        ]
         raise SpecError("; ".join(faults)) from None
     if spec.compile_cache is not None:
         jax.config.update("jax_compilation_cache_dir", spec.compile_cache)

@@ -19,7 +19,7 @@ def initialize(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
     """Joins the gang that the environment describes; alone when it describes none.
 
     Every value is passed and detection is off: JAX's own Kubernetes detection reads one Job's parallelism, wrong for a
-    JobSet (field-tested in jax 0.10 and 0.11, jax/_src/clusters/k8s_cluster.py).
+    JobSet (so in jax 0.10 and 0.11, jax/_src/clusters/k8s_cluster.py).
     """
     if contract.COORDINATOR not in environ:
         return

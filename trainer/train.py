@@ -26,7 +26,7 @@ from trainer.data.prefetch import Prefetcher
 from trainer.data.source import Source
 from trainer.data.trace import Trace
 from trainer.distributed import Stop
-from trainer.errors import NotFiniteError, SpecError, Stopped
+from trainer.errors import NotFiniteError, SpecError, Stopped, TrainerError
 from trainer.metrics import Metrics
 from trainer.progress import Progress
 from trainer.spec import GPT2, Decoder, TrainSpec
@@ -34,6 +34,7 @@ from trainer.step import Step, TrainState
 from trainer.task import Task
 
 Batch = dict[str, jax.Array]
+COLLECT_EVERY = 1000  # steps between collections where neither an evaluation nor a save brings one
 READY_S = 0.02  # a batch that is later than this is waited for in the phase `data`
 
 
@@ -114,11 +115,12 @@ class Run:
             dataset_examples=len(train_set),
         )
         self.conditions = conditions(spec, train_set)
-        self.baselines = sources.baselines(spec, train_set, eval_set)
+        self.baselines = sources.baselines(spec, train_set, eval_set) if jax.process_index() == 0 else {}
         self.evaluated = -1  # the last step that was evaluated
         self.saved = -1  # the last step that was handed to the store
         self._committed: int | None = None
         self._pending: tuple[int, Batch] | None = None  # a step that was dispatched, and its metrics to be read
+        self.done = 0  # steps that are complete, or nearly: the last is still to be read
         self.is_stepping = False  # whether this attempt has dispatched a step
 
     def run(self) -> None:
@@ -133,6 +135,7 @@ class Run:
         gc.disable()  # a collection in one rank's step is a wait in everyone's: it runs beside evaluations and saves
         self.metrics.start(start, flops_per_step=flops_per_step, peak_flops=flops.peak(jax.devices()))
         for done in range(start, self.total + 1):  # `done` steps are complete
+            self.done = done
             if self._is_due(self.spec.eval.every, done) and (done > self.evaluated or done == self.total):
                 self._read()
                 self._evaluate(done, state)
@@ -212,7 +215,6 @@ class Run:
             return
         (step, metrics), self._pending = self._pending, None
         if not metrics["finite"]:
-            self._settle(step - 1)  # a save that was begun is sound, and the last that this run makes
             raise NotFiniteError(
                 f"step {step}: loss {float(metrics['loss']):.6g} with gradient norm {float(metrics['grad_norm']):.6g}; "
                 f"the update was not applied, and nothing after step {step - 1} is saved. Try a lower "
@@ -220,6 +222,8 @@ class Run:
             )
         if step % self.spec.log_every == 0 or step == self.total:
             self.metrics.interval(step, {name: float(value) for name, value in jax.device_get(metrics).items()})
+        if step % COLLECT_EVERY == 0:
+            gc.collect()
         self._hear_commits()
 
     def _evaluate(self, done: int, state: TrainState) -> None:
@@ -274,6 +278,14 @@ class Run:
         note = f"saved step {done}" if is_new else f"nothing new to save after step {max(self.saved, 0)}"
         self.report.stopped(done, is_new, note)
         raise Stopped(f"stopped from outside: {note}")
+
+    def let_go(self) -> None:
+        """Waits for a save that was begun before an error: it is sound, and the last that this attempt makes."""
+        self.report.phase("save", self.done)
+        with contextlib.suppress(TrainerError):  # what the run ends by is the first error
+            self.store.wait()
+            self._hear_commits()
+        self.report.phase("step", self.done)  # where it went wrong
 
     def _finish(self) -> None:
         self._settle(self.total)

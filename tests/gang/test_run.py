@@ -83,6 +83,12 @@ def test_a_second_interrupt_kills(tmp_path: Path) -> None:
     assert result.code == 137
 
 
+def test_a_deadline_stops_the_run(tmp_path: Path) -> None:
+    result = launch(tmp_path, job(digits(steps=1_000_000), deadline="10s"))
+    assert result.code == 80
+    assert "the deadline has passed" in result.stderr
+
+
 def test_an_orphaned_gang_ends(tmp_path: Path) -> None:
     with Running(tmp_path, job(digits(steps=1_000_000), hosts=2, per_host=1)) as running:
         running.until_step(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -46,7 +47,7 @@ def test_the_readme_s_first_job_is_valid(tmp_path: Path) -> None:
     assert text is not None
     (tmp_path / "job.yaml").write_text(text[1])
     done = subprocess.run(
-        [ROOT / ".venv/bin/launcher", "validate", tmp_path / "job.yaml"], capture_output=True, text=True
+        [Path(sys.prefix) / "bin/launcher", "validate", tmp_path / "job.yaml"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
 
@@ -57,8 +58,12 @@ def test_every_command_of_the_readme_works(checkout: Path) -> None:
     script = "set -ex\n" + "\n".join(lines)
     done = subprocess.run(["bash", "-c", script], cwd=checkout, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    accuracy = re.findall(r"  eval  .*accuracy (\d\.\d+)", done.stdout)
-    assert accuracy and max(map(float, accuracy)) >= 0.97
+    summary = json.loads((checkout / "runs/digits/summary.json").read_text())
+    assert (summary["status"], summary["verdict"]["code"]) == ("done", 0)
+    assert summary["metrics"]["eval_accuracy"] >= 0.97
+    assert summary["metrics"]["eval_examples"] == 360  # every held-out digit, once
+    said = f"accuracy {summary['metrics']['eval_accuracy']:.4g}  examples 360"
+    assert said in done.stdout
 
 
 def test_the_readme_names_every_top_level_file_of_both_packages() -> None:
