@@ -29,8 +29,7 @@ from trainer.step import Step, TrainState
 from trainer.task import load
 from trainer.train import Place, Run
 
-CHUNKS = 40
-EVERY, PAIRS = 100, 8  # steps between two saves, and how often they are compared
+EVERY, SAVES, WINDOW = 100, 12, 25  # steps between two saves, how many are looked at, and the steps that feel one
 SETTLE = 3  # steps at the start of a chunk that still feel the one before
 WIDTHS = (128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 3072)  # of the MLP: one is found that takes long enough
 
@@ -115,7 +114,7 @@ def width_for(batch: int, target_s: float) -> int:
         images = np.zeros((batch, 28, 28), np.uint8)
         fed = step.put({"image": images, "label": np.zeros(batch, np.int32), "weight": np.ones(batch, np.float32)})
         step.compile_train(fed)
-        _, stamps = tight(step, step.init(), fed, 20)
+        _, stamps = tight(step, step.init(), fed, 30)
         if min(_differences(stamps[SETTLE:])) > 0.8 * target_s:
             return width
     return WIDTHS[-1]
@@ -131,28 +130,34 @@ def train(spec: TrainSpec, chunk: int | None = None) -> tuple[Probe, Run]:
     return probe, run
 
 
-def overhead(name: str, batch: int, width: int, chunk: int, bound: float | None) -> Row:
+def overhead(name: str, batch: int, width: int, chunks: int, chunk: int, bound: float | None) -> Row:
     """The loop's median step over the bare one's."""
-    probe, _ = train(spec_of(batch, width, steps=CHUNKS * (chunk + SETTLE) + 1, checkpoint={"every": None}), chunk)
+    probe, _ = train(spec_of(batch, width, steps=chunks * (chunk + SETTLE) + 1, checkpoint={"every": None}), chunk)
     ratio = median([loop / bare for loop, bare in zip(probe.steps, probe.bare, strict=True)])
-    detail = f"loop {ms(median(probe.steps))}, bare {ms(median(probe.bare))}; median of {CHUNKS} × {chunk} steps each"
+    detail = f"loop {ms(median(probe.steps))}, bare {ms(median(probe.bare))}; median of {chunks} × {chunk} steps each"
     return Row(f"loop over the bare step, {name}", ratio, bound, detail)
 
 
 def saving(batch: int, width: int) -> list[Row]:
-    """EVERY steps with a save over the EVERY steps after them, which have none."""
-    steps = 2 * EVERY * (PAIRS + 1)
-    probe, run = train(spec_of(batch, width, steps=steps, checkpoint={"every": 2 * EVERY}))
-    at = [0.0, *probe.stamps]  # at[n]: when n steps had gone through the loop; a save comes right before n is noted
-    pairs = [
-        (at[first + EVERY] - at[first], at[first + 2 * EVERY] - at[first + EVERY])
-        for first in range(2 * EVERY - 1, steps - 2 * EVERY, 2 * EVERY)
-    ]
-    saved, plain = (median([pair[side] for pair in pairs]) / EVERY for side in (0, 1))
-    blocked = run.metrics.timer.part("save").seconds / (PAIRS + 1)
-    detail = f"{ms(saved)} a step with, {ms(plain)} without; median of {len(pairs)} pairs of {EVERY} steps"
+    """What a save adds to the WINDOW steps from it on, against as many before and after, over a loop of EVERY steps.
+
+    The machine's own pace drifts by more in EVERY steps than a save costs, so the neighbours are what is compared with;
+    the background of a save has long ended when its window has.
+    """
+    steps = EVERY * (SAVES + 2)
+    probe, run = train(spec_of(batch, width, steps=steps, checkpoint={"every": EVERY}))
+    # took[n]: until the loop asked after n steps, the save at n steps included. The first time it asks is after one.
+    took = [0.0, 0.0, *_differences(probe.stamps)]
+    added, plain = [], []
+    for at in range(EVERY, EVERY * (SAVES + 1), EVERY):
+        before, window, after = (sum(took[at + part * WINDOW : at + (part + 1) * WINDOW]) for part in (-1, 0, 1))
+        plain.append((before + after) / 2 / WINDOW)
+        added.append((window - (before + after) / 2) / EVERY)
+    ratio = median([1 + extra / step for extra, step in zip(added, plain, strict=True)])
+    blocked = run.metrics.timer.part("save").seconds / (SAVES + 2)
+    detail = f"{ms(median(added))} a step on top of {ms(median(plain))}; median of {SAVES} saves"
     return [
-        Row(f"saving every {EVERY} steps over not saving", median([a / b for a, b in pairs]), 1.02, detail),
+        Row(f"saving every {EVERY} steps over not saving", ratio, 1.02, detail),
         Row("the blocking part of a save", None, None, f"{ms(blocked)}, {ms(blocked / EVERY)} a step"),
     ]
 
@@ -172,12 +177,12 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", 1)
     if "--shared" in sys.argv[1:] or not set_apart():
         say("loop: steps of about 2 ms, cores shared")
-        return emit([overhead("steps of about 2 ms, cores shared", 8, width_for(8, 0.002), chunk=50, bound=None)])
+        return emit([overhead("steps of about 2 ms, cores shared", 8, width_for(8, 0.002), 40, 50, bound=None)])
     say("loop: steps of about 2 ms")
-    short = overhead("steps of about 2 ms", 8, width_for(8, 0.002), chunk=50, bound=1.05)
+    short = overhead("steps of about 2 ms", 8, width_for(8, 0.002), 40, 50, bound=1.05)
     say("loop: steps of about 50 ms")
     wide = width_for(256, 0.05)
-    long = overhead("steps of about 50 ms", 256, wide, chunk=10, bound=1.01)
+    long = overhead("steps of about 50 ms", 256, wide, 80, 5, bound=1.01)
     say("loop: saves")
     emit([short, long, *saving(256, wide)])
 
