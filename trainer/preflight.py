@@ -16,14 +16,9 @@ from trainer.spec import TrainSpec
 def check_devices(spec: TrainSpec) -> None:
     """Raises SpecError when the mesh of the spec is not made of the devices that are here."""
     try:
-        dp, fsdp, _ = spec.mesh.resolve(jax.device_count())
+        spec.mesh.resolve(jax.device_count())
     except ValueError as error:
         raise SpecError(f"train.mesh: {error} ({_devices_here()})") from None
-    if spec.batch % (dp * fsdp * spec.accumulate):
-        raise SpecError(
-            f"train.batch = {spec.batch} does not divide over dp {dp} × fsdp {fsdp} × accumulate {spec.accumulate}; "
-            f"use a multiple of {dp * fsdp * spec.accumulate}"
-        )
 
 
 def _devices_here() -> str:
