@@ -1,0 +1,3 @@
+module jaxlaunch.test/cluster/pause
+
+go 1.26

@@ -1,0 +1,88 @@
+"""The programs of a cluster, built from the Go modules beside this package.
+
+Built once into the user's cache directory, under a key of the modules, the flags and the compiler, so that a fresh
+clone on the same machine does not build again.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+MODULES = Path(__file__).parents[1] / "go"
+
+# One set of flags for all: another set changes every key of Go's own cache, and all is compiled again.
+FLAGS = ["-trimpath", "-buildvcs=false"]
+STAMP = "k8s.io/component-base/version."
+LINK = f"-s -w -X {STAMP}gitVersion=v1.35.4 -X {STAMP}gitMajor=1 -X {STAMP}gitMinor=35"
+
+# Module folder -> what to build in it. kubectl only renders the kustomizations of JobSet and Kueue.
+PROGRAMS = {
+    "kubernetes": ["./kube-apiserver", "./kube-controller-manager", "./kube-scheduler", "./kubelet", "./kubectl"],
+    "etcd": ["."],
+    "jobset": ["sigs.k8s.io/jobset"],
+    "kueue": ["sigs.k8s.io/kueue/cmd/kueue"],
+    "kwok": ["sigs.k8s.io/kwok/cmd/kwok"],
+    "coredns": ["."],
+    "pause": ["."],
+}
+
+
+class Missing(RuntimeError):
+    """The machine lacks something a cluster needs; the message says what and how to get it."""
+
+
+def cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxlaunch" / "cluster"
+
+
+def go() -> str:
+    """The Go compiler, on PATH or where its own archive unpacks."""
+    for found in (shutil.which("go"), "/usr/local/go/bin/go"):
+        if found and os.access(found, os.X_OK):
+            return found
+    raise Missing("no Go compiler: a cluster's programs are built with Go 1.26 or newer (https://go.dev/dl)")
+
+
+def key() -> str:
+    """What the programs depend on; the modules' sources are pinned by their go.sum."""
+    digest = hashlib.sha256("\0".join([*FLAGS, LINK]).encode())
+    for path in sorted(MODULES.rglob("*")):
+        if path.is_file():
+            digest.update(f"\0{path.relative_to(MODULES)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def binaries() -> Path:
+    """The folder of the programs, built now if this machine has not built them yet (some 25 minutes on two cores)."""
+    home = cache() / key()
+    home.mkdir(parents=True, exist_ok=True)
+    with open(home / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for module, packages in PROGRAMS.items():
+            built = home / f".{module}"
+            if not built.exists():
+                build(module, packages, home)
+                built.touch()
+    return home
+
+
+def build(module: str, packages: list[str], home: Path) -> None:
+    print(f"building {module}: {' '.join(packages)}", file=sys.stderr, flush=True)
+    # "." would be named after the module's last element, which is the folder's name.
+    command = [go(), "build", *FLAGS, "-ldflags", LINK, "-o", f"{home}/", *packages]
+    subprocess.run(command, cwd=MODULES / module, env=os.environ | {"CGO_ENABLED": "0", "GOFLAGS": ""}, check=True)
+
+
+def module_source(module: str, path: str) -> Path:
+    """The folder of a module's source in Go's module cache, for the manifests that it ships."""
+    command = [go(), "list", "-m", "-f", "{{.Dir}}", path]
+    listed = subprocess.run(command, cwd=MODULES / module, capture_output=True, text=True, check=True)
+    return Path(listed.stdout.strip())
+
+
+if __name__ == "__main__":
+    print(binaries())
