@@ -173,6 +173,9 @@ def _one_program(data: Any) -> Iterator[Fault]:
 
 
 def dump(job: JobSpec) -> str:
-    """The resolved job as YAML, every default written out; reading it again gives an equal job."""
-    data = job.model_dump(mode="json", by_alias=True)
+    """The job as it was asked for, overrides included; reading it again gives an equal job.
+
+    Defaults stay unwritten: a task's own would no longer apply to a job that writes ours out.
+    """
+    data = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return emit.document(data)

@@ -121,6 +121,11 @@ def test_a_dumped_job_reads_back_equal(text: str) -> None:
     assert yaml.safe_load(dumped)["name"] == first.name
 
 
+def test_a_dumped_job_leaves_a_task_its_own_defaults() -> None:
+    whole = jobs.parse("name: a\naccelerator: {type: cpu}\ntrain: {task: 'my.tasks:Mine', batch: 8}\n")
+    assert yaml.safe_load(jobs.dump(whole))["train"] == {"task": "my.tasks:Mine", "batch": 8}
+
+
 def test_text_that_looks_like_something_else_survives_a_dump() -> None:
     """PyYAML quotes by YAML 1.1, under which 3e-4 is text; ours reads a number there."""
     strange = [
