@@ -1,14 +1,17 @@
 """Errors that a person can mend. Anything else keeps its traceback: it is a bug of ours.
 
-UserError        2  a file, an argument or a value of the user's
-└── JobFaults    2  all that is wrong with one job.yaml, at once
-ClusterError     3  the cluster cannot be reached, or says no
+UserError            2  a file, an argument or a value of the user's
+├── JobFaults        2  all that is wrong with one job.yaml, at once
+└── ClusterError     3  the cluster cannot be reached, or says no
+    ├── ApiError     3  the API server's own words of refusal
+    └── Unreachable  3  no answer came
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 KeyPath = tuple[str | int, ...]  # of a key: ("volumes", 0, "path")
 
@@ -33,6 +36,26 @@ class ClusterError(UserError):
     """Ends the command with exit code 3: the cluster's to mend, not the file's."""
 
     exit_code = 3
+
+
+class ApiError(ClusterError):
+    """The API server answered, and refused: its own message is kept whole."""
+
+    def __init__(
+        self, message: str, hint: str | None, status: int, reason: str = "", details: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(message, hint)
+        self.status = status  # of HTTP: 403, 409, 422
+        self.reason = reason  # AlreadyExists, Forbidden, Invalid …
+        self.details = dict(details or {})
+
+
+class Unreachable(ClusterError):
+    """No answer came. A request that was `sent` may have been carried out all the same."""
+
+    def __init__(self, message: str, hint: str | None = None, *, sent: bool = False) -> None:
+        super().__init__(message, hint)
+        self.sent = sent
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,8 @@ FLOORS = (
     ("launcher.pod", "launcher.refusals"),
     ("launcher.network", "launcher.storage"),
     ("launcher.placement",),
+    ("launcher.cluster",),
+    ("launcher.transport", "launcher.watch"),
     ("launcher.agentjob", "launcher.logs", "launcher.paths", "launcher.profile"),
     ("launcher.job", "launcher.reference"),
     ("launcher.checks", "launcher.faults", "launcher.overrides"),
@@ -57,7 +59,7 @@ FLOORS = (
 
 # What each side may import that is neither ours nor the standard library's. The longest name that fits counts.
 # The base install holds only the launcher's; TRAINER is the extra [train].
-LAUNCHER = {"click", "kubernetes", "pydantic", "pydantic_core", "rich", "yaml"}
+LAUNCHER = {"click", "kubernetes", "pydantic", "pydantic_core", "rich", "urllib3", "yaml"}
 TRAINER = {
     "absl",
     "array_record",

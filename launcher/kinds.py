@@ -1,0 +1,76 @@
+"""The kinds of object we read or write, and where the API server keeps them. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Kind(NamedTuple):
+    """One kind at one version, as its paths name it."""
+
+    group: str  # "" is the core group
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        """As objects write it: `v1`, `batch/v1`."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def resource(self) -> str:
+        """As `kubectl get` takes it: `pods`, `jobsets.jobset.x-k8s.io`."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
+        """Its path on the server; without a namespace that of all namespaces, without a name that of all objects."""
+        parts = ["apis" if self.group else "api", self.api_version]
+        if self.namespaced and namespace is not None:
+            parts += ["namespaces", namespace]
+        return "/" + "/".join([*parts, self.plural, *filter(None, (name, subresource))])
+
+
+_JOBSET, _KUEUE, _ADMISSION = "jobset.x-k8s.io", "kueue.x-k8s.io", "admissionregistration.k8s.io"
+
+JOBSETS = Kind(_JOBSET, "v1alpha2", "jobsets", "JobSet")  # JobSet serves no other
+JOBS = Kind("batch", "v1", "jobs", "Job")
+PODS = Kind("", "v1", "pods", "Pod")
+EVENTS = Kind("", "v1", "events", "Event")
+SERVICES = Kind("", "v1", "services", "Service")
+ENDPOINT_SLICES = Kind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
+SERVICE_ACCOUNTS = Kind("", "v1", "serviceaccounts", "ServiceAccount")
+CONFIGMAPS = Kind("", "v1", "configmaps", "ConfigMap")
+SECRETS = Kind("", "v1", "secrets", "Secret")
+CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+RESOURCE_QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota")
+LIMIT_RANGES = Kind("", "v1", "limitranges", "LimitRange")
+NETWORK_POLICIES = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+DEPLOYMENTS = Kind("apps", "v1", "deployments", "Deployment")
+
+NAMESPACES = Kind("", "v1", "namespaces", "Namespace", namespaced=False)
+NODES = Kind("", "v1", "nodes", "Node", namespaced=False)
+PRIORITY_CLASSES = Kind("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
+STORAGE_CLASSES = Kind("storage.k8s.io", "v1", "storageclasses", "StorageClass", namespaced=False)
+CRDS = Kind("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False)
+MUTATING_WEBHOOKS = Kind(
+    _ADMISSION, "v1", "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", namespaced=False
+)
+VALIDATING_WEBHOOKS = Kind(
+    _ADMISSION, "v1", "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", namespaced=False
+)
+
+# v1beta2 came with Kueue 0.15; v1beta1 is no longer served from 0.20 on.
+WORKLOADS = Kind(_KUEUE, "v1beta2", "workloads", "Workload")
+LOCAL_QUEUES = Kind(_KUEUE, "v1beta2", "localqueues", "LocalQueue")
+CLUSTER_QUEUES = Kind(_KUEUE, "v1beta2", "clusterqueues", "ClusterQueue", namespaced=False)
+RESOURCE_FLAVORS = Kind(_KUEUE, "v1beta2", "resourceflavors", "ResourceFlavor", namespaced=False)
+TOPOLOGIES = Kind(_KUEUE, "v1beta2", "topologies", "Topology", namespaced=False)
+WORKLOAD_PRIORITY_CLASSES = Kind(
+    _KUEUE, "v1beta2", "workloadpriorityclasses", "WorkloadPriorityClass", namespaced=False
+)
+
+ACCESS_REVIEWS = Kind(
+    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False
+)

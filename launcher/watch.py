@@ -1,0 +1,126 @@
+"""A watch that goes on: over closed and silent connections, faults of the server, and versions it has forgotten."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from launcher.errors import ApiError, Unreachable
+from launcher.logs import Lines
+
+LASTS_S = 20  # the server ends a watch after this; one that is silent for longer is dead
+SILENCE_S = LASTS_S + 5.0
+PATIENCE_S = 300.0  # of faults in a row
+_PAUSES_S = (0.5, 1, 2, 4, 8, 15, 30)
+_GONE = 410
+_LONGEST_EVENT = 64 * 1024 * 1024
+
+Event = tuple[str, dict[str, Any]]
+
+
+class Watch:
+    """Events of the objects that `listed` lists and `streamed` tells about.
+
+    `listed()` gives the objects and their version; `streamed(query)` the bytes of one watch request.
+    """
+
+    def __init__(
+        self,
+        listed: Callable[[], tuple[list[dict[str, Any]], str]],
+        streamed: Callable[[Mapping[str, str], float], Iterator[bytes]],
+        since: str = "",
+        limit_s: float | None = None,
+    ) -> None:
+        self._listed, self._streamed = listed, streamed
+        self._version = since
+        self._end = None if limit_s is None else time.monotonic() + limit_s
+        self._seen: dict[str, dict[str, Any]] = {}  # uid -> the metadata last told
+
+    def events(self) -> Iterator[Event]:
+        """ADDED, MODIFIED and DELETED, each change once, until `limit_s` is over.
+
+        Raises ApiError when the server refuses, and what went wrong last when it has for PATIENCE_S.
+        """
+        faults, well = 0, time.monotonic()
+        while not self._is_over():
+            began = time.monotonic()
+            try:
+                if not self._version:
+                    yield from self._relist()
+                for event in self._stream():
+                    faults, well = 0, time.monotonic()
+                    yield event
+                if time.monotonic() - began > 1:  # it lasted: closed as watches are
+                    faults, well = 0, time.monotonic()
+                    continue
+            except (ApiError, Unreachable) as error:
+                if isinstance(error, ApiError) and error.status < 500:
+                    raise
+                if time.monotonic() - well > PATIENCE_S:
+                    raise
+            faults += 1
+            self._pause(_PAUSES_S[min(faults, len(_PAUSES_S)) - 1] * random.uniform(0.5, 1))
+
+    def _is_over(self) -> bool:
+        return self._end is not None and time.monotonic() >= self._end
+
+    def _pause(self, seconds: float) -> None:
+        time.sleep(seconds if self._end is None else max(0.0, min(seconds, self._end - time.monotonic())))
+
+    def _relist(self) -> Iterator[Event]:
+        """What is new, what changed and what is gone since the last that was told."""
+        objects, self._version = self._listed()
+        gone = self._seen
+        self._seen = {}
+        for one in objects:
+            known = gone.pop(one["metadata"]["uid"], None)
+            self._seen[one["metadata"]["uid"]] = one["metadata"]
+            if known is None:
+                yield "ADDED", one
+            elif known["resourceVersion"] != one["metadata"]["resourceVersion"]:
+                yield "MODIFIED", one
+        for metadata in gone.values():
+            yield "DELETED", {"metadata": metadata}
+
+    def _stream(self) -> Iterator[Event]:
+        """The events of one request, up to its end."""
+        lasts = LASTS_S if self._end is None else max(1, min(LASTS_S, round(self._end - time.monotonic())))
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version,
+            "timeoutSeconds": str(lasts),
+        }
+        lines = Lines(_LONGEST_EVENT)
+        try:
+            for data in self._streamed(query, lasts + SILENCE_S - LASTS_S):
+                for line in lines.feed(data):
+                    yield from self._event(json.loads(line))
+        except (ApiError, _Forgotten) as error:
+            if isinstance(error, ApiError) and error.status != _GONE:
+                raise
+            self._version = ""
+
+    def _event(self, event: Mapping[str, Any]) -> Iterator[Event]:
+        kind, one = event["type"], event["object"]
+        if kind == "ERROR":
+            if one.get("code") == _GONE:
+                raise _Forgotten
+            raise ApiError(one.get("message", "the watch failed"), None, one.get("code", 500), one.get("reason", ""))
+        metadata = one["metadata"]
+        self._version = metadata["resourceVersion"]
+        if kind == "BOOKMARK":
+            return
+        metadata.pop("managedFields", None)
+        if kind == "DELETED":
+            self._seen.pop(metadata["uid"], None)
+        else:
+            self._seen[metadata["uid"]] = metadata
+        yield kind, one
+
+
+class _Forgotten(Exception):
+    """The server no longer knows the version to go on from."""

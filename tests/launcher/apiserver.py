@@ -1,0 +1,310 @@
+"""A small API server on loopback: objects in a dictionary, and the faults that a test asks for.
+
+It knows paths, names, uids, versions, selectors, dry runs and ownership by uid; no schema, no admission. What the real
+server makes of a request is the matter of tests/cluster.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import yaml
+
+Object = dict[str, Any]
+Fault = Callable[["Handler"], bool]  # True: it has answered; False: go on as usual
+
+
+class Server(ThreadingHTTPServer):
+    """Objects by path; `faults` are taken one by one by the requests whose method and path part they name."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.objects: dict[str, Object] = {}
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.bodies: list[Any] = []
+        self.headers: list[dict[str, str]] = []
+        self.faults: dict[tuple[str, str], collections.deque[Fault]] = {}
+        self.groups: dict[str, list[str]] = {"jobset.x-k8s.io": ["v1alpha2"], "kueue.x-k8s.io": ["v1beta2"]}
+        self.denied: set[tuple[str, str]] = set()
+        self.events: list[Object] = []  # of every watch, oldest first
+        self.changed = threading.Condition()
+        self.closing = threading.Event()
+        self._versions = itertools.count(1)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def version(self) -> str:
+        return str(next(self._versions))
+
+    def put(self, path: str, obj: Object, event: str = "") -> Object:
+        """Keeps an object under its path, as if it had always been there or as somebody else's write."""
+        known = self.objects.get(path)
+        obj = copy.deepcopy(obj)
+        obj.setdefault("metadata", {}).setdefault("name", path.rpartition("/")[2])
+        version = self.version()
+        obj["metadata"] |= {"uid": (known or {}).get("metadata", {}).get("uid") or f"uid-{version}"}
+        obj["metadata"] |= {"resourceVersion": version}
+        with self.changed:
+            self.objects[path] = obj
+            self.events.append({"type": event or ("MODIFIED" if known else "ADDED"), "object": obj, "path": path})
+            self.changed.notify_all()
+        return obj
+
+    def drop(self, path: str) -> Object:
+        with self.changed:
+            obj = self.objects.pop(path)
+            gone = copy.deepcopy(obj)
+            gone["metadata"]["resourceVersion"] = self.version()
+            self.events.append({"type": "DELETED", "object": gone, "path": path})
+            self.changed.notify_all()
+        return obj
+
+    def on(self, method: str, part: str, *faults: Fault) -> None:
+        """The next requests of a method, on paths that hold `part`, meet these faults, one each."""
+        self.faults.setdefault((method, part), collections.deque()).extend(faults)
+
+    def count(self, method: str, part: str = "") -> int:
+        return sum(one == method and part in path for one, path, _ in self.requests)
+
+    def stored(self, part: str) -> list[str]:
+        return sorted(path for path in self.objects if part in path)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except ConnectionError:  # the client was killed, or had enough
+            self.close_connection = True
+
+    def _take(self) -> None:
+        split = urlsplit(self.path)
+        self.at = split.path
+        self.query = {key: values[-1] for key, values in parse_qs(split.query).items()}
+        length = int(self.headers.get("Content-Length") or 0)
+        self.body = json.loads(self.rfile.read(length)) if length else None
+        self.server.requests.append((self.command, self.at, self.query))
+        self.server.bodies.append(self.body)
+        self.server.headers.append(dict(self.headers))
+        for (method, part), waiting in self.server.faults.items():
+            if method == self.command and part in self.at and waiting and waiting.popleft()(self):
+                return
+        getattr(self, f"_{self.command.lower()}")()
+
+    do_GET = do_POST = do_PATCH = do_DELETE = _take
+
+    # --- verbs --------------------------------------------------------------------------------------------------------
+
+    def _get(self) -> None:
+        if self.at == "/version":
+            self.answer(200, {"gitVersion": "v1.35.4"})
+        elif self.at == "/readyz":
+            self.send(200, b"ok", "text/plain")
+        elif self.at.startswith("/apis/") and self.at.count("/") == 2:
+            versions = self.server.groups.get(self.at.split("/")[2])
+            found = {"versions": [{"version": one} for one in versions or []]}
+            self.answer(200, found) if versions else self.fail(404, "NotFound", "the server could not find it")
+        elif self.at.endswith("/log"):
+            self.send(200, self.server.objects[self.at]["text"].encode(), "text/plain")
+        elif self.query.get("watch"):
+            self._watch()
+        elif self.at in self.server.objects:
+            self.answer(200, self.server.objects[self.at])
+        elif self.at.rsplit("/", 1)[1] in PLURALS:
+            self._list()
+        else:
+            self.fail(404, "NotFound", f'"{self.at.rpartition("/")[2]}" not found')
+
+    def _below(self) -> list[str]:
+        head, _, plural = self.at.rpartition("/")
+        name = self.query.get("fieldSelector", "").removeprefix("metadata.name=")
+        return [
+            path
+            for path in sorted(self.server.objects)
+            if path.startswith(f"{head}/") and path.split("/")[-2] == plural and name in ("", path.rpartition("/")[2])
+        ]
+
+    def _list(self) -> None:
+        items = [self.server.objects[path] for path in self._below()]
+        first, limit = int(self.query.get("continue", "0")), int(self.query.get("limit", "500"))
+        more = {"continue": str(first + limit)} if len(items) > first + limit else {}
+        metadata = {"resourceVersion": self.server.version(), **more}
+        self.answer(200, {"metadata": metadata, "items": items[first : first + limit]})
+
+    def _watch(self) -> None:
+        """Events newer than the version asked for, for as long as was asked for."""
+        self.begin_stream()
+        since, plural = int(self.query.get("resourceVersion") or 0), self.at.rpartition("/")[2]
+        told = 0
+        end = threading.TIMEOUT_MAX if "timeoutSeconds" not in self.query else float(self.query["timeoutSeconds"])
+        with self.server.changed:
+            while not self.server.closing.is_set():
+                for event in self.server.events[told:]:
+                    one = event["object"]
+                    fits = event["path"].split("/")[-2] == plural and int(one["metadata"]["resourceVersion"]) > since
+                    if fits:
+                        self.chunk({"type": event["type"], "object": one})
+                told = len(self.server.events)
+                if not self.server.changed.wait(end):
+                    break
+        self.end_stream()
+
+    def _post(self) -> None:
+        if self.at.endswith("/selfsubjectaccessreviews"):
+            asked = self.body["spec"]["resourceAttributes"]
+            is_allowed = (asked["verb"], asked["resource"]) not in self.server.denied
+            return self.answer(201, {"status": {"allowed": is_allowed}})
+        path = f"{self.at}/{self.body['metadata']['name']}"
+        if path in self.server.objects:
+            return self.fail(409, "AlreadyExists", f'"{self.body["metadata"]["name"]}" already exists')
+        self.answer(201, self.body if self.query.get("dryRun") else self.server.put(path, self.body))
+
+    def _patch(self) -> None:
+        known = self.server.objects.get(self.at)
+        if known is None and self.headers["Content-Type"] != "application/apply-patch+yaml":
+            return self.fail(404, "NotFound", "not found")
+        self.answer(200, self.server.put(self.at, merged(known or {}, self.body)))
+
+    def _delete(self) -> None:
+        known = self.server.objects.get(self.at)
+        wanted = ((self.body or {}).get("preconditions") or {}).get("uid")
+        if known is None:
+            self.fail(404, "NotFound", "not found")
+        elif wanted not in (None, known["metadata"]["uid"]):
+            self.fail(409, "Conflict", "the uid in the precondition does not match")
+        else:
+            self.answer(200, self.server.drop(self.at))
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def answer(self, code: int, obj: Any, **headers: str) -> None:
+        self.send(code, json.dumps(obj).encode(), "application/json", **headers)
+
+    def fail(self, code: int, reason: str, message: str, **headers: str) -> None:
+        self.answer(code, {"kind": "Status", "code": code, "reason": reason, "message": message}, **headers)
+
+    def send(self, code: int, body: bytes, kind: str, **headers: str) -> None:
+        self.send_response_only(code)
+        self.send_header("Date", formatdate(usegmt=True))
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def begin_stream(self) -> None:
+        self.send_response_only(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def chunk(self, obj: Any) -> None:
+        data = json.dumps(obj).encode() + b"\n"
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+    def end_stream(self) -> None:
+        self.wfile.write(b"0\r\n\r\n")
+
+
+PLURALS = {"jobsets", "jobs", "pods", "configmaps", "networkpolicies", "namespaces", "localqueues", "workloads", "events"}
+
+
+def merged(base: Any, patch: Any) -> Any:
+    """A JSON merge patch."""
+    if not isinstance(patch, dict) or not isinstance(base, dict):
+        return patch
+    found = dict(base)
+    for key, value in patch.items():
+        if value is None:
+            found.pop(key, None)
+        else:
+            found[key] = merged(base.get(key), value)
+    return found
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def refuse(code: int, **headers: str) -> Fault:
+    """An answer with this code instead of the act."""
+
+    def fault(handler: Handler) -> bool:
+        handler.fail(code, "Fault", f"a fault of the test: {code}", **headers)
+        return True
+
+    return fault
+
+
+def drop(handler: Handler) -> bool:
+    """The connection breaks; nothing was done."""
+    handler.close_connection = True
+    handler.connection.close()
+    return True
+
+
+def commit_then_drop(handler: Handler) -> bool:
+    """It is done, and the answer never arrives."""
+    wfile, handler.wfile = handler.wfile, open("/dev/null", "wb")
+    getattr(handler, f"_{handler.command.lower()}")()
+    handler.wfile.close()
+    handler.wfile = wfile
+    return drop(handler)
+
+
+def hang(handler: Handler) -> bool:
+    """No answer, for as long as the server lives."""
+    handler.server.closing.wait()
+    handler.close_connection = True
+    return True
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.closing.set()
+        with server.changed:
+            server.changed.notify_all()
+        server.shutdown()
+        server.server_close()
+
+
+def kubeconfig(folder: Path, server: str, namespace: str = "team-a", **user: Any) -> Path:
+    """A kubeconfig for a server without TLS."""
+    file = folder / "kubeconfig"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [{"name": "test", "cluster": {"server": server}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "me", "namespace": namespace}}],
+        "users": [{"name": "me", "user": user}],
+    }
+    file.write_text(yaml.safe_dump(config))
+    return file
