@@ -6,7 +6,8 @@ import os
 import sys
 
 from launcher.agent import config
-from launcher.agent.agent import Agent
+from launcher.agent.agent import Agent, leave_behind
+from launcher.agent.verdict import of_code
 from trainer import contract
 
 
@@ -15,6 +16,8 @@ def main() -> None:
         place = config.read(os.environ)
     except config.ConfigError as error:
         print(f"agent: {error}", file=sys.stderr)
+        if os.environ.get(contract.NODE):
+            leave_behind(of_code(contract.BAD_SPEC, str(error)), None, 0, 0)
         sys.exit(contract.BAD_SPEC)
     try:
         agent = Agent(place)

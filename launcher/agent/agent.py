@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 
 from launcher.agent import config as configuration
-from launcher.agent import metrics, report
+from launcher.agent import metrics, report, words
 from launcher.agent.child import die_with_parent
 from launcher.agent.clock import Clock
 from launcher.agent.config import Config
+from launcher.agent.herald import Herald
 from launcher.agent.history import Record
 from launcher.agent.kit import Kit
 from launcher.agent.leader import Leader
@@ -60,10 +62,16 @@ class Agent:
         )
         self._leader: Leader | None = None
         if clock is not None:
-            self._leader = Leader(config, self._loop, hello, clock, self._memory, say=self.say, finish=self._finish)
+            herald = Herald(config.generation, self._speak if config.is_pod else None)
+            self._leader = Leader(
+                config, self._loop, hello, clock, self._memory, herald, say=self.say, finish=self._finish
+            )
 
     def say(self, text: str) -> None:
         self._stderr.line(f"agent {self._config.host}: {text}".encode())
+
+    def _speak(self, word: str) -> None:
+        self._stderr.line(word.encode())
 
     def run(self) -> int:
         self._outlive_no_parent()
@@ -79,6 +87,8 @@ class Agent:
             self._stderr.flush(FLUSH_S)
             self._kit.close()
         assert self._verdict is not None, "the loop ends with a verdict"
+        if self._config.is_pod:
+            leave_behind(self._verdict, self._config.host, self._config.generation, self._member.attempt)
         return self._verdict.code
 
     def _outlive_no_parent(self) -> None:
@@ -133,3 +143,13 @@ class Agent:
         silence_s = 0.0 if self._config.is_leader else now - member.heard_at
         own = metrics.own(self._config.generation, member.gang, ranks, member.budgets, silence_s, now)
         return metrics.merge([own, *texts])
+
+
+def leave_behind(verdict: Verdict, host: int | None, generation: int, attempt: int) -> None:
+    """The pod's termination message, for readers of the API. The kubelet made the file; without it nothing is lost."""
+    message = words.farewell(verdict.to_json(), host, generation, attempt)
+    try:
+        with open(words.TERMINATION_LOG, "r+") as file:
+            file.write(message)
+    except OSError as error:
+        print(f"agent: no termination message could be left: {error}", file=sys.stderr)

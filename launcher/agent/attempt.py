@@ -67,6 +67,11 @@ class Attempt:
         return self._overdue is not None
 
     @property
+    def overdue(self) -> str | None:
+        """The budget that was missed, in words."""
+        return None if self._overdue is None else self._overdue[1].text
+
+    @property
     def committed(self) -> int | None:
         return max(
             (status.committed for status in self.statuses.values() if status.committed is not None), default=None

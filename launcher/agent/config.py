@@ -34,11 +34,17 @@ class Config:
     job: AgentJob
     spec: str  # sha256 over the job and the train block
     run_dir: Path | None = None
+    node: str = ""  # where the pod runs; empty outside of Kubernetes
     fault: str | None = None  # what this host alone can see to be wrong; the leader refuses the gang for it
 
     @property
     def is_leader(self) -> bool:
         return self.host == 0
+
+    @property
+    def is_pod(self) -> bool:
+        """Whether the Kubernetes API is where this agent is read."""
+        return bool(self.node)
 
     @property
     def processes(self) -> int:
@@ -75,6 +81,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Config:
         job=job,
         spec=hashlib.sha256((environ[contract.JOB] + environ.get(contract.TRAIN_SPEC, "")).encode()).hexdigest(),
         run_dir=Path(run_dir) if run_dir and "://" not in run_dir else None,
+        node=environ.get(contract.NODE, ""),
         fault=_disagreement(environ, job, index, slice_index),
     )
 

@@ -12,6 +12,7 @@ from launcher.agent import history, report, wire
 from launcher.agent.attempt import Attempt
 from launcher.agent.clock import Clock
 from launcher.agent.config import Config
+from launcher.agent.herald import Herald, View
 from launcher.agent.loop import READ, Loop
 from launcher.agent.memory import AGENTS, SUMMARY, Memory
 from launcher.agent.ports import free_port
@@ -56,12 +57,13 @@ class Leader:
         hello: Hello,
         clock: Clock,
         memory: Memory,
+        herald: Herald,
         *,
         say: Callable[[str], None],
         finish: Callable[[Verdict], None],
     ) -> None:
         self._config, self._loop, self._hello = config, loop, hello
-        self._clock, self._memory, self._say, self._finish = clock, memory, say, finish
+        self._clock, self._memory, self._herald, self._say, self._finish = clock, memory, herald, say, finish
         self._listener = wire.listen(*config.leader)
         self._listener.setblocking(False)
         loop.watch(self._listener.fileno(), READ, lambda mask: self._accept())
@@ -93,6 +95,10 @@ class Leader:
         for record in self._records[-3:]:
             message = record.verdict["message"]
             self._say(f"before: attempt {record.attempt} of generation {record.generation}: {message}")
+        if self._config.generation > 0:
+            failing = self._records[-1].rank if self._records else None
+            ranks = sorted(range(self._config.processes), key=lambda rank: rank != failing)
+            self._herald.begin(self._records, self._memory.gap, self._memory.tails(ranks))
         self._memory.write(SUMMARY, self._summary("running", None))
         self._loop.every(TICK_S, self._tick)
 
@@ -259,6 +265,7 @@ class Leader:
         self._say(f"{verdict.cause} ({verdict.code}): {verdict.message}")
         if self._stage is Stage.GATHER:
             self._number += 1  # it ended before its processes started; it is remembered all the same
+        self._herald.judged(verdict, self._number)
         self._stage, self._until = Stage.KILL, time.monotonic() + GONE_S
         self._tell("verdict", attempt=self._number, verdict=verdict.to_json())
 
@@ -304,6 +311,7 @@ class Leader:
         """Everyone leaves with this verdict's code."""
         self._verdict, self._stage, self._until = verdict, Stage.LEAVE, time.monotonic() + CLOSE_S
         self._memory.write(SUMMARY, self._summary(report.status_of(verdict), verdict))
+        self._herald.look(self._view, time.monotonic(), is_news=True)
         self._tell("leave", verdict=verdict.to_json())
 
     def _tell(self, kind: str, **fields: Any) -> None:
@@ -327,6 +335,7 @@ class Leader:
         if now - self._beat_at >= BEAT_S:
             self._beat_at = now
             self._tell("ping", gang=self._gang(now))
+        self._herald.look(self._view, now)
         self._consider()
 
     @property
@@ -337,8 +346,12 @@ class Leader:
     def _have_left(self) -> bool:
         return not any(seat.link.is_open for host, seat in self._seats.items() if host != self._config.host)
 
+    @property
+    def _missing(self) -> list[int]:
+        return [host for host in range(self._config.hosts) if host not in self._seats]
+
     def _gather(self, now: float) -> None:
-        missing = [host for host in range(self._config.hosts) if host not in self._seats]
+        missing = self._missing
         if self._verdict is not None:  # refused; those still to come are told, for a while
             if len(self._came) == self._config.hosts or (self._gather_until or 0.0) <= now:
                 self._judge(self._verdict)
@@ -366,6 +379,23 @@ class Leader:
             "silence_s": now - min(heard, default=now),
             **report.counters(self._records, self._config.generation, self._config.job),
         }
+
+    def _view(self) -> View:
+        """What the pod's log tells of the gang."""
+        has_ended = self._stage is Stage.LEAVE
+        return View(
+            stage=self._stage.name.lower(),
+            attempt=self._number,
+            missing=self._missing,
+            refused=list(dict.fromkeys(self._refused[-3:])),
+            step=self._attempt.step,
+            committed=self._attempt.committed,
+            statuses=self._attempt.statuses,
+            overdue=self._attempt.overdue,
+            seconds=self._clock.seconds(time.monotonic()),
+            restarts=(history.restarts_by_cause if has_ended else history.ends_by_cause)(self._records),
+            metrics=self._metrics,
+        )
 
     def _summary(self, status: str, verdict: Verdict | None) -> dict[str, Any]:
         return report.summary(

@@ -85,6 +85,10 @@ class Member:
             "leave": self._leave,
         }
 
+    @property
+    def attempt(self) -> int:
+        return self._attempt
+
     def begin(self) -> None:
         self._dialer.dial()
         self._loop.every(TICK_S, self._tick)
@@ -335,7 +339,7 @@ def hello_of(config: Config, versions: Mapping[str, str | None], metrics_port: i
         generation=config.generation,
         pod=config.pod,
         hostname=socket.gethostname(),
-        node=os.environ.get(contract.NODE, ""),
+        node=config.node,
         versions=versions,
         spec=config.spec,
         pid=os.getpid(),

@@ -11,6 +11,8 @@ from typing import Any
 from launcher.agent.history import Record
 
 ATTEMPTS, SUMMARY, AGENTS = "attempts.jsonl", "summary.json", "agents.json"
+TAIL_BYTES = 64 * 1024  # of all ranks' logs together
+FIRST_BYTES, LEAST_BYTES = 16 * 1024, 2 * 1024  # of the log that matters most; of any other
 
 
 class Memory:
@@ -18,7 +20,12 @@ class Memory:
 
     def __init__(self, folder: Path | None, say: Callable[[str], None]) -> None:
         self._folder, self._say = folder, say
-        self._has_complained = False
+        self._fault: str | None = None
+
+    @property
+    def gap(self) -> str | None:
+        """Why the past is not known; None when it is."""
+        return "the job has no folder that outlives its pods" if self._folder is None else self._fault
 
     def records(self, uid: str) -> list[Record]:
         """Every attempt of `uid` that ended, oldest first. Lines of others, or cut short by a kill, are left out."""
@@ -65,7 +72,42 @@ class Memory:
         except OSError as error:
             self._complain(error)
 
+    def tails(self, ranks: Sequence[int]) -> list[tuple[int, list[str]]]:
+        """The last lines of the ranks' logs, the first rank's most; ranks beyond what fits in TAIL_BYTES are left out.
+
+        A rank's log holds all attempts, so before this one's first line it ends with the attempt before.
+        """
+        if self._folder is None:
+            return []
+        found, left = [], TAIL_BYTES
+        for rank in ranks:
+            size = max(LEAST_BYTES, TAIL_BYTES // len(ranks))
+            size = max(size, FIRST_BYTES) if rank == ranks[0] else size
+            if size > left:
+                break
+            if lines := _end(log_path(self._folder, rank), size):
+                found.append((rank, lines))
+                left -= size
+        return found
+
     def _complain(self, error: OSError) -> None:
-        if not self._has_complained:
-            self._say(f"the run folder {self._folder} cannot be used: {error}; this run will not be remembered")
-        self._has_complained = True
+        if self._fault is None:
+            self._fault = f"the run folder {self._folder} cannot be used: {error}"
+            self._say(f"{self._fault}; this run will not be remembered")
+
+
+def log_path(folder: Path, rank: int) -> Path:
+    """Where a rank's lines of all attempts lie; what no longer fitted lies beside it."""
+    return folder / "logs" / f"rank-{rank}.log"
+
+
+def _end(path: Path, size: int) -> list[str]:
+    """The last whole lines of a file, `size` bytes at most; none where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - size)
+            file.seek(start)
+            lines = file.read(size).decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    return lines[1:] if start else lines

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.agent.loop import WRITE, Loop
+from launcher.agent.memory import log_path
 
 CHUNK = 4096  # PIPE_BUF: a pipe that is ready takes this much without blocking
 MAX_QUEUED = 4 * 1024 * 1024  # bytes a slow reader may be behind
@@ -70,7 +71,7 @@ class RankLog:
     """logs/rank-N.log: the last lines of a rank over all attempts, in at most two files."""
 
     def __init__(self, folder: Path | None, rank: int, complain: Callable[[OSError], None]) -> None:
-        self._path = None if folder is None else folder / "logs" / f"rank-{rank}.log"
+        self._path = None if folder is None else log_path(folder, rank)
         self._complain = complain
         self._file: BinaryIO | None = None
         self._size = 0
