@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from trainer.errors import SpecError
@@ -40,9 +41,15 @@ def _xla(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, mask_BL: Array |
     gives it no weight.
     """
     mask_B11L = None if mask_BL is None else (mask_BL != 0)[:, None, None, :]
-    return jax.nn.dot_product_attention(
-        query_BLHK, key_BLGK, value_BLGK, mask=mask_B11L, is_causal=is_causal, implementation="xla"
-    )
+    dtype = query_BLHK.dtype
+    operands = query_BLHK, key_BLGK, value_BLGK
+    if dtype == jnp.float16 and jax.default_backend() == "cpu":  # XLA has no such product there
+        operands = jax.tree.map(lambda operand: operand.astype(jnp.float32), operands)
+    with jax.numpy_dtype_promotion("standard"):  # its scores are float32 whatever the operands are
+        mixed_BLHK: Array = jax.nn.dot_product_attention(
+            *operands, mask=mask_B11L, is_causal=is_causal, implementation="xla"
+        )
+    return mixed_BLHK.astype(dtype)
 
 
 ATTENTION: dict[str, Callable[..., Array]] = {"auto": _xla, "xla": _xla}

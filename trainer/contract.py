@@ -180,6 +180,8 @@ PROMETHEUS: tuple[Metric, ...] = (
     Metric("jaxlaunch_loss", "gauge", "Training loss at the last logged step.", ("rank",), "trainer"),
     Metric("jaxlaunch_grad_norm", "gauge", "Global norm of the gradients before clipping.", ("rank",), "trainer"),
     Metric("jaxlaunch_learning_rate", "gauge", "Learning rate of the last logged step.", ("rank",), "trainer"),
+    Metric("jaxlaunch_loss_scale", "gauge", "What float16's mean loss is multiplied by.", ("rank",), "trainer"),
+    Metric("jaxlaunch_skipped_steps_total", "counter", "Steps that overflowed float16.", ("rank",), "trainer"),
     Metric(
         "jaxlaunch_task_metric",
         "gauge",

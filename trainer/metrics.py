@@ -50,6 +50,7 @@ class Metrics:
         self._numbers: dict[str, float | None] = {}  # of the last interval, as they are written and told
         self._evaluated: dict[str, float] = {}
         self._speeds: dict[str, float | None] = dict.fromkeys(SPEEDS)
+        self._skipped = 0
         self._saves, self._blocked_s = 0, 0.0
         self._committed: int | None = None
         self._committed_at = time.monotonic()
@@ -78,7 +79,7 @@ class Metrics:
 
     def interval(self, step: int, values: Mapping[str, float]) -> None:
         """The means of `step`, as the loop read them. Once per log interval, on every process."""
-        self._trained = {name: float(value) for name, value in values.items() if name != "finite"}
+        self._trained = {name: float(value) for name, value in values.items() if name not in ("finite", "skipped")}
         took = self.timer.interval()
         if took.steps_per_s is not None:
             self._speeds = self._speeds_at(took.steps_per_s)
@@ -92,6 +93,12 @@ class Metrics:
         self._tell(step)
         busy = {part: took.parts[part] / took.seconds for part in ("data", "save")} if took.seconds else {}
         print(interval_line(step, self._total, self._trained, self._speeds, busy), flush=True)
+
+    def skipped(self, step: int, scale: float) -> None:
+        """The gradients of `step` overflowed under this loss scale, and changed nothing but the scale."""
+        self._skipped += 1
+        if self._rank == 0:
+            print(f"step {step}/{self._total}  skipped: float16 overflowed, loss scale {scale:g} is halved", flush=True)
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """The means over the held-out set after `step` steps, on every process."""
@@ -198,6 +205,8 @@ class Metrics:
             "jaxlaunch_loss": self._trained.get("loss"),
             "jaxlaunch_grad_norm": self._trained.get("grad_norm"),
             "jaxlaunch_learning_rate": self._trained.get("learning_rate"),
+            "jaxlaunch_loss_scale": self._trained.get("loss_scale"),
+            "jaxlaunch_skipped_steps_total": self._skipped,
             "jaxlaunch_task_metric": task,
             "jaxlaunch_resident_memory_bytes": _resident_bytes(),
             "jaxlaunch_device_memory_bytes": self._device_bytes,
@@ -210,7 +219,7 @@ class Metrics:
         }
 
 
-NOT_OF_THE_TASK = ("grad_norm", "learning_rate")
+NOT_OF_THE_TASK = ("grad_norm", "learning_rate", "loss_scale")
 
 
 def interval_line(
@@ -229,7 +238,12 @@ def interval_line(
 
 
 def _words(values: Mapping[str, float]) -> str:
-    known = {"loss": "loss {:.4f}", "grad_norm": "grad {:.3g}", "learning_rate": "lr {:.1e}"}
+    known = {
+        "loss": "loss {:.4f}",
+        "grad_norm": "grad {:.3g}",
+        "learning_rate": "lr {:.1e}",
+        "loss_scale": "scale {:g}",
+    }
     named = known | {name: f"{name} {{:.4g}}" for name in values if name not in known}
     return "  ".join(text.format(values[name]) for name, text in named.items() if name in values)
 

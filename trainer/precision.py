@@ -5,8 +5,9 @@
 | fp32 | float32 | highest: true float32 on CPU and GPU, six bfloat16 passes on TPU |
 | tf32 | float32 | tensorfloat32: 10-bit mantissas on GPUs since Ampere, three bfloat16 passes on TPU, float32 on CPU |
 | bf16 | bfloat16 | as JAX is configured; the layers' own products are of bfloat16 operands |
+| fp16 | float16 | likewise of float16 operands; the loss is scaled (trainer.loss_scale) |
 
-Parameters and outputs of all three are float32. JAX left alone rounds float32 products to TF32 on such GPUs and to
+Parameters and outputs of all four are float32. JAX left alone rounds float32 products to TF32 on such GPUs and to
 bfloat16 on TPU, so fp32 must ask for more. Whatever `compute` is, softmax, norms' statistics, loss, gradient sums and
 optimizer state are float32.
 """
@@ -16,7 +17,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from trainer import spec
-from trainer.errors import SpecError
 
 
 class Precision(NamedTuple):
@@ -31,19 +31,23 @@ class Precision(NamedTuple):
     output: jnp.dtype
     matmul: str | None
 
+    @property
+    def is_scaled(self) -> bool:
+        """Whether gradients are too small for the compute dtype unless the loss is scaled."""
+        return bool(self.compute == jnp.float16)
+
 
 NAMED = {
     "fp32": spec.Policy(matmul="highest"),
     "tf32": spec.Policy(matmul="tensorfloat32"),
     "bf16": spec.Policy(compute="bfloat16"),
+    "fp16": spec.Policy(compute="float16"),
 }
 
 
 def policy(precision: spec.Precision) -> Precision:
-    """The dtypes of a name, or of a policy in full. Raises SpecError for float16: it needs a loss scale."""
-    full = precision if isinstance(precision, spec.Policy) else NAMED.get(precision)
-    if full is None or full.compute == "float16":
-        raise SpecError("train.precision: float16 is not supported yet; use bf16, which needs no loss scale")
+    """The dtypes of a name, or of a policy in full."""
+    full = precision if isinstance(precision, spec.Policy) else NAMED[precision]
     return Precision(
         params=jnp.dtype(full.params),
         compute=jnp.dtype(full.compute),

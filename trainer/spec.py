@@ -327,6 +327,4 @@ def _same_kind(given: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
 UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
     "profile": (),
     "attention": ("cudnn", "splash"),
-    "precision": ("fp16",),
-    "precision.compute": ("float16",),
 }

@@ -18,10 +18,11 @@ from flax import nnx
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from trainer import flops, optim, precision, schedules, sharding, weights
+from trainer import flops, loss_scale, optim, precision, schedules, sharding, weights
 from trainer import mesh as meshes
 from trainer.errors import SpecError
 from trainer.executable import Executable
+from trainer.loss_scale import LossScale
 from trainer.skeleton import Named, Skeleton
 from trainer.spec import Published, TrainSpec
 from trainer.task import Loss, Task
@@ -37,6 +38,7 @@ class TrainState(NamedTuple):
     opt: Any  # optax's state over `params`
     ema: Named | None  # float32 moving average of `params`
     rest: Named  # what the model holds besides: BatchNorm's statistics
+    scale: LossScale | None = None  # of float16
 
 
 class Step:
@@ -75,7 +77,8 @@ class Step:
         """The state as dicts of leaves by name, for a checkpoint; parts that are empty are left out."""
         leaves = jax.tree_util.tree_flatten_with_path(state.opt)[0]
         opt = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-        parts = {"params": state.params, "opt": opt, "ema": state.ema, "rest": state.rest}
+        scale = None if state.scale is None else state.scale._asdict()
+        parts = {"params": state.params, "opt": opt, "ema": state.ema, "rest": state.rest, "scale": scale}
         return {"step": state.step, **{name: dict(part) for name, part in parts.items() if part}}
 
     def unnamed(self, tree: Mapping[str, Any]) -> TrainState:
@@ -83,7 +86,8 @@ class Step:
         names = self.named(self.abstract).get("opt", {})
         opt = jax.tree.unflatten(jax.tree.structure(self.abstract.opt), [tree["opt"][name] for name in names])
         ema = None if self.abstract.ema is None else dict(tree["ema"])
-        return TrainState(tree["step"], dict(tree["params"]), opt, ema, dict(tree.get("rest", {})))
+        scale = None if self.abstract.scale is None else LossScale(**tree["scale"])
+        return TrainState(tree["step"], dict(tree["params"]), opt, ema, dict(tree.get("rest", {})), scale)
 
     def put(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Array]:
         """This process's rows as global arrays, split over the batch axes."""
@@ -115,7 +119,8 @@ class Step:
     def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         """One optimizer step. `state` is donated; the metrics are means on the device, to be read later.
 
-        A step whose loss or gradients are not finite says `finite` False and gives back the state as it was.
+        A step whose loss or gradients are not finite says `finite` False and gives back the state as it was. Under a
+        loss scale it is `skipped` instead, as long as there is a scale to halve: it counts, and changes nothing else.
         Raises TypeError when the batch is not of the kind that was compiled for.
         """
         assert self._train is not None, "compile_train comes before train"
@@ -148,14 +153,19 @@ class Step:
         ema = None
         if state.ema is not None and self._spec.optimizer.ema is not None:
             ema = optim.ema_update(state.ema, params, self._spec.optimizer.ema)
-        new = TrainState(state.step + 1, params, opt, ema, rest)
+        new = TrainState(state.step + 1, params, opt, ema, rest, state.scale)
         kept = jax.tree.map(partial(jnp.where, finite), new, state)
+        told = {"finite": finite}
+        if state.scale is not None:
+            kept = kept._replace(step=state.step + 1, scale=loss_scale.after(state.scale, finite))
+            told = {"finite": finite | ~loss_scale.is_exhausted(state.scale), "skipped": ~finite}
+            told |= {"loss_scale": state.scale.value}
         return kept, {
             **{name: total / weight for name, (total, weight) in loss.metrics.items()},
             "loss": mean,
             "grad_norm": norm,
             "learning_rate": jnp.asarray(self._rate(state.step), jnp.float32),
-            "finite": finite,
+            **told,
         }
 
     def _gradients(self, state: TrainState, batch: dict[str, Array], rng: Array) -> tuple[Loss, Named, Named]:
@@ -163,8 +173,10 @@ class Step:
 
         def micro(carry: tuple[Named, Named], part: tuple[dict[str, Array], Array]) -> Any:
             total, rest = carry
-            grads, (loss, rest) = jax.grad(self._loss, has_aux=True)(state.params, rest, *part)
+            grads, (loss, rest) = jax.grad(self._loss, has_aux=True)(state.params, rest, *part, state.scale)
             grads = jax.lax.with_sharding_constraint(grads, where)  # under fsdp: scattered as they are summed
+            if (scale := state.scale) is not None:
+                grads = jax.tree.map(lambda grad: grad / loss_scale.factor(scale, loss.weight), grads)
             return (jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, grads), rest), loss
 
         parts = jax.tree.map(self._micro_batches, batch), jax.random.split(rng, self._spec.accumulate)
@@ -183,7 +195,7 @@ class Step:
         return held
 
     def _loss(
-        self, params: Named, rest: Named, batch: dict[str, Array], rng: Array
+        self, params: Named, rest: Named, batch: dict[str, Array], rng: Array, scale: LossScale | None = None
     ) -> tuple[Array, tuple[Loss, Named]]:
         model_rng, loss_rng = jax.random.split(rng)
         model = self._skeleton.merge(self._cast(params), rest, model_rng)
@@ -191,7 +203,8 @@ class Step:
         if not isinstance(loss, Loss):
             weight = batch["weight"].sum()
             loss = Loss(loss * weight, weight)
-        return loss.sum, (loss, self._skeleton.arrays(model)[1])
+        total = loss.sum if scale is None else loss.sum * loss_scale.factor(scale, loss.weight)
+        return total, (loss, self._skeleton.arrays(model)[1])
 
     def _sums(self, state: TrainState, batch: dict[str, Array]) -> dict[str, tuple[Array, Array]]:
         params = self._cast(state.params if state.ema is None else state.ema)
@@ -230,7 +243,8 @@ class Step:
         made, rest = self._skeleton.arrays(self._model())
         params = {name: _as(param, self._precision.params) for name, param in (read or made).items()}
         ema = None if self._spec.optimizer.ema is None else optim.ema_init(params)
-        return TrainState(jnp.zeros((), jnp.int32), params, self._optimizer.init(params), ema, rest)
+        scale = loss_scale.init() if self._precision.is_scaled else None
+        return TrainState(jnp.zeros((), jnp.int32), params, self._optimizer.init(params), ema, rest, scale)
 
     def _cast(self, params: Named) -> Named:
         return {name: _as(param, self._precision.compute) for name, param in params.items()}
@@ -244,12 +258,14 @@ class Step:
             for name, leaf in (shapes.params | shapes.rest).items()
         }
         params = {name: placed[name] for name in shapes.params}
+        everywhere = NamedSharding(self._mesh, PartitionSpec())
         where = TrainState(
-            step=NamedSharding(self._mesh, PartitionSpec()),
+            step=everywhere,
             params=params,
             opt=optim.state_shardings(self._optimizer, shapes.params, params),
             ema=None if shapes.ema is None else params,
             rest={name: placed[name] for name in shapes.rest},
+            scale=jax.tree.map(lambda leaf: everywhere, shapes.scale),
         )
         abstract: TrainState = jax.tree.map(
             lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), shapes, where

@@ -220,6 +220,8 @@ class Run:
                 f"the update was not applied, and nothing after step {step - 1} is saved. Try a lower "
                 "train.optimizer.lr, a longer warmup or train.optimizer.clip"
             )
+        if metrics.get("skipped", False):
+            self.metrics.skipped(step, float(metrics["loss_scale"]))
         if step % self.spec.log_every == 0 or step == self.total:
             self.metrics.interval(step, {name: float(value) for name, value in jax.device_get(metrics).items()})
         if step % COLLECT_EVERY == 0:

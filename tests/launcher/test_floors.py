@@ -44,6 +44,7 @@ FLOORS = (
         "trainer.attention",
         "trainer.executable",
         "trainer.huggingface",
+        "trainer.loss_scale",
         "trainer.losses",
         "trainer.remat",
         "trainer.schedules",

@@ -4,15 +4,19 @@ import numpy as np
 import pytest
 
 from trainer import precision
-from trainer.errors import SpecError
 from trainer.spec import Policy
 
-FLOAT32, BFLOAT16 = jnp.dtype("float32"), jnp.dtype("bfloat16")
+FLOAT32, BFLOAT16, FLOAT16 = jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16")
 
 
 @pytest.mark.parametrize(
     ("name", "compute", "matmul"),
-    [("fp32", FLOAT32, "highest"), ("tf32", FLOAT32, "tensorfloat32"), ("bf16", BFLOAT16, None)],
+    [
+        ("fp32", FLOAT32, "highest"),
+        ("tf32", FLOAT32, "tensorfloat32"),
+        ("bf16", BFLOAT16, None),
+        ("fp16", FLOAT16, None),
+    ],
 )
 def test_a_name_keeps_parameters_and_output_in_float32(name: str, compute: jnp.dtype, matmul: str | None) -> None:
     assert precision.policy(name) == precision.Precision(FLOAT32, compute, FLOAT32, matmul)
@@ -21,12 +25,6 @@ def test_a_name_keeps_parameters_and_output_in_float32(name: str, compute: jnp.d
 def test_a_policy_in_full_is_taken_as_written() -> None:
     written = Policy(params="bfloat16", compute="bfloat16", output="bfloat16", matmul="highest")
     assert precision.policy(written) == precision.Precision(BFLOAT16, BFLOAT16, BFLOAT16, "highest")
-
-
-@pytest.mark.parametrize("written", ["fp16", Policy(compute="float16")])
-def test_float16_is_refused_as_not_supported_yet(written: str | Policy) -> None:
-    with pytest.raises(SpecError, match="float16 is not supported yet"):
-        precision.policy(written)
 
 
 @pytest.mark.parametrize(("name", "asked"), [("fp32", "HIGHEST"), ("tf32", "HIGH"), ("bf16", "DEFAULT")])

@@ -1,0 +1,83 @@
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array
+
+from tests.trainer.tiny import Counting, Digits, compiled, run
+from trainer import loss_scale
+from trainer.loss_scale import GROW_AFTER, LARGEST, SMALLEST, START, LossScale
+from trainer.task import Loss
+
+
+def scale(value: float, sound: int = 0) -> LossScale:
+    return LossScale(jnp.float32(value), jnp.int32(sound))
+
+
+@pytest.mark.parametrize(
+    ("before", "finite", "value", "sound"),
+    [
+        (scale(START), True, START, 1),
+        (scale(START, 7), False, START / 2, 0),
+        (scale(START, GROW_AFTER - 1), True, START * 2, 0),
+        (scale(LARGEST, GROW_AFTER - 1), True, LARGEST, 0),
+        (scale(SMALLEST), False, SMALLEST, 0),
+    ],
+)
+def test_an_overflow_halves_the_scale_and_a_long_row_without_one_doubles_it(
+    before: LossScale, finite: bool, value: float, sound: int
+) -> None:
+    assert loss_scale.after(before, jnp.bool(finite)) == (value, sound)
+
+
+class Overflowing(Digits):
+    """Digits whose gradients overflow float16 where the first row weighs 2."""
+
+    def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
+        push = jnp.where(batch["weight"][0] == 2.0, 1e6, 1.0).astype(jnp.float32)
+        found = super().loss(model, batch, rng)
+        return found._replace(sum=found.sum * push)
+
+
+def test_an_overflow_costs_its_step_and_half_the_scale_and_nothing_else() -> None:
+    task = Overflowing()
+    step = compiled(task, precision="fp16")
+    state, _ = step.train(step.init(), step.put(task.batch(0)))
+    before = jax.tree.map(np.array, state)
+    batch = task.batch(1)
+    state, metrics = step.train(state, step.put(batch | {"weight": np.r_[2.0, batch["weight"][1:]].astype(np.float32)}))
+    assert metrics["skipped"] and metrics["finite"]
+    assert state.scale == (START / 2, 0)
+    assert state.step == 2
+    for name in ("params", "opt", "rest"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(state, name), getattr(before, name))
+    state, metrics = step.train(state, step.put(batch))
+    assert not metrics["skipped"] and metrics["loss_scale"] == START / 2
+    assert not np.array_equal(state.params["layers.0.kernel"], before.params["layers.0.kernel"])
+
+
+def test_a_loss_that_overflows_unscaled_is_not_finite() -> None:
+    step = compiled(Overflowing(), precision="fp16")
+    state, batch = step.init(), Overflowing().batch(0)
+    state = state._replace(scale=jax.device_put(scale(SMALLEST), jax.tree.map(lambda x: x.sharding, state.scale)))
+    _, metrics = step.train(state, step.put(batch | {"weight": np.full(16, np.inf, np.float32)}))
+    assert metrics["skipped"] and not metrics["finite"]
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 4}, {"mesh": {"dp": 2, "fsdp": 2, "mp": 2}}], ids=str)
+@pytest.mark.parametrize("task", [Digits(), Counting()], ids=["mlp", "decoder"])
+def test_float16_learns(task: Any, options: dict[str, Any]) -> None:
+    losses, state = run(task, precision="fp16", **options)  # one or two of the first steps may overflow
+    assert losses[-5:].mean() < 0.65 * losses[0]
+    assert state.scale is not None and state.scale.value > SMALLEST
+
+
+def test_the_scale_is_part_of_what_is_saved() -> None:
+    step = compiled(Digits(), precision="fp16")
+    state = step.init()
+    tree = step.named(state)
+    assert set(tree["scale"]) == {"value", "sound"}
+    assert jax.tree.structure(step.unnamed(tree)) == jax.tree.structure(state)
+    assert "scale" not in step.named(compiled(Digits()).init())
