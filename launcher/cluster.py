@@ -10,7 +10,7 @@ import datetime
 import email.utils
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,18 +76,34 @@ class Cluster:
             raise
 
     def list(
-        self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "", limit: int = 500
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        limit: int = 500,
+        pages: int | None = None,
+        keep: Callable[[Object], Object] = lambda one: one,
     ) -> Objects:
-        """The objects of a namespace, or of all, in pages of `limit`."""
-        return self._list(kind, namespace, labels, fields, limit)[0]
+        """The objects of a namespace, or of all, in `pages` of `limit`; `keep` says what is kept of each."""
+        return self._list(kind, namespace, labels, fields, limit, pages, keep)[0]
 
     def _list(
-        self, kind: Kind, namespace: str | None, labels: str, fields: str, limit: int = 500
+        self,
+        kind: Kind,
+        namespace: str | None,
+        labels: str,
+        fields: str,
+        limit: int = 500,
+        pages: int | None = None,
+        keep: Callable[[Object], Object] = lambda one: one,
     ) -> tuple[Objects, str]:
         """The objects without their managedFields, which are half of their bytes, and the version they are of."""
         path, asked = kind.path(namespace), {**_selectors(labels, fields), "limit": str(limit)}
         found: Objects = []
         query = dict(asked)
+        turned = 0
         while True:
             try:
                 page = self._json("GET", path, query)
@@ -98,8 +114,9 @@ class Cluster:
                 continue
             for one in page.get("items") or []:
                 one["metadata"].pop("managedFields", None)
-                found.append(one)
-            if not (more := page["metadata"].get("continue")):
+                found.append(keep(one))
+            turned += 1
+            if not (more := page["metadata"].get("continue")) or turned == pages:
                 return found, page["metadata"].get("resourceVersion", "")
             query = {**asked, "continue": more}
 
