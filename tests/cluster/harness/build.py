@@ -6,6 +6,7 @@ clone on the same machine does not build again.
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -56,33 +57,38 @@ def key() -> str:
     return digest.hexdigest()[:16]
 
 
+def home() -> Path:
+    """The folder of the programs, built or not."""
+    return cache() / key()
+
+
+def is_built() -> bool:
+    return all((home() / f".{module}").exists() for module in PROGRAMS)
+
+
 def binaries() -> Path:
     """The folder of the programs, built now if this machine has not built them yet (some 25 minutes on two cores)."""
-    home = cache() / key()
-    home.mkdir(parents=True, exist_ok=True)
-    with open(home / ".lock", "w") as lock:
+    folder = home()
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for module, packages in PROGRAMS.items():
-            built = home / f".{module}"
+            built = folder / f".{module}"
             if not built.exists():
-                build(module, packages, home)
+                build(module, packages, folder)
                 built.touch()
-    return home
+    return folder
 
 
-def build(module: str, packages: list[str], home: Path) -> None:
+def build(module: str, packages: list[str], folder: Path) -> None:
     print(f"building {module}: {' '.join(packages)}", file=sys.stderr, flush=True)
     # "." would be named after the module's last element, which is the folder's name.
-    command = [go(), "build", *FLAGS, "-ldflags", LINK, "-o", f"{home}/", *packages]
+    command = [go(), "build", *FLAGS, "-ldflags", LINK, "-o", f"{folder}/", *packages]
     subprocess.run(command, cwd=MODULES / module, env=os.environ | {"CGO_ENABLED": "0", "GOFLAGS": ""}, check=True)
 
 
 def module_source(module: str, path: str) -> Path:
     """The folder of a module's source in Go's module cache, for the manifests that it ships."""
-    command = [go(), "list", "-m", "-f", "{{.Dir}}", path]
-    listed = subprocess.run(command, cwd=MODULES / module, capture_output=True, text=True, check=True)
-    return Path(listed.stdout.strip())
-
-
-if __name__ == "__main__":
-    print(binaries())
+    command = [go(), "mod", "download", "-json", path]
+    done = subprocess.run(command, cwd=MODULES / module, capture_output=True, text=True, check=True)
+    return Path(json.loads(done.stdout)["Dir"])

@@ -1,0 +1,53 @@
+"""python -m tests.cluster.harness up | down | env | status | build"""
+
+import sys
+
+from tests.cluster.harness import build, cluster, process
+from tests.cluster.harness.places import ADMIN, KEPT
+
+
+def up() -> int:
+    cluster.up()
+    KEPT.touch()
+    return environment()
+
+
+def environment() -> int:
+    """For a shell's `eval`: kubectl and the cluster's kubeconfig."""
+    print(f"export KUBECONFIG={ADMIN}")
+    print(f"export PATH={build.home()}:$PATH")
+    return 0
+
+
+def status() -> int:
+    """What runs, by name; 1 unless a whole cluster answers."""
+    for daemon in sorted(process.running()):
+        print(f"{daemon.pid:>8} {daemon.name}")
+    return 0 if cluster.is_up() else 1
+
+
+def down() -> int:
+    cluster.down()
+    return 0
+
+
+def built() -> int:
+    print(build.binaries())
+    return 0
+
+
+COMMANDS = {"up": up, "down": down, "env": environment, "status": status, "build": built}
+
+
+def main(words: list[str]) -> int:
+    if len(words) != 1 or words[0] not in COMMANDS:
+        print(__doc__, file=sys.stderr)
+        return 2
+    try:
+        return COMMANDS[words[0]]()
+    except (cluster.Unable, build.Missing, process.Down) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,124 @@
+"""A cluster from nothing to ready and back: the order in which its parts come and go."""
+
+import fcntl
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster.harness import (
+    build,
+    cgroups,
+    containerd,
+    control,
+    controllers,
+    dns,
+    golden,
+    images,
+    kubelet,
+    kwok,
+    machine,
+    network,
+    process,
+    teardown,
+)
+from tests.cluster.harness.api import Api, Refused
+from tests.cluster.harness.places import ADMIN, CACHE, LOCK, PORTS, RUN, UP
+
+DAEMONS = {
+    "etcd",
+    "apiserver",
+    "kcm",
+    "scheduler",
+    "jobset",
+    "kueue",
+    "containerd",
+    "kubelet",
+    "coredns",
+    "kwok",
+}
+
+
+class Unable(RuntimeError):
+    """This machine cannot run a cluster; the message says what it lacks and how to get it."""
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """One start or stop at a time on a machine."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with open(LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def is_up() -> bool:
+    """Whether a cluster of these very programs is up, whole and answering."""
+    if not UP.exists() or UP.read_text() != build.key():
+        return False
+    if missing := DAEMONS - {daemon.name for daemon in process.running()}:
+        say(f"the cluster that was up has lost {', '.join(sorted(missing))}: it is started anew")
+        return False
+    try:
+        return bool(Api(ADMIN).get("/readyz"))
+    except (OSError, Refused):
+        return False
+
+
+def up(grace: str = control.GRACE) -> bool:
+    """A cluster is up; whether it was started now. Raises Unable, or process.Down with the end of a log."""
+    if faults := machine.lacks():
+        raise Unable("; ".join(faults))
+    home = build.binaries()
+    with locked():
+        if is_up():
+            return False
+        if not golden.folder(home).exists():
+            say("preparing the state that clusters start from")
+            clean()
+            golden.make(home)
+        clean()
+        begun = time.monotonic()
+        start(home, grace)
+        UP.write_text(build.key())
+        say(f"the cluster is up after {time.monotonic() - begun:.1f} s")
+        return True
+
+
+def down() -> None:
+    with locked():
+        teardown.end()
+
+
+def clean() -> None:
+    """Nothing of an earlier cluster is left, the ports are free and the bridge is there."""
+    teardown.end()
+    if ports := machine.taken():
+        raise Unable(
+            f"another program listens on {ports} of 127.0.0.1 (`ss -ltnp` says which); free of {PORTS} must be all"
+        )
+    RUN.mkdir(parents=True)
+    teardown.remember()
+    network.make_bridge()
+
+
+def start(home: Path, grace: str) -> None:
+    """What needs no API server starts beside it; then all that do, and last is awaited whether each is ready."""
+    golden.lay_out(home)
+    control.start_storage(home)
+    cgroups.make()
+    containerd.start()
+    images.import_all(home)
+    control.await_server()
+    control.start_controllers(home, grace)
+    controllers.start_jobset(home)
+    controllers.start_kueue(home)
+    for part in (kubelet, dns, kwok):
+        part.start(home)
+    for part in (control, controllers, kubelet, dns, kwok):
+        part.settled()
+
+
+def say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)

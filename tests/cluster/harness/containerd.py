@@ -1,0 +1,96 @@
+"""containerd, which runs the pods' containers; its own root, state and socket, apart from any other on the machine."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.cluster.harness import network, process
+from tests.cluster.harness.places import RUN, STORE
+
+STATE = RUN / "containerd"
+SOCKET = RUN / "containerd.sock"
+PAUSE = "localhost/pause:1"
+
+# Without CAP_SYS_RESOURCE (a container, often) no process may lower its own oom_score_adj, and every sandbox would
+# fail: restrict_oom_score_adj. Network namespaces are mounted below the state folder, where `down` finds them.
+CONFIG = f"""
+version = 2
+root = "{STORE}"
+state = "{STATE}"
+oom_score = 0
+disabled_plugins = [
+  "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.snapshotter.v1.zfs", "io.containerd.tracing.processor.v1.otlp", "io.containerd.internal.v1.tracing",
+]
+[grpc]
+  address = "{SOCKET}"
+[ttrpc]
+  address = "{SOCKET}.ttrpc"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{RUN}/opt"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{PAUSE}"
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  enable_selinux = false
+  tolerate_missing_hugetlb_controller = true
+  disable_hugetlb_controller = true
+  netns_mounts_under_state_dir = true
+  stream_server_address = "127.0.0.1"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{network.PLUGINS}"
+    conf_dir = "{network.CONFIG}"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    default_runtime_name = "runc"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+        Root = "{RUN}/runc"
+"""
+
+
+def ctr(*words: str | Path) -> str:
+    """What `ctr` prints. Raises RuntimeError with its own words."""
+    done = subprocess.run(["ctr", "-a", SOCKET, "-n", "k8s.io", *words], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"ctr {' '.join(map(str, words))}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def start() -> None:
+    """Returns when containerd answers, with no container of an earlier cluster in it."""
+    network.write_config()
+    for folder in (STORE, STATE, RUN / "opt"):
+        folder.mkdir(parents=True, exist_ok=True)
+    (RUN / "containerd.toml").write_text(CONFIG)
+    launch()
+    if containers():  # left by a crash; their tasks are gone, and their records would be taken for pods
+        empty()
+        process.stop("containerd")
+        launch()
+
+
+def launch() -> None:
+    process.start("containerd", ["containerd", "--config", RUN / "containerd.toml"])
+    process.ready("containerd", lambda: ctr("version"))
+
+
+def containers() -> list[str]:
+    return ctr("containers", "list", "-q").split()
+
+
+def empty() -> None:
+    """Kills and removes every container."""
+    if tasks := ctr("tasks", "list", "-q").split():
+        ctr("tasks", "delete", "--force", *tasks)
+    if left := containers():
+        ctr("containers", "delete", *left)
+
+
+def images() -> Iterator[tuple[str, str]]:
+    """The name and digest of every image in the store."""
+    for line in ctr("images", "list").splitlines()[1:]:
+        name, _, digest = line.split()[:3]
+        yield name, digest

@@ -1,0 +1,149 @@
+"""The control plane: etcd, the API server, the controller manager and the scheduler."""
+
+import ssl
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from tests.cluster.harness import process
+from tests.cluster.harness.api import Api
+from tests.cluster.harness.places import (
+    ADMIN,
+    ETCD,
+    ETCD_PEER,
+    HEALTH,
+    IP,
+    KUBECONFIGS,
+    PKI,
+    RUN,
+    SERVER,
+    SERVICE_NETWORK,
+)
+
+# A fake node's lease comes late when there are a thousand of them: with a short grace, nodes go NotReady and the
+# controller marks their pods unready, for good. A test of a lost node asks for a shorter one.
+GRACE = "50s"
+
+
+def start(home: Path, grace: str = GRACE) -> None:
+    """Returns when the API server is ready and its controllers have been started; `settled` awaits those."""
+    start_storage(home)
+    await_server()
+    start_controllers(home, grace)
+
+
+def start_storage(home: Path) -> None:
+    # Without the fsyncs: a cluster of tests need not outlive a power cut.
+    process.start("etcd", [home / "etcd", *etcd_flags()])
+    process.start("apiserver", [home / "kube-apiserver", *apiserver_flags()])
+
+
+def await_server() -> None:
+    process.ready("apiserver", lambda: Api(ADMIN).get("/readyz"))
+
+
+def etcd_flags() -> list[str]:
+    return [
+        f"--data-dir={RUN}/etcd",
+        "--unsafe-no-fsync",
+        "--log-level=warn",
+        f"--listen-client-urls={ETCD}",
+        f"--advertise-client-urls={ETCD}",
+        f"--listen-peer-urls={ETCD_PEER}",
+        f"--initial-advertise-peer-urls={ETCD_PEER}",
+        f"--initial-cluster=default={ETCD_PEER}",
+        "--quota-backend-bytes=4294967296",
+    ]
+
+
+def apiserver_flags() -> list[str]:
+    return [
+        f"--etcd-servers={ETCD}",
+        f"--bind-address={IP}",
+        f"--advertise-address={IP}",
+        f"--secure-port={SERVER.rpartition(':')[2]}",
+        f"--service-cluster-ip-range={SERVICE_NETWORK}",
+        f"--tls-cert-file={PKI}/apiserver.crt",
+        f"--tls-private-key-file={PKI}/apiserver.key",
+        f"--client-ca-file={PKI}/ca.crt",
+        f"--service-account-key-file={PKI}/sa.pub",
+        f"--service-account-signing-key-file={PKI}/sa.key",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        "--allow-privileged=true",
+        # Webhook services are dialled at their EndpointSlices, so that no kube-proxy is needed.
+        "--enable-aggregator-routing=true",
+        f"--requestheader-client-ca-file={PKI}/ca.crt",
+        "--requestheader-allowed-names=front-proxy-client",
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        f"--proxy-client-cert-file={PKI}/front-proxy.crt",
+        f"--proxy-client-key-file={PKI}/front-proxy.key",
+        f"--kubelet-client-certificate={PKI}/apiserver-kubelet-client.crt",
+        f"--kubelet-client-key={PKI}/apiserver-kubelet-client.key",
+        f"--kubelet-certificate-authority={PKI}/ca.crt",
+        "--kubelet-preferred-address-types=InternalIP",
+        "--max-requests-inflight=2000",
+        "--max-mutating-requests-inflight=1000",
+        "--profiling=false",
+    ]
+
+
+def start_controllers(home: Path, grace: str) -> None:
+    process.start("kcm", [home / "kube-controller-manager", *kcm_flags(grace)])
+    config = RUN / "scheduler.yaml"
+    # Block style: text that begins with a brace is read as JSON.
+    config.write_text(
+        "apiVersion: kubescheduler.config.k8s.io/v1\n"
+        "kind: KubeSchedulerConfiguration\n"
+        f"clientConnection: {{kubeconfig: {KUBECONFIGS}/scheduler.conf, qps: 2000, burst: 4000}}\n"
+        "leaderElection: {leaderElect: false}\n"
+    )
+    process.start("scheduler", [home / "kube-scheduler", f"--config={config}", *served("scheduler")])
+
+
+def kcm_flags(grace: str) -> list[str]:
+    return [
+        f"--kubeconfig={KUBECONFIGS}/kcm.conf",
+        *served("kcm"),
+        "--leader-elect=false",
+        "--use-service-account-credentials=true",
+        f"--service-account-private-key-file={PKI}/sa.key",
+        f"--root-ca-file={PKI}/ca.crt",
+        # At the default of 20 a second, a job of a thousand pods takes 50 s to exist.
+        "--kube-api-qps=1000",
+        "--kube-api-burst=2000",
+        "--concurrent-job-syncs=20",
+        "--node-monitor-period=1s",
+        f"--node-monitor-grace-period={grace}",
+        "--terminated-pod-gc-threshold=0",
+        f"--flex-volume-plugin-dir={RUN}/flexvolume",
+    ]
+
+
+def served(name: str) -> list[str]:
+    """Where a controller serves its own health, and who may ask."""
+    config = f"{KUBECONFIGS}/{name}.conf"
+    secure = ["--bind-address=127.0.0.1", f"--secure-port={HEALTH[name]}"]
+    return [*secure, f"--authentication-kubeconfig={config}", f"--authorization-kubeconfig={config}"]
+
+
+def settled() -> None:
+    process.ready("kcm", lambda: is_healthy(f"https://127.0.0.1:{HEALTH['kcm']}/healthz"))
+    process.ready("scheduler", lambda: is_healthy(f"https://127.0.0.1:{HEALTH['scheduler']}/readyz"))
+    # Before its default service account exists, every pod of a namespace is refused.
+    process.ready("kcm", lambda: Api(ADMIN).get("/api/v1/namespaces/default/serviceaccounts/default"))
+
+
+def is_healthy(url: str) -> bool:
+    """Whether a local health endpoint says so; the certificates that controllers make up for it are not checked."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with urllib.request.urlopen(url, timeout=5, context=context if url.startswith("https") else None) as answer:
+            return answer.status == 200
+    except urllib.error.HTTPError as error:
+        error.close()
+        return False

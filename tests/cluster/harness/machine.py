@@ -1,0 +1,55 @@
+"""What a machine must have to run a cluster, and what this one lacks of it."""
+
+import os
+import shutil
+import socket
+import sys
+
+from tests.cluster.harness import build, network
+from tests.cluster.harness.places import PORTS
+
+# Program -> the Debian package that brings it.
+PROGRAMS = {
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "ip": "iproute2",
+    "openssl": "openssl",
+    "umount": "mount",
+    "ldd": "libc-bin",
+}
+
+
+def lacks() -> list[str]:
+    """One sentence for each thing that is missing, with where to get it. Empty: a cluster can run here."""
+    if sys.platform != "linux":
+        return [f"a node needs Linux; this is {sys.platform}"]
+    faults = []
+    if os.geteuid() != 0:
+        faults.append("a node needs root: run as root, or set KUBECONFIG to use a cluster of your own, kind for one")
+    packages = {package for program, package in PROGRAMS.items() if not shutil.which(program)}
+    if not (network.PLUGINS / "bridge").exists():
+        packages.add("containernetworking-plugins")
+    if packages:
+        faults.append(f"missing Debian packages: apt-get install {' '.join(sorted(packages))}")
+    if not build.is_built():
+        try:
+            build.go()
+        except build.Missing as fault:
+            faults.append(str(fault))
+    return faults
+
+
+def taken() -> list[int]:
+    """The ports a cluster needs that another program listens on."""
+    return [port for port in PORTS if is_taken(port)]
+
+
+def is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the last cluster may linger
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False

@@ -1,0 +1,40 @@
+"""The bridge that is the node's address, and the CNI network that puts pods on it."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from tests.cluster.harness.places import BRIDGE, IP, NETWORK, POD_NETWORK, POD_RANGE, RUN
+
+PLUGINS = Path("/usr/lib/cni")
+CONFIG = RUN / "cni" / "conf"
+
+
+def ip(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["ip", *words], capture_output=True, text=True)
+
+
+def make_bridge() -> None:
+    """A bridge without ports shows no carrier; its address works all the same."""
+    for words in (
+        ("link", "add", BRIDGE, "type", "bridge"),
+        ("address", "add", f"{IP}/{POD_NETWORK.partition('/')[2]}", "dev", BRIDGE),
+        ("link", "set", BRIDGE, "up"),
+    ):
+        done = ip(*words)
+        if done.returncode:
+            raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()} (a bridge needs root and CAP_NET_ADMIN)")
+
+
+def remove_bridge() -> None:
+    ip("link", "delete", BRIDGE)
+
+
+def write_config() -> None:
+    CONFIG.mkdir(parents=True)
+    pods = {"subnet": POD_NETWORK, "rangeStart": POD_RANGE[0], "rangeEnd": POD_RANGE[1], "gateway": IP}
+    addresses = {"type": "host-local", "dataDir": f"{RUN}/cni/addresses", "ranges": [[pods]]}
+    addresses["routes"] = [{"dst": "0.0.0.0/0"}]
+    bridge = {"type": "bridge", "bridge": BRIDGE, "isGateway": True, "ipMasq": False, "hairpinMode": True}
+    network = {"cniVersion": "0.4.0", "name": NETWORK, "plugins": [bridge | {"ipam": addresses}]}
+    (CONFIG / "10-test.conflist").write_text(json.dumps(network, indent=1))

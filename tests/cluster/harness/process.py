@@ -1,0 +1,112 @@
+"""The daemons of a cluster: started, found again and stopped.
+
+Each carries a mark in its environment, so that they are found by reading /proc, even when whoever started them was
+killed between starting one and writing it down. A record that is no file cannot be stale.
+"""
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.cluster.harness.places import LOGS, RUN
+
+MARK = "JAXLAUNCH_TEST_CLUSTER"
+
+
+class Daemon(NamedTuple):
+    name: str
+    pid: int
+
+
+class Down(RuntimeError):
+    """A part of the cluster did not come up; the message has the end of its log."""
+
+
+def start(name: str, command: Sequence[str | Path], env: Mapping[str, str] = os.environ) -> None:
+    """Starts `command` in a session of its own, its output in the run folder's log of that name."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    log = os.fspath(LOGS / f"{name}.log")
+    words = [os.fspath(word) for word in command]
+    os.posix_spawnp(
+        words[0],
+        words,
+        {**env, MARK: f"{RUN}:{name}"},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigmask=[],
+        setsigdef=[signal.SIGINT, signal.SIGPIPE],
+    )
+
+
+def running() -> Iterator[Daemon]:
+    """Every living process with this cluster's mark. What containerd starts has its name."""
+    prefix = f"{MARK}={RUN}:".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended while we looked
+            for variable in (folder / "environ").read_bytes().split(b"\0"):
+                if variable.startswith(prefix):
+                    yield Daemon(variable.removeprefix(prefix).decode(), int(folder.name))
+
+
+def stop(*names: str, within: float = 10) -> None:
+    """Ends the daemons of these names, all of them where none is named: TERM, and KILL after `within` seconds."""
+    pids = [daemon.pid for daemon in running() if not names or daemon.name in names]
+    end(pids, signal.SIGTERM, within)
+    end(pids, signal.SIGKILL, within)
+
+
+def end(pids: Sequence[int], number: int, within: float) -> None:
+    """Sends the signal and waits until all are gone, or so many seconds."""
+    deadline = time.monotonic() + within
+    poll = select.poll()
+    handles = set()
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            handle = os.pidfd_open(pid)
+            handles.add(handle)
+            poll.register(handle, select.POLLIN)
+            signal.pidfd_send_signal(handle, number)
+    waiting = set(handles)
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        for handle, _ in poll.poll(left * 1000):
+            poll.unregister(handle)
+            waiting.discard(handle)
+    for handle in handles:
+        os.close(handle)
+    for pid in pids:
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def ready(name: str, probe: Callable[[], object], within: float = 60) -> None:
+    """Returns when `probe` answers with a true value. Raises Down when the daemon ends first, or time runs out."""
+    deadline = time.monotonic() + within
+    last: object = "nothing yet"
+    seen = time.monotonic()
+    while time.monotonic() < deadline:
+        try:
+            if last := probe():
+                return
+        except (OSError, RuntimeError) as error:
+            last = error
+        if any(daemon.name == name for daemon in running()):
+            seen = time.monotonic()
+        elif time.monotonic() > seen + 1:  # within its exec, a process shows no environment
+            raise Down(f"{name} ended while it started\n{tail(name)}")
+        time.sleep(0.02)
+    raise Down(f"{name} was not ready after {within:.0f} s; the last answer: {last}\n{tail(name)}")
+
+
+def tail(name: str, lines: int = 15) -> str:
+    log = LOGS / f"{name}.log"
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return f"the end of {log}:\n" + "\n".join(f"  {line[:400]}" for line in text.splitlines()[-lines:])
