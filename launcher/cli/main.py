@@ -1,6 +1,7 @@
 """The `launcher` command: finds its subcommands without importing them, and turns errors into exit codes.
 
-Exit codes: 0 ok, 2 the user's to mend, 3 the cluster's, 130 interrupted; `run` leaves with the verdict's own.
+Exit codes: 0 ok, 2 the user's to mend, 3 the cluster's, 124 waited too long, 130 interrupted; `run` and `submit --wait`
+leave with the verdict's own.
 """
 
 from __future__ import annotations
@@ -19,10 +20,16 @@ INTERRUPTED = 130
 
 # Command -> where it lies, and what --help says of it. Importing them all would take --help half a second.
 COMMANDS: Mapping[str, tuple[str, str]] = {
+    "delete": ("launcher.cli.delete:delete_command", "Delete job NAME and its pods."),
+    "explain": ("launcher.cli.explain:explain_command", "Say why job NAME waits, or how it ended."),
     "init": ("launcher.cli.init:init", "Write a starter job.yaml."),
+    "list": ("launcher.cli.list:list_command", "List the jobs on the cluster."),
     "render": ("launcher.cli.render:render", "Print JOB as Kubernetes manifests."),
     "run": ("launcher.cli.run:run", "Train JOB on this machine."),
     "schema": ("launcher.cli.schema:schema", "Print the JSON schema of job.yaml."),
+    "status": ("launcher.cli.status:status_command", "Show how job NAME stands."),
+    "stop": ("launcher.cli.stop:stop_command", "Save and end job NAME; submitting it again resumes it."),
+    "submit": ("launcher.cli.submit:submit", "Run JOB on a cluster."),
     "validate": ("launcher.cli.validate:validate", "Check JOB, and say what it asks for."),
 }
 

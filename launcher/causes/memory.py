@@ -1,0 +1,38 @@
+"""Whether it was memory: the kernel took the whole container, or one process in it. Pure."""
+
+from __future__ import annotations
+
+from launcher import hosts
+from launcher.causes.answer import which
+from launcher.hosts import Host
+from launcher.seen import World
+from trainer import contract
+
+
+def killed_for_memory(world: World) -> list[Host]:
+    """Hosts whose container says OOMKilled. On cgroup v1 the agent may outlive its child and still leave that word."""
+    return [host for host in world.hosts if host.ended.get("reason") == "OOMKilled" or host.oom_before]
+
+
+def is_oom(world: World) -> bool:
+    """Whether these pods ended for want of memory."""
+    verdict = world.told.verdict
+    said = verdict is not None and verdict.verdict.code == contract.KILLED and "OOMKilled" in verdict.verdict.message
+    return bool(killed_for_memory(world)) or said
+
+
+def oom_sentence(world: World) -> str:
+    """Who was killed, and at what limit."""
+    killed, limit = killed_for_memory(world), _limit(world)
+    at = f"; its memory limit is {limit}" if limit else "; it has no memory limit: the node itself ran out"
+    said = world.told.verdict.verdict if world.told.verdict is not None else None
+    if said is None or said.code != contract.KILLED or said.rank is None:
+        return f"{which(killed, world.wanted)} was OOMKilled{at}"
+    step = f" at step {said.step}" if said.step is not None else ""
+    return f"rank {said.rank} was OOMKilled{step}{at}"
+
+
+def _limit(world: World) -> str | None:
+    main = hosts.main_container(hosts.template(world.jobset or {}).get("spec", {}))
+    found = ((main.get("resources") or {}).get("limits") or {}).get("memory")
+    return None if found is None else str(found)

@@ -1,0 +1,39 @@
+"""Hears the words of a leader in its pod's log; the rest of the log is left to `launcher logs`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from launcher.agent import words
+from launcher.cluster import Cluster
+from launcher.hosts import Host
+from launcher.testimony import Word
+
+_RECENT_S = 45  # of a running leader's log: it says how the gang stands every 15 s
+_TAIL = 400  # lines of the log of a leader that ended
+_HEAD_BYTES = 256 * 1024  # where it says what was before
+
+
+def newest(cluster: Cluster, namespace: str, leader: Host) -> list[Word]:
+    """How its gang stands, or how it ended. Raises ClusterError when its log cannot be read."""
+    if leader.ended:
+        lines = cluster.log(namespace, leader.pod, container=leader.container, tail=_TAIL)
+    else:
+        lines = cluster.log(namespace, leader.pod, container=leader.container, since_s=_RECENT_S)
+    return list(_spoken(lines))
+
+
+def all_known(cluster: Cluster, namespace: str, leader: Host) -> list[Word]:
+    """That, and what it said of the attempts before; two calls where the log is long."""
+    found = newest(cluster, namespace, leader)
+    if any(kind == "past" for kind, _ in found):
+        return found
+    lines = cluster.log(namespace, leader.pod, container=leader.container, limit_bytes=_HEAD_BYTES)
+    return [*_spoken(lines), *found]
+
+
+def _spoken(lines: Iterable[str]) -> Iterator[Word]:
+    for line in lines:
+        word = words.parse(line)
+        if word is not None and word[0] != "tail":  # the end of an older log is as long as a log
+            yield word

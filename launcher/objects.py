@@ -1,0 +1,45 @@
+"""What any API object says of itself: conditions, times, and who owns it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+Obj = Mapping[str, Any]  # an API object, as its JSON
+
+
+def condition(of: Obj, kind: str) -> Obj:
+    """The condition of that type; an empty one where it was never set."""
+    found = of.get("status", {}).get("conditions") or ()
+    return next((one for one in found if one["type"] == kind), {})
+
+
+def is_true(of: Obj, kind: str) -> bool:
+    return condition(of, kind).get("status") == "True"
+
+
+def moment(text: str | None) -> datetime | None:
+    """A time of the API: seconds in metadata, microseconds in leases and newer events."""
+    return None if not text else datetime.fromisoformat(text)
+
+
+def seconds_since(text: str | None, now: datetime) -> float | None:
+    """How long ago that was; never less than nothing, however the clocks differ."""
+    then = moment(text)
+    return None if then is None else max(0.0, (now - then).total_seconds())
+
+
+def age(seconds: float) -> str:
+    """A span as kubectl writes ages: 95s, 3m20s, 47m, 5h10m, 3d."""
+    whole = int(seconds)
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if whole < 120:
+        return f"{whole}s"
+    if minutes < 10:
+        return f"{minutes}m{whole % 60}s" if whole % 60 else f"{minutes}m"
+    if hours < 3:
+        return f"{minutes}m"
+    if hours < 8:
+        return f"{hours}h{minutes % 60}m" if minutes % 60 else f"{hours}h"
+    return f"{hours}h" if hours < 48 else f"{days}d"
