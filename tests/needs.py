@@ -2,8 +2,11 @@
 
 import os
 import shutil
+from typing import NoReturn
 
 import pytest
+
+from tests.cluster.harness import machine
 
 
 def tool(name: str, *, of: str) -> str:
@@ -11,7 +14,17 @@ def tool(name: str, *, of: str) -> str:
     path = shutil.which(name)
     if path is not None:
         return path
-    reason = f"{name} is not on PATH (it comes with {of}): what this test shows is NOT shown"
+    absent(f"{name} is not on PATH (it comes with {of})")
+
+
+def a_machine_for_a_cluster() -> None:
+    """Root, Go and the packages that a real Kubernetes on this machine is made of."""
+    if faults := machine.lacks():
+        absent("; ".join(faults))
+
+
+def absent(what: str) -> NoReturn:
+    reason = f"{what}: what this test shows is NOT shown"
     if os.environ.get("CI", "").lower() in ("1", "true"):
         pytest.fail(reason)
     pytest.skip(reason)

@@ -4,8 +4,9 @@ import fcntl
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from tests.cluster.harness import (
     build,
@@ -24,7 +25,7 @@ from tests.cluster.harness import (
     teardown,
 )
 from tests.cluster.harness.api import Api, Refused
-from tests.cluster.harness.places import ADMIN, CACHE, LOCK, PORTS, RUN, UP
+from tests.cluster.harness.places import ADMIN, CACHE, KEPT, LOCK, PORTS, RUN, UP, USERS
 
 DAEMONS = {
     "etcd",
@@ -84,6 +85,25 @@ def up(grace: str = control.GRACE) -> bool:
         UP.write_text(build.key())
         say(f"the cluster is up after {time.monotonic() - begun:.1f} s")
         return True
+
+
+@contextmanager
+def used() -> Iterator[None]:
+    """A cluster is up while this lasts. The last who uses it stops it, unless it was started by hand."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with open(USERS, "w") as users:
+        fcntl.flock(users, fcntl.LOCK_SH)
+        up()
+        yield
+        if not KEPT.exists() and is_last(users):
+            down()
+
+
+def is_last(users: IO[str]) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def down() -> None:

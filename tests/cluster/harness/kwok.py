@@ -1,7 +1,9 @@
 """kwok, which plays the kubelets of nodes that do not exist, and those nodes, made on demand."""
 
-from collections.abc import Iterable, Mapping
+import secrets
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -73,12 +75,17 @@ def node(name: str, labels: Mapping[str, str], resources: Mapping[str, str], tai
     }
 
 
-def make(api: Api, nodes: Iterable[dict[str, Any]]) -> None:
-    send(api, [Call("POST", "/api/v1/nodes", made) for made in nodes])
-
-
-def remove(api: Api, names: Iterable[str]) -> None:
-    send(api, [Call("DELETE", f"/api/v1/nodes/{name}") for name in names])
+@contextmanager
+def fake_nodes(
+    api: Api, count: int, labels: Mapping[str, str], resources: Mapping[str, str], taint: str = TAINT
+) -> Iterator[list[str]]:
+    """So many nodes that exist in name, while this lasts; gives their names."""
+    names = [f"fake-{secrets.token_hex(3)}-{number:05d}" for number in range(count)]
+    send(api, [Call("POST", "/api/v1/nodes", node(name, labels, resources, taint)) for name in names])
+    try:
+        yield names
+    finally:
+        send(api, [Call("DELETE", f"/api/v1/nodes/{name}") for name in names])
 
 
 def send(api: Api, calls: list[Call]) -> None:

@@ -1,0 +1,32 @@
+"""A cluster as the tests reach it, ours or one that the user gave."""
+
+import os
+import subprocess
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tests.cluster.harness.api import Api
+
+
+@dataclass(frozen=True)
+class Access:
+    kubeconfig: Path
+    kubectl_path: Path
+    is_ours: bool  # of this harness: its real node is this machine, and kwok plays fake ones
+
+    @cached_property
+    def api(self) -> Api:
+        return Api(self.kubeconfig)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """For a program that finds the cluster, and kubectl, by its environment."""
+        path = f"{self.kubectl_path.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        return os.environ | {"KUBECONFIG": os.fspath(self.kubeconfig), "PATH": path}
+
+    def kubectl(self, *words: str, text: str | None = None) -> str:
+        """What kubectl prints; its complaint is the error."""
+        done = subprocess.run([self.kubectl_path, *words], input=text, capture_output=True, text=True, env=self.env)
+        assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr.strip()}"
+        return done.stdout

@@ -1,0 +1,57 @@
+"""The cluster and a namespace in it, for every test here.
+
+KUBECONFIG names a cluster of the user's own, kind for one. Without it the harness's is used: one that `make cluster-up`
+started, and left up afterwards, or one that lasts as long as the test session.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import needs
+from tests.cluster import preparations
+from tests.cluster.access import Access
+from tests.cluster.harness import build, images, places
+from tests.cluster.harness import cluster as harness
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Access]:
+    given = Path(os.environ.get("KUBECONFIG", places.ADMIN))
+    if given != places.ADMIN:
+        yield Access(given, Path(needs.tool("kubectl", of="Kubernetes")), is_ours=False)
+        return
+    needs.a_machine_for_a_cluster()
+    session = harness.used()
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        session.__enter__()  # a first build takes long, and says what it does
+    yield Access(places.ADMIN, build.home() / "kubectl", is_ours=True)
+    session.__exit__(None, None, None)
+
+
+@pytest.fixture
+def namespace(cluster: Access, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A fresh namespace at the restricted Pod Security level; another by `parametrize(..., indirect=True)`."""
+    name = preparations.make_namespace(cluster, getattr(request, "param", "restricted"))
+    yield name
+    preparations.remove_namespace(cluster, name)
+
+
+@pytest.fixture
+def checkpoints(cluster: Access, namespace: str) -> Path:
+    """The folder behind the claim `checkpoints` of the namespace."""
+    return preparations.make_claim(cluster, namespace)
+
+
+@pytest.fixture(scope="session")
+def base_image() -> str:
+    """Python and a shell."""
+    return images.BASE
+
+
+@pytest.fixture(scope="session")
+def bare_image() -> str:
+    """Python and jax, and nothing of ours."""
+    return images.BARE

@@ -1,0 +1,34 @@
+"""Waiting for what a cluster does, with a deadline that tells what was seen last."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+Seen = TypeVar("Seen")
+
+
+def until(read: Callable[[], Seen], accept: Callable[[Seen], object], what: str, within: float = 60) -> Seen:
+    """The first thing `read` gives that `accept` takes. AssertionError, with the last of them, after `within` s."""
+    deadline = time.monotonic() + within
+    while True:
+        seen = read()
+        if accept(seen):
+            return seen
+        assert time.monotonic() < deadline, f"{what}: not after {within:.0f} s. The last that was seen:\n{shown(seen)}"
+        time.sleep(0.1)
+
+
+def shown(seen: object, limit: int = 4000) -> str:
+    text = seen if isinstance(seen, str) else json.dumps(seen, indent=1, default=repr)
+    return text if len(text) <= limit else f"{text[:limit]} … ({len(text)} characters)"
+
+
+def has(kind: str, status: str = "True") -> Callable[[dict[str, object]], bool]:
+    """Accepts an object that has this condition."""
+
+    def accepts(object_: dict[str, object]) -> bool:
+        conditions = object_.get("status", {}).get("conditions", [])  # type: ignore[attr-defined]
+        return any(condition["type"] == kind and condition["status"] == status for condition in conditions)
+
+    return accepts
