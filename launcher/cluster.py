@@ -64,6 +64,10 @@ class Cluster:
     def server(self) -> str:
         return self._transport.server
 
+    def hurry(self, total_s: float = 5.0) -> None:
+        """From now on no call takes longer: somebody pressed Ctrl-C and waits."""
+        self._transport.total_s = total_s
+
     # --- objects ------------------------------------------------------------------------------------------------------
 
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:

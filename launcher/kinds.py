@@ -24,6 +24,10 @@ class Kind(NamedTuple):
         """As `kubectl get` takes it: `pods`, `jobsets.jobset.x-k8s.io`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
+    def titled(self, name: str) -> str:
+        """One object, as kubectl says it: `pod/x`, `jobset.jobset.x-k8s.io/x`."""
+        return f"{self.kind.lower()}{'.' if self.group else ''}{self.group}/{name}"
+
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
         """Its path on the server; without a namespace that of all namespaces, without a name that of all objects."""
         parts = ["apis" if self.group else "api", self.api_version]

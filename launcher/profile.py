@@ -5,6 +5,7 @@ It stands in for what a job leaves unsaid, and never overrules what a job says.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -106,14 +107,23 @@ def parse(text: str, name: str = "profile.yaml") -> Profile:
     return _profile(_unwrapped(document.parse(text, name)))
 
 
+def of_config_map(config_map: Mapping[str, Any], name: str) -> Profile:
+    """The profile that a cluster's ConfigMap holds; faults call it by `name`."""
+    return _profile(_entry(config_map, name))
+
+
 def _unwrapped(source: Document) -> Document:
     """The document inside a ConfigMap; any other as it is."""
-    if not isinstance(source.data, dict) or source.data.get("kind") != "ConfigMap":
-        return source
-    entries = source.data.get("data")
+    is_wrapped = isinstance(source.data, dict) and source.data.get("kind") == "ConfigMap"
+    return _entry(source.data, source.name) if is_wrapped else source
+
+
+def _entry(config_map: Mapping[str, Any], name: str) -> Document:
+    """The only entry of a ConfigMap."""
+    entries = config_map.get("data")
     if not isinstance(entries, dict) or len(entries) != 1 or not isinstance(text := next(iter(entries.values())), str):
-        raise UserError(f"{source.name}: a profile's ConfigMap has one entry, a text.", "data: {profile.yaml: |- …}")
-    return document.parse(text, f"{source.name}, {next(iter(entries))}")
+        raise UserError(f"{name}: a profile's ConfigMap has one entry, a text.", "data: {profile.yaml: |- …}")
+    return document.parse(text, f"{name}, {next(iter(entries))}")
 
 
 def _profile(source: Document) -> Profile:

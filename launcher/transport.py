@@ -61,6 +61,7 @@ class Transport:
         self._access = opened()
         self.name = name  # of the context, for messages
         self.calls = 0  # requests made, every try
+        self.total_s = TOTAL_S
 
     @property
     def server(self) -> str:
@@ -78,13 +79,13 @@ class Transport:
     ) -> Answer:
         """The server's answer. Without `repeat` nothing is sent again that may have been carried out.
 
-        Raises ApiError for a refusal and Unreachable when no answer comes within TOTAL_S.
+        Raises ApiError for a refusal and Unreachable when no answer comes within `total_s`.
         """
         data = None if body is None else json.dumps(body).encode()
 
         def ask(end: float) -> Answer:
             headers = {"Content-Type": content, "Accept-Encoding": "gzip"}
-            response = self._open(method, path, query, headers, data, READ_S)
+            response = self._open(method, path, query, headers, data, min(READ_S, self.total_s))
             return Answer(response.headers, _whole(response, end))
 
         return self._until_answered(f"{method} {path}", ask, repeat)
@@ -129,7 +130,7 @@ class Transport:
 
     def _until_answered(self, what: str, ask: Callable[[float], T], repeat: bool) -> T:
         """The answer to a request, asked for again while it may help."""
-        end = time.monotonic() + TOTAL_S
+        end = time.monotonic() + self.total_s
         has_renewed = False
         for tries in range(1, TRIES + 1):
             pause: float | None = min(_FIRST_PAUSE_S * 2 ** (tries - 1), _LONGEST_PAUSE_S) * random.uniform(0.8, 1.2)
@@ -198,7 +199,7 @@ class _Refusal(Exception):
 def _whole(response: Any, end: float) -> bytes:
     """The rest of a body that may drip: a timeout between bytes alone would never end it."""
     parts = []
-    for part in response.stream(_CHUNK):
+    for part in response.stream(_CHUNK, decode_content=True):
         parts.append(part)
         if time.monotonic() > end:
             response.close()
