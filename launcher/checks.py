@@ -160,7 +160,7 @@ def _volumes(job: JobSpec) -> Iterator[Fault]:
             yield Fault(
                 path, f"volumes.{index}.path = {volume.path} is also volumes.{seen[mount]}'s.", "mount each elsewhere."
             )
-        elif mount in ("/code", "/dev/shm"):
+        elif mount in ("/code", "/jaxlaunch", "/dev/shm"):
             yield Fault(path, f"volumes.{index}.path = {volume.path} is a path of our own.", "mount it elsewhere.")
         seen.setdefault(mount, index)
 

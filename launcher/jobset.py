@@ -1,4 +1,4 @@
-"""render(job, profile) → manifests: the JobSet that runs a job's gang, and who may reach it.
+"""render(job, profile, archive) → manifests: the JobSet that runs a job's gang, who may reach it, what it brings.
 
 Pure: no clock, no random, no cluster. Never `Ignore` for a gang: one pod replaced alone would never join its peers.
 """
@@ -9,7 +9,8 @@ import hashlib
 import json
 from typing import Any
 
-from launcher import network, placement, pod
+from launcher import bundle, network, placement, pod
+from launcher.bundle import Bundle
 from launcher.checks import MAIN_CONTAINER, REPLICATED_JOB
 from launcher.errors import UserError
 from launcher.profile import Profile
@@ -25,16 +26,21 @@ SPEC_HASH = "jaxlaunch.io/spec-sha256"
 _TARGETS = {"targetReplicatedJobs": [REPLICATED_JOB]}
 
 
-def render(job: JobSpec, profile: Profile) -> list[dict[str, Any]]:
-    """The manifests of a job: its JobSet, and its NetworkPolicy unless it wants none.
+def render(job: JobSpec, profile: Profile, archive: Bundle | None = None) -> list[dict[str, Any]]:
+    """The manifests of a job: its JobSet, its NetworkPolicy unless it wants none, and the ConfigMap of what it brings.
 
     Raises UserError for a job that this platform or we cannot run, with everything that is wrong.
     """
     if found := list(refusals(job, profile)):
         raise UserError("\n".join(f"{fault.message}\n  hint: {fault.hint}" for fault in found))
-    jobset = _jobset(job, profile)
+    assert (job.code is None) == (archive is None or archive.code is None), "bundle.of packs what the job brings"
+    manifests = [_jobset(job, profile, archive)]
     policy = network.policy(job, profile, _metadata(job, profile), {NAME_LABEL: job.name})
-    return [jobset] if policy is None else [jobset, policy]
+    if policy is not None:
+        manifests.append(policy)
+    if archive is not None:
+        manifests.append(bundle.config_map(archive, job.namespace))
+    return manifests
 
 
 def _metadata(job: JobSpec, profile: Profile) -> dict[str, Any]:
@@ -52,14 +58,16 @@ def _labels(job: JobSpec, profile: Profile) -> dict[str, str]:
     return {**profile.labels, **job.labels, **own}
 
 
-def _jobset(job: JobSpec, profile: Profile) -> dict[str, Any]:
+def _jobset(job: JobSpec, profile: Profile, archive: Bundle | None) -> dict[str, Any]:
     metadata = _metadata(job, profile)
     metadata["labels"] = metadata["labels"] | placement.jobset_labels(job, profile)
     spec: dict[str, Any] = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "successPolicy": {"operator": "All", **_TARGETS},
         "failurePolicy": _failure_policy(job),
-        "replicatedJobs": [{"name": REPLICATED_JOB, "replicas": job.slices, "template": {"spec": _job(job, profile)}}],
+        "replicatedJobs": [
+            {"name": REPLICATED_JOB, "replicas": job.slices, "template": {"spec": _job(job, profile, archive)}}
+        ],
     }
     if job.ttl is not None:
         spec["ttlSecondsAfterFinished"] = int(job.ttl)
@@ -108,7 +116,7 @@ def _exit_codes(action: Action) -> str:
     return f"failed with exit code {numbers if '|' not in numbers else f'({numbers})'} matching"
 
 
-def _job(job: JobSpec, profile: Profile) -> dict[str, Any]:
+def _job(job: JobSpec, profile: Profile, archive: Bundle | None) -> dict[str, Any]:
     """The Job of one slice. A pod that fails ends it at once: JobSet alone decides what follows."""
     told = sorted([*codes(Action.FAIL), *codes(Action.RESTART_UNCHARGED)])
     labels, annotations = _labels(job, profile), dict(profile.annotations | job.annotations)
@@ -130,4 +138,4 @@ def _job(job: JobSpec, profile: Profile) -> dict[str, Any]:
     }
     if job.deadline is not None:
         spec["activeDeadlineSeconds"] = int(job.deadline)  # of each generation; Kueue alone knows the sum
-    return spec | {"template": pod.template(job, profile, labels, annotations)}
+    return spec | {"template": pod.template(job, profile, labels, annotations, archive)}

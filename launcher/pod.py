@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher import agentjob, network, placement, platforms, storage
+from launcher import agentjob, bundle, network, placement, platforms, storage
+from launcher.bundle import Bundle
 from launcher.checks import MAIN_CONTAINER, REPLICATED_JOB
 from launcher.merge import merge
 from launcher.network import variables
@@ -30,11 +31,19 @@ _RESTRICTED = {
 }
 
 
-def template(job: JobSpec, profile: Profile, labels: dict[str, str], annotations: dict[str, str]) -> dict[str, Any]:
+def template(
+    job: JobSpec, profile: Profile, labels: dict[str, str], annotations: dict[str, str], archive: Bundle | None
+) -> dict[str, Any]:
     """The template of every pod of the job."""
     metadata: dict[str, Any] = {"labels": labels} | ({"annotations": annotations} if annotations else {})
     own: dict[str, Any] = {"metadata": metadata, "spec": _spec(job, profile)}
-    for part in (storage.patch(job, profile), placement.patch(job, profile), network.patch(job, profile)):
+    parts = (
+        storage.patch(job, profile),
+        placement.patch(job, profile),
+        network.patch(job, profile),
+        bundle.patch(archive),
+    )
+    for part in parts:
         own = merge(own, part)
     if job.init:
         own = merge(own, {"spec": {"initContainers": [_init(job, profile, given) for given in job.init]}})
@@ -88,7 +97,7 @@ def _environment(job: JobSpec, profile: Profile) -> list[dict[str, Any]]:
     """What the agent finds, beside JOB_COMPLETION_INDEX, which the Job controller sets."""
     leader, metrics = network.ports(job)
     told = agentjob.of(
-        job, command=job.command, platform=job.accelerator.platform, workdir=job.workdir, metrics_port=metrics
+        job, command=job.command, platform=job.accelerator.platform, workdir=bundle.workdir(job), metrics_port=metrics
     )
     values = {
         contract.LEADER: f"{job.name}-{REPLICATED_JOB}-0-0.{job.name}:{leader}",
@@ -112,7 +121,8 @@ def _environment(job: JobSpec, profile: Profile) -> list[dict[str, Any]]:
 
 def _defaults(job: JobSpec) -> dict[str, str]:
     """What a job may set otherwise. JAX falls back to the CPU in silence where its platform is not named."""
-    defaults = {"HOME": storage.SCRATCH}  # a numeric user has none, and the root is read-only
+    # A numeric user has neither a home nor a name, and the root is read-only.
+    defaults = {"HOME": storage.SCRATCH, "USER": "jaxlaunch"}
     if job.accelerator.platform != "cpu":
         defaults["JAX_PLATFORMS"] = f"{job.accelerator.platform},cpu"
     return {name: value for name, value in defaults.items() if name not in job.secrets}

@@ -1,4 +1,4 @@
-"""What a job asks for that its platform does not have, or that is not built yet. Pure.
+"""What a job asks for that its platform does not have. Pure.
 
 launcher.checks judges a job by itself; here the cluster's profile has its say.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from launcher import network, placement, platforms, storage
+from launcher import bundle, network, placement, platforms, storage
 from launcher.checks import MAIN_CONTAINER
 from launcher.errors import Fault, KeyPath
 from launcher.profile import Profile
@@ -23,13 +23,12 @@ def refusals(job: JobSpec, profile: Profile) -> Iterator[Fault]:
         yield from ask(job, profile)
 
 
-def _not_built(job: JobSpec, profile: Profile) -> Iterator[Fault]:
-    if job.agent == "inject":
-        yield Fault(("agent",), "agent = inject is not supported yet.", "use auto: an image that holds jaxlaunch.")
-    if job.code is not None:
-        yield Fault(
-            ("code",), "code is not supported on a cluster yet.", "put the folder into the image, or set code=null."
-        )
+def _workdir(job: JobSpec, profile: Profile) -> Iterator[Fault]:
+    if job.code is None or job.workdir is None or job.workdir.startswith("/"):
+        return
+    if not PurePosixPath(bundle.workdir(job) or "").is_relative_to(bundle.CODE):
+        message = f"workdir = {job.workdir} lies outside of code = {job.code}, and only that folder travels."
+        yield Fault(("workdir",), message, "give the path in the image, or a folder below the code.")
 
 
 def _image(job: JobSpec, profile: Profile) -> Iterator[Fault]:
@@ -170,7 +169,7 @@ def _init(job: JobSpec, profile: Profile) -> Iterator[Fault]:
 
 
 _QUESTIONS: tuple[Callable[[JobSpec, Profile], Iterator[Fault]], ...] = (
-    _not_built,
+    _workdir,
     _image,
     _accelerator,
     _capacity,

@@ -308,7 +308,7 @@ class JobSpec(Block):
     env: dict[Variable, Text] = Field({}, description="environment variables, values as written; no credentials")
     secrets: dict[Variable, SecretKey] = Field({}, description="environment variables out of Secrets")
     code: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="a folder to ship, relative to this file"
+        None, description="a folder to ship, relative to this file; what git ignores stays here"
     )
     workdir: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="where the program starts; default the code's folder, else the image's"
@@ -322,7 +322,9 @@ class JobSpec(Block):
     )
     tolerations: list[Toleration] = Field([], description="beside the accelerator's")
     init: list[dict[str, Any]] = Field([], description="init containers, in Kubernetes' words")
-    agent: Literal["auto", "image", "inject"] = Field("auto", description="where the agent comes from")
+    agent: Literal["auto", "image", "inject"] = Field(
+        "auto", description="where the agent comes from; auto: with the job, where it names an image for its command"
+    )
     pod: dict[str, Any] = Field(
         {},
         description="merged into the pod template last; may not touch our command, labels, restartPolicy or variables",

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import sys
 
-from launcher.agent import config
-from launcher.agent.agent import Agent, leave_behind
-from launcher.agent.verdict import of_code
-from trainer import contract
+STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> None:
-    try:
-        place = config.read(os.environ)
-    except config.ConfigError as error:
-        print(f"agent: {error}", file=sys.stderr)
-        if os.environ.get(contract.NODE):
-            leave_behind(of_code(contract.BAD_SPEC, str(error)), None, 0, 0)
-        sys.exit(contract.BAD_SPEC)
-    try:
-        agent = Agent(place)
-    except OSError as error:
-        print(f"agent {place.host}: a port is taken ({error}): is another agent of this host running?", file=sys.stderr)
-        sys.exit(contract.LOST)
-    sys.exit(agent.run())
+    # PID 1 of a container loses a signal that it has no handler for; a blocked one waits until there is one.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    from launcher.agent.start import start
+
+    sys.exit(start())
 
 
 if __name__ == "__main__":

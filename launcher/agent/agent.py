@@ -25,6 +25,7 @@ from launcher.agent.scrape import MetricsServer
 from launcher.agent.verdict import Verdict
 from trainer import contract
 
+STOPPING = (signal.SIGTERM, signal.SIGINT)
 FLUSH_S = 2.0  # for the readers of our streams, at the end
 DEPUTY = 1  # the host that writes down how host 0 was lost
 
@@ -74,6 +75,7 @@ class Agent:
         self._stderr.line(word.encode())
 
     def run(self) -> int:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # the member handles them; children inherit the mask
         self._outlive_no_parent()
         if self._leader is not None:
             self._leader.begin()

@@ -34,6 +34,7 @@ class Config:
     job: AgentJob
     spec: str  # sha256 over the job and the train block
     run_dir: Path | None = None
+    code: tuple[str, str] | None = None  # an archive, and the folder that it is unpacked to
     node: str = ""  # where the pod runs; empty outside of Kubernetes
     fault: str | None = None  # what this host alone can see to be wrong; the leader refuses the gang for it
 
@@ -81,6 +82,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Config:
         job=job,
         spec=hashlib.sha256((environ[contract.JOB] + environ.get(contract.TRAIN_SPEC, "")).encode()).hexdigest(),
         run_dir=Path(run_dir) if run_dir and "://" not in run_dir else None,
+        code=(environ[contract.CODE], environ[contract.CODE_ROOT]) if environ.get(contract.CODE) else None,
         node=environ.get(contract.NODE, ""),
         fault=_disagreement(environ, job, index, slice_index),
     )

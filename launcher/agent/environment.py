@@ -23,7 +23,7 @@ def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> di
     return {
         **environ,
         **base,
-        "PYTHONPATH": os.pathsep.join(filter(None, (site, base.get("PYTHONPATH")))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (site, config.code and config.code[1], base.get("PYTHONPATH")))),
         contract.NUM_PROCESSES: str(config.processes),
         contract.PROCESS_ID: str(rank),
         contract.TIMEOUT: str(int(timeout or 24 * 3600)),

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-MAIN = "from launcher.agent.__main__ import main\n\nmain()\n"
+# Readable to any Python, so that one that is too old can say so; 64 is contract.BAD_SPEC.
+MAIN = """import sys
+
+if sys.version_info < (3, 10):
+    sys.stderr.write("agent: this image's Python is %d.%d, and the agent needs 3.10\\n" % sys.version_info[:2])
+    sys.exit(64)
+
+from launcher.agent.__main__ import main
+
+main()
+"""
 EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's own: equal sources make equal bytes
 
 
-def pack(target: Path) -> Path:
-    """Writes the zipapp to `target`: the agent, the contract, nothing else. Returns `target`."""
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+def pack() -> bytes:
+    """The zipapp: the agent, the contract, nothing else."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, text in [("__main__.py", MAIN), *_sources()]:
             entry = zipfile.ZipInfo(name, EPOCH)
             entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, text)
-    return target
+            archive.writestr(entry, text, compresslevel=9)
+    return packed.getvalue()
 
 
 def _sources() -> Iterator[tuple[str, str]]:

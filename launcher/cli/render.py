@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from launcher import emit, jobset, profile
+from launcher import bundle, emit, jobset, profile
 from launcher import job as jobs
 from launcher.refusals import refusals
 
@@ -23,8 +23,9 @@ from launcher.refusals import refusals
 def render(job_file: Path, overrides: tuple[str, ...], profile_file: Path | None) -> None:
     """Print JOB as Kubernetes manifests.
 
-    Asks no cluster. The same job and profile give the same text: `launcher render job.yaml | kubectl apply -f -`.
+    Asks no cluster. The same job, code and profile give the same text: `launcher render job.yaml | kubectl apply -f -`.
     """
     cluster = profile.load(profile_file)
     job = jobs.load(job_file, overrides, also=lambda job: refusals(job, cluster))
-    click.echo(emit.documents(jobset.render(job, cluster)), nl=False)
+    archive = bundle.of(job, job_file.absolute().parent)
+    click.echo(emit.documents(jobset.render(job, cluster, archive)), nl=False)

@@ -15,7 +15,8 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from launcher import emit, job, jobset, network, profile
+from launcher import bundle, emit, job, jobset, network, profile
+from launcher.bundle import Bundle
 from launcher.errors import UserError
 from launcher.jobset import render
 from launcher.profile import Profile
@@ -42,12 +43,24 @@ PRIVILEGED = {"cpu-hostnetwork", "h100-tcpxo-gke", "a100-generic", "generic-gpu"
 
 def manifests(path: Path) -> list[dict[str, Any]]:
     beside = path.with_name(path.stem + PROFILE)
-    return render(job.load(path), profile.load(beside if beside.exists() else None))
+    spec = job.load(path)
+    return render(spec, profile.load(beside if beside.exists() else None), brought(spec))
+
+
+def brought(spec: job.JobSpec) -> Bundle | None:
+    """What a job brings where it asks for it, with contents that no change of ours changes."""
+    agent = b"agent" if spec.agent == "inject" else None
+    code = b"code" if spec.code is not None else None
+    return None if agent is None and code is None else Bundle(agent, code)
 
 
 def rendered(text: str, cluster: Profile | None = None) -> dict[str, Any]:
     """The JobSet of a job in a text."""
     return render(job.parse(text), cluster or Profile())[0]
+
+
+def rendered_with(spec: job.JobSpec, archive: Bundle) -> dict[str, Any]:
+    return render(spec, Profile(), archive)[0]
 
 
 def spec_of(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -90,10 +103,10 @@ def test_rendering_twice_gives_the_same_and_changes_nothing(path: Path) -> None:
     if (beside := path.with_name(path.stem + PROFILE)).exists():
         cluster = profile.load(beside)
     before = spec.model_dump_json(), cluster.model_dump_json()
-    first, second = render(spec, cluster), render(spec, cluster)
+    first, second = (render(spec, cluster, brought(spec)) for _ in range(2))
     assert first == second
     first[0]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0].clear()
-    assert render(spec, cluster) == second
+    assert render(spec, cluster, brought(spec)) == second
     assert (spec.model_dump_json(), cluster.model_dump_json()) == before
 
 
@@ -317,12 +330,41 @@ def test_the_spec_hash_tells_jobs_apart_and_nothing_else() -> None:
 
 
 def test_a_job_that_cannot_run_there_is_refused_with_everything_at_once() -> None:
-    text = SMALL.replace("image: registry.example/train:1\n", "") + "agent: inject\ncapacity: spot\n"
+    text = SMALL.replace("image: registry.example/train:1\n", "") + "placement: {preferred: rack}\ncapacity: spot\n"
     with pytest.raises(UserError) as error:
         rendered(text)
-    assert "agent = inject is not supported yet." in str(error.value)
+    assert "placement is Kueue's to keep" in str(error.value)
     assert "image is missing" in str(error.value)
     assert "capacity = spot is not known on platform = generic." in str(error.value)
+
+
+def test_an_image_of_the_jobs_own_gets_the_agent_that_travels_with_it() -> None:
+    spec = job.parse(SMALL + "code: src\nworkdir: src/sub\n")
+    _, _, shared = render(spec, Profile(), Bundle(b"agent", b"code"))
+    main = pod_of(rendered_with(spec, Bundle(b"agent", b"code")))["containers"][0]
+    assert main["command"] == ["python3", "/jaxlaunch/agent.pyz"]
+    assert shared["binaryData"] == {"agent.pyz": "YWdlbnQ=", "code.tar.gz": "Y29kZQ=="} and shared["immutable"]
+    assert json.loads(env_of(rendered_with(spec, Bundle(b"agent", b"code")))[contract.JOB])["workdir"] == "/code/sub"
+
+
+@pytest.mark.parametrize(
+    ("text", "brings"),
+    [
+        (SMALL, True),
+        (SMALL + "agent: image\n", False),
+        (SMALL.replace("image: registry.example/train:1\n", ""), False),  # the profile's holds us
+        (SMALL.replace("command: [python, train.py]", "train: {task: 'a:B'}"), False),  # the trainer's holds us
+        (SMALL.replace("command: [python, train.py]", "train: {task: 'a:B'}") + "agent: inject\n", True),
+    ],
+)
+def test_the_agent_travels_where_the_image_need_not_hold_it(text: str, brings: bool) -> None:
+    found = bundle.of(job.parse(text), Path())
+    assert (found is not None and found.agent is not None) == brings
+
+
+def test_what_is_brought_is_named_by_all_that_it_holds() -> None:
+    names = {Bundle(b"a", b"b").name, Bundle(b"a").name, Bundle(None, b"a").name, Bundle(b"ab", b"").name}
+    assert len(names) == 4 and all(re.fullmatch("jaxlaunch-[0-9a-f]{12}", name) for name in names)
 
 
 @pytest.mark.parametrize("variables", ["null", "{}", "[{name: JAXLAUNCH_LEADER, value: x}]", "[{name: TRAIN_SPEC}]"])

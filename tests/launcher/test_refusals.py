@@ -21,8 +21,7 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
 @pytest.mark.parametrize(
     ("text", "cluster", "said"),
     [
-        (CPU + "agent: inject\n", "", "agent = inject is not supported yet."),
-        (CPU + "code: .\n", "", "code is not supported on a cluster yet."),
+        (CPU + "code: src\nworkdir: data\n", "", "workdir = data lies outside of code = src"),
         (CPU.replace("image: i\n", ""), "", "image is missing, and the profile has none."),
         (TPU, "", "accelerator.type = v5e is not known on platform = generic."),
         (TPU + "platform: eks\n", "", "accelerator.type = v5e is not known on platform = eks."),

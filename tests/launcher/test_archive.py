@@ -1,0 +1,267 @@
+"""The user's folder as one archive: what goes in, that it is reproducible, and how an agent unpacks it."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import subprocess
+import tarfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from launcher import archive, worktree
+from launcher.agent import code
+from launcher.errors import UserError
+
+LIMIT = 1024 * 1024
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "protocol.file.allow=always")
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def write(folder: Path, files: Mapping[str, str | bytes]) -> Path:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small project, in no repository."""
+    return write(tmp_path / "mine", {"train.py": "print(1)", "pkg/model.py": "x = 1", "pkg/__init__.py": ""})
+
+
+def names(packed: bytes) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        return tar.getnames()
+
+
+# --- which files ------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_in_no_repository_is_taken_whole(folder: Path) -> None:
+    assert list(worktree.files(folder)) == ["pkg/__init__.py", "pkg/model.py", "train.py"]
+
+
+@pytest.mark.parametrize("is_repository", [True, False])
+def test_what_git_ignores_stays_here(folder: Path, is_repository: bool) -> None:
+    if is_repository:
+        git(folder, "init")
+    write(folder, {".gitignore": "data/\n*.npz\n", "data/a": "a", "b.npz": "b", "pkg/c.npz": "c", "new.py": ""})
+    assert set(worktree.files(folder)) == {".gitignore", "new.py", "pkg/__init__.py", "pkg/model.py", "train.py"}
+
+
+def test_a_folder_inside_of_a_repository_is_seen_alone(folder: Path) -> None:
+    git(folder, "init")
+    write(folder, {".gitignore": "*.log\n", "pkg/x.log": "x"})
+    assert list(worktree.files(folder / "pkg")) == ["__init__.py", "model.py"]
+
+
+def test_what_git_tracks_travels_though_it_is_ignored_by_now(folder: Path) -> None:
+    git(folder, "init")
+    git(folder, "add", "train.py")
+    write(folder, {".gitignore": "train.py\n"})
+    assert worktree.files(folder)["train.py"] is True and worktree.files(folder)["pkg/model.py"] is False
+
+
+def test_what_programs_leave_behind_never_travels(folder: Path) -> None:
+    for name in sorted(worktree.LEFT_OUT - {".git"}):
+        write(folder / name, {"a": "a"})
+    write(folder / "pkg" / "__pycache__", {"a.pyc": "a"})
+    write(folder, {"b.pyc": "b"})
+    assert list(worktree.files(folder)) == ["pkg/__init__.py", "pkg/model.py", "train.py"]
+
+
+def test_repositories_inside_of_one_travel_too(folder: Path, tmp_path: Path) -> None:
+    inner = write(tmp_path / "lib", {"a.py": "a", ".gitignore": "b.py\n", "b.py": "b"})
+    git(inner, "init")
+    git(inner, "add", "a.py", ".gitignore")
+    git(inner, "commit", "-m", "a")
+    git(folder, "init")
+    git(folder, "submodule", "add", str(inner), "sub")
+    git(folder, "clone", str(inner), "clone")
+    write(folder, {"sub/b.py": "b", "sub/c.py": "c"})
+    found = worktree.files(folder)
+    assert found["sub/a.py"] is True and found["sub/c.py"] is False and found["clone/a.py"] is True
+    assert "sub/b.py" not in found and not any(".git/" in name for name in found)
+
+
+def test_another_repositorys_environment_does_not_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_DIR", "/nonexistent")
+    monkeypatch.setenv("GIT_INDEX_FILE", "/nonexistent/index")
+    assert "train.py" in worktree.files(folder)
+
+
+def test_a_repository_that_git_cannot_read_is_refused_in_gits_words(folder: Path) -> None:
+    (folder / ".git").write_text("gitdir: /nonexistent\n")
+    with pytest.raises(UserError, match="git cannot list .* not a git repository"):
+        worktree.files(folder)
+
+
+def test_without_git_a_folder_is_walked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, {"node_modules/a": "a"})
+    (folder / "link").symlink_to("pkg")
+    monkeypatch.setenv("PATH", "")
+    assert list(worktree.files(folder)) == ["link", "pkg/__init__.py", "pkg/model.py", "train.py"]
+
+
+def test_without_git_nothing_that_is_to_stay_here_is_sent_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, {"pkg/.gitignore": "keys\n", "pkg/keys": "secret"})
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match="git, which reads it, is not installed"):
+        worktree.files(folder)
+
+
+# --- one archive ------------------------------------------------------------------------------------------------------
+
+
+def test_equal_files_make_equal_bytes(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = archive.pack(folder, LIMIT)
+    again = write(tmp_path / "other", {"pkg/__init__.py": "", "train.py": "print(1)", "pkg/model.py": "x = 1"})
+    (again / "empty").mkdir()
+    os.utime(again / "train.py", (1, 1))
+    (again / "train.py").chmod(0o600)
+    monkeypatch.setattr(time, "time", lambda: 4e9)
+    assert archive.pack(again, LIMIT) == first
+
+
+def test_a_changed_file_makes_other_bytes(folder: Path) -> None:
+    first = archive.pack(folder, LIMIT)
+    write(folder, {"train.py": "print(2)"})
+    second = archive.pack(folder, LIMIT)
+    (folder / "train.py").chmod(0o755)
+    assert len({first, second, archive.pack(folder, LIMIT)}) == 3
+
+
+def test_nothing_of_the_machine_or_the_person_travels(folder: Path) -> None:
+    with tarfile.open(fileobj=io.BytesIO(archive.pack(folder, LIMIT))) as tar:
+        assert {(one.uid, one.gid, one.uname, one.gname, one.mtime, one.mode) for one in tar} == {
+            (0, 0, "", "", 0, 0o644)
+        }
+
+
+def test_a_file_that_was_deleted_and_git_not_told_is_left_out(folder: Path) -> None:
+    git(folder, "init")
+    git(folder, "add", ".")
+    (folder / "train.py").unlink()
+    assert names(archive.pack(folder, LIMIT)) == ["pkg/__init__.py", "pkg/model.py"]
+
+
+def test_what_is_no_file_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    os.mkfifo("fifo")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind("socket")
+        assert "train.py" in (found := names(archive.pack(folder, LIMIT))) and not {"fifo", "socket"} & set(found)
+
+
+def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(folder: Path) -> None:
+    noise = {"big.bin": os.urandom(2_000_000), "data/huge.bin": os.urandom(3_000_000)}
+    write(folder, {**noise, "small.txt": "x" * 9_000_000})
+    with pytest.raises(UserError) as error:
+        archive.pack(folder, LIMIT)
+    assert "packs to 4.8 MiB, and 1.0 MiB is what a ConfigMap holds." in str(error.value)
+    assert "small.txt (8.6 MiB), data/huge.bin (2.9 MiB), big.bin (1.9 MiB)" in str(error.value)
+    assert "hint: leave out in .gitignore" in str(error.value)
+
+
+def test_a_folder_of_data_is_refused_before_it_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (folder / "sparse").open("wb") as file:
+        file.truncate(10 * 1024**3)
+    with pytest.raises(UserError, match=r"the folder holds 10240\.0 MiB.*sparse \(10240\.0 MiB\)"):
+        archive.pack(folder, LIMIT)
+
+
+def test_a_folder_with_nothing_to_send_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no file that git does not ignore"):
+        archive.pack(tmp_path, LIMIT)
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../../other", "..", "pkg/../../mine/train.py"])
+def test_a_link_that_leads_out_is_refused(folder: Path, target: str) -> None:
+    (folder / "data").symlink_to(target)
+    with pytest.raises(UserError, match=r"code: data is a link to .*, outside of the folder"):
+        archive.pack(folder, LIMIT)
+
+
+KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----\nabc"
+
+
+@pytest.mark.parametrize(("name", "content"), [(".env", "TOKEN=x"), (".netrc", "x"), ("key.pem", KEY)])
+def test_a_secret_that_nobody_shared_yet_is_refused(folder: Path, name: str, content: str) -> None:
+    write(folder, {name: content})
+    with pytest.raises(UserError, match="looks like a secret") as error:
+        archive.pack(folder, LIMIT)
+    assert "abc" not in str(error.value)
+    git(folder, "init")
+    git(folder, "add", ".")
+    archive.pack(folder, LIMIT)  # whoever may read the repository has it
+
+
+# --- unpacked by the agent --------------------------------------------------------------------------------------------
+
+
+def tarball(path: Path, *members: tarfile.TarInfo) -> str:
+    with tarfile.open(path, "w:gz") as tar:
+        for member in members:
+            tar.addfile(member, io.BytesIO(b"x" * member.size))
+    return str(path)
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+def test_a_folder_arrives_as_it_was_sent(folder: Path, tmp_path: Path) -> None:
+    write(folder, {"run.sh": "#!/bin/sh", "ümlaut.txt": "ü", "deep/" * 60 + "leaf": "leaf"})
+    (folder / "run.sh").chmod(0o750)
+    (folder / "pkg" / "link.py").symlink_to("../train.py")
+    packed = tmp_path / "code.tar.gz"
+    packed.write_bytes(archive.pack(folder, LIMIT))
+    code.unpack(str(packed), str(tmp_path / "there"))
+    sent, there = ({path.relative_to(at) for path in at.rglob("*")} for at in (folder, tmp_path / "there"))
+    assert sent == there
+    for path in there:
+        if (at := tmp_path / "there" / path).is_file():
+            assert at.read_bytes() == (folder / path).read_bytes()
+    assert os.readlink(tmp_path / "there/pkg/link.py") == "../train.py"
+    assert os.access(tmp_path / "there/run.sh", os.X_OK) and not os.access(tmp_path / "there/train.py", os.X_OK)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        member("../a"),
+        member("/a"),
+        member("a/../../b"),
+        member("a", tarfile.SYMTYPE, "/etc"),
+        member("a", tarfile.SYMTYPE, "../b"),
+        member("a", tarfile.LNKTYPE, "b"),
+        member("a", tarfile.CHRTYPE),
+        member("a", tarfile.FIFOTYPE),
+    ],
+    ids=lambda bad: f"{bad.name}-{bad.type.decode()}-{bad.linkname}",
+)
+def test_nothing_is_unpacked_elsewhere(tmp_path: Path, bad: tarfile.TarInfo) -> None:
+    packed = tarball(tmp_path / "a.tar.gz", member("b"), bad)
+    with pytest.raises(code.CodeError):
+        code.unpack(packed, str(tmp_path / "there"))
+    assert {path.name for path in tmp_path.rglob("*")} <= {"a.tar.gz", "there", "b"}
+
+
+@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: b"junk", lambda data: data[: len(data) // 2]])
+def test_a_damaged_archive_is_named(folder: Path, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    packed = tmp_path / "code.tar.gz"
+    packed.write_bytes(damage(archive.pack(folder, LIMIT)))
+    with pytest.raises(code.CodeError, match="is damaged"):
+        code.unpack(str(packed), str(tmp_path / "there"))
