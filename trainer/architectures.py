@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0.0)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Block(BaseModel):
@@ -143,6 +144,8 @@ class GPT2(Published):
     length: Positive = Field(256, description="tokens of an example")
     positions: Positive | None = Field(None, description="rows of the position table; default length")
     norm_eps: Rate = Field(1e-5, description="added to the variance in LayerNorm")
+    dropout: Fraction = Field(0.0, description="share of the numbers a layer adds that training leaves out")
+    drop_path: Fraction = Field(0.0, description="share of examples that skip the last layer; earlier ones less")
 
     @model_validator(mode="after")
     def _fits(self) -> GPT2:
@@ -179,6 +182,8 @@ class ViT(Published):
     classes: Positive = Field(10, description="labels are 0 to classes - 1")
     pool: Literal["cls", "mean"] = Field("cls", description="what is classified: a token of its own, or the mean")
     norm_eps: Rate = Field(1e-12, description="added to the variance in LayerNorm")
+    dropout: Fraction = Field(0.0, description="share of the numbers a layer adds that training leaves out")
+    drop_path: Fraction = Field(0.0, description="share of examples that skip the last layer; earlier ones less")
     pixel_mean: list[float] | None = Field(
         None, description="of each channel, taken from the pixels; null: each image is standardized by itself"
     )

@@ -16,15 +16,15 @@ from trainer.architectures import MLP as MLP
 from trainer.architectures import Block as Block
 from trainer.architectures import CustomModel as CustomModel
 from trainer.architectures import Decoder as Decoder
-from trainer.architectures import Model, Rate
+from trainer.architectures import Fraction, Model, Rate
 from trainer.architectures import Positive as Positive
 from trainer.architectures import Published as Published
 from trainer.architectures import ViT as ViT
 from trainer.contract import MESH_AXES
 
 Natural = Annotated[int, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Weight = Annotated[float, Field(ge=0.0)]
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class Optimizer(Block):
 
     name: Literal["adamw", "adafactor", "lion", "sgd"] = Field("adamw", description="the optax optimizer")
     lr: Rate = Field(3e-4, description="largest learning rate")
-    weight_decay: Annotated[float, Field(ge=0.0)] = Field(0.0, description="of every parameter, times lr")
+    weight_decay: Weight = Field(0.0, description="of every parameter, times lr")
     clip: Rate | None = Field(1.0, description="largest global norm of the gradients; null: no clipping")
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
         None, description="decay of a moving average of the weights, which eval then uses; null: none"
@@ -203,6 +203,17 @@ class Optimizer(Block):
         """What this optimizer takes, as given or by default."""
         given = {key: getattr(self, key) for key in OPTIMIZERS[self.name]}
         return {**OPTIMIZERS[self.name], **{key: value for key, value in given.items() if value is not None}}
+
+
+class Loss(Block):
+    """What training minimizes beside the cross-entropy, and how. Evaluation reports the cross-entropy alone."""
+
+    chunks: Literal["auto"] | Positive = Field(
+        "auto", description="tokens: parts of an example whose logits are held at a time; must divide length"
+    )
+    z: Weight = Field(0.0, description="weight of the squared log of the softmax's denominator, such as 1e-4")
+    smoothing: Fraction = Field(0.0, description="of a label's weight, spread over all classes")
+    mixup: Weight = Field(0.0, description="images: alpha of the Beta distribution that blends pairs; 0: none")
 
 
 class Eval(Block):
@@ -270,6 +281,7 @@ class TrainSpec(Block):
     epochs: Positive | None = Field(None, description="passes over the training set, in place of steps")
     seed: Natural = Field(0, description="of the initial weights, the order of examples and what a task draws")
     optimizer: Optimizer = Field(Optimizer(), description="by name, with its schedule")
+    loss: Loss = Field(Loss(), description="what is added to it in training")
     eval: Eval = Field(Eval(), description="on the held-out set")
     checkpoint: Checkpoint = Field(Checkpoint(), description="where and how often")
     attention: Literal["auto", "xla"] = Field("auto", description="implementation; auto: the fastest that fits")
@@ -284,6 +296,19 @@ class TrainSpec(Block):
             raw = {**raw, "model": architectures.named(raw["model"])} if "model" in raw else raw
             return with_defaults(raw, TASK_DEFAULTS.get(str(raw.get("task")), {}))
         return raw
+
+    @field_validator("loss")
+    @classmethod
+    def _is_of_the_task(cls, loss: Loss, info: ValidationInfo) -> Loss:
+        task = info.data.get("task")
+        if task == LM and loss.mixup:
+            raise ValueError("mixup blends images; it does not apply to tokens")
+        if task == CLASSIFY and loss.chunks != "auto":
+            raise ValueError("chunks are of tokens; they do not apply to images")
+        length = getattr(info.data.get("model"), "length", None)
+        if length is not None and loss.chunks != "auto" and length % loss.chunks:
+            raise ValueError(f"chunks = {loss.chunks} does not divide model.length = {length}")
+        return loss
 
     @field_validator("epochs")
     @classmethod

@@ -11,6 +11,7 @@ from flax import nnx
 
 from trainer import flops, spec
 from trainer.models.decoder import Decoder
+from trainer.models.setting import Setting
 
 X, W = jnp.ones((4, 8)), jnp.ones((8, 8))
 MATMUL = 2 * 4 * 8 * 8  # of X @ W
@@ -90,7 +91,7 @@ def test_a_decoder_has_the_flops_of_its_formula(remat: str) -> None:
     batch, config = 2, spec.Decoder(layers=3, width=32, heads=4, kv_heads=2, hidden=64, vocab=50, length=16)
 
     def forward(tokens_BL: jax.Array) -> jax.Array:
-        return Decoder(config, nnx.Rngs(0), "xla", remat)(tokens_BL)  # type: ignore[arg-type]
+        return Decoder(config, nnx.Rngs(0), Setting("xla", remat))(tokens_BL)  # type: ignore[arg-type]
 
     counted = flops.train_step(forward, jax.ShapeDtypeStruct((batch, config.length), jnp.int32))
     width, kv_width = config.width, config.width * 2 // 4

@@ -1,8 +1,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from trainer.losses import cross_entropy
+from trainer import losses
+from trainer.losses import Options, cross_entropy, in_chunks
 
 LOGITS = np.random.default_rng(0).normal(size=(4, 3, 7)).astype(np.float32)
 LABELS = np.random.default_rng(1).integers(0, 7, (4, 3))
@@ -47,3 +49,84 @@ def test_labels_stored_as_bytes_do_not_wrap() -> None:
 def test_a_small_loss_keeps_its_digits() -> None:
     found = cross_entropy(jnp.array([[1e3, 1e3 - 12.0]]), jnp.array([0]), jnp.ones(1))
     np.testing.assert_allclose(found.nats, np.log1p(np.exp(-12.0)), rtol=2e-2)
+
+
+def test_smoothing_spreads_a_share_of_the_label_over_all_classes() -> None:
+    found = cross_entropy(jnp.array(LOGITS), jnp.array(LABELS), jnp.array(WEIGHT), Options(smoothing=0.1))
+    wide = LOGITS.astype(np.float64)
+    log_p = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
+    target = np.full(LOGITS.shape, 0.1 / 7) + 0.9 * np.eye(7)[LABELS]
+    np.testing.assert_allclose(found.total, (-(target * log_p).sum(-1) * WEIGHT).sum(), rtol=1e-6)
+    assert found.nats == cross_entropy(jnp.array(LOGITS), jnp.array(LABELS), jnp.array(WEIGHT)).nats
+
+
+def test_z_pulls_the_denominator_of_the_softmax_to_one() -> None:
+    logits = jnp.array(LOGITS + 3.0)
+    plain, pulled = (
+        cross_entropy(logits, jnp.array(LABELS), jnp.array(WEIGHT), Options(z=z)).total for z in (0.0, 1e-2)
+    )
+    log_z = np.log(np.exp(LOGITS.astype(np.float64) + 3.0).sum(-1))
+    np.testing.assert_allclose(pulled - plain, (1e-2 * log_z**2 * WEIGHT).sum(), rtol=1e-4)
+
+
+B, L, D, V = 2, 48, 16, 64
+
+
+def project(x_BLD: jax.Array, head_DV: jax.Array) -> jax.Array:
+    return jnp.matmul(x_BLD, head_DV, preferred_element_type=jnp.float32)
+
+
+def inputs(dtype: str) -> tuple[jax.Array, ...]:
+    random = np.random.default_rng(2)
+    x, head = random.normal(size=(B, L, D)), random.normal(size=(D, V))
+    labels, weight = random.integers(0, V, (B, L)), random.integers(0, 3, (B, L))
+    return jnp.array(x, dtype), jnp.array(head, dtype), jnp.array(labels), jnp.array(weight, jnp.float32)
+
+
+@pytest.mark.parametrize("count", [2, 6, 48])
+@pytest.mark.parametrize("options", [Options(), Options(1e-3, 0.1)], ids=str)
+def test_chunks_give_the_same_loss_and_gradients(count: int, options: Options) -> None:
+    x, head, labels, weight = inputs("float32")
+
+    def whole(x: jax.Array, head: jax.Array) -> jax.Array:
+        return cross_entropy(project(x, head), labels, weight, options).total / weight.sum()
+
+    def parts(x: jax.Array, head: jax.Array) -> jax.Array:
+        return in_chunks(project, head, x, labels, weight, count, options).total / weight.sum()
+
+    (one, of_one), (other, of_other) = (jax.jit(jax.value_and_grad(f, (0, 1)))(x, head) for f in (whole, parts))
+    np.testing.assert_allclose(other, one, rtol=1e-6)
+    for a, b in zip(of_other, of_one, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6 * float(jnp.abs(b).max()))
+
+
+def test_the_heads_gradient_is_summed_over_the_chunks_in_float32() -> None:
+    x, head, labels, weight = inputs("bfloat16")
+
+    def loss(head: jax.Array, count: int) -> jax.Array:
+        return in_chunks(project, head, x, labels, weight, count).total
+
+    one, many = (jax.jit(jax.grad(loss), static_argnums=1)(head, count).astype(jnp.float32) for count in (1, 48))
+    np.testing.assert_allclose(many, one, atol=0.01 * float(jnp.abs(one).max()))
+
+
+def test_a_chunk_at_a_time_needs_a_fraction_of_the_memory() -> None:
+    length, vocab = 512, 128 * 1024
+    shapes = [((1, length, D), "float32"), ((D, vocab), "float32"), ((1, length), "int32"), ((1, length), "float32")]
+    args = [jax.ShapeDtypeStruct(*each) for each in shapes]
+
+    def temporary(count: int) -> int:
+        def loss(x: jax.Array, head: jax.Array, labels: jax.Array, weight: jax.Array) -> jax.Array:
+            if count == 1:
+                return cross_entropy(project(x, head), labels, weight).total
+            return in_chunks(project, head, x, labels, weight, count).total
+
+        return jax.jit(jax.grad(loss, (0, 1))).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+    whole, parts = temporary(1), temporary(losses.chunks(length, 4.0 * length * vocab * 8))
+    assert parts <= whole / 4, (parts, whole)
+
+
+@pytest.mark.parametrize(("length", "size", "count"), [(8, 1.0, 1), (8, 2.0**30, 4), (6, 2.0**30, 6), (7, 2.0**30, 7)])
+def test_chunks_are_the_fewest_that_fit(length: int, size: float, count: int) -> None:
+    assert losses.chunks(length, size) == count

@@ -8,6 +8,7 @@ from flax import nnx
 from tests.trainer.tiny import DECODER
 from trainer.errors import SpecError
 from trainer.models.decoder import Decoder
+from trainer.models.setting import Setting
 from trainer.remat import layer
 from trainer.skeleton import Skeleton
 
@@ -16,7 +17,7 @@ TOKENS = np.arange(128).reshape(8, 16) % 32
 
 def gradient(params: Any, keep: Any) -> tuple[Any, int]:
     """The gradient of a decoder under a policy, and the bytes its compiled program keeps meanwhile."""
-    skeleton = Skeleton(nnx.eval_shape(lambda: Decoder(DECODER, nnx.Rngs(0), keep=keep)))
+    skeleton = Skeleton(nnx.eval_shape(lambda: Decoder(DECODER, nnx.Rngs(0), Setting(remat=keep))))
 
     def loss(params: Any) -> jax.Array:
         return jax.numpy.square(skeleton.merge(params, {}, jax.random.key(0))(TOKENS)).mean()
@@ -38,7 +39,7 @@ def test_every_policy_gives_the_same_gradient_for_less_memory() -> None:
 
 def test_an_unknown_tensor_is_an_error_that_lists_the_legal_ones() -> None:
     with pytest.raises(SpecError, match="unknown tensor attn; this model names query, key, value, mixed, gate, up"):
-        Decoder(DECODER, nnx.Rngs(0), keep=["query", "attn"])
+        Decoder(DECODER, nnx.Rngs(0), Setting(remat=["query", "attn"]))
 
 
 def test_a_model_without_names_has_nothing_to_offload() -> None:

@@ -11,6 +11,7 @@ from jax import Array
 
 from trainer import mesh, spec
 from trainer.models.mlp import MLP
+from trainer.models.setting import Setting
 from trainer.step import Step, TrainState
 from trainer.tasks.classify import Classify
 from trainer.tasks.lm import NextToken
@@ -23,7 +24,7 @@ class Digits(Classify):
     """MNIST-shaped images of two bright halves."""
 
     def model(self, spec: spec.TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
-        return MLP(spec.model, (28, 28), rngs, spec.remat)
+        return MLP(spec.model, (28, 28), rngs, Setting.of(spec))
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(step)

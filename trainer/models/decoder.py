@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
-from jax.typing import DTypeLike
 
 from trainer import attention, remat, spec
 from trainer.models.layers import RMSNorm, rope, weight
+from trainer.models.setting import PLAIN, Setting
 from trainer.sharding import constrain
 
 NAMES = ("query", "key", "value", "mixed", "gate", "up")  # what remat may keep by name
@@ -81,25 +81,35 @@ class Decoder(nnx.Module):
         self,
         config: spec.Decoder,
         rngs: nnx.Rngs,
-        attention_name: str = "auto",
-        keep: spec.Remat = "none",
-        output: DTypeLike = jnp.float32,
+        setting: Setting = PLAIN,
     ) -> None:
-        block = partial(Block, config=config, attend=attention.causal(attention_name))
+        block = partial(Block, config=config, attend=attention.causal(setting.attention))
         self.embedding = weight(rngs, (config.vocab, config.width), ("vocab", "embed"), config.width**-0.5)
         self.blocks = nnx.vmap(block)(rngs.split(config.layers))
         self.norm = RMSNorm(config.width, config.norm_eps)
         head = partial(weight, rngs, (config.width, config.vocab), ("embed", "vocab"), config.width**-0.5)
         self.head = None if config.tied else head()
-        self.apply = remat.layer(Block.__call__, keep, NAMES, scanned=True)
-        self.output = output
+        self.apply = remat.layer(Block.__call__, setting.remat, NAMES, scanned=True)
+        self.output, self.loss = setting.output, setting.loss
+        self.deterministic = False  # nnx's name for evaluation
 
     def __call__(self, tokens_BL: Array, mask_BL: Array | None = None) -> Array:
         """Logits_BLV in the output dtype; those of position l have seen the tokens 0..l whose mask is not 0."""
+        return self.project(self.features(tokens_BL, mask_BL), self.head_DV)
+
+    def features(self, tokens_BL: Array, mask_BL: Array | None = None) -> Array:
+        """What the logits are made of: the normalized stream x_BLD."""
         # Looked up in whole rows: a table split along D would give a stream split along D and copied along B.
         table_VD = constrain(self.embedding[...], "vocab", "embed")
         x_BLD = constrain(jnp.take(table_VD, tokens_BL, axis=0), "batch", "length", "embed")
         x_BLD = nnx.scan(self.apply, in_axes=(0, nnx.Carry, None), out_axes=nnx.Carry)(self.blocks, x_BLD, mask_BL)
-        head_DV = self.embedding[...].T if self.head is None else self.head[...]
-        logits_BLV = jnp.matmul(self.norm(x_BLD), head_DV, preferred_element_type=self.output)
+        return self.norm(x_BLD)
+
+    @property
+    def head_DV(self) -> Array:
+        return self.embedding[...].T if self.head is None else self.head[...]
+
+    def project(self, x_BLD: Array, head_DV: Array) -> Array:
+        """Features times the head: logits_BLV in the output dtype."""
+        logits_BLV = jnp.matmul(x_BLD, head_DV, preferred_element_type=self.output)
         return constrain(logits_BLV, "batch", "length", "vocab")

@@ -89,3 +89,28 @@ def _frequencies(size: int, theta: float, scaling: RopeScaling | None) -> np.nda
     kept_K = np.clip((turns_K - low) / (high - low), 0.0, 1.0)
     stretched_K: np.ndarray[tuple[int], np.dtype[np.float64]] = frequency_K * (kept_K + (1 - kept_K) / scaling.factor)
     return stretched_K
+
+
+class Drop(nnx.Module):
+    """What training leaves out of a residual branch: single numbers (Srivastava et al. 2014), or all of an example's
+    branch (stochastic depth, Huang et al. 2016). What is kept is scaled up to the same mean."""
+
+    def __init__(self, rate: float, has_paths: bool, rngs: nnx.Rngs) -> None:
+        self.rate = rate
+        self.draw = rngs.dropout.fork() if rate or has_paths else None
+        self.deterministic = False  # nnx's name for evaluation
+
+    def __call__(self, x_BLD: Array, path: Array | None = None) -> Array:
+        """`path` is the share of examples that skip the branch; None: none does."""
+        if self.draw is None or self.deterministic:
+            return x_BLD
+        if self.rate:
+            x_BLD = _kept(x_BLD, 1.0 - self.rate, x_BLD.shape, self.draw())
+        if path is not None:
+            x_BLD = _kept(x_BLD, 1.0 - path, (x_BLD.shape[0], 1, 1), self.draw())
+        return x_BLD
+
+
+def _kept(x: Array, share: float | Array, shape: tuple[int, ...], key: Array) -> Array:
+    is_kept = jax.random.bernoulli(key, share, shape)
+    return jnp.where(is_kept, x / jnp.asarray(share, x.dtype), jnp.zeros((), x.dtype))

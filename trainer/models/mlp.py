@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
-from jax.typing import DTypeLike
 
 from trainer import remat, spec
 from trainer.models.layers import Linear
+from trainer.models.setting import PLAIN, Setting
 from trainer.sharding import constrain
 
 NAMES = ("hidden",)  # what remat may keep by name
@@ -31,14 +30,14 @@ class MLP(nnx.Module):
         config: spec.MLP,
         shape: Sequence[int],
         rngs: nnx.Rngs,
-        keep: spec.Remat = "none",
-        output: DTypeLike = jnp.float32,
+        setting: Setting = PLAIN,
     ) -> None:
         sizes = list(pairwise([math.prod(shape), *[config.width] * config.layers]))
         self.layers = nnx.List([Linear(*size, (_side(i), _side(i + 1)), rngs) for i, size in enumerate(sizes)])
         self.head = Linear(config.width, config.classes, (_side(config.layers), "classes"), rngs)
-        self.apply = remat.layer(_hidden, keep, NAMES, scanned=False)
-        self.output = jnp.dtype(output)
+        self.apply = remat.layer(_hidden, setting.remat, NAMES, scanned=False)
+        self.output, self.loss = setting.output, setting.loss
+        self.deterministic = False  # nnx's name for evaluation
 
     def __call__(self, x: Array) -> Array:
         """Logits_BV of examples [B, ...], in the output dtype."""

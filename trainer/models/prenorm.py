@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from trainer import spec
 from trainer.attention import Attention
-from trainer.models.layers import LayerNorm, bias, weight
+from trainer.models.layers import Drop, LayerNorm, bias, weight
 from trainer.sharding import constrain
 
 NAMES = ("qkv", "mixed", "up")  # what remat may keep by name
@@ -66,8 +66,15 @@ class Block(nnx.Module):
         self.attention = SelfAttention(config, attend, rngs)
         self.mlp_norm = LayerNorm(config.width, config.norm_eps)
         self.mlp = MLP(config, rngs)
+        self.drop = Drop(config.dropout, config.drop_path > 0.0, rngs)
 
-    def __call__(self, x_BLD: Array, mask_BL: Array | None) -> Array:
-        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), mask_BL)
-        x_BLD = x_BLD + self.mlp(self.mlp_norm(x_BLD))
+    def __call__(self, x_BLD: Array, mask_BL: Array | None, path: Array | None) -> Array:
+        """`path`: the share of examples that skip a branch of this layer."""
+        x_BLD = x_BLD + self.drop(self.attention(self.attention_norm(x_BLD), mask_BL), path)
+        x_BLD = x_BLD + self.drop(self.mlp(self.mlp_norm(x_BLD)), path)
         return constrain(x_BLD, "batch", "length", "embed")
+
+
+def paths(config: spec.ViT | spec.GPT2) -> Array | None:
+    """The share of examples that skip a branch, by layer: 0 to `drop_path`. Huang et al. 2016."""
+    return None if not config.drop_path else jnp.linspace(0.0, config.drop_path, config.layers, dtype=jnp.float32)

@@ -11,11 +11,11 @@ from functools import partial
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 
 from trainer import attention, remat, spec
-from trainer.models.layers import LayerNorm, bias, weight
-from trainer.models.prenorm import NAMES, STD, Block
+from trainer.models.layers import Drop, LayerNorm, bias, weight
+from trainer.models.prenorm import NAMES, STD, Block, paths
+from trainer.models.setting import PLAIN, Setting
 from trainer.sharding import constrain
 
 
@@ -26,12 +26,10 @@ class ViT(nnx.Module):
         self,
         config: spec.ViT,
         rngs: nnx.Rngs,
-        attention_name: str = "auto",
-        keep: spec.Remat = "none",
-        output: DTypeLike = jnp.float32,
+        setting: Setting = PLAIN,
     ) -> None:
         side, width, has_class = config.patch, config.width, config.pool == "cls"
-        block = partial(Block, config=config, attend=attention.full(attention_name))
+        block = partial(Block, config=config, attend=attention.full(setting.attention))
         self.patches = weight(rngs, (side, side, config.channels, width), (None, None, None, "embed"), STD)
         self.patches_bias = bias((width,), ("embed",))
         self.cls = weight(rngs, (width,), ("embed",), STD) if has_class else None
@@ -40,14 +38,18 @@ class ViT(nnx.Module):
         self.norm = LayerNorm(width, config.norm_eps)
         self.head = weight(rngs, (width, config.classes), ("embed", "classes"), STD)
         self.head_bias = bias((config.classes,), ("classes",))
-        self.apply = remat.layer(Block.__call__, keep, NAMES, scanned=True)
+        self.drop = Drop(config.dropout, False, rngs)
+        self.paths = paths(config)
+        self.apply = remat.layer(Block.__call__, setting.remat, NAMES, scanned=True)
         self.pixels = None if config.pixel_mean is None else (tuple(config.pixel_mean), tuple(config.pixel_std or ()))
-        self.output = jnp.dtype(output)
+        self.output, self.loss = setting.output, setting.loss
+        self.deterministic = False  # nnx's name for evaluation
 
     def __call__(self, images_BYXC: Array) -> Array:
         """Logits_BV in the output dtype; images without channels may lack their axis."""
         x_BLD = self._embedded(images_BYXC if images_BYXC.ndim == 4 else images_BYXC[..., None])
-        x_BLD = nnx.scan(self.apply, in_axes=(0, nnx.Carry, None), out_axes=nnx.Carry)(self.blocks, x_BLD, None)
+        scan = nnx.scan(self.apply, in_axes=(0, nnx.Carry, None, 0), out_axes=nnx.Carry)
+        x_BLD = scan(self.blocks, self.drop(x_BLD), None, self.paths)
         x_BLD = self.norm(x_BLD)
         pooled_BD = x_BLD.mean(1) if self.cls is None else x_BLD[:, 0]
         logits_BV = jnp.matmul(pooled_BD, self.head[...], preferred_element_type=self.output)

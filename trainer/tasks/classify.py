@@ -14,13 +14,14 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from trainer import losses, precision
+from trainer import losses
 from trainer import spec as specs
 from trainer.data import sources
 from trainer.data.source import Source
 from trainer.errors import DataError, SpecError
 from trainer.models import custom
 from trainer.models.mlp import MLP
+from trainer.models.setting import Setting
 from trainer.models.vit import ViT
 from trainer.spec import TrainSpec
 from trainer.task import Loss, Split
@@ -34,13 +35,13 @@ class Classify:
 
         A model's `pixels`, if it has any, are the mean and deviation of each channel that it expects taken out.
         """
-        output = precision.policy(spec.precision).output
+        setting = Setting.of(spec)
         match spec.model:
             case specs.MLP() as config:
-                return MLP(config, self._image_shape(spec), rngs, spec.remat, output)
+                return MLP(config, self._image_shape(spec), rngs, setting)
             case specs.ViT() as config:
                 self._check_image(spec, config)
-                return ViT(config, rngs, spec.attention, spec.remat, output)
+                return ViT(config, rngs, setting)
             case specs.CustomModel() as config:
                 return custom.build(spec, config, rngs)
         raise SpecError(f"train.model.kind = {spec.model.kind} does not classify images; use mlp, vit or module:Name")
@@ -48,9 +49,15 @@ class Classify:
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
         pixels = getattr(model, "pixels", None)
         images = standardized(batch["image"]) if pixels is None else scaled(batch["image"], *pixels)
-        logits_BV = model(images)
-        sums = losses.cross_entropy(logits_BV, batch["label"], batch["weight"])
-        return Loss(sums.nats, sums.weight, {"accuracy": (sums.correct, sums.weight)})
+        label_B, weight_B = batch["label"], batch["weight"]
+        if not isinstance(model, MLP | ViT) or model.deterministic:
+            sums = losses.cross_entropy(model(images), label_B, weight_B)
+            return Loss(sums.total, sums.weight, {"accuracy": (sums.correct, sums.weight)})
+        options = losses.Options(model.loss.z, model.loss.smoothing)
+        if model.loss.mixup:
+            return blended(model, images, label_B, weight_B, rng, model.loss.mixup, options)
+        sums = losses.cross_entropy(model(images), label_B, weight_B, options)
+        return Loss(sums.total, sums.weight, {"accuracy": (sums.correct, sums.weight)})
 
     def source(self, spec: TrainSpec, split: Split) -> Source | None:
         return sources.open(spec, split)
@@ -72,6 +79,18 @@ class Classify:
         if source is None:
             raise DataError("train.data has no training examples to take the images' shape from")
         return tuple(self.example(source[0])["image"].shape)
+
+
+def blended(
+    model: Any, images: Array, label_B: Array, weight_B: Array, rng: Array, alpha: float, options: losses.Options
+) -> Loss:
+    """mixup: each image and its label blended with those at the other end of the batch. Zhang et al. 2018."""
+    share = jax.random.beta(rng, alpha, alpha)
+    logits_BV = model(share * images + (1.0 - share) * images[::-1])
+    one = losses.cross_entropy(logits_BV, label_B, weight_B * share, options)
+    other = losses.cross_entropy(logits_BV, label_B[::-1], weight_B * (1.0 - share), options)
+    weight = weight_B.sum()
+    return Loss(one.total + other.total, weight, {"accuracy": (one.correct + other.correct, weight)})
 
 
 def standardized(image: Array) -> Array:

@@ -1,0 +1,72 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.trainer.tiny import Counting, Digits, build, compiled, run
+from trainer import spec
+from trainer.models.layers import Drop
+
+GPT = spec.GPT2(layers=2, width=32, heads=4, vocab=32, length=16, dropout=0.1)
+
+
+def test_dropout_keeps_the_mean_and_evaluation_keeps_everything() -> None:
+    x = jnp.ones((64, 32, 16))
+    drop = Drop(0.25, False, nnx.Rngs(0))
+    found = np.unique(drop(x))
+    np.testing.assert_allclose(found, [0.0, 1 / 0.75], rtol=1e-6)
+    assert abs(float(drop(x).mean()) - 1.0) < 0.02
+    drop.eval()
+    assert drop(x) is x
+
+
+def test_a_skipped_branch_is_skipped_by_a_whole_example() -> None:
+    drop = Drop(0.0, True, nnx.Rngs(0))
+    per_example = np.asarray(drop(jnp.ones((256, 3, 2)), jnp.float32(0.5))).reshape(256, -1)
+    assert all(len(set(row)) == 1 for row in per_example.tolist())
+    assert abs(float((per_example[:, 0] == 0).mean()) - 0.5) < 0.1
+
+
+@pytest.mark.parametrize("axes", [{}, {"dp": 2, "fsdp": 2, "mp": 2}], ids=str)
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_equal_seeds_drop_equally(axes: dict[str, int], remat: str) -> None:
+    options = {"model": GPT, "mesh": axes, "remat": remat}
+    first, again = (run(Counting(), 4, **options)[0] for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_allclose(first, run(Counting(), 4, model=GPT)[0], rtol=1e-5)
+    assert not np.allclose(first, run(Counting(), 4, **options, seed=1)[0])
+
+
+def test_layers_and_steps_drop_differently() -> None:
+    step = compiled(Counting(), model=GPT, optimizer={"lr": 1e-30})
+    state, losses = step.init(), []
+    for _ in range(3):
+        state, metrics = step.train(state, step.put(Counting().batch(0)))
+        losses.append(float(metrics["loss"]))
+    assert len(set(losses)) == 3
+
+
+def test_no_dropout_is_no_state() -> None:
+    plain = build(Counting(), model=GPT.model_copy(update={"dropout": 0.0}))
+    assert set(plain.abstract.params) == set(build(Counting(), model=GPT).abstract.params)
+    assert plain.abstract.rest == build(Counting(), model=GPT).abstract.rest == {}
+
+
+def test_mixup_trains_on_blended_images_and_evaluation_does_not() -> None:
+    mixed, plain = (run(Digits(), 6, loss=spec.Loss(mixup=alpha))[0] for alpha in (0.4, 0.0))
+    np.testing.assert_array_equal(mixed, run(Digits(), 6, loss=spec.Loss(mixup=0.4))[0])
+    assert not np.allclose(mixed, plain)
+    steps = [build(Digits(), loss=spec.Loss(mixup=alpha, smoothing=0.1 * alpha)) for alpha in (0.4, 0.0)]
+    sums = []
+    for step in steps:
+        batch = step.put(Digits().batch(0))
+        step.compile_eval(batch)
+        sums.append(jax.device_get(step.evaluate(step.init(), batch)["loss"]))
+    np.testing.assert_array_equal(*sums)
+
+
+def test_a_decoders_loss_in_chunks_is_the_same_on_every_mesh() -> None:
+    whole = run(Counting(), 5)[0]
+    for axes in ({}, {"dp": 2, "fsdp": 2, "mp": 2}):
+        np.testing.assert_allclose(run(Counting(), 5, loss=spec.Loss(chunks=4), mesh=axes)[0], whole, rtol=1e-5)
