@@ -60,6 +60,7 @@ class Server(ThreadingHTTPServer):
         version = self.version()
         obj["metadata"] |= {"uid": (known or {}).get("metadata", {}).get("uid") or f"uid-{version}"}
         obj["metadata"] |= {"resourceVersion": version}
+        obj["metadata"].setdefault("creationTimestamp", "2026-11-21T06:00:00Z")
         with self.changed:
             self.objects[path] = obj
             self.events.append({"type": event or ("MODIFIED" if known else "ADDED"), "object": obj, "path": path})
@@ -128,7 +129,7 @@ class Handler(BaseHTTPRequestHandler):
             versions = self.server.groups.get(self.at.split("/")[2])
             found = {"versions": [{"version": one} for one in versions or []]}
             self.answer(200, found) if versions else self.fail(404, "NotFound", "the server could not find it")
-        elif self.at.endswith("/log"):
+        elif self.at.endswith("/log") and self.at in self.server.objects:
             self.send(200, self.server.objects[self.at]["text"].encode(), "text/plain")
         elif self.query.get("watch"):
             self._watch()
@@ -141,12 +142,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def _below(self) -> list[str]:
         head, _, plural = self.at.rpartition("/")
+        below = [path for path in sorted(self.server.objects) if path.startswith(f"{head}/")]
+        return [path for path in below if path.split("/")[-2] == plural and self._is_selected(path)]
+
+    def _is_selected(self, path: str) -> bool:
         name = self.query.get("fieldSelector", "").removeprefix("metadata.name=")
-        return [
-            path
-            for path in sorted(self.server.objects)
-            if path.startswith(f"{head}/") and path.split("/")[-2] == plural and name in ("", path.rpartition("/")[2])
-        ]
+        if not name.startswith("involvedObject") and name not in ("", path.rpartition("/")[2]):
+            return False
+        labels = self.server.objects[path]["metadata"].get("labels", {})
+        wanted = filter(None, self.query.get("labelSelector", "").split(","))
+        return all(
+            (labels.get(key) == value) if equals else key in labels for key, equals, value in map(_split, wanted)
+        )
 
     def _list(self) -> None:
         items = [self.server.objects[path] for path in self._below()]
@@ -165,8 +172,7 @@ class Handler(BaseHTTPRequestHandler):
             while not self.server.closing.is_set():
                 for event in self.server.events[told:]:
                     one = event["object"]
-                    fits = event["path"].split("/")[-2] == plural and int(one["metadata"]["resourceVersion"]) > since
-                    if fits:
+                    if event["path"].split("/")[-2] == plural and int(one["metadata"]["resourceVersion"]) > since:
                         self.chunk({"type": event["type"], "object": one})
                 told = len(self.server.events)
                 if not self.server.changed.wait(end):
@@ -228,7 +234,14 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"0\r\n\r\n")
 
 
-PLURALS = {"jobsets", "jobs", "pods", "configmaps", "networkpolicies", "namespaces", "localqueues", "workloads", "events"}
+PLURALS = frozenset(
+    "configmaps events jobs jobsets localqueues namespaces networkpolicies pods priorityclasses workloads "
+    "workloadpriorityclasses".split()
+)
+
+
+def _split(selector: str) -> tuple[str, str, str]:
+    return selector.partition("=")
 
 
 def merged(base: Any, patch: Any) -> Any:
