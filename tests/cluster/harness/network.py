@@ -6,6 +6,9 @@ from pathlib import Path
 
 from tests.cluster.harness.places import BRIDGE, IP, NETWORK, POD_NETWORK, POD_RANGE, RUN
 
+# A bridge without an address of its own takes the lowest of its ports': with each pod that comes or goes it may change,
+# and for most of a minute the others' packets reach nobody.
+MAC = "02:6a:61:78:00:01"
 PLUGINS = Path("/usr/lib/cni")
 CONFIG = RUN / "cni" / "conf"
 
@@ -17,7 +20,7 @@ def ip(*words: str) -> subprocess.CompletedProcess[str]:
 def make_bridge() -> None:
     """A bridge without ports shows no carrier; its address works all the same."""
     for words in (
-        ("link", "add", BRIDGE, "type", "bridge"),
+        ("link", "add", BRIDGE, "address", MAC, "type", "bridge"),
         ("address", "add", f"{IP}/{POD_NETWORK.partition('/')[2]}", "dev", BRIDGE),
         ("link", "set", BRIDGE, "up"),
     ):
