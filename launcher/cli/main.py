@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "explain": ("launcher.cli.explain:explain_command", "Say why job NAME waits, or how it ended."),
     "init": ("launcher.cli.init:init", "Write a starter job.yaml."),
     "list": ("launcher.cli.list:list_command", "List the jobs on the cluster."),
+    "logs": ("launcher.cli.logs:logs_command", "Print what job NAME writes."),
     "plan": ("launcher.cli.plan:plan_command", "Say what JOB will hold, and whether it fits."),
     "render": ("launcher.cli.render:render", "Print JOB as Kubernetes manifests."),
     "run": ("launcher.cli.run:run", "Train JOB on this machine."),

@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[2]
 # What a module imports of ours lies on a lower floor, or in the same package.
 FLOORS = (
     ("launcher.cli",),
-    ("launcher.explain", "launcher.listing", "launcher.wait"),
+    ("launcher.explain", "launcher.follow", "launcher.listing", "launcher.wait"),
     ("launcher.causes", "launcher.world"),
-    ("launcher.hear", "launcher.status"),
+    ("launcher.hear", "launcher.past", "launcher.podlogs", "launcher.status"),
     ("launcher.seen",),
     ("launcher.slim", "launcher.testimony"),
     ("launcher.hosts",),

@@ -1,4 +1,17 @@
-from launcher.logs import Line, Lines, parse
+import json
+import re
+
+import pytest
+
+from launcher import past
+from launcher.agent import words
+from launcher.agent.herald import Herald
+from launcher.agent.verdict import of_code
+from launcher.errors import UserError
+from launcher.follow import Scenes
+from launcher.hosts import Host, newest
+from launcher.logs import Line, Lines, merged, parse, select, stamped
+from launcher.podlogs import source
 
 
 def test_a_ranked_line_is_a_process_s_and_every_other_the_agent_s() -> None:
@@ -24,3 +37,118 @@ def test_a_line_that_never_ends_takes_bounded_memory() -> None:
     lines = Lines(limit=10)
     assert lines.feed(b"x" * 11) == ["x" * 11]
     assert lines.feed(b"y\n") == ["y"]
+
+
+def at(second: int, text: str) -> str:
+    return f"2026-01-02T03:04:{second:02d}.000000000Z {text}"
+
+
+def jobset(hosts_per_slice: int = 2, slices: int = 2, **job: int) -> dict:
+    """A JobSet as the API gives it."""
+    variables = [
+        {"name": "JAXLAUNCH_JOB", "value": json.dumps({"name": "t", "processes_per_host": 1} | job)},
+        {"name": "JAXLAUNCH_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+    ]
+    template = {"spec": {"containers": [{"name": "main", "env": variables}]}}
+    one = {"parallelism": hosts_per_slice, "template": template}
+    return {"spec": {"replicatedJobs": [{"name": "w", "replicas": slices, "template": {"spec": one}}]}}
+
+
+def host(number: int = 0, generation: int = 0, state: dict | None = None) -> Host:
+    """One of its hosts, by the pod that the API gives."""
+    labels = {
+        "jobset.sigs.k8s.io/replicatedjob-name": "w",
+        "jobset.sigs.k8s.io/job-index": str(number // 2),
+        "batch.kubernetes.io/job-completion-index": str(number % 2),
+        "jobset.sigs.k8s.io/restart-attempt": str(generation),
+    }
+    statuses = [] if state is None else [{"name": "main", "state": state}]
+    pod = {
+        "metadata": {"name": f"t-w-{number}", "labels": labels},
+        "spec": {},
+        "status": {"phase": "Pending", "containerStatuses": statuses},
+    }
+    (found,) = newest(jobset(), [pod])
+    return found
+
+
+def ended(text: str, code: int = 83, rank: int = 0, host: int = 0, generation: int = 0) -> dict:
+    """The state of a container whose agent left a verdict."""
+    verdict = of_code(code, text, rank=rank, host=rank).to_json()
+    return {"terminated": {"exitCode": code, "message": words.farewell(verdict, host, generation, 1)}}
+
+
+def test_the_kubelet_s_time_stands_before_the_rank() -> None:
+    assert stamped(1, 2, at(5, "[3] step 2")) == Line(1, 3, "step 2", "2026-01-02T03:04:05.000000000Z", 2)
+    assert stamped(0, 0, at(5, "")).text == ""
+    assert stamped(0, 0, "no time") == Line(0, None, "no time")
+
+
+def test_lines_of_many_pods_come_in_order_of_time() -> None:
+    streams = [[stamped(host, 0, at(second, f"[{host}] {second}")) for second in (host, host + 4)] for host in range(4)]
+    assert [line.text for line in merged(map(iter, streams))] == [str(second) for second in range(8)]
+
+
+def test_times_of_nodes_in_other_zones_are_compared_as_times() -> None:
+    early, late = (stamped(0, 0, f"2026-01-02T{time} x") for time in ("09:00:00.5+02:00", "08:00:00.1Z"))
+    assert list(merged([iter([late]), iter([early])])) == [early, late]
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [(None, {0, 1, 2, 3}), ("all", {0, 1, 2, 3}), ("2", {2}), ("0,2-3", {0, 2, 3}), ("7", set())],
+)
+def test_ranks_are_asked_for_one_by_one_or_in_ranges(asked: str | None, wanted: set[int]) -> None:
+    chosen = select(asked, None)
+    assert {rank for rank in range(4) if chosen.wants(Line(rank, rank, "x"), range(rank, rank + 1))} == wanted
+
+
+def test_an_agent_s_own_line_comes_with_any_of_its_ranks() -> None:
+    assert select("5", None).wants(Line(1, None, "agent 1: talk"), range(4, 8))
+    assert not select("5", None).wants(Line(0, None, "agent 0: talk"), range(4))
+
+
+def test_a_pattern_is_searched_for_in_the_text() -> None:
+    assert select(None, r"loss [0-9.]+").wants(Line(0, 0, "step 2 loss 0.5"), range(1))
+    assert not select(None, "^2").wants(Line(2, 2, "step 2"), range(2, 3))
+
+
+@pytest.mark.parametrize(("rank", "pattern", "said"), [("1-", None, "--rank 1-"), (None, "(", "--grep (")])
+def test_what_cannot_be_read_is_refused_with_its_option(rank: str | None, pattern: str | None, said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        select(rank, pattern)
+
+
+def test_a_source_knows_the_ranks_of_its_host() -> None:
+    found = source(jobset(processes_per_host=4), host(3, generation=2))
+    assert (found.pod, found.host, found.ranks, found.generation) == ("t-w-3", 3, range(12, 16), 2)
+    assert source({"spec": {}}, host(3)).ranks == range(3, 4)
+
+
+def test_the_ends_of_earlier_logs_are_what_the_leader_says_at_its_start() -> None:
+    said: list[str] = []
+    Herald(1, said.append).begin([], None, [(3, ["ValueError: x", "[0] odd"]), (0, ["step 7"])])
+    found = list(past.lines(filter(None, map(words.parse, said)), processes_per_host=2))
+    assert [line.prefixed() for line in found] == ["[3] ValueError: x", "[3] [0] odd", "[0] step 7"]
+    assert [(line.host, line.generation) for line in found] == [(1, 0), (1, 0), (0, 0)]
+
+
+def test_each_generation_s_begin_and_end_is_said_once() -> None:
+    scenes = Scenes()
+    seen = [
+        host(0, 0, {"running": {}}),
+        host(1, 0, ended("rank 1 raised", rank=1)),
+        host(0, 0, ended("rank 1 raised", rank=1)),
+        host(0, 1),
+        host(1, 1, {"running": {}}),
+    ]
+    assert [text for one in seen for text in scenes.of_host(one)] == [
+        "generation 0 ended: rank 1 raised",
+        "generation 1 begins",
+    ]
+
+
+def test_a_suspension_is_said_when_it_begins() -> None:
+    scenes = Scenes()
+    said = [list(scenes.of_jobset({"spec": {"suspend": value}})) for value in (False, True, True, False, True)]
+    assert [len(texts) for texts in said] == [0, 1, 0, 0, 1]
