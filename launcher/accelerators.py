@@ -1,7 +1,8 @@
 """What a job must know of accelerators before any cluster is asked: how many devices a host and a slice have.
 
 Machine types, prices and quotas are the cluster's to say. Sources: GKE's TPU documentation ("Plan TPUs in GKE"), and
-xpk's table of system characteristics for the largest slices.
+xpk's table of system characteristics for the largest slices. Memory: Cloud TPU's pages of v4 to TPU7x, HBM per chip;
+for GPUs what their driver reports (nvidia-smi), which is less than the name says.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Accelerator:
 
     platform: Platform
     per_host: int  # the default: a whole machine
+    memory_gib: tuple[float, ...] = ()  # of one JAX device, the smallest make first; cpu: its host's
     devices_per_chip: int = 1  # JAX devices
     dimensions: int = 0  # of a TPU topology
     cubes: int = 0  # in the largest 3D slice
@@ -51,17 +53,17 @@ class Accelerator:
 
 KNOWN: Mapping[str, Accelerator] = {
     "cpu": Accelerator("cpu", 1),  # per_host counts virtual devices
-    "l4": Accelerator("cuda", 1),
-    "a100": Accelerator("cuda", 8),
-    "h100": Accelerator("cuda", 8),
-    "h200": Accelerator("cuda", 8),
-    "b200": Accelerator("cuda", 8),
-    "gb200": Accelerator("cuda", 4),
-    "v4": Accelerator("tpu", CHIPS_PER_VM, dimensions=3, cubes=64),
-    "v5e": Accelerator("tpu", CHIPS_PER_VM, dimensions=2, whole_host=("2x4",)),
-    "v5p": Accelerator("tpu", CHIPS_PER_VM, dimensions=3, cubes=140),
-    "v6e": Accelerator("tpu", CHIPS_PER_VM, dimensions=2, whole_host=("2x4",)),
-    "7x": Accelerator("tpu", CHIPS_PER_VM, devices_per_chip=2, dimensions=3, cubes=144),  # JAX sees both chiplets
+    "l4": Accelerator("cuda", 1, (22.5,)),
+    "a100": Accelerator("cuda", 8, (40.0, 80.0)),
+    "h100": Accelerator("cuda", 8, (79.6, 93.6)),
+    "h200": Accelerator("cuda", 8, (140.4,)),
+    "b200": Accelerator("cuda", 8, (178.3,)),
+    "gb200": Accelerator("cuda", 4, (184.0,)),
+    "v4": Accelerator("tpu", CHIPS_PER_VM, (32.0,), dimensions=3, cubes=64),
+    "v5e": Accelerator("tpu", CHIPS_PER_VM, (16.0,), dimensions=2, whole_host=("2x4",)),
+    "v5p": Accelerator("tpu", CHIPS_PER_VM, (95.0,), dimensions=3, cubes=140),
+    "v6e": Accelerator("tpu", CHIPS_PER_VM, (32.0,), dimensions=2, whole_host=("2x4",)),
+    "7x": Accelerator("tpu", CHIPS_PER_VM, (96.0,), devices_per_chip=2, dimensions=3, cubes=144),  # JAX sees chiplets
 }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 PyTree = Any
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")  # as HLO names them
 
 
 class Executable:
@@ -37,6 +39,17 @@ class Executable:
         ]
         if changed:
             raise TypeError(f"the {self.name} step was compiled once and is not traced again:\n" + "\n".join(changed))
+
+    def analysis(self) -> dict[str, float]:
+        """What XLA says of it: bytes on a device, operations and bytes moved, and its collectives by name.
+
+        A loop's body counts once.
+        """
+        memory, text = self._compiled.memory_analysis(), self._compiled.as_text() or ""
+        costs = self._compiled.cost_analysis() or {}
+        bytes_of = {key: getattr(memory, f"{key}_size_in_bytes") for key in ("argument", "output", "alias", "temp")}
+        moved = {"flops": costs.get("flops", 0.0), "bytes_accessed": costs.get("bytes accessed", 0.0)}
+        return bytes_of | moved | {name: len(re.findall(rf" {name}(?:-start)?\(", text)) for name in COLLECTIVES}
 
 
 def _described(tree: PyTree) -> dict[str, str]:

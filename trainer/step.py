@@ -18,7 +18,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from trainer import flops, loss_scale, optim, precision, schedules, sharding, weights
+from trainer import flops, loss_scale, memory, optim, precision, schedules, sharding, weights
 from trainer import mesh as meshes
 from trainer.errors import SpecError
 from trainer.executable import Executable
@@ -55,6 +55,7 @@ class Step:
         self._check_batch()
         with self._context():
             self._skeleton = Skeleton(nnx.eval_shape(self._model))
+        self.axes = sharding.by_path(getattr(task, "sharding", {}), self._skeleton.axes)
         self.abstract = self._abstract()
         self._train: Executable | None = None
         self._evaluate: Executable | None = None
@@ -138,9 +139,18 @@ class Step:
 
     def flops(self, batch: Batch) -> float | None:
         """Model FLOPs of a train step on global batches like this one; None when they depend on the data."""
-        rng = jax.eval_shape(lambda: self._keys()[1])
         with self._context():
-            return flops.train_step(self._loss, self.abstract.params, self.abstract.rest, self._like(batch), rng)
+            return flops.train_step(self._loss, *self._arguments(batch))
+
+    def kept(self, batch: Batch) -> int:
+        """Bytes that the backward pass of one micro-batch like this keeps of its forward pass, on all devices."""
+        with self._context():
+            return memory.kept(self._loss, *self._arguments(batch))
+
+    def analysis(self) -> dict[str, float]:
+        """What XLA says of the compiled train step: bytes on a device, and cost."""
+        assert self._train is not None, "compile_train comes before analysis"
+        return self._train.analysis()
 
     def _update(self, state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
         rng = jax.random.fold_in(self._keys()[1], state.step)
@@ -252,9 +262,8 @@ class Step:
     def _abstract(self) -> TrainState:
         with self._context():
             shapes = jax.eval_shape(self._fresh, {})
-        axes = sharding.by_path(getattr(self._task, "sharding", {}), self._skeleton.axes)
         placed = {
-            name: sharding.state_sharding(name, leaf.shape, axes[name], self._mesh)
+            name: sharding.state_sharding(name, leaf.shape, self.axes[name], self._mesh)
             for name, leaf in (shapes.params | shapes.rest).items()
         }
         params = {name: placed[name] for name in shapes.params}
@@ -275,6 +284,11 @@ class Step:
     def _shardings(self) -> TrainState:
         shardings: TrainState = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
         return shardings
+
+    def _arguments(self, batch: Batch) -> tuple[Any, ...]:
+        """What `_loss` is traced with."""
+        rng = jax.eval_shape(lambda: self._keys()[1])
+        return self.abstract.params, self.abstract.rest, self._like(batch), rng
 
     def _like(self, batch: Batch) -> dict[str, jax.ShapeDtypeStruct]:
         where = meshes.batch_sharding(self._mesh)

@@ -1,0 +1,59 @@
+"""Asks the trainer what a job's arrays would be, in a process of its own: the launcher never imports jax."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import UserError
+from launcher.job import JobSpec
+from trainer import contract
+
+_TOLD = (contract.BAD_SPEC, contract.BAD_DATA)  # codes that come with a sentence instead of a traceback
+
+
+def is_here() -> bool:
+    """Whether the trainer can be asked: the base install does not hold it."""
+    return all(importlib.util.find_spec(name) is not None for name in ("jax", "flax", "optax"))
+
+
+def ask(job: JobSpec, base: Path, *, sharding: bool = False, compiled: bool = False) -> dict[str, Any]:
+    """What `python -m trainer.plan` finds of a job's train block; its code and data are relative to `base`.
+
+    Raises UserError with the trainer's own words where the training would not start.
+    """
+    assert job.train is not None, "a command's arrays are its own"
+    flags = [flag for flag, is_asked in (("--sharding", sharding), ("--compile", compiled)) if is_asked]
+    ended = subprocess.run(
+        [sys.executable, "-m", "trainer.plan", *flags],
+        env=_environment(job, base),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if ended.returncode in _TOLD:
+        raise UserError(ended.stderr.strip().splitlines()[-1], "the trainer says so of the train block, here.")
+    if ended.returncode:
+        raise UserError(f"{ended.stderr.strip()}\nThe training could not be planned (exit {ended.returncode}).")
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+def _environment(job: JobSpec, base: Path) -> dict[str, str]:
+    """The job's own variables, its code, and as many virtual devices as it has."""
+    code = [str(base / job.code)] if job.code else []
+    path = os.pathsep.join(filter(None, (*code, os.environ.get("PYTHONPATH"))))
+    assert job.train is not None
+    return {
+        **os.environ,
+        **job.env,
+        **({"PYTHONPATH": path} if path else {}),
+        "JAX_PLATFORMS": "cpu",
+        contract.NUM_CPU_DEVICES: str(job.devices),
+        contract.TRAIN_SPEC: job.train.model_dump_json(exclude_unset=True),
+    }

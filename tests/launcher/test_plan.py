@@ -1,0 +1,176 @@
+"""What a plan answers: bytes against the accelerator's memory, what the cluster is asked, the level that results."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import demand, jobset, plan, profile
+from launcher import job as jobs
+from launcher.accelerators import KNOWN
+from launcher.schema import JobSpec
+from tests.launcher.cli import launcher
+
+JOB = """
+name: lm
+image: registry.example/train:1.4
+hosts: 2
+accelerator: {type: a100, per_host: 4}
+resources: {cpu: 1500m, memory: 32Gi}
+volumes: [{claim: ckpt, path: /ckpt}]
+train:
+  task: trainer.tasks.lm:NextToken
+  model: {kind: decoder, layers: 2, width: 64, heads: 4, length: 32}
+  mesh: {dp: 4, fsdp: 2}
+  batch: 64
+  checkpoint: {path: /ckpt/lm, keep: 2}
+"""
+GIB = 1024**3
+
+
+def job(*more: str) -> JobSpec:
+    text = JOB
+    for line in more:
+        key = line.partition(":")[0]
+        text = "\n".join(kept for kept in text.splitlines() if not kept.startswith(f"{key}:")) + f"\n{line}\n"
+    return jobs.parse(text)
+
+
+def of(state_gib: float, low: float, high: float, full: float = 0.0) -> dict[str, Any]:
+    """Shapes as the trainer tells them."""
+    kept = {"asked": [low * GIB, high * GIB], "none": [low * GIB, high * GIB], "full": [full * GIB, full * GIB]}
+    return {"device": {"parameters": state_gib * GIB, "batch": 0}, "activations": kept, "checkpoint": 3 * GIB}
+
+
+@pytest.mark.parametrize(
+    ("state", "low", "high", "full", "fits", "says", "hint"),
+    [
+        (10, 5, 5, 1, True, "fits into 30.0 GiB (75% of 40 GiB or 80 GiB: JAX's part of a100)", None),
+        (10, 30, 30, 1, None, "fits only into 60.0 GiB", "node_selector"),
+        (10, 20, 60, 1, None, "may not fit into 30.0 GiB", "--compile"),
+        (10, 60, 60, 1, False, "does not fit into 60.0 GiB", "train.remat: full needs 11.0 GiB."),
+        (70, 1, 1, 1, False, "does not fit into 60.0 GiB", "train.mesh.fsdp splits it, dp copies it"),
+        (10, 90, 90, 80, False, "does not fit into 60.0 GiB", "smaller batch"),
+    ],
+)
+def test_the_verdict_compares_the_step_with_the_accelerators_memory(
+    state: float, low: float, high: float, full: float, fits: bool | None, says: str, hint: str | None
+) -> None:
+    found = plan.verdict(job(), of(state, low, high, full))
+    assert found.fits is fits and says in found.says
+    assert found.hint is None if hint is None else hint in str(found.hint)
+
+
+def test_jaxs_part_of_a_gpu_is_the_one_that_the_job_sets() -> None:
+    whole = plan.memory(job("env: {XLA_PYTHON_CLIENT_MEM_FRACTION: 0.9}"))
+    assert whole is not None and whole.usable == (36 * GIB, 72 * GIB)
+
+
+def test_devices_of_a_cpu_host_share_what_the_job_asks_for() -> None:
+    some = plan.memory(job("accelerator: {type: cpu, per_host: 4}"))
+    assert some is not None and some.usable == (8 * GIB,)
+    nothing = job("accelerator: {type: cpu, per_host: 4}", "resources: {cpu: 1}")
+    assert plan.verdict(nothing, of(1, 1, 1)).fits is None
+
+
+def test_every_accelerator_says_its_memory() -> None:
+    assert {name for name, known in KNOWN.items() if not known.memory_gib} == {"cpu"}
+
+
+def test_the_cluster_is_asked_for_the_sum_of_what_is_rendered() -> None:
+    manifest = jobset.render(job("slices: 2", "hosts: 1"), profile.parse("queue: research"))[0]
+    assert plan.asked(job(), profile.parse("queue: research"), manifest) == {
+        "platform": "generic",
+        "queue": "research",
+        "pods": 2,
+        "per_pod": {"memory": "32Gi", "nvidia.com/gpu": "4", "cpu": "1500m"},
+        "together": {"memory": "64Gi", "nvidia.com/gpu": "8", "cpu": "3"},
+    }
+
+
+def test_a_checkpoint_counts_once_more_than_it_is_kept() -> None:
+    told = plan.checkpoints(job(), profile.parse("{}"), of(1, 1, 1))
+    assert told == {"folder": "/ckpt/lm", "bytes": 3 * GIB, "kept": 2, "most": 9 * GIB}
+
+
+def test_a_level_below_restricted_says_why() -> None:
+    manifest = jobset.render(job("network: hostnetwork"), profile.parse("{}"))[0]
+    assert plan.security(manifest) == {"level": "privileged", "because": ["host namespaces (hostNetwork=true)"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "text"),
+    [
+        ("memory", "34359738368", "32Gi"),
+        ("memory", "1000", "1000"),
+        ("memory", "1536", "1536"),
+        ("cpu", "1.5", "1500m"),
+        ("cpu", "3.0", "3"),
+        ("hugepages-2Mi", "5368709120", "5Gi"),
+        ("nvidia.com/gpu", "1024", "1024"),
+    ],
+)
+def test_a_quantity_is_written_as_people_write_it(name: str, number: str, text: str) -> None:
+    assert demand.written(name, Decimal(number)) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(999, "999 B"), (1000, "1.0 KiB"), (3 * 1024**2, "3.0 MiB"), (2 * 1024**4, "2048.0 GiB")]
+)
+def test_a_size_has_the_unit_that_keeps_it_short(number: int, text: str) -> None:
+    assert plan.size(number) == text
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return str(path)
+
+
+def test_a_plan_tells_devices_bytes_cluster_and_level(file: str, capsys: Any, monkeypatch: Any) -> None:
+    left = launcher(capsys, monkeypatch, "plan", file, "--sharding")
+    assert left.code == 0
+    for told in (
+        "lm: 8 devices (2 hosts × 4) of type a100, 2 processes of 4 devices",
+        "mesh: dp 4 × fsdp 2 × mp 1",
+        "batch: 64 examples a step, 8 per device",
+        "fits into 30.0 GiB",
+        "with 2 kept, in /ckpt/lm",
+        "blocks.mlp.gate",
+        "cluster: 2 pods on generic",
+        "pod security: restricted",
+    ):
+        assert told in left.out
+
+
+def test_a_training_that_cannot_fit_leaves_with_2(file: str, capsys: Any, monkeypatch: Any) -> None:
+    left = launcher(capsys, monkeypatch, "plan", file, "train.model.width=16384", "-o", "json", "accelerator.type=l4")
+    answer = json.loads(left.out)
+    assert left.code == 2
+    assert answer["memory"]["fits"] is False and answer["memory"]["says"].startswith("does not fit into 16.9 GiB")
+
+
+def test_offline_faults_come_first(file: str, capsys: Any, monkeypatch: Any) -> None:
+    left = launcher(capsys, monkeypatch, "plan", file, "placement.preferred=rack")
+    assert left.code == 2 and "the job has no queue" in left.err and left.out == ""
+
+
+def test_what_the_trainer_refuses_is_told_in_its_words(file: str, capsys: Any, monkeypatch: Any) -> None:
+    left = launcher(capsys, monkeypatch, "plan", file, "train.task=nowhere:Task")
+    assert left.code == 2 and "nowhere:Task: importing nowhere failed" in left.err and "Traceback" not in left.err
+
+
+def test_a_program_of_ones_own_is_planned_without_bytes(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    (tmp_path / "job.yaml").write_text("name: a\nimage: i:1\naccelerator: {type: cpu}\ncommand: [python, -V]\n")
+    left = launcher(capsys, monkeypatch, "plan", str(tmp_path / "job.yaml"))
+    assert left.code == 0 and "bytes" not in left.out and "cluster: 1 pod" in left.out
+    asked = launcher(capsys, monkeypatch, "plan", str(tmp_path / "job.yaml"), "--compile")
+    assert asked.code == 2 and "a command's arrays are its own" in asked.err

@@ -1,0 +1,118 @@
+"""What a plan says of a training, beside what others publish, what is then allocated, and what XLA says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import pytest
+
+from tests.trainer import tiny
+from trainer import plan, spec
+from trainer.contract import BAD_DATA, BAD_SPEC
+from trainer.plan import Plan
+from trainer.tasks.classify import Classify
+from trainer.tasks.lm import NextToken
+
+
+def planned(task: Any, **keys: Any) -> dict[str, Any]:
+    train = tiny.train_spec(task, **keys)
+    return Plan(plan.stand_in(train, task), task).to_dict(sharding=True, compiled=False)
+
+
+def child(train: dict[str, Any], *flags: str, devices: int = 8) -> subprocess.CompletedProcess[str]:
+    environ = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "TRAIN_SPEC": json.dumps(train)}
+    return subprocess.run(
+        [sys.executable, "-m", "trainer.plan", *flags], env=os.environ | environ, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "parameters"),
+    [
+        (spec.GPT2(preset="gpt2-124m"), NextToken, 124_439_808),
+        (spec.Decoder(preset="llama-1b"), NextToken, 1_235_814_400),
+        (spec.Decoder(preset="llama-8b"), NextToken, 8_030_261_248),
+        (spec.ViT(preset="vit-b16"), Classify, 86_567_656),
+    ],
+)  # of the models' own cards
+def test_a_published_model_has_its_published_parameters(model: Any, task: Any, parameters: int, standard: None) -> None:
+    train = spec.TrainSpec(task="tests:Tiny", model=model, batch=8, mesh=spec.Mesh(fsdp=8), precision="bf16")
+    planned = Plan(plan.stand_in(train, task()), task())
+    assert sum(leaf.size for leaf in jax.tree.leaves(planned.step.abstract.params)) == parameters
+
+
+@pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"dp": 2, "fsdp": 2, "mp": 2}, {"dp": 4, "mp": 2}])
+@pytest.mark.parametrize("optimizer", [{"name": "adamw", "ema": 0.9}, {"name": "adafactor"}, {"name": "sgd"}])
+def test_what_is_planned_is_what_a_device_then_holds(mesh: dict[str, int], optimizer: dict[str, Any]) -> None:
+    task = tiny.Counting()
+    device = planned(task, mesh=mesh, optimizer=optimizer)["device"]
+    state = tiny.build(task, mesh=mesh, optimizer=optimizer).init()
+    first = jax.devices()[0]
+
+    def held(tree: Any) -> int:
+        shards = [shard for leaf in jax.tree.leaves(tree) for shard in leaf.addressable_shards]
+        return sum(shard.data.nbytes for shard in shards if shard.device == first)
+
+    parts = {"parameters": state.params, "optimizer": state.opt, "average": state.ema}
+    assert {name: device[name] for name in parts} == {name: held(part) for name, part in parts.items()}
+
+
+def test_gradients_count_twice_where_micro_batches_are_summed() -> None:
+    task = tiny.Counting()
+    once, twice = (planned(task, mesh={"dp": 4, "mp": 2}, accumulate=count)["device"] for count in (1, 2))
+    assert once["gradients"] == once["parameters"] and twice["gradients"] == 2 * once["gradients"]
+
+
+def test_each_parameter_is_listed_with_the_axes_that_split_it() -> None:
+    listed = {each["name"]: each for each in planned(tiny.Counting(), mesh={"fsdp": 4, "mp": 2})["sharding"]}
+    up = listed["blocks.mlp.up"]
+    assert up["axes"] == ["layers", "embed", "hidden"]
+    assert up["split"] == [[], ["fsdp"], ["mp"]]
+    assert up["bytes"] == 4 * up["shape"][0] * up["shape"][1] * up["shape"][2] // 8
+
+
+def test_micro_batches_and_remat_lower_what_is_kept() -> None:
+    task = tiny.Counting()
+    whole, micro = (planned(task, mesh={"dp": 4, "mp": 2}, accumulate=count)["activations"] for count in (1, 4))
+    assert micro["none"][1] < whole["none"][1] / 3
+    assert whole["full"][1] < whole["none"][1] and whole["asked"] == whole["none"]
+
+
+TRAIN: dict[str, Any] = {
+    "task": "trainer.tasks.lm:NextToken",
+    "model": {"kind": "decoder", "layers": 6, "width": 128, "heads": 4, "length": 128},
+    "data": {"source": "text", "path": "/on/the/cluster/alone.txt"},
+    "precision": "fp32",
+    "batch": 32,
+}
+
+
+@pytest.mark.parametrize("remat", ["none", "full", "dots"])
+def test_the_estimate_is_near_what_the_compiler_then_takes(remat: str) -> None:
+    found = json.loads(child({**TRAIN, "mesh": {"fsdp": 4}, "remat": remat}, "--compile", devices=4).stdout)
+    estimated = found["device"]["gradients"] + found["activations"]["asked"][1]
+    assert 0.6 < estimated / found["compiled"]["temp"] < 1.5
+
+
+def test_what_mp_splits_lies_between_the_two_ends() -> None:
+    found = json.loads(child({**TRAIN, "mesh": {"dp": 2, "mp": 4}}, "--compile").stdout)
+    low, high = (found["device"]["gradients"] + end for end in found["activations"]["asked"])
+    assert low < found["compiled"]["temp"] < high
+
+
+def test_a_wrong_spec_and_missing_data_are_told_apart() -> None:
+    absent = child({"task": "trainer.tasks.classify:Classify", "data": {"source": "array_record", "path": "/no"}})
+    wrong = child({**TRAIN, "mesh": {"mp": 3}})
+    assert (absent.returncode, wrong.returncode) == (BAD_DATA, BAD_SPEC)
+    assert "does not make 8 devices" in wrong.stderr and wrong.stdout == ""
+
+
+def test_epochs_of_data_that_is_not_here_do_not_hinder_a_plan() -> None:
+    schedule = {"name": "wsd", "warmup": 100, "decay": 900}
+    asked = child({**TRAIN, "epochs": 2, "mesh": {"dp": 8}, "optimizer": {"name": "adamw", "schedule": schedule}})
+    assert asked.returncode == 0 and json.loads(asked.stdout)["parameters"] > 0
