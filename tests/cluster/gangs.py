@@ -1,26 +1,34 @@
-"""Jobs on a real cluster as tests start and watch them: rendered, changed where a test needs it, and created."""
+"""Jobs on a real cluster as tests start and watch them: rendered, changed where a test needs it, and submitted."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from launcher import hosts, podlogs
+import pytest
+
+from launcher import bundle, hosts, podlogs
 from launcher.cluster import Cluster
 from launcher.hosts import Host
 from launcher.jobset import NAME_LABEL, render
-from launcher.kinds import CONFIGMAPS, JOBSETS, NETWORK_POLICIES, PODS
+from launcher.kinds import JOBSETS, PODS
 from launcher.logs import Line, Select
 from launcher.profile import Profile
 from launcher.schema import JobSpec
+from launcher.submit import Submission
+from tests.cluster import preparations, waiting
+from tests.cluster.access import Access
 
 PATIENCE_S = 240.0  # the machine is shared: long enough never to be the reason
 PROGRAMS = Path(__file__).parent / "programs"
-KINDS = {kind.kind: kind for kind in (JOBSETS, NETWORK_POLICIES, CONFIGMAPS)}
+ROOT = Path(__file__).parents[2]
 T = TypeVar("T")
 Object = dict[str, Any]
+Change = Callable[[Object], None]
 
 
 def program(name: str, *arguments: str) -> list[str]:
@@ -30,11 +38,7 @@ def program(name: str, *arguments: str) -> list[str]:
 
 def until(what: str, look: Callable[[], T], seconds: float = PATIENCE_S) -> T:
     """The first true answer; fails with `what` when patience ends."""
-    end = time.monotonic() + seconds
-    while not (answer := look()):
-        assert time.monotonic() < end, f"{what}: not within {seconds:.0f} s"
-        time.sleep(0.1)
-    return answer
+    return waiting.until(look, bool, what, seconds)
 
 
 class Gang:
@@ -42,15 +46,6 @@ class Gang:
 
     def __init__(self, cluster: Cluster, namespace: str, name: str) -> None:
         self.cluster, self.namespace, self.name = cluster, namespace, name
-
-    def start(self, profile: Profile, change: Callable[[Object], None] = lambda jobset: None, **job: Any) -> Gang:
-        """Creates the job's objects; `change` may alter its JobSet before."""
-        document = {"name": self.name, "namespace": self.namespace, "accelerator": {"type": "cpu"}} | job
-        for made in render(JobSpec.model_validate(document), profile):
-            if made["kind"] == "JobSet":
-                change(made)
-            self.cluster.create(KINDS[made["kind"]], made)
-        return self
 
     @property
     def jobset(self) -> Object:
@@ -69,9 +64,13 @@ class Gang:
         return status.get("restarts", 0), status.get("restartsCountTowardsMax", 0)
 
     @property
+    def pods(self) -> list[Object]:
+        return self.cluster.list(PODS, self.namespace, labels=f"{NAME_LABEL}={self.name}")
+
+    @property
     def hosts(self) -> list[Host]:
         """The hosts of the newest generation."""
-        return hosts.newest(self.jobset, self.cluster.list(PODS, self.namespace, labels=f"{NAME_LABEL}={self.name}"))
+        return hosts.newest(self.jobset, self.pods)
 
     def ended(self) -> str:
         """Completed or Failed, once it is."""
@@ -79,12 +78,11 @@ class Gang:
 
     def runs(self, generation: int = 0) -> list[Host]:
         """All hosts of a generation, once their containers run."""
+        wanted = hosts.wanted(self.jobset)
 
         def running() -> list[Host]:
-            found = self.hosts
-            wanted = hosts.wanted(self.jobset)
-            is_whole = len(found) == wanted and all(host.running and host.generation == generation for host in found)
-            return found if is_whole else []
+            found = [host for host in self.hosts if host.running and host.generation == generation]
+            return found if len(found) == wanted else []
 
         return until(f"generation {generation} of {self.name} runs", running)
 
@@ -101,7 +99,38 @@ class Gang:
         )
 
 
-def without_agent(command: list[str]) -> Callable[[Object], None]:
+class Place:
+    """A namespace of the cluster, and the product's own way to it."""
+
+    def __init__(self, access: Access, namespace: str) -> None:
+        self.access, self.namespace, self.cluster = access, namespace, Cluster.connect()
+
+    def start(self, name: str, profile: Profile, change: Change = lambda jobset: None, **job: Any) -> Gang:
+        """Submits a job; `change` may alter its JobSet before."""
+        document = {"name": name, "namespace": self.namespace, "accelerator": {"type": "cpu"}, **job}
+        spec = JobSpec.model_validate(document)
+        manifests = render(spec, profile, bundle.of(spec, Path()))
+        change(manifests[0])
+        Submission(self.cluster, manifests, lambda text: None).run()
+        return Gang(self.cluster, self.namespace, name)
+
+    def launcher(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """The command line in this namespace."""
+        argv = [sys.executable, "-m", "launcher.cli.main", *words, "-n", self.namespace]
+        return subprocess.run(argv, capture_output=True, text=True, env=self.access.env, cwd=ROOT)
+
+
+@contextmanager
+def place(access: Access) -> Iterator[Place]:
+    """A fresh namespace, at the restricted level, for the tests of a module."""
+    namespace = preparations.make_namespace(access, "restricted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(access.kubeconfig))
+        yield Place(access, namespace)
+    preparations.remove_namespace(access, namespace)
+
+
+def without_agent(command: list[str]) -> Change:
     """Puts another command in the agent's place."""
 
     def change(jobset: Object) -> None:

@@ -1,0 +1,71 @@
+"""Every way a gang can end, in real pods, and what its JobSet makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from launcher.profile import Profile
+from tests.cluster.access import Access
+from tests.cluster.gangs import Gang, Place, place, program, verdicts, without_agent
+from trainer import contract
+from trainer.contract import Action
+
+UNLISTED = 42  # a code that nobody promised
+BUDGET = 1  # restarts that count
+PAIRS = {contract.STARTUP, contract.PREEMPTED, contract.CRASH}  # one ends of two hosts
+
+# What becomes of a job whose every generation ends so: its end, its restarts, and those that count. The one that was
+# stopped from outside ends well when it is started again.
+TABLE = {
+    Action.COMPLETE: ("Completed", (0, 0)),
+    Action.FAIL: ("Failed", (0, 0)),
+    Action.RESTART_UNCHARGED: ("Completed", (1, 0)),
+    Action.RESTART: ("Failed", (BUDGET, BUDGET)),
+}
+STRICT = {"restarts": {"in_place": 0, "crash": 0}, "resources": {"cpu": "10m", "memory": "96Mi", "shm": "90Mi"}}
+
+
+@pytest.fixture(scope="module")
+def here(cluster: Access) -> Iterator[Place]:
+    with place(cluster) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def gangs(here: Place, base_image: str) -> Mapping[int | str, Gang]:
+    """A gang for each code and for each way to run out of memory, all at once."""
+    plain = {"image": base_image, "restarts": {"in_place": 0, "crash": BUDGET}, "resources": {"cpu": "10m"}}
+    started: dict[int | str, Gang] = {}
+    for code in contract.OUTCOMES:
+        hosts = 2 if code in PAIRS else 1
+        started[code] = here.start(
+            f"ends-{code}", Profile(), hosts=hosts, command=program("ends.py", str(code)), **plain
+        )
+    alone = without_agent(["python", "-c", f"raise SystemExit({UNLISTED})"])
+    started[UNLISTED] = here.start(f"ends-{UNLISTED}", Profile(), alone, command=["true"], **plain)
+    for whole in ("child", "container"):
+        command = program("grows.py", whole, "1")
+        started[whole] = here.start(f"oom-{whole}", Profile(), image=base_image, hosts=2, command=command, **STRICT)
+    return started
+
+
+@pytest.mark.parametrize("code", [*contract.OUTCOMES, UNLISTED])
+def test_a_jobset_ends_and_restarts_as_the_table_says(gangs: Mapping[int | str, Gang], code: int) -> None:
+    gang = gangs[code]
+    end, counters = TABLE[contract.outcome(code).action]
+    assert (gang.ended(), gang.counters) == (end, counters)
+    last = contract.DONE if code == contract.PREEMPTED else code
+    assert {host.ended["exitCode"] for host in gang.hosts} == {last}
+    assert {verdict["code"] for verdict in verdicts(gang.hosts)} == ({last} if code in contract.OUTCOMES else set())
+
+
+@pytest.mark.parametrize(("whole", "who"), [("child", "rank 1"), ("container", "host 1")])
+def test_a_want_of_memory_is_named_whatever_it_takes(
+    here: Place, gangs: Mapping[int | str, Gang], whole: str, who: str
+) -> None:
+    gang = gangs[whole]
+    assert gang.ended() == "Failed"
+    assert f"{who} was OOMKilled" in here.launcher("explain", gang.name).stdout.splitlines()[0]
+    assert "OOMKilled" in here.launcher("status", gang.name).stdout
