@@ -108,8 +108,11 @@ def _packed(entries: Sequence[Entry]) -> bytes:
 def _too_large(what: str, sizes: dict[str, int], limit: int) -> UserError:
     largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:NAMED]
     named = ", ".join(f"{name} ({_amount(sizes[name])})" for name in largest)
-    message = f"code: the folder {what}, and {_amount(limit)} is what a ConfigMap holds. The largest files: {named}."
-    return UserError(message, hint="leave out in .gitignore what no pod needs; data belongs on a volume.")
+    message = f"code: the folder {what}, and {_amount(limit)} is what fits into its ConfigMap."
+    return UserError(
+        f"{message} The largest files: {named}.",
+        hint="leave out in .gitignore what no pod needs; data belongs on a volume.",
+    )
 
 
 def _amount(size: int) -> str:

@@ -168,7 +168,7 @@ def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(folder: Pa
     write(folder, {**noise, "small.txt": "x" * 9_000_000})
     with pytest.raises(UserError) as error:
         archive.pack(folder, LIMIT)
-    assert "packs to 4.8 MiB, and 1.0 MiB is what a ConfigMap holds." in str(error.value)
+    assert "packs to 4.8 MiB, and 1.0 MiB is what fits into its ConfigMap." in str(error.value)
     assert "small.txt (8.6 MiB), data/huge.bin (2.9 MiB), big.bin (1.9 MiB)" in str(error.value)
     assert "hint: leave out in .gitignore" in str(error.value)
 

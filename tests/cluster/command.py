@@ -1,0 +1,31 @@
+"""The `launcher` command as a person runs it, in a folder of their own, against the test's cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from tests.cluster.access import Access
+
+PATIENCE_S = 240
+
+
+def launcher(cluster: Access, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs `launcher ARGUMENTS` to its end."""
+    command = [sys.executable, "-m", "launcher.cli.main", *arguments]
+    return subprocess.run(command, cwd=folder, env=cluster.env, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def project(folder: Path, namespace: str, files: Mapping[str, str], **job: object) -> Path:
+    """A folder with a small job of one CPU host and its files."""
+    small = {"accelerator": {"type": "cpu"}, "resources": {"cpu": "50m", "memory": "400Mi"}, "grace": "10s"}
+    document = {"name": "mine", "namespace": namespace, **small, "command": ["python", "train.py"], **job}
+    for name, text in {"job.yaml": yaml.safe_dump(document, sort_keys=False), **files}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder

@@ -1,0 +1,84 @@
+"""The user's code without a registry: what is edited here runs there, and what was shipped goes when its jobs go."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.access import Access
+from tests.cluster.command import launcher, project
+from tests.cluster.waiting import until
+
+TRAIN = """
+import os, sys
+from mine.model import ANSWER
+print("the answer is", ANSWER, "in", os.getcwd(), "as", sys.argv[1:], "before", sys.path[1])
+"""
+
+
+def shipped(cluster: Access, namespace: str) -> list[dict[str, Any]]:
+    """The ConfigMaps that hold what jobs brought."""
+    listed = cluster.api.get(f"/api/v1/namespaces/{namespace}/configmaps")["items"]
+    return [one for one in listed if one["metadata"]["name"].startswith("jaxlaunch-")]
+
+
+def owners(cluster: Access, namespace: str) -> list[list[str]]:
+    found = shipped(cluster, namespace)
+    return [sorted(owner["name"] for owner in one["metadata"].get("ownerReferences", [])) for one in found]
+
+
+@pytest.mark.parametrize("agent", ["inject", "auto"])
+def test_an_edited_file_runs_with_no_image_built(
+    cluster: Access, namespace: str, base_image: str, tmp_path: Path, agent: str
+) -> None:
+    files = {"train.py": TRAIN, "mine/model.py": "ANSWER = 41", ".gitignore": "*.npz", "huge.npz": "x" * 5_000_000}
+    folder = project(tmp_path, namespace, files, image=base_image, code=".", agent=agent)
+    first = launcher(cluster, folder, "submit", "job.yaml", "--wait", "--follow")
+    assert first.returncode == 0, first.stderr
+    assert "[0] the answer is 41 in /code as [] before /code\n" in first.stdout
+    (folder / "mine" / "model.py").write_text("ANSWER = 42")
+    second = launcher(cluster, folder, "submit", "job.yaml", "--replace", "--wait", "--follow")
+    assert second.returncode == 0, second.stderr
+    assert "[0] the answer is 42 in /code" in second.stdout
+
+
+def test_a_folder_of_3_mb_is_refused_with_its_largest_files(
+    cluster: Access, namespace: str, base_image: str, tmp_path: Path
+) -> None:
+    folder = project(tmp_path, namespace, {"train.py": TRAIN}, image=base_image, code=".")
+    (folder / "weights.bin").write_bytes(os.urandom(2 * 1024 * 1024))
+    (folder / "more.bin").write_bytes(os.urandom(1024 * 1024))
+    refused = launcher(cluster, folder, "submit", "job.yaml")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "code: the folder packs to 3.0 MiB, and " in refused.stderr
+    assert "The largest files: weights.bin (2.0 MiB), more.bin (1.0 MiB), " in refused.stderr
+    assert not cluster.api.get(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets")["items"]
+
+
+def test_a_folder_of_almost_1_mib_arrives(cluster: Access, namespace: str, base_image: str, tmp_path: Path) -> None:
+    text = "import os; print('bytes', os.path.getsize('data.bin'))"
+    folder = project(tmp_path, namespace, {"train.py": text}, image=base_image, code=".")
+    (folder / "data.bin").write_bytes(os.urandom(940 * 1024))
+    ended = launcher(cluster, folder, "submit", "job.yaml", "--wait", "--follow")
+    assert ended.returncode == 0 and "[0] bytes 962560\n" in ended.stdout, ended.stderr
+
+
+def test_jobs_of_one_folder_share_what_they_brought_until_the_last_is_gone(
+    cluster: Access, namespace: str, base_image: str, tmp_path: Path
+) -> None:
+    folder = project(tmp_path, namespace, {"train.py": "import time; time.sleep(600)"}, image=base_image, code=".")
+    for name in ("first", "second"):
+        submitted = launcher(cluster, folder, "submit", "job.yaml", f"name={name}")
+        assert submitted.returncode == 0, submitted.stderr
+    assert owners(cluster, namespace) == [["first", "second"]]
+    (one,) = shipped(cluster, namespace)
+    assert one["immutable"] is True
+    assert not any(owner.get("blockOwnerDeletion") for owner in one["metadata"]["ownerReferences"])
+    deleted = launcher(cluster, folder, "delete", "first", "-n", namespace, "--yes")
+    assert deleted.returncode == 0, deleted.stderr
+    until(lambda: owners(cluster, namespace), lambda seen: seen == [["second"]], "the first job lets go", within=120)
+    launcher(cluster, folder, "delete", "second", "-n", namespace, "--yes")
+    until(lambda: owners(cluster, namespace), lambda seen: seen == [], "what was brought goes", within=120)
