@@ -17,6 +17,11 @@ from tests.cluster.harness import build, images, places
 from tests.cluster.harness import cluster as harness
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts and stops clusters of its own comes before the first test that uses the session's."""
+    items.sort(key=lambda item: item.get_closest_marker("before_the_cluster") is None)
+
+
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Access]:
     given = Path(os.environ.get("KUBECONFIG", places.ADMIN))

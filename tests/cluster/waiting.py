@@ -20,6 +20,9 @@ def until(read: Callable[[], Seen], accept: Callable[[Seen], object], what: str,
 
 
 def shown(seen: object, limit: int = 4000) -> str:
+    """As text; of an API object what became of it, which its spec would crowd out."""
+    if isinstance(seen, dict) and "status" in seen:
+        seen = seen["status"]
     text = seen if isinstance(seen, str) else json.dumps(seen, indent=1, default=repr)
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text)} characters)"
 

@@ -1,13 +1,14 @@
 """The programs of a cluster, built from the Go modules beside this package.
 
-Built once into the user's cache directory, under a key of the modules, the flags and the compiler, so that a fresh
-clone on the same machine does not build again.
+Built once into the user's cache directory, under a key of the modules and the flags, so that a fresh clone on the
+same machine does not build again.
 """
 
 import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,9 @@ MODULES = Path(__file__).parents[1] / "go"
 FLAGS = ["-trimpath", "-buildvcs=false"]
 STAMP = "k8s.io/component-base/version."
 LINK = f"-s -w -X {STAMP}gitVersion=v1.35.4 -X {STAMP}gitMajor=1 -X {STAMP}gitMinor=35"
+
+GO = "go1.26.8"  # downloaded where the machine's own is older than
+OLDEST = (1, 26)
 
 # Module folder -> what to build in it. kubectl only renders the kustomizations of JobSet and Kueue.
 PROGRAMS = {
@@ -41,11 +45,43 @@ def cache() -> Path:
 
 
 def go() -> str:
-    """The Go compiler, on PATH or where its own archive unpacks."""
+    """A Go compiler that is new enough: the machine's own, or the one that it downloads as a module."""
+    own = own_go()
+    version = go_env(own, "GOVERSION")
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) >= OLDEST:
+        return own
+    return downloaded_go(own)
+
+
+def own_go() -> str:
+    """The machine's Go of whatever age, on PATH or where its own archive unpacks."""
     for found in (shutil.which("go"), "/usr/local/go/bin/go"):
         if found and os.access(found, os.X_OK):
             return found
-    raise Missing("no Go compiler: a cluster's programs are built with Go 1.26 or newer (https://go.dev/dl)")
+    raise Missing("no Go compiler, which builds a cluster's programs: apt-get install golang-go (any age will do)")
+
+
+def go_env(compiler: str, name: str) -> str:
+    return subprocess.run([compiler, "env", name], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def downloaded_go(own: str) -> str:
+    """Go publishes itself as a module, which a Go that is too old to know this (Debian's 1.19) can download, checked
+    like any other. Files of modules are not executable; Go's own launcher also sets that bit."""
+    platform = f"{go_env(own, 'GOOS')}-{go_env(own, 'GOARCH')}"
+    root = downloaded(own, f"golang.org/toolchain@v0.0.1-{GO}.{platform}", Path.home())
+    for program in (*(root / "bin").iterdir(), *(root / "pkg" / "tool").glob("*/*")):
+        program.chmod(0o755)
+    return str(root / "bin" / "go")
+
+
+def downloaded(compiler: str, module: str, folder: Path) -> Path:
+    """The folder of a module's source in Go's module cache."""
+    command = [compiler, "mod", "download", "-json", module]
+    done = subprocess.run(command, cwd=folder, env=os.environ | {"GOFLAGS": ""}, capture_output=True, text=True)
+    if done.returncode:
+        raise Missing(f"{module} cannot be downloaded: {done.stdout} {done.stderr}")
+    return Path(json.loads(done.stdout)["Dir"])
 
 
 def key() -> str:
@@ -88,7 +124,5 @@ def build(module: str, packages: list[str], folder: Path) -> None:
 
 
 def module_source(module: str, path: str) -> Path:
-    """The folder of a module's source in Go's module cache, for the manifests that it ships."""
-    command = [go(), "mod", "download", "-json", path]
-    done = subprocess.run(command, cwd=MODULES / module, capture_output=True, text=True, check=True)
-    return Path(json.loads(done.stdout)["Dir"])
+    """The folder of a module's source, for the manifests that it ships."""
+    return downloaded(go(), path, MODULES / module)

@@ -4,6 +4,7 @@ localhost/pause:1 holds the namespaces of a pod; localhost/pybase:1 is Python an
 that with jax, and nothing of ours in it.
 """
 
+import fcntl
 import hashlib
 import shutil
 import sys
@@ -28,12 +29,14 @@ def made(name: str, stamp: str, make: Callable[[Path], None]) -> Path:
     """The file or folder of this name and stamp, made now if it is not there; those of other stamps are removed."""
     IMAGES.mkdir(parents=True, exist_ok=True)
     path = IMAGES / f"{name}-{hashlib.sha256(stamp.encode()).hexdigest()[:12]}"
-    if not path.exists():
-        for old in IMAGES.glob(f"{name}-*"):
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
-        with tempfile.TemporaryDirectory(dir=IMAGES) as folder:
-            make(Path(folder, "made"))
-            Path(folder, "made").rename(path)
+    with open(IMAGES / f".{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            for old in IMAGES.glob(f"{name}-*"):
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
+            with tempfile.TemporaryDirectory(dir=IMAGES) as folder:
+                make(Path(folder, "made"))
+                Path(folder, "made").rename(path)
     return path
 
 

@@ -34,7 +34,7 @@ def lacks() -> list[str]:
         faults.append(f"missing Debian packages: apt-get install {' '.join(sorted(packages))}")
     if not build.is_built():
         try:
-            build.go()
+            build.own_go()
         except build.Missing as fault:
             faults.append(str(fault))
     return faults

@@ -54,7 +54,7 @@ def pack(layer: Layer, path: Path) -> Path:
         return member
 
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as packed:
-        packed.add(layer.source, arcname=layer.at.strip("/") or ".", filter=anonymous)
+        packed.add(layer.source.resolve(), arcname=layer.at.strip("/") or ".", filter=anonymous)
     return path
 
 

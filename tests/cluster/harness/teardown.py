@@ -23,9 +23,19 @@ SETTINGS = (
     "net/ipv4/ip_forward",
     "vm/overcommit_memory",
 )
-# Where kubelet, containerd and CNI write whatever they are told.
-FOLDERS = ("/run/containerd", "/var/lib/cni", "/var/lib/kubelet", "/var/log/containers", "/var/log/pods")
+# Where kubelet, containerd and CNI write whatever they are told, parents first.
+FOLDERS = (
+    "/run/containerd",
+    "/run/containerd/s",
+    "/var/lib/cni",
+    "/var/lib/cni/results",
+    "/var/lib/kubelet",
+    "/var/lib/kubelet/device-plugins",
+    "/var/log/containers",
+)
+SHIMS = Path("/run/containerd/s")
 CNI_RESULTS = Path("/var/lib/cni/results")
+CONTAINER_LOGS = Path("/var/log/containers")
 
 
 def remember() -> None:
@@ -68,18 +78,30 @@ def restore() -> None:
     for name, value in before["settings"].items():
         if Path("/proc/sys", name).read_text() != value:
             Path("/proc/sys", name).write_text(value)
-    remove_results()
-    for name in FOLDERS:
-        if name not in before["folders"]:
+    for path in (*results(), *log_links(), *dead_sockets()):
+        path.unlink()
+    for name in reversed([name for name in FOLDERS if name not in before["folders"]]):
+        if name.startswith("/var/lib/kubelet/"):
             shutil.rmtree(name, ignore_errors=True)
-    for link in Path("/var/log/containers").glob("*"):
-        if link.is_symlink() and os.readlink(link).startswith(f"{RUN}/"):
-            link.unlink()
+        with suppress(OSError):  # never made, or by now another's too
+            os.rmdir(name)
 
 
-def remove_results() -> None:
+def results() -> list[Path]:
     """The CNI library's notes on our containers; one network's name is ours, another's is everybody's."""
     ours = [path.name.removeprefix(f"{NETWORK}-") for path in CNI_RESULTS.glob(f"{NETWORK}-*")]
-    for container in ours:
-        for path in CNI_RESULTS.glob(f"*-{container}"):
-            path.unlink()
+    return [path for container in ours for path in CNI_RESULTS.glob(f"*-{container}")]
+
+
+def log_links() -> list[Path]:
+    return [link for link in CONTAINER_LOGS.glob("*") if link.is_symlink() and in_run(os.readlink(link))]
+
+
+def in_run(target: str) -> bool:
+    return target.startswith(f"{RUN}/")
+
+
+def dead_sockets() -> list[Path]:
+    """Of shims that were killed: nobody listens there."""
+    listening = Path("/proc/net/unix").read_text()
+    return [path for path in SHIMS.glob("*") if f"{path}\n" not in listening]

@@ -1,0 +1,130 @@
+"""`down` leaves the machine as `up` found it, whatever became of the cluster in between."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests import needs
+from tests.cluster import preparations
+from tests.cluster.access import Access
+from tests.cluster.harness import build, cgroups, cluster, images, network, places, process
+from tests.cluster.test_harness import ended, pod
+from tests.cluster.waiting import until
+
+pytestmark = pytest.mark.before_the_cluster
+
+HARNESS = (sys.executable, "-m", "tests.cluster.harness")
+# Where programs of a cluster write by habit: two levels are compared, since others write there too.
+FOLDERS = ("/etc", "/opt", "/run", "/usr/libexec", "/var/lib", "/var/log")
+SETTINGS = ("kernel", "net", "vm")
+VOLATILE = ("kernel/ns_last_pid", "kernel/pty/nr", "kernel/random", "net/netfilter/nf_conntrack_count")
+
+
+@pytest.fixture(autouse=True)
+def no_cluster() -> None:
+    needs.a_machine_for_a_cluster()
+    build.binaries()
+    if any(process.running()):
+        pytest.skip("a cluster is up, and these tests stop it: `make cluster-down` first")
+
+
+def state() -> dict[str, set[str]]:
+    """What a cluster could leave on this machine, by kind."""
+    return {
+        "processes": {f"{daemon.pid} {daemon.name}" for daemon in process.running()},
+        "network namespaces": set(network_namespaces()),
+        "links": set(network.ip("-brief", "link").stdout.splitlines()),
+        "routes": set(Path("/proc/net/route").read_text().splitlines()),
+        "mounts": set(Path("/proc/self/mounts").read_text().splitlines()),
+        "cgroups": {str(folder) for top in cgroups.hierarchies() for folder in top.iterdir() if folder.is_dir()},
+        "settings": set(settings()),
+        "files": {str(path) for folder in FOLDERS for depth in ("*", "*/*") for path in Path(folder).glob(depth)},
+        "run folder": {str(path) for path in (places.RUN, places.STORE / "tmpmounts") if path.exists()},
+    }
+
+
+def added(before: dict[str, set[str]]) -> dict[str, set[str]]:
+    """What there is now and was not then."""
+    return {kind: found - before[kind] for kind, found in state().items() if found - before[kind]}
+
+
+def network_namespaces() -> Iterator[str]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            yield os.readlink(folder / "ns" / "net")
+
+
+def settings() -> Iterator[str]:
+    for top in SETTINGS:
+        for path in Path("/proc/sys", top).rglob("*"):
+            name = str(path.relative_to("/proc/sys"))
+            if path.is_file() and not name.startswith(VOLATILE):
+                with suppress(OSError):  # some can only be written
+                    yield f"{name} = {path.read_text()}"
+
+
+def harness(word: str) -> str:
+    done = subprocess.run([*HARNESS, word], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def use() -> None:
+    """A pod with a volume runs and ends, one goes on running."""
+    reached = Access(places.ADMIN, build.home() / "kubectl", is_ours=True)
+    namespace = preparations.make_namespace(reached, "restricted")
+    preparations.make_claim(reached, namespace)
+    claimed = [{"name": "kept", "persistentVolumeClaim": {"claimName": "checkpoints"}}]
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    reached.api.create(pods, pod("lasting", images.BASE, "import time; time.sleep(600)", volumes=claimed))
+    reached.api.create(pods, pod("brief", images.BASE, "", volumes=claimed))
+    ended(reached, namespace, "brief")
+    until(
+        lambda: reached.api.get(f"{pods}/lasting"), lambda seen: seen["status"]["phase"] == "Running", "a running pod"
+    )
+
+
+def pids(name: str) -> list[int]:
+    return [daemon.pid for daemon in process.running() if daemon.name == name]
+
+
+def test_nothing_is_left_of_a_cluster_that_was_used() -> None:
+    before = state()
+    harness("up")
+    use()
+    assert "the cluster is up" not in harness("up")  # it was up already, and is the same
+    harness("down")
+    assert added(before) == {}
+    harness("down")  # of nothing
+    assert added(before) == {}
+
+
+def test_nothing_is_left_when_a_start_is_killed_and_then_its_containerd() -> None:
+    before = state()
+    with subprocess.Popen([*HARNESS, "up"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as starting:
+        until(lambda: pids("kubelet"), bool, "a kubelet")
+        starting.kill()
+    harness("up")  # takes away the half of it, and starts a whole one
+    use()
+    for pid in pids("containerd"):
+        os.kill(pid, signal.SIGKILL)
+    assert not cluster.is_up()
+    harness("down")
+    assert added(before) == {}
+
+
+def test_a_cluster_that_lost_a_program_is_started_anew() -> None:
+    before = state()
+    harness("up")
+    (manager,) = pids("kcm")
+    os.kill(manager, signal.SIGKILL)
+    assert "has lost kcm" in harness("up")
+    use()  # and what a killed cluster kept in containerd's store does no harm
+    harness("down")
+    assert added(before) == {}
