@@ -1,9 +1,9 @@
-# Four commands, the same here and in CI. PYTHON may be any CPython >= 3.11.
+# The commands, the same here and in CI. PYTHON may be any CPython >= 3.11.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: venv run test check bench clean
+.PHONY: venv run test check bench cluster-up cluster-down clean
 
 venv: $(VENV)/.ready
 
@@ -26,6 +26,12 @@ check: venv  ## format, lint, types, floors
 
 bench: venv
 	$(BIN)/python -m benchmarks
+
+cluster-up: venv  ## a real Kubernetes on this machine, for tests and for you: eval "$$(make -s cluster-up)"
+	@$(BIN)/python -m tests.cluster.harness up
+
+cluster-down: venv
+	@$(BIN)/python -m tests.cluster.harness down
 
 clean:
 	rm -rf $(VENV) runs
