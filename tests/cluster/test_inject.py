@@ -97,6 +97,26 @@ def test_every_pod_leaves_the_verdict_behind(cluster: Access, namespace: str, ba
     assert {one["verdict"]["message"] for one in left if one is not None} == {"rank 1 raised: ValueError: boom"}
 
 
+def test_a_later_generation_tells_what_the_pods_before_it_knew(
+    cluster: Access, namespace: str, checkpoints: Path, base_image: str, tmp_path: Path
+) -> None:
+    long = "é" * 4_000  # as JSON it is longer than what a container runtime keeps in one piece
+    program = f"print('{long}')\nraise ValueError('boom')"
+    profile = {"profile.yaml": "checkpoint: {claim: checkpoints, path: /checkpoints}"}
+    restarts = {"crash": 1, "in_place": 0}
+    project(tmp_path, namespace, {"train.py": program, **profile}, code=".", image=base_image, restarts=restarts)
+    ended = launcher(cluster, tmp_path, "submit", "job.yaml", "--profile", "profile.yaml", "--wait")
+    assert ended.returncode == 83, ended.stderr
+    (pod,) = pods(cluster, namespace)
+    log = cluster.kubectl("logs", "-n", namespace, pod["metadata"]["name"])
+    said = [found for line in log.splitlines() if (found := words.parse(line)) is not None]
+    total, one = (word for kind, word in said if kind == "past")
+    assert (total["ends"], total["unknown"]) == ({"crash": 1}, None)
+    assert (one["generation"], one["verdict"]["message"]) == (0, "rank 0 raised: ValueError: boom")
+    (tail,) = (word for kind, word in said if kind == "tail")
+    assert tail["rank"] == 0 and tail["lines"][0] == long and tail["lines"][-1] == "ValueError: boom"
+
+
 def test_an_image_without_python_says_what_it_lacks(cluster: Access, namespace: str, tmp_path: Path) -> None:
     project(tmp_path, namespace, {"train.py": ""}, code=".", image="localhost/pause:1", restarts={"crash": 0})
     assert launcher(cluster, tmp_path, "submit", "job.yaml").returncode == 0
