@@ -78,9 +78,14 @@ def event(full: Obj) -> dict[str, Any]:
         "kind": about.get("kind", ""),
         "names": [about.get("name", "")],
         "count": max(1, series.get("count") or full.get("count") or 1),
-        "last": last or full["metadata"].get("creationTimestamp") or "",
+        "last": _second(last or full["metadata"].get("creationTimestamp") or ""),
         "by": full.get("reportingComponent") or (full.get("source") or {}).get("component", ""),
     }
+
+
+def _second(moment: str) -> str:
+    """A time to the second: newer events have microseconds, and nothing else compares with those as text."""
+    return f"{moment[:19]}Z" if moment else ""
 
 
 def about(events: Iterable[Mapping[str, Any]], name: str, jobset: Obj | None) -> Iterator[Mapping[str, Any]]:

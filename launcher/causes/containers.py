@@ -32,6 +32,11 @@ def not_started(world: World) -> Answer | None:
     return None
 
 
+def never_ran(world: World) -> Answer | None:
+    """Of pods that ended: their program was never started."""
+    return _unstartable(world, world.hosts) or _init_failed(world, world.hosts)
+
+
 def _refused(world: World, here: list[Host]) -> Answer | None:
     """A secret, a ConfigMap or a user that is wrong: the kubelet goes on trying."""
     waiting = [host for host in here if host.waiting.get("reason") in _CONFIG]

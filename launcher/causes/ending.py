@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launcher.causes.answer import Answer, quoted, shown
+from launcher.causes.containers import never_ran
 from launcher.causes.memory import is_oom, oom_sentence
 from launcher.objects import age, condition
 from launcher.seen import World
@@ -80,6 +81,10 @@ def _failed(world: World) -> Answer:
         headline = f"failed{spent}: {said.cause} (exit {code}): {shown(said.message)}"
         move = _MOVES.get(code, _AGAIN).replace("NAME", world.name)
         return Answer("failed", headline, (*_traceback(said.traceback), *evidence), move)
+    if (answer := never_ran(world)) is not None:
+        return Answer(
+            answer.situation, f"failed{spent}: it {answer.headline}", (*answer.evidence, *evidence), answer.next_move
+        )
     ended = next((host for host in world.hosts if host.ended.get("exitCode")), None)
     if ended is not None:
         code, reason = ended.ended["exitCode"], ended.ended.get("reason", "")

@@ -7,7 +7,7 @@ from launcher.causes.answer import Answer, quoted, shown, which
 from launcher.causes.memory import is_oom, oom_sentence
 from launcher.objects import age, seconds_since
 from launcher.seen import World
-from launcher.status import State, fold
+from launcher.status import JobStatus, State, fold
 from launcher.testimony import Ended
 from launcher.wording import count
 
@@ -126,15 +126,25 @@ def running(world: World) -> Answer | None:
         return None
     if world.told.beat is None:
         ready = f"{status.ready} of {count(status.hosts, 'host')} ready"
-        return Answer("running", f"runs: {ready}; its program has said nothing yet")
-    where = f"in {status.phase}" if status.phase and status.phase != "step" else "training"
+        return Answer("running", f"runs: {ready}")
+    again = _again(world)
+    situation = "restarted" if again else "running"
+    return Answer(situation, f"runs{again}: {_doing(status)}", (*_before(world), *_ranks(world)))
+
+
+_SILENT = ("unsaid", None)  # programs that report nothing
+
+
+def _doing(status: JobStatus) -> str:
+    """ "training at step 120 of 300", "in compile for 2m"."""
     of = f" of {status.steps}" if status.steps else ""
     at = f" at step {status.step}{of}" if status.step is not None else ""
-    spent = f" for {age(status.phase_s)}" if status.phase_s is not None and status.phase != "step" else ""
-    again = _again(world)
-    return Answer(
-        "restarted" if again else "running", f"runs{again}: {where}{at}{spent}", (*_before(world), *_ranks(world))
-    )
+    if status.phase == "step":
+        return f"training{at}"
+    if status.phase in _SILENT:
+        return f"its program has said nothing of a step{at}"
+    spent = f" for {age(status.phase_s)}" if status.phase_s is not None else ""
+    return f"in {status.phase}{at}{spent}"
 
 
 def _again(world: World) -> str:

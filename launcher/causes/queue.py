@@ -54,7 +54,7 @@ def _inactive(world: World) -> Answer | None:
         if match[1] == "ClusterQueue":
             move = f"ask who runs the cluster: LocalQueue {world.queue} points to it."
         return Answer("queue-missing", f"waits: {match[1]} {match[2]} does not exist", _words(world), move)
-    for queue, kind in ((world.local_queue, "LocalQueue"), (world.cluster_queue, "ClusterQueue")):
+    for queue, kind in ((world.cluster_queue, "ClusterQueue"), (world.local_queue, "LocalQueue")):
         if queue is not None and condition(queue, "Active").get("status") == "False":
             return _not_active(world, kind, queue)
     if re.search(r"is (inactive|stopped)$", message):
@@ -107,7 +107,7 @@ def _no_quota(world: World, message: str) -> Answer:
         move = "ask for less, or use another queue."
         return Answer("quota-never", lead + headline, evidence, move)
     if (match := _UNUSED.search(message)) is not None:
-        headline = f"{where} is full: {match['more']} {match['resource']} more needed in flavor {match['flavor']}"
+        headline = f"{where} is full: {match['more']} more {match['resource']} is needed in flavor {match['flavor']}"
         headline += _usage(world, match["flavor"], match["resource"])
         return Answer("quota", lead + headline, evidence, _PATIENCE)
     if (match := _UNCOVERED.search(message)) is not None:

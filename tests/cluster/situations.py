@@ -1,0 +1,264 @@
+"""Situations that a job on a real cluster can be in, how to bring them about, and how their first line must read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tests.cluster.access import Access
+from tests.cluster.gangs import Object, program, without_agent
+from tests.cluster.preparations import KUEUE, make_queue
+
+SMALL = {"cpu": "20m", "memory": "128Mi"}
+POOL = "jaxlaunch.test/pool"  # label of the fake nodes, which are tainted
+
+
+@dataclasses.dataclass(frozen=True)
+class Situation:
+    """A job, the namespace it is put into, and a regular expression for the first line of `explain`."""
+
+    first_line: str
+    job: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    namespace: str = "plain"
+    change: Callable[[Object], None] = lambda jobset: None
+
+
+# --- what is done to the JobSet ---------------------------------------------------------------------------------------
+
+
+def pod_spec(jobset: Object) -> Object:
+    (one,) = jobset["spec"]["replicatedJobs"]
+    found: Object = one["template"]["spec"]["template"]["spec"]
+    return found
+
+
+def never_pulled(jobset: Object) -> None:
+    pod_spec(jobset)["containers"][0]["imagePullPolicy"] = "Never"
+
+
+def late_host(jobset: Object) -> None:
+    """The agent of host 1 does not start."""
+    main = pod_spec(jobset)["containers"][0]
+    main["command"] = [
+        "sh",
+        "-c",
+        f'[ "$JOB_COMPLETION_INDEX" = 1 ] && exec sleep 600; exec {" ".join(main["command"])}',
+    ]
+
+
+def not_ours(jobset: Object) -> None:
+    """As another tool would have made it."""
+    del jobset["metadata"]["labels"]["jaxlaunch.io/job"]
+    without_agent(["sleep", "600"])(jobset)
+
+
+def held(jobset: Object) -> None:
+    """It cannot be deleted before somebody takes this away."""
+    jobset["metadata"]["finalizers"] = ["jaxlaunch.test/hold"]
+
+
+# --- what is done to the namespace ------------------------------------------------------------------------------------
+
+
+def _make(cluster: Access, namespace: str, path: str, version: str, kind: str, name: str, **body: Any) -> None:
+    metadata = {"name": name}
+    cluster.api.create(path, {"apiVersion": version, "kind": kind, "metadata": metadata, **body})
+
+
+def no_pods(cluster: Access, namespace: str) -> None:
+    path = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    _make(cluster, namespace, path, "v1", "ResourceQuota", "few", spec={"hard": {"pods": "0"}})
+
+
+def all_limits(cluster: Access, namespace: str) -> None:
+    path = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    _make(cluster, namespace, path, "v1", "ResourceQuota", "strict", spec={"hard": {"limits.cpu": "4"}})
+
+
+def small_containers(cluster: Access, namespace: str) -> None:
+    limits = [{"type": "Container", "max": {"memory": "64Mi"}}]
+    path = f"/api/v1/namespaces/{namespace}/limitranges"
+    _make(cluster, namespace, path, "v1", "LimitRange", "small", spec={"limits": limits})
+
+
+def a_claim_of_no_class(cluster: Access, namespace: str) -> None:
+    path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": ""}
+    _make(cluster, namespace, path, "v1", "PersistentVolumeClaim", "unbound", spec=spec)
+
+
+def a_secret(cluster: Access, namespace: str) -> None:
+    path = f"/api/v1/namespaces/{namespace}/secrets"
+    _make(cluster, namespace, path, "v1", "Secret", "known", stringData={"user": "me"})
+
+
+def plain(cluster: Access, namespace: str) -> None:
+    a_claim_of_no_class(cluster, namespace)
+    a_secret(cluster, namespace)
+
+
+def dead_webhook(resource: str, group: str) -> Callable[[Access, str], None]:
+    """A webhook that nobody serves judges these objects of the namespace."""
+
+    def prepare(cluster: Access, namespace: str) -> None:
+        webhook = {
+            "name": f"{resource}.dead.test",
+            "rules": [{"operations": ["CREATE"], "apiGroups": [group], "apiVersions": ["v1"], "resources": [resource]}],
+            "clientConfig": {"url": "https://127.0.0.1:1/nobody"},
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+            "failurePolicy": "Fail",
+            "sideEffects": "None",
+            "admissionReviewVersions": ["v1"],
+        }
+        kind = "ValidatingWebhookConfiguration"
+        version = "admissionregistration.k8s.io/v1"
+        path = f"/apis/{version}/validatingwebhookconfigurations"
+        _make(cluster, namespace, path, version, kind, namespace, webhooks=[webhook])
+
+    return prepare
+
+
+def a_policy(cluster: Access, namespace: str) -> None:
+    """A ValidatingAdmissionPolicy wants a label that our pods do not have."""
+    version = "admissionregistration.k8s.io/v1"
+    pods = [{"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}]
+    spec = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": pods},
+        "validations": [{"expression": "'cost-center' in object.metadata.labels", "message": "say who pays"}],
+    }
+    within = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    binding = {"policyName": namespace, "validationActions": ["Deny"], "matchResources": within}
+    path = f"/apis/{version}/validatingadmissionpolicies"
+    _make(cluster, namespace, path, version, "ValidatingAdmissionPolicy", namespace, spec=spec)
+    path = f"/apis/{version}/validatingadmissionpolicybindings"
+    _make(cluster, namespace, path, version, "ValidatingAdmissionPolicyBinding", namespace, spec=binding)
+
+
+def queues(cluster: Access, namespace: str) -> None:
+    """One that is small, one that is busy, two that are stopped, and one where a job makes room for another."""
+    quota = {"cpu": "100m", "memory": "1Gi"}
+    for name in ("small", "busy", "stopped", "held"):
+        make_queue(cluster, namespace, quota, name=name)
+    make_queue(cluster, namespace, quota, name="ranked", preemption={"withinClusterQueue": "LowerPriority"})
+    hold = {"spec": {"stopPolicy": "Hold"}}
+    cluster.api.merge(f"/apis/{KUEUE}/clusterqueues/{namespace}-stopped", hold)
+    cluster.api.merge(f"/apis/{KUEUE}/namespaces/{namespace}/localqueues/held", hold)
+    for name, value in (("low", 1), ("high", 2)):
+        path = f"/apis/{KUEUE}/workloadpriorityclasses"
+        _make(cluster, namespace, path, KUEUE, "WorkloadPriorityClass", f"{namespace}-{name}", value=value)
+
+
+PREPARED: Mapping[str, tuple[str, Callable[[Access, str], None]]] = {
+    "plain": ("restricted", plain),
+    "no-pods": ("restricted", no_pods),
+    "all-limits": ("restricted", all_limits),
+    "small": ("restricted", small_containers),
+    "dead-pods": ("restricted", dead_webhook("pods", "")),
+    "dead-jobs": ("restricted", dead_webhook("jobs", "batch")),
+    "policy": ("restricted", a_policy),
+    "queues": ("restricted", queues),
+}
+
+SLEEP = ["sleep", "600"]
+HOARD = ["python", "-c", "hoard = bytearray()\nwhile True: hoard += b'x' * 2**20"]
+
+# A name, which is the job's too. {registry} is a registry that has nothing, {absent} one that is not there.
+SITUATIONS: Mapping[str, Situation] = {
+    # images
+    "no-image": Situation(
+        "its host cannot get image {registry}/none:1: it does not exist", {"image": "{registry}/none:1"}
+    ),
+    "locked": Situation("image {registry}/locked:1: the registry wants credentials", {"image": "{registry}/locked:1"}),
+    "no-registry": Situation("the registry cannot be reached", {"image": "registry.invalid/none:1"}),
+    "not-loaded": Situation("the node does not have it", {"image": "localhost/none:1"}, change=never_pulled),
+    "no-name": Situation("that is no image's name", {"image": "localhost/UPPER:1"}),
+    # nodes
+    "too-large": Situation("unscheduled: each asks for 500 cpu, the largest node has", {"resources": {"cpu": 500}}),
+    "gpu": Situation(
+        "asks for 8 nvidia.com/gpu, the largest node has 0", {"accelerator": {"type": "h100", "per_host": 8}}
+    ),
+    "no-label": Situation("no node has label disk=ssd; none has that label", {"node_selector": {"disk": "ssd"}}),
+    "tainted": Situation(
+        "taint jaxlaunch.test/fake=true:NoSchedule bars it from 2 of 2 nodes", {"node_selector": {POOL: "{pool}"}}
+    ),
+    # volumes, secrets
+    "no-claim": Situation("volume claim none does not exist", {"volumes": [{"claim": "none", "path": "/x"}]}),
+    "unbound": Situation(
+        "volume claim unbound is not bound: no persistent", {"volumes": [{"claim": "unbound", "path": "/x"}]}
+    ),
+    "no-secret": Situation("Secret none does not exist", {"secrets": {"TOKEN": {"name": "none", "key": "token"}}}),
+    "no-key": Situation("Secret known has no key token", {"secrets": {"TOKEN": {"name": "known", "key": "token"}}}),
+    "no-secret-volume": Situation("Secret none does not exist", {"volumes": [{"secret": "none", "path": "/x"}]}),
+    "no-configmap": Situation("ConfigMap none does not exist", {"volumes": [{"configmap": "none", "path": "/x"}]}),
+    # admission
+    "quota": Situation(
+        "its pod is refused: ResourceQuota few is exceeded: requested pods=1, used pods=0, limited pods=0",
+        namespace="no-pods",
+    ),
+    "unlimited": Situation("ResourceQuota strict wants every pod to say limits.cpu", namespace="all-limits"),
+    "beyond": Situation(
+        "a LimitRange of the namespace forbids it: maximum memory usage per Container is 64Mi", namespace="small"
+    ),
+    "insecure": Situation('the namespace enforces Pod Security "restricted:latest": host', {"network": "hostnetwork"}),
+    "webhook-pods": Situation(
+        "its pod is refused: webhook pods.dead.test does not answer: connection refused", namespace="dead-pods"
+    ),
+    "webhook-jobs": Situation(
+        "has no Jobs: webhook jobs.dead.test does not answer: connection refused", namespace="dead-jobs"
+    ),
+    "policy": Situation("ValidatingAdmissionPolicy .* says no: say who pays", namespace="policy"),
+    "no-account": Situation("there is no service account none", {"service_account": "none"}),
+    "no-priority": Situation("there is no PriorityClass none", {"priority": "none"}),
+    # queues
+    "never": Situation(
+        "can never admit it: it asks for 1 cpu, .* has 100m in all",
+        {"queue": "small", "resources": {"cpu": 1, "memory": "64Mi"}},
+        "queues",
+    ),
+    "no-queue": Situation("LocalQueue none does not exist", {"queue": "none"}, "queues"),
+    "stopped-queue": Situation("ClusterQueue .*-stopped is stopped", {"queue": "stopped"}, "queues"),
+    "held-queue": Situation("LocalQueue held is stopped", {"queue": "held"}, "queues"),
+    "first": Situation(
+        "runs", {"queue": "busy", "resources": {"cpu": "80m", "memory": "64Mi"}, "command": SLEEP}, "queues"
+    ),
+    # the program
+    "no-command": Situation("cannot start on its host: command /none", change=without_agent(["/none"])),
+    "bad-init": Situation(
+        "init container prepare ended with exit code 3",
+        {"init": [{"name": "prepare", "command": ["sh", "-c", "exit 3"]}]},
+    ),
+    "bad-spec": Situation("failed: bad_spec \\(exit 64\\)", {"command": program("ends.py", "64")}),
+    "raises": Situation(
+        "failed: startup \\(exit 70\\): rank 0 raised.*ValueError: no such dataset: mnits",
+        {"command": program("stumbles.py", "raise")},
+    ),
+    "crashes": Situation(
+        "crashes and restarts without a committed step: [23] of 9 restarts are used; last: crash \\(83\\)",
+        {"command": program("ends.py", "83"), "restarts": {"in_place": 0, "crash": 9}},
+    ),
+    "hangs": Situation(
+        "failed: hang \\(exit 82\\): ", {"command": program("stumbles.py", "hang"), "budgets": {"step": "2s"}}
+    ),
+    "again": Situation(
+        "runs again after crash \\(83\\): .*at step 3",
+        {"command": program("stumbles.py", "crash-once"), "restarts": {"in_place": 1, "crash": 0}},
+    ),
+    "alone": Situation(
+        "waits at rendezvous for \\d+s: host 1 of 2 not there", {"hosts": 2, "command": SLEEP}, change=late_host
+    ),
+    "child-oom": Situation(
+        "failed: rank 0 was OOMKilled",
+        {"command": program("grows.py", "child", "0"), "resources": {"cpu": "20m", "memory": "96Mi"}},
+    ),
+    "whole-oom": Situation(
+        "failed: its host was OOMKilled; its memory limit is 96Mi",
+        {"resources": {"cpu": "20m", "memory": "96Mi"}},
+        change=without_agent(HOARD),
+    ),
+    "late": Situation("failed: its deadline of 3s passed", {"deadline": "3s", "command": SLEEP}),
+    "runs": Situation("runs: training at step 3", {"command": program("stumbles.py", "hang")}),
+    "done": Situation("is done", {"command": ["true"]}),
+    "another": Situation("runs: [01] of 1 host ready", change=not_ours),
+}
