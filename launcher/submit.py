@@ -20,7 +20,7 @@ from launcher.stop import has_finished, is_ours, whose
 
 GIVE_UP_S = 30.0  # on a server that fails at what it is asked
 GONE_S = 300.0  # for a JobSet that is deleted to be gone
-_PAUSE_S = 1.0
+_PAUSE_S = 0.5
 
 Obj = dict[str, Any]
 Say = Callable[[str], None]

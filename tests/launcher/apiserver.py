@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
@@ -31,8 +31,8 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, handler: type[Handler] | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), handler or Handler)
         self.objects: dict[str, Object] = {}
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.bodies: list[Any] = []
@@ -227,7 +227,9 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def chunk(self, obj: Any) -> None:
-        data = json.dumps(obj).encode() + b"\n"
+        self.raw_chunk(json.dumps(obj).encode() + b"\n")
+
+    def raw_chunk(self, data: bytes) -> None:
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
     def end_stream(self) -> None:
@@ -293,9 +295,12 @@ def hang(handler: Handler) -> bool:
     return True
 
 
+S = TypeVar("S", bound=Server)
+
+
 @contextmanager
-def serving() -> Iterator[Server]:
-    server = Server()
+def serving(server: S) -> Iterator[S]:
+    """A server that answers while the block lasts."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:

@@ -26,7 +26,7 @@ AT = JOBSETS.path("team-a", "x")
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with apiserver.serving() as server:
+    with apiserver.serving(Server()) as server:
         yield server
 
 

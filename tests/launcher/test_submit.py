@@ -39,7 +39,7 @@ Run = Callable[..., Left]
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with apiserver.serving() as server:
+    with apiserver.serving(Server()) as server:
         server.put(NAMESPACES.path(None, "team-a"), {})
         yield server
 

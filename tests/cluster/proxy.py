@@ -1,0 +1,117 @@
+"""A proxy before a real API server that meets the requests a test names with faults, and passes on all others.
+
+It speaks plain HTTP on loopback and asks with the rights of the test's own kubeconfig. Faults of ordinary requests are
+those of tests.launcher.apiserver; below are those of watches.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from pathlib import Path
+
+from tests.cluster.harness.api import Api
+from tests.launcher import apiserver
+from tests.launcher.apiserver import Fault, Handler, Server
+
+FORWARDED = ("Content-Type", "Accept")
+RETURNED = ("Content-Type", "Retry-After", "Date")
+
+
+class Proxy(Server):
+    """Stands before the server of a kubeconfig."""
+
+    def __init__(self, behind: Api) -> None:
+        super().__init__(Forwarding)
+        self.behind = behind
+
+    def kubeconfig(self, folder: Path, namespace: str) -> Path:
+        """A kubeconfig for this proxy."""
+        return apiserver.kubeconfig(folder, self.url, namespace)
+
+
+class Forwarding(Handler):
+    """One request, and its answer from behind."""
+
+    server: Proxy
+
+    def _forward(self) -> None:
+        connection, answer = self._ask()
+        try:
+            if self.query.get("watch") or self.query.get("follow"):
+                self._stream(answer)
+            else:
+                self._pass_on(answer)
+        finally:
+            connection.close()
+
+    _get = _post = _patch = _delete = _forward
+
+    def _ask(self) -> tuple[http.client.HTTPSConnection, http.client.HTTPResponse]:
+        behind = self.server.behind
+        connection = http.client.HTTPSConnection(behind.server.netloc, context=behind.tls, timeout=60)
+        headers = {name: self.headers[name] for name in FORWARDED if name in self.headers}
+        if behind.token:
+            headers["Authorization"] = f"Bearer {behind.token}"
+        connection.request(self.command, self.path, None if self.body is None else json.dumps(self.body), headers)
+        return connection, connection.getresponse()
+
+    def _pass_on(self, answer: http.client.HTTPResponse) -> None:
+        body = answer.read()
+        headers = {name: answer.headers[name] for name in RETURNED if name in answer.headers}
+        self.send(answer.status, body, headers.pop("Content-Type", "application/json"), **headers)
+
+    def _stream(self, answer: http.client.HTTPResponse) -> None:
+        if answer.status != 200:
+            return self._pass_on(answer)
+        self.begin_stream()
+        while data := answer.read1(65536):
+            self.raw_chunk(data)
+        self.end_stream()
+
+
+# --- faults of a watch ------------------------------------------------------------------------------------------------
+
+
+def only_watches(fault: Fault) -> Fault:
+    """The fault, for the next watch; lists and single objects of the same path pass, and use it up."""
+
+    def chosen(handler: Handler) -> bool:
+        return bool(handler.query.get("watch")) and fault(handler)
+
+    return chosen
+
+
+def close(handler: Handler) -> bool:
+    """It ends at once, as if its time were over."""
+    handler.begin_stream()
+    handler.end_stream()
+    return True
+
+
+def break_off(handler: Handler) -> bool:
+    """It begins, and its connection breaks in the middle of an event."""
+    handler.begin_stream()
+    handler.wfile.write(b'40\r\n{"type": "MODIFIED", "object": {"meta')
+    handler.wfile.flush()
+    handler.close_connection = True
+    handler.connection.close()
+    return True
+
+
+def forget(handler: Handler) -> bool:
+    """The version is too old, as the stream says."""
+    handler.begin_stream()
+    status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+    handler.chunk({"type": "ERROR", "object": status})
+    handler.end_stream()
+    return True
+
+
+def fall_silent(handler: Handler) -> bool:
+    """It begins, and nothing ever comes."""
+    handler.begin_stream()
+    handler.wfile.flush()
+    handler.server.closing.wait()
+    handler.close_connection = True
+    return True

@@ -1,0 +1,245 @@
+"""`launcher submit` through a proxy that fails it, to a real API server: one JobSet, an end, and the truth about it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.access import Access
+from tests.cluster.proxy import Proxy, break_off, close, fall_silent, forget
+from tests.launcher import apiserver
+from tests.launcher.apiserver import Fault, Handler, commit_then_drop, drop, hang, refuse
+
+PATIENCE_S = 240  # each call is given up after 60 s, and a failing submission makes three at most
+JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets"
+POLICIES = "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies"
+CONFIGMAPS = "/api/v1/namespaces/{}/configmaps"
+
+JOB = """
+name: x
+image: {image}
+accelerator: {{type: cpu}}
+resources: {{cpu: 50m, memory: 64Mi}}
+grace: 5s
+"""
+NOWHERE = 'node_selector: {no-such-node: "here"}\ncommand: ["true"]\n'  # its pods cost nothing
+SHORT = 'command: [python3, -c, "import time; time.sleep(2)"]\n'
+
+
+@dataclass
+class Place:
+    """A folder with a job, a namespace, and the proxy between them."""
+
+    proxy: Proxy
+    cluster: Access
+    namespace: str
+    folder: Path
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """`launcher submit job.yaml ARGUMENTS`."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "launcher.cli.main", "submit", "job.yaml", *arguments],
+            cwd=self.folder,
+            env=self.cluster.env | {"KUBECONFIG": str(self.proxy.kubeconfig(self.folder, self.namespace))},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def submit(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit code, results and talk. It ends in time, and without a traceback."""
+        return self.end_of(self.start(*arguments))
+
+    def end_of(self, process: subprocess.Popen[str]) -> tuple[int, str, str]:
+        try:
+            out, err = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+        assert "Traceback" not in err
+        return process.returncode, out, err
+
+    def there(self, path: str) -> list[dict[str, Any]]:
+        """What the real server has."""
+        found = self.cluster.api.get(path.format(self.namespace))["items"]
+        return [one for one in found if one["metadata"]["name"] != "kube-root-ca.crt"]
+
+    def assert_whole(self) -> None:
+        """One JobSet, and what it owns is owned by it."""
+        (jobset,) = self.there(JOBSETS)
+        for owned in (*self.there(POLICIES), *self.there(CONFIGMAPS)):
+            assert [one["uid"] for one in owned["metadata"]["ownerReferences"]] == [jobset["metadata"]["uid"]]
+        assert (len(self.there(POLICIES)), len(self.there(CONFIGMAPS))) == (1, 1)
+
+
+@pytest.fixture
+def place(cluster: Access, namespace: str, base_image: str, tmp_path: Path) -> Iterator[Place]:
+    (tmp_path / "job.yaml").write_text(JOB.format(image=base_image) + NOWHERE)
+    with apiserver.serving(Proxy(cluster.api)) as proxy:
+        yield Place(proxy, cluster, namespace, tmp_path)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+FAULTS: dict[str, list[Fault]] = {
+    "429 with Retry-After": [refuse(429, Retry_After="1"), refuse(429, Retry_After="1")],
+    "500": [refuse(500)],
+    "503": [refuse(503, Retry_After="1")],
+    "504": [refuse(504)],
+    "dropped": [drop],
+    "dropped after the commit": [commit_then_drop],
+    "one after the other": [refuse(429, Retry_After="0"), drop, refuse(500), commit_then_drop],
+}
+
+
+WRITES = [("POST", "jobsets", fault) for fault in FAULTS] + [
+    (method, part, fault)
+    for method, part in (("POST", "networkpolicies"), ("PATCH", "configmaps"))
+    for fault in ("dropped after the commit", "one after the other")
+]
+
+
+@pytest.mark.parametrize(("method", "part", "fault"), WRITES)
+def test_a_fault_of_a_write_leaves_one_jobset(place: Place, method: str, part: str, fault: str) -> None:
+    place.proxy.on(method, part, *FAULTS[fault])
+    assert place.submit()[:2] == (0, "jobset.jobset.x-k8s.io/x created\n")
+    assert not place.proxy.faults[method, part]
+    place.assert_whole()
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if "commit" not in fault and "other" not in fault])
+def test_a_fault_of_a_question_is_lived_through(place: Place, fault: str) -> None:
+    for part in ("/apis/jobset", f"namespaces/{place.namespace}", "networkpolicies"):
+        place.proxy.on("GET", part, *FAULTS[fault])
+    place.proxy.on("POST", "selfsubjectaccessreviews", *FAULTS[fault])
+    assert place.submit()[:2] == (0, "jobset.jobset.x-k8s.io/x created\n")
+    place.assert_whole()
+
+
+def test_a_create_that_hangs_is_looked_after_and_sent_again(place: Place) -> None:
+    place.proxy.on("POST", "jobsets", hang)
+    assert place.submit()[:2] == (0, "jobset.jobset.x-k8s.io/x created\n")
+    place.assert_whole()
+
+
+def test_an_answer_that_hangs_after_the_commit_is_not_waited_for(place: Place) -> None:
+    def commit_then_hang(handler: Handler) -> bool:
+        wfile, handler.wfile = handler.wfile, open("/dev/null", "wb")
+        handler._post()  # type: ignore[attr-defined]
+        handler.wfile.close()
+        handler.wfile = wfile
+        return hang(handler)
+
+    place.proxy.on("POST", "jobsets", commit_then_hang)
+    assert place.submit()[:2] == (0, "jobset.jobset.x-k8s.io/x created\n")
+    place.assert_whole()
+
+
+def test_a_server_that_hangs_for_ever_is_given_up(place: Place) -> None:
+    for method in ("GET", "POST"):
+        place.proxy.on(method, "", *[hang] * 50)
+    code, out, err = place.submit()
+    assert (code, out) == (3, "")
+    assert f"The API server {place.proxy.url} of context test stopped answering" in err
+    assert place.there(JOBSETS) == []
+
+
+def test_a_server_that_fails_for_ever_is_given_up(place: Place) -> None:
+    place.proxy.on("POST", "jobsets", *[refuse(500)] * 200)
+    code, out, err = place.submit()
+    assert (code, out) == (3, "")
+    assert "a fault of the test: 500" in err
+    assert place.there(JOBSETS) == []
+
+
+# --- Ctrl-C -----------------------------------------------------------------------------------------------------------
+
+
+def interrupted(place: Place, part: str, fault: Callable[[Handler], bool]) -> str:
+    """What is said when Ctrl-C comes while a write waits for its answer."""
+    box: list[subprocess.Popen[str]] = []
+
+    def meets(handler: Handler) -> bool:
+        box[0].send_signal(signal.SIGINT)
+        return fault(handler)
+
+    place.proxy.on("POST", part, meets)
+    box.append(place.start())
+    code, _, err = place.end_of(box[0])
+    assert code == 130
+    return err
+
+
+def test_ctrl_c_before_the_jobset_exists_says_so(place: Place) -> None:
+    said = interrupted(place, "jobsets", hang)
+    assert f"interrupted: JobSet x in namespace {place.namespace} does not exist now, but had been sent" in said
+    assert place.there(JOBSETS) == []
+
+
+def test_ctrl_c_after_the_jobset_was_made_names_what_is_missing(place: Place) -> None:
+    said = interrupted(place, "networkpolicies", hang)
+    assert f"interrupted: JobSet x in namespace {place.namespace} exists without x, jaxlaunch-" in said
+    assert place.submit()[:2] == (0, "jobset.jobset.x-k8s.io/x unchanged\n")
+    place.assert_whole()
+
+
+# --- somebody else's --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [None, commit_then_drop, drop, refuse(500)])
+def test_a_jobset_that_is_not_ours_is_never_changed(place: Place, fault: Fault | None) -> None:
+    pod = {"containers": [{"name": "main", "image": "i"}], "restartPolicy": "Never"}
+    job = {"template": {"spec": {"suspend": True, "template": {"spec": pod}}}, "name": "theirs"}
+    theirs = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "x"}}
+    made = theirs | {"spec": {"suspend": True, "replicatedJobs": [job]}}
+    before = place.cluster.api.create(JOBSETS.format(place.namespace), made)
+    if fault is not None:
+        place.proxy.on("POST", "jobsets", fault)
+    for arguments in ((), ("--replace",)):
+        code, out, err = place.submit(*arguments)
+        assert (code, out) == (2, "")
+        assert f"JobSet x in namespace {place.namespace} exists and is not ours" in err
+    (after,) = place.there(JOBSETS)
+    assert (after["metadata"]["uid"], after["metadata"]["generation"], after["spec"]) == (
+        before["metadata"]["uid"],
+        before["metadata"]["generation"],
+        before["spec"],
+    )
+    assert place.there(POLICIES) == place.there(CONFIGMAPS) == []
+
+
+# --- watching ---------------------------------------------------------------------------------------------------------
+
+ENDS: dict[str, list[Fault]] = {
+    "closed at once": [close] * 3,
+    "broken off": [break_off] * 3,
+    "410 in the stream": [forget] * 3,
+    "410 at once": [refuse(410)] * 3,
+    "500": [refuse(500)] * 3,
+    "silent": [fall_silent],
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_end_of_a_job_is_seen_over_watches_that_fail(place: Place, base_image: str, end: str) -> None:
+    (place.folder / "job.yaml").write_text(JOB.format(image=base_image) + SHORT)
+    waiting = iter(ENDS[end])
+
+    def meets(handler: Handler) -> bool:
+        fault = next(waiting, None) if handler.query.get("watch") else None
+        return fault is not None and fault(handler)
+
+    place.proxy.on("GET", "jobsets", *[meets] * 50)
+    code, out, err = place.submit("--wait")
+    assert (code, out) == (0, "jobset.jobset.x-k8s.io/x created\n")
+    assert "x Done" in err
+    assert next(waiting, None) is None
+    assert json.dumps(place.there(JOBSETS)[0]["status"]["terminalState"]) == '"Completed"'
