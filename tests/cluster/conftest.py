@@ -15,6 +15,7 @@ from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.harness import build, images, places
 from tests.cluster.harness import cluster as harness
+from tests.cluster.harness import image as product
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -60,3 +61,12 @@ def base_image() -> str:
 def bare_image() -> str:
     """Python and jax, and nothing of ours."""
     return images.BARE
+
+
+@pytest.fixture(scope="session")
+def image(cluster: Access) -> str:
+    """The product's own, built from the Dockerfile of this checkout. On a cluster of the user's, theirs to load."""
+    if cluster.is_ours:
+        needs.tool("buildah", of="the Debian package buildah")
+        product.load()
+    return product.IMAGE
