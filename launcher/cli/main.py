@@ -21,6 +21,7 @@ INTERRUPTED = 130
 # Command -> where it lies, and what --help says of it. Importing them all would take --help half a second.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "delete": ("launcher.cli.delete:delete_command", "Delete job NAME and its pods."),
+    "doctor": ("launcher.cli.doctor:doctor_command", "Check that the cluster can run JOB, or any job."),
     "explain": ("launcher.cli.explain:explain_command", "Say why job NAME waits, or how it ended."),
     "init": ("launcher.cli.init:init", "Write a starter job.yaml."),
     "list": ("launcher.cli.list:list_command", "List the jobs on the cluster."),

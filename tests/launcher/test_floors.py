@@ -14,13 +14,13 @@ ROOT = Path(__file__).parents[2]
 # What a module imports of ours lies on a lower floor, or in the same package.
 FLOORS = (
     ("launcher.cli",),
-    ("launcher.explain", "launcher.follow", "launcher.listing", "launcher.wait"),
+    ("launcher.doctor", "launcher.explain", "launcher.follow", "launcher.listing", "launcher.wait"),
     ("launcher.causes", "launcher.world"),
     ("launcher.hear", "launcher.past", "launcher.podlogs", "launcher.status"),
     ("launcher.seen",),
     ("launcher.slim", "launcher.testimony"),
     ("launcher.hosts",),
-    ("launcher.delete", "launcher.submit"),
+    ("launcher.delete", "launcher.submit", "launcher.symptoms"),
     ("launcher.stop",),
     ("launcher.clusterprofile", "launcher.jobset", "launcher.precheck", "launcher.run"),
     ("launcher.plan", "launcher.pod", "launcher.refusals"),
@@ -36,6 +36,7 @@ FLOORS = (
     ("launcher.accelerators", "launcher.archive", "launcher.duration", "launcher.emit", "launcher.quantity"),
     (
         "launcher.credentialplugin",
+        "launcher.finding",
         "launcher.keys",
         "launcher.kinds",
         "launcher.merge",

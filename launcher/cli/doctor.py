@@ -1,0 +1,103 @@
+"""`launcher doctor`: what of a cluster and a namespace would keep jobs from running."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from launcher import bundle, clusterprofile, doctor, emit, finding, jobset, profile
+from launcher import job as jobs
+from launcher.cluster import Cluster
+from launcher.finding import Finding
+from launcher.job import JobSpec
+from launcher.wording import count
+
+# Stands in for a job where none is named: it asks for nothing that a cluster may lack.
+SMALLEST = """
+name: jaxlaunch-doctor
+image: registry.example/none
+accelerator: {type: cpu}
+command: ["true"]
+"""
+_TEXT_AT = 26  # the column where findings begin
+
+
+@click.command("doctor")
+@click.argument("job_file", metavar="[JOB]", type=click.Path(path_type=Path), required=False)
+@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option("-n", "--namespace", help="Where jobs are to run. [default: the job's, else the context's]")
+@click.option("--context", help="A context of the kubeconfig. [default: its current one]")
+@click.option("-q", "--queue", help="A LocalQueue. [default: the job's, else the profile's]")
+@click.option(
+    "--profile",
+    "profile_file",
+    type=click.Path(path_type=Path),
+    help="The cluster's profile: YAML, plain or as a ConfigMap. [default: the cluster's ConfigMap jaxlaunch]",
+)
+@click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", help="[default: text]")
+def doctor_command(
+    job_file: Path | None,
+    overrides: tuple[str, ...],
+    namespace: str | None,
+    context: str | None,
+    queue: str | None,
+    profile_file: Path | None,
+    output: str,
+) -> int:
+    """Check that the cluster can run JOB, or any job; each finding says what, why and what to do.
+
+    Nothing is written: what it creates, the server only rehearses. What cannot be seen with these rights is said to be
+    unknown. The exit code is 2 where you can mend what fails, 3 where the cluster's owner must.
+    """
+    cluster = Cluster.connect(context)
+    given = {key: value for key, value in (("namespace", namespace), ("queue", queue)) if value is not None}
+    found = list(_examined(cluster, _loaded(job_file, overrides, given), job_file, profile_file))
+    if output == "text":
+        for line in lines(found):
+            click.echo(line)
+        click.echo(f"launcher: {summary(found)}", err=True)
+    else:
+        listed = [_plain(each) for each in found]
+        click.echo(json.dumps(listed, indent=2) if output == "json" else emit.document(listed), nl=output == "json")
+    return finding.exit_code(found)
+
+
+def _loaded(job_file: Path | None, overrides: tuple[str, ...], given: Mapping[str, str]) -> JobSpec:
+    if job_file is not None:
+        return jobs.load(job_file, (*overrides, *(f"{key}={value}" for key, value in given.items())))
+    return jobs.parse(SMALLEST + "".join(f"{key}: {value}\n" for key, value in given.items()), "the smallest job")
+
+
+def _examined(cluster: Cluster, job: JobSpec, job_file: Path | None, profile_file: Path | None) -> Iterator[Finding]:
+    where = job.namespace or cluster.namespace
+    known = profile.load(profile_file) if profile_file is not None else clusterprofile.find(cluster, where)[0]
+    manifests = jobset.render(job, known, bundle.of(job, Path() if job_file is None else job_file.absolute().parent))
+    yield from doctor.examine(doctor.Patient(cluster, where, manifests))
+
+
+def _plain(each: Finding) -> dict[str, str]:
+    told = {name: text for name, text in dataclasses.asdict(each).items() if text}
+    return told if each.level == "fail" else {name: text for name, text in told.items() if name != "whose"}
+
+
+def lines(found: Sequence[Finding]) -> Iterator[str]:
+    """The findings, each check's name once."""
+    before = ""
+    for each in found:
+        yield f"{each.level:<8} {each.check if each.check != before else '':<{_TEXT_AT - 10}} {each.what}"
+        before = each.check
+        for name, text in (("why", each.why), ("fix", each.fix)):
+            if text:
+                yield f"{'':<{_TEXT_AT}}{name}: {text}"
+
+
+def summary(found: Sequence[Finding]) -> str:
+    """`14 ok, 1 warning, 2 failures, 3 unknown`."""
+    counted = Counter(each.level for each in found)
+    parts = [f"{counted['ok']} ok", count(counted["warn"], "warning"), count(counted["fail"], "failure")]
+    return ", ".join([*parts, f"{counted['unknown']} unknown"])
