@@ -1,6 +1,7 @@
 """A cluster from nothing to ready and back: the order in which its parts come and go."""
 
 import fcntl
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from tests.cluster.harness import (
     teardown,
 )
 from tests.cluster.harness.api import Api, Refused
-from tests.cluster.harness.places import ADMIN, CACHE, KEPT, LOCK, PORTS, RUN, UP, USERS
+from tests.cluster.harness.places import ADMIN, CACHE, KEPT, LOCK, LOGS, PORTS, RUN, UP, USERS
 
 DAEMONS = {
     "etcd",
@@ -67,7 +68,7 @@ def is_up() -> bool:
         return False
 
 
-def up(grace: str = control.GRACE) -> bool:
+def up() -> bool:
     """A cluster is up; whether it was started now. Raises Unable, or process.Down with the end of a log."""
     if faults := machine.lacks():
         raise Unable("; ".join(faults))
@@ -75,16 +76,33 @@ def up(grace: str = control.GRACE) -> bool:
     with locked():
         if is_up():
             return False
-        if not golden.folder(home).exists():
-            say("preparing the state that clusters start from")
-            clean()
-            golden.make(home)
-        clean()
-        begun = time.monotonic()
-        start(home, grace)
-        UP.write_text(build.key())
-        say(f"the cluster is up after {time.monotonic() - begun:.1f} s")
+        try:
+            begin(home)
+        except BaseException:
+            keep_logs()
+            teardown.end()
+            raise
         return True
+
+
+def begin(home: Path) -> None:
+    if not golden.folder(home).exists():
+        say("preparing the state that clusters start from")
+        clean()
+        golden.make(home)
+    clean()
+    began = time.monotonic()
+    start(home)
+    UP.write_text(build.key())
+    say(f"the cluster is up after {time.monotonic() - began:.1f} s")
+
+
+def keep_logs() -> None:
+    """For who wants to know why a start failed."""
+    if LOGS.exists():
+        shutil.rmtree(CACHE / "failed", ignore_errors=True)
+        shutil.copytree(LOGS, CACHE / "failed")
+        say(f"the logs of the failed start are in {CACHE / 'failed'}")
 
 
 @contextmanager
@@ -123,7 +141,7 @@ def clean() -> None:
     network.make_bridge()
 
 
-def start(home: Path, grace: str) -> None:
+def start(home: Path) -> None:
     """What needs no API server starts beside it; then all that do, and last is awaited whether each is ready."""
     golden.lay_out(home)
     control.start_storage(home)
@@ -131,7 +149,7 @@ def start(home: Path, grace: str) -> None:
     containerd.start()
     images.import_all(home)
     control.await_server()
-    control.start_controllers(home, grace)
+    control.start_controllers(home)
     controllers.start_jobset(home)
     controllers.start_kueue(home)
     for part in (kubelet, dns, kwok):

@@ -21,15 +21,15 @@ from tests.cluster.harness.places import (
 )
 
 # A fake node's lease comes late when there are a thousand of them: with a short grace, nodes go NotReady and the
-# controller marks their pods unready, for good. A test of a lost node asks for a shorter one.
+# controller marks their pods unready, for good.
 GRACE = "50s"
 
 
-def start(home: Path, grace: str = GRACE) -> None:
+def start(home: Path) -> None:
     """Returns when the API server is ready and its controllers have been started; `settled` awaits those."""
     start_storage(home)
     await_server()
-    start_controllers(home, grace)
+    start_controllers(home)
 
 
 def start_storage(home: Path) -> None:
@@ -91,8 +91,8 @@ def apiserver_flags() -> list[str]:
     ]
 
 
-def start_controllers(home: Path, grace: str) -> None:
-    process.start("kcm", [home / "kube-controller-manager", *kcm_flags(grace)])
+def start_controllers(home: Path) -> None:
+    process.start("kcm", [home / "kube-controller-manager", *kcm_flags()])
     config = RUN / "scheduler.yaml"
     # Block style: text that begins with a brace is read as JSON.
     config.write_text(
@@ -104,7 +104,7 @@ def start_controllers(home: Path, grace: str) -> None:
     process.start("scheduler", [home / "kube-scheduler", f"--config={config}", *served("scheduler")])
 
 
-def kcm_flags(grace: str) -> list[str]:
+def kcm_flags() -> list[str]:
     return [
         f"--kubeconfig={KUBECONFIGS}/kcm.conf",
         *served("kcm"),
@@ -117,7 +117,7 @@ def kcm_flags(grace: str) -> list[str]:
         "--kube-api-burst=2000",
         "--concurrent-job-syncs=20",
         "--node-monitor-period=1s",
-        f"--node-monitor-grace-period={grace}",
+        f"--node-monitor-grace-period={GRACE}",
         "--terminated-pod-gc-threshold=0",
         f"--flex-volume-plugin-dir={RUN}/flexvolume",
     ]

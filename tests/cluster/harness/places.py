@@ -5,7 +5,6 @@ gateway of the pods. There is no service network: nothing here dials a ClusterIP
 """
 
 import hashlib
-import os
 from pathlib import Path
 
 from tests.cluster.harness.build import cache
@@ -55,8 +54,3 @@ def sources(*modules: str) -> str:
     for module in modules:
         digest.update((Path(__file__).parent / f"{module}.py").read_bytes())
     return digest.hexdigest()[:12]
-
-
-def owner() -> str:
-    """What every process of this cluster carries in its environment, whoever started it."""
-    return os.fspath(RUN)
