@@ -16,13 +16,10 @@ from launcher import fit, kinds, placement, precheck, slim
 from launcher.cluster import ApiError, Cluster
 from launcher.demand import pods, together
 from launcher.errors import ClusterError
-from launcher.finding import Finding, Findings, clusters, ok, unknown, warn
+from launcher.finding import Finding, Findings, clusters, unknown
 from launcher.jobset import NAME_LABEL, OWN_LABEL
 from launcher.kinds import Kind
-from launcher.symptoms import controllers, namespace, nodes, queues, references
-
-SKEW_S = 30  # of clocks; beyond, ages and events mislead
-TOKENS_S = 300  # beyond, tokens and certificates are taken for not yet or no longer valid
+from launcher.symptoms import controllers, namespace, nodes, queues, references, server
 
 Obj = dict[str, Any]
 
@@ -88,25 +85,13 @@ def _guarded(name: str, check: Callable[[Patient], Findings], patient: Patient) 
 
 def _server(patient: Patient) -> Findings:
     version = patient.cluster.server_version()
-    if patient.cluster.ready():
-        yield ok(f"Kubernetes {version} at {patient.cluster.server}")
-    else:
-        yield clusters(
-            f"Kubernetes {version} calls itself not ready", "calls may fail.", "its owner asks /readyz?verbose."
-        )
+    yield server.ready(version, patient.cluster.server, patient.cluster.ready())
 
 
 def _clock(patient: Patient) -> Findings:
     before = datetime.datetime.now(datetime.UTC)
     there = patient.cluster.server_time()
-    now = datetime.datetime.now(datetime.UTC)
-    skew_s = max((before - there).total_seconds() - 1, (there - now).total_seconds(), 0.0)  # the server tells seconds
-    if skew_s < SKEW_S:
-        yield ok("this machine's clock and the server's agree")
-        return
-    what = f"this machine's clock and the server's are {skew_s:.0f} s apart"
-    why = "tokens and certificates are judged by it." if skew_s > TOKENS_S else "ages and events are misread."
-    yield warn(what, why, "set the clock: timedatectl set-ntp true")
+    yield server.clock(before, there, datetime.datetime.now(datetime.UTC))
 
 
 def _jobset(patient: Patient) -> Findings:

@@ -48,8 +48,8 @@ def memory(job: JobSpec) -> Memory | None:
     if known.platform == "cpu":
         if job.resources.memory is None:
             return None
-        each = float(amount(job.resources.memory)) / job.accelerator.devices_per_host
-        return Memory((each,), f"a host's {job.resources.memory} / {job.accelerator.devices_per_host}, with the program")
+        devices, given = job.accelerator.devices_per_host, job.resources.memory
+        return Memory((float(amount(given)) / devices,), f"a host's {given} / {devices}, with the program")
     share = _share(job) if known.platform == "cuda" else 1.0
     sizes = " or ".join(f"{size:g} GiB" for size in known.memory_gib)
     part = f"{share:.0%} of {sizes}: JAX's part of {job.accelerator.type}" if share < 1 else job.accelerator.type

@@ -75,7 +75,8 @@ def _counted(jobset: Obj) -> dict[str, Decimal]:
     pods = Decimal(demand.pods(jobset))
     slices = Decimal(sum(int(part.get("replicas", 1)) for part in jobset["spec"]["replicatedJobs"]))
     objects = {"pods": pods, "count/pods": pods, "count/jobs.batch": slices}
-    return asked | limits | objects | {f"count/{kinds.JOBSETS.resource}": Decimal(1)}
+    one = ("services", "count/services", f"count/{kinds.JOBSETS.resource}")  # the Service is for the hosts' names
+    return asked | limits | objects | dict.fromkeys(one, Decimal(1))
 
 
 # --- rights -----------------------------------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ COMMANDS: Mapping[str, tuple[Right, ...]] = {
     "submit": (
         *_each("get create", kinds.JOBSETS),
         *_each("get create", kinds.NETWORK_POLICIES),
-        *_each("create patch", kinds.CONFIGMAPS),
+        *_each("get create patch", kinds.CONFIGMAPS),
     ),
     "submit --wait": (
         *_each("watch", kinds.JOBSETS),

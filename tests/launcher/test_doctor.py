@@ -1,0 +1,392 @@
+"""What each check concludes from what the server told it."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from launcher import finding, kinds
+from launcher.cli.doctor import lines, summary
+from launcher.errors import ApiError
+from launcher.finding import Finding
+from launcher.symptoms import controllers, namespace, nodes, queues, references, server
+
+NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+
+
+def levels(found: Any) -> list[str]:
+    return [each.level for each in ([found] if isinstance(found, Finding) else found)]
+
+
+# --- findings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        ([], 0),
+        ([finding.ok("a"), finding.warn("b", "", ""), finding.unknown("c", "")], 0),
+        ([finding.yours("a", "", "")], 2),
+        ([finding.yours("a", "", ""), finding.clusters("b", "", "")], 3),
+    ],
+)
+def test_the_exit_code_says_who_must_mend_what_fails(found: list[Finding], code: int) -> None:
+    assert finding.exit_code(found) == code
+
+
+def test_a_check_is_named_once_and_reasons_stand_below() -> None:
+    found = [
+        Finding("ok", "it is up", check="server"),
+        Finding("fail", "it is off", "nothing works.", "turn it on.", check="queue"),
+        Finding("unknown", "who knows", "you may not look.", check="queue"),
+    ]
+    assert list(lines(found)) == [
+        "ok       server           it is up",
+        "fail     queue            it is off",
+        "                          why: nothing works.",
+        "                          fix: turn it on.",
+        "unknown                   who knows",
+        "                          why: you may not look.",
+    ]
+    assert summary(found) == "1 ok, 0 warnings, 1 failure, 1 unknown"
+
+
+# --- server -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("off_s", "level", "why"),
+    [
+        (0, "ok", ""),
+        (29, "ok", ""),
+        (-30, "ok", ""),
+        (60, "warn", "events"),
+        (-60, "warn", "events"),
+        (400, "warn", "token"),
+    ],
+)
+def test_clocks_may_differ_by_half_a_minute(off_s: int, level: str, why: str) -> None:
+    found = server.clock(NOON, NOON + datetime.timedelta(seconds=off_s), NOON + datetime.timedelta(milliseconds=300))
+    assert found.level == level and why in found.why
+
+
+def test_a_server_that_is_not_ready_is_the_owners() -> None:
+    assert finding.exit_code([server.ready("v1.35.4", "https://a", False)]) == 3
+
+
+# --- controllers ------------------------------------------------------------------------------------------------------
+
+
+def crd(**rule: Any) -> dict[str, Any]:
+    rules = {"items": {"properties": {"name": {}, **rule}}}
+    schema = {"properties": {"spec": {"properties": {"failurePolicy": {"properties": {"rules": rules}}}}}}
+    return {"spec": {"versions": [{"name": "v1alpha2", "schema": {"openAPIV3Schema": schema}}]}}
+
+
+def test_a_jobset_too_old_to_tell_exit_codes_apart_is_found_by_its_schema() -> None:
+    assert levels(controllers.crd(crd(onJobFailureMessagePatterns={"type": "array"}))) == ["ok"]
+    assert levels(controllers.crd(crd())) == ["fail"]
+    assert levels(controllers.crd(None)) == []
+
+
+def test_versions_that_are_served_are_compared_with_ours() -> None:
+    assert controllers.served(kinds.JOBSETS, "JobSet", ["v1alpha2"]).level == "ok"
+    assert "not as v1alpha2" in controllers.served(kinds.JOBSETS, "JobSet", ["v1"]).what
+    assert controllers.served(kinds.JOBSETS, "JobSet", []).what == "JobSet is not installed"
+    assert controllers.kueue([], None).level == "ok" and controllers.kueue([], "research").level == "fail"
+
+
+def deployment(available: int, *args: str) -> dict[str, Any]:
+    container = {"image": "registry.example/jobset:v0.12.0", "args": list(args)}
+    status = {"availableReplicas": available} if available else {}
+    return {"spec": {"template": {"spec": {"containers": [container]}}}, "status": status}
+
+
+def test_a_controller_is_told_with_its_image_and_gates() -> None:
+    up = controllers.controller("JobSet", deployment(1, "--feature-gates=A=true,B=false"), controllers.JOBSET)
+    assert up.level == "ok" and up.what.endswith("jobset:v0.12.0, gates A=true,B=false")
+    down = controllers.controller("JobSet", deployment(0), controllers.JOBSET)
+    assert down.level == "fail" and "default gates" in down.what
+    assert controllers.controller("JobSet", None, controllers.JOBSET).level == "unknown"
+
+
+def hook(name: str, resource: str, group: str, **more: Any) -> dict[str, Any]:
+    rule = {"apiGroups": [group], "resources": [resource], "operations": ["CREATE"]}
+    service = {"service": {"namespace": "system", "name": name}}
+    return {"name": name, "rules": [rule], "clientConfig": service, **more}
+
+
+def test_only_webhooks_that_judge_what_a_job_makes_here_count() -> None:
+    elsewhere = {"namespaceSelector": {"matchLabels": {"team": "b"}}}
+    configuration = {
+        "webhooks": [
+            hook("jobs", "jobs", "batch"),
+            hook("all", "*", "*"),
+            hook("scale", "pods/status", ""),
+            hook("deployments", "deployments", "apps"),
+            hook("ignored", "pods", "", failurePolicy="Ignore"),
+            hook("elsewhere", "pods", "", **elsewhere),
+            {**hook("url", "pods", ""), "clientConfig": {"url": "https://a"}},
+        ]
+    }
+    found = controllers.hooks([configuration], {"team": "a"})
+    assert [each.name for each in found] == ["jobs", "all", "scale", "url"]
+    assert [each.name for each in controllers.hooks([configuration], None)][-2:] == ["elsewhere", "url"]
+    told = list(controllers.endpoints(found, {("system", "jobs"): 1, ("system", "scale"): 2}))
+    assert [each.what for each in told] == ["webhook all: service system/all has no ready endpoint"]
+
+
+@pytest.mark.parametrize(
+    ("selector", "is_taken"),
+    [
+        ({}, True),
+        ({"matchLabels": {"team": "a"}}, True),
+        ({"matchLabels": {"team": "b"}}, False),
+        ({"matchExpressions": [{"key": "team", "operator": "In", "values": ["a", "b"]}]}, True),
+        ({"matchExpressions": [{"key": "team", "operator": "NotIn", "values": ["a"]}]}, False),
+        ({"matchExpressions": [{"key": "other", "operator": "NotIn", "values": ["a"]}]}, True),
+        ({"matchExpressions": [{"key": "team", "operator": "Exists"}]}, True),
+        ({"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}, False),
+    ],
+)
+def test_a_label_selector_takes_what_kubernetes_would(selector: dict[str, Any], is_taken: bool) -> None:
+    assert controllers.matches(selector, {"team": "a"}) is is_taken
+
+
+def test_an_endpoint_that_does_not_say_is_ready() -> None:
+    conditions: list[dict[str, Any]] = [{}, {"conditions": {"ready": True}}, {"conditions": {"ready": False}}]
+    assert controllers.ready_endpoints([{"endpoints": conditions}, {"endpoints": None}]) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "level", "whose", "says"),
+    [
+        (500, 'Internal error occurred: failed calling webhook "v.kb.io": connection refused', "fail", "cluster",
+         "webhook v.kb.io does not answer"),
+        (403, 'pods is forbidden: User "u" cannot create resource "pods" in', "unknown", "yours", "not known"),
+        (403, 'pods "a" is forbidden: violates PodSecurity "restricted:latest": hostNetwork', "fail", "yours",
+         "Pod Security refuses"),
+        (403, 'pods "a" is forbidden: exceeded quota: few, requested: pods=1', "fail", "cluster", "a quota refuses"),
+        (403, 'pods "a" is forbidden: failed quota: strict: must specify limits.cpu', "fail", "cluster", "quota"),
+        (400, 'strict decoding error: unknown field "spec.x"', "fail", "cluster", "does not know a field"),
+        (422, 'admission webhook "p" denied the request: no', "fail", "yours", "the server refuses"),
+    ],
+)  # fmt: skip
+def test_a_refusal_is_read_for_who_must_mend_it(status: int, message: str, level: str, whose: str, says: str) -> None:
+    found = controllers.rehearsal(ApiError(message, None, status), "the JobSet")
+    assert (found.level, found.whose) == (level, whose)
+    assert says in found.what and message in found.why
+
+
+def test_a_job_of_that_name_that_is_there_passed_all_admission() -> None:
+    assert controllers.rehearsal(ApiError("exists", None, 409, "AlreadyExists"), "the JobSet").level == "ok"
+
+
+# --- queues -----------------------------------------------------------------------------------------------------------
+
+
+def cluster_queue(*quotas: dict[str, str], **spec: Any) -> dict[str, Any]:
+    flavors = [{"resources": [{"name": name, "nominalQuota": much} for name, much in each.items()]} for each in quotas]
+    group = {"coveredResources": list(quotas[0]), "flavors": flavors}
+    return {"spec": {"namespaceSelector": {}, "resourceGroups": [group], **spec}}
+
+
+ASKED = {"cpu": Decimal(8), "memory": Decimal(2**34)}
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (cluster_queue({"cpu": "8", "memory": "16Gi"}), ["ok: whole covers cpu, memory"]),
+        (cluster_queue({"cpu": "4", "memory": "1Gi"}, {"cpu": "8", "memory": "16Gi"}), ["ok: whole covers"]),
+        (cluster_queue({"cpu": "8"}), ["fail: whole does not cover memory, of which the job asks 16Gi"]),
+        (cluster_queue({"cpu": "4", "memory": "16Gi"}), ["fail: whole is too small for the job: it asks 8 of cpu"]),
+        (cluster_queue({"cpu": "4", "memory": "16Gi"}, cohortName="all"), ["warn: whole is too small"]),
+        (cluster_queue({"cpu": "8", "memory": "16Gi", "pods": "1"}), ["fail: whole is too small for the job: it a"]),
+        (cluster_queue({"cpu": "8", "memory": "16Gi"}, namespaceSelector=None), ["fail: whole is closed", "ok: whole"]),
+        (cluster_queue({"cpu": "8", "memory": "16Gi"}, stopPolicy="Hold"), ["fail: whole is stopped", "ok: whole"]),
+        (None, ["fail: whole does not exist"]),
+    ],
+)  # fmt: skip
+def test_a_queue_is_judged_by_what_its_largest_flavor_can_ever_give(found: Any, told: list[str]) -> None:
+    said = [
+        f"{each.level}: {each.what.removeprefix('ClusterQueue ')}"
+        for each in queues.whole("whole", found, {}, ASKED, 2)
+    ]
+    assert len(said) == len(told) and all(one.startswith(start) for one, start in zip(said, told, strict=True)), said
+
+
+def test_a_local_queue_that_is_missing_names_those_that_are_there() -> None:
+    assert queues.local("nope", "team-a", None, ["research", "spare"]).fix == "use research or spare."
+    condition = {"type": "Active", "status": "False", "message": "Can't submit new workloads to clusterQueue"}
+    idle = {"spec": {"clusterQueue": "c"}, "status": {"conditions": [condition]}}
+    assert "Can't submit new workloads" in queues.local("q", "team-a", idle, []).why
+
+
+# --- the namespace ----------------------------------------------------------------------------------------------------
+
+CONTAINER = {"name": "main", "resources": {"requests": {"cpu": "2"}, "limits": {"memory": "1Gi"}}}
+TEMPLATE: dict[str, Any] = {"spec": {"containers": [CONTAINER]}}
+JOBSET: dict[str, Any] = {
+    "spec": {"replicatedJobs": [{"replicas": 2, "template": {"spec": {"parallelism": 3, "template": TEMPLATE}}}]}
+}
+
+
+@pytest.mark.parametrize(
+    ("hard", "used", "told"),
+    [
+        ({"pods": "6", "cpu": "12", "memory": "6Gi"}, {}, "ok"),
+        ({"pods": "5"}, {}, "quota q gives pods 5, and the job asks 6"),
+        ({"requests.cpu": "20"}, {"requests.cpu": "9"}, "of which 11 is left for the job's 12"),
+        ({"limits.memory": "5Gi"}, {}, "quota q gives limits.memory 5Gi, and the job asks 6Gi"),
+        ({"count/jobs.batch": "1"}, {}, "quota q gives count/jobs.batch 1, and the job asks 2"),
+        ({"count/jobsets.jobset.x-k8s.io": "1"}, {"count/jobsets.jobset.x-k8s.io": "1"}, "of which 0 is left"),
+        ({"services": "0"}, {}, "quota q gives services 0, and the job asks 1"),
+        ({"secrets": "0", "requests.nvidia.com/gpu": "0"}, {}, "ok"),
+    ],
+)
+def test_quotas_are_held_against_the_whole_job(hard: dict[str, str], used: dict[str, str], told: str) -> None:
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"used": used}}
+    (found,) = namespace.quotas([quota], JOBSET)
+    assert found.level == "ok" if told == "ok" else told in found.what
+
+
+@pytest.mark.parametrize(
+    ("labels", "level", "says"),
+    [
+        ({}, "ok", "no Pod Security level of its own"),
+        ({"pod-security.kubernetes.io/enforce": "baseline"}, "ok", "enforces baseline"),
+        ({"pod-security.kubernetes.io/enforce": "restricted"}, "fail", "and the pods meet baseline"),
+        ({"pod-security.kubernetes.io/enforce": "strictest"}, "unknown", "strictest"),
+    ],
+)
+def test_the_level_of_the_namespace_is_held_against_the_pods(labels: dict[str, str], level: str, says: str) -> None:
+    found = namespace.pod_security("team-a", labels, TEMPLATE)
+    assert found.level == level and says in found.what
+
+
+def test_a_right_that_is_missing_names_the_commands_that_need_it() -> None:
+    asked = {right: True for needed in namespace.COMMANDS.values() for right in needed}
+    assert levels(namespace.rights(asked, in_queue=False)) == ["ok"]
+    less = {**asked, namespace.Right("patch", kinds.JOBSETS): False, namespace.Right("create", kinds.JOBSETS): False}
+    told = {each.why: (each.level, each.what) for each in namespace.rights(less, in_queue=False)}
+    assert told == {
+        "submit needs it.": ("fail", "you may not: create jobsets.jobset.x-k8s.io"),
+        "stop needs it.": ("warn", "you may not: patch jobsets.jobset.x-k8s.io"),
+    }
+
+
+def test_a_namespace_on_its_way_out_is_no_place_for_a_job() -> None:
+    assert namespace.exists("a", {"metadata": {"deletionTimestamp": "now"}}).level == "fail"
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+def node(allocatable: dict[str, str], taint: str = "", **labels: str) -> dict[str, Any]:
+    taints = [{"key": taint, "effect": "NoSchedule"}] if taint else []
+    named = {key.replace("_", "/"): value for key, value in labels.items()}
+    return {"metadata": {"labels": named}, "spec": {"taints": taints}, "status": {"allocatable": allocatable}}
+
+
+def gpu_pod(*products: str) -> dict[str, Any]:
+    term = {"key": "gpu/product", "operator": "In", "values": list(products)}
+    affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [term]}]}}
+    requests = {"requests": {"cpu": "4", "nvidia.com/gpu": "8"}}
+    return {"affinity": {"nodeAffinity": affinity}, "containers": [{"name": "main", "resources": requests}]}
+
+
+BIG = {"cpu": "100", "nvidia.com/gpu": "8"}
+
+
+@pytest.mark.parametrize(
+    ("all_nodes", "pods", "level", "says"),
+    [
+        ([node(BIG, gpu_product="A"), node(BIG, gpu_product="B")], 2, "ok", "2 nodes would take the job's 2 pods"),
+        ([node(BIG, gpu_product="A")], 2, "fail", "1 node would take 1 of the job's 2 pods"),
+        ([node(BIG, gpu_product="C")], 1, "fail", "no node has gpu/product in A, B"),
+        ([], 1, "fail", "none of 0 nodes"),
+        ([node(BIG, "busy", gpu_product="A")], 1, "fail", "taints keep it off: busy:NoSchedule"),
+        ([node({"cpu": "100", "nvidia.com/gpu": "4"}, gpu_product="A")], 1, "fail",
+         "it asks nvidia.com/gpu 8, the most of a node is 4"),
+    ],
+)  # fmt: skip
+def test_nodes_are_held_against_the_labels_taints_and_sizes_of_the_pods(
+    all_nodes: list[dict[str, Any]], pods: int, level: str, says: str
+) -> None:
+    found = nodes.place(all_nodes, gpu_pod("A", "B"), pods, grows=False)
+    assert found.level == level and says in found.what
+    if level == "fail":
+        assert nodes.place(all_nodes, gpu_pod("A", "B"), pods, grows=True).level == "warn"
+
+
+def test_accelerators_are_counted_by_the_label_that_names_them() -> None:
+    product = {"nvidia.com_gpu.product": "NVIDIA-L4"}
+    found = nodes.accelerators([node(BIG, **product), node(BIG, **product), node({"cpu": "4"})])
+    assert found.what == "3 nodes with 16 nvidia.com/gpu NVIDIA-L4"
+
+
+def test_dns_is_known_only_as_far_as_it_is_seen() -> None:
+    service = [{"metadata": {"name": "kube-dns"}}]
+    assert levels(nodes.dns([], 0)) == ["unknown"]
+    assert levels(nodes.dns(service, 0)) == ["fail"] and levels(nodes.dns(service, 2)) == ["ok"]
+
+
+# --- what pods name ---------------------------------------------------------------------------------------------------
+
+
+def claim(mode: str, phase: str = "Bound") -> dict[str, Any]:
+    return {"spec": {"accessModes": [mode]}, "status": {"phase": phase}}
+
+
+@pytest.mark.parametrize(
+    ("found", "hosts", "is_read", "level"),
+    [
+        (claim("ReadWriteMany"), 4, False, "ok"),
+        (claim("ReadWriteOnce"), 4, False, "fail"),
+        (claim("ReadWriteOnce"), 1, False, "ok"),
+        (claim("ReadOnlyMany"), 4, True, "ok"),
+        (claim("ReadOnlyMany"), 4, False, "fail"),
+        (claim("ReadWriteMany", "Pending"), 4, False, "warn"),
+        (claim("ReadWriteMany", "Lost"), 4, False, "fail"),
+        (None, 1, False, "fail"),
+    ],
+)
+def test_a_claim_must_be_bound_and_shared_by_as_many_hosts_as_mount_it(
+    found: Any, hosts: int, is_read: bool, level: str
+) -> None:
+    assert references.claim("ckpt", found, hosts=hosts, is_read=is_read).level == level
+
+
+def test_what_pods_name_is_found_wherever_they_name_it() -> None:
+    key = {"valueFrom": {"secretKeyRef": {"name": "s", "key": "token"}}}
+    optional = {"valueFrom": {"secretKeyRef": {"name": "o", "key": "k", "optional": True}}}
+    spec = {
+        "imagePullSecrets": [{"name": "pull"}],
+        "volumes": [
+            {"name": "a", "persistentVolumeClaim": {"claimName": "ckpt"}},
+            {"name": "b", "persistentVolumeClaim": {"claimName": "data", "readOnly": True}},
+            {"name": "c", "secret": {"secretName": "files", "items": [{"key": "cert", "path": "c"}]}},
+            {"name": "d", "configMap": {"name": "settings"}},
+        ],
+        "initContainers": [{"name": "i", "envFrom": [{"secretRef": {"name": "all"}}]}],
+        "containers": [{"name": "m", "env": [{"name": "A", **key}, {"name": "B", **optional}, {"name": "C"}]}],
+    }
+    assert references.claims(spec) == {"ckpt": False, "data": True}
+    assert references.pull_secrets(spec) == ["pull"]
+    assert dict(references.secrets(spec)) == {"files": ("cert",), "all": (), "s": ("token",)}
+    assert dict(references.config_maps(spec)) == {"settings": ()}
+
+
+def test_a_missing_key_names_those_that_are_there_and_no_value() -> None:
+    found = references.keys("Secret", references.Keys("s", ("token",)), {"data": {"password": "aHVudGVyMg=="}})
+    assert found.level == "fail" and "it has password" in found.fix and "aHVudGVyMg" not in str(found)
+
+
+def test_a_pull_secret_must_be_of_the_kubelets_type() -> None:
+    assert references.pull_secret("p", {"type": "kubernetes.io/dockerconfigjson"}).level == "ok"
+    assert references.pull_secret("p", {"type": "Opaque"}).level == "fail"
+    assert references.pull_secret("p", None).level == "fail"
