@@ -25,6 +25,7 @@ QUESTIONS: tuple[Question, ...] = (
     scheduling.unscheduled,
     images.not_pulled,
     containers.not_started,
+    gang.node_lost,
     gang.disrupted,
     gang.crash_loop,
     gang.restarting,
@@ -115,5 +116,5 @@ def _limits(world: World) -> list[str]:
     if not world.is_ours:
         limits.append("this JobSet was not submitted by launcher: what only its agents say is not known")
     if world.told.unknown:
-        limits.append(world.told.unknown)
+        limits.append(f"what was before is not known: {world.told.unknown}")
     return [*limits, *world.unread]

@@ -17,6 +17,7 @@ _QUOTA = re.compile(
 _UNSAID = re.compile(r"failed quota: (?P<quota>[^:]+): must specify (?P<what>.+)")
 _SECURITY = re.compile(r'violates PodSecurity "(?P<level>[^"]+)": (?P<what>.+)', re.DOTALL)
 _DOWN = re.compile(r'failed calling webhook "(?P<webhook>[^"]+)"')
+_SERVICE = re.compile(r"https://([a-z0-9-]+)\.([a-z0-9-]+)\.svc\b")
 _POLICY = re.compile(
     r"ValidatingAdmissionPolicy '(?P<policy>[^']+)' with binding '[^']+' denied request: (?P<what>.+)", re.DOTALL
 )
@@ -106,11 +107,12 @@ def _security(match: re.Match[str]) -> Answer:
 
 
 def _down(match: re.Match[str]) -> Answer:
-    webhook, said = match["webhook"], match.string[match.end() :].strip(": ")
-    owner = " (JobSet's own)" if webhook.endswith("kb.io") else ""
+    said = match.string[match.end() :].strip(": ")
+    service = _SERVICE.search(said)
+    where = f" ({service[1]} in {service[2]})" if service else ""
     return Answer(
         "webhook-down",
-        f"webhook {webhook}{owner} does not answer: {shown(said.rpartition(': ')[2] or said)}",
+        f"webhook {match['webhook']}{where} does not answer: {shown(said.rpartition(': ')[2] or said)}",
         next_move="have the server of that webhook mended; what it holds up goes on by itself.",
     )
 

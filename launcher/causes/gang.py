@@ -38,6 +38,17 @@ _DISRUPTIONS = {
 }
 
 
+def node_lost(world: World) -> Answer | None:
+    """A node went silent with pods on it: they stay until it comes back or is given up."""
+    event = world.said("NodeNotReady", kind="Pod")
+    lost = [host for host in world.hosts if event and host.pod in event["names"] and host.running and not host.is_ready]
+    if event is None or not lost:
+        return None
+    nodes = ", ".join(dict.fromkeys(host.node or "" for host in lost))
+    headline = f"waits: node {nodes} does not answer, and {which(lost, world.wanted)} was on it"
+    return Answer("node-lost", headline, quoted(event), "wait: the pods are made anew elsewhere when it stays away.")
+
+
 def restarting(world: World) -> Answer | None:
     """One generation ended; the next is not there yet."""
     status = fold(world)

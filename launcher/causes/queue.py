@@ -92,7 +92,8 @@ def _checks(world: World) -> Answer | None:
         return Answer("queued", f"is admitted by queue {world.queue} and about to start", _words(world))
     names = ", ".join(one["name"] for one in waits)
     evidence = tuple(f"{one['name']}: {one.get('state')}: {shown(one.get('message', ''))}" for one in waits)
-    headline = f"waits: quota is reserved in queue {world.queue}, and admission check {names} is not passed"
+    said = next((f": {shown(one['message'])}" for one in waits if one.get("message")), "")
+    headline = f"waits: quota is reserved in queue {world.queue}, and admission check {names} is not passed{said}"
     return Answer("admission-check", headline, evidence, "what the check waits for is in its words; often new nodes.")
 
 

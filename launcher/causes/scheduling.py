@@ -37,7 +37,7 @@ def unscheduled(world: World) -> Answer | None:
         _gated(waiting, who, evidence)
         or _claims(world, message, who, evidence)
         or _growing(world, who, evidence)
-        or _no_node(world, message, who, evidence)
+        or _ungrown(world, _no_node(world, message, who, evidence))
     )
 
 
@@ -83,6 +83,20 @@ def _growing(world: World, who: str, evidence: tuple[str, ...]) -> Answer | None
     return Answer(
         "scaling-up", headline, evidence, "wait: nodes take minutes; without any after that, see the autoscaler."
     )
+
+
+def _ungrown(world: World, answer: Answer) -> Answer:
+    """The same, with why no node is being made for it, where somebody says so."""
+    event = world.said(*_GROWS, *_CANNOT) or _karpenter(world)
+    if event is None:
+        return answer
+    headline = f"{answer.headline}; the autoscaler makes no node: {shown(event['message'])}"
+    return Answer(answer.situation, headline, answer.evidence, answer.next_move)
+
+
+def _karpenter(world: World) -> Obj | None:
+    """Karpenter refuses with the scheduler's reason, FailedScheduling."""
+    return next((one for one in world.events if one["reason"] == "FailedScheduling" and one["by"] == "karpenter"), None)
 
 
 def _no_node(world: World, message: str, who: str, evidence: tuple[str, ...]) -> Answer:

@@ -52,7 +52,8 @@ def screen(status: JobStatus, seen: World) -> Iterator[str]:
 
 
 def _rows(status: JobStatus, seen: World) -> Iterator[tuple[str, str]]:
-    yield "why", "" if status.phase is not None else explain(seen).headline.removeprefix(f"{status.name} ")
+    if status.phase is None and status.verdict is None:
+        yield "why", explain(seen).headline.removeprefix(f"{status.name} ")
     yield "hosts", f"{status.ready} of {status.hosts} ready" + (f", queue {status.queue}" if status.queue else "")
     yield "phase", _phase(status)
     yield "restarts", restarts_line(status).removeprefix("restarts: ")

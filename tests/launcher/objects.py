@@ -1,0 +1,241 @@
+"""API objects as the server gives them, in which a case says only what it is about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from launcher import job, slim
+from launcher.jobset import render
+from launcher.profile import Profile
+from launcher.seen import World
+from launcher.testimony import Word
+
+Object = dict[str, Any]
+NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
+BEGUN = "2026-11-21T11:50:00Z"  # when the JobSet was created
+
+
+def ago(**span: float) -> str:
+    """A time before NOW, as the API writes it: ago(minutes=2)."""
+    return (NOW - timedelta(**span)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def jobset(hosts: int = 2, *, status: Object | None = None, suspend: bool = False, **keys: Any) -> Object:
+    """The JobSet of a job called lm; `keys` are keys of job.yaml."""
+    document = {
+        "name": "lm",
+        "namespace": "team",
+        "image": "registry.example/train:1",
+        "hosts": hosts,
+        "accelerator": {"type": "cpu"},
+        "command": ["python", "train.py"],
+        "agent": "image",
+        **keys,
+    }
+    made = render(job.parse(json.dumps(document)), Profile())[0]
+    made["metadata"] |= {"uid": "1234", "creationTimestamp": BEGUN}
+    if suspend:
+        made["spec"]["suspend"] = True
+    return made | {"status": status or {}}
+
+
+def foreign(name: str = "lm") -> Object:
+    """A JobSet that another tool made."""
+    template = {"spec": {"containers": [{"name": "work", "image": "x"}]}}
+    one = {"name": "part", "replicas": 2, "template": {"spec": {"parallelism": 3, "template": template}}}
+    metadata = {"name": name, "namespace": "team", "uid": "1234", "creationTimestamp": BEGUN}
+    return {"metadata": metadata, "spec": {"replicatedJobs": [one]}, "status": {}}
+
+
+def ended(state: str, reason: str = "", message: str = "", **status: Any) -> Object:
+    """The status of a JobSet that is over: Completed or Failed."""
+    condition = {
+        "type": state,
+        "status": "True",
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": ago(minutes=5),
+    }
+    return {"terminalState": state, "conditions": [condition], **status}
+
+
+def job_object(name: str = "lm-w-0", *conditions: Object, **spec: Any) -> Object:
+    return {
+        "metadata": {"name": name, "creationTimestamp": BEGUN},
+        "spec": spec,
+        "status": {"conditions": list(conditions)},
+    }
+
+
+def condition(kind: str, status: str = "True", reason: str = "", message: str = "") -> Object:
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+def pod(host: int = 0, *, generation: int = 0, node: str | None = "node-1", part: str = "w", **parts: Any) -> Object:
+    """The pod of a host, as it runs; `parts` change that. As launcher.slim leaves it."""
+    state = parts.pop("state", {"running": {"startedAt": ago(minutes=9)}})
+    phase = parts.pop("phase", "Running" if node and "running" in state else "Pending")
+    conditions = parts.pop("conditions", [condition("Ready", "True" if "running" in state else "False")])
+    containers = [{"name": parts.pop("container", "main"), "image": "registry.example/train:1", "state": state}]
+    full = {
+        "metadata": {
+            "namespace": "team",
+            "name": f"lm-{part}-0-{host}-abcd{host % 10}",
+            "uid": f"pod-{generation}-{host}",
+            "creationTimestamp": BEGUN,
+            "labels": {
+                "jobset.sigs.k8s.io/jobset-name": "lm",
+                "jobset.sigs.k8s.io/replicatedjob-name": part,
+                "jobset.sigs.k8s.io/restart-attempt": str(generation),
+                "jobset.sigs.k8s.io/job-index": str(parts.pop("slice", 0)),
+                "batch.kubernetes.io/job-completion-index": str(host),
+            },
+            **({"deletionTimestamp": ago(seconds=5)} if parts.pop("is_leaving", False) else {}),
+        },
+        "spec": {} if node is None else {"nodeName": node},
+        "status": {
+            "phase": phase,
+            "conditions": conditions,
+            **({"containerStatuses": containers} if node is not None else {}),
+            **parts,
+        },
+    }
+    return slim.pod(full)
+
+
+def pending(host: int = 0, message: str = "", reason: str = "Unschedulable") -> Object:
+    """A pod that no node takes."""
+    return pod(host, node=None, conditions=[condition("PodScheduled", "False", reason, message)])
+
+
+def waiting(host: int, reason: str, message: str = "", **parts: Any) -> Object:
+    """A pod whose container waits."""
+    return pod(host, state={"waiting": {"reason": reason, "message": message}}, **parts)
+
+
+def over(host: int, code: int, reason: str = "", message: str = "", **parts: Any) -> Object:
+    """A pod whose container ended."""
+    said = {"exitCode": code, "reason": reason or ("Error" if code else "Completed"), "message": message}
+    return pod(host, state={"terminated": said}, phase="Failed" if code else "Succeeded", **parts)
+
+
+def event(kind: str, name: str, reason: str, message: str, *, last: str = "", count: int = 1, by: str = "") -> Object:
+    about = {"kind": kind, "name": name, "namespace": "team"}
+    return {
+        "metadata": {"name": f"{name}.1"},
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "involvedObject": about,
+        "lastTimestamp": last or ago(seconds=30),
+        "count": count,
+        "reportingComponent": by,
+    }
+
+
+def workload(*conditions: Object, active: bool = True, **status: Any) -> Object:
+    """Kueue's Workload of the job."""
+    metadata = {"name": "jobset-lm-1a2b3", "labels": {"kueue.x-k8s.io/job-uid": "1234"}}
+    return {"metadata": metadata, "spec": {"active": active}, "status": {"conditions": list(conditions), **status}}
+
+
+def local_queue(active: bool = True, reason: str = "", **spec: Any) -> Object:
+    queue = {"clusterQueue": "shared", **spec}
+    status = {"conditions": [condition("Active", str(active), reason)]}
+    return {"metadata": {"name": "research"}, "spec": queue, "status": status}
+
+
+def cluster_queue(
+    nominal: str = "8", used: str = "6", *, active: bool = True, message: str = "", **spec: Any
+) -> Object:
+    """A queue with one flavor, `h100`, and a quota of cpu."""
+    flavors = [{"name": "h100", "resources": [{"name": "cpu", "nominalQuota": nominal}]}]
+    reserved = [{"name": "h100", "resources": [{"name": "cpu", "total": used}]}]
+    conditions = [condition("Active", str(active), "Ready" if active else "FlavorNotFound", message)]
+    return {
+        "metadata": {"name": "shared"},
+        "spec": {"resourceGroups": [{"coveredResources": ["cpu"], "flavors": flavors}], **spec},
+        "status": {"conditions": conditions, "flavorsReservation": reserved, "pendingWorkloads": 3},
+    }
+
+
+def node(
+    name: str = "node-1", *, labels: Mapping[str, str] | None = None, taints: tuple[str, ...] = (), **has: str
+) -> Object:
+    """A node; a taint is written key=value:Effect, and `has` is what it offers (cpu, memory, nvidia_com__gpu)."""
+    made = []
+    for text in taints:
+        pair, _, effect = text.rpartition(":")
+        key, _, value = pair.partition("=")
+        made.append({"key": key, "effect": effect, **({"value": value} if value else {})})
+    offered = {"cpu": "8", "memory": "32Gi"} | {
+        key.replace("__", "/").replace("_", "."): much for key, much in has.items()
+    }
+    return {
+        "metadata": {"name": name, "labels": dict(labels or {})},
+        "spec": {"taints": made},
+        "status": {"allocatable": offered},
+    }
+
+
+def verdict(code: int, message: str = "it ended", **more: Any) -> Object:
+    from launcher.agent.verdict import of_code
+
+    return of_code(code, message, **more).to_json()
+
+
+def farewell(code: int, message: str = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any) -> str:
+    """The termination message of an agent."""
+    from launcher.agent import words
+
+    return words.farewell(verdict(code, message, **more), 0, generation, attempt)
+
+
+def beat(at: float = -5, *, attempt: int = 1, generation: int = 0, **said: Any) -> Word:
+    """How a leader says that its gang stands; `at` is in seconds from NOW."""
+    usual = {
+        "stage": "run",
+        "missing": [],
+        "missing_count": 0,
+        "refused": [],
+        "step": 40,
+        "phase": "step",
+        "since": NOW.timestamp() - 60,
+        "phases": {"step": [0, 1]},
+        "counts": {"step": 2},
+        "committed": None,
+        "committed_at": None,
+        "seconds": {"init": 10.0, "step": 90.0},
+        "restarts": {},
+        "overdue": None,
+        "metrics": None,
+    }
+    return "beat", {"at": NOW.timestamp() + at, "attempt": attempt, "generation": generation, **usual, **said}
+
+
+def past(code: int, message: str = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any) -> Word:
+    """An earlier attempt, as a leader tells of it."""
+    said = {"verdict": verdict(code, message, **more), "seconds": {}, "first_committed": None, "last_committed": None}
+    return "past", {
+        "at": NOW.timestamp() - 300,
+        "attempt": attempt,
+        "generation": generation,
+        "ended": NOW.timestamp() - 320,
+        **said,
+    }
+
+
+def judged(code: int, message: str = "it ended", *, attempt: int = 1, at: float = -4, **more: Any) -> Word:
+    said = {"verdict": verdict(code, message, **more), "step": more.get("step"), "committed": None}
+    return "verdict", {"at": NOW.timestamp() + at, "attempt": attempt, "generation": 0, **said}
+
+
+def world(of: Object | None = None, *pods: Object, events: tuple[Object, ...] = (), **more: Any) -> World:
+    """All that was seen of job lm; whatever is not said is as in a job that was just made."""
+    found = jobset(max(1, len(pods))) if of is None else of
+    said = slim.folded(slim.about(map(slim.event, events), "lm", found))
+    given = {"jobs": (job_object(),), **more}
+    return World("team", "lm", NOW, jobset=found, pods=pods, events=tuple(said), **given)
