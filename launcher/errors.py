@@ -42,12 +42,19 @@ class ApiError(ClusterError):
     """The API server answered, and refused: its own message is kept whole."""
 
     def __init__(
-        self, message: str, hint: str | None, status: int, reason: str = "", details: Mapping[str, Any] | None = None
+        self,
+        message: str,
+        hint: str | None,
+        status: int,
+        reason: str = "",
+        details: Mapping[str, Any] | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, hint)
         self.status = status  # of HTTP: 403, 409, 422
         self.reason = reason  # AlreadyExists, Forbidden, Invalid …
         self.details = dict(details or {})
+        self.retry_after_s = retry_after_s  # what the server asks for, if it does
 
 
 class Unreachable(ClusterError):

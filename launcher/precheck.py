@@ -63,7 +63,9 @@ def rights(manifests: Sequence[Obj], *, replace: bool, watch: bool) -> list[Righ
     needed = [Right("create", JOBSETS), Right("get", JOBSETS)]
     for manifest in manifests[1:]:
         kind = KINDS[manifest["kind"]]
-        needed += [Right("create", kind), Right("get" if kind is kinds.NETWORK_POLICIES else "patch", kind)]
+        needed += [Right("create", kind), Right("get", kind)]
+        if kind is kinds.CONFIGMAPS:
+            needed.append(Right("patch", kind))
     if replace:
         needed.append(Right("delete", JOBSETS))
     if watch:

@@ -171,9 +171,9 @@ class Submission:
             if found is not None:
                 return found, self._is_same(found) and (was_sent or not exists)
             was_sent = was_sent or not exists
-            if time.monotonic() > end:
+            if time.monotonic() + _pause(fault) > end:
                 raise self._explained(fault)
-            time.sleep(_PAUSE_S)
+            time.sleep(_pause(fault))
 
     def _look(self, fault: ClusterError) -> Obj | None:
         """Whether it was created after all. A server that does not say leaves it open."""
@@ -203,19 +203,14 @@ class Submission:
     # --- what it owns -------------------------------------------------------------------------------------------------
 
     def _attach(self, manifest: Obj, jobset: Obj) -> None:
-        metadata = manifest["metadata"] | {"ownerReferences": [owner(jobset)]}
-        owned = manifest | {"metadata": metadata}
-        if manifest["kind"] == CONFIGMAPS.kind:  # shared by all jobs of the same contents: each adds itself
-            self._cluster.apply(CONFIGMAPS, owned, f"jaxlaunch-{jobset['metadata']['uid']}")
-        else:
-            self._create_owned(NETWORK_POLICIES, owned, jobset["metadata"]["uid"])
-
-    def _create_owned(self, kind: Kind, manifest: Obj, uid: str) -> None:
-        """Creates it, unless this JobSet's is there; an earlier JobSet's goes first."""
+        """Creates it, unless it is there and this JobSet owns it. What jobs share gets one owner more; what an earlier
+        JobSet left behind goes first."""
+        kind, mine = KINDS[manifest["kind"]], owner(jobset)
+        owned = manifest | {"metadata": manifest["metadata"] | {"ownerReferences": [mine]}}
         end = time.monotonic() + GIVE_UP_S
         while True:
             try:
-                self._cluster.create(kind, manifest)
+                self._cluster.create(kind, owned)
                 return
             except (ApiError, Unreachable) as fault:
                 if isinstance(fault, ApiError) and fault.reason != "AlreadyExists" and fault.status < 500:
@@ -225,12 +220,33 @@ class Submission:
             found = self._cluster.get(kind, manifest["metadata"]["name"], self._namespace)
             if found is None:
                 time.sleep(_PAUSE_S)
-            elif any(one["uid"] == uid for one in found["metadata"].get("ownerReferences") or ()):
+            elif any(one["uid"] == mine["uid"] for one in found["metadata"].get("ownerReferences") or ()):
                 return
+            elif kind is CONFIGMAPS:
+                self._join(found, mine)
             elif is_ours(found):
                 self._cluster.delete(kind, found["metadata"]["name"], self._namespace, uid=found["metadata"]["uid"])
             else:
                 raise self._not_ours(found)
+
+    def _join(self, shared: Obj, mine: Obj) -> None:
+        """Adds an owner to what jobs of the same contents share. The caller looks whether it is there.
+
+        The reference alone is applied, so that its manager goes with it: a manager of anything else would stay listed,
+        and thousands of jobs would in time fill the object. The uid keeps one that goes this moment from coming back
+        empty.
+        """
+        known = {name: shared["metadata"][name] for name in ("name", "namespace", "uid")}
+        reference = {"metadata": known | {"ownerReferences": [mine]}}
+        named = {"apiVersion": CONFIGMAPS.api_version, "kind": CONFIGMAPS.kind}
+        try:
+            self._cluster.apply(CONFIGMAPS, named | reference, f"jaxlaunch-{mine['uid']}")
+        except ApiError as fault:
+            if fault.status < 500 and fault.reason != "Conflict":
+                raise
+        except Unreachable as fault:
+            if not fault.sent:
+                raise
 
     def _refuse_others_policy(self) -> None:
         """Before anything is written: a NetworkPolicy of this name that is somebody else's is never changed."""
@@ -244,6 +260,12 @@ class Submission:
         where = f"NetworkPolicy {found['metadata']['name']} in namespace {self._namespace}"
         hint = "use another name, or network_policy: false."
         return UserError(f"{where} exists and is not ours{whose(found)}. It was not changed.", hint)
+
+
+def _pause(fault: ApiError | Unreachable) -> float:
+    """Until it is worth asking again."""
+    asked = fault.retry_after_s if isinstance(fault, ApiError) else None
+    return _PAUSE_S if asked is None else asked
 
 
 def owner(jobset: Obj) -> Obj:

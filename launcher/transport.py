@@ -126,7 +126,7 @@ class Transport:
         )
         if response.status < 300:
             return response
-        raise _Refusal(self._refused(f"{method} {path}", response), _retry_after(response.headers))
+        raise self._refused(f"{method} {path}", response)
 
     def _until_answered(self, what: str, ask: Callable[[float], T], repeat: bool) -> T:
         """The answer to a request, asked for again while it may help."""
@@ -137,12 +137,12 @@ class Transport:
             fault: ClusterError
             try:
                 return ask(end)
-            except _Refusal as refusal:
-                fault = refusal.error
-                if fault.status == 401 and not has_renewed:
+            except ApiError as error:
+                fault = error
+                if error.status == 401 and not has_renewed:
                     has_renewed, self._access, pause = True, self._opened(), 0.0
-                elif fault.status == 429 or (fault.status in _PASSING and repeat):
-                    pause = refusal.retry_after_s if refusal.retry_after_s is not None else pause
+                elif error.status == 429 or (error.status in _PASSING and repeat):
+                    pause = pause if error.retry_after_s is None else error.retry_after_s
                 else:
                     pause = None
             except HTTPError as error:
@@ -173,7 +173,8 @@ class Transport:
         if response.status == 401:
             message = f"The server {self.server} does not accept the credentials of context {self.name}: {message}"
             return ApiError(message, "log in again; `kubectl auth whoami` asks the same.", 401, reason, details)
-        return ApiError(f"{message} ({what})", None, response.status, reason, details)
+        pause = _retry_after(response.headers)
+        return ApiError(f"{message} ({what})", None, response.status, reason, details, pause)
 
     def _unreachable(self, what: str, error: HTTPError) -> Unreachable:
         where = f"The API server {self.server} of context {self.name}"
@@ -185,15 +186,6 @@ class Transport:
             return Unreachable(f"{where} cannot be reached: {_reason(error)}", "is the address right, is a VPN needed?")
         kind = "stopped answering" if isinstance(error, ReadTimeoutError) else "broke the connection"
         return Unreachable(f"{where} {kind} ({what}).", sent=True)
-
-
-class _Refusal(Exception):
-    """A refusal on its way to whoever decides whether to ask again."""
-
-    def __init__(self, error: ApiError, retry_after_s: float | None) -> None:
-        super().__init__()
-        self.error = error
-        self.retry_after_s = retry_after_s
 
 
 def _whole(response: Any, end: float) -> bytes:

@@ -18,7 +18,10 @@ from tests.cluster.waiting import until
 OWNER = "jaxlaunch.test/namespace"
 KUEUE = "kueue.x-k8s.io/v1beta2"
 # Where objects outside namespaces are, which these functions make.
-OUTSIDE = ("/api/v1/persistentvolumes", f"/apis/{KUEUE}/clusterqueues", f"/apis/{KUEUE}/resourceflavors")
+OUTSIDE = (
+    "/api/v1/persistentvolumes",
+    *(f"/apis/{KUEUE}/{plural}" for plural in ("clusterqueues", "resourceflavors", "workloadpriorityclasses")),
+)
 
 
 def make_namespace(cluster: Access, level: str) -> str:
@@ -103,6 +106,15 @@ def make_queue(
     local = f"/apis/{KUEUE}/namespaces/{namespace}/localqueues"
     make(cluster, local, KUEUE, "LocalQueue", name, {"clusterQueue": whole}, namespace)
     return whole
+
+
+def make_priority(cluster: Access, namespace: str, value: int) -> str:
+    """A priority among the jobs of a queue; gives its name."""
+    name = f"{namespace}-{value}"
+    made = {"apiVersion": KUEUE, "kind": "WorkloadPriorityClass", "value": value}
+    metadata = {"name": name, "labels": {OWNER: namespace}}
+    cluster.api.create(f"/apis/{KUEUE}/workloadpriorityclasses", made | {"metadata": metadata})
+    return name
 
 
 def make_user(cluster: Access, namespace: str, rules: Sequence[Mapping[str, Any]], folder: Path) -> Path:

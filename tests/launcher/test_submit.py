@@ -83,7 +83,7 @@ def change(server: Server, path: str, **parts: Any) -> None:
 def test_a_job_is_at_most_three_writes_the_jobset_first(server: Server, run: Run) -> None:
     left = submit(run)
     assert (left.code, left.out, left.err) == (0, "jobset.jobset.x-k8s.io/x created\n", "")
-    assert writes(server) == [("POST", "jobsets"), ("POST", "networkpolicies"), ("PATCH", "configmaps")]
+    assert writes(server) == [("POST", "jobsets"), ("POST", "networkpolicies"), ("POST", "configmaps")]
 
 
 def test_what_the_jobset_owns_goes_with_it(server: Server, run: Run) -> None:
@@ -93,9 +93,16 @@ def test_what_the_jobset_owns_goes_with_it(server: Server, run: Run) -> None:
     for path in (POLICY_AT, configmap):
         (reference,) = server.objects[path]["metadata"]["ownerReferences"]
         assert reference == {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "x", "uid": uid}
-    assert (
-        next(query for method, _, query in server.requests if method == "PATCH")["fieldManager"] == f"jaxlaunch-{uid}"
-    )
+
+
+def test_what_is_there_already_gets_one_owner_more_and_nothing_else(server: Server, run: Run) -> None:
+    submit(run)
+    assert run("submit", "job.yaml", "name=y").code == 0
+    uid = server.objects[AT[:-1] + "y"]["metadata"]["uid"]
+    (query,) = (query for method, _, query in server.requests if method == "PATCH")
+    assert query["fieldManager"] == f"jaxlaunch-{uid}" and query["force"] == "false"
+    (configmap,) = server.stored("configmaps")
+    assert server.objects[configmap]["binaryData"]
 
 
 def test_the_manifests_are_those_of_render(server: Server, run: Run) -> None:
@@ -507,7 +514,7 @@ def test_a_job_that_is_deleted_while_it_is_waited_for_is_said(server: Server, ru
         threading.Timer(0.5, lambda: server.drop(AT)).start()
         return False
 
-    server.on("PATCH", "configmaps", deleted)
+    server.on("POST", "configmaps", deleted)
     left = submit(run, "--wait")
     assert left.code == 3
     assert "JobSet x in namespace team-a was deleted meanwhile" in left.err
@@ -518,7 +525,7 @@ def test_the_end_of_a_wait_is_the_jobs_own(server: Server, run: Run) -> None:
         threading.Timer(0.5, lambda: change(server, AT, status={"terminalState": "Completed"})).start()
         return False
 
-    server.on("PATCH", "configmaps", ends)
+    server.on("POST", "configmaps", ends)
     left = submit(run, "--wait")
     assert (left.code, left.out) == (0, "jobset.jobset.x-k8s.io/x created\n")
     assert "x Done" in left.err
