@@ -70,15 +70,19 @@ def test_jobs_of_one_folder_share_what_they_brought_until_the_last_is_gone(
     cluster: Access, namespace: str, base_image: str, tmp_path: Path
 ) -> None:
     folder = project(tmp_path, namespace, {"train.py": "import time; time.sleep(600)"}, image=base_image, code=".")
-    for name in ("first", "second"):
+    for name in ("first", "second", "third", "second"):
         submitted = launcher(cluster, folder, "submit", "job.yaml", f"name={name}")
         assert submitted.returncode == 0, submitted.stderr
-    assert owners(cluster, namespace) == [["first", "second"]]
+    assert owners(cluster, namespace) == [["first", "second", "third"]]
     (one,) = shipped(cluster, namespace)
     assert one["immutable"] is True
     assert not any(owner.get("blockOwnerDeletion") for owner in one["metadata"]["ownerReferences"])
-    deleted = launcher(cluster, folder, "delete", "first", "-n", namespace, "--yes")
-    assert deleted.returncode == 0, deleted.stderr
-    until(lambda: owners(cluster, namespace), lambda seen: seen == [["second"]], "the first job lets go", within=120)
-    launcher(cluster, folder, "delete", "second", "-n", namespace, "--yes")
+    for name in ("first", "second"):
+        deleted = launcher(cluster, folder, "delete", name, "-n", namespace, "--yes")
+        assert deleted.returncode == 0, deleted.stderr
+    until(lambda: owners(cluster, namespace), lambda seen: seen == [["third"]], "two jobs let go", within=120)
+    (one,) = shipped(cluster, namespace)
+    managers = {field["manager"] for field in one["metadata"]["managedFields"]}
+    assert len([name for name in managers if name.startswith("jaxlaunch-")]) == 1, "those of jobs that are gone stay"
+    launcher(cluster, folder, "delete", "third", "-n", namespace, "--yes")
     until(lambda: owners(cluster, namespace), lambda seen: seen == [], "what was brought goes", within=120)

@@ -102,7 +102,7 @@ FAULTS: dict[str, list[Fault]] = {
 
 WRITES = [("POST", "jobsets", fault) for fault in FAULTS] + [
     (method, part, fault)
-    for method, part in (("POST", "networkpolicies"), ("PATCH", "configmaps"))
+    for method, part in (("POST", "networkpolicies"), ("POST", "configmaps"))
     for fault in ("dropped after the commit", "one after the other")
 ]
 
