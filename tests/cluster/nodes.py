@@ -1,0 +1,60 @@
+"""What happens to a node, for as short as it can be: others may be using it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from tests.cluster.access import Access
+from tests.cluster.harness.api import Refused
+
+
+def node(access: Access, name: str) -> Any:
+    return access.api.get(f"/api/v1/nodes/{name}")
+
+
+@contextmanager
+def cordoned(access: Access, name: str) -> Iterator[None]:
+    """Nothing new is put on the node."""
+    access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": True}})
+    try:
+        yield
+    finally:
+        access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": None}})
+
+
+@contextmanager
+def tainted(access: Access, name: str, key: str, pods: Collection[str]) -> Iterator[None]:
+    """The node throws out these pods; all others on it are made to tolerate that before."""
+    for pod in access.api.get(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{name}")["items"]:
+        if pod["metadata"]["name"] not in pods:
+            known = pod["spec"].get("tolerations", [])
+            path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+            with suppress(Refused):  # it is gone meanwhile
+                access.api.merge(path, {"spec": {"tolerations": [*known, {"key": key, "operator": "Exists"}]}})
+    before = node(access, name)["spec"].get("taints", [])
+    taint = {"key": key, "effect": "NoExecute"}
+    access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": [*before, taint]}})
+    try:
+        yield
+    finally:
+        left = [one for one in node(access, name)["spec"].get("taints", []) if one["key"] != key]
+        access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": left}})
+
+
+@contextmanager
+def offering(access: Access, name: str, resource: str, count: int) -> Iterator[None]:
+    """The node has so many of a resource of which nobody else knows."""
+    path = f"/api/v1/nodes/{name}/status"
+    access.api.merge(path, {"status": {kind: {resource: str(count)} for kind in ("capacity", "allocatable")}})
+    try:
+        yield
+    finally:
+        access.api.merge(path, {"status": {kind: {resource: None} for kind in ("capacity", "allocatable")}})
+
+
+def evict(access: Access, namespace: str, pod: str) -> None:
+    """As `kubectl drain` does."""
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
+    access.api.create(f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction", eviction)
