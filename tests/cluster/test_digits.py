@@ -1,0 +1,40 @@
+"""The digits of `make run` in pods, from submit to delete: in the image of the Dockerfile, at the restricted level."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cluster.access import Access
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_smoke_script_trains_the_digits_on_two_pods(
+    cluster: Access, namespace: str, checkpoints: Path, image: str
+) -> None:
+    path = f"{sys.prefix}/bin{os.pathsep}{cluster.env['PATH']}"
+    done = subprocess.run(
+        [ROOT / "k8s" / "smoke.sh", f"image={image}"],
+        env=cluster.env | {"NAMESPACE": namespace, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert done.stderr.rstrip().endswith("smoke: passed")
+    assert "attempt 1: 2 processes on 2 hosts" in done.stderr
+    assert (evaluated := re.search(r"eval .* accuracy ([\d.]+)  examples 360", done.stdout))
+    assert float(evaluated[1]) >= 0.97
+    assert re.search(r"^digits +Done ", done.stdout, re.MULTILINE)  # list
+    assert "digits: Done (generation 0, attempt 1)" in done.stdout  # status
+    assert "jobset.jobset.x-k8s.io/digits deleted" in done.stdout
+    assert not cluster.api.get(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets")["items"]
+    assert (checkpoints / "digits" / "450").is_dir()
+    summary = json.loads((checkpoints / "digits" / ".jaxlaunch" / "summary.json").read_text())
+    assert summary["verdict"]["code"] == 0
+    assert round(summary["metrics"]["eval_accuracy"], 4) == float(evaluated[1])
