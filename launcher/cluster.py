@@ -202,10 +202,12 @@ class Cluster:
         limit_bytes: int | None = None,
         timestamps: bool = False,
         previous: bool = False,
+        patience_s: float | None = None,
     ) -> Iterator[str]:
         """The lines of a container's log; `since` is a moment as timestamps write it.
 
-        Raises Unreachable when a log that is followed brings nothing for minutes: begin again from the last line.
+        Raises Unreachable when a log that is followed brings nothing for minutes: begin again from the last line. With
+        `patience_s` it is raised after so long, in which a node may not have answered.
         """
         asked = {
             "container": container,
@@ -220,7 +222,8 @@ class Cluster:
         query = {key: str(value).lower() for key, value in asked.items() if value is not None and value is not False}
         query["container"] = container
         lines = Lines()
-        for data in self._transport.stream(PODS.path(namespace, pod, "log"), query, _LOG_SILENCE_S):
+        path, silence_s = PODS.path(namespace, pod, "log"), patience_s or _LOG_SILENCE_S
+        for data in self._transport.stream(path, query, silence_s, patience_s):
             yield from lines.feed(data)
         yield from lines.end()
 

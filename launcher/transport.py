@@ -90,10 +90,17 @@ class Transport:
 
         return self._until_answered(f"{method} {path}", ask, repeat)
 
-    def stream(self, path: str, query: Mapping[str, str], silence_s: float) -> Iterator[bytes]:
-        """The bytes of an answer that goes on, as they come; Unreachable when nothing comes for `silence_s`."""
+    def stream(
+        self, path: str, query: Mapping[str, str], silence_s: float, total_s: float | None = None
+    ) -> Iterator[bytes]:
+        """The bytes of an answer that goes on, as they come; Unreachable when nothing comes for `silence_s`.
+
+        It must have begun within `total_s`.
+        """
         what = f"GET {path}"
-        response = self._until_answered(what, lambda _: self._open("GET", path, query, {}, None, silence_s), True)
+        response = self._until_answered(
+            what, lambda _: self._open("GET", path, query, {}, None, silence_s), True, total_s
+        )
         try:
             yield from response.stream(_CHUNK)
         except HTTPError as error:
@@ -128,9 +135,9 @@ class Transport:
             return response
         raise self._refused(f"{method} {path}", response)
 
-    def _until_answered(self, what: str, ask: Callable[[float], T], repeat: bool) -> T:
+    def _until_answered(self, what: str, ask: Callable[[float], T], repeat: bool, total_s: float | None = None) -> T:
         """The answer to a request, asked for again while it may help."""
-        end = time.monotonic() + self.total_s
+        end = time.monotonic() + (self.total_s if total_s is None else total_s)
         has_renewed = False
         for tries in range(1, TRIES + 1):
             pause: float | None = min(_FIRST_PAUSE_S * 2 ** (tries - 1), _LONGEST_PAUSE_S) * random.uniform(0.8, 1.2)
