@@ -100,15 +100,16 @@ class Gang:
 
 
 class Place:
-    """A namespace of the cluster, and the product's own way to it."""
+    """A namespace of the cluster, the image of its jobs, and the product's own way to it."""
 
-    def __init__(self, access: Access, namespace: str) -> None:
-        self.access, self.namespace, self.cluster = access, namespace, Cluster.connect()
+    def __init__(self, access: Access, namespace: str, image: str) -> None:
+        self.access, self.namespace, self.image = access, namespace, image
+        self.cluster = Cluster.connect()
 
     def start(self, name: str, profile: Profile, change: Change = lambda jobset: None, **job: Any) -> Gang:
         """Submits a job; `change` may alter its JobSet before."""
-        document = {"name": name, "namespace": self.namespace, "accelerator": {"type": "cpu"}, **job}
-        spec = JobSpec.model_validate(document)
+        document = {"name": name, "namespace": self.namespace, "image": self.image, "accelerator": {"type": "cpu"}}
+        spec = JobSpec.model_validate(document | job)
         manifests = render(spec, profile, bundle.of(spec, Path()))
         change(manifests[0])
         Submission(self.cluster, manifests, lambda text: None).run()
@@ -121,12 +122,12 @@ class Place:
 
 
 @contextmanager
-def place(access: Access) -> Iterator[Place]:
+def place(access: Access, image: str) -> Iterator[Place]:
     """A fresh namespace, at the restricted level, for the tests of a module."""
     namespace = preparations.make_namespace(access, "restricted")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(access.kubeconfig))
-        yield Place(access, namespace)
+        yield Place(access, namespace, image)
     preparations.remove_namespace(access, namespace)
 
 

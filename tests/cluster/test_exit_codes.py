@@ -28,15 +28,15 @@ STRICT = {"restarts": {"in_place": 0, "crash": 0}, "resources": {"cpu": "10m", "
 
 
 @pytest.fixture(scope="module")
-def here(cluster: Access) -> Iterator[Place]:
-    with place(cluster) as found:
+def here(cluster: Access, base_image: str) -> Iterator[Place]:
+    with place(cluster, base_image) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def gangs(here: Place, base_image: str) -> Mapping[int | str, Gang]:
+def gangs(here: Place) -> Mapping[int | str, Gang]:
     """A gang for each code and for each way to run out of memory, all at once."""
-    plain = {"image": base_image, "restarts": {"in_place": 0, "crash": BUDGET}, "resources": {"cpu": "10m"}}
+    plain = {"restarts": {"in_place": 0, "crash": BUDGET}, "resources": {"cpu": "10m"}}
     started: dict[int | str, Gang] = {}
     for code in contract.OUTCOMES:
         hosts = 2 if code in PAIRS else 1
@@ -47,7 +47,7 @@ def gangs(here: Place, base_image: str) -> Mapping[int | str, Gang]:
     started[UNLISTED] = here.start(f"ends-{UNLISTED}", Profile(), alone, command=["true"], **plain)
     for whole in ("child", "container"):
         command = program("grows.py", whole, "1")
-        started[whole] = here.start(f"oom-{whole}", Profile(), image=base_image, hosts=2, command=command, **STRICT)
+        started[whole] = here.start(f"oom-{whole}", Profile(), hosts=2, command=command, **STRICT)
     return started
 
 

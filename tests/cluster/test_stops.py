@@ -78,8 +78,8 @@ def seated(hosts: int) -> dict[str, Any]:
 
 
 COMMON: dict[str, Any] = {"restarts": {"in_place": 0, "crash": 0}, "grace": "8s", "resources": {"cpu": "10m"}}
-# What happens, and how many restarts may come of it; never one that counts. Of a suspended Job's pods the Job controller
-# may see the exit code before it calls the Job suspended.
+# What happens, and how many restarts may come of it; never one that counts. The Job controller may see how a pod of a
+# suspended Job ended before it calls the Job suspended.
 STOPS: Mapping[str, tuple[Callable[[Place, Gang], None], set[int]]] = {
     "tainted": (tainted, {1}),  # first: while no pod is new
     "evicted": (evicted, {1}),
@@ -95,10 +95,10 @@ STOPS: Mapping[str, tuple[Callable[[Place, Gang], None], set[int]]] = {
 
 
 @pytest.fixture(scope="module")
-def here(cluster: Access) -> Iterator[Place]:
+def here(cluster: Access, base_image: str) -> Iterator[Place]:
     if not cluster.is_ours:
         pytest.skip("nodes are drained and tainted: not on a cluster that you gave")
-    with place(cluster) as found, nodes.offering(cluster, NODE, SEAT, 2):
+    with place(cluster, base_image) as found, nodes.offering(cluster, NODE, SEAT, 2):
         folder = preparations.make_claim(cluster, found.namespace)
         for name in STOPS:
             (folder / name).mkdir(mode=0o777)
@@ -117,9 +117,8 @@ def here(cluster: Access) -> Iterator[Place]:
 
 
 @pytest.fixture(scope="module")
-def gangs(here: Place, base_image: str) -> Mapping[str, Gang]:
+def gangs(here: Place) -> Mapping[str, Gang]:
     """All count, and what is to happen to each has happened."""
-    COMMON["image"] = base_image
     started = {}
     for name in STOPS:
         command = program("counts.py", f"/checkpoints/{name}", *(["stubborn"] if "stubborn" in name else []))
