@@ -69,7 +69,8 @@ def rights(manifests: Sequence[Obj], *, replace: bool, watch: bool) -> list[Righ
     if replace:
         needed.append(Right("delete", JOBSETS))
     if watch:
-        needed += [Right("watch", JOBSETS), Right("list", PODS), Right("watch", PODS), Right("get", PODS, "log")]
+        needed += [Right(verb, kind) for kind in (JOBSETS, PODS) for verb in ("list", "watch")]
+        needed.append(Right("get", PODS, "log"))
     return needed
 
 

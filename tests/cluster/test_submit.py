@@ -1,0 +1,330 @@
+"""`launcher submit`, `stop` and `delete` on a real cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher import precheck
+from launcher.cluster import Cluster
+from launcher.kinds import CONFIGMAPS, JOBSETS, NETWORK_POLICIES, PODS, SECRETS, Kind
+from tests.cluster import preparations
+from tests.cluster.access import Access
+from tests.cluster.command import launcher, project
+from tests.cluster.gangs import Gang, program, until
+from tests.cluster.proxy import Proxy
+from tests.launcher import apiserver
+from trainer import contract
+
+CANARY = "canary-51c6e0"
+QUICK = ["python", "-c", "print('done here')"]
+NOWHERE = {"node_selector": {"no-such-node": "here"}}  # its pods cost nothing
+
+
+class Here:
+    """A folder with a job in a namespace, and the command line there."""
+
+    def __init__(self, access: Access, namespace: str, folder: Path, image: str) -> None:
+        self.access, self.namespace, self.folder, self.image = access, namespace, folder, image
+        self.cluster = Cluster.connect()
+
+    def write(self, **job: Any) -> None:
+        project(self.folder, self.namespace, {}, **({"image": self.image} | job))
+
+    def launcher(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        done = launcher(self.access, self.folder, *arguments)
+        assert "Traceback" not in done.stderr
+        return done
+
+    def submit(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.launcher("submit", "job.yaml", *arguments)
+
+    @property
+    def gang(self) -> Gang:
+        return Gang(self.cluster, self.namespace, "mine")
+
+    def there(self, kind: Kind) -> list[dict[str, Any]]:
+        return [one for one in self.cluster.list(kind, self.namespace) if one["metadata"]["name"] != "kube-root-ca.crt"]
+
+
+@pytest.fixture
+def here(cluster: Access, namespace: str, tmp_path: Path, base_image: str, monkeypatch: pytest.MonkeyPatch) -> Here:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    here = Here(cluster, namespace, tmp_path, base_image)
+    here.write(command=QUICK)
+    return here
+
+
+# --- submit -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_three_writes_of_which_the_jobset_is_the_first(here: Here) -> None:
+    here.write(command=QUICK, **NOWHERE)
+    with apiserver.serving(Proxy(here.access.api)) as proxy:
+        env = here.access.env | {"KUBECONFIG": str(proxy.kubeconfig(here.folder, here.namespace))}
+        done = subprocess.run(
+            [sys.executable, "-m", "launcher.cli.main", "submit", "job.yaml"], env=env, cwd=here.folder, check=True
+        )
+        written = [(method, path.split("/")[-1]) for method, path, _ in proxy.requests if method != "GET"]
+    assert done.returncode == 0
+    writes = [one for one in written if one[1] != "selfsubjectaccessreviews"]
+    assert writes == [("POST", "jobsets"), ("POST", "networkpolicies"), ("POST", "configmaps")]
+
+
+def test_the_same_job_again_is_the_same_jobset(here: Here) -> None:
+    here.write(command=QUICK, **NOWHERE)
+    assert here.submit().stdout == "jobset.jobset.x-k8s.io/mine created\n"
+    first = here.gang.jobset["metadata"]
+    again = here.submit()
+    assert (again.returncode, again.stdout) == (0, "jobset.jobset.x-k8s.io/mine unchanged\n")
+    assert f"already submitted at {first['creationTimestamp']}" in again.stderr
+    now = here.gang.jobset["metadata"]
+    assert (now["uid"], now["generation"]) == (first["uid"], first["generation"])
+
+
+def test_another_job_of_the_name_is_refused_and_changes_nothing(here: Here) -> None:
+    here.write(command=QUICK, **NOWHERE)
+    here.submit()
+    before = here.gang.jobset
+    refused = here.submit("hosts=2")
+    assert refused.returncode == 2
+    assert "is another job than this file's: it was created by jaxlaunch at" in refused.stderr
+    assert here.gang.jobset["spec"] == before["spec"]
+
+
+def test_a_finished_job_is_replaced_with_all_it_owns(here: Here) -> None:
+    assert here.submit("--wait").returncode == 0
+    first = here.gang.jobset["metadata"]["uid"]
+    assert here.submit().returncode == 2
+    again = here.submit("--replace", "--wait", "--follow")
+    assert (again.returncode, again.stdout) == (0, "jobset.jobset.x-k8s.io/mine replaced\n[0] done here\n")
+    second = here.gang.jobset["metadata"]["uid"]
+    assert first != second
+    until("only the new owner is left", lambda: owners(here) == {second})
+
+
+def owners(here: Here) -> set[str]:
+    owned = [*here.there(NETWORK_POLICIES), *here.there(CONFIGMAPS)]
+    return {reference["uid"] for one in owned for reference in one["metadata"]["ownerReferences"]}
+
+
+@pytest.mark.parametrize("code", [contract.BAD_DATA, contract.CRASH])
+def test_the_exit_code_of_a_wait_is_the_verdicts(here: Here, code: int) -> None:
+    here.write(command=program("ends.py", str(code)), restarts={"crash": 0, "in_place": 0})
+    done = here.submit("--wait")
+    assert done.returncode == code
+    assert f"(exit {code})" in done.stderr
+
+
+def test_waiting_ends_when_it_was_to_end_and_the_job_goes_on(here: Here) -> None:
+    here.write(command=QUICK, **NOWHERE)
+    done = here.submit("--wait", "--follow", "--timeout", "2s")
+    assert (done.returncode, done.stdout) == (124, "jobset.jobset.x-k8s.io/mine created\n")
+    assert here.gang.status.get("terminalState") is None
+
+
+def test_the_server_judges_a_dry_run_and_keeps_nothing(here: Here) -> None:
+    done = here.submit("--dry-run=server")
+    assert done.returncode == 0
+    assert "jobset.jobset.x-k8s.io/mine created (server dry run)" in done.stdout
+    here.write(command=QUICK, pod={"spec": {"hostNaem": "x"}})
+    refused = here.submit("--dry-run=server")
+    assert refused.returncode == 3
+    assert "hostNaem" in refused.stderr
+    assert here.there(JOBSETS) == here.there(CONFIGMAPS) == here.there(NETWORK_POLICIES) == []
+
+
+def test_the_clusters_profile_stands_in_for_what_the_job_leaves_out(here: Here) -> None:
+    profile = {"profile.yaml": yaml.safe_dump({"image": here.image, "labels": {"of": "the-profile"}})}
+    metadata = {"name": "jaxlaunch", "namespace": here.namespace}
+    here.cluster.create(CONFIGMAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": profile})
+    here.write(command=QUICK, image=None, agent="inject", **NOWHERE)
+    done = here.submit()
+    assert done.returncode == 0, done.stderr
+    assert f"the cluster's profile is ConfigMap {here.namespace}/jaxlaunch" in done.stderr
+    assert here.gang.jobset["metadata"]["labels"]["of"] == "the-profile"
+
+
+# --- what is asked before ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("queue=nobody", "has no such LocalQueue.\n  hint: it has few."),
+        ("priority=nobody", "priority = nobody: the cluster has no such PriorityClass.\n  hint: it has"),
+        ("namespace=nowhere", "The cluster has no namespace nowhere."),
+    ],
+)
+def test_a_name_that_the_server_would_take_for_granted_is_refused(here: Here, key: str, said: str) -> None:
+    preparations.make_queue(here.access, here.namespace, {"cpu": "1"}, name="few")
+    refused = here.submit(key)
+    assert refused.returncode == 2
+    assert said in refused.stderr
+    assert here.there(JOBSETS) == []
+
+
+def test_pods_that_the_namespace_will_refuse_are_announced(here: Here) -> None:
+    here.write(command=QUICK, network="hostnetwork", **NOWHERE)
+    done = here.submit()
+    assert done.returncode == 0
+    assert "enforces Pod Security level restricted, and will refuse the pods: host namespaces" in done.stderr
+    events = until("the Job says so", lambda: refusals(here))
+    assert "host namespaces" in events[0]
+
+
+def refusals(here: Here) -> list[str]:
+    found = here.access.api.get(f"/api/v1/namespaces/{here.namespace}/events?fieldSelector=reason%3DFailedCreate")
+    return [one["message"] for one in found["items"]]
+
+
+def as_user(here: Here, rules: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Lets the command line act as a user with these rights; gives the token."""
+    file = preparations.make_user(here.access, here.namespace, rules, here.folder)
+    here.access = Access(file, here.access.kubectl_path, here.access.is_ours)
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    here.cluster = Cluster.connect()
+    token: str = json.loads(file.read_text())["users"][0]["user"]["token"]
+    return token
+
+
+def test_rights_that_are_missing_are_named_all_at_once(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_read = {"apiGroups": ["jobset.x-k8s.io"], "resources": ["jobsets"], "verbs": ["get", "list"]}
+    token = as_user(here, [may_read], monkeypatch)
+    refused = here.submit()
+    assert refused.returncode == 3
+    missing = "create jobsets.jobset.x-k8s.io, create networkpolicies.networking.k8s.io, get networkpolicies."
+    assert f"You may not do this in namespace {here.namespace}: {missing}" in refused.stderr
+    assert token not in refused.stdout + refused.stderr
+    assert here.there(JOBSETS) == []
+
+
+def test_the_rights_that_are_asked_for_are_enough(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    here.write(command=QUICK)
+    rendered = list(yaml.safe_load_all(here.submit("--dry-run").stdout))
+    needed = precheck.rights(rendered, replace=True, watch=True)
+    rules = [
+        {
+            "apiGroups": [one.kind.group],
+            "resources": [one.kind.plural + (f"/{one.subresource}" if one.subresource else "")],
+            "verbs": [one.verb],
+        }
+        for one in needed
+    ]
+    as_user(here, rules, monkeypatch)
+    for arguments in ((), ("--replace",)):
+        done = here.submit("--wait", "--follow", *arguments)
+        assert done.returncode == 0, done.stderr
+        assert "[0] done here\n" in done.stdout
+
+
+# --- stop, delete -----------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_is_stopped_saves_and_goes_on_from_there(here: Here, checkpoints: Path) -> None:
+    volumes = [{"claim": "checkpoints", "path": "/ckpt"}]
+    here.write(command=program("counts.py", "/ckpt"), volumes=volumes, hosts=2)
+    here.submit()
+    here.gang.runs()
+    here.gang.says("begins at step 0")
+    stopped = here.launcher("stop", "mine", "-n", here.namespace)
+    assert (stopped.returncode, stopped.stdout) == (0, "jobset.jobset.x-k8s.io/mine stopped\n")
+    assert "saved" in stopped.stderr
+    until("its pods are removed", lambda: not here.there(PODS))
+    saved = int((checkpoints / "count-0").read_text())
+    again = here.submit("--wait", "--follow")
+    assert (again.returncode, again.stdout.splitlines()[0]) == (0, "jobset.jobset.x-k8s.io/mine resumed")
+    assert f"[0] begins at step {saved}\n" in again.stdout
+    assert here.gang.counters == (0, 0)
+
+
+def test_stopping_a_job_ends_whoever_waits_for_it(here: Here, checkpoints: Path) -> None:
+    here.write(command=program("counts.py", "/ckpt"), volumes=[{"claim": "checkpoints", "path": "/ckpt"}])
+    waiting = subprocess.Popen(
+        [sys.executable, "-m", "launcher.cli.main", "submit", "job.yaml", "--wait", "--follow"],
+        cwd=here.folder,
+        env=here.access.env,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until("the job is there", lambda: here.there(JOBSETS))
+    here.gang.says("begins at step 0")
+    assert here.launcher("stop", "mine", "-n", here.namespace).returncode == 0
+    _, err = waiting.communicate(timeout=120)
+    assert waiting.returncode == contract.PREEMPTED
+    assert "mine Stopped" in err
+
+
+def test_a_deleted_job_leaves_nothing(here: Here) -> None:
+    here.write(command=["python", "-c", "import time; time.sleep(600)"])
+    here.submit()
+    here.gang.runs()
+    refused = here.launcher("delete", "mine", "-n", here.namespace)
+    assert refused.returncode == 2
+    assert "--yes" in refused.stderr
+    (bundle,) = here.there(CONFIGMAPS)
+    deleted = here.launcher("delete", "mine", "-n", here.namespace, "--yes")
+    assert deleted.returncode == 0
+    assert deleted.stdout.splitlines() == [
+        "jobset.jobset.x-k8s.io/mine deleted",
+        "networkpolicy.networking.k8s.io/mine deleted",
+        f"configmap/{bundle['metadata']['name']} deleted",
+    ]
+    assert here.there(JOBSETS) == here.there(PODS) == []
+    until("what it owned is collected", lambda: not [*here.there(NETWORK_POLICIES), *here.there(CONFIGMAPS)])
+
+
+# --- secrets ----------------------------------------------------------------------------------------------------------
+
+
+def canaries(here: Here, token: str) -> Callable[[subprocess.CompletedProcess[str]], None]:
+    def check(done: subprocess.CompletedProcess[str]) -> None:
+        for secret in (CANARY, token):
+            assert secret not in done.stdout + done.stderr, done.args
+
+    return check
+
+
+def test_no_secret_is_ever_printed(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = {"name": "mine", "namespace": here.namespace}
+    here.cluster.create(
+        SECRETS, {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"token": CANARY}}
+    )
+    verbs = ["create", "get", "list", "watch", "patch", "delete"]
+    groups = ["", "jobset.x-k8s.io", "networking.k8s.io", "batch"]
+    token = as_user(here, [{"apiGroups": groups, "resources": ["*"], "verbs": verbs}], monkeypatch)
+    uses = {"secrets": {"TOKEN": {"name": "mine", "key": "token"}}, "volumes": [{"secret": "mine", "path": "/s"}]}
+    reads = "import os; assert os.environ['TOKEN'] == open('/s/token').read(); print('it was there')"
+    here.write(command=["python", "-c", reads], **uses)
+    check = canaries(here, token)
+    for arguments in ((), ("-o", "json"), ("-o", "yaml"), ("--dry-run",), ("--dry-run=server",), ("hosts=2",)):
+        check(here.submit(*arguments))
+    ended = here.submit("--wait", "--follow")
+    check(ended)
+    assert "it was there" in ended.stdout
+    with apiserver.serving(Proxy(here.access.api)) as proxy:
+        here.access = Access(proxied(here, proxy), here.access.kubectl_path, False)
+        for fault in (apiserver.refuse(401), apiserver.refuse(403), apiserver.refuse(500), apiserver.drop):
+            for method in ("GET", "POST"):
+                proxy.on(method, "jobsets", *[fault] * 3)
+            check(here.submit("name=other"))
+            proxy.faults.clear()
+    for command in ("stop", "delete"):
+        check(here.launcher(command, "mine", "-n", here.namespace))
+
+
+def proxied(here: Here, proxy: Proxy) -> Path:
+    """The user's kubeconfig, token and all, with the proxy as its server."""
+    config = json.loads(here.access.kubeconfig.read_text())
+    for one in config["clusters"]:
+        one["cluster"] = {"server": proxy.url}
+    path = here.folder / "proxied.conf"
+    path.write_text(json.dumps(config))
+    return path
