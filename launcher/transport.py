@@ -95,11 +95,11 @@ class Transport:
     ) -> Iterator[bytes]:
         """The bytes of an answer that goes on, as they come; Unreachable when nothing comes for `silence_s`.
 
-        It must have begun within `total_s`.
+        It must have begun within `total_s`, and then a refusal is not asked again.
         """
         what = f"GET {path}"
         response = self._until_answered(
-            what, lambda _: self._open("GET", path, query, {}, None, silence_s), True, total_s
+            what, lambda _: self._open("GET", path, query, {}, None, silence_s), total_s is None, total_s
         )
         try:
             yield from response.stream(_CHUNK)

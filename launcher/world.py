@@ -19,6 +19,7 @@ from launcher.seen import QUEUE_LABEL, World
 from launcher.testimony import Word
 
 MAX_PAGES_OF_EVENTS = 10
+_MAX_SAID = 240  # characters of a refusal
 JOB_UID = "kueue.x-k8s.io/job-uid"  # Kueue's label on the Workload of a job
 
 
@@ -77,7 +78,7 @@ class _Look:
             return []
 
     def _missed(self, what: str, error: ClusterError) -> None:
-        self._unread.append(f"{what} could not be read: {error.message}")
+        self._unread.append(f"{what} could not be read: {error.message[:_MAX_SAID]}")
 
     # --- what is read only sometimes ----------------------------------------------------------------------------------
 
