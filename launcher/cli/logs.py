@@ -103,7 +103,7 @@ def _previous(cluster: Cluster, seen: World, chosen: Select, tail: int | None, p
     for ended in seen.told.before:
         printer.say(ended.title)
     if seen.told.unknown is not None:
-        printer.say(seen.told.unknown)
+        printer.say(f"what came before is not known: {seen.told.unknown}")
     elif not seen.told.before:
         printer.say("there is no earlier attempt" if not seen.restarts else "nothing is known of earlier generations")
     for line in _tails(cluster, seen, chosen, tail):
