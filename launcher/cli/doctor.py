@@ -49,10 +49,11 @@ def doctor_command(
     profile_file: Path | None,
     output: str,
 ) -> int:
-    """Check that the cluster can run JOB, or any job; each finding says what, why and what to do.
+    """Check that the cluster can run JOB, or any job.
 
-    Nothing is written: what it creates, the server only rehearses. What cannot be seen with these rights is said to be
-    unknown. The exit code is 2 where you can mend what fails, 3 where the cluster's owner must.
+    Each finding says what, why and what to do. Nothing is written: what it creates, the server only rehearses. What
+    cannot be seen with these rights is said to be unknown. The exit code is 2 where you can mend what fails, 3 where
+    the cluster's owner must.
     """
     cluster = Cluster.connect(context)
     given = {key: value for key, value in (("namespace", namespace), ("queue", queue)) if value is not None}

@@ -37,10 +37,11 @@ INSTALL = "pip install 'jaxlaunch[train]' brings it."
 def plan_command(
     job_file: Path, overrides: tuple[str, ...], profile_file: Path | None, sharding: bool, compiled: bool, output: str
 ) -> int:
-    """Say what JOB will hold before anything is held: devices, bytes of each, whether they fit, what is asked for.
+    """Say what JOB will hold, and whether it fits.
 
-    Asks no cluster. The bytes are the trainer's own shapes, traced here on virtual devices; nothing is allocated. The
-    exit code is 2 where the training cannot fit.
+    Devices, mesh, bytes of each device, what the cluster will be asked for, and the Pod Security level that results.
+    Asks no cluster. The bytes are of the trainer's own shapes, traced here on virtual devices; nothing is allocated.
+    The exit code is 2 where the training cannot fit.
     """
     cluster = profile.load(profile_file)
     job = jobs.load(job_file, overrides, also=lambda job: refusals(job, cluster))
