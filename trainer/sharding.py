@@ -24,7 +24,8 @@ Entry = tuple[str, ...]  # the mesh axes that split one dimension, outermost fir
 RULES: Mapping[str, Entry] = {
     "batch": BATCH_AXES,
     "layers": (),
-    "length": (),
+    "length": (),  # of whole examples, as attention wants them
+    "sequence": ("mp",),  # the same where every position is for itself: norms and the stream between products
     "embed": (),  # the residual stream
     "heads": ("mp",),
     "kv_heads": ("mp",),
@@ -49,14 +50,17 @@ def state_sharding(name: str, shape: tuple[int, ...], axes: Axes | None, mesh: j
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     """`x` held to the sharding of its named axes on the current mesh; `x` itself where there is none.
 
-    Without it the compiler may split activations like the weights they meet, and gather the batch instead.
+    Without it the compiler may split activations like the weights they meet, and gather the batch instead. A sequence
+    that does not divide (a class token makes one longer) stays whole.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
-    held: jax.Array = jax.lax.with_sharding_constraint(
-        x, PartitionSpec(*(RULES[axis] if axis else None for axis in axes))
-    )
+    entries = [RULES[axis] if axis else () for axis in axes]
+    for place, axis in enumerate(axes):
+        if axis == "sequence" and x.shape[place] % _ways(entries[place], mesh):
+            entries[place] = ()
+    held: jax.Array = jax.lax.with_sharding_constraint(x, PartitionSpec(*entries))
     return held
 
 
@@ -118,5 +122,5 @@ def _split_fsdp(shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: 
     return [(*entry, "fsdp") if i == best else entry for i, entry in enumerate(entries)]
 
 
-def _ways(entry: Entry, mesh: jax.sharding.Mesh) -> int:
+def _ways(entry: Entry, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> int:
     return math.prod(mesh.shape[axis] for axis in entry)

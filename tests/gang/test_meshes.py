@@ -21,6 +21,16 @@ DECODER = digits(
     batch=16,
     optimizer={"lr": 3e-3, "schedule": {"name": "constant"}},
 )
+MODELS = {
+    "mlp": MNIST_MLP,
+    "decoder": DECODER,
+    "gpt2": DECODER | {"model": {"kind": "gpt2", "layers": 2, "width": 32, "heads": 4, "vocab": 64, "length": 32}},
+    "vit": MNIST_MLP
+    | {
+        "model": {"kind": "vit", "layers": 2, "width": 32, "heads": 4, "image": [28, 28], "channels": 1},
+        "optimizer": {"lr": 3e-3, "schedule": {"name": "constant"}},
+    },
+}
 MESHES = {"dp8": {"dp": 8}, "fsdp8": {"fsdp": 8}, "dp2-fsdp2-mp2": {"dp": 2, "fsdp": 2, "mp": 2}}
 PLACES = {
     "1-process": {"hosts": 1, "per_host": 8},
@@ -34,7 +44,7 @@ PLACES = {
 def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, float]]:
     folder = tmp_path_factory.mktemp("one")
     results = {}
-    for name, train in {"mlp": MNIST_MLP, "decoder": DECODER}.items():
+    for name, train in MODELS.items():
         results[name] = succeed(launch(folder / name, job(train, per_host=1))).losses
     return results
 
@@ -50,7 +60,7 @@ def assert_equal_losses(found: dict[int, float], wanted: dict[int, float]) -> No
         assert found[step] == pytest.approx(loss, rel=1e-5), f"step {step}"
 
 
-@pytest.mark.parametrize("name", ["mlp", "decoder"])
+@pytest.mark.parametrize("name", MODELS)
 def test_the_loss_falls_on_one_device(on_one_device: dict[str, dict[int, float]], name: str) -> None:
     losses = on_one_device[name]
     assert losses[20] <= 0.8 * losses[1]
@@ -80,3 +90,12 @@ def test_a_decoder_gives_the_losses_of_one_device_under_data_parallelism_too(
 ) -> None:
     result = succeed(launch(tmp_path, job(DECODER | {"mesh": {"dp": 8}}, hosts=2, per_host=4)))
     assert_equal_losses(result.losses, on_one_device["decoder"])
+
+
+@pytest.mark.parametrize("name", ["decoder", "gpt2", "vit"])
+def test_a_mesh_over_two_slices_gives_the_losses_of_one_device(
+    tmp_path: Path, on_one_device: dict[str, dict[int, float]], name: str
+) -> None:
+    mesh = {"dp": 2, "fsdp": 2, "mp": 2, "dcn": {"dp": 2}}
+    result = succeed(launch(tmp_path, job(MODELS[name] | {"mesh": mesh}, slices=2, per_host=4)))
+    assert_equal_losses(result.losses, on_one_device[name])

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.trainer.tiny import Counting, Digits, MeanLoss, build, compiled, run
+from tests.trainer.tiny import GPT2, Counting, Digits, MeanLoss, Pictures, build, compiled, run
 from trainer.errors import SpecError
 from trainer.step import TrainState
 
 TASKS = {"mlp": Digits(), "decoder": Counting()}
+MODELS: dict[str, dict[str, Any]] = {"gpt2": {"model": GPT2}, "vit": {}}
 
 
 @functools.cache
@@ -45,6 +46,19 @@ def test_every_mesh_gives_the_losses_of_one_device(name: str, axes: dict[str, in
     np.testing.assert_allclose(losses, alone(name), rtol=1e-5)
     assert losses[-1] < 0.8 * losses[0]
     assert share(state) <= 1.01 / (axes.get("fsdp", 1) * axes.get("mp", 1)) + 0.01
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("axes", [{"dp": 8}, {"fsdp": 8}, {"dp": 4, "mp": 2}, {"dp": 2, "fsdp": 2, "mp": 2}], ids=str)
+def test_a_transformer_of_any_kind_gives_the_losses_of_one_device(name: str, axes: dict[str, int]) -> None:
+    task = Pictures() if name == "vit" else Counting()
+    losses, _ = run(task, mesh=axes, **MODELS[name])
+    np.testing.assert_allclose(losses, transformer_alone(name), rtol=1e-5)
+
+
+@functools.cache
+def transformer_alone(name: str) -> np.ndarray:
+    return run(Pictures() if name == "vit" else Counting(), **MODELS[name])[0]
 
 
 @pytest.mark.parametrize("name", TASKS)

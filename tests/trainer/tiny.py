@@ -12,11 +12,14 @@ from jax import Array
 from trainer import mesh, spec
 from trainer.models.mlp import MLP
 from trainer.models.setting import Setting
+from trainer.models.vit import ViT
 from trainer.step import Step, TrainState
 from trainer.tasks.classify import Classify
 from trainer.tasks.lm import NextToken
 
 DECODER = spec.Decoder(layers=2, width=32, heads=4, kv_heads=2, vocab=32, length=16)
+GPT2 = spec.GPT2(layers=2, width=32, heads=4, vocab=32, length=16)
+VIT = spec.ViT(layers=2, width=32, heads=4, image=[16, 16], channels=1, patch=4, pool="mean")
 ROWS = 16
 
 
@@ -31,6 +34,20 @@ class Digits(Classify):
         label = rng.integers(0, 10, ROWS, np.int32)
         image = rng.integers(0, 256, (ROWS, 28, 28)) // 4
         image[np.arange(ROWS), 2 * label] += 128
+        return {"image": image.astype(np.uint8), "label": label, "weight": np.ones(ROWS, np.float32)}
+
+
+class Pictures(Classify):
+    """Images of one bright row, for a ViT; its length of 16 divides."""
+
+    def model(self, spec: spec.TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
+        return ViT(spec.model, rngs, Setting.of(spec))
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(step)
+        label = rng.integers(0, 10, ROWS, np.int32)
+        image = rng.integers(0, 128, (ROWS, 16, 16))
+        image[np.arange(ROWS), label] += 127
         return {"image": image.astype(np.uint8), "label": label, "weight": np.ones(ROWS, np.float32)}
 
 
@@ -53,9 +70,16 @@ class MeanLoss(Digits):
         return found.sum / found.weight
 
 
+MODELS: dict[type, tuple[spec.Model, float]] = {
+    Counting: (DECODER, 1e-2),
+    Pictures: (VIT, 3e-3),
+    Digits: (spec.MLP(layers=2, width=32), 1e-3),
+}
+
+
 def train_spec(task: Any, **keys: Any) -> spec.TrainSpec:
     """A spec whose mesh is given by `mesh={"dp": 2}`; `optimizer` as keys too."""
-    model, lr = (DECODER, 1e-2) if isinstance(task, Counting) else (spec.MLP(layers=2, width=32), 1e-3)
+    model, lr = next(of for kind, of in MODELS.items() if isinstance(task, kind))
     optimizer = spec.Optimizer(**{"lr": lr, **keys.pop("optimizer", {})})
     axes = spec.Mesh(**keys.pop("mesh", {}))
     return spec.TrainSpec(

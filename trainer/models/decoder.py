@@ -15,7 +15,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from trainer import attention, remat, spec
-from trainer.models.layers import RMSNorm, rope, weight
+from trainer.models.layers import RMSNorm, rope, split, weight, whole
 from trainer.models.setting import PLAIN, Setting
 from trainer.sharding import constrain
 
@@ -40,7 +40,8 @@ class SelfAttention(nnx.Module):
         key_BLGK = checkpoint_name(self.rope(jnp.einsum("bld,dgk->blgk", x_BLD, self.key[...])), "key")
         value_BLGK = checkpoint_name(jnp.einsum("bld,dgk->blgk", x_BLD, self.value[...]), "value")
         query_BLHK = constrain(query_BLHK, "batch", "length", "heads", "head")
-        mixed_BLHK = checkpoint_name(self.attend(query_BLHK, key_BLGK, value_BLGK, mask_BL), "mixed")
+        mixed_BLHK = self.attend(query_BLHK, key_BLGK, value_BLGK, mask_BL)
+        mixed_BLHK = checkpoint_name(constrain(mixed_BLHK, "batch", "length", "heads", "head"), "mixed")
         return jnp.einsum("blhk,hkd->bld", mixed_BLHK, self.out[...])
 
 
@@ -69,9 +70,9 @@ class Block(nnx.Module):
         self.mlp = SwiGLU(config, rngs)
 
     def __call__(self, x_BLD: Array, mask_BL: Array | None) -> Array:
-        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), mask_BL)
-        x_BLD = x_BLD + self.mlp(self.mlp_norm(x_BLD))
-        return constrain(x_BLD, "batch", "length", "embed")
+        x_BLD = x_BLD + split(self.attention(whole(self.attention_norm(x_BLD)), mask_BL))
+        x_BLD = x_BLD + split(self.mlp(whole(self.mlp_norm(x_BLD))))
+        return split(x_BLD)
 
 
 class Decoder(nnx.Module):
@@ -101,9 +102,9 @@ class Decoder(nnx.Module):
         """What the logits are made of: the normalized stream x_BLD."""
         # Looked up in whole rows: a table split along D would give a stream split along D and copied along B.
         table_VD = constrain(self.embedding[...], "vocab", "embed")
-        x_BLD = constrain(jnp.take(table_VD, tokens_BL, axis=0), "batch", "length", "embed")
+        x_BLD = split(whole(jnp.take(table_VD, tokens_BL, axis=0)))
         x_BLD = nnx.scan(self.apply, in_axes=(0, nnx.Carry, None), out_axes=nnx.Carry)(self.blocks, x_BLD, mask_BL)
-        return self.norm(x_BLD)
+        return whole(self.norm(x_BLD))
 
     @property
     def head_DV(self) -> Array:

@@ -12,7 +12,7 @@ from flax import nnx
 from jax import Array
 
 from trainer import attention, remat, spec
-from trainer.models.layers import Drop, LayerNorm, weight
+from trainer.models.layers import Drop, LayerNorm, split, weight, whole
 from trainer.models.prenorm import NAMES, STD, Block, paths
 from trainer.models.setting import PLAIN, Setting
 from trainer.sharding import constrain
@@ -48,10 +48,10 @@ class GPT2(nnx.Module):
         table_VD = constrain(self.embedding[...], "vocab", "embed")
         positions_LD = constrain(self.positions[...], None, "embed")[: tokens_BL.shape[1]]
         x_BLD = jnp.take(table_VD, tokens_BL, axis=0) + positions_LD[None]
-        x_BLD = constrain(x_BLD, "batch", "length", "embed")
+        x_BLD = split(whole(x_BLD))
         scan = nnx.scan(self.apply, in_axes=(0, nnx.Carry, None, 0), out_axes=nnx.Carry)
         x_BLD = scan(self.blocks, self.drop(x_BLD), mask_BL, self.paths)
-        return self.norm(x_BLD)
+        return whole(self.norm(x_BLD))
 
     @property
     def head_DV(self) -> Array:

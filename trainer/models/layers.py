@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array
 
 from trainer.architectures import RopeScaling
-from trainer.sharding import Axes
+from trainer.sharding import Axes, constrain
 
 
 def weight(rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, std: float) -> nnx.Param[Array]:
@@ -25,6 +25,19 @@ def weight(rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, std: float) -> nn
 def bias(shape: tuple[int, ...], axes: Axes) -> nnx.Param[Array]:
     """A float32 parameter of zeros, its axes named."""
     return nnx.Param(jnp.zeros(shape, jnp.float32), axes=axes)
+
+
+def whole(x_BLD: Array) -> Array:
+    """The stream with all positions of an example on one device, as products over mp read it."""
+    return constrain(x_BLD, "batch", "length", "embed")
+
+
+def split(x_BLD: Array) -> Array:
+    """The stream with an example's positions split over mp: of what products sum up to, each device keeps its part.
+
+    Norms, dropout and what remat keeps are then split too. Korthikanti et al. 2022, "sequence parallelism".
+    """
+    return constrain(x_BLD, "batch", "sequence", "embed")
 
 
 class Linear(nnx.Module):

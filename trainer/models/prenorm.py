@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from trainer import spec
 from trainer.attention import Attention
-from trainer.models.layers import Drop, LayerNorm, bias, weight
+from trainer.models.layers import Drop, LayerNorm, bias, split, weight, whole
 from trainer.sharding import constrain
 
 NAMES = ("qkv", "mixed", "up")  # what remat may keep by name
@@ -37,7 +37,8 @@ class SelfAttention(nnx.Module):
         qkv_BL3HK = jnp.einsum("bld,dthk->blthk", x_BLD, self.qkv[...]) + self.qkv_bias[...][None, None]
         qkv_BL3HK = checkpoint_name(constrain(qkv_BL3HK, "batch", "length", None, "heads", "head"), "qkv")
         query_BLHK, key_BLHK, value_BLHK = (qkv_BL3HK[:, :, part] for part in range(3))
-        mixed_BLHK = checkpoint_name(self.attend(query_BLHK, key_BLHK, value_BLHK, mask_BL), "mixed")
+        mixed_BLHK = self.attend(query_BLHK, key_BLHK, value_BLHK, mask_BL)
+        mixed_BLHK = checkpoint_name(constrain(mixed_BLHK, "batch", "length", "heads", "head"), "mixed")
         return jnp.einsum("blhk,hkd->bld", mixed_BLHK, self.out[...]) + self.out_bias[...][None, None, :]
 
 
@@ -70,9 +71,10 @@ class Block(nnx.Module):
 
     def __call__(self, x_BLD: Array, mask_BL: Array | None, path: Array | None) -> Array:
         """`path`: the share of examples that skip a branch of this layer."""
-        x_BLD = x_BLD + self.drop(self.attention(self.attention_norm(x_BLD), mask_BL), path)
-        x_BLD = x_BLD + self.drop(self.mlp(self.mlp_norm(x_BLD)), path)
-        return constrain(x_BLD, "batch", "length", "embed")
+        mixed_BLD = self.attention(whole(self.attention_norm(x_BLD)), mask_BL)
+        x_BLD = x_BLD + self.drop(split(mixed_BLD), path)
+        x_BLD = x_BLD + self.drop(split(self.mlp(whole(self.mlp_norm(x_BLD)))), path)
+        return split(x_BLD)
 
 
 def paths(config: spec.ViT | spec.GPT2) -> Array | None:

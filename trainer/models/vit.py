@@ -13,7 +13,7 @@ from flax import nnx
 from jax import Array
 
 from trainer import attention, remat, spec
-from trainer.models.layers import Drop, LayerNorm, bias, weight
+from trainer.models.layers import Drop, LayerNorm, bias, split, weight, whole
 from trainer.models.prenorm import NAMES, STD, Block, paths
 from trainer.models.setting import PLAIN, Setting
 from trainer.sharding import constrain
@@ -50,7 +50,7 @@ class ViT(nnx.Module):
         x_BLD = self._embedded(images_BYXC if images_BYXC.ndim == 4 else images_BYXC[..., None])
         scan = nnx.scan(self.apply, in_axes=(0, nnx.Carry, None, 0), out_axes=nnx.Carry)
         x_BLD = scan(self.blocks, self.drop(x_BLD), None, self.paths)
-        x_BLD = self.norm(x_BLD)
+        x_BLD = whole(self.norm(x_BLD))
         pooled_BD = x_BLD.mean(1) if self.cls is None else x_BLD[:, 0]
         logits_BV = jnp.matmul(pooled_BD, self.head[...], preferred_element_type=self.output)
         return logits_BV + self.head_bias[...].astype(self.output)[None, :]
@@ -69,4 +69,4 @@ class ViT(nnx.Module):
             cls_B1D = jnp.broadcast_to(self.cls[...][None, None, :], (batch, 1, width))
             x_BLD = jnp.concatenate([cls_B1D, x_BLD], axis=1)
         positions_LD = constrain(self.positions[...], None, "embed")
-        return constrain(x_BLD + positions_LD[None], "batch", "length", "embed")
+        return split(x_BLD + positions_LD[None])
