@@ -90,8 +90,9 @@ def use() -> None:
     )
 
 
-def pids(name: str) -> list[int]:
-    return [daemon.pid for daemon in process.running() if daemon.name == name]
+def kill(name: str) -> None:
+    os.kill(process.leading()[name], signal.SIGKILL)
+    until(process.leading, lambda seen: name not in seen, f"the end of {name}")
 
 
 def test_nothing_is_left_of_a_cluster_that_was_used() -> None:
@@ -108,12 +109,11 @@ def test_nothing_is_left_of_a_cluster_that_was_used() -> None:
 def test_nothing_is_left_when_a_start_is_killed_and_then_its_containerd() -> None:
     before = state()
     with subprocess.Popen([*HARNESS, "up"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as starting:
-        until(lambda: pids("kubelet"), bool, "a kubelet")
+        until(process.leading, lambda seen: "kubelet" in seen, "a kubelet")
         starting.kill()
     harness("up")  # takes away the half of it, and starts a whole one
     use()
-    for pid in pids("containerd"):
-        os.kill(pid, signal.SIGKILL)
+    kill("containerd")
     assert not cluster.is_up()
     harness("down")
     assert added(before) == {}
@@ -122,8 +122,7 @@ def test_nothing_is_left_when_a_start_is_killed_and_then_its_containerd() -> Non
 def test_a_cluster_that_lost_a_program_is_started_anew() -> None:
     before = state()
     harness("up")
-    (manager,) = pids("kcm")
-    os.kill(manager, signal.SIGKILL)
+    kill("kcm")
     assert "has lost kcm" in harness("up")
     use()  # and what a killed cluster kept in containerd's store does no harm
     harness("down")

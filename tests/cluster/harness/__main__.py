@@ -21,8 +21,8 @@ def environment() -> int:
 
 def status() -> int:
     """What runs, by name; 1 unless a whole cluster answers."""
-    for daemon in sorted(process.running()):
-        print(f"{daemon.pid:>8} {daemon.name}")
+    for name, pid in sorted(process.leading().items()):
+        print(f"{pid:>8} {name}")
     return 0 if cluster.is_up() else 1
 
 

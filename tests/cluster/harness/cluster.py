@@ -25,8 +25,7 @@ from tests.cluster.harness import (
     process,
     teardown,
 )
-from tests.cluster.harness.api import Api, Refused
-from tests.cluster.harness.places import ADMIN, CACHE, KEPT, LOCK, LOGS, PORTS, RUN, UP, USERS
+from tests.cluster.harness.places import CACHE, KEPT, LOCK, LOGS, PORTS, RUN, UP, USERS
 
 DAEMONS = {
     "etcd",
@@ -59,13 +58,14 @@ def is_up() -> bool:
     """Whether a cluster of these very programs is up, whole and answering."""
     if not UP.exists() or UP.read_text() != build.key():
         return False
-    if missing := DAEMONS - {daemon.name for daemon in process.running()}:
+    if missing := DAEMONS - process.leading().keys():
         say(f"the cluster that was up has lost {', '.join(sorted(missing))}: it is started anew")
         return False
     try:
-        return bool(Api(ADMIN).get("/readyz"))
-    except (OSError, Refused):
+        control.await_server()  # it may be slow for a moment, on a machine that others use too
+    except process.Down:
         return False
+    return True
 
 
 def up() -> bool:

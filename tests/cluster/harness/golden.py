@@ -51,8 +51,7 @@ def make(home: Path) -> None:
     controllers.copy_kueue_certificate()
     controllers.settled()
     control.settled()
-    process.stop("kueue", "jobset", "scheduler", "kcm")
-    process.stop("apiserver")
+    process.kill(but="etcd")
     process.stop("etcd")
     keep(home)
 

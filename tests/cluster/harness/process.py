@@ -21,6 +21,7 @@ MARK = "JAXLAUNCH_TEST_CLUSTER"
 class Daemon(NamedTuple):
     name: str
     pid: int
+    leads: bool  # it was started here; else it is a child of that one: a shim, of containerd's
 
 
 class Down(RuntimeError):
@@ -48,20 +49,31 @@ def start(name: str, command: Sequence[str | Path], env: Mapping[str, str] = os.
 
 
 def running() -> Iterator[Daemon]:
-    """Every living process with this cluster's mark. What containerd starts has its name."""
+    """Every living process with this cluster's mark; children have their parent's name."""
     prefix = f"{MARK}={RUN}:".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended while we looked
             for variable in (folder / "environ").read_bytes().split(b"\0"):
                 if variable.startswith(prefix):
-                    yield Daemon(variable.removeprefix(prefix).decode(), int(folder.name))
+                    pid = int(folder.name)
+                    yield Daemon(variable.removeprefix(prefix).decode(), pid, os.getsid(pid) == pid)
+
+
+def leading() -> dict[str, int]:
+    """The process of each daemon that lives, by name."""
+    return {daemon.name: daemon.pid for daemon in running() if daemon.leads}
 
 
 def stop(*names: str, within: float = 10) -> None:
-    """Ends the daemons of these names, all of them where none is named: TERM, and KILL after `within` seconds."""
-    pids = [daemon.pid for daemon in running() if not names or daemon.name in names]
+    """Ends the daemons of these names: TERM, and KILL after `within` seconds."""
+    pids = [daemon.pid for daemon in running() if daemon.name in names]
     end(pids, signal.SIGTERM, within)
     end(pids, signal.SIGKILL, within)
+
+
+def kill(*, but: str = "", within: float = 10) -> None:
+    """Ends every daemon but this one at once; none of them has anything to save."""
+    end([daemon.pid for daemon in running() if daemon.name != but], signal.SIGKILL, within)
 
 
 def end(pids: Sequence[int], number: int, within: float) -> None:
@@ -98,7 +110,7 @@ def ready(name: str, probe: Callable[[], object], within: float = 60) -> None:
                 return
         except (OSError, RuntimeError) as error:
             last = error
-        if any(daemon.name == name for daemon in running()):
+        if name in leading():
             seen = time.monotonic()
         elif time.monotonic() > seen + 1:  # within its exec, a process shows no environment
             raise Down(f"{name} ended while it started\n{tail(name)}")

@@ -56,13 +56,14 @@ def end() -> None:
 
 
 def stop_programs() -> None:
-    """Those first that would start things again; the store of all state last."""
-    process.stop("kubelet", "kwok", "kueue", "jobset", "coredns", "scheduler", "kcm")
-    with suppress(RuntimeError, FileNotFoundError):  # it is not up, or stuck: what it ran is killed by its cgroup
-        containerd.empty()
+    """Those first that would start things again; containerd in peace, since its store is kept."""
+    process.kill(but="containerd")
+    if "containerd" in process.leading():
+        with suppress(RuntimeError):  # it is stuck: what it ran is killed by its cgroup
+            containerd.empty()
     cgroups.remove()
-    process.stop("containerd", "apiserver")
-    process.stop()
+    process.stop("containerd")
+    process.kill()
 
 
 def unmount() -> None:
@@ -89,8 +90,9 @@ def restore() -> None:
 
 def results() -> list[Path]:
     """The CNI library's notes on our containers; one network's name is ours, another's is everybody's."""
-    ours = [path.name.removeprefix(f"{NETWORK}-") for path in CNI_RESULTS.glob(f"{NETWORK}-*")]
-    return [path for container in ours for path in CNI_RESULTS.glob(f"*-{container}")]
+    prefix = f"{NETWORK}-"  # then the container, and its interface
+    ours = {path.name.removeprefix(prefix).rpartition("-")[0] for path in CNI_RESULTS.glob(f"{prefix}*")}
+    return [path for container in ours for path in CNI_RESULTS.glob(f"*-{container}-*")]
 
 
 def log_links() -> list[Path]:
