@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path, PurePosixPath
 
 from launcher.errors import UserError
@@ -32,6 +32,7 @@ LEFT_OUT = frozenset(
         ".DS_Store",
     }
 )
+RUN_MARKS = ("job.yaml", "summary.json")  # of a run folder
 GIT_S = 60  # a listing takes milliseconds; a network disk may take longer
 
 
@@ -40,13 +41,18 @@ def files(folder: Path) -> dict[str, bool]:
 
     Raises UserError when git cannot list the folder, or is needed and not installed.
     """
-    found = _without_git(folder) if shutil.which("git") is None else _listed(folder)
-    kept = {name: is_tracked for name, is_tracked in found if not _is_left_out(name)}
-    return dict(sorted(kept.items()))
+    found = dict(_without_git(folder) if shutil.which("git") is None else _listed(folder))
+    return {name: found[name] for name in sorted(found) if not _is_left_out(name) and not _is_of_a_run(name, found)}
 
 
 def _is_left_out(name: str) -> bool:
     return name.endswith(".pyc") or not LEFT_OUT.isdisjoint(PurePosixPath(name).parts)
+
+
+def _is_of_a_run(name: str, found: Container[str]) -> bool:
+    """Whether it lies in what `launcher run` left: every run would make other code of the same."""
+    folders = list(PurePosixPath(name).parents)[:-1]
+    return any(all(f"{folder}/{mark}" in found for mark in RUN_MARKS) for folder in folders)
 
 
 def _without_git(folder: Path) -> Iterator[tuple[str, bool]]:

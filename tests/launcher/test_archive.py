@@ -80,6 +80,14 @@ def test_what_programs_leave_behind_never_travels(folder: Path) -> None:
     assert list(worktree.files(folder)) == ["pkg/__init__.py", "pkg/model.py", "train.py"]
 
 
+def test_what_runs_here_left_is_no_code(folder: Path) -> None:
+    before = archive.pack(folder, LIMIT)
+    write(folder / "runs" / "digits", {"job.yaml": "x", "summary.json": "x", "logs/rank-0.log": "x"})
+    assert archive.pack(folder, LIMIT) == before
+    write(folder, {"runs/notes.txt": "x", "job.yaml": "x", "summary.json": "x"})
+    assert {"runs/notes.txt", "job.yaml", "summary.json", "train.py"} <= worktree.files(folder).keys()
+
+
 def test_repositories_inside_of_one_travel_too(folder: Path, tmp_path: Path) -> None:
     inner = write(tmp_path / "lib", {"a.py": "a", ".gitignore": "b.py\n", "b.py": "b"})
     git(inner, "init")
