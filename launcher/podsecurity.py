@@ -154,8 +154,10 @@ def _host_paths(template: Part) -> Iterator[str]:
 
 
 def _host_ports(template: Part) -> Iterator[str]:
+    """Under hostNetwork the server makes every port one of the host's."""
+    key = "containerPort" if _spec(template).get("hostNetwork") else "hostPort"
     for container in _containers(template):
-        if ports := [str(port["hostPort"]) for port in container.get("ports") or [] if port.get("hostPort")]:
+        if ports := [str(port[key]) for port in container.get("ports") or [] if port.get(key)]:
             yield f"{_name(container)} uses {', '.join(ports)}"
 
 

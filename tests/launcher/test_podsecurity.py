@@ -18,6 +18,7 @@ hosts: 2
 accelerator: {type: h100, per_host: 8}
 volumes: [{claim: c, path: /c}, {ephemeral: 1Gi, path: /e}, {secret: s, path: /s}, {configmap: m, path: /m}]
 command: [python, train.py]
+agent: image
 """
 
 
@@ -34,7 +35,7 @@ def template(more: str = "", cluster: str = "") -> dict[str, Any]:
         ("init: [{name: fetch, command: [true]}]", "", "restricted", set()),
         ("network: efa\nresources: {cpu: 8}\nnode_selector: {node.kubernetes.io/instance-type: p5.48xlarge}",
          "platform: eks", "restricted", set()),
-        ("network: hostnetwork", "", "privileged", {"host namespaces"}),
+        ("network: hostnetwork", "", "privileged", {"host namespaces", "hostPort"}),
         ("network: {profile: rdma, resource: rdma/ib}", "", "privileged", {"non-default capabilities"}),
         ("network: gpudirect-tcpxo", "platform: gke\ntcpxo: {image: daemon:1}", "privileged",
          {"non-default capabilities", "hostPath volumes"}),

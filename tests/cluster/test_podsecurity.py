@@ -1,0 +1,86 @@
+"""The reasons that we name against a Pod Security level, beside those of the server for the same pods."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from launcher import job as jobs
+from launcher import jobset, podsecurity, profile
+from launcher.merge import merge
+from tests.cluster.access import Access
+from tests.cluster.harness.api import Refused
+
+JOB = """
+name: judged
+image: registry.example/none
+accelerator: {type: h100, per_host: 8}
+command: ["true"]
+agent: image
+"""
+TCPXO = "platform: gke\ntcpxo: {image: registry.example/daemon}"
+ESCALATION = {"allowPrivilegeEscalation": True}  # without which the server takes no privileged container
+# What our job files cannot ask for, merged into the template of one that asks for nothing.
+BY_HAND: dict[str, Any] = {
+    "pid": {"hostPID": True, "hostIPC": True},
+    "privileged": {"containers": [{"name": "main", "securityContext": {"privileged": True, **ESCALATION}}]},
+    "seccomp": {"securityContext": {"seccompProfile": {"type": "Unconfined"}}},
+    "no seccomp": {"securityContext": {"seccompProfile": None}},
+    "root": {"securityContext": {"runAsUser": 0, "runAsNonRoot": False}},
+    "selinux": {"securityContext": {"seLinuxOptions": {"type": "spc_t"}}},
+    "apparmor": {"securityContext": {"appArmorProfile": {"type": "Unconfined"}}},
+    "sysctl": {"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "65536"}]}},
+    "nfs": {"volumes": [{"name": "n", "nfs": {"server": "a", "path": "/"}}]},
+    "host path": {"volumes": [{"name": "h", "hostPath": {"path": "/"}}]},
+    "sidecar": {"containers": [{"name": "side", "image": "i", "ports": [{"containerPort": 80, "hostPort": 80}]}]},
+    "probe": {"containers": [{"name": "main", "livenessProbe": {"httpGet": {"port": 1, "host": "127.0.0.1"}}}]},
+    "proc": {"hostUsers": False, "containers": [{"name": "main", "securityContext": {"procMount": "Unmasked"}}]},
+}  # fmt: skip
+RENDERED = {
+    "plain": ("", ""),
+    "init": ("init: [{name: first, command: ['true']}]", ""),
+    "volumes": ("volumes: [{claim: c, path: /c}, {ephemeral: 1Gi, path: /e}, {secret: s, path: /s}]", ""),
+    "hostnetwork": ("network: hostnetwork", ""),
+    "rdma": ("network: {profile: rdma, resource: rdma/ib}", ""),
+    "tcpxo": ("network: gpudirect-tcpxo", TCPXO),
+}
+
+
+def template(name: str) -> dict[str, Any]:
+    more, known = RENDERED.get(name, ("", ""))
+    manifest = jobset.render(jobs.parse(JOB + more), profile.parse(known or "{}"))[0]
+    found = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    return merge(found, {"spec": BY_HAND[name]}) if name in BY_HAND else found
+
+
+def refused(cluster: Access, namespace: str, name: str, spec: dict[str, Any]) -> set[str]:
+    """The reasons of Pod Security's refusal; none where the pod passes."""
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name.replace(" ", "-")}, "spec": spec["spec"]}
+    try:
+        cluster.api.create(f"/api/v1/namespaces/{namespace}/pods?dryRun=All", pod)
+    except Refused as error:
+        told = re.search(r'violates PodSecurity \\"\w+:latest\\": (.*?)","reason"', str(error)) or re.search(
+            r'violates PodSecurity "\w+:latest": (.*)', str(error)
+        )
+        assert told is not None, error
+        return reasons(told[1])
+    return set()
+
+
+def reasons(text: str) -> set[str]:
+    """`a (why: "x, y"), b (…)` -> {a, b}: what stands outside of parentheses."""
+    while "(" in text:
+        text = re.sub(r" ?\([^()]*\)", "", text)
+    return {reason.strip().strip('"') for reason in text.split(",")}
+
+
+@pytest.mark.parametrize("namespace", ["baseline", "restricted"], indirect=True)
+def test_our_reasons_are_those_of_the_server(cluster: Access, namespace: str, request: pytest.FixtureRequest) -> None:
+    enforced: podsecurity.Level = request.node.callspec.params["namespace"]
+    pods = {name: template(name) for name in (*RENDERED, *BY_HAND)}
+    ours = {name: {each.reason for each in podsecurity.violations(pod, enforced)} for name, pod in pods.items()}
+    assert ours == {name: refused(cluster, namespace, name, pod) for name, pod in pods.items()}
+    admitted = {name for name, pod in pods.items() if podsecurity.admits(enforced, podsecurity.level(pod))}
+    assert admitted == {name for name, broken in ours.items() if not broken}
