@@ -306,7 +306,7 @@ def test_no_secret_is_ever_printed(here: Here, monkeypatch: pytest.MonkeyPatch) 
     check = canaries(here, token)
     for arguments in ((), ("-o", "json"), ("-o", "yaml"), ("--dry-run",), ("--dry-run=server",), ("hosts=2",)):
         check(here.submit(*arguments))
-    ended = here.submit("--wait", "--follow")
+    ended = here.submit("--wait", "--follow", "--replace")
     check(ended)
     assert "it was there" in ended.stdout
     with apiserver.serving(Proxy(here.access.api)) as proxy:

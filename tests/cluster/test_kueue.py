@@ -1,0 +1,143 @@
+"""A job in one of Kueue's queues: held back, admitted, preempted, stopped, and each time it goes on where it was."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import explain, status, world
+from launcher.cluster import Cluster
+from launcher.kinds import WORKLOADS
+from launcher.status import State
+from tests.cluster import preparations
+from tests.cluster.access import Access
+from tests.cluster.command import launcher, project
+from tests.cluster.gangs import Gang, program, until
+
+EACH = {"cpu": "100m", "memory": "128Mi"}  # that a host asks for
+TWO = {"cpu": "200m", "memory": "1Gi"}  # what the queue has: room for two hosts
+WAITS = ["python", "-c", "import pathlib, time\nwhile not pathlib.Path('/ckpt/go').exists(): time.sleep(0.1)"]
+VOLUMES = [{"claim": "checkpoints", "path": "/ckpt"}]
+
+
+class Queue:
+    """A queue, and jobs that are submitted to it from a folder of their own."""
+
+    def __init__(self, access: Access, namespace: str, folder: Path, image: str) -> None:
+        self.access, self.namespace, self.folder, self.image = access, namespace, folder, image
+        self.cluster = Cluster.connect()
+
+    def write(self, name: str, command: list[str], **job: Any) -> Path:
+        given = {"name": name, "image": self.image, "queue": "queue", "resources": EACH, "volumes": VOLUMES}
+        return project(self.folder / name, self.namespace, {}, **(given | job), command=command)
+
+    def submit(self, name: str, command: list[str], **job: Any) -> Gang:
+        done = launcher(self.access, self.write(name, command, **job), "submit", "job.yaml")
+        assert (done.returncode, done.stdout) == (0, f"jobset.jobset.x-k8s.io/{name} created\n"), done.stderr
+        return Gang(self.cluster, self.namespace, name)
+
+    def seen(self, name: str) -> world.World:
+        return world.gather(self.cluster, self.namespace, name)
+
+    def state(self, name: str) -> State:
+        return status.fold(self.seen(name)).state
+
+    def until(self, name: str, state: State) -> None:
+        until(f"{name} is {state.value}", lambda: self.state(name) is state)
+
+    def says(self, name: str, pattern: str) -> str:
+        """The first line of `launcher explain`, once it is as it should be."""
+
+        def headline() -> str:
+            line = explain.explain(self.seen(name)).headline
+            return line if re.search(pattern, line) else ""
+
+        return until(f"explain {name} says {pattern!r}", headline)
+
+
+@pytest.fixture
+def queue(
+    cluster: Access,
+    namespace: str,
+    checkpoints: Path,
+    tmp_path: Path,
+    base_image: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Queue:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    preparations.make_queue(cluster, namespace, TWO, preemption={"withinClusterQueue": "LowerPriority"})
+    return Queue(cluster, namespace, tmp_path, base_image)
+
+
+def test_a_job_waits_for_its_turn_and_then_runs(queue: Queue, checkpoints: Path) -> None:
+    first = queue.submit("first", WAITS, hosts=2)
+    first.runs()
+    second = queue.submit("second", WAITS, hosts=2)
+    queue.until("second", State.QUEUED)
+    assert second.jobset["spec"]["suspend"] is True
+    assert second.pods == []
+    (checkpoints / "go").touch()
+    assert first.ended() == "Completed"
+    assert second.ended() == "Completed"
+    assert second.counters == (0, 0)
+
+
+def test_explain_says_how_much_quota_is_missing(queue: Queue) -> None:
+    queue.submit("first", WAITS, hosts=2).runs()
+    queue.submit("second", WAITS, hosts=1)
+    queue.says("second", r"100m")
+    shown = launcher(queue.access, queue.folder, "explain", "second", "-n", queue.namespace)
+    assert shown.returncode == 0
+    assert "cpu" in shown.stdout and "100m" in shown.stdout
+
+
+def test_explain_says_what_no_queue_will_ever_have(queue: Queue) -> None:
+    queue.submit("large", WAITS, hosts=3)
+    line = queue.says("large", r"300m|200m")
+    assert "cpu" in line
+
+
+def test_a_job_of_a_higher_priority_takes_the_place_of_one_that_goes_on_later(queue: Queue, checkpoints: Path) -> None:
+    low = preparations.make_priority(queue.access, queue.namespace, 1)
+    high = preparations.make_priority(queue.access, queue.namespace, 1000)
+    victim = queue.submit("victim", program("counts.py", "/ckpt"), hosts=2, priority=low)
+    victim.runs()
+    victim.says("begins at step 0")
+    winner = queue.submit("winner", ["python", "-c", "print('quick')"], hosts=2, priority=high)
+    assert winner.ended() == "Completed"
+    saved = int((checkpoints / "count-0").read_text())
+    assert saved > 0
+    assert victim.ended() == "Completed"
+    assert f"begins at step {saved}" in victim.says("begins at step")
+    assert victim.counters[1] == 0
+
+
+def test_a_job_in_a_queue_is_stopped_and_resumed(queue: Queue, checkpoints: Path) -> None:
+    gang = queue.submit("mine", program("counts.py", "/ckpt"), hosts=2)
+    gang.runs()
+    gang.says("begins at step 0")
+    stopped = launcher(queue.access, queue.folder, "stop", "mine", "-n", queue.namespace)
+    assert stopped.returncode == 0, stopped.stderr
+    assert "saved" in stopped.stderr
+    assert queue.state("mine") is State.STOPPED
+    (workload,) = queue.cluster.list(WORKLOADS, queue.namespace)
+    assert workload["spec"]["active"] is False
+    saved = int((checkpoints / "count-0").read_text())
+    again = launcher(queue.access, queue.folder / "mine", "submit", "job.yaml", "--wait", "--follow")
+    assert (again.returncode, again.stdout.splitlines()[0]) == (0, "jobset.jobset.x-k8s.io/mine resumed")
+    assert f"[0] begins at step {saved}\n" in again.stdout
+    assert gang.counters[1] == 0
+
+
+def test_a_job_that_nobody_admitted_yet_can_be_waited_for(queue: Queue, checkpoints: Path) -> None:
+    queue.submit("first", WAITS, hosts=2).runs()
+    queue.write("second", ["python", "-c", "print('my turn')"])
+    waited = launcher(queue.access, queue.folder / "second", "submit", "job.yaml", "--wait", "--timeout", "3s")
+    assert waited.returncode == 124
+    (checkpoints / "go").touch()
+    again = launcher(queue.access, queue.folder / "second", "submit", "job.yaml", "--wait", "--follow")
+    assert (again.returncode, again.stdout.splitlines()[0]) == (0, "jobset.jobset.x-k8s.io/second unchanged")
+    assert "[0] my turn\n" in again.stdout
