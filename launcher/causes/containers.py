@@ -20,13 +20,14 @@ _MISSING = re.compile(r'(?P<kind>secret|configmap) "(?P<name>[^"]+)" not found',
 _KEY = re.compile(r"couldn't find key (?P<key>\S+) in (?P<kind>Secret|ConfigMap) \S+?/(?P<name>\S+)")
 _REFERENCED = re.compile(r"references non-existent (?P<kind>secret|config) key: (?P<key>\S+)")
 _ROOT = re.compile(r"image will run as root|non-numeric user|runAsNonRoot")
+_AGENTLESS = re.compile(r"No module named '?launcher\b")
 _COMMAND = re.compile(r'exec: "(?P<command>[^"]+)": (?P<what>[^:\n]+)')
 
 
 def not_started(world: World) -> Answer | None:
     """Containers that the kubelet cannot make or start."""
     here = [host for host in world.hosts if not host.is_leaving]
-    for question in (_refused, _unstartable, _init_failed, _mounting, _sandbox, _slow):
+    for question in (_refused, _unstartable, _agentless, _init_failed, _mounting, _sandbox, _slow):
         if (answer := question(world, here)) is not None:
             return answer
     return None
@@ -34,7 +35,7 @@ def not_started(world: World) -> Answer | None:
 
 def never_ran(world: World) -> Answer | None:
     """Of pods that ended: their program was never started."""
-    return _unstartable(world, world.hosts) or _init_failed(world, world.hosts)
+    return next(filter(None, (ask(world, world.hosts) for ask in (_unstartable, _agentless, _init_failed))), None)
 
 
 def _refused(world: World, here: list[Host]) -> Answer | None:
@@ -98,6 +99,17 @@ def _unstartable(world: World, here: list[Host]) -> Answer | None:
     match = _COMMAND.search(message)
     command = match["command"] if match else " ".join(hosts.main_container(_spec(world)).get("command", ())[:1])
     return _bad_command(command, match["what"] if match else shown(message), which(ended, world.wanted), evidence)
+
+
+def _agentless(world: World, here: list[Host]) -> Answer | None:
+    """The image was to bring the agent, and has none."""
+    ended = [host for host in here if _AGENTLESS.search(host.ended.get("message", ""))]
+    if not ended:
+        return None
+    host = ended[0]
+    headline = f"cannot start on {which(ended, world.wanted)}: image {host.image or _image(world)} holds no jaxlaunch"
+    evidence = (f"Pod {host.pod}: {shown(host.ended['message'])}",)
+    return Answer("agent", headline, evidence, "agent: inject brings the agent; train: needs an image built with ours.")
 
 
 def _init_failed(world: World, here: list[Host]) -> Answer | None:

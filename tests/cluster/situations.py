@@ -224,6 +224,7 @@ SITUATIONS: Mapping[str, Situation] = {
         "runs", {"queue": "busy", "resources": {"cpu": "80m", "memory": "64Mi"}, "command": SLEEP}, "queues"
     ),
     # the program
+    "no-agent": Situation("cannot start on its host: image \\S+ holds no jaxlaunch", {"agent": "image"}),
     "no-command": Situation("cannot start on its host: command /none", change=without_agent(["/none"])),
     "bad-init": Situation(
         "init container prepare ended with exit code 3",

@@ -516,6 +516,13 @@ CASES: dict[str, tuple[World, str]] = {
         ),
         "^lm cannot start on host 0: command python: executable file not found in",
     ),
+    "an image without the agent": (
+        world(
+            jobset(1),
+            over(0, 1, "Error", "/bin/python: Error while finding … (ModuleNotFoundError: No module named 'launcher')"),
+        ),
+        "^lm cannot start on its host: image \\S+ holds no jaxlaunch$",
+    ),
     "an init container": (
         world(
             jobset(1),
