@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.cluster.access import Access
@@ -48,7 +49,8 @@ def remove_namespace(cluster: Access, name: str) -> None:
 
 def make_claim(cluster: Access, namespace: str, name: str = "checkpoints", size: str = "1Gi") -> Path:
     """A bound ReadWriteMany claim that any user may write to; gives the folder of the node that is behind it."""
-    assert cluster.is_ours, "the volume is a folder of this machine, which is not a node of the cluster you gave"
+    if not cluster.is_ours:
+        pytest.skip("the volume is a folder of this machine, which is no node of the cluster that KUBECONFIG names")
     folder = VOLUMES / namespace / name
     folder.mkdir(parents=True)
     folder.chmod(0o777)

@@ -1,8 +1,8 @@
-"""python -m tests.cluster.harness up | down | env | status | build"""
+"""python -m tests.cluster.harness up | down | env | status | build | images"""
 
 import sys
 
-from tests.cluster.harness import build, cluster, process
+from tests.cluster.harness import build, cluster, images, process
 from tests.cluster.harness.places import ADMIN, KEPT
 
 
@@ -36,7 +36,13 @@ def built() -> int:
     return 0
 
 
-COMMANDS = {"up": up, "down": down, "env": environment, "status": status, "build": built}
+def archives() -> int:
+    """The images that the tests' pods run, for another cluster to load: `kind load image-archive FILE`."""
+    print(images.base_archive(), images.bare_archive(), sep="\n")
+    return 0
+
+
+COMMANDS = {"up": up, "down": down, "env": environment, "status": status, "build": built, "images": archives}
 
 
 def main(words: list[str]) -> int:

@@ -25,7 +25,7 @@ from tests.cluster.harness import (
     process,
     teardown,
 )
-from tests.cluster.harness.places import CACHE, KEPT, LOCK, LOGS, PORTS, RUN, UP, USERS
+from tests.cluster.harness.places import CACHE, KEPT, LOCK, LOGS, RUN, UP, USERS
 
 DAEMONS = {
     "etcd",
@@ -133,9 +133,8 @@ def clean() -> None:
     """Nothing of an earlier cluster is left, the ports are free and the bridge is there."""
     teardown.end()
     if ports := machine.taken():
-        raise Unable(
-            f"another program listens on {ports} of 127.0.0.1 (`ss -ltnp` says which); free of {PORTS} must be all"
-        )
+        listed = ", ".join(f"127.0.0.1:{port}" for port in ports)
+        raise Unable(f"another program listens on {listed}, which a cluster needs (`ss -ltnp` says which program)")
     RUN.mkdir(parents=True)
     teardown.remember()
     network.make_bridge()
