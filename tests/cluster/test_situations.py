@@ -16,18 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from launcher import bundle, explain, stop, world
+from launcher import bundle, explain, status, stop, world
 from launcher.cluster import Cluster
 from launcher.jobset import render
 from launcher.kinds import CONFIGMAPS, JOBSETS
 from launcher.profile import Profile
 from launcher.schema import JobSpec
+from launcher.seen import World
+from launcher.status import State
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import until
 from tests.cluster.harness import kwok
 from tests.cluster.situations import POOL, PREPARED, SITUATIONS, SLEEP, SMALL, Situation, held
+from tests.launcher.cli import launcher
 
 # What a job may be in before it has settled.
 ON_ITS_WAY = {
@@ -43,6 +47,20 @@ ON_ITS_WAY = {
     "crash-loop",
     "preempted",
     "stopping",
+}
+# What `status` and `list` call the situations that are of one state only.
+STATES = {
+    **dict.fromkeys(("quota", "quota-never", "queue-missing", "queue-stopped"), State.QUEUED),
+    **dict.fromkeys(("resource-quota", "limit-range", "pod-security", "admission", "priority"), State.CREATING),
+    **dict.fromkeys(("webhook-down", "service-account"), State.CREATING),
+    **dict.fromkeys(("resource", "node-selector", "taint", "claim-missing", "claim-unbound"), State.PENDING),
+    **dict.fromkeys(("image", "secret-missing", "configmap-missing"), State.STARTING),
+    **dict.fromkeys(("failed", "oom", "deadline"), State.FAILED),
+    **dict.fromkeys(("running", "restarted"), State.RUNNING),
+    "rendezvous": State.GATHERING,
+    "done": State.DONE,
+    "stopped": State.STOPPED,
+    "deleting": State.DELETING,
 }
 SETTLE_S = 120.0
 OUTSIDE = ("validatingwebhookconfigurations", "validatingadmissionpolicies", "validatingadmissionpolicybindings")
@@ -109,17 +127,19 @@ class Stage:
             text = text.replace(word, value)
         return json.loads(text)
 
-    def explain(self, name: str, namespace: str = "plain") -> explain.Explanation:
-        return explain.explain(world.gather(self.cluster, self.namespaces[namespace], name))
+    def looks(self, name: str, namespace: str = "plain") -> World:
+        return world.gather(self.cluster, self.namespaces[namespace], name)
 
     def settles(self, name: str, first_line: str, namespace: str = "plain") -> explain.Explanation:
-        """The explanation whose first line reads so; until then none may name another cause."""
+        """The explanation whose first line reads so; until then none may name another cause. Its state must fit."""
         expected = re.compile(self._filled({"": first_line})[""])
 
         def look() -> explain.Explanation | None:
-            found = self.explain(name, namespace)
+            there = self.looks(name, namespace)
+            found = explain.explain(there)
             seen.append(found.headline)
             if expected.search(found.headline):
+                assert status.fold(there).state is STATES.get(found.situation, status.fold(there).state)
                 return found
             assert found.situation in ON_ITS_WAY, f"{found.headline!r} is not {expected.pattern!r}"
             return None
@@ -208,6 +228,45 @@ def test_a_job_that_is_being_deleted_says_so(stage: Stage) -> None:
 
 
 def test_a_name_that_is_not_there_brings_up_those_that_are_like_it(stage: Stage) -> None:
-    found = stage.explain("no-secrets")
+    found = explain.explain(stage.looks("no-secrets"))
     assert found.headline == f"there is no job no-secrets in namespace {stage.namespaces['plain']}"
     assert "no-secret" in (found.next_move or "")
+
+
+def test_list_shows_every_job_in_its_state(
+    stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.settles("done", "is done")
+    plain = stage.namespaces["plain"]
+    table = launcher(capsys, monkeypatch, "list", "-n", plain)
+    rows = {row.split()[0]: row.split() for row in table.out.splitlines()}
+    assert rows["NAME"] == ["NAME", "STATE", "HOSTS", "STEP", "RESTARTS", "AGE"]
+    assert rows["no-image"][1:5] == ["Starting", "0/1", "-", "0"]
+    assert rows["done"][1] == "Done"
+    assert "another" not in rows, "it was not submitted by the launcher"
+    everywhere = launcher(capsys, monkeypatch, "list", "-A", "-o", "json")
+    assert {"no-image", "never", "quota"} <= {job["name"] for job in json.loads(everywhere.out)}
+    assert plain in launcher(capsys, monkeypatch, "list", "-A", "-o", "wide").out
+
+
+def test_status_and_explain_write_json_and_yaml(
+    stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.settles("bad-spec", "failed: bad_spec")
+    where = "bad-spec", "-n", stage.namespaces["plain"]
+    for command, key in (("status", "state"), ("explain", "situation")):
+        as_json = launcher(capsys, monkeypatch, command, *where, "-o", "json")
+        as_yaml = launcher(capsys, monkeypatch, command, *where, "-o", "yaml")
+        assert json.loads(as_json.out)[key].lower() == yaml.safe_load(as_yaml.out)[key].lower() == "failed"
+    screen = launcher(capsys, monkeypatch, "status", *where, "-o", "wide")
+    assert screen.out.startswith("bad_spec (64): ")
+    assert "POD" in screen.out
+
+
+def test_a_name_that_is_not_there_is_the_users_to_mend(
+    stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command in ("status", "explain"):
+        left = launcher(capsys, monkeypatch, command, "no-secrets", "-n", stage.namespaces["plain"])
+        assert left.code == 2
+        assert "no-secret" in left.out + left.err

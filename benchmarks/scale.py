@@ -1,0 +1,70 @@
+"""What a thousand hosts cost the commands over a hundred, on a cluster whose nodes exist in name only.
+
+Needs what tests/cluster needs, and its programs built; elsewhere it says so and measures nothing.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+from collections.abc import Callable, Mapping
+
+from benchmarks.table import Row, emit, median, say
+from tests.cluster import fleet
+from tests.cluster.access import Access
+from tests.cluster.fleet import Cost, Fleet
+from tests.cluster.harness import build, cluster, machine, places
+
+FEW, MANY, MOST = 100, 1_000, 10_000
+ROUNDS = 5
+WAIT_S = 600.0
+
+
+def rows_of(access: Access, folder: pathlib.Path) -> list[Row]:
+    """Every command on both sizes, interleaved."""
+    with fleet.place(access, FEW) as few, fleet.place(access, MANY) as many:
+        sizes = {FEW: Fleet(access, few, FEW, folder), MANY: Fleet(access, many, MANY, folder)}
+        submitted = {hosts: one.costs("submit", one.file) for hosts, one in sizes.items()}
+        for one in sizes.values():
+            one.until("Running", WAIT_S)
+        rows = [compared("submit", {hosts: [cost] for hosts, cost in submitted.items()})]
+        for command in ("status", "explain"):
+            rows.append(compared(command, repeated(sizes, lambda one, word=command: one.seen(word))))  # type: ignore[misc]
+        sizes = {FEW: sizes[FEW], MOST: Fleet(access, many, MOST, folder, name="most")}
+        rows.append(compared("render", repeated(sizes, lambda one: one.costs("render", one.file))))
+        rehearsals = repeated(
+            {FEW: Fleet(access, few, FEW, folder, name="few"), MOST: sizes[MOST]},
+            lambda one: one.costs("submit", one.file, "--dry-run=server"),
+        )
+        return [*rows, compared("submit --dry-run=server", rehearsals)]
+
+
+def repeated(sizes: Mapping[int, Fleet], once: Callable[[Fleet], Cost]) -> dict[int, list[Cost]]:
+    rounds = [{hosts: once(one) for hosts, one in sizes.items()} for _ in range(ROUNDS)]
+    return {hosts: [each[hosts] for each in rounds] for hosts in sizes}
+
+
+def compared(command: str, costs: Mapping[int, list[Cost]]) -> Row:
+    """The larger size over the smaller."""
+    (few, of_few), (many, of_many) = costs.items()
+    seconds = {hosts: median([cost.seconds for cost in found]) for hosts, found in costs.items()}
+    what = f"launcher {command}, {many:,} hosts over {few}"
+    one = of_many[0]
+    took = f"{seconds[many]:.2f} s over {seconds[few]:.2f} s"
+    size = f"{len(one.calls)} calls, {len(one.writes)} writes, {one.peak_mib:.0f} MiB over {of_few[0].peak_mib:.0f} MiB"
+    rounds = f"medians of {len(of_many)}" if len(of_many) > 1 else "one run"
+    return Row(what, seconds[many] / seconds[few], None, f"{took}, {rounds}; {size}")
+
+
+def main() -> None:
+    if machine.lacks() or not build.is_built():
+        say(f"scale: left out: {'; '.join(machine.lacks()) or 'the programs of tests/cluster are not built'}")
+        return emit([])
+    say("scale: a hundred and a thousand hosts")
+    with cluster.used(), tempfile.TemporaryDirectory() as folder:
+        access = Access(places.ADMIN, build.home() / "kubectl", is_ours=True)
+        emit(rows_of(access, pathlib.Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

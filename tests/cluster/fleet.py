@@ -1,0 +1,102 @@
+"""Jobs of very many hosts on nodes that exist in name only, and what the launcher's commands cost on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster import preparations
+from tests.cluster.access import Access
+from tests.cluster.harness import kwok
+from tests.cluster.waiting import until
+
+POOL = "jaxlaunch.test/fleet"  # label of its nodes
+JOB = """\
+name: {name}
+namespace: {namespace}
+image: registry.example/train:1
+hosts: {hosts}
+accelerator: {{type: cpu}}
+resources: {{cpu: 200}}
+node_selector: {{{pool}: {namespace}}}
+tolerations: {tolerations}
+command: [python, train.py]
+"""
+GONE_S = 300.0  # for kwok to end a thousand pods
+MAY_RUN = f"[{{key: {kwok.TAINT}, operator: Exists}}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one command took."""
+
+    out: str
+    requests: tuple[str, ...]
+    seconds: float
+    peak_mib: float
+
+    @property
+    def calls(self) -> list[str]:
+        """Requests, further pages of a list not counted."""
+        return [request for request in self.requests if "continue=" not in request]
+
+    @property
+    def writes(self) -> list[str]:
+        """Requests that change what the server keeps."""
+        is_write = ("POST", "PUT", "PATCH", "DELETE")
+        asks = ("dryRun=All", "accessreviews", "selfsubject")
+        return [one for one in self.requests if one.startswith(is_write) and not any(ask in one for ask in asks)]
+
+
+class Fleet:
+    """One job of so many hosts, each of which needs a node for itself."""
+
+    def __init__(
+        self, cluster: Access, namespace: str, hosts: int, folder: Path, *, name: str = "fleet", tolerates: bool = True
+    ) -> None:
+        self.cluster, self.namespace, self.hosts = cluster, namespace, hosts
+        self.name = f"{name}-{hosts}"
+        self.file = folder / f"{self.name}.yaml"
+        fields = {"name": self.name, "namespace": namespace, "hosts": hosts, "pool": POOL}
+        self.file.write_text(JOB.format(**fields, tolerations=MAY_RUN if tolerates else "[]"))
+
+    def costs(self, *words: str | Path) -> Cost:
+        """What `launcher WORDS` prints and costs, in a process of its own. AssertionError when it fails."""
+        command = [sys.executable, "-m", "tests.cluster.counted", *map(str, words)]
+        done = subprocess.run(
+            command, env=self.cluster.env, capture_output=True, text=True, cwd=Path(__file__).parents[2]
+        )
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stderr.strip().splitlines()[-1])
+        return Cost(done.stdout, tuple(told["requests"]), told["seconds"], told["peak_mib"])
+
+    def seen(self, command: str) -> Cost:
+        return self.costs(command, self.name, "-n", self.namespace)
+
+    def pods(self) -> list[str]:
+        """The phase of every pod, as kubectl counts them."""
+        label = f"jobset.sigs.k8s.io/jobset-name={self.name}"
+        columns = "custom-columns=P:.status.phase"
+        return self.cluster.kubectl(
+            "get", "pods", "-n", self.namespace, "-l", label, "--no-headers", "-o", columns
+        ).split()
+
+    def until(self, phase: str, within: float) -> None:
+        """Waits until every pod is there and in this phase."""
+        until(self.pods, lambda seen: seen.count(phase) == self.hosts, f"{self.hosts} pods {phase}", within)
+
+
+@contextmanager
+def place(cluster: Access, count: int) -> Iterator[str]:
+    """A namespace, and so many nodes for it that take one host each. They go when its pods have gone."""
+    namespace = preparations.make_namespace(cluster, "restricted")
+    with kwok.fake_nodes(cluster.api, count, {POOL: namespace}, {}):
+        yield namespace
+        cluster.api.delete(f"/api/v1/namespaces/{namespace}")
+        pods = "-n", namespace, "--no-headers", "--ignore-not-found", "-o", "name"
+        until(lambda: cluster.kubectl("get", "pods", *pods).split(), lambda left: not left, "no pods left", GONE_S)
