@@ -1,0 +1,55 @@
+"""The processes inside a pod, as the machine that is its node sees them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+def agent(pod: Any) -> int:
+    """The first process of the pod's container."""
+    return min(_within(_container(pod)), key=_inner)
+
+
+def child(pod: Any) -> int:
+    """The trainer that its agent started; a spare interpreter is none."""
+    return next(pid for pid in _within(_container(pod)) if _command(pid)[1:3] == ["-m", "trainer"])
+
+
+def everything(pod: Any) -> list[int]:
+    """All that runs in the pod, the process that holds its network included."""
+    return list(_within(pod["metadata"]["uid"]))
+
+
+def kill(*pids: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _container(pod: Any) -> str:
+    (status,) = pod["status"]["containerStatuses"]
+    return str(status["containerID"]).rpartition("/")[2]
+
+
+def _within(name: str) -> Iterator[int]:
+    """The processes whose control group has this in its name."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                if name in (entry / "cgroup").read_text():
+                    yield int(entry.name)
+
+
+def _inner(pid: int) -> int:
+    """Its number inside its container."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("NSpid:")).split()[-1])
+
+
+def _command(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
