@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.agent import history, words
 from launcher.agent.history import Record
+from launcher.agent.memory import Memory
 from launcher.agent.progress import Status
 from launcher.agent.verdict import Verdict
 
@@ -46,15 +47,17 @@ class Herald:
         self._committed: int | None = None
         self._committed_at: float | None = None
 
-    def begin(self, records: Sequence[Record], unknown: str | None, tails: Sequence[tuple[int, list[str]]]) -> None:
-        """Tells of the attempts before, and gives the ends of the logs that nobody else can read any more."""
+    def begin(self, records: Sequence[Record], memory: Memory, processes: int) -> None:
+        """Tells of the generations before, and gives the ends of their logs, which nobody else can read any more."""
+        if self._speak is None or self._generation == 0:
+            return
         self._committed = max((one.last_committed for one in records if one.last_committed is not None), default=None)
-        last = records[-1].attempt if records else 0
-        self._say("past", last, ends=history.ends_by_cause(records), attempts=len(records), unknown=unknown)
+        last, failing = (records[-1].attempt, records[-1].rank) if records else (0, None)
+        self._say("past", last, ends=history.ends_by_cause(records), attempts=len(records), unknown=memory.gap)
         for one in records[-PAST:]:
             told = {name: getattr(one, name) for name in ("verdict", "seconds", "first_committed", "last_committed")}
             self._say("past", one.attempt, one.generation, **told, ended=one.ended)
-        for rank, lines in tails:
+        for rank, lines in memory.tails(sorted(range(processes), key=lambda rank: rank != failing)):
             self._say("tail", last, self._generation - 1, rank=rank, lines=lines)
 
     def look(self, view: Callable[[], View], now: float, is_news: bool = False) -> None:

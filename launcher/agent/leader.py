@@ -95,10 +95,7 @@ class Leader:
         for record in self._records[-3:]:
             message = record.verdict["message"]
             self._say(f"before: attempt {record.attempt} of generation {record.generation}: {message}")
-        if self._config.generation > 0:
-            failing = self._records[-1].rank if self._records else None
-            ranks = sorted(range(self._config.processes), key=lambda rank: rank != failing)
-            self._herald.begin(self._records, self._memory.gap, self._memory.tails(ranks))
+        self._herald.begin(self._records, self._memory, self._config.processes)
         self._memory.write(SUMMARY, self._summary("running", None))
         self._loop.every(TICK_S, self._tick)
 
