@@ -184,7 +184,7 @@ class _Follower:
                 window = Window(since=newest) if newest else window
             except ApiError as error:
                 if error.status != GONE:
-                    self._inbox.put(partial(self._say, f"the log of pod {source.pod} cannot be read: {error.message}"))
+                    self._inbox.put(partial(self._say, podlogs.unreadable(source, error)))
                 break
         self._inbox.put(partial(self._close, source))
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from launcher import hosts, logs
 from launcher.agent import words
 from launcher.checks import MAIN_CONTAINER
 from launcher.cluster import Cluster
+from launcher.errors import ApiError
 from launcher.hosts import Host
 from launcher.logs import Line, Select
 from launcher.objects import Obj
@@ -55,18 +56,36 @@ def source(jobset: Obj, host: Host) -> Source:
 
 
 def read(
-    cluster: Cluster, namespace: str, sources: Sequence[Source], select: Select, window: Window = EVERYTHING
+    cluster: Cluster,
+    namespace: str,
+    sources: Sequence[Source],
+    select: Select,
+    window: Window = EVERYTHING,
+    *,
+    say: Callable[[str], None],
 ) -> Iterator[Line]:
-    """The wanted lines of all sources in order of time; of more than STREAMS, the last MANY_TAIL of each at most."""
-    if len(sources) <= STREAMS:
-        return logs.merged([lines(cluster, namespace, one, select, window) for one in sources])
-    bounded = dataclasses.replace(window, tail=MANY_TAIL if window.tail is None else window.tail)
+    """The wanted lines of all sources in order of time; of more than STREAMS, the last MANY_TAIL of each at most.
 
-    def whole(one: Source) -> list[Line]:
-        return list(lines(cluster, namespace, one, select, bounded))
+    `say` hears of each log that cannot be read; its node may be gone.
+    """
+    many = len(sources) > STREAMS
+    if many and window.tail is None:
+        window = dataclasses.replace(window, tail=MANY_TAIL)
 
+    def own(one: Source) -> Iterator[Line]:
+        try:
+            yield from lines(cluster, namespace, one, select, window)
+        except ApiError as error:
+            say(unreadable(one, error))
+
+    if not many:
+        return logs.merged(map(own, sources))
     with ThreadPoolExecutor(READERS) as pool:
-        return logs.merged(list(map(iter, pool.map(whole, sources))))
+        return logs.merged([iter(found) for found in pool.map(lambda one: list(own(one)), sources)])
+
+
+def unreadable(of: Source, error: ApiError) -> str:
+    return f"the log of pod {of.pod} cannot be read: {error.message}"
 
 
 def lines(

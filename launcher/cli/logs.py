@@ -65,7 +65,8 @@ def logs_command(
         return follow.follow(
             cluster, seen.namespace, name, select=chosen, show=printer.show, say=printer.say, window=window
         )
-    for line in podlogs.read(cluster, seen.namespace, _sources(seen, chosen, printer), chosen, window):
+    sources = _sources(seen, chosen, printer)
+    for line in podlogs.read(cluster, seen.namespace, sources, chosen, window, say=printer.say):
         printer.show(line)
 
 

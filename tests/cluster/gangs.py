@@ -90,7 +90,7 @@ class Gang:
         """What the newest generation's pods wrote so far."""
         jobset = self.jobset
         sources = [podlogs.source(jobset, host) for host in self.hosts if host.has_started]
-        return list(podlogs.read(self.cluster, self.namespace, sources, Select(**select)))
+        return list(podlogs.read(self.cluster, self.namespace, sources, Select(**select), say=print))
 
     def says(self, text: str) -> str:
         """The newest generation's line that holds `text`, once there is one."""
