@@ -17,11 +17,13 @@ from launcher.errors import Fault, KeyPath
 from launcher.layout import divisors
 from launcher.quantity import amount
 from launcher.schema import JobSpec
-from launcher.wording import count, cut, either
+from launcher.wording import count, cut, dotted, either
 from trainer import contract
 
 LONGEST_NAME = 63  # a DNS label
 REPLICATED_JOB = "w"
+MOST_PODS = 100_000  # of one Indexed Job
+_INT32 = 2**31 - 1
 _SUFFIX = "-abcde"  # that the Job controller gives a pod
 
 CONTRACT_ENV = frozenset(
@@ -76,6 +78,16 @@ def _names(job: JobSpec) -> Iterator[Fault]:
             f"name has {len(job.name)} characters, a pod's name with it {len(pod)}; the limit is {LONGEST_NAME}.",
             f"use at most {most} characters.",
         )
+
+
+def _counts(job: JobSpec) -> Iterator[Fault]:
+    for path, value, most, whose in (
+        (("hosts",), job.hosts, MOST_PODS, "a Job has at most {} pods"),
+        (("slices",), job.slices, _INT32, "a JobSet counts its Jobs to {}"),
+        (("restarts", "crash"), job.restarts.crash, _INT32, "a JobSet counts its restarts to {}"),
+    ):
+        if value > most:
+            yield Fault(path, f"{dotted(path)} = {value}: {whose.format(most)}.", f"use at most {most}.")
 
 
 def _topology(job: JobSpec) -> Iterator[Fault]:
@@ -165,6 +177,22 @@ def _volumes(job: JobSpec) -> Iterator[Fault]:
         seen.setdefault(mount, index)
 
 
+def _tolerations(job: JobSpec) -> Iterator[Fault]:
+    for index, one in enumerate(job.tolerations):
+        path: KeyPath = ("tolerations", index)
+        where = f"tolerations.{index}"
+        if one.operator == "Exists" and one.value:
+            message = f"{where}.value = {one.value} is compared with nothing where operator = Exists."
+            yield Fault((*path, "value"), message, "leave it out, or use operator: Equal.")
+        if one.operator == "Equal" and one.key is None:
+            yield Fault(
+                path, f"{where} has no key to compare.", "key: …; every taint is operator: Exists without a key."
+            )
+        if one.seconds is not None and one.effect != "NoExecute":
+            message = f"{where}.tolerationSeconds = {one.seconds} applies to effect = NoExecute alone."
+            yield Fault((*path, "tolerationSeconds"), message, "leave it out, or use effect: NoExecute.")
+
+
 # --- what is ours in a pod --------------------------------------------------------------------------------------------
 
 
@@ -244,11 +272,13 @@ _LAYOUT: tuple[KeyPath, ...] = (*_DEVICES, ("train", "mesh"))
 
 CHECKS: tuple[Check, ...] = (
     Check((("name",), ("hosts",), ("slices",)), _names),
+    Check((), _counts),
     Check((("hosts",), ("accelerator",)), _topology),
     Check((("processes_per_host",), ("accelerator",)), _processes),
     Check((), _resources),
     Check((("network",), ("accelerator",), ("platform",)), _network),
     Check((), _volumes),
+    Check((), _tolerations),
     Check((), _environment),
     Check((), _labels),
     Check((), _pod),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from launcher import bundle, network, placement, platforms, storage
+from launcher import bundle, network, placement, platforms, pod, podfaults, storage
 from launcher.checks import MAIN_CONTAINER
 from launcher.errors import Fault, KeyPath
 from launcher.profile import Profile
@@ -18,9 +18,9 @@ from launcher.wording import either
 
 
 def refusals(job: JobSpec, profile: Profile) -> Iterator[Fault]:
-    """Everything that keeps the job from being rendered, with what to do about it."""
-    for ask in _QUESTIONS:
-        yield from ask(job, profile)
+    """Everything that keeps the job from running there, with what to do about it."""
+    found = [fault for ask in _QUESTIONS for fault in ask(job, profile)]
+    yield from found or podfaults.faults(pod.template(job, profile, {}, {}, archive=None))
 
 
 def _workdir(job: JobSpec, profile: Profile) -> Iterator[Fault]:

@@ -102,13 +102,13 @@ class Accelerator(Block):
 class Reservation(Block):
     """Capacity bought beforehand."""
 
-    reservation: ObjectName = Field(description="its name")
+    reservation: Annotated[ObjectName, Field(max_length=63)] = Field(description="its name")
 
 
 class Placement(Block):
     """Where the pods of a slice should lie."""
 
-    preferred: Annotated[str, Field(min_length=1)] = Field(description="a level of Kueue's Topology, such as rack")
+    preferred: LabelKey = Field(description="a level of Kueue's Topology, such as rack")
 
 
 class Rdma(Block):
@@ -249,9 +249,9 @@ class SecretKey(Block):
 class Toleration(Block):
     """A taint that the pods put up with, in Kubernetes' words."""
 
-    key: str | None = Field(None, description="the taint; left out with Exists: every taint")
+    key: LabelKey | None = Field(None, description="the taint; left out with Exists: every taint")
     operator: Literal["Exists", "Equal"] = Field("Equal", description="whether value is compared")
-    value: str | None = Field(None, description="for Equal")
+    value: LabelValue | None = Field(None, description="for Equal")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         None, description="null: every effect"
     )

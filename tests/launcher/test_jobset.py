@@ -15,12 +15,13 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from launcher import bundle, emit, job, jobset, network, profile
+from launcher import bundle, emit, job, jobset, network, platforms, profile
 from launcher.bundle import Bundle
 from launcher.errors import UserError
 from launcher.jobset import render
 from launcher.profile import Profile
 from launcher.schema import Kind
+from tests.launcher import matrix
 from trainer import contract
 from trainer.contract import Action
 
@@ -36,6 +37,7 @@ def jobs_in(folder: Path) -> list[Path]:
 
 
 FILES = [*jobs_in(CASES), *jobs_in(EXAMPLES)]
+COMBINATIONS = list(matrix.combinations())
 SMALL = "name: x\nimage: registry.example/train:1\naccelerator: {type: cpu}\ncommand: [python, train.py]\n"
 # What any of these grants is beyond the restricted Pod Security Standard.
 PRIVILEGED = {"cpu-hostnetwork", "h100-tcpxo-gke", "a100-generic", "generic-gpu"}
@@ -81,20 +83,37 @@ def env_of(manifest: dict[str, Any]) -> dict[str, Any]:
     return {one["name"]: one.get("value", "").replace("$$", "$") or one["valueFrom"] for one in main["env"]}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_job_renders_to_its_golden_manifests(path: Path) -> None:
-    text = emit.documents(manifests(path))
-    golden = GOLDEN / path.name if path.parent == CASES else GOLDEN / "examples" / path.name
+def hold_to_golden(documents: list[dict[str, Any]], golden: Path) -> None:
+    text = emit.documents(documents)
     if os.environ.get("GOLDEN") == "write":
         golden.parent.mkdir(parents=True, exist_ok=True)
         golden.write_text(text, encoding="utf-8")
     assert text == golden.read_text(encoding="utf-8")
-    assert list(yaml.safe_load_all(text)) == manifests(path)
+    assert list(yaml.safe_load_all(text)) == documents
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_job_renders_to_its_golden_manifests(path: Path) -> None:
+    hold_to_golden(manifests(path), GOLDEN / path.name if path.parent == CASES else GOLDEN / "examples" / path.name)
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=lambda one: one.name)
+def test_a_combination_renders_to_its_golden_manifests(combination: matrix.Combination) -> None:
+    hold_to_golden(combination.manifests(), GOLDEN / "matrix" / f"{combination.name}.yaml")
+
+
+def test_every_accelerator_and_every_option_is_combined_and_they_are_many() -> None:
+    pairs = {(kind, where) for where, known in platforms.NODES.items() for kind in known}
+    assert {(one.kind, one.where) for one in COMBINATIONS} == pairs
+    written = {"tcpxo": "h100-tcpxo-gke", "efa": "h100-efa-eks"}
+    assert {one.option for one in COMBINATIONS} | written.keys() == set(matrix.OPTIONS)
+    assert len(COMBINATIONS) + len(FILES) >= 60
 
 
 def test_every_golden_file_has_its_job() -> None:
     names = {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*.yaml")}
-    assert names == {path.name if path.parent == CASES else f"examples/{path.name}" for path in FILES}
+    written = {path.name if path.parent == CASES else f"examples/{path.name}" for path in FILES}
+    assert names == written | {f"matrix/{one.name}.yaml" for one in COMBINATIONS}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from launcher import job, profile
+from launcher.errors import JobFaults, UserError
+from launcher.jobset import render
 from launcher.refusals import refusals
+from tests.launcher import wrong
 
 SMALL = "name: x\nimage: i\ncommand: [a]\n"
 CPU = SMALL + "accelerator: {type: cpu}\n"
@@ -78,10 +83,26 @@ def test_a_job_is_refused_by_name(text: str, cluster: str, said: str) -> None:
         (TRAIN + AT_CKPT % "claim: c" + "hosts: 2\n", ""),
         (
             TRAIN + "train: {task: 'a:B', checkpoint: {path: /n/x}}\n"
-            "pod: {spec: {containers: [{name: main, volumeMounts: [{name: n, mountPath: /n}]}]}}\n",
+            "pod: {spec: {containers: [{name: main, volumeMounts: [{name: n, mountPath: /n}]}], "
+            "volumes: [{name: n, nfs: {server: s, path: /}}]}}\n",
             "",
         ),
     ],
 )
 def test_what_the_platform_or_the_profile_knows_is_taken(text: str, cluster: str) -> None:
     assert list(refusals(job.parse(text), profile.parse(cluster))) == []
+
+
+@pytest.mark.parametrize("one", wrong.TABLE, ids=lambda one: one.lines.replace("\n", ", ")[:60])
+def test_what_the_server_would_refuse_is_refused_before_it_is_sent(one: wrong.Wrong) -> None:
+    with pytest.raises(UserError) as refused:
+        render(job.parse(wrong.text(one.lines)), profile.parse(""))
+    assert one.ours in str(refused.value)
+
+
+def test_what_is_wrong_with_the_pod_is_said_at_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(CPU + "pod:\n  spec:\n    containers: [{name: exporter}]\n")
+    with pytest.raises(JobFaults) as refused:
+        job.load(path, also=lambda spec: refusals(spec, profile.parse("")))
+    assert str(refused.value).startswith(f"{path}:7: container exporter: it has no image.")

@@ -1,0 +1,112 @@
+"""What we render is what a real API server takes, with JobSet's and Kueue's webhooks; what it refuses, we refuse first.
+
+JobSet and Kueue take a pod template as it is, so the Job that JobSet would make of it is sent as well, and its pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from launcher import podsecurity
+from launcher.cluster import Cluster
+from launcher.errors import ApiError
+from launcher.kinds import CONFIGMAPS, JOBS, JOBSETS, NETWORK_POLICIES, PODS, PRIORITY_CLASSES, SERVICE_ACCOUNTS, Kind
+from tests.cluster import preparations
+from tests.cluster.access import Access
+from tests.launcher import test_jobset, wrong
+
+Object = dict[str, Any]
+GOOD = {path.stem: test_jobset.manifests(path) for path in test_jobset.FILES} | {
+    one.name: one.manifests() for one in test_jobset.COMBINATIONS
+}
+KINDS = {kind.kind: kind for kind in (JOBSETS, NETWORK_POLICIES, CONFIGMAPS)}
+RUNTIME_CLASSES = Kind("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass", namespaced=False)
+
+
+class Server(NamedTuple):
+    """The API server, and a namespace of it for each Pod Security level."""
+
+    cluster: Cluster
+    namespaces: dict[str, str]
+
+    def take(self, kind: Kind, given: Object, level: str = "privileged") -> Object:
+        """What the server makes of it, strictly read; nothing is kept. Raises ApiError with its refusal."""
+        metadata = given["metadata"] | {"namespace": self.namespaces[level]}
+        return self.cluster.create(kind, given | {"metadata": metadata}, dry_run=True)
+
+
+@pytest.fixture(scope="module")
+def server(cluster: Access) -> Iterator[Server]:
+    namespaces = {level: preparations.make_namespace(cluster, level) for level in podsecurity.LEVELS}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", cluster.env["KUBECONFIG"])
+        found = Server(Cluster.connect(), namespaces)
+    made = list(look_ups(found))
+    yield found
+    for kind, name in made:
+        found.cluster.delete(kind, name, "")
+    for name in namespaces.values():
+        preparations.remove_namespace(cluster, name)
+
+
+def look_ups(server: Server) -> Iterator[tuple[Kind, str]]:
+    """Makes what the admission of these pods looks up; gives what is outside the namespaces."""
+    pods = [pod_of(manifests[0])["spec"] for manifests in GOOD.values()]
+    for name in {pod["serviceAccountName"] for pod in pods if "serviceAccountName" in pod}:
+        for namespace in server.namespaces.values():
+            account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": namespace}}
+            server.cluster.create(SERVICE_ACCOUNTS, account)
+    for key, kind, more in (
+        ("priorityClassName", PRIORITY_CLASSES, {"value": 1}),
+        ("runtimeClassName", RUNTIME_CLASSES, {"handler": "runc"}),
+    ):
+        for name in {pod[key] for pod in pods if key in pod}:
+            if server.cluster.get(kind, name) is None:
+                about = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name}}
+                server.cluster.create(kind, about | more)
+                yield kind, name
+
+
+def job_of(jobset: Object) -> Object:
+    """The Job that JobSet makes of it, but for its labels."""
+    (one,) = jobset["spec"]["replicatedJobs"]
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": one["template"]["spec"]}
+
+
+def pod_of(jobset: Object) -> Object:
+    template = job_of(jobset)["spec"]["template"]
+    return {"apiVersion": "v1", "kind": "Pod", **template, "metadata": template["metadata"] | {"name": "x"}}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_we_render_is_taken_as_it_is(server: Server, name: str) -> None:
+    for manifest in GOOD[name]:
+        server.take(KINDS[manifest["kind"]], manifest)
+    server.take(JOBS, job_of(GOOD[name][0]))
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_pod_meets_the_security_level_that_we_name_and_no_stricter_one(server: Server, name: str) -> None:
+    pod = pod_of(GOOD[name][0])
+    met = podsecurity.level(pod)
+    server.take(PODS, pod, met)
+    if (stricter := podsecurity.stricter(met)) is not None:
+        with pytest.raises(ApiError, match=f'violates PodSecurity "{stricter}:latest"'):
+            server.take(PODS, pod, stricter)
+
+
+@pytest.mark.parametrize("one", wrong.TABLE, ids=lambda one: one.lines.replace("\n", ", ")[:60])
+def test_what_we_refuse_is_refused_by_the_server_for_the_same_reason(server: Server, one: wrong.Wrong) -> None:
+    jobset = wrong.jobset(one.path, one.value)
+    with pytest.raises(ApiError) as refused:
+        server.take(JOBSETS, jobset)
+        server.take(JOBS, job_of(jobset))
+    assert one.server in refused.value.message
+
+
+def test_enough_is_shown() -> None:
+    assert len(GOOD) >= 60
+    assert len(wrong.TABLE) >= 25

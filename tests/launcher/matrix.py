@@ -1,0 +1,95 @@
+"""Accelerator × platform × options: every accelerator where it exists, each time with two of the options it can have.
+
+Each is held to its golden manifests by launcher/test_jobset.py and sent to an API server by cluster/test_admission.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, get_args
+
+from launcher import job, platforms, profile
+from launcher.accelerators import KNOWN
+from launcher.bundle import Bundle
+from launcher.jobset import render
+from launcher.platforms import Where
+from launcher.schema import JobSpec
+
+TOPOLOGIES = {"v4": "2x2x4", "v5e": "4x8", "v5p": "2x4x4", "v6e": "4x4", "7x": "2x2x4"}
+TRAIN = """
+train:
+  task: my.tasks:Mine
+  mesh: {dp: -1}
+  batch: 1024
+  checkpoint: {path: /checkpoints/run}
+"""
+# What a job says beside its accelerator and platform.
+OPTIONS: Mapping[str, str] = {
+    "gang": "hosts: 4\nrestarts: {crash: 2, in_place: 0}\ngrace: 30s\ndeadline: 2d\nttl: 1d\nnetwork_policy: false\n",
+    "queue": "queue: research\npriority: high\nplacement: {preferred: cloud.google.com/gce-topology-block}\n",
+    "spot": "capacity: spot\npriority: low\n",
+    "flex-start": "capacity: flex-start\nqueue: research\ndeadline: 1d\n",
+    "reservation": "capacity: {reservation: bought}\nnode_selector: {pool: a}\ntolerations: [{key: own, value: us}]\n",
+    "rdma": "hosts: 2\nnetwork: {profile: rdma, resource: rdma/ib, count: 8}\nresources: {shm: 16Gi}\n",
+    "efa": "hosts: 2\nnetwork: efa\nresources: {cpu: 90, memory: 1000Gi}\n",
+    "tcpxo": "hosts: 2\nnetwork: gpudirect-tcpxo\n",
+    "hostnetwork": "hosts: 3\nnetwork: hostnetwork\n",
+    "slices": "slices: 3\nlabels: {team: vision}\nannotations: {example.com/note: a note}\n",
+    "storage": "volumes: [{claim: checkpoints, path: /checkpoints}, {ephemeral: 50Gi, path: /scratch}, "
+    "{secret: keys, path: /keys}, {configmap: settings, path: /settings}]\nresources: {cpu: 4, memory: 16Gi}\n" + TRAIN,
+    "inject": "agent: inject\ncode: .\nsecrets: {TOKEN: {name: hub, key: token}}\nimage_pull_secrets: [registry]\n",
+}
+PROFILE = "{tcpxo: {image: 'registry.example/rxdm:1'}, prometheus: {namespace: monitoring}}"
+
+
+class Combination(NamedTuple):
+    kind: str
+    where: Where
+    option: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.where}-{self.kind}-{self.option}"
+
+    def job(self) -> JobSpec:
+        topology = f", topology: {TOPOLOGIES[self.kind]}" if self.kind in TOPOLOGIES else ""
+        text = (
+            f"name: {self.name}\nimage: registry.example/train:1\nplatform: {self.where}\n"
+            f"accelerator: {{type: {self.kind}{topology}}}\n{OPTIONS[self.option]}"
+        )
+        if self.option == "gang" and topology:
+            text = text.replace("hosts: 4\n", "")  # the topology says how many
+        if self.option != "storage":
+            text += "command: [python, train.py]\n"
+        return job.parse(text)
+
+    def manifests(self) -> list[dict[str, Any]]:
+        spec = self.job()
+        return render(spec, profile.parse(PROFILE), Bundle(b"agent", b"code") if spec.code else None)
+
+
+def combinations() -> Iterator[Combination]:
+    options = itertools.cycle(OPTIONS)
+    for where in get_args(Where):
+        for kind in platforms.NODES[where]:
+            able = (option for option in options if _can(kind, where, option))
+            yield from (Combination(kind, where, option) for option in itertools.islice(able, 2))
+
+
+def _can(kind: str, where: Where, option: str) -> bool:
+    platform = KNOWN[kind].platform
+    match option:
+        case "spot" | "flex-start" | "reservation":
+            return option in platforms.CAPACITY[where]
+        case "rdma":
+            return platform == "cuda" and where == "generic"
+        case "efa":
+            return where == "eks" and kind in ("a100", "h100", "b200")
+        case "tcpxo":
+            return (kind, where) == ("h100", "gke")
+        case "hostnetwork":
+            return platform != "tpu"
+        case "slices":
+            return platform == "tpu" or where == "generic"
+    return True
