@@ -86,3 +86,21 @@ def test_jobs_of_one_folder_share_what_they_brought_until_the_last_is_gone(
     assert len([name for name in managers if name.startswith("jaxlaunch-")]) == 1, "those of jobs that are gone stay"
     launcher(cluster, folder, "delete", "third", "-n", namespace, "--yes")
     until(lambda: owners(cluster, namespace), lambda seen: seen == [], "what was brought goes", within=120)
+
+
+def test_a_task_of_ones_own_trains_in_our_image(
+    cluster: Access, namespace: str, checkpoints: Path, image: str, tmp_path: Path
+) -> None:
+    task = "from trainer.tasks.classify import Classify\nprint('mine is', __file__)\nclass Mine(Classify): pass\n"
+    train = {
+        "task": "mine.tasks:Mine",
+        "data": {"source": "synthetic", "shape": [4, 4]},
+        "batch": 16,
+        "steps": 3,
+        "checkpoint": {"path": "/checkpoints/mine"},
+    }
+    job = {"command": None, "train": train, "volumes": [{"claim": "checkpoints", "path": "/checkpoints"}]}
+    folder = project(tmp_path, namespace, {"mine/tasks.py": task}, image=image, code=".", **job)
+    ended = launcher(cluster, folder, "submit", "job.yaml", "resources.memory=1Gi", "--wait", "--follow")
+    assert ended.returncode == 0, ended.stderr
+    assert "[0] mine is /code/mine/tasks.py\n" in ended.stdout
