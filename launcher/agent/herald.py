@@ -48,17 +48,21 @@ class Herald:
         self._committed_at: float | None = None
 
     def begin(self, records: Sequence[Record], memory: Memory, processes: int) -> None:
-        """Tells of the generations before, and gives the ends of their logs, which nobody else can read any more."""
-        if self._speak is None or self._generation == 0:
+        """Tells of the pods before, and gives the ends of their logs, which nobody else can read any more.
+
+        A job that was suspended comes again in new pods of the same generation.
+        """
+        if self._speak is None or not (self._generation or records):
             return
         self._committed = max((one.last_committed for one in records if one.last_committed is not None), default=None)
         last, failing = (records[-1].attempt, records[-1].rank) if records else (0, None)
+        before = records[-1].generation if records else self._generation - 1
         self._say("past", last, ends=history.ends_by_cause(records), attempts=len(records), unknown=memory.gap)
         for one in records[-PAST:]:
             told = {name: getattr(one, name) for name in ("verdict", "seconds", "first_committed", "last_committed")}
             self._say("past", one.attempt, one.generation, **told, ended=one.ended)
         for rank, lines in memory.tails(sorted(range(processes), key=lambda rank: rank != failing)):
-            self._say("tail", last, self._generation - 1, rank=rank, lines=lines)
+            self._say("tail", last, before, rank=rank, lines=lines)
 
     def look(self, view: Callable[[], View], now: float, is_news: bool = False) -> None:
         """Tells how the gang stands, if something changed or nothing was told for long; `now` in monotonic seconds."""

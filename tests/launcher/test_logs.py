@@ -5,7 +5,6 @@ import pytest
 
 from launcher import past
 from launcher.agent import words
-from launcher.agent.herald import Herald
 from launcher.agent.verdict import of_code
 from launcher.errors import UserError
 from launcher.follow import Scenes
@@ -126,9 +125,10 @@ def test_a_source_knows_the_ranks_of_its_host() -> None:
 
 
 def test_the_ends_of_earlier_logs_are_what_the_leader_says_at_its_start() -> None:
-    said: list[str] = []
-    Herald(1, said.append).begin([], None, [(3, ["ValueError: x", "[0] odd"]), (0, ["step 7"])])
-    found = list(past.lines(filter(None, map(words.parse, said)), processes_per_host=2))
+    ends = {3: ["ValueError: x", "[0] odd"], 0: ["step 7"]}
+    about = {"at": 1.0, "attempt": 1, "generation": 0}
+    said = [words.word("tail", about | {"rank": rank, "lines": lines}) for rank, lines in ends.items()]
+    found = list(past.lines(filter(None, map(words.parse, [*said, words.word("past", about)])), processes_per_host=2))
     assert [line.prefixed() for line in found] == ["[3] ValueError: x", "[3] [0] odd", "[0] step 7"]
     assert [(line.host, line.generation) for line in found] == [(1, 0), (1, 0), (0, 0)]
 
