@@ -1,0 +1,134 @@
+"""Pods hold no key to the cluster, and no command ever says a secret."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster.access import Access
+from tests.cluster.command import PATIENCE_S, launcher, project
+
+# Says that it has the secret without saying it, and what of the cluster it can reach.
+PROGRAM = """
+import hashlib, json, os, sys
+found = [os.path.join(folder, name) for folder, _, names in os.walk("/var/run/secrets") for name in names]
+print(json.dumps({"token": hashlib.sha256(os.environ["TOKEN"].encode()).hexdigest(), "found": found}))
+sys.exit(int(sys.argv[1]))
+"""
+CANARY = "canary-7Hq2-in-the-secret"
+OURS = "canary-9Zk4-in-the-environment"
+KEY = "canary-3Rt8-of-the-user"
+KINDS = "jobsets,jobs,pods,configmaps,networkpolicies,services,events,roles,rolebindings,serviceaccounts"
+
+
+@pytest.fixture
+def folder(cluster: Access, namespace: str, checkpoints: Path, base_image: str, tmp_path: Path) -> Path:
+    """A job that needs a secret, which the namespace has."""
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}, "stringData": {"token": CANARY}}
+    cluster.api.create(f"/api/v1/namespaces/{namespace}/secrets", secret)
+    given = {
+        "image": base_image,
+        "command": ["python", "-c", PROGRAM, "0"],
+        "secrets": {"TOKEN": {"name": "hub", "key": "token"}},
+        "volumes": [{"claim": "checkpoints", "path": "/checkpoints"}],
+    }
+    return project(tmp_path, namespace, {}, **given)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.CompletedProcess[str]]]:
+    """What commands said, none of it a secret of the Secret, of the user's environment or of their kubeconfig."""
+    monkeypatch.setenv("TOKEN", OURS)
+    monkeypatch.setenv("WANDB_API_KEY", OURS)
+    outputs: list[subprocess.CompletedProcess[str]] = []
+    yield outputs
+    secret = [word for canary in (CANARY, OURS, KEY) for word in (canary, base64.b64encode(canary.encode()).decode())]
+    for output in outputs:
+        told = output.stdout + output.stderr
+        assert not [word for word in secret if word in told], f"{' '.join(output.args)}:\n{told}"
+
+
+def test_no_command_says_a_secret(
+    cluster: Access, namespace: str, checkpoints: Path, folder: Path, said: list[subprocess.CompletedProcess[str]]
+) -> None:
+    def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = launcher(cluster, folder, *arguments)
+        said.append(done)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    for command in ("validate", "render", "plan"):
+        run(command, "job.yaml")
+    run("submit", "job.yaml", "--dry-run")
+    run("submit", "job.yaml", "--dry-run=server", "--output", "yaml")
+    ended = run("submit", "job.yaml", "--wait", "--follow", "--output", "json")
+    assert hashlib.sha256(CANARY.encode()).hexdigest() in ended.stdout  # the program has it
+    assert '"found": []' in ended.stdout
+    for command in ("status", "explain", "logs"):
+        run(command, "mine", "--namespace", namespace)
+        run(command, "mine", "--namespace", namespace, "--output", "json")
+    run("list", "--namespace", namespace, "--output", "wide")
+    kept = cluster.kubectl("get", KINDS, "--namespace", namespace, "--output", "yaml")
+    assert "secretKeyRef" in kept
+    assert CANARY not in kept and OURS not in kept
+    run(
+        "submit",
+        "job.yaml",
+        "--replace",
+        "--wait",
+        "--follow",
+        "command.3=1",
+        "restarts.crash=0",
+        "restarts.in_place=0",
+        code=83,
+    )
+    for command in ("status", "explain", "logs"):
+        run(command, "mine", "--namespace", namespace)
+    run("logs", "mine", "--namespace", namespace, "--previous")
+    run("delete", "mine", "--namespace", namespace)
+    run("status", "mine", "--namespace", namespace, code=2)
+    for path in checkpoints.rglob("*"):
+        assert path.is_dir() or CANARY.encode() not in path.read_bytes(), path
+
+
+def test_a_secret_in_the_job_file_or_the_kubeconfig_is_not_said_either(
+    cluster: Access, namespace: str, folder: Path, said: list[subprocess.CompletedProcess[str]]
+) -> None:
+    config = yaml.safe_load(cluster.kubeconfig.read_text())
+    for user in config["users"]:
+        user["user"] = {"token": KEY}
+    (folder / "config").write_text(json.dumps(config))
+    for arguments in (["submit", "job.yaml"], ["status", "mine"], ["doctor", "job.yaml"], ["list"], ["logs", "mine"]):
+        command = [sys.executable, "-m", "launcher.cli.main", *arguments]
+        env = cluster.env | {"KUBECONFIG": str(folder / "config")}
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+        said.append(done)
+        assert done.returncode == 3, done.stdout + done.stderr
+    for arguments in (["validate", "job.yaml"], ["submit", "job.yaml"], ["render", "job.yaml"]):
+        said.append(refused := launcher(cluster, folder, *arguments, f"env.API_KEY={OURS}"))
+        assert refused.returncode == 2, refused.stderr
+
+
+def test_a_pod_can_do_nothing_to_the_cluster(cluster: Access, namespace: str, folder: Path) -> None:
+    rights = ("roles", "rolebindings", "serviceaccounts", "secrets")
+    before = [cluster.kubectl("get", kind, "--namespace", namespace, "--output", "name") for kind in rights]
+    done = launcher(cluster, folder, "submit", "job.yaml", "--wait", "--follow")
+    assert done.returncode == 0, done.stderr
+    assert '"found": []' in done.stdout  # no token is mounted
+    assert [cluster.kubectl("get", kind, "--namespace", namespace, "--output", "name") for kind in rights] == before
+    (pod,) = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    assert not [volume for volume in pod["spec"]["volumes"] if "projected" in volume]
+    account = f"system:serviceaccount:{namespace}:{pod['spec']['serviceAccountName']}"
+    for verb, kind in (("get", "pods"), ("list", "secrets"), ("get", "jobsets"), ("create", "pods")):
+        asked = ["auth", "can-i", verb, kind, "--namespace", namespace, "--as", account]
+        answer = subprocess.run([cluster.kubectl_path, *asked], env=cluster.env, capture_output=True, text=True)
+        assert answer.stdout.strip() == "no", f"{verb} {kind}: {answer.stdout}{answer.stderr}"
