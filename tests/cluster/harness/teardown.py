@@ -23,10 +23,11 @@ SETTINGS = (
     "net/ipv4/ip_forward",
     "vm/overcommit_memory",
 )
-# Where kubelet, containerd and CNI write whatever they are told, parents first.
+# Where kubelet, containerd, CNI and mount write whatever they are told, parents first.
 FOLDERS = (
     "/run/containerd",
     "/run/containerd/s",
+    "/run/mount",
     "/var/lib/cni",
     "/var/lib/cni/results",
     "/var/lib/kubelet",
