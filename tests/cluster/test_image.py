@@ -1,0 +1,46 @@
+"""The image of the Dockerfile, seen from a pod of it at the restricted level."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.access import Access
+from tests.cluster.command import launcher, project
+
+PROGRAM = """
+import importlib.util, json, os, pathlib, shutil, sys
+site = pathlib.Path(importlib.util.find_spec("launcher").origin).parents[1]
+ours = [path for package in ("launcher", "trainer", "jax") for path in (site / package).rglob("*.py")]
+def writes(path):
+    try:
+        pathlib.Path(path, "probe").touch()
+    except OSError:
+        return False
+    return True
+print(json.dumps({
+    "user": [os.getuid(), os.getgid()],
+    "first": pathlib.Path("/proc/1/cmdline").read_text().split("\\0"),
+    "tools": [name for name in ("gcc", "cc", "make", "git", "pip") if shutil.which(name)],
+    "modules": [name for name in ("pip", "setuptools", "wheel") if (site / name).exists()],
+    "writable": [path for path in ("/", sys.prefix, str(site), "/tmp") if writes(path)],
+    "uncompiled": [str(path) for path in ours if not pathlib.Path(importlib.util.cache_from_source(path)).exists()],
+}))
+"""
+
+
+def test_the_image_runs_the_agent_as_pid_1_for_no_one_in_particular_and_writes_nothing(
+    cluster: Access, namespace: str, image: str, tmp_path: Path
+) -> None:
+    folder = project(tmp_path, namespace, {}, image=image, agent="image", command=["python", "-c", PROGRAM])
+    done = launcher(cluster, folder, "submit", "job.yaml", "--wait", "--follow")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = re.search(r"^\[0\] (\{.*\})$", done.stdout, re.MULTILINE)
+    assert told is not None, done.stdout
+    seen: dict[str, Any] = json.loads(told[1])
+    assert seen["user"] == [1000, 1000]
+    assert seen["first"][1:3] == ["-m", "launcher.agent"]
+    assert (seen["tools"], seen["modules"], seen["uncompiled"]) == ([], [], [])
+    assert seen["writable"] == ["/tmp"]
