@@ -1,6 +1,7 @@
 """What a machine must have to run a cluster, and what this one lacks of it."""
 
 import os
+import platform
 import shutil
 import socket
 import sys
@@ -22,8 +23,8 @@ PROGRAMS = {
 
 def lacks() -> list[str]:
     """One sentence for each thing that is missing, with where to get it. Empty: a cluster can run here."""
-    if sys.platform != "linux":
-        return [f"a node needs Linux; this is {sys.platform}"]
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        return [f"a node and its images are made for Linux on x86_64; this is {sys.platform} on {platform.machine()}"]
     faults = []
     if os.geteuid() != 0:
         faults.append("a node needs root: run as root, or set KUBECONFIG to use a cluster of your own, kind for one")
