@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import click
 
 from launcher import emit, world
+from launcher.causes.memory import is_oom
 from launcher.cluster import Cluster
 from launcher.errors import UserError
 from launcher.explain import explain, restarts_line
@@ -52,7 +53,7 @@ def screen(status: JobStatus, seen: World) -> Iterator[str]:
 
 
 def _rows(status: JobStatus, seen: World) -> Iterator[tuple[str, str]]:
-    if status.phase is None and status.verdict is None:
+    if status.phase is None and (status.verdict is None or is_oom(seen)):  # the agents cannot tell who sent a SIGKILL
         yield "why", explain(seen).headline.removeprefix(f"{status.name} ")
     yield "hosts", f"{status.ready} of {status.hosts} ready" + (f", queue {status.queue}" if status.queue else "")
     yield "phase", _phase(status)
