@@ -13,6 +13,7 @@ from typing import Any
 from launcher.errors import UserError
 from launcher.job import JobSpec
 from trainer import contract
+from trainer.spec import TASK_DEFAULTS, Mesh, TrainSpec
 
 _TOLD = (contract.BAD_SPEC, contract.BAD_DATA)  # codes that come with a sentence instead of a traceback
 
@@ -29,9 +30,10 @@ def ask(job: JobSpec, base: Path, *, sharding: bool = False, compiled: bool = Fa
     """
     assert job.train is not None, "a command's arrays are its own"
     flags = [flag for flag, is_asked in (("--sharding", sharding), ("--compile", compiled)) if is_asked]
+    copies = 1 if compiled else _copies(job)
     ended = subprocess.run(
         [sys.executable, "-m", "trainer.plan", *flags],
-        env=_environment(job, base),
+        env=_environment(job, base, copies),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -41,11 +43,32 @@ def ask(job: JobSpec, base: Path, *, sharding: bool = False, compiled: bool = Fa
     if ended.returncode:
         raise UserError(f"{ended.stderr.strip()}\nThe training could not be planned (exit {ended.returncode}).")
     found: dict[str, Any] = json.loads(ended.stdout)
+    if found["flops_per_step"] is not None:
+        found["flops_per_step"] *= copies
     return found
 
 
-def _environment(job: JobSpec, base: Path) -> dict[str, str]:
-    """The job's own variables, its code, and as many virtual devices as it has."""
+def _copies(job: JobSpec) -> int:
+    """How many equal parts dp makes: one says it all, and ten thousand virtual devices would take minutes.
+
+    One, where the user's task may bring a mesh or a batch of its own.
+    """
+    train = job.train
+    if train is None or not (train.task in TASK_DEFAULTS or {"mesh", "batch"} <= train.model_fields_set):
+        return 1
+    return train.mesh.resolve(job.devices)[0]
+
+
+def _one_copy(train: TrainSpec, devices: int, copies: int) -> TrainSpec:
+    """The train block of one of the copies, on its part of the devices."""
+    if copies == 1:
+        return train
+    _, fsdp, mp = train.mesh.resolve(devices)
+    return train.model_copy(update={"mesh": Mesh(fsdp=fsdp, mp=mp), "batch": train.batch // copies})
+
+
+def _environment(job: JobSpec, base: Path, copies: int) -> dict[str, str]:
+    """The job's own variables, its code, and as many virtual devices as one copy has."""
     code = [str(base / job.code)] if job.code else []
     path = os.pathsep.join(filter(None, (*code, os.environ.get("PYTHONPATH"))))
     assert job.train is not None
@@ -54,6 +77,6 @@ def _environment(job: JobSpec, base: Path) -> dict[str, str]:
         **job.env,
         **({"PYTHONPATH": path} if path else {}),
         "JAX_PLATFORMS": "cpu",
-        contract.NUM_CPU_DEVICES: str(job.devices),
-        contract.TRAIN_SPEC: job.train.model_dump_json(exclude_unset=True),
+        contract.NUM_CPU_DEVICES: str(job.devices // copies),
+        contract.TRAIN_SPEC: _one_copy(job.train, job.devices, copies).model_dump_json(exclude_unset=True),
     }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher import demand, jobset, plan, profile
+from launcher import demand, jobset, plan, profile, shapes
 from launcher import job as jobs
 from launcher.accelerators import KNOWN
 from launcher.schema import JobSpec
@@ -124,6 +127,14 @@ def test_a_quantity_is_written_as_people_write_it(name: str, number: str, text: 
 )
 def test_a_size_has_the_unit_that_keeps_it_short(number: int, text: str) -> None:
     assert plan.size(number) == text
+
+
+def test_one_of_the_copies_that_dp_makes_says_what_all_would(tmp_path: Path) -> None:
+    whole = job("accelerator: {type: cpu, per_host: 4}")
+    assert whole.train is not None
+    environ = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8", "TRAIN_SPEC": whole.train.model_dump_json()}
+    asked = subprocess.run([sys.executable, "-m", "trainer.plan"], env=os.environ | environ, capture_output=True)
+    assert shapes.ask(whole, tmp_path) == json.loads(asked.stdout)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
