@@ -12,10 +12,12 @@ from benchmarks.table import Row, emit, median, ms, say
 
 ROUNDS = 15
 JOB = """name: bench
+image: registry.example/train:1
 accelerator: {type: cpu, per_host: 8}
 train:
   task: trainer.tasks.lm:NextToken
   mesh: {dp: 4, mp: 2}
+  checkpoint: {path: gs://bucket/bench}
 """
 
 
@@ -27,7 +29,7 @@ def seconds(command: list[str]) -> float:
 
 
 def main() -> None:
-    say("cli: --help and validate")
+    say("cli: --help, validate and render")
     launcher = str(pathlib.Path(sys.executable).with_name("launcher"))
     with tempfile.TemporaryDirectory() as folder:
         job = pathlib.Path(folder, "job.yaml")
@@ -36,11 +38,12 @@ def main() -> None:
             "python -I -c pass": [sys.executable, "-I", "-c", "pass"],
             "launcher --help": [launcher, "--help"],
             "launcher validate": [launcher, "validate", str(job)],
+            "launcher render": [launcher, "render", str(job)],
         }
         rounds = [{name: seconds(command) for name, command in commands.items()} for _ in range(1 + ROUNDS)]
     taken = {name: [each[name] for each in rounds[1:]] for name in commands}  # the first round fills the disk's cache
     baseline = median(taken.pop("python -I -c pass"))
-    bounds = {"launcher --help": 12.0, "launcher validate": 25.0}
+    bounds = {"launcher --help": 12.0, "launcher validate": 25.0, "launcher render": 35.0}
     emit(
         [
             Row(
