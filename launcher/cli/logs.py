@@ -42,7 +42,9 @@ def logs_command(
     tail: int | None,
     output: str | None,
 ) -> None:
-    """Print the lines of job NAME, by time, each after its rank; the verdict first when there is one.
+    """Print what job NAME writes.
+
+    By time, each line after its rank; the verdict first when there is one.
 
     The processes' lines go to stdout, what agents and launcher say to stderr.
     """

@@ -20,18 +20,18 @@ INTERRUPTED = 130
 
 # Command -> where it lies, and what --help says of it. Importing them all would take --help half a second.
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "delete": ("launcher.cli.delete:delete_command", "Delete job NAME and its pods."),
+    "delete": ("launcher.cli.delete:delete_command", "Delete job NAME."),
     "doctor": ("launcher.cli.doctor:doctor_command", "Check that the cluster can run JOB, or any job."),
-    "explain": ("launcher.cli.explain:explain_command", "Say why job NAME waits, or how it ended."),
+    "explain": ("launcher.cli.explain:explain_command", "Say why job NAME waits, what it does, or how it ended."),
     "init": ("launcher.cli.init:init", "Write a starter job.yaml."),
-    "list": ("launcher.cli.list:list_command", "List the jobs on the cluster."),
+    "list": ("launcher.cli.list:list_command", "List the jobs that launcher submitted."),
     "logs": ("launcher.cli.logs:logs_command", "Print what job NAME writes."),
     "plan": ("launcher.cli.plan:plan_command", "Say what JOB will hold, and whether it fits."),
     "render": ("launcher.cli.render:render", "Print JOB as Kubernetes manifests."),
     "run": ("launcher.cli.run:run", "Train JOB on this machine."),
     "schema": ("launcher.cli.schema:schema", "Print the JSON schema of job.yaml."),
     "status": ("launcher.cli.status:status_command", "Show how job NAME stands."),
-    "stop": ("launcher.cli.stop:stop_command", "Save and end job NAME; submitting it again resumes it."),
+    "stop": ("launcher.cli.stop:stop_command", "Save and end job NAME."),
     "submit": ("launcher.cli.submit:submit", "Run JOB on a cluster."),
     "validate": ("launcher.cli.validate:validate", "Check JOB, and say what it asks for."),
 }

@@ -25,7 +25,10 @@ MAX_HOSTS = 32  # lines of -o wide without a failing host among them
 @click.option("--context", help="A context of the kubeconfig. [default: its current one]")
 @click.option("-o", "--output", type=click.Choice(["json", "yaml", "wide"]), help="Another form; wide shows each host.")
 def status_command(name: str, namespace: str | None, context: str | None, output: str | None) -> None:
-    """Show how job NAME stands; the verdict first when there is one."""
+    """Show how job NAME stands.
+
+    The verdict comes first when there is one.
+    """
     cluster = Cluster.connect(context)
     seen = world.gather(cluster, namespace or cluster.namespace, name)
     if seen.jobset is None:
