@@ -6,6 +6,7 @@ started, and left up afterwards, or one that lasts as long as the test session.
 
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -24,17 +25,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster(request: pytest.FixtureRequest) -> Iterator[Access]:
-    given = Path(os.environ.get("KUBECONFIG", places.ADMIN))
-    if given != places.ADMIN:
-        yield Access(given, Path(needs.tool("kubectl", of="Kubernetes")), is_ours=False)
-        return
+def programs(request: pytest.FixtureRequest) -> Path:
+    """The folder of a cluster's programs, on a machine that can run them."""
+    if given():
+        pytest.skip("KUBECONFIG names another cluster to test with")
     needs.a_machine_for_a_cluster()
+    with uncaptured(request):
+        return build.binaries()
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Access]:
+    if kubeconfig := given():
+        yield Access(kubeconfig, Path(needs.tool("kubectl", of="Kubernetes")), is_ours=False)
+        return
+    folder = request.getfixturevalue("programs")
     session = harness.used()
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        session.__enter__()  # a first build takes long, and says what it does
-    yield Access(places.ADMIN, build.home() / "kubectl", is_ours=True)
+    with uncaptured(request):
+        session.__enter__()
+    yield Access(places.ADMIN, folder / "kubectl", is_ours=True)
     session.__exit__(None, None, None)
+
+
+def given() -> Path | None:
+    """The kubeconfig of the user's own cluster, unless it is the harness's."""
+    named = os.environ.get("KUBECONFIG")
+    return Path(named) if named and Path(named) != places.ADMIN else None
+
+
+def uncaptured(request: pytest.FixtureRequest) -> AbstractContextManager[None]:
+    """While it lasts output is seen at once: a first build takes long, and says what it does."""
+    return request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled()
 
 
 @pytest.fixture

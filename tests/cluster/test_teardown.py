@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import needs
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.harness import build, cgroups, cluster, images, network, places, process
@@ -27,9 +26,7 @@ VOLATILE = ("kernel/ns_last_pid", "kernel/pty/nr", "kernel/random", "net/netfilt
 
 
 @pytest.fixture(autouse=True)
-def no_cluster() -> None:
-    needs.a_machine_for_a_cluster()
-    build.binaries()
+def no_cluster(programs: Path) -> None:
     if any(process.running()):
         pytest.skip("a cluster is up, and these tests stop it: `make cluster-down` first")
 
