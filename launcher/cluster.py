@@ -91,19 +91,22 @@ class Cluster:
         keep: Callable[[Object], Object] = lambda one: one,
     ) -> Objects:
         """The objects of a namespace, or of all, in `pages` of `limit`; `keep` says what is kept of each."""
-        return self._list(kind, namespace, labels, fields, limit, pages, keep)[0]
+        return self.listed(kind, namespace, labels, fields, limit, pages, keep)[0]
 
-    def _list(
+    def listed(
         self,
         kind: Kind,
         namespace: str | None,
-        labels: str,
-        fields: str,
+        labels: str = "",
+        fields: str = "",
         limit: int = 500,
         pages: int | None = None,
         keep: Callable[[Object], Object] = lambda one: one,
     ) -> tuple[Objects, str]:
-        """The objects without their managedFields, which are half of their bytes, and the version they are of."""
+        """As list(), and the version from which a watch misses nothing.
+
+        Their managedFields, which are half of their bytes, are left out.
+        """
         path, asked = kind.path(namespace), {**_selectors(labels, fields), "limit": str(limit)}
         found: Objects = []
         query = dict(asked)
@@ -183,7 +186,7 @@ class Cluster:
         """
         selectors = _selectors(labels, fields)
         return Watch(
-            lambda: self._list(kind, namespace, labels, fields),
+            lambda: self.listed(kind, namespace, labels, fields),
             lambda query, silence_s: self._transport.stream(kind.path(namespace), {**selectors, **query}, silence_s),
             since,
             limit_s,

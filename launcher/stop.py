@@ -14,6 +14,7 @@ from launcher.jobset import NAME_LABEL, OWN_LABEL
 from launcher.kinds import JOBSETS, PODS, WORKLOADS
 from trainer import contract
 
+_KUEUE_S = 10.0  # that it takes at most
 _LOOK_AGAIN_S = 10.0  # a pod may be gone between a list and a watch
 JOB_UID = "kueue.x-k8s.io/job-uid"  # Kueue puts it on the Workload of a job
 
@@ -78,11 +79,19 @@ def resume(cluster: Cluster, jobset: Obj) -> None:
 
 def _switch(cluster: Cluster, jobset: Obj, *, on: bool) -> None:
     name, namespace = jobset["metadata"]["name"], jobset["metadata"]["namespace"]
-    workload = _workload(cluster, jobset) if placement.QUEUE in jobset["metadata"].get("labels", {}) else None
+    workload = _made_workload(cluster, jobset) if placement.QUEUE in jobset["metadata"].get("labels", {}) else None
     if workload is not None:
         cluster.merge(WORKLOADS, workload["metadata"]["name"], namespace, {"spec": {"active": on}})
     else:
         cluster.merge(JOBSETS, name, namespace, {"spec": {"suspend": not on}})
+
+
+def _made_workload(cluster: Cluster, jobset: Obj) -> Obj | None:
+    """The Workload that Kueue makes of a new JobSet; None where no Kueue does."""
+    end = time.monotonic() + _KUEUE_S
+    while (found := _workload(cluster, jobset)) is None and time.monotonic() < end:
+        time.sleep(0.5)
+    return found
 
 
 def _workload(cluster: Cluster, jobset: Obj) -> Obj | None:
@@ -91,22 +100,35 @@ def _workload(cluster: Cluster, jobset: Obj) -> Obj | None:
     return found[0] if found else None
 
 
-def until_gone(cluster: Cluster, jobset: Obj, limit_s: float) -> Stopped:
-    """Waits until no pod of a stopped job is left, and hears their last words."""
-    name, namespace = jobset["metadata"]["name"], jobset["metadata"]["namespace"]
-    labels, end = f"{NAME_LABEL}={name}", time.monotonic() + limit_s
-    verdict: Mapping[str, Any] | None = None
-    while left := _living(cluster.list(PODS, namespace, labels=labels)):
-        if time.monotonic() > end:
-            return Stopped(False, verdict)
-        slice_s = max(0.0, min(_LOOK_AGAIN_S, end - time.monotonic()))
-        for event, pod in cluster.watch(PODS, namespace, labels=labels, limit_s=slice_s):
-            verdict = _better(verdict, last_words(pod))
+class Leaving:
+    """The pods of a job that is about to be stopped. Made before it is told, it misses none of their last words."""
+
+    def __init__(self, cluster: Cluster, jobset: Obj) -> None:
+        self._cluster, self._namespace = cluster, jobset["metadata"]["namespace"]
+        self._labels = f"{NAME_LABEL}={jobset['metadata']['name']}"
+        self._verdict: Mapping[str, Any] | None = None
+        self._left, self._since = self._look()
+
+    def until_gone(self, limit_s: float) -> Stopped:
+        """Waits until no pod of the job runs any more."""
+        end = time.monotonic() + limit_s
+        while self._left and time.monotonic() < end:
+            self._hear(max(0.0, min(_LOOK_AGAIN_S, end - time.monotonic())))
+            self._left, self._since = self._look()
+        return Stopped(not self._left, self._verdict)
+
+    def _look(self) -> tuple[set[str], str]:
+        pods, since = self._cluster.listed(PODS, self._namespace, self._labels)
+        return _living(pods), since
+
+    def _hear(self, limit_s: float) -> None:
+        watched = self._cluster.watch(PODS, self._namespace, labels=self._labels, since=self._since, limit_s=limit_s)
+        for event, pod in watched:
+            self._verdict = _better(self._verdict, last_words(pod))
             if event == "DELETED" or not _living([pod]):
-                left.discard(pod["metadata"]["uid"])
-            if not left:
-                break
-    return Stopped(True, verdict)
+                self._left.discard(pod["metadata"]["uid"])
+            if not self._left:
+                return
 
 
 def _living(pods: Iterable[Obj]) -> set[str]:

@@ -33,13 +33,14 @@ def stop_command(name: str, namespace: str | None, context: str | None, no_wait:
     jobset = stop.own(cluster, name, namespace or cluster.namespace)
     if (ended := stop.has_finished(jobset)) is not None:
         raise UserError(f"Job {name} is {ended} already: there is nothing to stop.")
+    leaving = stop.Leaving(cluster, jobset)
     stop.stop(cluster, jobset)
     if no_wait:
         click.echo(f"{JOBSETS.titled(name)} stopping")
         return 0
     if limit_s is None:
         limit_s = template(jobset)["spec"].get("terminationGracePeriodSeconds", 30) + _MARGIN_S
-    gone = stop.until_gone(cluster, jobset, limit_s)
+    gone = leaving.until_gone(limit_s)
     if gone.verdict is not None:
         _say(str(gone.verdict["message"]))
     if not gone.is_over:
