@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: venv run test check bench cluster-up cluster-down clean
+.PHONY: venv run test check bench cluster-up cluster-down kind-smoke clean
 
 venv: $(VENV)/.ready
 
@@ -32,6 +32,10 @@ cluster-up: venv  ## a real Kubernetes on this machine, for tests and for you: e
 
 cluster-down: venv
 	@$(BIN)/python -m tests.cluster.harness down
+
+kind-smoke: venv  ## the image and a job in a kind cluster; needs docker, kind and kubectl
+	k8s/kind/up.sh
+	PATH="$(CURDIR)/$(BIN):$$PATH" NAMESPACE=team k8s/smoke.sh
 
 clean:
 	rm -rf $(VENV) runs

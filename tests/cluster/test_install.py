@@ -1,0 +1,51 @@
+"""k8s/install.yaml on a real cluster: a user with its roles, and no others, can do all that the commands do."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.access import Access
+from tests.cluster.command import launcher, project
+from tests.cluster.preparations import make_user
+
+INSTALL = Path(__file__).parents[2] / "k8s" / "install.yaml"
+PROGRAM = "import time; print('running', flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def user(cluster: Access, namespace: str, tmp_path: Path) -> Iterator[Access]:
+    """Somebody of a team, as install.yaml says to make one."""
+    cluster.kubectl("apply", "--server-side", "--filename", str(INSTALL))
+    kubeconfig = make_user(cluster, namespace, [], tmp_path)
+    who = f"--serviceaccount={namespace}:{kubeconfig.stem}"
+    cluster.kubectl("create", "rolebinding", "jaxlaunch", "-n", namespace, "--clusterrole", "jaxlaunch-user", who)
+    reader = f"jaxlaunch-{namespace}"
+    cluster.kubectl("create", "clusterrolebinding", reader, "--clusterrole", "jaxlaunch-cluster-reader", who)
+    yield dataclasses.replace(cluster, kubeconfig=kubeconfig)
+    cluster.kubectl("delete", "clusterrolebinding", reader)
+    cluster.kubectl("delete", "--filename", str(INSTALL))
+
+
+def test_a_team_s_user_can_use_every_command(
+    cluster: Access, user: Access, namespace: str, base_image: str, tmp_path: Path
+) -> None:
+    folder = project(tmp_path, namespace, {}, image=base_image, command=["python", "-c", PROGRAM])
+
+    def run(*arguments: str, code: int = 0) -> str:
+        done = launcher(user, folder, *arguments)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    run("submit", "job.yaml", "--dry-run=server")
+    assert "you may not" not in (told := run("doctor", "job.yaml")), told
+    run("submit", "job.yaml")
+    cluster.kubectl("wait", "jobset/mine", "-n", namespace, "--for=jsonpath={.status.replicatedJobsStatus[0].ready}=1")
+    for command in ("list", "status mine", "explain mine", "logs mine"):
+        run(*command.split())
+    run("stop", "mine")
+    run("submit", "job.yaml", "--replace")
+    run("delete", "mine", "--yes")
