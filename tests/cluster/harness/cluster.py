@@ -59,7 +59,7 @@ def is_up() -> bool:
     if not UP.exists() or UP.read_text() != build.key():
         return False
     if missing := DAEMONS - process.leading().keys():
-        say(f"the cluster that was up has lost {', '.join(sorted(missing))}: it is started anew")
+        say(f"the cluster that was up has lost {', '.join(sorted(missing))}")
         return False
     try:
         control.await_server()  # it may be slow for a moment, on a machine that others use too

@@ -36,8 +36,8 @@ def remove_bridge() -> None:
 def write_config() -> None:
     CONFIG.mkdir(parents=True)
     pods = {"subnet": POD_NETWORK, "rangeStart": POD_RANGE[0], "rangeEnd": POD_RANGE[1], "gateway": IP}
-    addresses = {"type": "host-local", "dataDir": f"{RUN}/cni/addresses", "ranges": [[pods]]}
-    addresses["routes"] = [{"dst": "0.0.0.0/0"}]
+    routes = [{"dst": "0.0.0.0/0"}]
+    addresses = {"type": "host-local", "dataDir": f"{RUN}/cni/addresses", "ranges": [[pods]], "routes": routes}
     bridge = {"type": "bridge", "bridge": BRIDGE, "isGateway": True, "ipMasq": False, "hairpinMode": True}
     network = {"cniVersion": "0.4.0", "name": NETWORK, "plugins": [bridge | {"ipam": addresses}]}
     (CONFIG / "10-test.conflist").write_text(json.dumps(network, indent=1))
