@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from launcher.agent import oom
 from launcher.agent.child import UNSTARTABLE, Child
 from launcher.agent.clock import Clock
 from launcher.agent.config import Config
@@ -70,6 +71,7 @@ class Member:
         self._metrics: Mapping[str, Any] | None = None
         self._overdue: set[int] = set()  # ranks that were told of in this attempt
         self._warned: set[int] = set()  # ranks whose silence was explained
+        self._oom_kills = oom.kills()
         self._stacks_until: float | None = None
         self._stacks: dict[int, str] = {}  # what was read of each rank's at the last tick
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -238,8 +240,13 @@ class Member:
     def _child_ended(self, child: Child, code: int) -> None:
         self._check_hello(child)
         self._beat()
-        self._tell(Kind.EXIT, child, exit=code, text=child.tail_text[-MAX_CHARS:])
+        self._tell(Kind.EXIT, child, exit=code, oom=self._was_for_memory(code), text=child.tail_text[-MAX_CHARS:])
         self._report_gone()
+
+    def _was_for_memory(self, code: int) -> bool:
+        """Whether the kernel sent this SIGKILL. On a machine that is no container its count is everyone's."""
+        before, self._oom_kills = self._oom_kills, oom.kills()
+        return code == -signal.SIGKILL and self._config.is_pod and self._oom_kills > before
 
     def _check_hellos(self, children: list[Child]) -> None:
         for child in children:

@@ -68,6 +68,7 @@ class Event:
     rank: int | None = None
     status: Status = Status()
     exit: int = 0  # EXIT: exit code, or minus the signal
+    oom: bool = False  # EXIT: the kernel sent the signal, for want of memory
     error: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # ERROR: type, message, traceback, code
     text: str = ""  # EXIT: the last lines of output; else what to say
 
@@ -79,6 +80,7 @@ class Event:
             rank=int(fields["rank"]),
             status=Status.from_wire(fields["status"]),
             exit=int(fields.get("exit", 0)),
+            oom=bool(fields.get("oom", False)),
             error=fields.get("error") or {},
             text=str(fields.get("text", "")),
         )
@@ -169,7 +171,9 @@ def verdict_of(event: Event) -> Verdict:
     if closeness(event) is Closeness.ECHO and missed is not None:
         message = f"rank {missed[1]} stopped sending heartbeats to JAX, which then aborted its peers"
         return of_code(contract.HANG, message, rank=int(missed[1]), step=event.status.step, traceback=_tail(event.text))
-    if event.exit < 0:
+    if event.oom:
+        message = f"{name} was OOMKilled{place}: its container had no memory left"
+    elif event.exit < 0:
         message = f"{name} was killed by {_signal(-event.exit)}{place}{_hint(-event.exit)}"
     elif event.exit == 0:
         message = f"{name}'s program ended{place}, before its last step"

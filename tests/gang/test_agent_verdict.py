@@ -46,6 +46,12 @@ HANG = Event(Kind.HANG, 1, 1, STEPPING, text="rank 1 makes no progress")
         ([echo(0), error(1)], 83, 1, "boom"),
         ([error(1), ended(1, 1), echo(0), ended(0, 1)], 83, 1, "boom"),
         ([echo(0), ended(0, 1), ended(1, -9)], 137, 1, "rank 1 was killed by SIGKILL at step 20"),
+        (
+            [echo(0), dataclasses.replace(ended(1, -9), oom=True)],
+            137,
+            1,
+            "rank 1 was OOMKilled at step 20: its container",
+        ),
         ([echo(0), ended(0, -6, text=COORDINATION), LOST], 81, 2, "host 2 (rank 2) was lost"),
         ([ended(0, -6, text=COORDINATION), ended(1, 3)], 83, 1, "ended with exit code 3 at step 20"),
         ([ended(0, -6, text="Check failed: x == y"), echo(1)], 134, 0, "SIGABRT"),
