@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -13,8 +13,10 @@ import click
 from launcher import bundle, clusterprofile, doctor, emit, finding, jobset, profile
 from launcher import job as jobs
 from launcher.cluster import Cluster
+from launcher.errors import Fault
 from launcher.finding import Finding
 from launcher.job import JobSpec
+from launcher.refusals import refusals
 from launcher.wording import count
 
 # Stands in for a job where none is named: it asks for nothing that a cluster may lack.
@@ -57,7 +59,11 @@ def doctor_command(
     """
     cluster = Cluster.connect(context)
     given = {key: value for key, value in (("namespace", namespace), ("queue", queue)) if value is not None}
-    found = list(_examined(cluster, _loaded(job_file, overrides, given), job_file, profile_file))
+    where = _loaded(job_file, overrides, given).namespace or cluster.namespace
+    known = profile.load(profile_file) if profile_file is not None else clusterprofile.find(cluster, where)[0]
+    job = _loaded(job_file, overrides, given, lambda job: refusals(job, known))
+    brought = bundle.of(job, Path() if job_file is None else job_file.absolute().parent)
+    found = list(doctor.examine(doctor.Patient(cluster, where, jobset.render(job, known, brought))))
     if output == "text":
         for line in lines(found):
             click.echo(line)
@@ -68,21 +74,20 @@ def doctor_command(
     return finding.exit_code(found)
 
 
-def _loaded(job_file: Path | None, overrides: tuple[str, ...], given: Mapping[str, str]) -> JobSpec:
+def _loaded(
+    job_file: Path | None,
+    overrides: tuple[str, ...],
+    given: Mapping[str, str],
+    also: Callable[[JobSpec], Iterable[Fault]] = lambda job: (),
+) -> JobSpec:
+    """The job, in the namespace and queue that are given; the smallest where no file is named."""
     if job_file is not None:
-        return jobs.load(job_file, (*overrides, *(f"{key}={value}" for key, value in given.items())))
+        return jobs.load(job_file, (*overrides, *(f"{key}={value}" for key, value in given.items())), also)
     return jobs.parse(SMALLEST + "".join(f"{key}: {value}\n" for key, value in given.items()), "the smallest job")
 
 
-def _examined(cluster: Cluster, job: JobSpec, job_file: Path | None, profile_file: Path | None) -> Iterator[Finding]:
-    where = job.namespace or cluster.namespace
-    known = profile.load(profile_file) if profile_file is not None else clusterprofile.find(cluster, where)[0]
-    manifests = jobset.render(job, known, bundle.of(job, Path() if job_file is None else job_file.absolute().parent))
-    yield from doctor.examine(doctor.Patient(cluster, where, manifests))
-
-
 def _plain(each: Finding) -> dict[str, str]:
-    told = {name: text for name, text in dataclasses.asdict(each).items() if text}
+    told = {"check": each.check} | {name: text for name, text in dataclasses.asdict(each).items() if text}
     return told if each.level == "fail" else {name: text for name, text in told.items() if name != "whose"}
 
 

@@ -194,6 +194,18 @@ def test_a_queue_that_leads_nowhere_is_not_active(cluster: Access, namespace: st
     assert found.level("queue", "ClusterQueue no-such does not exist") == "fail"
 
 
+def test_a_queue_that_is_stopped_and_a_class_that_is_missing_are_named(
+    cluster: Access, namespace: str, tmp_path: Path
+) -> None:
+    whole = make_queue(cluster, namespace, {"cpu": "1", "memory": "1Gi"})
+    cluster.api.merge(f"/apis/{KUEUE}/clusterqueues/{whole}", {"spec": {"stopPolicy": "Hold"}})
+    active(cluster, namespace, "queue", "False")
+    found = examine(cluster, tmp_path, namespace, queue="queue", priority="nope")
+    assert found.code == 3
+    assert found.level("queue", f"ClusterQueue {whole} is stopped (Hold)") == "fail"
+    assert found.level("priority", "the cluster has no such WorkloadPriorityClass") == "fail"
+
+
 def test_a_quota_that_the_job_is_beyond_is_named_with_both_numbers(
     cluster: Access, namespace: str, tmp_path: Path
 ) -> None:

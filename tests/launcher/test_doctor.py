@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import re
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher import finding, kinds
 from launcher.cli.doctor import lines, summary
+from launcher.doctor import CHECKS
 from launcher.errors import ApiError
 from launcher.finding import Finding
 from launcher.symptoms import controllers, namespace, nodes, queues, references, server
@@ -52,6 +55,11 @@ def test_a_check_is_named_once_and_reasons_stand_below() -> None:
         "                          why: you may not look.",
     ]
     assert summary(found) == "1 ok, 0 warnings, 1 failure, 1 unknown"
+
+
+def test_every_check_is_documented_in_its_order() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    assert re.findall(r"^\| (\w[\w ]*) \|", page, re.MULTILINE) == ["check", *CHECKS]
 
 
 # --- server -----------------------------------------------------------------------------------------------------------
