@@ -105,6 +105,9 @@ def _kueue(patient: Patient) -> Findings:
     yield controllers.kueue(versions, patient.queue)
     if versions:
         yield _controller(patient, "Kueue", controllers.KUEUE)
+        config = patient.seen(kinds.CONFIGMAPS, controllers.KUEUE_CONFIG, controllers.KUEUE[0])
+        for text in (config or {}).get("data", {}).values():
+            yield from controllers.kueue_config(text, patient.queue)
 
 
 def _controller(patient: Patient, project: str, place: tuple[str, str]) -> Finding:

@@ -114,15 +114,15 @@ class Plan:
 
         A layer that was not kept is computed again, so one of them is held whole.
         """
-        whole = self._kept("none")
+        whole, least, remat = self._kept("none"), self._kept("full"), self.spec.remat
+        asked = whole if remat == "none" else least if remat == "full" else self._kept(remat)
         layers = getattr(self.spec.model, "layers", 1)
 
-        def peak(remat: Remat) -> Range:
-            kept = self._kept(remat)
+        def peak(kept: Range) -> Range:
             again = (max(0, most - part) // layers for most, part in zip(whole, kept, strict=True))
             return Range(*(part + more for part, more in zip(kept, again, strict=True)))
 
-        return {"asked": peak(self.spec.remat), "none": whole, "full": peak("full")}
+        return {"asked": peak(asked), "none": whole, "full": peak(least)}
 
     def _kept(self, remat: Remat) -> Range:
         step, rows = self._step(remat), self.spec.batch // self.spec.accumulate

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import yaml
+
 from launcher.errors import ApiError
 from launcher.finding import Finding, Findings, clusters, ok, unknown, yours
 from launcher.kinds import JOBSETS, LOCAL_QUEUES, Kind
@@ -17,6 +19,8 @@ JOBSET = ("jobset-system", "jobset-controller-manager")
 KUEUE = ("kueue-system", "kueue-controller-manager")
 # The field of our failure policy that came last; a JobSet that has it has all that we render.
 _NEWEST_FIELD = "spec.failurePolicy.rules[].onJobFailureMessagePatterns"
+KUEUE_CONFIG = "kueue-manager-config"
+_INTEGRATION = "jobset.x-k8s.io/jobset"
 _INSTALL = "its owner installs JobSet 0.10 or newer."
 # What a job makes exist, by API group: a webhook on any of them stands between us and a running pod.
 _OURS: Mapping[str, tuple[str, ...]] = {
@@ -160,3 +164,22 @@ def kueue(versions: Sequence[str], queue: str | None) -> Finding:
     if queue is not None:
         return served(LOCAL_QUEUES, "Kueue", versions)
     return ok(f"Kueue is {f'served as {either(versions)}' if versions else 'not installed'}, and no queue is named")
+
+
+def kueue_config(text: str, queue: str | None) -> Findings:
+    """What Kueue's own configuration makes of a job with this queue, or with none."""
+    try:
+        config = yaml.load(text, Loader=yaml.CSafeLoader)
+    except yaml.YAMLError:
+        return
+    if not isinstance(config, dict):
+        return
+    if queue is None and config.get("manageJobsWithoutQueueName"):
+        why = "Kueue manages jobs without a queue too (manageJobsWithoutQueueName), and suspends them for ever."
+        yield yours("no queue is named, and Kueue wants one", why, "name a queue with --queue, or in the job.")
+    frameworks = (config.get("integrations") or {}).get("frameworks")
+    if queue is not None and frameworks is not None and _INTEGRATION not in frameworks:
+        what = f"Kueue does not manage JobSets: its integrations are {', '.join(frameworks) or 'none'}"
+        yield clusters(what, "the queue is ignored, and the job starts at once.", f"its owner adds {_INTEGRATION}.")
+    if gates := config.get("featureGates"):
+        yield ok(f"Kueue's feature gates: {', '.join(f'{name}={str(on).lower()}' for name, on in gates.items())}")

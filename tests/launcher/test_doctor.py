@@ -121,6 +121,28 @@ def test_a_controller_is_told_with_its_image_and_gates() -> None:
     assert controllers.controller("JobSet", None, controllers.JOBSET).level == "unknown"
 
 
+@pytest.mark.parametrize(
+    ("config", "queue", "told"),
+    [
+        ("manageJobsWithoutQueueName: true", None, ["fail: no queue is named, and Kueue wants one"]),
+        ("manageJobsWithoutQueueName: true", "research", []),
+        ("integrations: {frameworks: [batch/job]}", "research", ["fail: Kueue does not manage JobSets"]),
+        ("integrations: {frameworks: [batch/job, jobset.x-k8s.io/jobset]}", "research", []),
+        ("integrations: {frameworks: [batch/job]}", None, []),
+        (
+            "featureGates: {TopologyAwareScheduling: false}",
+            None,
+            ["ok: Kueue's feature gates: TopologyAwareScheduling=f"],
+        ),
+        ("{", None, []),
+        ("text", None, []),
+    ],
+)
+def test_kueues_own_configuration_says_what_becomes_of_a_job(config: str, queue: str | None, told: list[str]) -> None:
+    said = [f"{each.level}: {each.what}" for each in controllers.kueue_config(config, queue)]
+    assert len(said) == len(told) and all(map(str.startswith, said, told))
+
+
 def hook(name: str, resource: str, group: str, **more: Any) -> dict[str, Any]:
     rule = {"apiGroups": [group], "resources": [resource], "operations": ["CREATE"]}
     service = {"service": {"namespace": "system", "name": name}}

@@ -46,8 +46,14 @@ def test_a_published_model_has_its_published_parameters(model: Any, task: Any, p
     assert sum(leaf.size for leaf in jax.tree.leaves(planned.step.abstract.params)) == parameters
 
 
-@pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"dp": 2, "fsdp": 2, "mp": 2}, {"dp": 4, "mp": 2}])
-@pytest.mark.parametrize("optimizer", [{"name": "adamw", "ema": 0.9}, {"name": "adafactor"}, {"name": "sgd"}])
+@pytest.mark.parametrize(
+    ("mesh", "optimizer"),
+    [
+        ({"dp": 2, "fsdp": 2, "mp": 2}, {"name": "adamw", "ema": 0.9}),
+        ({"fsdp": 8}, {"name": "adafactor"}),
+        ({"dp": 4, "mp": 2}, {"name": "sgd"}),
+    ],
+)
 def test_what_is_planned_is_what_a_device_then_holds(mesh: dict[str, int], optimizer: dict[str, Any]) -> None:
     task = tiny.Counting()
     device = planned(task, mesh=mesh, optimizer=optimizer)["device"]
@@ -92,7 +98,7 @@ TRAIN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("remat", ["none", "full", "dots"])
+@pytest.mark.parametrize("remat", ["none", "dots"])
 def test_the_estimate_is_near_what_the_compiler_then_takes(remat: str) -> None:
     found = json.loads(child({**TRAIN, "mesh": {"fsdp": 4}, "remat": remat}, "--compile", devices=4).stdout)
     estimated = found["device"]["gradients"] + found["activations"]["asked"][1]
