@@ -18,25 +18,23 @@ from tests.cluster.harness import build, cluster, machine, places
 FEW, MANY, MOST = 100, 1_000, 10_000
 ROUNDS = 5
 WAIT_S = 600.0
+DRY = "--dry-run=server"
 
 
 def rows_of(access: Access, folder: pathlib.Path) -> list[Row]:
     """Every command on both sizes, interleaved."""
     with fleet.place(access, FEW) as few, fleet.place(access, MANY) as many:
-        sizes = {FEW: Fleet(access, few, FEW, folder), MANY: Fleet(access, many, MANY, folder)}
-        submitted = {hosts: one.costs("submit", one.file) for hosts, one in sizes.items()}
+        sizes = {FEW: Fleet(few, FEW, folder), MANY: Fleet(many, MANY, folder)}
+        texts = {FEW: sizes[FEW], MOST: Fleet(many, MOST, folder)}
+        rows = [
+            compared("render", repeated(texts, lambda one: one.costs("render", one.file))),
+            compared("submit --dry-run=server", repeated(texts, lambda one: one.costs("submit", one.file, DRY))),
+            compared("submit", {hosts: [one.costs("submit", one.file)] for hosts, one in sizes.items()}),
+        ]
         for one in sizes.values():
             one.until("Running", WAIT_S)
-        rows = [compared("submit", {hosts: [cost] for hosts, cost in submitted.items()})]
-        for command in ("status", "explain"):
-            rows.append(compared(command, repeated(sizes, lambda one, word=command: one.seen(word))))  # type: ignore[misc]
-        sizes = {FEW: sizes[FEW], MOST: Fleet(access, many, MOST, folder, name="most")}
-        rows.append(compared("render", repeated(sizes, lambda one: one.costs("render", one.file))))
-        rehearsals = repeated(
-            {FEW: Fleet(access, few, FEW, folder, name="few"), MOST: sizes[MOST]},
-            lambda one: one.costs("submit", one.file, "--dry-run=server"),
-        )
-        return [*rows, compared("submit --dry-run=server", rehearsals)]
+        rows.append(compared("status", repeated(sizes, lambda one: one.seen("status"))))
+        return [*rows, compared("explain", repeated(sizes, lambda one: one.seen("explain")))]
 
 
 def repeated(sizes: Mapping[int, Fleet], once: Callable[[Fleet], Cost]) -> dict[int, list[Cost]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.harness import kwok
+from tests.cluster.harness.api import MERGE, Call
 from tests.cluster.waiting import until
 
 POOL = "jaxlaunch.test/fleet"  # label of its nodes
@@ -24,11 +25,11 @@ hosts: {hosts}
 accelerator: {{type: cpu}}
 resources: {{cpu: 200}}
 node_selector: {{{pool}: {namespace}}}
-tolerations: {tolerations}
+tolerations: [{{key: {taint}, operator: Exists}}]
 command: [python, train.py]
 """
 GONE_S = 300.0  # for kwok to end a thousand pods
-MAY_RUN = f"[{{key: {kwok.TAINT}, operator: Exists}}]"
+CLOSED = "jaxlaunch.test/closed"  # a taint that no host tolerates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,17 +54,30 @@ class Cost:
         return [one for one in self.requests if one.startswith(is_write) and not any(ask in one for ask in asks)]
 
 
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A namespace, and nodes for its hosts: one for each, and nobody else's."""
+
+    cluster: Access
+    namespace: str
+    nodes: list[str]
+
+    def open(self) -> None:
+        """From now on the nodes take the hosts, which tolerate what is left of their taints."""
+        taints = {"spec": {"taints": [{"key": kwok.TAINT, "value": "true", "effect": "NoSchedule"}]}}
+        calls = [Call("PATCH", f"/api/v1/nodes/{name}", taints, MERGE) for name in self.nodes]
+        kwok.send(self.cluster.api, calls)
+
+
 class Fleet:
     """One job of so many hosts, each of which needs a node for itself."""
 
-    def __init__(
-        self, cluster: Access, namespace: str, hosts: int, folder: Path, *, name: str = "fleet", tolerates: bool = True
-    ) -> None:
-        self.cluster, self.namespace, self.hosts = cluster, namespace, hosts
-        self.name = f"{name}-{hosts}"
+    def __init__(self, place: Place, hosts: int, folder: Path) -> None:
+        self.cluster, self.namespace, self.hosts = place.cluster, place.namespace, hosts
+        self.name = f"fleet-{hosts}"
         self.file = folder / f"{self.name}.yaml"
-        fields = {"name": self.name, "namespace": namespace, "hosts": hosts, "pool": POOL}
-        self.file.write_text(JOB.format(**fields, tolerations=MAY_RUN if tolerates else "[]"))
+        fields = {"name": self.name, "namespace": self.namespace, "hosts": hosts, "pool": POOL, "taint": kwok.TAINT}
+        self.file.write_text(JOB.format(**fields))
 
     def costs(self, *words: str | Path) -> Cost:
         """What `launcher WORDS` prints and costs, in a process of its own. AssertionError when it fails."""
@@ -92,11 +106,15 @@ class Fleet:
 
 
 @contextmanager
-def place(cluster: Access, count: int) -> Iterator[str]:
-    """A namespace, and so many nodes for it that take one host each. They go when its pods have gone."""
+def place(cluster: Access, count: int, taint: str = kwok.TAINT) -> Iterator[Place]:
+    """Such a place, which goes when its pods have gone."""
     namespace = preparations.make_namespace(cluster, "restricted")
-    with kwok.fake_nodes(cluster.api, count, {POOL: namespace}, {}):
-        yield namespace
+    with kwok.fake_nodes(cluster.api, count, {POOL: namespace}, {}, taint) as nodes:
+        yield Place(cluster, namespace, nodes)
+        # A namespace would delete the pods first: to the Job controller they fail, and it backs off for minutes.
+        within = "-n", namespace
+        cluster.kubectl("delete", "jobsets", "--all", "--wait=false", *within)
+        until(
+            lambda: cluster.kubectl("get", "pods", "-o", "name", *within), lambda left: not left, "no pods left", GONE_S
+        )
         cluster.api.delete(f"/api/v1/namespaces/{namespace}")
-        pods = "-n", namespace, "--no-headers", "--ignore-not-found", "-o", "name"
-        until(lambda: cluster.kubectl("get", "pods", *pods).split(), lambda left: not left, "no pods left", GONE_S)

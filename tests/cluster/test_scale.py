@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster import fleet
 from tests.cluster.access import Access
-from tests.cluster.fleet import Fleet
+from tests.cluster.fleet import Fleet, Place
 from tests.cluster.waiting import until
 
 HOSTS = 1000
@@ -19,46 +19,47 @@ PATIENCE_S = 600.0  # until as many pods are made, on a machine that is shared
 
 
 @pytest.fixture(scope="module")
-def thousand(cluster: Access, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """A job of a thousand hosts that nobody has submitted yet, and a node for each."""
+def place(cluster: Access) -> Iterator[Place]:
+    """A node for each of a thousand hosts, all closed for now."""
     if not cluster.is_ours:
         pytest.skip("the nodes are kwok's: not on a cluster that you gave")
-    with fleet.place(cluster, HOSTS) as namespace:
-        yield Fleet(cluster, namespace, HOSTS, tmp_path_factory.mktemp("fleet"))
+    with fleet.place(cluster, HOSTS, fleet.CLOSED) as found:
+        yield found
 
 
-def test_a_thousand_hosts_are_submitted_seen_and_explained_in_a_few_calls(thousand: Fleet) -> None:
+def test_a_thousand_hosts_are_submitted_and_explained_in_a_few_calls(place: Place, tmp_path: Path) -> None:
+    thousand = Fleet(place, HOSTS, tmp_path)
     submitted = thousand.costs("submit", thousand.file)
     assert len(submitted.writes) <= WRITES, submitted.writes
+    # The dearest question: every pod, every node, and an event of each pod.
+    thousand.until("Pending", PATIENCE_S)
+    line = f"all 1000 hosts unscheduled: taint {fleet.CLOSED}=true:NoSchedule bars it from 1000 of 1000 nodes"
+    until(
+        lambda: thousand.seen("explain").out,
+        lambda out: line in out.splitlines()[0],
+        "the scheduler has tried all",
+        PATIENCE_S,
+    )
+    is_cheap(thousand)
+    place.open()
     thousand.until("Running", PATIENCE_S)
+    is_cheap(thousand)
+    assert "1000 of 1000 hosts ready" in thousand.seen("explain").out.splitlines()[0]
+
+
+def is_cheap(thousand: Fleet) -> None:
     for command in ("status", "explain"):
         cost = thousand.seen(command)
         assert len(cost.calls) <= CALLS, cost.calls
         assert cost.peak_mib < MEMORY_MIB
-    assert "1000 of 1000 hosts ready" in thousand.seen("explain").out.splitlines()[0]
 
 
-def test_a_thousand_hosts_that_no_node_takes_are_explained_in_a_few_calls(thousand: Fleet, tmp_path: Path) -> None:
-    """The dearest question: every pod, every node, and an event of each pod."""
-    barred = Fleet(thousand.cluster, thousand.namespace, HOSTS, tmp_path, name="barred", tolerates=False)
-    barred.costs("submit", barred.file)
-    barred.until("Pending", PATIENCE_S)
-    line = "all 1000 hosts unscheduled: taint jaxlaunch.test/fake=true:NoSchedule bars it from 1000 of 1000 nodes"
-    until(
-        lambda: barred.seen("explain").out, lambda out: line in out.splitlines()[0], "every pod was tried", PATIENCE_S
-    )
-    for command in ("status", "explain"):
-        cost = barred.seen(command)
-        assert len(cost.calls) <= CALLS, cost.calls
-        assert cost.peak_mib < MEMORY_MIB
-
-
-def test_ten_thousand_hosts_are_judged_by_the_server_in_one_call_each(thousand: Fleet, tmp_path: Path) -> None:
-    ten = Fleet(thousand.cluster, thousand.namespace, 10_000, tmp_path)
+def test_ten_thousand_hosts_are_judged_by_the_server_in_one_call_each(place: Place, tmp_path: Path) -> None:
+    ten = Fleet(place, 10_000, tmp_path)
     assert "completions: 10000" in ten.costs("render", ten.file).out
     rehearsed = ten.costs("submit", ten.file, "--dry-run=server")
     assert rehearsed.writes == []
     posted = [one for one in rehearsed.requests if one.startswith("POST") and "dryRun=All" in one and "/jobsets" in one]
     assert len(posted) == 1
-    found = thousand.cluster.kubectl("get", "jobsets", "-n", ten.namespace, "-o", "json")
+    found = place.cluster.kubectl("get", "jobsets", "-n", ten.namespace, "-o", "json")
     assert ten.name not in {one["metadata"]["name"] for one in json.loads(found)["items"]}
