@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from launcher import fit, kinds, placement, precheck, slim
@@ -22,6 +22,7 @@ from launcher.kinds import Kind
 from launcher.symptoms import controllers, namespace, nodes, queues, references, server
 
 Obj = dict[str, Any]
+SERVER = "server"  # the check that comes before all others
 
 
 class Patient:
@@ -59,33 +60,42 @@ class Patient:
             return []
 
 
+def reach(cluster: Cluster) -> list[Finding]:
+    """The server itself. Where it fails nothing else can be asked."""
+    return list(_guarded(SERVER, lambda: _server(cluster)))
+
+
 def examine(patient: Patient) -> Iterator[Finding]:
-    """The findings of every check, in order; only of the first where the server cannot be reached."""
+    """The findings of every other check, in order."""
     for name, check in CHECKS.items():
-        found = [dataclasses.replace(finding, check=name) for finding in _guarded(name, check, patient)]
-        yield from found
-        if name == "server" and any(finding.level == "fail" for finding in found):
-            return
+        yield from _guarded(name, partial(check, patient))
 
 
-def _guarded(name: str, check: Callable[[Patient], Findings], patient: Patient) -> Findings:
+def _guarded(name: str, check: Callable[[], Findings]) -> Findings:
+    """The findings of a check under its name; what kept it from looking is one of them."""
     try:
-        yield from check(patient)
-    except ApiError as error:
-        if error.status in (401, 403):
-            yield unknown(f"{name}: you may not look", error.message)
-        else:
-            yield clusters(f"{name}: the server fails at it", error.message, "ask the cluster's owner.")
+        yield from (dataclasses.replace(finding, check=name) for finding in check())
     except ClusterError as error:
-        yield clusters(f"{name}: {error.message}", "nothing can be asked of it.", error.hint or "try again.")
+        yield dataclasses.replace(_kept_off(name, error), check=name)
+
+
+def _kept_off(name: str, error: ClusterError) -> Finding:
+    match getattr(error, "status", None):
+        case 401:
+            return clusters("the server does not know who you are", error.message, "log in again.")
+        case 403:
+            return unknown(f"{name}: you may not look", error.message)
+        case None:
+            return clusters(f"{name}: {error.message}", "nothing can be asked of it.", error.hint or "try again.")
+    return clusters(f"{name}: the server fails at it", error.message, "ask the cluster's owner.")
 
 
 # --- the cluster ------------------------------------------------------------------------------------------------------
 
 
-def _server(patient: Patient) -> Findings:
-    version = patient.cluster.server_version()
-    yield server.ready(version, patient.cluster.server, patient.cluster.ready())
+def _server(cluster: Cluster) -> Findings:
+    version = cluster.server_version()
+    yield server.ready(version, cluster.server, cluster.ready())
 
 
 def _clock(patient: Patient) -> Findings:
@@ -262,7 +272,6 @@ def _service_account(patient: Patient) -> Findings:
 
 
 CHECKS: Mapping[str, Callable[[Patient], Findings]] = {
-    "server": _server,
     "clock": _clock,
     "jobset": _jobset,
     "kueue": _kueue,

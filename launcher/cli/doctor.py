@@ -6,7 +6,9 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,6 +18,7 @@ from launcher.cluster import Cluster
 from launcher.errors import Fault
 from launcher.finding import Finding
 from launcher.job import JobSpec
+from launcher.profile import Profile
 from launcher.refusals import refusals
 from launcher.wording import count
 
@@ -59,11 +62,12 @@ def doctor_command(
     """
     cluster = Cluster.connect(context)
     given = {key: value for key, value in (("namespace", namespace), ("queue", queue)) if value is not None}
-    where = _loaded(job_file, overrides, given).namespace or cluster.namespace
-    known = profile.load(profile_file) if profile_file is not None else clusterprofile.find(cluster, where)[0]
-    job = _loaded(job_file, overrides, given, lambda job: refusals(job, known))
-    brought = bundle.of(job, Path() if job_file is None else job_file.absolute().parent)
-    found = list(doctor.examine(doctor.Patient(cluster, where, jobset.render(job, known, brought))))
+    load = partial(_loaded, job_file, overrides, given)
+    where = load().namespace or cluster.namespace
+    found = doctor.reach(cluster)
+    if finding.exit_code(found) == 0:
+        known = profile.load(profile_file) if profile_file is not None else clusterprofile.find(cluster, where)[0]
+        found += doctor.examine(doctor.Patient(cluster, where, _manifests(load, job_file, known)))
     if output == "text":
         for line in lines(found):
             click.echo(line)
@@ -84,6 +88,13 @@ def _loaded(
     if job_file is not None:
         return jobs.load(job_file, (*overrides, *(f"{key}={value}" for key, value in given.items())), also)
     return jobs.parse(SMALLEST + "".join(f"{key}: {value}\n" for key, value in given.items()), "the smallest job")
+
+
+def _manifests(load: Callable[..., JobSpec], job_file: Path | None, known: Profile) -> list[dict[str, Any]]:
+    """The job as it would be submitted, judged against the profile first."""
+    job = load(lambda job: refusals(job, known))
+    base = Path() if job_file is None else job_file.absolute().parent
+    return jobset.render(job, known, bundle.of(job, base))
 
 
 def _plain(each: Finding) -> dict[str, str]:

@@ -63,7 +63,7 @@ def controller(project: str, found: Obj | None, place: tuple[str, str]) -> Findi
     namespace, name = place
     if found is None:
         what = f"{project}'s release and feature gates are not visible"
-        return unknown(what, f"there is no Deployment {name} in {namespace}; it may be called otherwise.")
+        return unknown(what, f"no Deployment {name} is seen in {namespace}: it has another name, or you may not look.")
     container: Obj = next(iter(found["spec"]["template"]["spec"]["containers"]), {})
     gates = [text.partition("=")[2] for text in container.get("args") or [] if text.startswith("--feature-gates=")]
     told = f"{container.get('image', 'no image')}" + (f", gates {', '.join(gates)}" if gates else ", default gates")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -265,13 +264,19 @@ def test_nodes_that_have_the_accelerator_and_a_taint_are_told_apart_from_none(
         assert "8 nvidia.com/gpu NVIDIA-H100-80GB-HBM3" in enough.text
 
 
-def test_a_server_that_cannot_be_reached_is_one_finding(cluster: Access, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda config: config["clusters"][0]["cluster"].update(server="https://127.0.0.1:1"), "cannot be reached"),
+        (lambda config: config["users"][0].update(user={"token": CANARY}), "the server does not know who you are"),
+    ],
+)
+def test_a_server_that_cannot_be_asked_is_one_finding(
+    cluster: Access, tmp_path: Path, change: Callable[[Any], None], says: str
+) -> None:
     config = yaml.safe_load(cluster.kubeconfig.read_text())
-    for one in config["clusters"]:
-        one["cluster"]["server"] = "https://127.0.0.1:1"
-    path = tmp_path / "nowhere.conf"
+    change(config)
+    path = tmp_path / "changed.conf"
     path.write_text(json.dumps(config))
-    done = launcher(dataclasses.replace(cluster, kubeconfig=path), tmp_path, "doctor")
-    assert done.returncode == 3 and "Traceback" not in done.stderr
-    assert "127.0.0.1:1" in done.stdout + done.stderr
-    assert os.fspath(path) not in done.stdout
+    found = examine(dataclasses.replace(cluster, kubeconfig=path), tmp_path, "default")
+    assert found.code == 3 and found.level("server", says) == "fail" and len(found.findings) == 1

@@ -12,7 +12,7 @@ import pytest
 
 from launcher import finding, kinds
 from launcher.cli.doctor import lines, summary
-from launcher.doctor import CHECKS
+from launcher.doctor import CHECKS, SERVER
 from launcher.errors import ApiError
 from launcher.finding import Finding
 from launcher.symptoms import controllers, namespace, nodes, queues, references, server
@@ -59,7 +59,7 @@ def test_a_check_is_named_once_and_reasons_stand_below() -> None:
 
 def test_every_check_is_documented_in_its_order() -> None:
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
-    assert re.findall(r"^\| (\w[\w ]*) \|", page, re.MULTILINE) == ["check", *CHECKS]
+    assert re.findall(r"^\| (\w[\w ]*) \|", page, re.MULTILINE) == ["check", SERVER, *CHECKS]
 
 
 # --- server -----------------------------------------------------------------------------------------------------------
