@@ -42,7 +42,7 @@ def state() -> dict[str, set[str]]:
         "cgroups": {str(folder) for top in cgroups.hierarchies() for folder in top.iterdir() if folder.is_dir()},
         "settings": set(settings()),
         "files": {str(path) for folder in FOLDERS for depth in ("*", "*/*") for path in Path(folder).glob(depth)},
-        "run folder": {str(path) for path in (places.RUN, places.STORE / "tmpmounts") if path.exists()},
+        "run folder": {str(places.RUN)} if places.RUN.exists() else set(),
     }
 
 
