@@ -184,7 +184,7 @@ class _Follower:
                 window = Window(since=newest) if newest else window
             except ApiError as error:
                 if error.status != GONE:
-                    self._inbox.put(partial(self._say, podlogs.unreadable(source, error)))
+                    self._inbox.put(partial(self._say, podlogs.unreadable(source.pod, error)))
                 break
         self._inbox.put(partial(self._close, source))
 

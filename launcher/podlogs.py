@@ -76,16 +76,19 @@ def read(
         try:
             yield from lines(cluster, namespace, one, select, window)
         except ApiError as error:
-            say(unreadable(one, error))
+            say(unreadable(one.pod, error))
 
-    if not many:
-        return logs.merged(map(own, sources))
+    def begun(one: Source) -> Iterator[Line]:
+        """Its lines, the first of them read: to ask one log after the other would add up what each waits."""
+        found = own(one)
+        return itertools.chain(list(itertools.islice(found, None if many else 1)), found)
+
     with ThreadPoolExecutor(READERS) as pool:
-        return logs.merged([iter(found) for found in pool.map(lambda one: list(own(one)), sources)])
+        return logs.merged(list(pool.map(begun, sources)))
 
 
-def unreadable(of: Source, error: ApiError) -> str:
-    return f"the log of pod {of.pod} cannot be read: {error.message}"
+def unreadable(pod: str, error: ApiError) -> str:
+    return f"the log of pod {pod} cannot be read: {error.message}"
 
 
 def lines(

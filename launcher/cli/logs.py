@@ -11,7 +11,8 @@ from launcher import duration, follow, logs, past, podlogs, world
 from launcher.agent import words
 from launcher.cli.printer import Printer
 from launcher.cluster import Cluster
-from launcher.errors import UserError
+from launcher.errors import ApiError, UserError
+from launcher.hosts import Host
 from launcher.logs import Line, Select
 from launcher.podlogs import Source, Window
 from launcher.seen import World
@@ -58,7 +59,7 @@ def logs_command(
     chosen = asked if rank is not None else _usual(seen, asked)
     printer = Printer(chosen, as_json=output == "json")
     if chosen.ranks is not None and rank is None:
-        printer.say(f"ranks {', '.join(map(str, sorted(chosen.ranks)))} are shown; --rank all shows every one")
+        printer.say(f"showing rank {' and '.join(map(str, sorted(chosen.ranks)))} alone; --rank all shows every one")
     if previous:
         return _previous(cluster, seen, chosen, tail, printer)
     if seen.told.verdict is not None:
@@ -107,17 +108,22 @@ def _previous(cluster: Cluster, seen: World, chosen: Select, tail: int | None, p
         printer.say(ended.title)
     if seen.told.unknown is not None:
         printer.say(f"what came before is not known: {seen.told.unknown}")
+    elif not seen.told.before and (seen.restarts or seen.unread):
+        printer.say(f"what came before is not known{''.join(f'; {why}' for why in seen.unread)}")
     elif not seen.told.before:
-        printer.say("there is no earlier attempt" if not seen.restarts else "nothing is known of earlier generations")
-    for line in _tails(cluster, seen, chosen, tail):
-        printer.show(line)
-
-
-def _tails(cluster: Cluster, seen: World, chosen: Select, tail: int | None) -> Iterator[Line]:
-    assert seen.jobset is not None, "the caller has looked"
+        printer.say("there is no earlier attempt")
     leader = next((host for host in seen.hosts if host.number == 0 and host.has_started), None)
     if leader is None:
-        return
+        return printer.say("host 0, which tells what came before it, has no log yet")
+    try:
+        for line in _tails(cluster, seen, leader, chosen, tail):
+            printer.show(line)
+    except ApiError as error:
+        printer.say(podlogs.unreadable(leader.pod, error))
+
+
+def _tails(cluster: Cluster, seen: World, leader: Host, chosen: Select, tail: int | None) -> Iterator[Line]:
+    assert seen.jobset is not None, "the caller has looked"
     texts = cluster.log(seen.namespace, leader.pod, container=leader.container, limit_bytes=HEAD_BYTES)
     each = podlogs.processes_per_host(seen.jobset)
     lines = past.lines(filter(None, map(words.parse, texts)), each)
