@@ -69,13 +69,19 @@ def restarting(world: World) -> Answer | None:
 def crash_loop(world: World) -> Answer | None:
     """It was made anew several times, and never got further."""
     status, last = fold(world), world.told.last
-    if status.restarts.charged < _LOOPS or world.told.committed is not None:
+    if status.restarts.charged < _LOOPS or world.told.committed is not None or _is_beyond(status, last):
         return None
     used = f"{status.restarts.charged} of {status.restarts.budget} restarts are used"
     why = f"; last: {last.verdict.cause} ({last.verdict.code}): {shown(last.verdict.message)}" if last else ""
     headline = f"crashes and restarts without a committed step: {used}{why}"
     event = world.said("BackoffLimitExceeded", "PodFailurePolicy", kind="Job")
     return Answer("crash-loop", headline, (*_before(world), *quoted(event)), _next(world))
+
+
+def _is_beyond(status: JobStatus, last: Ended | None) -> bool:
+    """Whether it runs, and has come further than where it ended last."""
+    before = None if last is None else last.verdict.step
+    return status.state is State.RUNNING and None not in (status.step, before) and status.step > before  # type: ignore[operator]
 
 
 def gathering(world: World) -> Answer | None:

@@ -15,10 +15,14 @@ def killed_for_memory(world: World) -> list[Host]:
 
 
 def is_oom(world: World) -> bool:
-    """Whether these pods ended for want of memory."""
-    verdict = world.told.verdict
-    said = verdict is not None and verdict.verdict.code == contract.KILLED and "OOMKilled" in verdict.verdict.message
-    return bool(killed_for_memory(world)) or said
+    """Whether these pods ended for want of memory.
+
+    A container keeps that word for a process that was killed long before its end: the verdict knows better.
+    """
+    said = world.told.verdict.verdict if world.told.verdict is not None else None
+    if said is not None and said.code not in (contract.KILLED, contract.LOST):
+        return False
+    return bool(killed_for_memory(world)) or (said is not None and "OOMKilled" in said.message)
 
 
 def oom_sentence(world: World) -> str:

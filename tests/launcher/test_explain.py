@@ -602,6 +602,28 @@ CASES: dict[str, tuple[World, str]] = {
         ),
         r"^lm crashes and restarts without a committed step: 3 of 5 restarts are used; last: crash \(83\): rank 0",
     ),
+    "beyond a crash loop": (
+        world(
+            jobset(1, status={"restarts": 3, "restartsCountTowardsMax": 3}),
+            pod(0, generation=3),
+            words=(past(83, "X", attempt=3, generation=2, step=30), beat(attempt=5, generation=3)),
+        ),
+        "^lm runs: training at step 40$",
+    ),
+    "a process killed for memory long ago": (
+        world(
+            jobset(1, status=objects.ended("Failed")), over(0, 65, "OOMKilled", message=farewell(65, "no such file"))
+        ),
+        r"^lm failed: bad_data \(exit 65\): no such file$",
+    ),
+    "a container killed for memory, and a peer that lost it": (
+        world(
+            jobset(2, status=objects.ended("Failed"), resources={"memory": "4Gi"}),
+            over(0, 81, message=farewell(81, "host 1 is gone")),
+            over(1, 137, "OOMKilled"),
+        ),
+        "^lm failed: host 1 was OOMKilled; its memory limit is 4Gi$",
+    ),
     "evicted": (
         world(
             jobset(2),

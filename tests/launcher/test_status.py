@@ -126,6 +126,17 @@ def test_a_job_that_waits_says_on_its_screen_what_for() -> None:
     )
 
 
+def test_a_container_that_was_killed_for_memory_is_named_where_its_peer_only_says_that_it_is_gone() -> None:
+    seen = world(
+        jobset(2, status=objects.ended("Failed")),
+        over(0, 81, message=farewell(81, "host 1 is gone")),
+        over(1, 137, "OOMKilled"),
+    )
+    first, _, why, *_ = screen(fold(seen), seen)
+    assert first == "lost (81): host 1 is gone"
+    assert why.startswith("  why        failed: host 1 was OOMKilled")
+
+
 def test_the_table_is_laid_out_as_kubectl_does() -> None:
     jobs = [
         fold(everything()),
