@@ -21,6 +21,7 @@ from launcher.stop import has_finished, is_ours, whose
 GIVE_UP_S = 30.0  # on a server that fails at what it is asked
 GONE_S = 300.0  # for a JobSet that is deleted to be gone
 _PAUSE_S = 0.5
+_LOOK_AGAIN_S = 10.0  # a watch that had to begin anew does not tell of what went meanwhile
 
 Obj = dict[str, Any]
 Say = Callable[[str], None]
@@ -284,7 +285,8 @@ def gone(cluster: Cluster, kind: Kind, obj: Obj, limit_s: float) -> bool:
         if time.monotonic() > end:
             return False
         since, fields = found["metadata"]["resourceVersion"], f"metadata.name={name}"
-        for event, _ in cluster.watch(kind, namespace, fields=fields, since=since, limit_s=end - time.monotonic()):
+        slice_s = max(0.0, min(_LOOK_AGAIN_S, end - time.monotonic()))
+        for event, _ in cluster.watch(kind, namespace, fields=fields, since=since, limit_s=slice_s):
             if event == "DELETED":
                 break
         found = cluster.get(kind, name, namespace)

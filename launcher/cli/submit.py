@@ -13,7 +13,7 @@ from launcher import bundle, clusterprofile, duration, emit, follow, hosts, jobs
 from launcher import job as jobs
 from launcher.cli.printer import Printer
 from launcher.cluster import Cluster
-from launcher.errors import UserError
+from launcher.errors import Unreachable, UserError
 from launcher.job import JobSpec
 from launcher.kinds import JOBSETS
 from launcher.profile import Profile
@@ -74,7 +74,8 @@ def submit(
     makes no second one: it is found running, or goes on where it was stopped.
     """
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")
-    limit_s, job = _seconds(timeout), jobs.load(job_file, overrides)
+    is_watching = is_waiting or is_following
+    limit_s, job = _seconds(timeout, is_watching), jobs.load(job_file, overrides)
     if dry_run == "client" and profile_file is not None:
         click.echo(emit.documents(_manifests(job_file, overrides, profile.load(profile_file))), nl=False)
         return 0
@@ -85,7 +86,6 @@ def submit(
     if dry_run == "client":
         click.echo(emit.documents(manifests), nl=False)
         return 0
-    is_watching = is_waiting or is_following
     done = _write(cluster, manifests, replace=replace, is_watching=is_watching, is_rehearsal=dry_run == "server")
     if done is None:
         return 0
@@ -114,7 +114,9 @@ def _say(text: str) -> None:
     print(f"launcher: {text}", file=sys.stderr, flush=True)
 
 
-def _seconds(timeout: str | None) -> float | None:
+def _seconds(timeout: str | None, is_watching: bool) -> float | None:
+    if timeout is not None and not is_watching:
+        raise UserError("--timeout says how long to wait, and nothing is waited for.", "add --wait or --follow.")
     try:
         return None if timeout is None else duration.seconds(timeout)
     except ValueError:
@@ -141,10 +143,11 @@ def _placed(manifest: dict[str, Any], namespace: str) -> dict[str, Any]:
 
 def _report(done: Submitted, output: str) -> None:
     metadata = done.jobset["metadata"]
+    shown = {**done.jobset, "metadata": {key: value for key, value in metadata.items() if key != "managedFields"}}
     if output == "json":
-        click.echo(json.dumps(done.jobset, indent=2))
+        click.echo(json.dumps(shown, indent=2))
     elif output == "yaml":
-        click.echo(emit.document(done.jobset), nl=False)
+        click.echo(emit.document(shown), nl=False)
     else:
         click.echo(f"{JOBSETS.titled(metadata['name'])} {done.how}")
     if done.how == "unchanged":
@@ -166,7 +169,7 @@ def _to_its_end(cluster: Cluster, found: Any, is_following: bool, limit_s: float
     except Timeout:
         _say(f"{name} is not over; it goes on. `launcher status {name}` says how it stands")
         return WAITED_TOO_LONG
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Unreachable):
         _say(f"{name} goes on. `launcher logs -f {name}` shows it again, `launcher stop {name}` ends it")
         raise
 

@@ -139,7 +139,9 @@ def test_a_servers_dry_run_asks_it_and_keeps_nothing(server: Server, run: Run) -
 
 @pytest.mark.parametrize(("output", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
 def test_the_jobset_is_printed_as_the_server_has_it(run: Run, output: str, read: Callable[[str], Any]) -> None:
-    assert read(submit(run, "-o", output).out)["metadata"]["uid"]
+    shown = read(submit(run, "-o", output).out)["metadata"]
+    assert shown["uid"]
+    assert "managedFields" not in shown
 
 
 # --- again ------------------------------------------------------------------------------------------------------------
@@ -507,6 +509,13 @@ def test_waiting_longer_than_was_said_is_124(server: Server, run: Run) -> None:
     left = submit(run, "--wait", "--timeout", "1s")
     assert left.code == 124
     assert "x is not over; it goes on" in left.err
+
+
+def test_a_limit_of_no_wait_is_refused(server: Server, run: Run) -> None:
+    left = submit(run, "--timeout", "1s")
+    assert left.code == 2
+    assert "--timeout says how long to wait, and nothing is waited for." in left.err
+    assert writes(server) == []
 
 
 def test_a_job_that_is_deleted_while_it_is_waited_for_is_said(server: Server, run: Run) -> None:
