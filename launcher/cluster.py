@@ -222,7 +222,8 @@ class Cluster:
             "timestamps": timestamps,
             "previous": previous,
         }
-        query = {key: str(value).lower() for key, value in asked.items() if value is not None and value is not False}
+        given = {key: value for key, value in asked.items() if value is not None and value is not False}
+        query = {key: "true" if value is True else str(value) for key, value in given.items()}
         query["container"] = container
         lines = Lines()
         path, silence_s = PODS.path(namespace, pod, "log"), patience_s or _LOG_SILENCE_S

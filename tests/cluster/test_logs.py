@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,9 @@ from launcher.profile import Profile
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import PATIENCE_S, ROOT, Gang, Place, place, program, until
+from tests.cluster.proxy import Proxy
+from tests.launcher import apiserver
+from tests.launcher.apiserver import Handler
 
 SAVED = Profile.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 TALKS = """
@@ -136,3 +140,31 @@ def test_a_job_without_pods_says_where_to_look(here: Place) -> None:
     done = here.launcher("logs", gang.name)
     assert (done.returncode, done.stdout) == (0, "")
     assert "1 of 1 hosts have no log yet" in done.stderr
+
+
+def broken_off(handler: Handler) -> bool:
+    """A log that is followed begins, and its connection breaks."""
+    if not handler.query.get("follow"):
+        return False
+    connection, answer = handler._ask()  # type: ignore[attr-defined]
+    handler.begin_stream()
+    handler.raw_chunk(answer.read1(65536))
+    handler.wfile.flush()
+    handler.close_connection = True
+    handler.connection.close()
+    connection.close()
+    return True
+
+
+def test_a_stream_that_breaks_is_taken_up_where_it_broke(here: Place, tmp_path: Path) -> None:
+    counts = ["python", "-u", "-c", "import time\nfor n in range(60): print('line', n); time.sleep(0.1)"]
+    gang = here.start("broken", Profile(), command=counts, resources={"cpu": "10m"})
+    with apiserver.serving(Proxy(here.access.api)) as proxy:
+        proxy.on("GET", "/log", *[broken_off] * 6)
+        env = here.access.env | {"KUBECONFIG": str(proxy.kubeconfig(tmp_path, here.namespace))}
+        argv = [sys.executable, "-m", "launcher.cli.main", "logs", "-f", gang.name]
+        done = subprocess.run(argv, capture_output=True, text=True, env=env, cwd=ROOT, timeout=PATIENCE_S)
+        asked = [query for method, path, query in proxy.requests if path.endswith("/log") and "follow" in query]
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert done.stdout.splitlines() == [f"[0] line {number}" for number in range(60)]
+    assert len(asked) > 2 and "sinceTime" in asked[-1]
