@@ -8,14 +8,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from launcher import hear, slim
+from launcher import hear, slim, world
 from launcher.cluster import Cluster
 from launcher.errors import ApiError, ClusterError
 from launcher.jobset import NAME_LABEL, OWN_LABEL
-from launcher.kinds import JOBSETS, PODS, WORKLOADS
+from launcher.kinds import PODS, WORKLOADS
 from launcher.objects import Obj
 from launcher.seen import QUEUE_LABEL, World
-from launcher.world import JOB_UID
 
 MAX_LOGS = 16  # leaders whose log is read for the step they are at
 
@@ -25,7 +24,7 @@ _Place = tuple[str, str]  # namespace, name
 def gather(cluster: Cluster, namespace: str | None) -> list[World]:
     """Every job of ours there, by namespace and name; None looks at all namespaces."""
     now = datetime.now(UTC)
-    jobsets = cluster.list(JOBSETS, namespace, labels=OWN_LABEL)
+    jobsets = world.jobsets(cluster, namespace, OWN_LABEL)
     pods = _pods(cluster, namespace)
     workloads = _workloads(cluster, namespace, jobsets)
     seen = []
@@ -72,7 +71,7 @@ def _workloads(cluster: Cluster, namespace: str | None, jobsets: Sequence[Obj]) 
     if not any(QUEUE_LABEL in jobset["metadata"].get("labels", {}) for jobset in jobsets):
         return {}
     try:
-        found = cluster.list(WORKLOADS, namespace, labels=JOB_UID)
+        found = cluster.list(WORKLOADS, namespace, labels=world.JOB_UID)
     except ApiError:
         return {}  # the state then says that it is queued, which the JobSet itself shows
-    return {one["metadata"]["labels"][JOB_UID]: one for one in found}
+    return {one["metadata"]["labels"][world.JOB_UID]: one for one in found}

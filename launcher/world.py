@@ -28,6 +28,17 @@ def gather(cluster: Cluster, namespace: str, name: str) -> World:
     return _Look(cluster, namespace, name).world()
 
 
+def jobsets(cluster: Cluster, namespace: str | None, labels: str = "") -> list[Obj]:
+    """The JobSets of a namespace, or of all. Raises ClusterError that says so where the server knows no such kind."""
+    try:
+        return list(cluster.list(JOBSETS, namespace, labels=labels))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        wanted = f"{JOBSETS.kind} ({JOBSETS.api_version})"
+        raise ClusterError(f"The cluster {cluster.context} lacks {wanted}.", "its owner installs it.") from None
+
+
 class _Look:
     """One look; remembers what it could not read."""
 
@@ -65,8 +76,7 @@ class _Look:
 
     def _nothing(self, now: datetime, events: list[Obj]) -> World:
         """What is there instead of the job."""
-        others = self._list(JOBSETS, "", keep=lambda one: {"metadata": {"name": one["metadata"]["name"]}})
-        names = tuple(one["metadata"]["name"] for one in others)
+        names = tuple(one["metadata"]["name"] for one in jobsets(self._cluster, self._namespace))
         unread = tuple(self._unread)
         return World(self._namespace, self._name, now, events=tuple(events), neighbours=names, unread=unread)
 

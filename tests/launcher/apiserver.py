@@ -237,7 +237,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 PLURALS = frozenset(
-    "configmaps events jobs jobsets localqueues namespaces networkpolicies pods priorityclasses workloads "
+    "configmaps events jobs jobsets localqueues namespaces networkpolicies nodes pods priorityclasses workloads "
     "workloadpriorityclasses".split()
 )
 
