@@ -180,13 +180,18 @@ class _Follower:
                         self._inbox.put(partial(self._show, line))
                 break
             except Unreachable:
-                time.sleep(REATTACH_S)
-                window = Window(since=newest) if newest else window
+                pass
             except ApiError as error:
-                if error.status != GONE:
-                    self._inbox.put(partial(self._say, podlogs.unreadable(source.pod, error)))
-                break
+                if error.status < 500:  # else its node may come back
+                    self._give_up(source, error)
+                    break
+            time.sleep(REATTACH_S)
+            window = Window(since=newest) if newest else window
         self._inbox.put(partial(self._close, source))
+
+    def _give_up(self, source: Source, error: ApiError) -> None:
+        if error.status != GONE:
+            self._inbox.put(partial(self._say, podlogs.unreadable(source.pod, error)))
 
 
 def _raise(error: Exception) -> None:
