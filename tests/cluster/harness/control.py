@@ -116,6 +116,8 @@ def kcm_flags() -> list[str]:
         "--kube-api-qps=1000",
         "--kube-api-burst=2000",
         "--concurrent-job-syncs=20",
+        # A claim that is seen before its volume waits for the next round: of 15 s, by default.
+        "--pvclaimbinder-sync-period=1s",
         "--node-monitor-period=1s",
         f"--node-monitor-grace-period={GRACE}",
         "--terminated-pod-gc-threshold=0",
