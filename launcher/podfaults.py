@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from decimal import Decimal
 from typing import Any
 
 from launcher.errors import Fault, KeyPath
@@ -17,6 +19,7 @@ from launcher.wording import cut, either
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _A_NAME = "a name of at most 63 lower-case letters, digits and inner dashes"
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _MOST_PORT = 65535
 
 # Where in a template which key of the job is answerable for a container.
@@ -30,6 +33,7 @@ def faults(template: Mapping[str, Any]) -> Iterator[Fault]:
     for volume in volumes:
         yield from _volume(volume)
     known = {volume.get("name") for volume in volumes}
+    yield from _node_selector(spec.get("nodeSelector"))
     for key, path in _CONTAINERS.items():
         for container in _listed(spec, key):
             for message, hint in _container(container, known):
@@ -50,6 +54,15 @@ def _volume(volume: Mapping[str, Any]) -> Iterator[Fault]:
     if len(kinds) > 1:
         message = f"volume {cut(name)} is of more than one kind: {' and '.join(kinds)}."
         yield Fault(path, message, "choose another name: a volume of ours has this one.")
+
+
+def _node_selector(selector: Any) -> Iterator[Fault]:
+    for key, value in selector.items() if isinstance(selector, dict) else ():
+        if isinstance(value, str) and not _LABEL_VALUE.fullmatch(value):
+            message = f"nodeSelector {cut(str(key))} = {cut(value)} is no label's value, and no node has it."
+            yield Fault(
+                ("pod", "spec", "nodeSelector"), message, "use at most 63 letters, digits and inner -, _ and dots."
+            )
 
 
 Complaint = tuple[str, str]
@@ -88,13 +101,20 @@ def _resources(container: Mapping[str, Any]) -> Iterator[Complaint]:
     given = container.get("resources")
     if not isinstance(given, dict):
         return
-    requests, limits = given.get("requests"), given.get("limits")
-    if not isinstance(requests, dict) or not isinstance(limits, dict):
-        return
+    requests, limits = _amounts(given.get("requests")), _amounts(given.get("limits"))
+    for name, asked in {**requests, **limits}.items():
+        if "/" in name and asked % 1:
+            yield f"it asks for {asked:f} of {name}, which is given whole.", "use a whole number."
     for name in requests.keys() & limits.keys():
-        try:
-            is_over = amount(str(requests[name])) > amount(str(limits[name]))
-        except ValueError:
-            continue  # its schema refuses it
-        if is_over:
-            yield f"it requests {requests[name]} of {name}, and its limit is {limits[name]}.", "raise the limit."
+        if requests[name] > limits[name]:
+            both = f"{given['requests'][name]} of {name}, and its limit is {given['limits'][name]}"
+            yield f"it requests {both}.", "raise the limit."
+
+
+def _amounts(given: Any) -> dict[str, Decimal]:
+    """The quantities that are any; the others their schema refuses."""
+    found = {}
+    for name, text in given.items() if isinstance(given, dict) else ():
+        with suppress(ValueError):
+            found[str(name)] = amount(str(text))
+    return found

@@ -354,6 +354,20 @@ TABLE = (
         'Invalid value: "2Gi": must be less than or equal to memory limit of 1Gi',
     ),
     Wrong(
+        "pod: {spec: {containers: [{name: main, resources: {limits: {nvidia.com/gpu: 0.5}}}]}}",
+        "container main: it asks for 0.5 of nvidia.com/gpu, which is given whole.",
+        f"{MAIN}.resources",
+        {"limits": {"nvidia.com/gpu": "0.5"}},
+        'limits[nvidia.com/gpu]: Invalid value: "500m": must be an integer',
+    ),
+    Wrong(
+        "pod: {spec: {nodeSelector: {zone: a b}}}",
+        "nodeSelector zone = a b is no label's value, and no node has it.",
+        f"{POD}.nodeSelector.zone",
+        "a b",
+        f'spec.template.spec.nodeSelector: Invalid value: "a b": {LABEL}',
+    ),
+    Wrong(
         "pod: {spec: {volumes: [{name: My_Cache, emptyDir: {}}]}}",
         "volume My_Cache: its name is not a name of at most 63 lower-case letters, digits and inner dashes.",
         f"{POD}.volumes.+",
