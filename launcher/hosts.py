@@ -9,9 +9,12 @@ from typing import Any
 from launcher.agent import words
 from launcher.checks import MAIN_CONTAINER
 from launcher.objects import Obj, condition, is_true
-from launcher.pods import GENERATION_LABEL, INDEX_LABEL, SLICE_LABEL
 
+# By which a pod's place in the gang is known.
 REPLICATED_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
+GENERATION_LABEL = "jobset.sigs.k8s.io/restart-attempt"
+SLICE_LABEL = "jobset.sigs.k8s.io/job-index"
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 
 
 @dataclasses.dataclass(frozen=True)

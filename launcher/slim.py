@@ -11,10 +11,9 @@ from typing import Any
 
 from launcher import hosts
 from launcher.checks import REPLICATED_JOB
-from launcher.hosts import REPLICATED_LABEL
+from launcher.hosts import GENERATION_LABEL, INDEX_LABEL, REPLICATED_LABEL, SLICE_LABEL
 from launcher.jobset import NAME_LABEL
 from launcher.objects import Obj
-from launcher.pods import GENERATION_LABEL, INDEX_LABEL, SLICE_LABEL
 
 MAX_MESSAGE = 4_096  # of a kubelet's or a scheduler's words; a termination message is no longer
 MAX_KINDS_OF_EVENT = 200

@@ -27,7 +27,7 @@ FLOORS = (
     ("launcher.plan", "launcher.pod", "launcher.podfaults"),
     ("launcher.network", "launcher.storage"),
     ("launcher.demand", "launcher.placement"),
-    ("launcher.cluster", "launcher.fit", "launcher.pods"),
+    ("launcher.cluster", "launcher.fit"),
     ("launcher.transport", "launcher.watch"),
     ("launcher.agentjob", "launcher.bundle", "launcher.logs", "launcher.paths", "launcher.profile", "launcher.shapes"),
     ("launcher.job", "launcher.reference"),
