@@ -89,8 +89,10 @@ def submit(
     done = _write(cluster, manifests, replace=replace, is_watching=is_watching, is_rehearsal=dry_run == "server")
     if done is None:
         return 0
+    if is_watching:
+        return _to_its_end(cluster, done, output, is_following, limit_s)
     _report(done, output)
-    return _to_its_end(cluster, done.jobset, is_following, limit_s) if is_watching else 0
+    return 0
 
 
 def _write(
@@ -156,10 +158,12 @@ def _report(done: Submitted, output: str) -> None:
         _say("it was stopped, and goes on from what it saved")
 
 
-def _to_its_end(cluster: Cluster, found: Any, is_following: bool, limit_s: float | None) -> int:
+def _to_its_end(cluster: Cluster, done: Submitted, output: str, is_following: bool, limit_s: float | None) -> int:
     """Waits until the job is over, its lines on the screen meanwhile; the code to leave with."""
+    found = done.jobset
     name, namespace = found["metadata"]["name"], found["metadata"]["namespace"]
     try:
+        _report(done, output)
         waiting = Waiting(cluster, found, limit_s)
         if is_following:
             chosen = logs.usual(hosts.wanted(found) * podlogs.processes_per_host(found))

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -224,6 +225,44 @@ def test_the_rights_that_are_asked_for_are_enough(here: Here, monkeypatch: pytes
         done = here.submit("--wait", "--follow", *arguments)
         assert done.returncode == 0, done.stderr
         assert "[0] done here\n" in done.stdout
+
+
+def break_ca(config: dict[str, Any]) -> None:
+    del config["clusters"][0]["cluster"]["certificate-authority-data"]
+
+
+def break_token(config: dict[str, Any]) -> None:
+    config["users"][0]["user"] = {"token": CANARY}
+
+
+def break_port(config: dict[str, Any]) -> None:
+    server = urlsplit(config["clusters"][0]["cluster"]["server"])
+    config["clusters"][0]["cluster"]["server"] = f"https://{server.hostname}:1"
+
+
+def break_user(config: dict[str, Any]) -> None:
+    config["users"][0]["user"]["as"] = "nobody-in-particular"
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (break_ca, "is not trusted: unable to get local issuer certificate"),
+        (break_token, "does not accept the credentials of context"),
+        (break_port, "cannot be reached: Connection refused"),
+        (break_user, "You may not do this in namespace"),
+    ],
+)
+def test_a_wrong_way_to_the_server_is_named(here: Here, fault: Callable[[dict[str, Any]], None], said: str) -> None:
+    config = yaml.safe_load(here.access.kubeconfig.read_text())
+    fault(config)
+    file = here.folder / "broken.conf"
+    file.write_text(json.dumps(config))
+    here.access = Access(file, here.access.kubectl_path, here.access.is_ours)
+    refused = here.submit()
+    assert (refused.returncode, refused.stdout) == (3, "")
+    assert said in refused.stderr
+    assert CANARY not in refused.stderr
 
 
 # --- stop, delete -----------------------------------------------------------------------------------------------------
