@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.causes.answer import Answer, quoted, shown
 from launcher.causes.containers import never_ran
-from launcher.causes.memory import is_oom, oom_sentence
+from launcher.causes.memory import is_oom, killed_sentence, oom_sentence
 from launcher.objects import age, condition
 from launcher.seen import World
 from launcher.status import State, fold, is_stopped_in_queue
@@ -89,6 +89,8 @@ def _failed(world: World) -> Answer:
     if ended is not None:
         code, reason = ended.ended["exitCode"], ended.ended.get("reason", "")
         said_last = _traceback(ended.ended.get("message"))
+        if code == contract.KILLED:
+            return Answer("killed", f"failed{spent}: {killed_sentence(world, ended)}", (*said_last, *evidence), _MEMORY)
         headline = f"failed{spent}: {ended.name} ended with exit code {code} ({reason})"
         return Answer("failed", headline, (*said_last, *evidence), _AGAIN.replace("NAME", world.name))
     return Answer(

@@ -36,6 +36,13 @@ def oom_sentence(world: World) -> str:
     return f"rank {said.rank} was OOMKilled{step}{at}"
 
 
+def killed_sentence(world: World, host: Host) -> str:
+    """Of a host that ended with 137 and no word of who killed it: runtimes lose the kernel's word now and then."""
+    limit = _limit(world)
+    at = f"its memory limit is {limit}" if limit else "it has no memory limit"
+    return f"{host.name} was killed by SIGKILL (exit 137), as the kernel does for want of memory; {at}"
+
+
 def _limit(world: World) -> str | None:
     main = hosts.main_container(hosts.template(world.jobset or {}).get("spec", {}))
     found = ((main.get("resources") or {}).get("limits") or {}).get("memory")

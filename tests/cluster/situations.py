@@ -254,7 +254,7 @@ SITUATIONS: Mapping[str, Situation] = {
         {"command": program("grows.py", "child", "0"), "resources": {"cpu": "20m", "memory": "96Mi"}},
     ),
     "whole-oom": Situation(
-        "failed: its host was OOMKilled; its memory limit is 96Mi",
+        "failed: .*(was OOMKilled|the kernel does for want of memory); its memory limit is 96Mi",
         {"resources": {"cpu": "20m", "memory": "96Mi"}},
         change=without_agent(HOARD),
     ),

@@ -233,6 +233,29 @@ def test_a_name_that_is_not_there_brings_up_those_that_are_like_it(stage: Stage)
     assert "no-secret" in (found.next_move or "")
 
 
+# What somebody needs who only looks at the jobs of one namespace.
+READER = (
+    {"apiGroups": ["jobset.x-k8s.io"], "resources": ["jobsets"], "verbs": ["get", "list"]},
+    {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["list"]},
+    {"apiGroups": [""], "resources": ["pods", "events"], "verbs": ["list"]},
+    {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
+)
+
+
+def test_who_may_not_see_nodes_is_told_what_the_scheduler_says(
+    stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.settles("too-large", SITUATIONS["too-large"].first_line)
+    reader = preparations.make_user(stage.access, stage.namespaces["plain"], READER, tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(reader))
+    left = launcher(capsys, monkeypatch, "explain", "too-large")
+    assert left.code == 0
+    assert re.match("too-large waits: its host unscheduled: 0/.* nodes are available: .*Insufficient cpu", left.out)
+    assert "nodes could not be read: nodes is forbidden" in left.out
+    assert launcher(capsys, monkeypatch, "list").code == 0
+    assert launcher(capsys, monkeypatch, "list", "-A").code == 3
+
+
 def test_list_shows_every_job_in_its_state(
     stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,10 @@ CASES: dict[str, tuple[World, str]] = {
         world(jobset(1, status=objects.ended("Failed", "FailedJobs", "jobset failed"))),
         "^lm failed: jobset failed$",
     ),
+    "killed, and nobody says by whom": (
+        world(jobset(1, status=objects.ended("Failed"), resources={"memory": "4Gi"}), over(0, 137)),
+        r"was killed by SIGKILL \(exit 137\), as the kernel does for want of memory; its memory limit is 4Gi$",
+    ),
     "killed for memory, whole": (
         world(jobset(1, status=objects.ended("Failed"), resources={"memory": "4Gi"}), over(0, 137, "OOMKilled")),
         "^lm failed: its host was OOMKilled; its memory limit is 4Gi$",
