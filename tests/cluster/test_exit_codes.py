@@ -14,7 +14,14 @@ from trainer.contract import Action
 
 UNLISTED = 42  # a code that nobody promised
 BUDGET = 1  # restarts that count
-PAIRS = {contract.STARTUP, contract.PREEMPTED, contract.CRASH}  # one ends of two hosts
+# Most gangs are one host; these are two, in one Job or in two.
+SHAPES = {
+    contract.STARTUP: {"hosts": 2},
+    contract.PREEMPTED: {"hosts": 2},
+    contract.CRASH: {"hosts": 2},
+    contract.NOT_FINITE: {"slices": 2},
+    contract.STORAGE: {"slices": 2},
+}
 
 # What becomes of a job whose every generation ends so: its end, its restarts, and those that count. The one that was
 # stopped from outside ends well when it is started again.
@@ -39,10 +46,8 @@ def gangs(here: Place) -> Mapping[int | str, Gang]:
     plain = {"restarts": {"in_place": 0, "crash": BUDGET}, "resources": {"cpu": "10m"}}
     started: dict[int | str, Gang] = {}
     for code in contract.OUTCOMES:
-        hosts = 2 if code in PAIRS else 1
-        started[code] = here.start(
-            f"ends-{code}", Profile(), hosts=hosts, command=program("ends.py", str(code)), **plain
-        )
+        shape = SHAPES.get(code, {})
+        started[code] = here.start(f"ends-{code}", Profile(), command=program("ends.py", str(code)), **shape, **plain)
     alone = without_agent(["python", "-c", f"raise SystemExit({UNLISTED})"])
     started[UNLISTED] = here.start(f"ends-{UNLISTED}", Profile(), alone, command=["true"], **plain)
     for whole in ("child", "container"):

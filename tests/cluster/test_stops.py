@@ -85,12 +85,20 @@ STOPS: Mapping[str, tuple[Callable[[Place, Gang], None], set[int]]] = {
     "evicted": (evicted, {1}),
     "evicted-leader": (evicted_leader, {1}),
     "evicted-stubborn": (evicted, {1}),  # a program that ignores SIGTERM
+    "evicted-slice": (evicted, {1}),
     "deleted": (deleted, {1}),
     "deleted-by-force": (deleted_by_force, {1}),
     "drained": (drained, {1}),
     "preempted": (preempted, {1}),
     "suspended": (suspended, {0, 1}),
     "suspended-by-kueue": (suspended_by_kueue, {0, 1}),
+}
+
+# Two hosts each; those of a slice are a Job of their own.
+SHAPES = {
+    "preempted": seated(2),
+    "suspended-by-kueue": {"queue": "queue", "hosts": 2},
+    "evicted-slice": {"slices": 2},
 }
 
 
@@ -122,7 +130,7 @@ def gangs(here: Place) -> Mapping[str, Gang]:
     started = {}
     for name in STOPS:
         command = program("counts.py", f"/checkpoints/{name}", *(["stubborn"] if "stubborn" in name else []))
-        more = {"preempted": seated(2), "suspended-by-kueue": {"queue": "queue", "hosts": 2}}.get(name, {"hosts": 2})
+        more = SHAPES.get(name, {"hosts": 2})
         started[name] = here.start(name, SAVED, command=command, **more, **COMMON)
     for gang in started.values():
         gang.runs()
