@@ -67,6 +67,7 @@ def test_no_command_says_a_secret(
 
     for command in ("validate", "render", "plan"):
         run(command, "job.yaml")
+    assert "hub" in run("doctor", "job.yaml", "--output", "json").stdout  # it looks whether the key is there
     run("submit", "job.yaml", "--dry-run")
     run("submit", "job.yaml", "--dry-run=server", "--output", "yaml")
     ended = run("submit", "job.yaml", "--wait", "--follow", "--output", "json")
