@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 from typing import Any
 
-from launcher.causes import admission, containers, ending, gang, images, queue, scheduling
+from launcher.causes import admission, containers, ending, failing, gang, images, queue, scheduling
 from launcher.causes.answer import Answer, Question, first
 from launcher.objects import age
 from launcher.seen import World
@@ -19,6 +19,7 @@ MAX_EVIDENCE = 24
 
 QUESTIONS: tuple[Question, ...] = (
     ending.over,
+    failing.failed,
     queue.suspended_by_queue,
     admission.jobs_not_created,
     admission.pods_not_created,
