@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -89,6 +90,15 @@ def test_the_same_job_again_is_the_same_jobset(here: Here) -> None:
     assert f"already submitted at {first['creationTimestamp']}" in again.stderr
     now = here.gang.jobset["metadata"]
     assert (now["uid"], now["generation"]) == (first["uid"], first["generation"])
+
+
+def test_the_same_job_three_times_at_once_is_one_jobset(here: Here) -> None:
+    here.write(command=QUICK, **NOWHERE)
+    with ThreadPoolExecutor() as pool:
+        done = list(pool.map(lambda _: here.submit(), range(3)))
+    assert sorted(one.stdout.split()[1] for one in done) == ["created", "unchanged", "unchanged"]
+    assert owners(here) == {here.gang.jobset["metadata"]["uid"]}
+    assert (len(here.there(NETWORK_POLICIES)), len(here.there(CONFIGMAPS))) == (1, 1)
 
 
 def test_another_job_of_the_name_is_refused_and_changes_nothing(here: Here) -> None:
