@@ -135,9 +135,9 @@ class Cluster:
         query = {"fieldManager": MANAGER, "fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
         return self._json("POST", kind.path(self._namespace_of(obj)), query, obj, repeat=dry_run)
 
-    def apply(self, kind: Kind, obj: Object, manager: str, *, force: bool = False) -> Object:
-        """Server-side apply of the fields of `obj` for a manager."""
-        query = {"fieldManager": manager, "fieldValidation": "Strict", "force": "true" if force else "false"}
+    def apply(self, kind: Kind, obj: Object, manager: str) -> Object:
+        """Server-side apply of the fields of `obj` for a manager; a field that another one holds is refused."""
+        query = {"fieldManager": manager, "fieldValidation": "Strict"}
         path = kind.path(self._namespace_of(obj), obj["metadata"]["name"])
         return self._json("PATCH", path, query, obj, content="application/apply-patch+yaml")
 
@@ -154,14 +154,11 @@ class Cluster:
         *,
         uid: str | None = None,
         propagation: str = "Background",
-        grace: int | None = None,
     ) -> bool:
         """Begins to delete the object, the one with this uid alone when it is given; False when there is none."""
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
         if uid is not None:
             options["preconditions"] = {"uid": uid}
-        if grace is not None:
-            options["gracePeriodSeconds"] = grace
         try:
             self._json("DELETE", kind.path(namespace, name), None, options)
         except ApiError as error:
@@ -204,7 +201,6 @@ class Cluster:
         tail: int | None = None,
         limit_bytes: int | None = None,
         timestamps: bool = False,
-        previous: bool = False,
         patience_s: float | None = None,
     ) -> Iterator[str]:
         """The lines of a container's log; `since` is a moment as timestamps write it.
@@ -220,7 +216,6 @@ class Cluster:
             "tailLines": tail,
             "limitBytes": limit_bytes,
             "timestamps": timestamps,
-            "previous": previous,
         }
         given = {key: value for key, value in asked.items() if value is not None and value is not False}
         query = {key: "true" if value is True else str(value) for key, value in given.items()}

@@ -49,14 +49,12 @@ CONFIGMAPS = Kind("", "v1", "configmaps", "ConfigMap")
 SECRETS = Kind("", "v1", "secrets", "Secret")
 CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 RESOURCE_QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota")
-LIMIT_RANGES = Kind("", "v1", "limitranges", "LimitRange")
 NETWORK_POLICIES = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 DEPLOYMENTS = Kind("apps", "v1", "deployments", "Deployment")
 
 NAMESPACES = Kind("", "v1", "namespaces", "Namespace", namespaced=False)
 NODES = Kind("", "v1", "nodes", "Node", namespaced=False)
 PRIORITY_CLASSES = Kind("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
-STORAGE_CLASSES = Kind("storage.k8s.io", "v1", "storageclasses", "StorageClass", namespaced=False)
 CRDS = Kind("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False)
 MUTATING_WEBHOOKS = Kind(
     _ADMISSION, "v1", "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", namespaced=False
@@ -69,7 +67,6 @@ VALIDATING_WEBHOOKS = Kind(
 WORKLOADS = Kind(_KUEUE, "v1beta2", "workloads", "Workload")
 LOCAL_QUEUES = Kind(_KUEUE, "v1beta2", "localqueues", "LocalQueue")
 CLUSTER_QUEUES = Kind(_KUEUE, "v1beta2", "clusterqueues", "ClusterQueue", namespaced=False)
-RESOURCE_FLAVORS = Kind(_KUEUE, "v1beta2", "resourceflavors", "ResourceFlavor", namespaced=False)
 TOPOLOGIES = Kind(_KUEUE, "v1beta2", "topologies", "Topology", namespaced=False)
 WORKLOAD_PRIORITY_CLASSES = Kind(
     _KUEUE, "v1beta2", "workloadpriorityclasses", "WorkloadPriorityClass", namespaced=False
