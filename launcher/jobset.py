@@ -22,6 +22,7 @@ API_VERSION = "jobset.x-k8s.io/v1alpha2"
 NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"  # the JobSet controller puts it on pods
 OWN_LABEL = "jaxlaunch.io/job"
 SPEC_HASH = "jaxlaunch.io/spec-sha256"
+STOPPED_WITH = "jaxlaunch.io/stopped-with"  # how the gang ended that was stopped: its pods are not kept
 
 _TARGETS = {"targetReplicatedJobs": [REPLICATED_JOB]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -9,8 +10,8 @@ from typing import Any, NamedTuple
 from launcher import placement
 from launcher.agent import words
 from launcher.cluster import Cluster
-from launcher.errors import UserError
-from launcher.jobset import NAME_LABEL, OWN_LABEL
+from launcher.errors import ApiError, UserError
+from launcher.jobset import NAME_LABEL, OWN_LABEL, STOPPED_WITH
 from launcher.kinds import JOBSETS, PODS, WORKLOADS
 from trainer import contract
 
@@ -84,6 +85,19 @@ def _switch(cluster: Cluster, jobset: Obj, *, on: bool) -> None:
         cluster.merge(WORKLOADS, workload["metadata"]["name"], namespace, {"spec": {"active": on}})
     else:
         cluster.merge(JOBSETS, name, namespace, {"spec": {"suspend": not on}})
+    if on and STOPPED_WITH in jobset["metadata"].get("annotations", {}):
+        _annotate(cluster, jobset, None)
+
+
+def remember(cluster: Cluster, jobset: Obj, words: str) -> None:
+    """Writes down how the gang ended that was stopped, for whoever asks when its pods are gone."""
+    with contextlib.suppress(ApiError):  # it is stopped all the same: in a queue that takes no right to JobSets
+        _annotate(cluster, jobset, words)
+
+
+def _annotate(cluster: Cluster, jobset: Obj, words: str | None) -> None:
+    name, namespace = jobset["metadata"]["name"], jobset["metadata"]["namespace"]
+    cluster.merge(JOBSETS, name, namespace, {"metadata": {"annotations": {STOPPED_WITH: words}}})
 
 
 def _made_workload(cluster: Cluster, jobset: Obj) -> Obj | None:

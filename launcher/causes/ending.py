@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launcher.causes.answer import Answer, shown
+from launcher.jobset import STOPPED_WITH
 from launcher.objects import age, condition
 from launcher.seen import World
 from launcher.status import State, fold, is_stopped_in_queue
@@ -67,8 +68,18 @@ def _stopped(world: World, state: State) -> Answer:
         why = _GIVEN_UP[evicted["reason"]]
         words = (f"Workload: {shown(evicted.get('message', ''))}",)
         return Answer("given-up", f"was given up by Kueue: {why}", (*saved, *words), "mend that; then submit it again.")
-    headline = "is stopped" + (f"; step {world.told.committed} is saved" if world.told.committed is not None else "")
-    return Answer("stopped", headline, saved, "`launcher submit` of the same job goes on from there.")
+    return Answer(
+        "stopped", f"is stopped{_kept(world)}", saved, "`launcher submit` of the same job goes on from there."
+    )
+
+
+def _kept(world: World) -> str:
+    """ "; step 120 is saved", or what was written down when its pods went."""
+    assert world.jobset is not None, "asked of a JobSet that is there"
+    if world.told.committed is not None:
+        return f"; step {world.told.committed} is saved"
+    words = world.jobset["metadata"].get("annotations", {}).get(STOPPED_WITH)
+    return "" if words is None else f"; {shown(words)}"
 
 
 def _saved(world: World) -> tuple[str, ...]:

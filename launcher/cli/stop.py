@@ -43,6 +43,7 @@ def stop_command(name: str, namespace: str | None, context: str | None, no_wait:
     gone = leaving.until_gone(limit_s)
     if gone.verdict is not None:
         _say(str(gone.verdict["message"]))
+        stop.remember(cluster, jobset, str(gone.verdict["message"]))
     if not gone.is_over:
         _say(f"its pods are not gone after {duration.text(limit_s)}; `launcher explain {name}` says why")
         return WAITED_TOO_LONG

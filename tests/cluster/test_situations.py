@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher import bundle, explain, status, stop, world
+from launcher import bundle, explain, status, world
 from launcher.cluster import Cluster
 from launcher.jobset import render
 from launcher.kinds import CONFIGMAPS, JOBSETS
@@ -210,13 +210,14 @@ def test_a_job_that_had_to_make_room_says_so(stage: Stage) -> None:
     stage.settles("high", "runs", "queues")
 
 
-def test_a_job_that_was_stopped_says_so(stage: Stage) -> None:
-    stage.start("halted", Situation("", {}))
-    stage.settles("halted", "runs")
-    jobset = stage.cluster.get(JOBSETS, "halted", stage.namespaces["plain"])
-    assert jobset is not None
-    stop.stop(stage.cluster, jobset)
-    assert "submit" in (stage.settles("halted", "is stopped").next_move or "")
+def test_a_job_that_was_stopped_says_with_what(
+    stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.start("halted", Situation("", {"command": SITUATIONS["runs"].job["command"]}))
+    stage.settles("halted", "runs: training at step 3")
+    assert launcher(capsys, monkeypatch, "stop", "halted", "-n", stage.namespaces["plain"]).code == 0
+    found = stage.settles("halted", "is stopped; stopped from outside: ")
+    assert "submit" in (found.next_move or "")
 
 
 def test_a_job_that_is_being_deleted_says_so(stage: Stage) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.explain import MAX_EVIDENCE, explain
+from launcher.jobset import STOPPED_WITH
 from launcher.seen import World
 from tests.launcher import objects
 from tests.launcher.objects import (
@@ -47,6 +48,11 @@ def refused(message: str) -> World:
 
 def unscheduled(message: str, *nodes: dict[str, Any], events: tuple[dict[str, Any], ...] = (), **job: Any) -> World:
     return world(jobset(1, **job), pending(0, message), nodes=nodes, events=events)
+
+
+def stopped_with(words: str) -> dict[str, Any]:
+    metadata = jobset(1)["metadata"]
+    return {**metadata, "annotations": {**metadata["annotations"], STOPPED_WITH: words}}
 
 
 # A situation, what was seen, and a regular expression for its first line.
@@ -116,6 +122,10 @@ CASES: dict[str, tuple[World, str]] = {
     "stopped": (
         world(jobset(1, suspend=True), over(0, 80, message=farewell(80)), words=(beat(committed=120),)),
         "^lm is stopped; step 120 is saved$",
+    ),
+    "stopped, and its pods are gone": (
+        world(jobset(1, suspend=True) | {"metadata": stopped_with("saved at step 37")}),
+        "^lm is stopped; saved at step 37$",
     ),
     "stopping": (world(jobset(1, suspend=True), pod(0)), "^lm is stopping: 1 pod still to save and end$"),
     "stopped in its queue": (
