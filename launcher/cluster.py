@@ -364,8 +364,11 @@ def _access(wanted: str | None) -> Access:
         else:
             merged = _merged(paths)
             name, block = _named(merged, wanted)
-            own = _settle_user(merged, block)
+            cluster = _cluster(merged, block)
+            own = _settle_user(merged, block, cluster)
             KubeConfigLoader(merged, name, config_base_path=None).load_and_set(configuration)
+            if "proxy-url" in cluster:
+                configuration.proxy = cluster["proxy-url"]  # some versions of the client do not read it
         pool = kubernetes.client.ApiClient(configuration).rest_client.pool_manager
     except (ConfigException, OSError, ValueError, TypeError) as error:
         raise ClusterError(f"The kubeconfig {paths or ''} cannot be used: {error}") from None
@@ -377,7 +380,13 @@ def _access(wanted: str | None) -> Access:
     return Access(pool, configuration.host.rstrip("/"), headers)
 
 
-def _settle_user(merged: Any, block: Mapping[str, Any]) -> dict[str, str]:
+def _cluster(merged: Any, block: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the kubeconfig says of a context's cluster."""
+    found = (one.value.get("cluster") or {} for one in merged.value["clusters"] if one["name"] == block.get("cluster"))
+    return next(found, {})
+
+
+def _settle_user(merged: Any, block: Mapping[str, Any], cluster: Mapping[str, Any]) -> dict[str, str]:
     """Puts a credential plugin's answer into the kubeconfig, and gives the headers of whom the user acts as.
 
     The official loader runs a plugin without a limit, logs its failure and goes on as nobody; `as:` it does not read.
@@ -386,8 +395,6 @@ def _settle_user(merged: Any, block: Mapping[str, Any]) -> dict[str, str]:
     if user is None or not isinstance(told := user.value.get("user"), dict):
         return {}
     if isinstance(asked := told.pop("exec", None), dict) and not {"token", "tokenFile"} & told.keys():
-        clusters = (one for one in merged.value["clusters"] if one["name"] == block.get("cluster"))
-        cluster = next((one.value.get("cluster") or {} for one in clusters), {})
         told.update(credentialplugin.credentials(asked, cluster, Path(user.path).absolute().parent))
     given = {"Impersonate-User": told.get("as"), "Impersonate-Uid": told.get("as-uid")}
     headers = {key: str(value) for key, value in given.items() if value}
