@@ -168,6 +168,8 @@ def _to_its_end(cluster: Cluster, done: Submitted, output: str, is_following: bo
         if is_following:
             chosen = logs.usual(hosts.wanted(found) * podlogs.processes_per_host(found))
             printer = Printer(chosen)
+            if chosen.ranks is not None:
+                _say(f"showing rank 0 alone; `launcher logs -f {name} --rank N` shows others")
             follow.follow(cluster, namespace, name, select=chosen, show=printer.show, say=_say, until=waiting.is_over)
         return _conclude(waiting.result())
     except Timeout:
