@@ -16,6 +16,7 @@ from launcher.kinds import PODS, WORKLOADS
 from launcher.objects import Obj
 from launcher.seen import QUEUE_LABEL, World
 
+PATIENCE_S = 2.0  # with each node
 MAX_LOGS = 16  # leaders whose log is read for the step they are at
 
 _Place = tuple[str, str]  # namespace, name
@@ -50,7 +51,7 @@ def _heard(cluster: Cluster, seen: list[World]) -> list[World]:
         if leader is not None and calls < MAX_LOGS:
             calls += 1
             with contextlib.suppress(ClusterError):  # its step is then not known
-                one = dataclasses.replace(one, words=tuple(hear.newest(cluster, one.namespace, leader)))
+                one = dataclasses.replace(one, words=tuple(hear.newest(cluster, one.namespace, leader, PATIENCE_S)))
         found.append(one)
     return found
 

@@ -16,7 +16,7 @@ MAX_HOSTS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """`situation` is one word of a fixed set, for scripts; `headline` goes on after the job's name."""
+    """`situation` is a word of launcher.causes.situations; `headline` goes on after the job's name."""
 
     situation: str
     headline: str

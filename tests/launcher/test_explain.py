@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.causes.situations import SITUATIONS
 from launcher.explain import MAX_EVIDENCE, explain
 from launcher.jobset import STOPPED_WITH
 from launcher.seen import World
@@ -32,6 +34,7 @@ from tests.launcher.objects import (
     world,
 )
 
+ROOT = Path(__file__).parents[2]
 QUEUED = {"queue": "research", "suspend": True}
 NOTHING_FITS = "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had untolerated taint(s). preemption: no."
 
@@ -770,3 +773,12 @@ def test_a_verdict_of_the_attempt_before_is_not_that_of_the_one_that_runs() -> N
     seen = world(jobset(1), pod(0), words=(beat(-30), judged(82, "rank 1 in data", at=-20), beat(-5, attempt=2)))
     assert seen.told.verdict is None
     assert [one.attempt for one in seen.told.before] == [1]
+
+
+def test_every_situation_has_a_meaning_and_stands_in_the_documentation() -> None:
+    sources = [*(ROOT / "launcher" / "causes").glob("*.py"), ROOT / "launcher" / "explain.py"]
+    code = "".join(path.read_text() for path in sources if path.name != "situations.py")
+    assert set(re.findall(r'Answer\(\s*"([a-z-]+)"', code)) <= SITUATIONS.keys()
+    assert {explain(seen).situation for seen, _ in CASES.values()} <= SITUATIONS.keys()
+    page = (ROOT / "docs" / "explain.md").read_text()
+    assert dict(re.findall(r"^\| `([a-z-]+)` \| (.+) \|$", page, re.MULTILINE)) == dict(SITUATIONS)

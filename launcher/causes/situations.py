@@ -1,0 +1,76 @@
+"""Every situation that `explain` knows: its word, for scripts, and what it means. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SITUATIONS: Mapping[str, str] = {
+    "unknown": "there is no job of that name",
+    # over, or on its way out
+    "done": "every process finished",
+    "failed": "it failed for good; the cause and the code are its verdict's",
+    "deadline": "its deadline passed",
+    "killed": "a container was killed, and nobody says by whom",
+    "oom": "the kernel killed it for want of memory",
+    "stopping": "it was told to stop, and saves",
+    "stopped": "it was stopped; submitting it again resumes it",
+    "given-up": "Kueue took it out of its queue for good",
+    "deleting": "it is being deleted",
+    # held back by Kueue
+    "queued": "its turn has not come",
+    "queue-silent": "Kueue has not taken it",
+    "queue-missing": "the LocalQueue or its ClusterQueue does not exist",
+    "queue-stopped": "the queue is stopped, or lacks something",
+    "quota": "the quota is used by others",
+    "quota-never": "it asks for more than the whole quota",
+    "quota-uncovered": "the queue has no quota of a resource that it asks for",
+    "admission-check": "quota is reserved; a check beside it is not passed",
+    "preempted": "another job took its place, and its pods still save",
+    # refused by the API server
+    "unattended": "the JobSet controller has not acted on it",
+    "resource-quota": "a ResourceQuota is used up, or wants what the pods do not say",
+    "limit-range": "a LimitRange forbids what it asks for",
+    "pod-security": "the namespace enforces a stricter Pod Security level",
+    "admission": "a webhook or an admission policy says no",
+    "webhook-down": "a webhook that must be asked does not answer",
+    "service-account": "its service account does not exist",
+    "priority": "its PriorityClass does not exist",
+    "runtime-class": "its RuntimeClass does not exist",
+    "exclusive-placement": "followers wait until their leader has a node",
+    "refused": "refused for another reason",
+    "creating": "pods are being made",
+    # without a node
+    "resource": "too little of a resource is free, or on any node",
+    "taint": "taints bar it from every node that it selects",
+    "node-selector": "no node has its labels",
+    "no-nodes": "the cluster has no nodes",
+    "ports": "its ports are taken on every node",
+    "claim-missing": "a volume claim does not exist",
+    "claim-unbound": "a volume claim is not bound",
+    "volume-affinity": "its volume is where it cannot run",
+    "gated": "a scheduling gate holds its pods",
+    "scaling-up": "nodes are being made for it",
+    "unschedulable": "no node takes it for another reason",
+    # on its nodes, not started
+    "image": "an image cannot be had",
+    "secret-missing": "a Secret, or a key of it, does not exist",
+    "configmap-missing": "a ConfigMap, or a key of it, does not exist",
+    "runs-as-root": "the image wants to run as root",
+    "command": "the command cannot be started",
+    "container": "the container cannot be made for another reason",
+    "agent": "the image was to bring the agent, and has none",
+    "init": "an init container failed",
+    "mount": "a volume cannot be mounted",
+    "sandbox": "the node cannot make the pod",
+    "starting": "images, volumes and containers are being made",
+    # started
+    "gathering": "every host is there, and it is about to start",
+    "rendezvous": "hosts are awaited",
+    "running": "it runs",
+    "restarted": "it runs, after a failure that it has not got over yet",
+    "hang": "a rank missed its budget",
+    "restarting": "a generation ended, and the next is on its way",
+    "disrupted": "pods were taken away: a drain, a preemption, a lost node",
+    "node-lost": "a node does not answer",
+    "crash-loop": "it crashes again and again without a committed step",
+}
