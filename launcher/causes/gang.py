@@ -18,7 +18,7 @@ _LATE_S = 15.0  # until a host that is awaited is worth naming
 def disrupted(world: World) -> Answer | None:
     """Pods that were taken away from outside: eviction, drain, preemption, a lost node."""
     taken = [host for host in world.hosts if host.disruption or host.reason in ("Evicted", "NodeLost", "Preempting")]
-    if not taken or fold(world).state is not State.RESTARTING:
+    if not taken:
         return None
     host = taken[0]
     reason, said = host.disruption.get("reason") or host.reason, host.disruption.get("message") or host.message
