@@ -34,7 +34,8 @@ def deleted(here: Place, gang: Gang) -> None:
 
 
 def deleted_by_force(here: Place, gang: Gang) -> None:
-    here.cluster.delete(PODS, gang.hosts[1].pod, here.namespace, grace=0)
+    pods = f"/api/v1/namespaces/{here.namespace}/pods"
+    here.access.api.delete(f"{pods}/{gang.hosts[1].pod}?gracePeriodSeconds=0")
 
 
 def drained(here: Place, gang: Gang) -> None:
