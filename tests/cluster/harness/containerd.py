@@ -72,6 +72,7 @@ def start() -> None:
         empty()
         process.stop("containerd")
         launch()
+    forget_untagged()
 
 
 def launch() -> None:
@@ -97,3 +98,11 @@ def images() -> Iterator[tuple[str, str]]:
     for line in ctr("images", "list").splitlines()[1:]:
         name, _, digest = line.split()[:3]
         yield name, digest
+
+
+def forget_untagged() -> None:
+    """Drops images that a later one of the same name has replaced: they stay by their digest, a gigabyte at a time."""
+    named = dict(images())
+    tagged = {digest for name, digest in named.items() if not name.startswith("sha256:")}
+    if stale := [name for name, digest in named.items() if digest not in tagged]:
+        ctr("images", "delete", "--sync", *stale)
