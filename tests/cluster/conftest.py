@@ -1,7 +1,8 @@
 """The cluster and a namespace in it, for every test here.
 
-KUBECONFIG names a cluster of the user's own, kind for one. Without it the harness's is used: one that `make cluster-up`
-started, and left up afterwards, or one that lasts as long as the test session.
+TEST_KUBECONFIG names a cluster of the user's own, kind for one; KUBECONFIG is not read, for it may name a production
+cluster. Without it the harness's is used: one that `make cluster-up` started, and left up afterwards, or one that lasts
+as long as the test session.
 """
 
 import os
@@ -28,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def programs(request: pytest.FixtureRequest) -> Path:
     """The folder of a cluster's programs, on a machine that can run them."""
     if given():
-        pytest.skip("KUBECONFIG names another cluster to test with")
+        pytest.skip("TEST_KUBECONFIG names another cluster to test with")
     needs.a_machine_for_a_cluster()
     with uncaptured(request):
         return build.binaries()
@@ -48,9 +49,9 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Access]:
 
 
 def given() -> Path | None:
-    """The kubeconfig of the user's own cluster, unless it is the harness's."""
-    named = os.environ.get("KUBECONFIG")
-    return Path(named) if named and Path(named) != places.ADMIN else None
+    """The kubeconfig of the user's own cluster."""
+    named = os.environ.get("TEST_KUBECONFIG")
+    return Path(named) if named else None
 
 
 def uncaptured(request: pytest.FixtureRequest) -> AbstractContextManager[None]:

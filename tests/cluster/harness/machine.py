@@ -27,7 +27,7 @@ def lacks() -> list[str]:
         return [f"a node and its images are made for Linux on x86_64; this is {sys.platform} on {platform.machine()}"]
     faults = []
     if os.geteuid() != 0:
-        faults.append("a node needs root: run as root, or set KUBECONFIG to use a cluster of your own, kind for one")
+        faults.append("a node needs root: run as root, or let TEST_KUBECONFIG name a cluster of your own, as kind's")
     packages = {package for program, package in PROGRAMS.items() if not shutil.which(program)}
     if not (network.PLUGINS / "bridge").exists():
         packages.add("containernetworking-plugins")
