@@ -1,4 +1,4 @@
-"""Every test runs on the CPU, whatever the machine holds, and is interrupted as a terminal would, whatever starts it."""
+"""Every test runs on the CPU, whatever the machine holds, and can be interrupted, whatever starts it."""
 
 import os
 import signal
