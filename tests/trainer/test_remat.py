@@ -1,3 +1,4 @@
+import functools
 from typing import Any
 
 import jax
@@ -5,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.trainer.tiny import DECODER
+from tests.trainer.tiny import DECODER, Counting, run
 from trainer.errors import SpecError
 from trainer.models.decoder import Decoder
 from trainer.models.setting import Setting
@@ -35,6 +36,16 @@ def test_every_policy_gives_the_same_gradient_for_less_memory() -> None:
         found, kept[str(keep)] = gradient(params, keep)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), found, expected)
     assert kept["full"] < kept["['query', 'mixed']"] < kept["dots_no_batch"] <= kept["dots"] < most
+
+
+@pytest.mark.parametrize("remat", ["dots", "dots_no_batch", "full", ["query", "mixed"]], ids=str)
+def test_no_policy_changes_a_loss_by_a_bit(remat: Any) -> None:
+    np.testing.assert_array_equal(run(Counting(), 4, remat=remat)[0], losses_without())
+
+
+@functools.cache
+def losses_without() -> np.ndarray:
+    return run(Counting(), 4)[0]
 
 
 def test_an_unknown_tensor_is_an_error_that_lists_the_legal_ones() -> None:

@@ -1,0 +1,76 @@
+"""What each remat policy keeps: the temporary bytes of a decoder's compiled train step, over those of `none`.
+
+The losses of a few float32 steps must be those of `none` to the bit: memory is bought with arithmetic, not with a
+result. In bfloat16 they differ in the fifth digit: XLA keeps float32 inside what it fuses, and fuses otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.table import Row, emit, say
+from trainer import mesh
+from trainer.spec import LM, TrainSpec
+from trainer.step import Step
+from trainer.task import load
+
+STEPS = 5
+SIZES: dict[str, int] = {"layers": 4, "width": 64, "heads": 4, "vocab": 256, "length": 128}
+POLICIES = ("none", "dots", "dots_no_batch", "full")  # each keeps less than the one before
+
+
+def step(remat: str, **sizes: int) -> tuple[Step, dict[str, np.ndarray[Any, Any]]]:
+    """A compiled train step on one device, and its batch."""
+    train = TrainSpec(
+        task=LM,
+        model={"kind": "decoder", **SIZES, **sizes},
+        mesh={"dp": 1},
+        batch=8,
+        remat=remat,
+    )
+    made = Step(load(LM)(), train, mesh.build(train.mesh, jax.devices()[:1]), STEPS)
+    tokens = np.random.default_rng(0).integers(0, 256, (8, train.model.length + 1), np.int32)  # type: ignore[union-attr]
+    batch = {"tokens": tokens, "mask": np.ones((8, tokens.shape[1] - 1), np.float32), "weight": np.ones(8, np.float32)}
+    made.compile_train(made.put(batch))
+    return made, batch
+
+
+def measured(remat: str, **sizes: int) -> tuple[float, list[float]]:
+    """Temporary bytes of the step, and the losses of STEPS of them."""
+    made, batch = step(remat, **sizes)
+    state, losses = made.init(), []
+    for _ in range(STEPS):
+        state, metrics = made.train(state, made.put(batch))
+        losses.append(float(metrics["loss"]))
+    return made.analysis()["temp"], losses
+
+
+def rows(**sizes: int) -> list[Row]:
+    """One row a policy. Raises SystemExit where a policy changes a loss or keeps more than the one before."""
+    found = {remat: measured(remat, **sizes) for remat in POLICIES}
+    most, expected = found["none"]
+    table = []
+    for before, remat in zip(POLICIES, POLICIES[1:], strict=False):
+        kept, losses = found[remat]
+        if losses != expected:
+            raise SystemExit(f"remat {remat}: losses {losses} are not those of none, {expected}")
+        if kept > found[before][0] or kept == most:
+            raise SystemExit(f"remat {remat} keeps {kept:.0f} bytes, {before} {found[before][0]:.0f}")
+        detail = f"{kept / 2**20:.1f} MiB over {most / 2**20:.1f} MiB of temporary memory, losses equal to the bit"
+        table.append(Row(f"remat {remat} over none", kept / most, 1.0, detail))
+    return table
+
+
+def main() -> None:
+    say("remat: temporary bytes of a decoder's step")
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    emit(rows())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
