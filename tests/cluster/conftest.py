@@ -21,8 +21,16 @@ from tests.cluster.harness import image as product
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts and stops clusters of its own comes before the first test that uses the session's."""
-    items.sort(key=lambda item: item.get_closest_marker("before_the_cluster") is None)
+    """The tests here come last, so that no other test shares the machine with a cluster; and first of them those that
+    start and stop clusters of their own."""
+    here = Path(__file__).parent
+
+    def turn(item: pytest.Item) -> int:
+        if not item.path.is_relative_to(here):
+            return 0
+        return 1 if item.get_closest_marker("before_the_cluster") else 2
+
+    items.sort(key=turn)
 
 
 @pytest.fixture(scope="session")
