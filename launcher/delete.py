@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from launcher.cluster import Cluster
 from launcher.kinds import CONFIGMAPS, JOBSETS, NETWORK_POLICIES
-from launcher.precheck import template
-
-Obj = Mapping[str, Any]
+from launcher.objects import Obj, template
 
 
 def delete(cluster: Cluster, jobset: Obj) -> list[str]:

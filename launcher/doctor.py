@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from launcher import fit, kinds, placement, precheck, slim
+from launcher import fit, kinds, placement, slim
 from launcher.cluster import ApiError, Cluster
 from launcher.demand import pods, together
 from launcher.errors import ClusterError
 from launcher.finding import Finding, Findings, clusters, unknown
 from launcher.jobset import NAME_LABEL, OWN_LABEL
 from launcher.kinds import Kind
+from launcher.objects import template
 from launcher.symptoms import controllers, namespace, nodes, queues, references, server
 
 Obj = dict[str, Any]
@@ -31,7 +32,7 @@ class Patient:
     def __init__(self, cluster: Cluster, namespace: str, manifests: Sequence[Obj]) -> None:
         self.cluster, self.namespace = cluster, namespace
         self.jobset, self.others = manifests[0], manifests[1:]
-        self.template = precheck.template(self.jobset)
+        self.template = template(self.jobset)
         self.pods = pods(self.jobset)
         self.queue: str | None = self.jobset["metadata"]["labels"].get(placement.QUEUE)
 

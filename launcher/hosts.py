@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.agent import words
 from launcher.checks import MAIN_CONTAINER
-from launcher.objects import Obj, condition, is_true
+from launcher.objects import Obj, condition, is_true, replicated, template
 
 # By which a pod's place in the gang is known.
 REPLICATED_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
@@ -60,10 +60,6 @@ class Host:
         return f"host {self.number} (pod {self.pod})"
 
 
-def replicated(jobset: Obj) -> list[Obj]:
-    return list(jobset.get("spec", {}).get("replicatedJobs") or ())
-
-
 def size(one: Obj) -> int:
     """Hosts of each Job of a replicated job."""
     spec = one["template"]["spec"]
@@ -73,13 +69,6 @@ def size(one: Obj) -> int:
 def wanted(jobset: Obj) -> int:
     """How many hosts the JobSet asks for."""
     return sum(int(one.get("replicas", 1)) * size(one) for one in replicated(jobset))
-
-
-def template(jobset: Obj) -> Obj:
-    """The pod template of its first replicated job; ours have but one."""
-    first = next(iter(replicated(jobset)), {})
-    found: Obj = first.get("template", {}).get("spec", {}).get("template", {})
-    return found
 
 
 def main_container(spec: Obj) -> Obj:

@@ -14,7 +14,8 @@ from launcher.errors import ApiError, ClusterError
 from launcher.jobset import NAME_LABEL, OWN_LABEL
 from launcher.kinds import PODS, WORKLOADS
 from launcher.objects import Obj
-from launcher.seen import QUEUE_LABEL, World
+from launcher.placement import JOB_UID, QUEUE
+from launcher.seen import World
 
 PATIENCE_S = 2.0  # with each node
 MAX_LOGS = 16  # leaders whose log is read for the step they are at
@@ -69,10 +70,10 @@ def _pods(cluster: Cluster, namespace: str | None) -> dict[_Place, list[Obj]]:
 
 def _workloads(cluster: Cluster, namespace: str | None, jobsets: Sequence[Obj]) -> dict[str, Obj]:
     """Kueue's Workloads by the uid of their job; none is asked for where no job has a queue."""
-    if not any(QUEUE_LABEL in jobset["metadata"].get("labels", {}) for jobset in jobsets):
+    if not any(QUEUE in jobset["metadata"].get("labels", {}) for jobset in jobsets):
         return {}
     try:
-        found = cluster.list(WORKLOADS, namespace, labels=world.JOB_UID)
+        found = cluster.list(WORKLOADS, namespace, labels=JOB_UID)
     except ApiError:
         return {}  # the state then says that it is queued, which the JobSet itself shows
-    return {one["metadata"]["labels"][world.JOB_UID]: one for one in found}
+    return {one["metadata"]["labels"][JOB_UID]: one for one in found}

@@ -1,4 +1,4 @@
-"""What any API object says of itself: conditions, times, and who owns it. Pure."""
+"""What any API object says of itself: conditions, times, and of a JobSet its pods. Pure."""
 
 from __future__ import annotations
 
@@ -17,6 +17,18 @@ def condition(of: Obj, kind: str) -> Obj:
 
 def is_true(of: Obj, kind: str) -> bool:
     return condition(of, kind).get("status") == "True"
+
+
+def replicated(jobset: Obj) -> list[Obj]:
+    """The replicated jobs of a JobSet."""
+    return list(jobset.get("spec", {}).get("replicatedJobs") or ())
+
+
+def template(jobset: Obj) -> Obj:
+    """The pod template of a JobSet's first replicated job; ours have but one."""
+    first = next(iter(replicated(jobset)), {})
+    found: Obj = first.get("template", {}).get("spec", {}).get("template", {})
+    return found
 
 
 def moment(text: str | None) -> datetime | None:

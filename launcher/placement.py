@@ -12,6 +12,7 @@ from launcher.profile import Profile
 from launcher.schema import JobSpec, Reservation, Toleration
 
 QUEUE = "kueue.x-k8s.io/queue-name"
+JOB_UID = "kueue.x-k8s.io/job-uid"  # Kueue puts it on the Workload of a job
 PRIORITY = "kueue.x-k8s.io/priority-class"
 LONGEST = "kueue.x-k8s.io/max-exec-time-seconds"
 TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"

@@ -12,6 +12,7 @@ from typing import Any
 from launcher import demand, podsecurity, storage
 from launcher.accelerators import KNOWN
 from launcher.fit import requests
+from launcher.objects import template
 from launcher.placement import platform, queue
 from launcher.profile import Profile
 from launcher.quantity import amount
@@ -137,9 +138,3 @@ def checkpoints(job: JobSpec, profile: Profile, shapes: Shapes) -> dict[str, Any
     assert job.train is not None
     one, kept = shapes["checkpoint"], job.train.checkpoint.keep
     return {"folder": storage.checkpoints(job, profile), "bytes": one, "kept": kept, "most": one * (kept + 1)}
-
-
-def template(jobset: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The pod template of one of our JobSets."""
-    found: Mapping[str, Any] = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
-    return found

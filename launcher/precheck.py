@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from launcher import kinds, placement, podsecurity
 from launcher.cluster import ApiError, Cluster
 from launcher.errors import ClusterError, UserError
 from launcher.kinds import JOBSETS, NAMESPACES, PODS, Kind
-from launcher.objects import condition
+from launcher.objects import Obj, condition, template
 from launcher.wording import either
 
 KINDS = {kind.kind: kind for kind in (JOBSETS, kinds.NETWORK_POLICIES, kinds.CONFIGMAPS)}  # that a job consists of
-
-Obj = Mapping[str, Any]
 
 
 class Right(NamedTuple):
@@ -130,12 +128,6 @@ def _priority(cluster: Cluster, jobset: Obj, namespace: str) -> Iterator[UserErr
         return
     hint = f"it has {either(known)}." if known else "it has none."
     yield UserError(f"priority = {name}: the cluster has no such {kind.kind}.", hint)
-
-
-def template(jobset: Obj) -> Obj:
-    """The pod template of one of our JobSets."""
-    found: Obj = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
-    return found
 
 
 def _all(found: Sequence[UserError]) -> UserError:

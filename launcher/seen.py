@@ -6,13 +6,11 @@ import dataclasses
 from datetime import datetime
 from functools import cached_property
 
-from launcher import hosts, testimony
+from launcher import hosts, placement, testimony
 from launcher.hosts import Host
 from launcher.jobset import OWN_LABEL
 from launcher.objects import Obj
 from launcher.testimony import Testimony, Word
-
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +53,7 @@ class World:
     def queue(self) -> str | None:
         """The LocalQueue it waits or waited in."""
         labels = {} if self.jobset is None else self.jobset["metadata"].get("labels", {})
-        return labels.get(QUEUE_LABEL)
+        return labels.get(placement.QUEUE)
 
     @property
     def restarts(self) -> int:

@@ -13,7 +13,7 @@ from launcher import hosts
 from launcher.checks import REPLICATED_JOB
 from launcher.hosts import GENERATION_LABEL, INDEX_LABEL, REPLICATED_LABEL, SLICE_LABEL
 from launcher.jobset import NAME_LABEL
-from launcher.objects import Obj
+from launcher.objects import Obj, replicated
 
 MAX_MESSAGE = 4_096  # of a kubelet's or a scheduler's words; a termination message is no longer
 MAX_KINDS_OF_EVENT = 200
@@ -94,7 +94,7 @@ def about(events: Iterable[Mapping[str, Any]], name: str, jobset: Obj | None) ->
     """
     since = "" if jobset is None else jobset["metadata"].get("creationTimestamp", "")
     claims = () if jobset is None else hosts.claims(jobset)
-    parts_of = "|".join(re.escape(one["name"]) for one in hosts.replicated(jobset or {})) or REPLICATED_JOB
+    parts_of = "|".join(re.escape(one["name"]) for one in replicated(jobset or {})) or REPLICATED_JOB
     job = rf"{re.escape(name)}-(?:{parts_of})-\d+"
     parts = {
         "JobSet": re.escape(name),

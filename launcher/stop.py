@@ -13,13 +13,11 @@ from launcher.cluster import Cluster
 from launcher.errors import ApiError, UserError
 from launcher.jobset import NAME_LABEL, OWN_LABEL, STOPPED_WITH
 from launcher.kinds import JOBSETS, PODS, WORKLOADS
+from launcher.objects import Obj, template
 from trainer import contract
 
 _KUEUE_S = 10.0  # that it takes at most
 _LOOK_AGAIN_S = 10.0  # a pod may be gone between a list and a watch
-JOB_UID = "kueue.x-k8s.io/job-uid"  # Kueue puts it on the Workload of a job
-
-Obj = Mapping[str, Any]
 
 
 class Stopped(NamedTuple):
@@ -51,6 +49,11 @@ def whose(obj: Obj) -> str:
     metadata = obj["metadata"]
     by = next((one.get("manager") for one in metadata.get("managedFields") or ()), None)
     return f": it was created by {by or 'someone'} at {metadata.get('creationTimestamp', 'an unknown time')}"
+
+
+def grace_s(jobset: Obj) -> float:
+    """How long its pods have to save when they are told to go; Kubernetes' own default where it does not say."""
+    return float(template(jobset)["spec"].get("terminationGracePeriodSeconds", 30))
 
 
 def has_finished(jobset: Obj) -> str | None:
@@ -110,7 +113,7 @@ def _made_workload(cluster: Cluster, jobset: Obj) -> Obj | None:
 
 def _workload(cluster: Cluster, jobset: Obj) -> Obj | None:
     metadata = jobset["metadata"]
-    found = cluster.list(WORKLOADS, metadata["namespace"], labels=f"{JOB_UID}={metadata['uid']}")
+    found = cluster.list(WORKLOADS, metadata["namespace"], labels=f"{placement.JOB_UID}={metadata['uid']}")
     return found[0] if found else None
 
 

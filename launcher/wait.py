@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from launcher import status, world
 from launcher.cluster import Cluster
 from launcher.errors import ClusterError
 from launcher.kinds import JOBSETS
+from launcher.objects import Obj
 from launcher.status import JobStatus, State
 from launcher.stop import has_finished
 
 _LOOK_AGAIN_S = 30.0  # at what no event of the JobSet tells
 _SETTLES_S = 2.0  # pods that are about to end
 
-Obj = Mapping[str, Any]
 OVER = (State.DONE, State.FAILED, State.STOPPED)
 
 

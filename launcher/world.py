@@ -15,12 +15,12 @@ from launcher.hosts import Host
 from launcher.jobset import NAME_LABEL, OWN_LABEL
 from launcher.kinds import CLUSTER_QUEUES, EVENTS, JOBS, JOBSETS, LOCAL_QUEUES, NODES, PODS, WORKLOADS, Kind
 from launcher.objects import Obj, is_true
-from launcher.seen import QUEUE_LABEL, World
+from launcher.placement import JOB_UID, QUEUE
+from launcher.seen import World
 from launcher.testimony import Word
 
 MAX_PAGES_OF_EVENTS = 10
 _MAX_SAID = 240  # characters of a refusal
-JOB_UID = "kueue.x-k8s.io/job-uid"  # Kueue's label on the Workload of a job
 
 
 def gather(cluster: Cluster, namespace: str, name: str) -> World:
@@ -105,14 +105,14 @@ class _Look:
         return slim.folded(slim.about(found, self._name, jobset))
 
     def _workload(self, jobset: Obj) -> Obj | None:
-        if QUEUE_LABEL not in jobset["metadata"].get("labels", {}):
+        if QUEUE not in jobset["metadata"].get("labels", {}):
             return None
         found = self._list(WORKLOADS, f"{JOB_UID}={jobset['metadata']['uid']}")
         return max(found, key=lambda one: one["metadata"].get("creationTimestamp", ""), default=None)
 
     def _queues(self, jobset: Obj) -> tuple[Obj | None, Obj | None]:
         """The LocalQueue and its ClusterQueue; the latter only an administrator may be allowed to see."""
-        local = self._get(LOCAL_QUEUES, jobset["metadata"]["labels"][QUEUE_LABEL])
+        local = self._get(LOCAL_QUEUES, jobset["metadata"]["labels"][QUEUE])
         named = (local or {}).get("spec", {}).get("clusterQueue")
         return local, None if named is None else self._get(CLUSTER_QUEUES, named)
 

@@ -7,7 +7,7 @@ import re
 from launcher import hosts
 from launcher.causes.answer import Answer, quoted, shown, which
 from launcher.hosts import Host
-from launcher.objects import age, seconds_since
+from launcher.objects import age, seconds_since, template
 from launcher.seen import World
 
 _CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError")
@@ -172,5 +172,5 @@ def _image(world: World) -> str:
 
 
 def _spec(world: World) -> dict[str, object]:
-    found: dict[str, object] = dict(hosts.template(world.jobset or {}).get("spec", {}))
+    found: dict[str, object] = dict(template(world.jobset or {}).get("spec", {}))
     return found

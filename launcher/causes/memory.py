@@ -5,6 +5,7 @@ from __future__ import annotations
 from launcher import hosts
 from launcher.causes.answer import which
 from launcher.hosts import Host
+from launcher.objects import template
 from launcher.seen import World
 from trainer import contract
 
@@ -44,6 +45,6 @@ def killed_sentence(world: World, host: Host) -> str:
 
 
 def _limit(world: World) -> str | None:
-    main = hosts.main_container(hosts.template(world.jobset or {}).get("spec", {}))
+    main = hosts.main_container(template(world.jobset or {}).get("spec", {}))
     found = ((main.get("resources") or {}).get("limits") or {}).get("memory")
     return None if found is None else str(found)

@@ -9,7 +9,7 @@ from launcher import hosts
 from launcher.causes.answer import Answer, quoted, shown, which
 from launcher.fit import Fit, fit
 from launcher.hosts import Host
-from launcher.objects import Obj
+from launcher.objects import Obj, template
 from launcher.seen import World
 from launcher.wording import count, cut
 
@@ -101,7 +101,7 @@ def _karpenter(world: World) -> Obj | None:
 
 def _no_node(world: World, message: str, who: str, evidence: tuple[str, ...]) -> Answer:
     """No node takes it: the first thing that rules every node out."""
-    spec = hosts.template(world.jobset or {}).get("spec", {})
+    spec = template(world.jobset or {}).get("spec", {})
     if world.nodes is None:
         return _by_message(message, who, evidence)
     found = fit(spec, world.nodes)

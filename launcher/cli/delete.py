@@ -10,7 +10,6 @@ from launcher import delete, duration, stop, submit
 from launcher.cluster import Cluster
 from launcher.errors import UserError
 from launcher.kinds import JOBSETS
-from launcher.precheck import template
 
 WAITED_TOO_LONG = 124
 _MARGIN_S = 120.0  # beyond the grace that pods have
@@ -33,7 +32,7 @@ def delete_command(name: str, namespace: str | None, context: str | None, yes: b
         _ask(name)
     for line in delete.delete(cluster, jobset):
         click.echo(line)
-    limit_s = template(jobset)["spec"].get("terminationGracePeriodSeconds", 30) + _MARGIN_S
+    limit_s = stop.grace_s(jobset) + _MARGIN_S
     if no_wait or submit.gone(cluster, JOBSETS, dict(jobset), limit_s):
         return 0
     text = f"its pods are not gone after {duration.text(limit_s)}; `launcher explain {name}` says why"

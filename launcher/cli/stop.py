@@ -10,7 +10,6 @@ from launcher import duration, stop
 from launcher.cluster import Cluster
 from launcher.errors import UserError
 from launcher.kinds import JOBSETS
-from launcher.precheck import template
 
 WAITED_TOO_LONG = 124
 _MARGIN_S = 60.0  # beyond the grace that pods have
@@ -39,7 +38,7 @@ def stop_command(name: str, namespace: str | None, context: str | None, no_wait:
         click.echo(f"{JOBSETS.titled(name)} stopping")
         return 0
     if limit_s is None:
-        limit_s = template(jobset)["spec"].get("terminationGracePeriodSeconds", 30) + _MARGIN_S
+        limit_s = stop.grace_s(jobset) + _MARGIN_S
     gone = leaving.until_gone(limit_s)
     if gone.verdict is not None:
         _say(str(gone.verdict["message"]))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import kinds, listing, world
+from launcher import kinds, listing, placement, world
 from launcher.agent import words
 from launcher.cluster import Cluster
 from launcher.errors import ApiError, ClusterError
@@ -68,7 +68,7 @@ def test_the_start_of_a_long_log_is_read_for_what_was_before(server: Server, clu
 def test_queues_are_read_only_while_they_hold_the_job_back(server: Server, cluster: Cluster) -> None:
     made = server.put(JOBSETS.path("team", "lm"), jobset(1, queue="research", suspend=True))
     held = workload(objects.condition("QuotaReserved", "False", "Pending", "later"))
-    held["metadata"]["labels"] = {world.JOB_UID: made["metadata"]["uid"]}
+    held["metadata"]["labels"] = {placement.JOB_UID: made["metadata"]["uid"]}
     put(server, kinds.WORKLOADS, held)
     put(server, kinds.LOCAL_QUEUES, local_queue())
     server.put(kinds.CLUSTER_QUEUES.path(None, "shared"), cluster_queue())
