@@ -18,10 +18,11 @@ run: venv  ## train examples/digits.yaml here
 test: venv
 	$(BIN)/python -m pytest
 
-check: venv  ## format, lint, types, floors
+check: venv  ## format, lint, types, that every test imports, floors
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	@out=$$($(BIN)/python -m pytest -qq --collect-only) || { echo "$$out"; exit 1; }
 	$(BIN)/python -m pytest -q tests/launcher/test_floors.py
 
 bench: venv

@@ -7,18 +7,17 @@ import sys
 import click
 
 from launcher import delete, duration, stop, submit
+from launcher.cli import options
 from launcher.cluster import Cluster
 from launcher.errors import UserError
 from launcher.kinds import JOBSETS
 
-WAITED_TOO_LONG = 124
 _MARGIN_S = 120.0  # beyond the grace that pods have
 
 
 @click.command("delete")
 @click.argument("name")
-@click.option("-n", "--namespace", help="Where the job is. [default: the context's]")
-@click.option("--context", help="A context of the kubeconfig. [default: its current one]")
+@options.place()
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before a job is deleted that is not over.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until its pods are gone.")
 def delete_command(name: str, namespace: str | None, context: str | None, yes: bool, no_wait: bool) -> int:
@@ -36,8 +35,8 @@ def delete_command(name: str, namespace: str | None, context: str | None, yes: b
     if no_wait or submit.gone(cluster, JOBSETS, dict(jobset), limit_s):
         return 0
     text = f"its pods are not gone after {duration.text(limit_s)}; `launcher explain {name}` says why"
-    print(f"launcher: {text}", file=sys.stderr, flush=True)
-    return WAITED_TOO_LONG
+    options.say(text)
+    return options.WAITED_TOO_LONG
 
 
 def _ask(name: str) -> None:

@@ -14,6 +14,7 @@ import click
 
 from launcher import bundle, clusterprofile, doctor, emit, finding, jobset, profile
 from launcher import job as jobs
+from launcher.cli import options
 from launcher.cluster import Cluster
 from launcher.errors import Fault
 from launcher.finding import Finding
@@ -35,15 +36,9 @@ _TEXT_AT = 26  # the column where findings begin
 @click.command("doctor")
 @click.argument("job_file", metavar="[JOB]", type=click.Path(path_type=Path), required=False)
 @click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
-@click.option("-n", "--namespace", help="Where jobs are to run. [default: the job's, else the context's]")
-@click.option("--context", help="A context of the kubeconfig. [default: its current one]")
+@options.place("Where jobs are to run. [default: the job's, else the context's]")
 @click.option("-q", "--queue", help="A LocalQueue. [default: the job's, else the profile's]")
-@click.option(
-    "--profile",
-    "profile_file",
-    type=click.Path(path_type=Path),
-    help="The cluster's profile: YAML, plain or as a ConfigMap. [default: the cluster's ConfigMap jaxlaunch]",
-)
+@options.profile("the cluster's ConfigMap jaxlaunch")
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", help="[default: text]")
 def doctor_command(
     job_file: Path | None,

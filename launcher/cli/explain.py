@@ -7,6 +7,7 @@ import json
 import click
 
 from launcher import emit, world
+from launcher.cli import options
 from launcher.cluster import Cluster
 from launcher.explain import Explanation
 from launcher.explain import explain as explain_world
@@ -16,8 +17,7 @@ UNKNOWN = 2  # no such job: the name is the user's to mend
 
 @click.command("explain")
 @click.argument("name")
-@click.option("-n", "--namespace", help="Where the job is. [default: the context's]")
-@click.option("--context", help="A context of the kubeconfig. [default: its current one]")
+@options.place()
 @click.option("-o", "--output", type=click.Choice(["json", "yaml", "wide"]), help="Another form.")
 def explain_command(name: str, namespace: str | None, context: str | None, output: str | None) -> int:
     """Say why job NAME waits, what it does, or how it ended.

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import click
 
-from launcher import duration, follow, logs, past, podlogs, world
+from launcher import follow, logs, past, podlogs, world
 from launcher.agent import words
+from launcher.cli import options
 from launcher.cli.printer import Printer
 from launcher.cluster import Cluster
 from launcher.errors import ApiError, UserError
@@ -22,8 +23,7 @@ HEAD_BYTES = 256 * 1024  # of host 0's log: what it says at its start of the gen
 
 @click.command("logs")
 @click.argument("name")
-@click.option("-n", "--namespace", help="Where the job is. [default: the context's]")
-@click.option("--context", help="A context of the kubeconfig. [default: its current one]")
+@options.place()
 @click.option("-f", "--follow", "is_following", is_flag=True, help="Go on until the job ends, over restarts.")
 @click.option("--rank", metavar="N,N-M|all", help="Whose lines. [default: all; of a large gang 0 and the failing one]")
 @click.option("--previous", is_flag=True, help="How earlier generations ended, and the last lines of the one before.")
@@ -49,7 +49,8 @@ def logs_command(
 
     The processes' lines go to stdout, what agents and launcher say to stderr.
     """
-    asked, window = logs.select(rank, pattern), Window(_seconds(since), tail)
+    since_s = options.seconds("--since", since)
+    asked, window = logs.select(rank, pattern), Window(None if since_s is None else int(since_s), tail)
     if previous and is_following:
         raise UserError("--previous and --follow cannot both be: what is past does not go on.")
     cluster = Cluster.connect(context)
@@ -71,13 +72,6 @@ def logs_command(
     sources = _sources(seen, chosen, printer)
     for line in podlogs.read(cluster, seen.namespace, sources, chosen, window, say=printer.say):
         printer.show(line)
-
-
-def _seconds(since: str | None) -> int | None:
-    try:
-        return None if since is None else int(duration.seconds(since))
-    except ValueError:
-        raise UserError(f"--since {since} is not a duration.", "write 90s, 10m, 12h or 3d.") from None
 
 
 def _usual(seen: World, asked: Select) -> Select:

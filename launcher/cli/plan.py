@@ -11,6 +11,7 @@ import click
 
 from launcher import bundle, emit, jobset, plan, profile, shapes
 from launcher import job as jobs
+from launcher.cli import options
 from launcher.cli.validate import lines, summarize
 from launcher.errors import UserError
 from launcher.job import JobSpec
@@ -23,14 +24,8 @@ INSTALL = "pip install 'jaxlaunch[train]' brings it."
 
 
 @click.command("plan")
-@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
-@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
-@click.option(
-    "--profile",
-    "profile_file",
-    type=click.Path(path_type=Path),
-    help="The cluster's profile: YAML, plain or as a ConfigMap. [default: none]",
-)
+@options.job
+@options.profile("none")
 @click.option("--sharding", is_flag=True, help="List every parameter, and which axes of the mesh split it.")
 @click.option("--compile", "compiled", is_flag=True, help="Compile the step for virtual CPU devices, and ask XLA.")
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", help="[default: text]")

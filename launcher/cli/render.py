@@ -8,18 +8,13 @@ import click
 
 from launcher import bundle, emit, jobset, profile
 from launcher import job as jobs
+from launcher.cli import options
 from launcher.refusals import refusals
 
 
 @click.command()
-@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
-@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
-@click.option(
-    "--profile",
-    "profile_file",
-    type=click.Path(path_type=Path),
-    help="The cluster's profile: YAML, plain or as a ConfigMap. [default: none]",
-)
+@options.job
+@options.profile("none")
 def render(job_file: Path, overrides: tuple[str, ...], profile_file: Path | None) -> None:
     """Print JOB as Kubernetes manifests.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from launcher import job as jobs
+from launcher.cli import options
 from launcher.errors import UserError
 from launcher.logs import Line
 from launcher.run import Here
@@ -17,8 +18,7 @@ from launcher.run import run as run_job
 
 
 @click.command()
-@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
-@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
+@options.job
 @click.option("--run-dir", type=click.Path(path_type=Path), help="The run folder. [default: runs/<name>]")
 @click.option("--volume", "volumes", multiple=True, metavar="NAME=DIR", help="The folder a volume of the job is here.")
 @click.option("--rank", default=None, metavar="N|all", help="Whose output to show. [default: all; 0 on a terminal]")

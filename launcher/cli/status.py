@@ -9,6 +9,7 @@ import click
 
 from launcher import emit, world
 from launcher.causes.memory import is_oom
+from launcher.cli import options
 from launcher.cluster import Cluster
 from launcher.errors import UserError
 from launcher.explain import explain, restarts_line
@@ -21,8 +22,7 @@ MAX_HOSTS = 32  # lines of -o wide without a failing host among them
 
 @click.command("status")
 @click.argument("name")
-@click.option("-n", "--namespace", help="Where the job is. [default: the context's]")
-@click.option("--context", help="A context of the kubeconfig. [default: its current one]")
+@options.place()
 @click.option("-o", "--output", type=click.Choice(["json", "yaml", "wide"]), help="Another form; wide shows each host.")
 def status_command(name: str, namespace: str | None, context: str | None, output: str | None) -> None:
     """Show how job NAME stands.

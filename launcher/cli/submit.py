@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from launcher import bundle, clusterprofile, duration, emit, follow, hosts, jobset, logs, podlogs, precheck, profile
+from launcher import bundle, clusterprofile, emit, follow, hosts, jobset, logs, podlogs, precheck, profile
 from launcher import job as jobs
+from launcher.cli import options
 from launcher.cli.printer import Printer
 from launcher.cluster import Cluster
 from launcher.errors import Unreachable, UserError
@@ -23,8 +23,6 @@ from launcher.submit import Submission, Submitted
 from launcher.wait import Timeout, Waiting
 from trainer import contract
 
-WAITED_TOO_LONG = 124
-
 
 class Submit(click.Command):
     """Takes `--dry-run` and `--dry-run=server`, but no word after it: that is the job's file."""
@@ -34,16 +32,9 @@ class Submit(click.Command):
 
 
 @click.command(cls=Submit)
-@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
-@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
-@click.option("-n", "--namespace", help="Where it runs. [default: the job's, else the context's]")
-@click.option("--context", help="A context of the kubeconfig. [default: its current one]")
-@click.option(
-    "--profile",
-    "profile_file",
-    type=click.Path(path_type=Path),
-    help="The cluster's profile: YAML, plain or as a ConfigMap. [default: the cluster's ConfigMap jaxlaunch]",
-)
+@options.job
+@options.place("Where it runs. [default: the job's, else the context's]")
+@options.profile("the cluster's ConfigMap jaxlaunch")
 @click.option(
     "--dry-run",
     type=click.Choice(["client", "server"]),
@@ -99,37 +90,30 @@ def _write(
     cluster: Cluster, manifests: list[dict[str, Any]], *, replace: bool, is_watching: bool, is_rehearsal: bool
 ) -> Submitted | None:
     """Submits, once nothing is in the way; a rehearsal submits nothing. Interrupted, says what exists."""
-    submission = Submission(cluster, manifests, _say)
+    submission = Submission(cluster, manifests, options.say)
     try:
         for note in precheck.check(cluster, manifests, replace=replace, watch=is_watching):
-            _say(note)
+            options.say(note)
         if not is_rehearsal:
             return submission.run(replace=replace)
         click.echo("\n".join(f"{line} (server dry run)" for line in submission.rehearse(replace=replace)))
         return None
     except KeyboardInterrupt:
-        _say(f"interrupted: {submission.what_exists()}")
+        options.say(f"interrupted: {submission.what_exists()}")
         raise
-
-
-def _say(text: str) -> None:
-    print(f"launcher: {text}", file=sys.stderr, flush=True)
 
 
 def _seconds(timeout: str | None, is_watching: bool) -> float | None:
     if timeout is not None and not is_watching:
         raise UserError("--timeout says how long to wait, and nothing is waited for.", "add --wait or --follow.")
-    try:
-        return None if timeout is None else duration.seconds(timeout)
-    except ValueError:
-        raise UserError(f"--timeout {timeout} is not a duration.", "write 90s, 10m, 12h or 3d.") from None
+    return options.seconds("--timeout", timeout)
 
 
 def _found(cluster: Cluster, namespace: str) -> Profile:
     """The cluster's profile; says where it is, for a job is judged by it."""
     found, where = clusterprofile.find(cluster, namespace)
     if where is not None:
-        _say(f"the cluster's profile is {where}")
+        options.say(f"the cluster's profile is {where}")
     return found
 
 
@@ -153,9 +137,9 @@ def _report(done: Submitted, output: str) -> None:
     else:
         click.echo(f"{JOBSETS.titled(metadata['name'])} {done.how}")
     if done.how == "unchanged":
-        _say(f"already submitted at {metadata['creationTimestamp']}: the same job is there and was not changed")
+        options.say(f"already submitted at {metadata['creationTimestamp']}: the same job is there and was not changed")
     elif done.how == "resumed":
-        _say("it was stopped, and goes on from what it saved")
+        options.say("it was stopped, and goes on from what it saved")
 
 
 def _to_its_end(cluster: Cluster, done: Submitted, output: str, is_following: bool, limit_s: float | None) -> int:
@@ -169,14 +153,16 @@ def _to_its_end(cluster: Cluster, done: Submitted, output: str, is_following: bo
             chosen = logs.usual(hosts.wanted(found) * podlogs.processes_per_host(found))
             printer = Printer(chosen)
             if chosen.ranks is not None:
-                _say(f"showing rank 0 alone; `launcher logs -f {name} --rank N` shows others")
-            follow.follow(cluster, namespace, name, select=chosen, show=printer.show, say=_say, until=waiting.is_over)
+                options.say(f"showing rank 0 alone; `launcher logs -f {name} --rank N` shows others")
+            follow.follow(
+                cluster, namespace, name, select=chosen, show=printer.show, say=options.say, until=waiting.is_over
+            )
         return _conclude(waiting.result())
     except Timeout:
-        _say(f"{name} is not over; it goes on. `launcher status {name}` says how it stands")
-        return WAITED_TOO_LONG
+        options.say(f"{name} is not over; it goes on. `launcher status {name}` says how it stands")
+        return options.WAITED_TOO_LONG
     except (KeyboardInterrupt, Unreachable):
-        _say(f"{name} goes on. `launcher logs -f {name}` shows it again, `launcher stop {name}` ends it")
+        options.say(f"{name} goes on. `launcher logs -f {name}` shows it again, `launcher stop {name}` ends it")
         raise
 
 
@@ -185,5 +171,5 @@ def _conclude(stands: JobStatus) -> int:
     code = contract.PREEMPTED if stands.code is None else stands.code
     step = "" if stands.step is None else f" at step {stands.step}"
     said = f": {stands.verdict['message']}" if stands.verdict else ""
-    _say(f"{stands.name} {stands.state.value}{step}{said} (exit {code})")
+    options.say(f"{stands.name} {stands.state.value}{step}{said} (exit {code})")
     return code

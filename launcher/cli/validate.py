@@ -11,14 +11,14 @@ import yaml
 
 from launcher import job as jobs
 from launcher import layout
+from launcher.cli import options
 from launcher.job import JobSpec
 from launcher.wording import count
 from trainer.contract import MESH_AXES
 
 
 @click.command()
-@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
-@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
+@options.job
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", help="[default: text]")
 def validate(job_file: Path, overrides: tuple[str, ...], output: str) -> None:
     """Check JOB, and say what it asks for.
