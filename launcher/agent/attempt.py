@@ -12,6 +12,7 @@ from launcher.agent.verdict import SETTLE_S, Closeness, Event, Kind, Verdict, cl
 from trainer import contract
 
 BARRIER_PATIENCE_S = contract.SHUTDOWN_TIMEOUT_S - 2.0  # less than JAX waits: after that all ranks abort alike
+_OF_A_DEATH = (Closeness.ABORT, Closeness.ECHO)  # how the death of one host reads on the others
 STACKS_S = 4.0  # every rank's stacks come within this, or never
 
 
@@ -82,8 +83,11 @@ class Attempt:
         """Steps complete on every rank that reports."""
         return min((status.step for status in self.statuses.values() if status.step is not None), default=None)
 
-    def verdict(self, now: float) -> Verdict | None:
-        """How the attempt ends, or None: it goes on, or a symptom may still find its cause."""
+    def verdict(self, now: float, heard_at: Mapping[int, float]) -> Verdict | None:
+        """How the attempt ends, or None: it goes on, or a symptom may still find its cause.
+
+        `heard_at` says of every host whose agent was not lost when it last spoke.
+        """
         everyone_ended = all(status.exit is not None for status in self.statuses.values())
         if self._stop_by is not None:
             if everyone_ended or now >= self._stop_by:
@@ -101,6 +105,8 @@ class Attempt:
         if close is Closeness.LEFT and not self._peers_went_on(event, now):
             return None
         arrived = next((at for at, known in self._events if known is event), now)
+        if close in _OF_A_DEATH and any(at <= arrived for host, at in heard_at.items() if host != event.host):
+            return None  # a host that is silent since then may be the one that died
         return verdict_of(event) if now - arrived >= SETTLE_S[close] else None
 
     # --- how it gets there --------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ class Seat:
 
     def __init__(self, hello: Hello, link: Link, now: float) -> None:
         self.hello, self.link, self.heard_at = hello, link, now
+        self.excused_s = 0.0  # since then: time in which the leader could not have heard it
         self.is_gone = False  # its processes of this attempt
 
 
@@ -116,7 +117,7 @@ class Leader:
         seat = next((seat for seat in self._seats.values() if seat.link is link), None)
         if seat is None:
             return
-        seat.heard_at = time.monotonic()
+        seat.heard_at, seat.excused_s = time.monotonic(), 0.0
         try:
             self._take(seat, message)
         except (KeyError, TypeError, ValueError) as error:
@@ -252,7 +253,7 @@ class Leader:
         if self._attempt.wants_stacks and not self._has_asked_for_stacks:
             self._has_asked_for_stacks = True
             self._tell("stacks")
-        verdict = self._attempt.verdict(now)
+        verdict = self._attempt.verdict(now, {host: seat.heard_at for host, seat in self._seats.items()})
         if verdict is not None:
             self._judge(verdict)
 
@@ -322,11 +323,11 @@ class Leader:
         away, self._ticked_at = now - self._ticked_at, now
         if away > SILENCE_S / 2:  # this process was stopped or starved: what it did not hear proves nothing
             for seat in self._seats.values():
-                seat.heard_at += away
+                seat.excused_s += away
         for link in [link for link, since in self._strangers.items() if now - since > HELLO_S]:
             del self._strangers[link]
             link.close()
-        for seat in [seat for seat in self._seats.values() if now - seat.heard_at > SILENCE_S]:
+        for seat in [seat for seat in self._seats.values() if now - seat.heard_at - seat.excused_s > SILENCE_S]:
             seat.link.close()
             self._disconnected(seat.link, f"no word for {SILENCE_S:.0f} s")
         if now - self._beat_at >= BEAT_S:

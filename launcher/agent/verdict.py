@@ -44,15 +44,17 @@ class Closeness(enum.IntEnum):
 
     CAUSE = 0
     HOST = 1
-    LEFT = 2
-    HANG = 3
-    ECHO = 4
+    ABORT = 2  # JAX aborts the peers of a host that died, and its last words may be missing
+    LEFT = 3
+    HANG = 4
+    ECHO = 5
 
 
 # Seconds to wait for something closer to the cause before an event is believed.
 SETTLE_S: Mapping[Closeness, float] = {
     Closeness.CAUSE: 0.0,
     Closeness.HOST: 0.5,  # a dying host may still have sent its rank's last words
+    Closeness.ABORT: 0.0,  # once every other host has spoken
     Closeness.LEFT: 1.0,
     Closeness.HANG: 0.0,  # the leader has collected the stacks by then
     Closeness.ECHO: 2.0,
@@ -125,8 +127,8 @@ def closeness(event: Event) -> Closeness | None:
         return Closeness.LEFT
     if dataclasses.replace(event.status, exit=event.exit).ended_clean:
         return None
-    if event.exit == -signal.SIGABRT and ECHO.search(event.text):
-        return Closeness.ECHO
+    if event.exit == -signal.SIGABRT:
+        return Closeness.ECHO if ECHO.search(event.text) else Closeness.ABORT
     return Closeness.CAUSE
 
 

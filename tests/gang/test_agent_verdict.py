@@ -61,6 +61,7 @@ HANG = Event(Kind.HANG, 1, 1, STEPPING, text="rank 1 makes no progress")
             1,
             "rank 1 stopped sending heartbeats to JAX",
         ),
+        ([ended(0, -6), LOST], 81, 2, "host 2 (rank 2) was lost"),
         ([ended(0, -11), echo(1)], 139, 0, "SIGSEGV"),
         ([left(1), ended(0, -6, text=COORDINATION)], 83, 1, "rank 1's program ended, peers went on"),
         ([ended(1, 0), echo(0)], 83, 1, "rank 1's program ended, peers went on"),
@@ -111,25 +112,37 @@ def attempt(size: int = 2, status: Status = STEPPING) -> Attempt:
 def test_a_clear_cause_is_decided_at_once_and_an_echo_waits_for_it() -> None:
     of = attempt()
     of.hear(echo(0), 10.0)
-    assert of.verdict(10.0) is None
-    assert of.verdict(11.9) is None
+    assert of.verdict(10.0, {}) is None
+    assert of.verdict(11.9, {}) is None
     of.hear(ended(1, -9), 11.9)
-    verdict = of.verdict(11.9)
+    verdict = of.verdict(11.9, {})
     assert verdict is not None and verdict.code == 137
 
 
 def test_an_echo_alone_is_believed_in_the_end() -> None:
     of = attempt()
     of.hear(echo(0), 10.0)
-    verdict = of.verdict(12.1)
+    verdict = of.verdict(12.1, {})
     assert verdict is not None and "Gloo" in verdict.message
+
+
+@pytest.mark.parametrize("symptom", [ended(0, -6), ended(0, -6, text=COORDINATION), echo(0)])
+def test_what_a_dead_host_makes_of_its_peers_waits_until_every_host_has_spoken(symptom: Event) -> None:
+    of = attempt(3)
+    of.hear(symptom, 10.0)
+    assert of.verdict(12.5, {0: 9.0, 1: 12.0, 2: 9.5}) is None
+    verdict = of.verdict(12.5, {0: 9.0, 1: 12.0, 2: 12.0})
+    assert verdict is not None and verdict.rank == 0
+    of.lost(2, "no word for 10 s", 19.6)
+    verdict = of.verdict(20.2, {0: 20.0, 1: 20.0})
+    assert verdict is not None and "host 2 (rank 2) was lost" in verdict.message
 
 
 def test_a_program_that_ends_while_its_peers_go_on_is_named_before_jax_aborts_them_all() -> None:
     of = attempt()
     of.hear(left(1), 10.0)
-    assert of.verdict(10.0 + BARRIER_PATIENCE_S - 0.1) is None
-    verdict = of.verdict(10.0 + BARRIER_PATIENCE_S)
+    assert of.verdict(10.0 + BARRIER_PATIENCE_S - 0.1, {}) is None
+    verdict = of.verdict(10.0 + BARRIER_PATIENCE_S, {})
     assert verdict is not None and verdict.message == "rank 1's program ended, peers went on"
 
 
@@ -137,10 +150,10 @@ def test_ranks_that_end_one_after_the_other_are_done() -> None:
     of = attempt()
     of.hear(left(1), 10.0)
     of.hear(ended(1, 0), 10.5)
-    assert of.verdict(99.0) is None
+    assert of.verdict(99.0, {}) is None
     of.hear(left(0), 99.0)
     of.hear(ended(0, 0), 99.1)
-    verdict = of.verdict(99.1)
+    verdict = of.verdict(99.1, {})
     assert verdict is not None and (verdict.cause, verdict.code, verdict.step) == ("done", 0, 20)
 
 
@@ -149,7 +162,7 @@ def test_an_abort_when_everyone_has_left_blames_nobody_for_leaving() -> None:
     for rank in (0, 1):
         of.hear(left(rank), 10.0)
     of.hear(ended(0, -6, dataclasses.replace(STEPPING, left=True), COORDINATION), 20.0)
-    verdict = of.verdict(22.1)
+    verdict = of.verdict(22.1, {})
     assert verdict is not None and verdict.code == 134
 
 
@@ -164,11 +177,11 @@ def stack(file: str, name: str) -> str:
 def test_a_hang_waits_for_every_stack_and_names_the_rank_that_is_not_waiting_in_jax() -> None:
     of = attempt(3)
     of.hear(overdue(0), 10.0)
-    assert of.wants_stacks and of.verdict(10.1) is None
+    assert of.wants_stacks and of.verdict(10.1, {}) is None
     for rank in (0, 1):
         of.stacks[rank] = stack("/lib/jax/_src/array.py", "_value")
     of.stacks[2] = stack("/home/me/train.py", "read")
-    verdict = of.verdict(10.2)
+    verdict = of.verdict(10.2, {})
     assert verdict is not None and (verdict.code, verdict.rank, verdict.host) == (82, 2, 2)
     assert "2 ranks in step in _value (array.py:3), rank 2 in step in read (train.py:3)" in verdict.message
 
@@ -177,15 +190,15 @@ def test_a_rank_that_cannot_even_dump_its_stacks_is_the_one_that_hangs() -> None
     of = attempt()
     of.hear(overdue(0), 10.0)
     of.stacks[0] = stack("/home/me/train.py", "wait")
-    assert of.verdict(10.0 + STACKS_S - 0.1) is None
-    verdict = of.verdict(10.0 + STACKS_S)
+    assert of.verdict(10.0 + STACKS_S - 0.1, {}) is None
+    verdict = of.verdict(10.0 + STACKS_S, {})
     assert verdict is not None and verdict.rank == 1 and "without a stack" in verdict.message
 
 
 def test_two_versions_of_jax_in_one_gang_are_refused_by_rank() -> None:
     of = attempt()
     of.see({0: Status(jax="0.10.2"), 1: Status(jax="0.11.2")})
-    verdict = of.verdict(0.0)
+    verdict = of.verdict(0.0, {})
     assert verdict is not None and verdict.code == 64
     assert verdict.message == "rank 1 imported jax 0.11.2, rank 0 0.10.2"
 
@@ -211,7 +224,7 @@ def test_a_stop_says_what_became_of_the_work(statuses: list[Status], message: st
     of = attempt()
     of.stop(55.0, 100.0)
     of.see(dict(enumerate(statuses)))
-    verdict = of.verdict(155.0)
+    verdict = of.verdict(155.0, {})
     assert verdict is not None and verdict.code == 80 and verdict.cause == "preempted"
     assert verdict.message == f"stopped from outside: {message}"
 
@@ -221,8 +234,8 @@ def test_nothing_that_follows_a_stop_replaces_it() -> None:
     of.stop(55.0, 100.0)
     of.hear(error(1), 101.0)
     of.lost(0, "connection closed", 101.0)
-    assert of.verdict(101.0) is None
-    verdict = of.verdict(155.0)
+    assert of.verdict(101.0, {}) is None
+    verdict = of.verdict(155.0, {})
     assert verdict is not None and verdict.code == 80
     assert verdict.message == "stopped from outside: not saved: rank 1 raised at step 20: ValueError: boom"
 
@@ -231,7 +244,7 @@ def test_a_run_that_finishes_although_it_was_told_to_stop_is_done() -> None:
     of = attempt()
     of.stop(55.0, 100.0)
     of.see(dict.fromkeys((0, 1), dataclasses.replace(TRAINER, phase="done", done=True, exit=0)))
-    verdict = of.verdict(101.0)
+    verdict = of.verdict(101.0, {})
     assert verdict is not None and verdict.code == 0
 
 
@@ -239,5 +252,5 @@ def test_a_program_that_ends_with_0_when_told_to_stop_is_stopped() -> None:
     of = attempt()
     of.stop(55.0, 100.0)
     of.see(dict.fromkeys((0, 1), Status(exit=0)))
-    verdict = of.verdict(101.0)
+    verdict = of.verdict(101.0, {})
     assert verdict is not None and verdict.code == 80
