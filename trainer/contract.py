@@ -143,7 +143,7 @@ class Metric:
 PROMETHEUS: tuple[Metric, ...] = (
     Metric("jaxlaunch_build_info", "gauge", "Always 1; the labels say what runs.", ("version", "python"), "agent"),
     Metric("jaxlaunch_goodput_ratio", "gauge", "Share of all seconds that went into steps that count.", (), "agent"),
-    Metric("jaxlaunch_clock_seconds_total", "counter", "Seconds of the run by where they went.", ("cause",), "agent"),
+    Metric("jaxlaunch_clock_seconds", "gauge", "Seconds of the run by where they went.", ("cause",), "agent"),
     Metric(
         "jaxlaunch_restarts_total", "counter", "Attempts that ended, by the cause of the verdict.", ("cause",), "agent"
     ),
@@ -153,6 +153,7 @@ PROMETHEUS: tuple[Metric, ...] = (
     Metric("jaxlaunch_attempt", "gauge", "Which start of the processes this is, across generations.", (), "agent"),
     Metric("jaxlaunch_children_up", "gauge", "Processes of this host that are alive.", (), "agent"),
     Metric("jaxlaunch_heartbeat_age_seconds", "gauge", "Since this agent heard of its most silent peer.", (), "agent"),
+    Metric("jaxlaunch_host_memory_bytes", "gauge", "Memory of this container: in_use, limit.", ("kind",), "agent"),
     Metric("jaxlaunch_phase", "gauge", "1 for the phase a rank is in, 0 for the others.", ("rank", "phase"), "agent"),
     Metric("jaxlaunch_phase_budget_left_seconds", "gauge", "Until a rank counts as hung.", ("rank",), "agent"),
     Metric("jaxlaunch_rank_step", "gauge", "Steps a rank has reported as complete.", ("rank",), "agent"),

@@ -20,18 +20,34 @@ RECENT = 100  # steps that the median looks back on
 
 
 class Part:
-    """Seconds spent in one part of the loop; a context manager, entered again and again. Parts do not nest."""
+    """Seconds spent in one part of the loop; a context manager, entered again and again. Parts do not nest.
 
-    __slots__ = ("seconds", "_began")
+    The scraping thread reads while the loop writes, so what was spent and since when it is in here change as one.
+    """
+
+    __slots__ = ("_spent",)
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.clear()
+
+    def clear(self) -> None:
+        self._spent: tuple[float, float | None] = (0.0, None)
+
+    @property
+    def seconds(self) -> float:
+        """Of the visits that have ended."""
+        return self._spent[0]
+
+    def until(self, now: float) -> float:
+        """Those of a visit that lasts included: a reader at any time sees them grow, never fall."""
+        seconds, began = self._spent
+        return seconds if began is None else seconds + max(0.0, now - began)
 
     def __enter__(self) -> None:
-        self._began = perf_counter()
+        self._spent = (self._spent[0], perf_counter())
 
     def __exit__(self, *raised: object) -> None:
-        self.seconds += perf_counter() - self._began
+        self._spent = (self.until(perf_counter()), None)
 
 
 class Interval(NamedTuple):
@@ -65,8 +81,9 @@ class StepTimer:
     def start(self) -> None:
         """The loop begins now: what came before (restore, compile) is no step's time."""
         for part in self._parts.values():
-            part.seconds = 0.0
+            part.clear()
         self._began = perf_counter()
+        self._host = 0.0
         self._last = Mark(self.steps, self._began, 0.0)
         self._warm: Mark | None = None  # what the next interval's speed is measured from
         self._seen = self.parts()
@@ -105,7 +122,8 @@ class StepTimer:
         return statistics.median(self._recent) if self._recent else None
 
     def parts(self) -> dict[str, float]:
-        """Seconds by part since the start; `host` is what no other part took."""
-        named = {name: part.seconds for name, part in self._parts.items()}
-        named["host"] = max(0.0, perf_counter() - self._began - sum(named.values()))
-        return named
+        """Seconds by part since the start; `host` is what no other part took. Counters: none of them ever falls."""
+        now = perf_counter()
+        named = {name: part.until(now) for name, part in self._parts.items()}
+        self._host = max(self._host, now - self._began - sum(named.values()))
+        return named | {"host": self._host}

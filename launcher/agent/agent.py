@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from launcher.agent import config as configuration
-from launcher.agent import metrics, report, words
+from launcher.agent import footprint, metrics, report, words
 from launcher.agent.child import die_with_parent
 from launcher.agent.clock import Clock
 from launcher.agent.config import Config
@@ -24,6 +24,7 @@ from launcher.agent.output import Outlet
 from launcher.agent.scrape import MetricsServer
 from launcher.agent.verdict import Verdict
 from trainer import contract
+from trainer.contract import Action
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 FLUSH_S = 2.0  # for the readers of our streams, at the end
@@ -42,14 +43,14 @@ class Agent:
         self._started = time.time()
         self._memory = Memory(config.run_dir, self.say)
         clock = Clock(time.monotonic()) if config.is_leader else None
-        server = MetricsServer(
+        self._server = MetricsServer(
             self._loop,
             "127.0.0.1" if config.is_local else "",
             config.job.metrics_port,
             self._child_sockets,
             self._exposition,
         )
-        hello = hello_of(config, configuration.versions(), server.port)
+        hello = hello_of(config, configuration.versions(), self._server.port)
         self._member = Member(
             config,
             self._loop,
@@ -99,8 +100,15 @@ class Agent:
             self._member.told_to_stop()
 
     def _finish(self, verdict: Verdict) -> None:
-        self._verdict = self._verdict or verdict
-        self._loop.stop()
+        """Ends with the first verdict. One that fails the job for good is first shown to who scrapes: no other will."""
+        if self._verdict is not None:
+            return
+        self._verdict = verdict
+        if contract.outcome(verdict.code).action is not Action.FAIL:
+            return self._loop.stop()
+        for number in STOPPING:
+            self._loop.on_signal(number, self._loop.stop)
+        self._server.when_read(self._loop.stop)
 
     def _orphaned(self, verdict: Verdict) -> None:
         """Writes what the leader no longer can."""
@@ -143,7 +151,8 @@ class Agent:
         now, member = time.monotonic(), self._member
         ranks = {rank: child.progress for rank, child in member.crew.children.items()}
         silence_s = 0.0 if self._config.is_leader else now - member.heard_at
-        own = metrics.own(self._config.generation, member.gang, ranks, member.budgets, silence_s, now)
+        memory = footprint.read()
+        own = metrics.own(self._config.generation, member.gang, ranks, member.budgets, silence_s, memory, now)
         return metrics.merge([own, *texts])
 
 

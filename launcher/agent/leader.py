@@ -310,6 +310,7 @@ class Leader:
         self._verdict, self._stage, self._until = verdict, Stage.LEAVE, time.monotonic() + CLOSE_S
         self._memory.write(SUMMARY, self._summary(report.status_of(verdict), verdict))
         self._herald.look(self._view, time.monotonic(), is_news=True)
+        self._tell("ping", gang=self._gang(time.monotonic()))
         self._tell("leave", verdict=verdict.to_json())
 
     def _tell(self, kind: str, **fields: Any) -> None:

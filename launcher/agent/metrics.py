@@ -31,10 +31,12 @@ def own(
     ranks: Mapping[int, Progress],
     budgets: Mapping[str, float | None],
     silence_s: float,
+    memory: Mapping[str, float | None],
     now: float,
 ) -> str:
     """The agent's rows. `gang` is what the leader last said of everyone; what is not known is NaN, never missing."""
     values = _of_gang(generation, gang, silence_s) | _of_ranks(ranks, gang.get("foremost"), budgets, now)
+    values["jaxlaunch_host_memory_bytes"] = {(kind,): _number(size) for kind, size in memory.items()}
     lines: list[str] = []
     for row in contract.PROMETHEUS:
         if row.by == "agent":
@@ -66,7 +68,7 @@ def _of_gang(generation: int, gang: Mapping[str, Any], silence_s: float) -> dict
     return {
         "jaxlaunch_build_info": {(PROTOCOL, platform.python_version()): 1.0},
         "jaxlaunch_goodput_ratio": _one(share),
-        "jaxlaunch_clock_seconds_total": {(cause,): spent for cause, spent in seconds.items()},
+        "jaxlaunch_clock_seconds": {(cause,): spent for cause, spent in seconds.items()},
         "jaxlaunch_restarts_total": {(cause,): float(gang.get("ended", {}).get(cause, 0)) for cause in causes},
         "jaxlaunch_restarts_left": {
             (budget,): float(gang.get("left", {}).get(budget, NAN)) for budget in ("crash", "in_place")
@@ -101,7 +103,11 @@ def _of_ranks(
 
 
 def _one(value: float | None) -> Values:
-    return {(): NAN if value is None else float(value)}
+    return {(): _number(value)}
+
+
+def _number(value: float | None) -> float:
+    return NAN if value is None else float(value)
 
 
 def _sample(name: str, labels: Sequence[str], values: Labels, value: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Sequence
 
 from launcher.agent.loop import READ, WRITE, Loop, Timer
@@ -10,6 +11,7 @@ from launcher.agent.loop import READ, WRITE, Loop, Timer
 MAX_REQUEST, MAX_EXPOSITION = 8 * 1024, 4 * 1024 * 1024  # bytes
 MAX_CONNECTIONS = 16
 PATIENCE_S, CHILD_PATIENCE_S = 5.0, 1.0
+LAST_READ_S = 60.0  # twice the usual interval between two scrapes
 
 Answer = Callable[[Sequence[str]], str]  # the children's texts in, ours out
 
@@ -20,6 +22,8 @@ class MetricsServer:
     def __init__(self, loop: Loop, host: str, port: int, sockets: Callable[[], Sequence[str]], answer: Answer) -> None:
         self._loop, self._sockets, self._answer = loop, sockets, answer
         self._open = 0
+        self._read_at: float | None = None
+        self._once_read: Callable[[], None] = lambda: None
         if host:
             self._listener = socket.create_server((host, port))
         elif socket.has_dualstack_ipv6():
@@ -33,6 +37,13 @@ class MetricsServer:
     def port(self) -> int:
         return int(self._listener.getsockname()[1])
 
+    def when_read(self, call: Callable[[], None]) -> None:
+        """Calls after the next answer, within LAST_READ_S; at once where nobody came to read within as long before."""
+        if self._read_at is None or time.monotonic() - self._read_at > LAST_READ_S:
+            return call()
+        self._once_read = call
+        self._loop.after(LAST_READ_S, call)
+
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
@@ -41,7 +52,11 @@ class MetricsServer:
         if self._open >= MAX_CONNECTIONS:
             return sock.close()
         self._open += 1
-        Request(self._loop, sock, self._sockets, self._answer, self._closed)
+        Request(self._loop, sock, self._sockets, self._answer, self._was_read, self._closed)
+
+    def _was_read(self) -> None:
+        self._read_at = time.monotonic()
+        self._once_read()
 
     def _closed(self) -> None:
         self._open -= 1
@@ -56,12 +71,14 @@ class Request:
         sock: socket.socket,
         sockets: Callable[[], Sequence[str]],
         answer: Answer,
+        was_read: Callable[[], None],
         closed: Callable[[], None],
     ) -> None:
         sock.setblocking(False)
         self._loop, self._sock = loop, sock
-        self._sockets, self._answer, self._closed = sockets, answer, closed
+        self._sockets, self._answer, self._was_read, self._closed = sockets, answer, was_read, closed
         self._request, self._response = bytearray(), bytearray()
+        self._is_found = False
         self._patience = loop.after(PATIENCE_S, self._close)
         loop.watch(sock.fileno(), READ, lambda mask: self._read())
 
@@ -81,6 +98,7 @@ class Request:
         target = bytes(self._request).split(b"\r\n", 1)[0].split(b" ")
         if target[:1] != [b"GET"] or target[1:2] not in ([b"/metrics"], [b"/metrics/"]):
             return self._respond("404 Not Found", "GET /metrics is all there is\n")
+        self._is_found = True
         Gather(self._loop, self._sockets(), lambda texts: self._respond("200 OK", self._answer(texts)))
 
     def _respond(self, status: str, text: str) -> None:
@@ -103,6 +121,8 @@ class Request:
         del self._response[:sent]
         if not self._response:
             self._close()
+            if self._is_found:
+                self._was_read()
 
     def _close(self) -> None:
         self._patience.cancel()

@@ -215,7 +215,7 @@ def test_the_rank_furthest_behind_is_suspected_when_the_stacks_tell_nothing() ->
 
 
 def test_every_row_of_the_agent_is_there_before_anything_is_known() -> None:
-    text = metrics.own(0, {}, {3: Progress(0.0)}, DEFAULTS, 0.0, 1.0)
+    text = metrics.own(0, {}, {3: Progress(0.0)}, DEFAULTS, 0.0, {"in_use": None, "limit": None}, 1.0)
     for row in contract.PROMETHEUS:
         if row.by == "agent":
             assert f"# TYPE {row.name} {row.type}" in text

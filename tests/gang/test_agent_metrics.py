@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import needs
-from tests.gang.agents import Gang, job, program
+from tests.gang.agents import PATIENCE_S, Gang, job, program
 from trainer import contract
 
 # Serves what a child would: as many connections as come, one text each.
@@ -100,3 +100,29 @@ def test_another_path_is_not_found_and_a_slow_reader_harms_nobody(tmp_path: Path
             assert "jaxlaunch_build_info" in scrape(address)
         gang.allow("go")
         assert gang.wait() == [0]
+
+
+NOT_FINITE = "say(hello='trainer'); mark('up'); wait_for('go'); os._exit(76)"
+
+
+def test_a_job_that_fails_for_good_is_read_once_more_where_it_was_read_before(tmp_path: Path) -> None:
+    with Gang(tmp_path, job(program(tmp_path, NOT_FINITE)), hosts=2) as gang:
+        gang.start().until_marked("up-0", "up-1")
+        read = addresses(gang)[0]["address"]
+        ended = values(scrape(read), "jaxlaunch_restarts_total")
+        assert ended['cause="not_finite"'] == 0
+        gang.allow("go")
+        gang.until("the verdict", lambda: gang.summary["status"] == "failed")
+        assert gang.agents[1].wait(PATIENCE_S) == 76  # nobody ever came to read it
+        assert values(scrape(read), "jaxlaunch_restarts_total")['cause="not_finite"'] == 1
+        assert gang.wait() == [76, 76]
+
+
+def test_an_agent_that_waits_to_be_read_leaves_when_it_is_told_to(tmp_path: Path) -> None:
+    with Gang(tmp_path, job(program(tmp_path, NOT_FINITE))) as gang:
+        gang.start().until_marked("up-0")
+        scrape(addresses(gang)[0]["address"])
+        gang.allow("go")
+        gang.until("the verdict", lambda: gang.summary["status"] == "failed")
+        gang.signal(0)
+        assert gang.wait() == [76]

@@ -1,3 +1,6 @@
+from itertools import pairwise
+from time import perf_counter
+
 from trainer.timer import BOUNDS, WARMUP, StepTimer
 
 
@@ -63,3 +66,15 @@ def test_what_came_before_the_start_is_no_steps_time() -> None:
     timer.start()
     run(timer, 3)
     assert timer.seconds < compiling and timer.interval().seconds < compiling
+
+
+def test_a_wait_that_lasts_is_counted_where_it_is_and_no_part_ever_falls() -> None:
+    timer = StepTimer()
+    seen = [timer.parts()]
+    with timer.part("data"):
+        until = perf_counter() + 0.01
+        while perf_counter() < until:
+            seen.append(timer.parts())
+    seen.append(timer.parts())
+    assert 0 < seen[-2]["data"] <= seen[-1]["data"]
+    assert all(before[part] <= after[part] for before, after in pairwise(seen) for part in before)
