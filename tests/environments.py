@@ -1,0 +1,75 @@
+"""Other people's programs, each in an environment of its own that pip builds once into the user's cache directory.
+
+An environment is a list in tests/requirements; its folder's name holds a hash of the list and of this file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+LISTS = Path(__file__).parent / "requirements"
+
+# torch's wheel for Linux is linked to 2 GB of libraries that only a GPU calls. Under their names stands one of its own
+# that holds nothing: symbols that nobody calls are never looked for, as long as they are bound when they are called.
+GPU_ONLY = (
+    "libcublas.so.13",
+    "libcublasLt.so.13",
+    "libcudnn.so.9",
+    "libcufft.so.12",
+    "libcufile.so.0",
+    "libcupti.so.13",
+    "libcusparse.so.12",
+    "libcusparseLt.so.0",
+    "libnccl.so.2",
+    "libnvrtc.so.13",
+)
+EMPTY = "libtorch_global_deps.so"
+LAZY = {"TORCH_USE_RTLD_GLOBAL": "1"}  # has torch bind symbols when they are called
+
+
+class Missing(RuntimeError):
+    """An environment cannot be built here; the message ends with what pip says."""
+
+
+def folder(name: str) -> Path:
+    """Where the environment `name` lies, built or not."""
+    digest = hashlib.sha256(Path(__file__).read_bytes() + (LISTS / f"{name}.txt").read_bytes())
+    digest.update(f"{sys.version_info[:2]}".encode())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxlaunch" / "environments"
+    return cache / f"{name}-{digest.hexdigest()[:16]}"
+
+
+def run(name: str, program: str, *arguments: str) -> str:
+    """What a Python program prints in environment `name`. Raises CalledProcessError where it fails, and Missing."""
+    command = [str(python(name)), "-I", program, *arguments]
+    return subprocess.run(command, env=os.environ | LAZY, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def python(name: str) -> Path:
+    """The interpreter of environment `name`, built now if this machine has not built it yet. Raises Missing."""
+    home = folder(name)
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{home}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / ".ready").exists():
+            _build(name, home)
+            (home / ".ready").touch()
+    return home / "bin" / "python"
+
+
+def _build(name: str, home: Path) -> None:
+    print(f"building {home}: {name}", file=sys.stderr, flush=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", home], check=True)
+    install = ["install", "--quiet", "--no-deps", "--no-cache-dir", "--no-compile", "-r", str(LISTS / f"{name}.txt")]
+    pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), *install]
+    done = subprocess.run(pip, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise Missing(f"environment {name} cannot be built: {' '.join(done.stderr.split()[-60:])}")
+    for library in home.glob(f"lib/python3*/site-packages/torch/lib/{EMPTY}"):
+        for absent in GPU_ONLY:
+            (library.parent / absent).symlink_to(EMPTY)
