@@ -287,6 +287,7 @@ class TrainSpec(Block):
     attention: Literal["auto", "xla"] = Field("auto", description="implementation; auto: the fastest that fits")
     compile_cache: str | None = Field(None, description="folder or URL of XLA's compilation cache; null: none")
     on_nonfinite: OnNonfinite = Field(OnNonfinite(), description="when loss or gradients are not finite")
+    steps_per_dispatch: Positive = Field(1, description="steps sent to the device at once; more for tiny models")
     log_every: Positive = Field(10, description="steps between two lines of metrics")
 
     @model_validator(mode="before")

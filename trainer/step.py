@@ -57,7 +57,7 @@ class Step:
             self._skeleton = Skeleton(nnx.eval_shape(self._model))
         self.axes = sharding.by_path(getattr(task, "sharding", {}), self._skeleton.axes)
         self.abstract = self._abstract()
-        self._train: Executable | None = None
+        self._train: dict[int, Executable] = {}  # by the steps of one dispatch
         self._evaluate: Executable | None = None
 
     # --- state --------------------------------------------------------------------------------------------------------
@@ -100,14 +100,18 @@ class Step:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def compile_train(self, batch: Batch) -> None:
-        """Compiles `train` for global batches like this one. Raises TypeError for a second kind of batch."""
-        if self._train is not None:
-            return self._train.check(self.abstract, self._like(batch))
+    def compile_train(self, batch: Batch, steps: int = 1) -> None:
+        """Compiles `train` of so many steps for global batches like this one.
+
+        Raises TypeError for a second kind of batch.
+        """
+        if steps in self._train:
+            return self._train[steps].check(self.abstract, self._like(batch))
         outputs = (self._shardings(), NamedSharding(self._mesh, PartitionSpec()))
+        update = self._update if steps == 1 else self._updates
         with self._context():
-            self._train = Executable(
-                "train", self._update, (self.abstract, self._like(batch)), donate_argnums=0, out_shardings=outputs
+            self._train[steps] = Executable(
+                "train", update, (self.abstract, self._like(batch)), donate_argnums=0, out_shardings=outputs
             )
 
     def compile_eval(self, batch: Batch) -> None:
@@ -117,15 +121,16 @@ class Step:
         with self._context():
             self._evaluate = Executable("eval", self._sums, (self.abstract, self._like(batch)))
 
-    def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
-        """One optimizer step. `state` is donated; the metrics are means on the device, to be read later.
+    def train(self, state: TrainState, batch: Batch, steps: int = 1) -> tuple[TrainState, dict[str, Array]]:
+        """One optimizer step, or several, of a batch [B, steps, ...] and with metrics [steps].
+
+        `state` is donated; the metrics are means on the device, to be read later.
 
         A step whose loss or gradients are not finite says `finite` False and gives back the state as it was. Under a
         loss scale it is `skipped` instead, as long as there is a scale to halve: it counts, and changes nothing else.
         Raises TypeError when the batch is not of the kind that was compiled for.
         """
-        assert self._train is not None, "compile_train comes before train"
-        new, metrics = self._train(state, batch)
+        new, metrics = self._train[steps](state, batch)
         return new, metrics
 
     def evaluate(self, state: TrainState, batch: Batch) -> dict[str, tuple[Array, Array]]:
@@ -149,8 +154,16 @@ class Step:
 
     def analysis(self) -> dict[str, float]:
         """What XLA says of the compiled train step: bytes on a device, and cost."""
-        assert self._train is not None, "compile_train comes before analysis"
-        return self._train.analysis()
+        return self._train[1].analysis()
+
+    def _updates(self, state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
+        """One step after the other: a scan over the second axis of the batch."""
+        state, metrics = jax.lax.scan(self._update, state, jax.tree.map(self._by_step, batch))
+        return state, metrics
+
+    def _by_step(self, rows: Array) -> Array:
+        """[B, K, ...] -> [K, B, ...]; no row leaves its device."""
+        return self._held(rows.swapaxes(0, 1))
 
     def _update(self, state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
         rng = jax.random.fold_in(self._keys()[1], state.step)
@@ -199,9 +212,12 @@ class Step:
     def _micro_batches(self, rows: Array) -> Array:
         """[B, ...] -> [A, B / A, ...]: row i goes to micro-batch i mod A, so that no row leaves its device."""
         count = self._spec.accumulate
-        split = rows.reshape(rows.shape[0] // count, count, *rows.shape[1:]).swapaxes(0, 1)
+        return self._held(rows.reshape(rows.shape[0] // count, count, *rows.shape[1:]).swapaxes(0, 1))
+
+    def _held(self, parts: Array) -> Array:
+        """[K, B, ...] with B split over the devices as a batch is."""
         where = NamedSharding(self._mesh, PartitionSpec(None, meshes.BATCH_AXES))
-        held: Array = jax.lax.with_sharding_constraint(split, where)
+        held: Array = jax.lax.with_sharding_constraint(parts, where)
         return held
 
     def _loss(

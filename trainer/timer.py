@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 # Upper bounds of the step time histogram, in seconds: 1 ms to 10 minutes, about two to a decade.
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-# The first step of an attempt fills the pipeline without waiting, the second waits for a cold device.
+# The first dispatch of an attempt fills the pipeline without waiting, the second waits for a cold device.
 WARMUP = 2
 RECENT = 100  # steps that the median looks back on
 
@@ -72,7 +72,7 @@ class StepTimer:
     def __init__(self) -> None:
         self._parts = {"data": Part(), "device": Part(), "save": Part(), "eval": Part()}
         self._save, self._eval = self._parts["save"], self._parts["eval"]
-        self.steps = 0
+        self.steps = self._dispatches = 0
         self.counts = [0] * (len(BOUNDS) + 1)  # of steps by time, last: longer than every bound
         self.seconds = 0.0  # of all counted steps
         self._recent: deque[float] = deque(maxlen=RECENT)
@@ -92,18 +92,19 @@ class StepTimer:
         """The part `name` (data, device, save, eval), to be entered with `with`."""
         return self._parts[name]
 
-    def step_done(self) -> None:
-        """One more step went through the loop."""
+    def step_done(self, count: int = 1) -> None:
+        """One more step went through the loop, or `count` of them in one dispatch."""
         before = self._last
         now, paused = perf_counter(), self._save.seconds + self._eval.seconds
         seconds = now - before.ended - (paused - before.paused)
-        self.steps += 1
+        self.steps += count
+        self._dispatches += 1
         self._last = Mark(self.steps, now, paused)
-        self.counts[bisect_left(BOUNDS, seconds)] += 1
+        self.counts[bisect_left(BOUNDS, seconds / count)] += count
         self.seconds += seconds
-        if self.steps > WARMUP:
-            self._recent.append(seconds)
-        elif self.steps == WARMUP:
+        if self._dispatches > WARMUP:
+            self._recent.append(seconds / count)
+        elif self._dispatches == WARMUP:
             self._warm = self._last
 
     def interval(self) -> Interval:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import itertools
 import math
 import os
 import time
@@ -17,8 +18,9 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import jax
+import numpy as np
 
-from trainer import contract, flops, mesh, preflight
+from trainer import contract, dispatch, flops, mesh, preflight
 from trainer.checkpoint.store import Store
 from trainer.data import sources
 from trainer.data.pipeline import Evaluation, Pipeline
@@ -119,7 +121,7 @@ class Run:
         self.evaluated = -1  # the last step that was evaluated
         self.saved = -1  # the last step that was handed to the store
         self._committed: int | None = None
-        self._pending: tuple[int, Batch] | None = None  # a step that was dispatched, and its metrics to be read
+        self._pending: tuple[range, Batch] | None = None  # steps that were dispatched, and their metrics to be read
         self.done = 0  # steps that are complete, or nearly: the last is still to be read
         self.is_stepping = False  # whether this attempt has dispatched a step
 
@@ -129,13 +131,14 @@ class Run:
         self._leave_if_told(start, state)
         flops_per_step = self._compile(start)
         self._leave_if_told(start, state)
-        batches, trace = self.pipeline.iterate(start, self.step.put), self._trace(start)
+        spans = self._spans(start)
+        batches, trace = self.pipeline.iterate(spans, self.step.put), self._trace(start)
         timer = self.metrics.timer
         gc.freeze()
         gc.disable()  # a collection in one rank's step is a wait in everyone's: it runs beside evaluations and saves
         self.metrics.start(start, flops_per_step=flops_per_step, peak_flops=flops.peak(jax.devices()))
-        for done in range(start, self.total + 1):  # `done` steps are complete
-            self.done = done
+        for span in itertools.chain(spans, [range(self.total, self.total)]):
+            self.done = done = span.start  # steps that are complete
             if self._is_due(self.spec.eval.every, done) and (done > self.evaluated or done == self.total):
                 self._read()
                 self._evaluate(done, state)
@@ -151,13 +154,14 @@ class Run:
                 batch = self._draw(batches, done)
             self.report.phase("step", done)
             if trace is not None:
-                trace.write(done, self.pipeline.ids(done))
-            state, metrics = self.step.train(state, batch)
+                for step in span:
+                    trace.write(step, self.pipeline.ids(step))
+            state, metrics = self.step.train(state, batch, len(span))
             self.is_stepping = True
             with timer.part("device"):
                 self._read()
-            self._pending = (done + 1, metrics)
-            timer.step_done()
+            self._pending = (span, metrics)
+            timer.step_done(len(span))
         self._finish()
 
     # --- before the loop ----------------------------------------------------------------------------------------------
@@ -181,15 +185,22 @@ class Run:
         return start, self.step.unnamed(tree)
 
     def _compile(self, start: int) -> float | None:
-        """Compiles both steps ahead of time, for the very batches that will come; returns the FLOPs of a step."""
+        """Compiles every step ahead of time, for the very batches that will come; returns the FLOPs of a step."""
         self.report.phase("data", start)
         train_batch = self.step.put(self.pipeline.batch(start))
         self.report.phase("compile", start)
         self.step.compile_train(train_batch)
+        if (count := self.spec.steps_per_dispatch) > 1:
+            self.step.compile_train(self.step.put(self.pipeline.batch(start, count)), count)
         if self.evaluation is not None:
             with contextlib.closing(self.evaluation.iterate(self.step.put)) as batches:
                 self.step.compile_eval(next(batches))
         return self.step.flops(train_batch)
+
+    def _spans(self, start: int) -> dispatch.Spans:
+        """The steps that are left, as they are sent to the device."""
+        every = self.spec.eval.every, self.spec.checkpoint.every
+        return dispatch.spans(start, self.total, self.spec.steps_per_dispatch, every)
 
     def _trace(self, start: int) -> Trace | None:
         if not self.spec.data.trace or self.place.run_dir is None:
@@ -210,22 +221,21 @@ class Run:
         return batch
 
     def _read(self) -> None:
-        """Waits for the step that was dispatched last, if it was not read yet. Raises NotFiniteError, StorageError."""
+        """Waits for the steps dispatched last, if they were not read yet. Raises NotFiniteError, StorageError."""
         if self._pending is None:
             return
-        (step, metrics), self._pending = self._pending, None
-        if not metrics["finite"]:
-            raise NotFiniteError(
-                f"step {step}: loss {float(metrics['loss']):.6g} with gradient norm {float(metrics['grad_norm']):.6g}; "
-                f"the update was not applied, and nothing after step {step - 1} is saved. Try a lower "
-                "train.optimizer.lr, a longer warmup or train.optimizer.clip"
-            )
-        if metrics.get("skipped", False):
-            self.metrics.skipped(step, float(metrics["loss_scale"]))
-        if step % self.spec.log_every == 0 or step == self.total:
-            self.metrics.interval(step, {name: float(value) for name, value in jax.device_get(metrics).items()})
-        if step % COLLECT_EVERY == 0:
-            gc.collect()
+        (span, metrics), self._pending = self._pending, None
+        is_finite_K = np.atleast_1d(metrics["finite"])
+        is_skipped_K = np.atleast_1d(metrics["skipped"]) if "skipped" in metrics else np.zeros(len(span), bool)
+        for at, step in enumerate(range(span.start + 1, span.stop + 1)):
+            if not is_finite_K[at]:
+                raise _not_finite(step, _of(metrics, at))
+            if is_skipped_K[at]:
+                self.metrics.skipped(step, _of(metrics, at)["loss_scale"])
+            if step % self.spec.log_every == 0 or step == self.total:
+                self.metrics.interval(step, _of(metrics, at))
+            if step % COLLECT_EVERY == 0:
+                gc.collect()
         self._hear_commits()
 
     def _evaluate(self, done: int, state: TrainState) -> None:
@@ -306,6 +316,19 @@ class Run:
         if jax.process_index() == 0:
             print(text, flush=True)
             self.report.note(text)
+
+
+def _of(metrics: Batch, at: int) -> dict[str, float]:
+    """The metrics of one step of a dispatch."""
+    return {name: float(np.atleast_1d(value)[at]) for name, value in jax.device_get(metrics).items()}
+
+
+def _not_finite(step: int, metrics: Mapping[str, float]) -> NotFiniteError:
+    return NotFiniteError(
+        f"step {step}: loss {metrics['loss']:.6g} with gradient norm {metrics['grad_norm']:.6g}; the update was not "
+        f"applied, and nothing after step {step - 1} is saved. Try a lower train.optimizer.lr, a longer warmup or "
+        "train.optimizer.clip"
+    )
 
 
 def conditions(spec: TrainSpec, train_set: Source) -> dict[str, Any]:

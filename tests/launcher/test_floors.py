@@ -66,6 +66,7 @@ FLOORS = (
     ),
     ("trainer.precision", "trainer.sharding"),
     (
+        "trainer.dispatch",
         "trainer.distributed",
         "trainer.exporter",
         "trainer.flops",

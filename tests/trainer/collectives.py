@@ -24,8 +24,7 @@ class Collective(NamedTuple):
 
 def of(step: Step) -> list[Collective]:
     """Every collective of the compiled train step."""
-    assert step._train is not None, "compile_train comes first"
-    return list(_read(step._train._compiled.as_text()))
+    return list(_read(step._train[1]._compiled.as_text()))
 
 
 def _read(text: str) -> Iterator[Collective]:

@@ -11,7 +11,7 @@ index at a time.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -22,7 +22,6 @@ from trainer.data.prefetch import Prefetcher
 from trainer.data.source import Source
 
 T = TypeVar("T")
-ENDLESS = 2**40  # steps; grain wants a length
 
 
 class Pipeline:
@@ -45,9 +44,10 @@ class Pipeline:
         self._seed, self._shuffle = seed, shuffle
         self._prefetch, self._threads = prefetch, self._examples.threads(threads)
 
-    def batch(self, step: int) -> Batch:
-        """The rows of `step`, key -> [rows, ...], and `weight` float32 [rows] of ones."""
-        batches = reader.iterate(self._read, range(step, step + 1), self._rows, threads=self._threads)
+    def batch(self, step: int, count: int = 1) -> Batch:
+        """The rows of `count` steps, as `iterate` has them, and `weight` float32 of ones."""
+        steps = [range(step, step + count)]
+        batches = reader.iterate(self._read, steps, self._rows, threads=self._threads)
         with contextlib.closing(batches):
             batch: Batch = next(batches)
         return batch
@@ -57,22 +57,25 @@ class Pipeline:
         return [int(index) for index in self._indexes(step, self._rows)]
 
     @overload
-    def iterate(self, start: int) -> Prefetcher[Batch]: ...
+    def iterate(self, spans: Sequence[range]) -> Prefetcher[Batch]: ...
     @overload
-    def iterate(self, start: int, put: Callable[[Batch], T]) -> Prefetcher[T]: ...
-    def iterate(self, start: int, put: Callable[[Batch], Any] | None = None) -> Prefetcher[Any]:
-        """Batches of `start`, `start` + 1, … without end, drawn ahead; `get` waits with a time limit.
+    def iterate(self, spans: Sequence[range], put: Callable[[Batch], T]) -> Prefetcher[T]: ...
+    def iterate(self, spans: Sequence[range], put: Callable[[Batch], Any] | None = None) -> Prefetcher[Any]:
+        """What each span of steps is made of, drawn ahead; `get` waits with a time limit.
 
-        `put` is called on each in the thread that draws them: there it sends the batch to the device.
+        A single step has key -> [rows, ...], several have key -> [rows, steps, ...]. `put` is called on each in the
+        thread that draws them: there it sends the batch to the device.
         """
-        steps = range(start, ENDLESS)
-        batches = reader.iterate(self._read, steps, self._rows, threads=self._threads, put=put)
+        batches = reader.iterate(self._read, spans, self._rows, threads=self._threads, put=put)
         return Prefetcher(batches, ahead=self._prefetch)
 
-    def _read(self, step: int, rows: range) -> Batch:
-        batch = self._examples.read(self._indexes(step, rows))
-        batch["weight"] = np.ones(len(rows), np.float32)
-        return batch
+    def _read(self, steps: range, rows: range) -> Batch:
+        index_BK = np.stack([self._indexes(step, rows) for step in steps], axis=1)
+        batch = self._examples.read(index_BK.reshape(-1))
+        batch["weight"] = np.ones(index_BK.size, np.float32)
+        if len(steps) == 1:
+            return batch
+        return {key: array.reshape(*index_BK.shape, *array.shape[1:]) for key, array in batch.items()}
 
     def _indexes(self, step: int, rows: range) -> order.Indexes:
         first = step * self._batch

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import grain
 import numpy as np
@@ -16,7 +16,7 @@ from absl import flags
 
 from trainer.data.examples import Batch
 
-Read = Callable[[int, range], Batch]  # step and rows of its batch -> these rows
+Steps = TypeVar("Steps")  # a step, or several that make one batch
 
 # Without this grain cuts the traceback of what reading raises and notes on it a flag that we do not have. It does not
 # see `grain.config.update` where, as here, nobody parses absl's flags.
@@ -24,9 +24,16 @@ flags.FLAGS.set_default("grain_py_traceback_filtering", "off")
 
 
 def iterate(
-    read: Read, steps: range, rows: range, *, threads: int, put: Callable[[Batch], Any] | None = None
+    read: Callable[[Steps, range], Batch],
+    steps: Sequence[Steps],
+    rows: range,
+    *,
+    threads: int,
+    put: Callable[[Batch], Any] | None = None,
 ) -> grain.DatasetIterator[Any]:
-    """The batch of each step, `threads` sharing each; `put` runs in the thread that draws.
+    """The batch of each of `steps`, as `read` makes it of them and of rows; `threads` share each batch.
+
+    `put` runs in the thread that draws.
 
     While a batch is drawn the next is begun; one thread is the thread that draws itself, which begins nothing. What
     `read` raises comes out as it is, where its batch is drawn.
@@ -40,10 +47,10 @@ def iterate(
     return iter(batches if put is None else batches.map(put))
 
 
-class _Parts:
+class _Parts(Generic[Steps]):
     """What grain reads: element s × parts + k is the k-th part of the batch of the s-th step."""
 
-    def __init__(self, read: Read, steps: range, parts: list[range]) -> None:
+    def __init__(self, read: Callable[[Steps, range], Batch], steps: Sequence[Steps], parts: list[range]) -> None:
         self._read, self._steps, self._parts = read, steps, parts
 
     def __len__(self) -> int:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from trainer.data.pipeline import Evaluation, Pipeline
+from trainer.dispatch import spans
 from trainer.errors import DataError
 
 
@@ -67,17 +68,27 @@ def test_the_examples_of_a_step_do_not_depend_on_the_number_of_processes() -> No
 
 def test_iterating_from_a_step_replays_what_came_before() -> None:
     data, fresh = pipeline(10, batch=4), pipeline(10, batch=4)
-    batches = data.iterate(0)
+    batches = data.iterate(spans(0, 9))
     seen = [next(batches)["x"].tolist() for _ in range(9)]
     batches.close()
-    again = fresh.iterate(5)
+    again = fresh.iterate(spans(5, 9))
     assert [next(again)["x"].tolist() for _ in range(4)] == seen[5:]
     again.close()
     assert fresh.batch(3)["x"].tolist() == seen[3]
 
 
+def test_several_steps_are_read_as_one_and_hold_the_same_examples() -> None:
+    data = pipeline(10, batch=4, rows=range(1, 4))
+    batches = data.iterate(spans(0, 8, 3, [7]))
+    one, other, single, last = batches
+    assert one["x"].shape == one["weight"].shape == (3, 3) and single["x"].shape == last["x"].shape == (3,)
+    assert [one["x"][:, step].tolist() for step in range(3)] == [data.batch(step)["x"].tolist() for step in range(3)]
+    assert other["x"][:, 1].tolist() == data.ids(4) and last["x"].tolist() == data.ids(7)
+    assert data.batch(3, 3)["x"].tolist() == other["x"].tolist()
+
+
 def test_batches_are_put_where_they_are_read() -> None:
-    batches = pipeline(10, batch=4).iterate(0, lambda batch: int(batch["x"].sum()))
+    batches = pipeline(10, batch=4).iterate(spans(0, 9), lambda batch: int(batch["x"].sum()))
     assert next(batches) == sum(pipeline(10, batch=4).ids(0))
     batches.close()
 
@@ -90,7 +101,7 @@ def test_a_read_that_fails_comes_out_where_its_batch_is_drawn() -> None:
 
     batches = Pipeline(
         Numbers(10), example, batch=4, rows=range(4), seed=0, shuffle=False, prefetch=2, threads=2
-    ).iterate(0)
+    ).iterate(spans(0, 9))
     assert next(batches)["x"].tolist() == [0, 1, 2, 3]
     with pytest.raises(DataError, match="Numbers: example 5 cannot be read: ValueError: five"):
         batches.get(timeout_s=60)

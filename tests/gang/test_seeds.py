@@ -1,0 +1,28 @@
+"""Equal seeds give equal runs to the bit; steps sent to the devices together round a few numbers otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gang.runs import Result, digits, job, launch
+from tests.gang.test_meshes import MODELS
+
+GPT2 = MODELS["gpt2"]
+DROPPING = GPT2 | {"model": GPT2["model"] | {"dropout": 0.2}, "steps": 23, "log_every": 1}
+
+
+def train(folder: Path, **keys: Any) -> Result:
+    result = launch(folder, job(digits(**(DROPPING | keys)), hosts=2))
+    assert result.code == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    assert sorted(result.losses) == list(range(1, DROPPING["steps"] + 1))
+    return result
+
+
+def test_two_runs_of_one_seed_are_bit_equal_and_many_steps_in_one_dispatch_the_same_run(tmp_path: Path) -> None:
+    once, again = train(tmp_path / "once"), train(tmp_path / "again")
+    together = train(tmp_path / "together", steps_per_dispatch=4, eval={"every": 10}, checkpoint={"every": 7})
+    assert again.losses == once.losses
+    assert list(together.losses.values()) == pytest.approx(list(once.losses.values()), rel=1e-6)

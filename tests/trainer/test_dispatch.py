@@ -1,0 +1,53 @@
+"""How steps are cut into dispatches, and that many steps in one are the same steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.trainer.tiny import Counting, Digits, Pictures, compiled
+from trainer.dispatch import spans
+
+
+@pytest.mark.parametrize(
+    ("start", "total", "size", "every", "lengths"),
+    [
+        (0, 3, 1, [2], [1, 1, 1]),
+        (0, 8, 4, [None], [4, 4]),
+        (0, 10, 4, [], [4, 4, 1, 1]),
+        (0, 10, 4, [6, None], [4, 1, 1, 4]),
+        (3, 12, 4, [5, 4], [1, 1, 1, 1, 1, 1, 1, 1, 1]),
+        (3, 20, 4, [10], [4, 1, 1, 1, 4, 4, 1, 1]),
+        (5, 5, 4, [5], []),
+        (5, 5, 1, [], []),
+    ],
+)
+def test_no_span_runs_over_an_evaluation_a_save_or_the_end(
+    start: int, total: int, size: int, every: list[int | None], lengths: list[int]
+) -> None:
+    found = spans(start, total, size, every)
+    assert [len(span) for span in found] == lengths and len(found) == len(lengths)
+    assert [step for span in found for step in span] == list(range(start, total))
+
+
+def test_spans_of_an_endless_run_take_no_memory() -> None:
+    assert spans(0, 10**12)[10**11] == range(10**11, 10**11 + 1)
+
+
+@pytest.mark.parametrize("task", [Digits(), Counting(), Pictures()], ids=["mlp", "decoder", "vit"])
+def test_steps_in_one_dispatch_are_equal_to_single_ones(task: Any) -> None:
+    batches = [task.batch(number) for number in range(4)]
+    single = compiled(task)
+    state, told = single.init(), []
+    for batch in batches:
+        state, metrics = single.train(state, single.put(batch))
+        told.append(jax.device_get(metrics))
+    together = {key: np.stack([batch[key] for batch in batches], axis=1) for key in batches[0]}
+    single.compile_train(single.put(together), 4)
+    again, metrics = single.train(single.init(), single.put(together), 4)
+    for key, value_K in jax.device_get(metrics).items():
+        assert np.array_equal(value_K, [each[key] for each in told]), key
+    assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(state), jax.device_get(again)))
