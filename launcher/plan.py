@@ -11,6 +11,7 @@ from typing import Any
 
 from launcher import demand, podsecurity, storage
 from launcher.accelerators import KNOWN
+from launcher.agent.environment import MEMORY_SHARE, XLA
 from launcher.fit import requests
 from launcher.objects import template
 from launcher.placement import platform, queue
@@ -20,10 +21,6 @@ from launcher.schema import JobSpec
 
 Shapes = Mapping[str, Any]  # what trainer.plan prints
 GIB = 1024**3
-
-# JAX takes this part of a GPU when it starts and leaves the rest to CUDA's own; docs.jax.dev, "GPU memory allocation".
-JAX_SHARE = 0.75
-SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +56,9 @@ def memory(job: JobSpec) -> Memory | None:
 
 def _share(job: JobSpec) -> float:
     try:
-        return float(job.env[SHARE])
+        return float(job.env[MEMORY_SHARE])
     except (KeyError, ValueError):
-        return JAX_SHARE
+        return float(XLA["cuda"][MEMORY_SHARE])
 
 
 def together(shapes: Shapes, remat: str = "asked") -> tuple[int, int]:

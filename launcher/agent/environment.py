@@ -9,6 +9,12 @@ from launcher.agent.config import Config
 from launcher.agent.progress import budgets
 from trainer import contract
 
+MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+# What a train block gets by platform. O1 turns on what overlaps collectives with compute, the latency-hiding scheduler
+# above all, and needs no list of flags (NVIDIA/JAX-Toolbox, docs/GPU_performance.md, as is the share of the memory).
+# XLA for TPU has its scheduler on; on CPU nothing was found that helps.
+XLA: Mapping[str, Mapping[str, str]] = {"cuda": {"JAX_OPTIMIZATION_LEVEL": "O1", MEMORY_SHARE: "0.9"}}
+
 
 def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> dict[str, str]:
     """The environment of `rank` that no attempt changes. What the job's own environment says of JAX's devices wins."""
@@ -19,6 +25,8 @@ def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> di
         environ = {"JAX_PLATFORMS": "cpu", contract.NUM_CPU_DEVICES: str(job.devices_per_process)}
     elif job.platform == "cuda" and job.processes_per_host > 1:
         environ = {contract.LOCAL_DEVICE_IDS: ",".join(map(str, range(first, first + job.devices_per_process)))}
+    if contract.TRAIN_SPEC in base:
+        environ |= XLA.get(job.platform, {})
     timeout = budgets(job.budgets_s)["rendezvous"]
     return {
         **environ,

@@ -308,6 +308,22 @@ def test_a_rank_finds_its_place_in_its_environment(
     assert {name: found.get(name) for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("platform", "base", "level"),
+    [
+        ("cuda", {contract.TRAIN_SPEC: "{}"}, "O1"),
+        ("cuda", {contract.TRAIN_SPEC: "{}", "JAX_OPTIMIZATION_LEVEL": "O0"}, "O0"),
+        ("cuda", {}, None),
+        ("cpu", {contract.TRAIN_SPEC: "{}"}, None),
+        ("tpu", {contract.TRAIN_SPEC: "{}"}, None),
+    ],
+)
+def test_xla_is_told_what_suits_the_accelerator_of_a_train_block(
+    platform: str, base: dict[str, str], level: str | None
+) -> None:
+    assert environment.of_rank(config(platform=platform), base, 0, "/site").get("JAX_OPTIMIZATION_LEVEL") == level
+
+
 def test_what_the_job_says_of_jaxs_devices_wins() -> None:
     base = {"JAX_PLATFORMS": "cuda", "JAX_NUM_CPU_DEVICES": "1"}
     found = environment.of_rank(config(devices_per_process=4), base, 1, "/site")
