@@ -31,7 +31,7 @@ def full(name: str) -> Attention:
 def _named(name: str) -> Callable[..., Array]:
     if name not in ATTENTION:
         raise SpecError(f"train.attention = {name!r} is not supported; use one of {', '.join(ATTENTION)}")
-    return ATTENTION[name]
+    return jax.named_scope("attention")(ATTENTION[name])  # by which a profile knows it
 
 
 def _xla(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, mask_BL: Array | None, *, is_causal: bool) -> Array:

@@ -32,6 +32,7 @@ CODE_ROOT = "JAXLAUNCH_CODE_ROOT"  # jobset -> agent: the folder it is unpacked 
 TAKE_OVER = "JAXLAUNCH_TAKE_OVER"  # run -> trainer: "1" takes a checkpoint folder from its owner
 PROGRESS_FD = "JAXLAUNCH_PROGRESS_FD"  # agent -> child: where it reports, a non-blocking pipe
 METRICS = "JAXLAUNCH_METRICS"  # agent -> child: Unix socket path it serves its metrics text on
+PROFILE = "JAXLAUNCH_PROFILE"  # agent -> child: a file that asks for a profile: {"id": 1, "steps": 5}
 STACKS = "JAXLAUNCH_STACKS"  # agent -> child: the file its stacks go to on SIGUSR1
 REPORTER = "JAXLAUNCH_REPORTER"  # site hook -> what the program starts: the pid that owns the progress pipe
 ATTEMPT = "JAXLAUNCH_ATTEMPT"  # agent -> child: which start of the children this is, across generations
@@ -44,6 +45,8 @@ NUM_CPU_DEVICES = "JAX_NUM_CPU_DEVICES"  # agent -> child, virtual CPU devices
 
 HEARTBEAT_TIMEOUT_S = 30  # JAX's own default of 100 s would be the slowest detector of all
 SHUTDOWN_TIMEOUT_S = 10  # JAX's own default of 300 s holds a true exit code back for five minutes
+
+PROFILE_STEPS = 100  # that one profile may hold: a trace is kept in memory until it ends
 
 MESH_AXES = ("dp", "fsdp", "mp")  # outermost first: mp neighbours are the closest devices
 
@@ -227,6 +230,7 @@ PROMETHEUS: tuple[Metric, ...] = (
 #   {"committed": 120}                 this step is on storage, manifest and all
 #   {"metrics": {...}}                 the newest metrics, by process 0; the last line before the end is final
 #   {"stopped": {"step": 37, "saved": true, "note": "..."}}     how it took a SIGTERM
+#   {"profile": {"id": 1, "state": "tracing" | "done" | "failed", ...}}     of what PROFILE asked for
 #   {"note": "..."}                    what a reader of the summary should know (a walk-back, a take-over)
 #   {"error": {"type", "message", "traceback", "code"}}         last words; `code` is null outside the trainer
 #   {"atexit": true, "waits": true}    the interpreter is leaving by itself; JAX's shutdown barrier comes next

@@ -40,12 +40,16 @@ class Executable:
         if changed:
             raise TypeError(f"the {self.name} step was compiled once and is not traced again:\n" + "\n".join(changed))
 
+    def text(self) -> str:
+        """The compiled program as XLA writes it, each operation with the scope that it comes from."""
+        return self._compiled.as_text() or ""
+
     def analysis(self) -> dict[str, float]:
         """What XLA says of it: bytes on a device, operations and bytes moved, and its collectives by name.
 
         A loop's body counts once.
         """
-        memory, text = self._compiled.memory_analysis(), self._compiled.as_text() or ""
+        memory, text = self._compiled.memory_analysis(), self.text()
         costs = self._compiled.cost_analysis() or {}
         bytes_of = {key: getattr(memory, f"{key}_size_in_bytes") for key in ("argument", "output", "alias", "temp")}
         moved = {"flops": costs.get("flops", 0.0), "bytes_accessed": costs.get("bytes accessed", 0.0)}

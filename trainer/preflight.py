@@ -48,3 +48,9 @@ def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) ->
         raise CheckpointError(
             f"{text}: resuming would not see each example once; keep it, or use another checkpoint.path"
         )
+
+
+def check_profile(spec: TrainSpec, total_steps: int) -> None:
+    """Raises SpecError when the run ends before its profile begins; with epochs only the data tell how long it is."""
+    if spec.profile.at is not None and spec.profile.at >= total_steps:
+        raise SpecError(f"train.profile.at = {spec.profile.at} is not below the {total_steps} steps of the run")

@@ -67,6 +67,10 @@ class Progress:
     def stopped(self, step: int, saved: bool, note: str = "") -> None:
         self._post({"stopped": {"step": step, "saved": saved, "note": note}})
 
+    def profile(self, values: Mapping[str, Any]) -> None:
+        """How a profile that the agent asked for stands."""
+        self._post({"profile": values})
+
     def note(self, text: str) -> None:
         self._post({"note": text})
 

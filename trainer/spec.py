@@ -20,7 +20,7 @@ from trainer.architectures import Fraction, Model, Rate
 from trainer.architectures import Positive as Positive
 from trainer.architectures import Published as Published
 from trainer.architectures import ViT as ViT
-from trainer.contract import MESH_AXES
+from trainer.contract import MESH_AXES, PROFILE_STEPS
 
 Natural = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -233,6 +233,13 @@ class Checkpoint(Block):
     keep: Positive = Field(3, description="newest verified steps kept")
 
 
+class Profile(Block):
+    """Steps whose time is traced and split: matrix products, attention, element-wise work, collectives, host."""
+
+    at: Natural | None = Field(None, description="steps that are complete when it begins; null: on demand alone")
+    steps: Annotated[int, Field(ge=1, le=PROFILE_STEPS)] = Field(5, description="how many are traced")
+
+
 class OnNonfinite(Block):
     """What to do when loss or gradients are not finite. The step that saw it changes nothing."""
 
@@ -288,6 +295,7 @@ class TrainSpec(Block):
     compile_cache: str | None = Field(None, description="folder or URL of XLA's compilation cache; null: none")
     on_nonfinite: OnNonfinite = Field(OnNonfinite(), description="when loss or gradients are not finite")
     steps_per_dispatch: Positive = Field(1, description="steps sent to the device at once; more for tiny models")
+    profile: Profile = Field(Profile(), description="which steps are traced")
     log_every: Positive = Field(10, description="steps between two lines of metrics")
 
     @model_validator(mode="before")
@@ -325,6 +333,14 @@ class TrainSpec(Block):
             optimizer.schedule.decay_steps(info.data["steps"] or DEFAULT_STEPS)
         return optimizer
 
+    @field_validator("profile")
+    @classmethod
+    def _is_reached(cls, profile: Profile, info: ValidationInfo) -> Profile:
+        steps = None if info.data.get("epochs") is not None else info.data.get("steps") or DEFAULT_STEPS
+        if profile.at is not None and steps is not None and profile.at >= steps:
+            raise ValueError(f"at = {profile.at} is not below the {steps} steps of the run")
+        return profile
+
     def total_steps(self, examples: int) -> int:
         """Optimizer steps of the whole run over a set of `examples`; batches run across epoch ends."""
         if self.epochs is not None:
@@ -351,6 +367,5 @@ def _same_kind(given: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
 
 # Keys of the schema that are not built yet: refused by name. Dotted key -> values refused (empty: any).
 UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
-    "profile": (),
     "attention": ("cudnn", "splash"),
 }

@@ -152,6 +152,10 @@ class Step:
         with self._context():
             return memory.kept(self._loss, *self._arguments(batch))
 
+    def programs(self) -> list[str]:
+        """What was compiled to train, as XLA writes it, that of most steps first."""
+        return [self._train[steps].text() for steps in sorted(self._train, reverse=True)]
+
     def analysis(self) -> dict[str, float]:
         """What XLA says of the compiled train step: bytes on a device, and cost."""
         return self._train[1].analysis()

@@ -30,6 +30,7 @@ from trainer.data.trace import Trace
 from trainer.distributed import Stop
 from trainer.errors import NotFiniteError, SpecError, Stopped, TrainerError
 from trainer.metrics import Metrics
+from trainer.profiling.profiler import Profiler
 from trainer.progress import Progress
 from trainer.spec import GPT2, Decoder, TrainSpec
 from trainer.step import Step, TrainState
@@ -47,6 +48,7 @@ class Place:
     run_dir: str | None = None
     uid: str = "local"
     socket: str | None = None
+    profile: str | None = None
     take_over: bool = False
 
     @classmethod
@@ -55,6 +57,7 @@ class Place:
             run_dir=environ.get(contract.RUN_DIR),
             uid=environ.get(contract.UID) or f"local-{os.getpid()}",
             socket=environ.get(contract.METRICS),
+            profile=environ.get(contract.PROFILE),
             take_over=environ.get(contract.TAKE_OVER) == "1",
         )
 
@@ -102,6 +105,7 @@ class Run:
                 threads=spec.data.threads,
             )
         self.total = spec.total_steps(len(train_set))
+        preflight.check_profile(spec, self.total)
         self.step = Step(task, spec, self.mesh, self.total)
         self.store = Store(
             self.folder, keep=spec.checkpoint.keep, uid=place.uid, take_over=place.take_over, note=self._note
@@ -115,6 +119,15 @@ class Run:
             examples_per_step=spec.batch,
             tokens_per_step=spec.batch * spec.model.length if isinstance(spec.model, Decoder | GPT2) else None,
             dataset_examples=len(train_set),
+        )
+        self.profiler = Profiler(
+            spec.profile,
+            rank=jax.process_index(),
+            run_dir=place.run_dir,
+            request=place.profile,
+            report=report,
+            settle=self._read,
+            programs=self.step.programs,
         )
         self.conditions = conditions(spec, train_set)
         self.baselines = sources.baselines(spec, train_set, eval_set) if jax.process_index() == 0 else {}
@@ -150,6 +163,7 @@ class Run:
             if self.stop.poll():
                 self._read()
                 self._leave(done, state)
+            self.profiler.between(done)
             with timer.part("data"):
                 batch = self._draw(batches, done)
             self.report.phase("step", done)
@@ -244,7 +258,7 @@ class Run:
             return
         self.report.phase("eval", done)
         sums: dict[str, tuple[float, float]] = {}
-        with self.metrics.timer.part("eval"):
+        with self.profiler.pause(), self.metrics.timer.part("eval"):
             for batch in self.evaluation.iterate(self.step.put):
                 self._leave_if_told(done, state)
                 for name, pair in jax.device_get(self.step.evaluate(state, batch)).items():
@@ -259,7 +273,7 @@ class Run:
     def _save(self, done: int, state: TrainState) -> None:
         """Hands the state to the store, which writes while the loop goes on."""
         self.report.phase("save", done)
-        with self.metrics.timer.part("save"):
+        with self.profiler.pause(), self.metrics.timer.part("save"):
             began = time.perf_counter()
             self.store.save(done, self.step.named(state), self.conditions | {"evaluated": self.evaluated})
             self.metrics.saved(done, time.perf_counter() - began)
@@ -300,6 +314,7 @@ class Run:
         self.report.phase("step", self.done)  # where it went wrong
 
     def _finish(self) -> None:
+        self.profiler.finish(self.total)
         self._settle(self.total)
         self.report.phase("done", self.total)
 

@@ -53,7 +53,7 @@ FLOORS = (
     ("trainer.plan",),
     ("trainer.__main__",),
     ("trainer.train",),
-    ("trainer.metrics", "trainer.preflight", "trainer.step", "trainer.tasks"),
+    ("trainer.metrics", "trainer.preflight", "trainer.profiling", "trainer.step", "trainer.tasks"),
     ("trainer.models", "trainer.optim", "trainer.skeleton", "trainer.weights"),
     (
         "trainer.attention",

@@ -1,0 +1,346 @@
+"""What a step spends: kinds from the program's text, seconds from what ran when, and the loop's part in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.trainer import tiny
+from trainer.profiling import breakdown, kinds, xplane
+from trainer.profiling.breakdown import Op
+from trainer.profiling.profiler import KEPT, Profiler
+from trainer.progress import Progress
+from trainer.spec import Profile
+
+PROGRAM = """HloModule jit__update
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%fused (p: f32[8,8], q: f32[8,8]) -> f32[8,8] {
+  %p = f32[8,8]{1,0} parameter(0)
+  ROOT %dot.1 = f32[8,8]{1,0:T(8,128)} dot(%p, %q), metadata={op_name="jit(f)/jvp()/dot_general"}
+}
+
+%inner (p: f32[8,8]) -> f32[8,8] {
+  ROOT %dot.2 = f32[8,8]{1,0} dot(%p, %p), metadata={op_name="jit(f)/transpose(jvp(attention))/dot_general"}
+}
+
+ENTRY %main (x: f32[8,8]) -> f32[8,8] {
+  %x = f32[8,8]{1,0} parameter(0)
+  %while.1 = (s32[], f32[8,8]{1,0}, /*index=2*/(f32[], s32[])) while(%tuple.1), condition=%c, body=%b
+  %fusion.1 = f32[8,8]{1,0} fusion(%x, %x), kind=kOutput, calls=%fused, metadata={op_name="jit(f)/jvp()/dot_general"}
+  %fusion.2 = f32[8,8]{1,0} fusion(%x), kind=kCustom, calls=%inner
+  %fusion.3 = f32[8,8]{1,0} fusion(%x), kind=kLoop, calls=%add, metadata={op_name="jit(f)/while/attention/div"}
+  %fusion.4 = f32[8,8]{1,0} fusion(%x), kind=kLoop, calls=%add, metadata={op_name="jit(f)/self_attention_norm/mul"}
+  %cublas = (f32[8,8], s8[9]) custom-call(%x, %x), custom_call_target="__cublas$lt$matmul"
+  %fmha = (bf16[8,8], u8[0]) custom-call(%x), custom_call_target="__cudnn$fmhaSoftmax"
+  %sort = f32[8,8] custom-call(%x), custom_call_target="__gpu$TopK"
+  %ag = (f32[4,8], f32[8,8]) all-gather-start(%x), dimensions={0}
+  %ag.done = f32[8,8]{1,0} all-gather-done(%ag)
+  %ar = f32[8,8]{1,0} all-reduce(%x), to_apply=%add, metadata={op_name="jit(f)/attention/psum"}
+  ROOT %copy.1 = f32[8,8]{1,0} copy(%fusion.1)
+}
+"""
+
+
+def test_an_operation_s_kind_is_read_from_what_is_in_it_and_the_scope_that_it_comes_from() -> None:
+    found = kinds.of_programs([PROGRAM])
+    assert {name: found[name] for name in ("fusion.1", "cublas", "dot.1")} == dict.fromkeys(
+        ("fusion.1", "cublas", "dot.1"), "matmul"
+    )
+    assert {found[name] for name in ("fusion.2", "fusion.3", "fmha", "dot.2")} == {"attention"}
+    assert {found[name] for name in ("fusion.4", "sort", "copy.1", "sum")} == {"elementwise"}
+    assert {found[name] for name in ("ag", "ag.done", "ar")} == {"collectives"}
+    assert {found[name] for name in ("while.1", "x")} == {None}
+
+
+def test_two_programs_may_give_one_name_to_operations_of_two_kinds() -> None:
+    other = "HloModule jit__updates\n\nENTRY %main (x: f32[8]) -> f32[8] {\n  %fusion.1 = f32[8] copy(%x)\n}\n"
+    found = kinds.of_programs([PROGRAM, other])
+    assert (found["jit__update/fusion.1"], found["jit__updates/fusion.1"]) == ("matmul", "elementwise")
+    assert found["fusion.1"] == "matmul"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", "matmul"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", "matmul"),
+        ("cutlass3x_sm90_tensorop", "matmul"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop", "attention"),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "collectives"),
+        ("all_gather.3", "collectives"),
+        ("loop_add_fusion", "elementwise"),
+        ("MemcpyD2D", "elementwise"),
+        ("while.10", None),
+    ],
+)
+def test_a_kernel_that_no_program_knows_is_told_by_its_name(kernel: str, kind: str | None) -> None:
+    assert kinds.of_kernel(kernel) == kind
+
+
+def ops(*given: tuple[str, float, float], device: str = "0") -> list[Op]:
+    return [Op(f"{kind}.{place}", kind, device, (start, end)) for place, (kind, start, end) in enumerate(given)]
+
+
+def test_every_moment_of_a_step_counts_once() -> None:
+    ran = ops(("matmul", 0, 4), ("elementwise", 3, 5), ("collectives", 2, 7), ("attention", 8, 9), ("matmul", 9.5, 30))
+    found = breakdown.of(ran, (0, 10), [], steps=2)
+    assert found.seconds == {"matmul": 2.25, "attention": 0.5, "elementwise": 0.5, "collectives": 1, "host": 0.75}
+    assert found.step_s == sum(found.seconds.values()) == 5
+    assert found.hidden_s == 1.5
+    assert found.top[0] == ("matmul.4", "matmul", 10.25)
+
+
+def test_seconds_are_the_mean_over_the_devices_of_a_process() -> None:
+    found = breakdown.of(ops(("matmul", 0, 4)) + ops(("matmul", 0, 2), device="1"), (0, 4), [], steps=1)
+    assert (found.devices, found.seconds["matmul"], found.seconds["host"]) == (2, 3, 1)
+
+
+def test_an_evaluation_within_belongs_to_no_step() -> None:
+    ran = ops(("matmul", 0, 2), ("elementwise", 2.5, 5.5), ("matmul", 6, 8))
+    found = breakdown.of(ran, (0, 8), [(2, 6)], steps=2)
+    assert (found.step_s, found.seconds["matmul"], found.seconds["elementwise"]) == (2, 2, 0)
+    assert {name for name, *_ in found.top} == {"matmul.0", "matmul.2"}
+
+
+def test_a_trace_in_which_no_device_ran_anything_has_no_breakdown() -> None:
+    with pytest.raises(ValueError, match="no operation"):
+        breakdown.of(ops(("matmul", 9, 10)), (0, 8), [], steps=1)
+
+
+def test_the_words_of_a_breakdown() -> None:
+    found = breakdown.of(ops(("matmul", 0, 4), ("collectives", 3, 6)), (0, 8), [], steps=1)
+    assert breakdown.line(found) == (
+        "8e+03 ms a step: matmul 50 %, attention 0 %, elementwise 0 %, collectives 25 %, host 25 %"
+    )
+    assert "  collectives   2000.000 ms   25 %  and 1000.000 ms while the device computed" in breakdown.table(found)
+
+
+# --- what JAX writes --------------------------------------------------------------------------------------------------
+
+
+class Event(NamedTuple):
+    name: str
+    start_ns: float
+    duration_ns: float
+    stats: Any = ()
+
+
+class Line(NamedTuple):
+    name: str
+    events: list[Event]
+
+
+class Plane(NamedTuple):
+    name: str
+    lines: list[Line]
+
+
+HOST = Plane(
+    "/host:CPU",
+    [
+        Line("python", [Event("train", 0, 10_000, [("step_num", "0")]), Event("jaxlaunch pause", 4000, 1000)]),
+        Line("tf_XLAEigen/1", [Event("fusion.1", 0, 500, [("hlo_op", "fusion.1"), ("device_ordinal", "3")])]),
+    ],
+)
+
+
+def read(*planes: Plane) -> xplane.Trace:
+    return xplane.of_planes(planes, kinds.of_programs([PROGRAM]))
+
+
+def test_operations_of_cpu_devices_are_on_threads_of_the_host() -> None:
+    found = read(HOST)
+    assert found == ([Op("fusion.1", "matmul", "cpu:3", (0, 5e-7))], [(0, 1e-5)], [(4e-6, 5e-6)])
+
+
+def test_operations_of_a_gpu_are_kernels_on_streams_that_name_them() -> None:
+    kernels = [
+        Event("nvjet_tst_128x256", 0, 100, [("hlo_op", "fusion.2"), ("hlo_module", "jit__update")]),
+        Event("nvjet_tst_128x256", 200, 100, [("correlation_id", "7")]),
+    ]
+    found = read(HOST, Plane("/device:GPU:0", [Line("Stream #15(Compute)", kernels), Line("XLA Modules", kernels)]))
+    assert [(op.name, op.kind, op.device) for op in found.ops] == [
+        ("fusion.2", "attention", "/device:GPU:0"),
+        ("nvjet_tst_128x256", "matmul", "/device:GPU:0"),
+    ]
+
+
+def test_operations_of_a_tpu_are_a_line_of_their_texts() -> None:
+    texts = [
+        Event("%while.1 = (s32[]) while(%tuple)", 0, 900),
+        Event("%ag.done = f32[8,8]{1,0} all-gather-done(%ag)", 10, 20),
+    ]
+    found = read(HOST, Plane("/device:TPU:0", [Line("XLA Ops", texts), Line("Steps", texts)]))
+    assert [(op.name, op.kind) for op in found.ops] == [("ag.done", "collectives")]
+
+
+# --- the loop's part --------------------------------------------------------------------------------------------------
+
+
+class Told(Progress):
+    """Keeps what an agent would be told."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.notes: list[str] = []
+        self.profiles: list[dict[str, Any]] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def profile(self, values: Any) -> None:
+        self.profiles.append(dict(values))
+
+
+Work = Callable[[int], jax.Array]
+
+
+def small() -> tuple[Work, list[str]]:
+    """Work that takes no time to compile, and its program."""
+    compiled = jax.jit(lambda x: (x @ x).sum()).lower(jnp.ones((64, 64))).compile()
+    return lambda done: compiled(jnp.full((64, 64), float(done))), [compiled.as_text() or ""]
+
+
+def decoder() -> tuple[Work, list[str]]:
+    """Real steps, on two devices."""
+    task = tiny.Counting()
+    step = tiny.compiled(task, mesh={"fsdp": 2})
+    state = step.init()
+
+    def work(done: int) -> jax.Array:
+        nonlocal state
+        state, metrics = step.train(state, step.put(task.batch(done)))
+        return metrics["loss"]
+
+    return work, step.programs()
+
+
+class Loop:
+    """Steps with a profiler between them, as the real loop has it."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        at: int | None = None,
+        steps: int = 2,
+        request: Path | None = None,
+        start: int = 0,
+        of: Callable[[], tuple[Work, list[str]]] = small,
+    ) -> None:
+        self.told, self.losses = Told(), []
+        self._work, programs = of()
+        self._start = start
+        self._pending: list[jax.Array] = []
+        self.profiler = Profiler(
+            Profile(at=at, steps=steps),
+            rank=0,
+            run_dir=None if folder is None else str(folder),
+            request=None if request is None else str(request),
+            report=self.told,
+            settle=self._settle,
+            programs=lambda: programs,
+        )
+
+    def _settle(self) -> None:
+        self.losses += map(float, self._pending)
+        self._pending.clear()
+
+    def run(self, steps: int) -> None:
+        for done in range(self._start, steps):
+            if done == 3:
+                with self.profiler.pause():
+                    self._settle()
+            self.profiler.between(done)
+            value = self._work(done)
+            self._settle()
+            self._pending.append(value)
+        self._settle()
+        self.profiler.finish(steps)
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
+
+
+@pytest.mark.usefixtures("standard")
+def test_the_steps_that_the_job_names_are_traced_and_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loop = Loop(tmp_path, at=2, steps=3, of=decoder)
+    loop.run(8)
+    folder = tmp_path / "profiles" / "step-2" / "rank-0"
+    found = summary(folder)
+    assert list(folder.rglob("*.xplane.pb"))
+    assert (found["first_step"], found["steps"], found["devices"]) == (2, 3, 2)
+    assert all(found["seconds"][kind] > 0 for kind in ("matmul", "attention", "elementwise", "collectives"))
+    assert sum(found["seconds"].values()) == pytest.approx(found["step_s"], rel=1e-6)
+    assert [note.partition(":")[0] for note in loop.told.notes] == ["profile of steps 2-4"]
+    assert "profile of steps 2-4 on 2 devices of rank 0, in " in capsys.readouterr().out
+    assert len(loop.losses) == 8
+
+
+def test_an_agent_that_asks_is_answered_and_the_request_is_gone(tmp_path: Path) -> None:
+    request = tmp_path / "request"
+    request.write_text(json.dumps({"id": 4, "steps": 1}))
+    loop = Loop(tmp_path, request=request)
+    loop.run(3)
+    first, last = loop.told.profiles
+    assert first == {"id": 4, "state": "tracing", "step": 0, "steps": 1}
+    assert (last["id"], last["state"]) == (4, "done")
+    assert last["summary"] == summary(Path(last["folder"]))
+    assert not request.exists()
+
+
+def test_a_profile_that_the_end_of_the_run_cuts_short_holds_the_steps_there_were(tmp_path: Path) -> None:
+    Loop(tmp_path, at=3, steps=9).run(5)
+    assert summary(tmp_path / "profiles" / "step-3" / "rank-0")["steps"] == 2
+
+
+@pytest.mark.parametrize(("start", "traced"), [(0, True), (2, True), (3, False)])
+def test_an_attempt_that_resumed_behind_the_steps_does_not_trace_others(
+    tmp_path: Path, start: int, traced: bool
+) -> None:
+    Loop(tmp_path, at=2, start=start).run(5)
+    assert (tmp_path / "profiles").exists() is traced
+
+
+def test_a_folder_that_cannot_be_written_costs_the_profile_and_not_the_run(tmp_path: Path) -> None:
+    (tmp_path / "profiles").write_text("a file where a folder should be")
+    request = tmp_path / "request"
+    request.write_text(json.dumps({"id": 1, "steps": 1}))
+    loop = Loop(tmp_path, at=1, request=request)
+    loop.run(4)
+    assert len(loop.losses) == 4
+    assert [note.partition(":")[0] for note in loop.told.notes] == [
+        "no profile at step 0 of rank 0",
+        "no profile at step 1 of rank 0",
+    ]
+    assert [one["state"] for one in loop.told.profiles] == ["failed"]
+
+
+def test_without_a_run_folder_the_trace_lies_in_a_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    Loop(None, at=1, steps=1).run(3)
+    assert len(list(tmp_path.glob("jaxlaunch-profiles-*/step-1/rank-0/summary.json"))) == 1
+
+
+def test_only_so_many_traces_of_a_rank_are_kept(tmp_path: Path) -> None:
+    for number in range(KEPT):
+        (tmp_path / "profiles" / f"step-9{number}" / "rank-0").mkdir(parents=True)
+    (tmp_path / "profiles" / "step-90" / "rank-1").mkdir()
+    Loop(tmp_path, at=1, steps=1).run(3)
+    kept = {folder.parent.name for folder in (tmp_path / "profiles").glob("step-*/rank-0")}
+    assert len(kept) == KEPT and "step-1" in kept
+    assert (tmp_path / "profiles" / "step-90" / "rank-1").exists()

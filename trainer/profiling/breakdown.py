@@ -1,0 +1,142 @@
+"""What a step spends, from what ran when. Pure: intervals in, seconds by kind out.
+
+Every moment of a step counts once, so the parts add up to it: a moment in which operations of several kinds run on one
+device is that of the first in ORDER. Collectives therefore count where nothing hides them, and `host` is the time in
+which a device runs nothing: it waits for the host, for data, or between two kernels.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from trainer.profiling.kinds import ATTENTION, COLLECTIVES, ELEMENTWISE, MATMUL
+
+HOST = "host"
+ORDER = (MATMUL, ATTENTION, ELEMENTWISE, COLLECTIVES)
+TOP = 10  # operations that are named
+
+Span = tuple[float, float]  # from, until; seconds
+
+
+class Op(NamedTuple):
+    """An operation that ran on a device."""
+
+    name: str
+    kind: str
+    device: str
+    span: Span
+
+
+class Breakdown(NamedTuple):
+    """Seconds of one step: the mean over steps and this process's devices."""
+
+    steps: int
+    devices: int
+    step_s: float
+    seconds: Mapping[str, float]  # by kind; they add up to step_s
+    hidden_s: float  # of collectives that ran while the device computed
+    top: Sequence[tuple[str, str, float]]  # the longest operations: name, kind, seconds
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "devices": self.devices,
+            "step_s": round(self.step_s, 9),
+            "seconds": {kind: round(spent, 9) for kind, spent in self.seconds.items()},
+            "shares": {kind: round(share, 4) for kind, share in self.shares.items()},
+            "collectives_hidden_s": round(self.hidden_s, 9),
+            "top": [{"op": name, "kind": kind, "seconds": round(spent, 9)} for name, kind, spent in self.top],
+        }
+
+    @property
+    def shares(self) -> dict[str, float]:
+        return {kind: spent / self.step_s for kind, spent in self.seconds.items()}
+
+
+def of(ops: Sequence[Op], window: Span, pauses: Sequence[Span], steps: int) -> Breakdown:
+    """What each of `steps` in `window` spent; what lies in `pauses` (evaluation, saves) belongs to no step.
+
+    Raises ValueError when no device ran anything in it.
+    """
+    paused = merged(clipped(pauses, window))
+    by_device: dict[str, list[Op]] = defaultdict(list)
+    counted = [op for op in ops if clipped([op.span], window) and not any(a <= op.span[0] < b for a, b in paused)]
+    for op in counted:
+        by_device[op.device].append(op)
+    each = [_of_device(mine, window, paused) for mine in by_device.values()]
+    total = (window[1] - window[0] - length(paused)) / steps
+    if not any(sum(spent.values()) for spent, _ in each) or total <= 0:
+        raise ValueError("the trace holds no operation that a device ran within the steps")
+    share = 1 / (steps * len(each))
+    seconds = {kind: share * sum(spent[kind] for spent, _ in each) for kind in ORDER}
+    seconds[HOST] = total - sum(seconds.values())
+    return Breakdown(steps, len(each), total, seconds, share * sum(hidden for _, hidden in each), _top(counted, share))
+
+
+def _of_device(ops: Iterable[Op], window: Span, paused: list[Span]) -> tuple[dict[str, float], float]:
+    """Seconds by kind on one device, and those of collectives behind others."""
+    spans: dict[str, list[Span]] = {kind: [] for kind in ORDER}
+    for op in ops:
+        spans[op.kind].append(op.span)
+    taken, spent, alone = paused, {}, {}
+    for kind in ORDER:
+        before, taken = taken, merged([*taken, *clipped(spans[kind], window)])
+        spent[kind] = length(taken) - length(before)
+        alone[kind] = length(merged([*paused, *clipped(spans[kind], window)])) - length(paused)
+    return spent, alone[COLLECTIVES] - spent[COLLECTIVES]
+
+
+def _top(ops: Iterable[Op], share: float) -> list[tuple[str, str, float]]:
+    spent: dict[tuple[str, str], float] = defaultdict(float)
+    for op in ops:
+        spent[op.name, op.kind] += share * (op.span[1] - op.span[0])
+    longest = sorted(spent.items(), key=lambda item: -item[1])[:TOP]
+    return [(name, kind, seconds) for (name, kind), seconds in longest]
+
+
+# --- intervals --------------------------------------------------------------------------------------------------------
+
+
+def clipped(spans: Iterable[Span], window: Span) -> list[Span]:
+    """The parts of `spans` within `window`."""
+    inside = ((max(start, window[0]), min(end, window[1])) for start, end in spans)
+    return [(start, end) for start, end in inside if start < end]
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """The union of `spans`, in order, none touching another."""
+    found: list[Span] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
+
+
+def length(spans: Iterable[Span]) -> float:
+    """Seconds of spans that do not overlap."""
+    return sum(end - start for start, end in spans)
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def line(found: Breakdown) -> str:
+    """`12.3 ms a step: matmul 49 %, attention 12 %, …`."""
+    parts = ", ".join(f"{kind} {share:.0%}".replace("%", " %") for kind, share in found.shares.items())
+    return f"{found.step_s * 1e3:.3g} ms a step: {parts}"
+
+
+def table(found: Breakdown) -> list[str]:
+    """A line for each kind."""
+    lines = [
+        f"  {kind:<12}{spent * 1e3:>10.3f} ms{spent / found.step_s:>6.0%}".replace("%", " %")
+        for kind, spent in found.seconds.items()
+    ]
+    if found.hidden_s:
+        place = list(found.seconds).index(COLLECTIVES)
+        lines[place] += f"  and {found.hidden_s * 1e3:.3f} ms while the device computed"
+    return [*lines, f"  {'step':<12}{found.step_s * 1e3:>10.3f} ms"]

@@ -1,0 +1,206 @@
+"""Traces some steps of the loop, as the job or a person asks, and says what they spend.
+
+Costs a look for a file per step while nothing is traced. Every rank traces for itself: none waits for another beyond
+what its own steps do. What fails here is told, and never ends a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from trainer.profiling import breakdown, kinds, xplane
+from trainer.profiling.breakdown import Breakdown
+from trainer.progress import Progress
+from trainer.spec import Profile
+
+KEPT = 10  # traces of a rank; older ones are removed
+MAX_BYTES = 1 << 30  # of a trace that is kept
+FOLDER, SUMMARY = "profiles", "summary.json"
+
+
+class Wanted(NamedTuple):
+    """A profile that was asked for: by an agent, which gave it a number, or by the job."""
+
+    number: int | None
+    steps: int
+
+
+class Tracing(NamedTuple):
+    """A trace under way."""
+
+    wanted: Wanted
+    folder: Path
+    first: int  # steps that were complete when it began
+    until: int
+
+
+class Profiler:
+    """One process's part. `between` is called before every step, by the thread that runs the steps."""
+
+    def __init__(
+        self,
+        spec: Profile,
+        *,
+        rank: int,
+        run_dir: str | None,
+        request: str | None,
+        report: Progress,
+        settle: Callable[[], None],
+        programs: Callable[[], list[str]],
+    ) -> None:
+        """`request` is the file in which an agent asks; `settle` waits for the steps that were dispatched; `programs`
+        are the texts of what they run."""
+        self._spec, self._rank, self._report = spec, rank, report
+        self._request, self._settle, self._programs = request, settle, programs
+        self._base = None if run_dir is None or "://" in run_dir else Path(run_dir, FOLDER)
+        self._last: int | None = None  # what was complete at the last call, when nothing was traced
+        self._tracing: Tracing | None = None
+        self._annotation: jax.profiler.StepTraceAnnotation | None = None
+        self._readers: list[threading.Thread] = []
+
+    def between(self, step: int) -> None:
+        """Begins or ends a trace where one is due; `step` steps are complete, or were dispatched."""
+        if self._tracing is not None:
+            self._annotate(None)
+            if step >= self._tracing.until:
+                self._end(step)
+            else:
+                self._annotate(step)
+        elif self._is_due(step):
+            self._begin(step, Wanted(None, self._spec.steps))
+        elif self._request is not None and os.access(self._request, os.F_OK):
+            self._begin(step, self._take(self._request))
+
+    def _is_due(self, step: int) -> bool:
+        """Whether the job's own profile begins: once its step is reached, unless this attempt resumed behind it."""
+        before, self._last = step - 1 if self._last is None else self._last, step
+        return self._spec.at is not None and before < self._spec.at <= step
+
+    def pause(self) -> contextlib.AbstractContextManager[Any]:
+        """Marks what belongs to no step: an evaluation, a save."""
+        return jax.profiler.TraceAnnotation(xplane.PAUSE)
+
+    def finish(self, step: int) -> None:
+        """After the last step: ends what is traced, and waits until all is said."""
+        if self._tracing is not None:
+            self._annotate(None)
+            self._end(step)
+        for reader in self._readers:
+            reader.join()
+
+    # --- the trace ----------------------------------------------------------------------------------------------------
+
+    def _take(self, request: str) -> Wanted:
+        with open(request) as file:
+            asked = json.load(file)
+        os.unlink(request)
+        return Wanted(asked["id"], asked["steps"])
+
+    def _begin(self, step: int, wanted: Wanted) -> None:
+        self._settle()  # so that the trace begins with a step
+        try:
+            folder = self._folder(step)
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0  # a trace of every call of Python is large, and slows what it measures
+            jax.profiler.start_trace(folder, profiler_options=options)
+        except (OSError, RuntimeError) as fault:
+            return self._fail(wanted, step, fault)
+        self._tracing = Tracing(wanted, folder, step, step + wanted.steps)
+        self._tell(wanted, "tracing", step=step, steps=wanted.steps)
+        self._annotate(step)
+
+    def _annotate(self, step: int | None) -> None:
+        """Marks that a step begins; None that it ended."""
+        if self._annotation is not None:
+            self._annotation.__exit__(None, None, None)
+        self._annotation = None if step is None else jax.profiler.StepTraceAnnotation(xplane.STEP, step_num=step)
+        if self._annotation is not None:
+            self._annotation.__enter__()
+
+    def _end(self, step: int) -> None:
+        assert self._tracing is not None, "the caller has looked"
+        tracing, self._tracing = self._tracing, None
+        with jax.profiler.StepTraceAnnotation(xplane.STEP, step_num=step - 1):
+            self._settle()  # so that the trace ends with a step
+        self._report.phase("save", step)
+        try:
+            jax.profiler.stop_trace()
+        except (OSError, RuntimeError) as fault:
+            return self._fail(tracing.wanted, tracing.first, fault)
+        reader = threading.Thread(target=self._conclude, args=(tracing, step), name="profile", daemon=True)
+        self._readers.append(reader)
+        reader.start()
+
+    def _folder(self, step: int) -> Path:
+        """An empty folder for a trace; the oldest ones make room. Raises OSError."""
+        if self._base is None:
+            self._base = Path(tempfile.mkdtemp(prefix="jaxlaunch-profiles-"))
+        mine = sorted(self._base.glob(f"step-*/rank-{self._rank}"), key=lambda folder: folder.stat().st_mtime)
+        folder = self._base / f"step-{step}" / f"rank-{self._rank}"
+        for old in [folder, *mine[: max(0, len(mine) + 1 - KEPT)]]:
+            shutil.rmtree(old, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another rank's lies there too
+                old.parent.rmdir()
+        folder.mkdir(parents=True)
+        return folder
+
+    # --- what it says -------------------------------------------------------------------------------------------------
+
+    def _conclude(self, tracing: Tracing, end: int) -> None:
+        """Reads the trace beside the loop."""
+        try:
+            found = self._read(tracing, end)
+        except Exception as fault:  # whatever it is, the run goes on, and who asked is answered
+            return self._fail(tracing.wanted, tracing.first, fault)
+        steps = f"steps {tracing.first}-{end - 1}" if found.steps > 1 else f"step {tracing.first}"
+        if self._rank == 0:
+            self._report.note(f"profile of {steps}: {breakdown.line(found)}; {tracing.folder}")
+            head = f"profile of {steps} on {found.devices} devices of rank 0, in {tracing.folder}"
+            print("\n".join([head, *breakdown.table(found)]), flush=True)
+        summary = self._summary(tracing, found)
+        self._tell(tracing.wanted, "done", folder=str(tracing.folder), summary=summary)
+
+    def _read(self, tracing: Tracing, end: int) -> Breakdown:
+        files = sorted(tracing.folder.rglob("*.xplane.pb"))
+        if not files:
+            raise OSError(f"no trace was written to {tracing.folder}")
+        trace = xplane.read(files[-1], kinds.of_programs(self._programs()))
+        if not trace.steps:
+            raise ValueError("the trace holds no step")
+        window = min(start for start, _ in trace.steps), max(stop for _, stop in trace.steps)
+        found = breakdown.of(trace.ops, window, trace.pauses, end - tracing.first)
+        text = json.dumps(self._summary(tracing, found), indent=2)
+        (tracing.folder / SUMMARY).write_text(text + "\n")
+        if sum(file.stat().st_size for file in tracing.folder.rglob("*")) > MAX_BYTES:
+            shutil.rmtree(tracing.folder / "plugins")
+            self._report.note(f"the trace of rank {self._rank} at step {tracing.first} was too large to keep")
+        return found
+
+    def _summary(self, tracing: Tracing, found: Breakdown) -> dict[str, Any]:
+        return {
+            "rank": self._rank,
+            "first_step": tracing.first,
+            "device": jax.local_devices()[0].device_kind,
+            **found.to_json(),
+        }
+
+    def _fail(self, wanted: Wanted, step: int, fault: Exception) -> None:
+        text = f"no profile at step {step} of rank {self._rank}: {fault}"
+        print(text, flush=True)
+        self._report.note(text)
+        self._tell(wanted, "failed", fault=str(fault)[:1000])
+
+    def _tell(self, wanted: Wanted, state: str, **values: Any) -> None:
+        """Answers the agent that asked."""
+        if wanted.number is not None:
+            self._report.profile({"id": wanted.number, "state": state, **values})

@@ -1,0 +1,96 @@
+"""Reads what JAX's profiler wrote: which operations ran when, and when the steps and their pauses were.
+
+JAX's own reader, jax.profiler.ProfileData, does without TensorFlow (jax 0.10 and 0.11 are alike).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from jax.profiler import ProfileData
+
+from trainer.profiling import kinds
+from trainer.profiling.breakdown import Op, Span
+
+STEP, PAUSE = "train", "jaxlaunch pause"  # of our annotations: a step, and what belongs to none
+_HOST = "/host:CPU"
+# On GPU a stream's kernels name their operation. On TPU operations are events of a line, which begin with their text.
+_LINES = re.compile(r"Stream|XLA Ops$")
+_TEXT = re.compile(r"%?([\w.\-]+) = ")
+
+
+class Event(Protocol):
+    """What the reader gives of an event."""
+
+    name: str
+    start_ns: float
+    duration_ns: float
+    stats: Any  # pairs of name and value
+
+
+class Trace(NamedTuple):
+    """A trace, as far as it is ours to understand; times in seconds since its beginning."""
+
+    ops: list[Op]
+    steps: list[Span]
+    pauses: list[Span]
+
+
+def read(path: Path, known: Mapping[str, str | None]) -> Trace:
+    """The trace in a file; `known` has the kinds of the operations of the train steps."""
+    return of_planes(ProfileData.from_file(str(path)).planes, known)
+
+
+def of_planes(planes: Any, known: Mapping[str, str | None]) -> Trace:
+    """The trace of what JAX calls planes: one of the host, one of each device, each of lines of events."""
+    found = Trace([], [], [])
+    on_host: list[Op] = []
+    for plane in planes:
+        if plane.name == _HOST:
+            for line in plane.lines:
+                on_host += _host_line(line.events, known, found)
+        elif plane.name.startswith("/device:"):
+            for line in plane.lines:
+                if _LINES.match(line.name):
+                    found.ops.extend(_ops(line.events, known, plane.name))
+    found.ops.extend([] if found.ops else on_host)  # where there are devices, what the host computes is the host's
+    return found
+
+
+def _host_line(events: Any, known: Mapping[str, str | None], found: Trace) -> Iterator[Op]:
+    """The operations that CPU devices run on one thread; steps and pauses go to `found`."""
+    for event in events:
+        if event.name == STEP:
+            found.steps.append(_span(event))
+        elif event.name == PAUSE:
+            found.pauses.append(_span(event))
+        elif _may_be_op(event):
+            stats = dict(event.stats)
+            if "hlo_op" in stats:
+                yield from _op(event, stats, known, f"cpu:{stats.get('device_ordinal', 0)}")
+
+
+def _may_be_op(event: Event) -> bool:
+    """Whether it may be an operation: most of what a CPU's threads say is not, and reading statistics takes time."""
+    return not event.name.startswith(("end: ", "Threadpool", "ThunkExecutor")) and event.duration_ns > 0
+
+
+def _ops(events: Any, known: Mapping[str, str | None], device: str) -> Iterator[Op]:
+    for event in events:
+        text = _TEXT.match(event.name)
+        yield from _op(event, {"hlo_op": text[1]} if text else dict(event.stats), known, device)
+
+
+def _op(event: Event, stats: Mapping[str, Any], known: Mapping[str, str | None], device: str) -> Iterator[Op]:
+    name = str(stats.get("hlo_op", ""))
+    key = next((key for key in (f"{stats.get('hlo_module')}/{name}", name) if key in known), None)
+    kind = kinds.of_kernel(event.name) if key is None else known[key]
+    if kind is not None:
+        yield Op(name or event.name, kind, device, _span(event))
+
+
+def _span(event: Event) -> Span:
+    return event.start_ns / 1e9, (event.start_ns + event.duration_ns) / 1e9
