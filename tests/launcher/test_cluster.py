@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,6 @@ from tests.launcher.apiserver import Handler, Server, drop, hang, refuse
 
 CANARY = "canary-8d1f0c"
 AT = JOBSETS.path("team-a", "x")
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with apiserver.serving(Server()) as server:
-        yield server
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +38,9 @@ Run = Callable[..., Left]
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with apiserver.serving(Server()) as server:
-        server.put(NAMESPACES.path(None, "team-a"), {})
-        yield server
-
-
-@pytest.fixture
 def here(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    server.put(NAMESPACES.path(None, "team-a"), {})
     monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, token=CANARY)))
     (tmp_path / "job.yaml").write_text(JOB)
     return tmp_path

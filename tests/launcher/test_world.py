@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,6 @@ from launcher.status import State, fold
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Fault, Handler, Server, refuse
 from tests.launcher.objects import cluster_queue, jobset, local_queue, node, pending, pod, workload
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with apiserver.serving(Server()) as server:
-        yield server
 
 
 @pytest.fixture

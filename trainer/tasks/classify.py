@@ -50,12 +50,11 @@ class Classify:
         pixels = getattr(model, "pixels", None)
         images = standardized(batch["image"]) if pixels is None else scaled(batch["image"], *pixels)
         label_B, weight_B = batch["label"], batch["weight"]
-        if not isinstance(model, MLP | ViT) or model.deterministic:
-            sums = losses.cross_entropy(model(images), label_B, weight_B)
-            return Loss(sums.total, sums.weight, {"accuracy": (sums.correct, sums.weight)})
-        options = losses.Options(model.loss.z, model.loss.smoothing)
-        if model.loss.mixup:
-            return blended(model, images, label_B, weight_B, rng, model.loss.mixup, options)
+        is_training = isinstance(model, MLP | ViT) and not model.deterministic
+        extras = model.loss if is_training else specs.Loss()
+        options = losses.Options(extras.z, extras.smoothing)
+        if extras.mixup:
+            return blended(model, images, label_B, weight_B, rng, extras.mixup, options)
         sums = losses.cross_entropy(model(images), label_B, weight_B, options)
         return Loss(sums.total, sums.weight, {"accuracy": (sums.correct, sums.weight)})
 
