@@ -12,6 +12,7 @@ from launcher.network import variables
 from launcher.profile import Profile
 from launcher.schema import JobSpec
 from trainer import contract
+from trainer.spec import TrainSpec
 
 AGENT = ["python", "-m", "launcher.agent"]
 
@@ -53,13 +54,14 @@ def template(
 
 
 def _spec(job: JobSpec, profile: Profile) -> dict[str, Any]:
+    account = job.service_account or profile.service_account
     pull = [{"name": name} for name in dict.fromkeys([*profile.image_pull_secrets, *job.image_pull_secrets])]
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": int(job.grace),
         "enableServiceLinks": False,
         "automountServiceAccountToken": job.service_account is not None,
-        **({} if job.service_account is None else {"serviceAccountName": job.service_account}),
+        **({} if account is None else {"serviceAccountName": account}),
         **({"imagePullSecrets": pull} if pull else {}),
         "securityContext": {
             "runAsNonRoot": True,
@@ -106,9 +108,7 @@ def _environment(job: JobSpec, profile: Profile) -> list[dict[str, Any]]:
         contract.JOB: told.to_json(),
     }
     if job.train is not None:
-        kept = job.train.checkpoint.model_copy(update={"path": storage.checkpoints(job, profile)})
-        spec = job.train.model_copy(update={"checkpoint": kept})
-        values[contract.TRAIN_SPEC] = spec.model_dump_json(exclude_unset=True)
+        values[contract.TRAIN_SPEC] = _train(job.train, job, profile).model_dump_json(exclude_unset=True)
     if (folder := storage.run_folder(job, profile)) is not None:
         values[contract.RUN_DIR] = folder
     fields = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in _FIELDS.items()]
@@ -117,6 +117,15 @@ def _environment(job: JobSpec, profile: Profile) -> list[dict[str, Any]]:
         for name, one in job.secrets.items()
     ]
     return [*variables(values), *fields, *variables(_defaults(job) | job.env), *secrets]
+
+
+def _train(train: TrainSpec, job: JobSpec, profile: Profile) -> TrainSpec:
+    """The job's `train` block, with the folders that the profile has for it."""
+    kept = train.checkpoint.model_copy(update={"path": storage.checkpoints(job, profile)})
+    told: dict[str, Any] = {"checkpoint": kept}
+    if (cache := storage.compile_cache(job, profile)) is not None:
+        told["compile_cache"] = cache
+    return train.model_copy(update=told)
 
 
 def _defaults(job: JobSpec) -> dict[str, str]:

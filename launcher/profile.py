@@ -53,6 +53,13 @@ Checkpoint = Annotated[
 ]
 
 
+class CacheClaim(Block):
+    """A PersistentVolumeClaim, ReadWriteMany, for the compiled programs of every job."""
+
+    claim: ObjectName = Field(description="its name")
+    path: AbsolutePath = Field("/compile-cache", description="where it is mounted")
+
+
 class Tcpxo(Block):
     """What GPUDirect-TCPXO needs to know of this cluster."""
 
@@ -78,6 +85,8 @@ class Profile(Block):
     image_pull_secrets: list[ObjectName] = Field([], description="for every job")
     queue: Label | None = Field(None, description="for jobs that name none")
     checkpoint: Checkpoint | None = Field(None, description="where checkpoints go")
+    compile_cache: CacheClaim | None = Field(None, description="XLA's, for jobs that name none")
+    service_account: ObjectName | None = Field(None, description="for jobs that name none; no token is mounted")
     user: Positive = Field(DEFAULT_USER, description="numeric user and group of the pods; never root")
     nodes: dict[Kind, Nodes] = Field({}, description="by accelerator type, where they are not labelled as usual")
     capacity: dict[Literal["spot", "flex-start"], Nodes] = Field({}, description="by kind, likewise")

@@ -17,13 +17,23 @@ Mounted = Claim | Bucket | Ephemeral | SecretFiles | ConfigFiles
 
 
 def volumes(job: JobSpec, profile: Profile) -> list[Mounted]:
-    """The job's volumes, and the profile's where the checkpoints lie on it."""
+    """The job's volumes, and the profile's where the checkpoints or the compiled programs lie on them."""
     given: list[Mounted] = list(job.volumes)
-    kept, folder = profile.checkpoint, PurePosixPath(checkpoints(job, profile) or "")
-    if isinstance(kept, CheckpointClaim) and folder.is_relative_to(kept.path):
-        if not any(folder.is_relative_to(volume.path) for volume in given):
-            given.append(Claim(claim=kept.claim, path=kept.path))
+    kept = profile.checkpoint if isinstance(profile.checkpoint, CheckpointClaim) else None
+    for own, used in ((kept, checkpoints(job, profile)), (profile.compile_cache, compile_cache(job, profile))):
+        folder = PurePosixPath(used or "")
+        if own is not None and folder.is_relative_to(own.path):
+            if not any(folder.is_relative_to(volume.path) for volume in given):
+                given.append(Claim(claim=own.claim, path=own.path))
     return given
+
+
+def compile_cache(job: JobSpec, profile: Profile) -> str | None:
+    """The folder of XLA's compilation cache, or a URL; None where neither job nor profile names one."""
+    if job.train is None:
+        return None
+    own = profile.compile_cache.path if profile.compile_cache is not None else None
+    return job.train.compile_cache or own
 
 
 def checkpoints(job: JobSpec, profile: Profile) -> str | None:

@@ -257,6 +257,26 @@ def test_a_secret_appears_by_reference_only(monkeypatch: pytest.MonkeyPatch) -> 
     assert env_of(manifests(case)[0])["WANDB_API_KEY"] == reference
 
 
+def test_a_profile_s_compile_cache_is_mounted_and_told_to_jobs_that_name_none() -> None:
+    cluster = profile.parse("{image: i, checkpoint: {url: gs://runs}, compile_cache: {claim: compiled}}")
+    text = "name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine}\n"
+    manifest = rendered(text, cluster)
+    assert json.loads(env_of(manifest)[contract.TRAIN_SPEC])["compile_cache"] == "/compile-cache"
+    assert {"name": "volume-0", "mountPath": "/compile-cache"} in pod_of(manifest)["containers"][0]["volumeMounts"]
+    assert {"name": "volume-0", "persistentVolumeClaim": {"claimName": "compiled"}} in pod_of(manifest)["volumes"]
+    own = rendered(text.replace("Mine}", "Mine, compile_cache: gs://mine}"), cluster)
+    assert json.loads(env_of(own)[contract.TRAIN_SPEC])["compile_cache"] == "gs://mine"
+    assert [volume["name"] for volume in pod_of(own)["volumes"]] == ["tmp"]
+
+
+def test_a_profile_s_service_account_is_for_jobs_that_name_none_and_mounts_no_token() -> None:
+    cluster = profile.parse("{image: i, service_account: everyone}")
+    pod = pod_of(rendered(SMALL, cluster))
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("everyone", False)
+    pod = pod_of(rendered(SMALL + "service_account: mine\n", cluster))
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("mine", True)
+
+
 def test_a_token_is_mounted_only_for_a_service_account() -> None:
     assert pod_of(rendered(SMALL))["automountServiceAccountToken"] is False
     pod = pod_of(rendered(SMALL + "service_account: trainer\n"))
