@@ -1,0 +1,51 @@
+{{/* Names of this release's objects in its namespace: RELEASE-PART. No two parts begin alike, so that a cut is harmless. */}}
+{{- define "launcher.name" -}}
+{{- printf "%s-%s" .root.Release.Name .part | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Names of its objects outside namespaces: NAMESPACE.RELEASE. No namespace has a dot, so that no two releases share one. */}}
+{{- define "launcher.wideName" -}}
+{{- $name := printf "%s.%s" .root.Release.Namespace .root.Release.Name -}}
+{{- with .part -}}{{- $name = printf "%s.%s" $name . -}}{{- end -}}
+{{- if gt (len $name) 63 -}}{{- $name = printf "%s-%s" ($name | trunc 52 | trimAll "-.") ($name | sha256sum | trunc 10) -}}{{- end -}}
+{{- $name -}}
+{{- end -}}
+
+{{- define "launcher.labels" -}}
+{{- $own := dict
+  "app.kubernetes.io/name" .Chart.Name
+  "app.kubernetes.io/instance" .Release.Name
+  "app.kubernetes.io/version" .Chart.AppVersion
+  "app.kubernetes.io/part-of" "jaxlaunch"
+  "app.kubernetes.io/managed-by" .Release.Service
+  "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version) -}}
+{{- toYaml (merge $own .Values.commonLabels) -}}
+{{- end -}}
+
+{{/* The LocalQueue's name: a label's value, which 53 letters of a release's name always are but for dots. */}}
+{{- define "launcher.queue" -}}
+{{- .Release.Name | replace "." "-" -}}
+{{- end -}}
+
+{{- define "launcher.serviceAccount" -}}
+{{- include "launcher.name" (dict "root" . "part" "jobs") -}}
+{{- end -}}
+
+{{- define "launcher.checkpoints" -}}
+{{- include "launcher.name" (dict "root" . "part" "checkpoints") -}}
+{{- end -}}
+
+{{- define "launcher.compileCache" -}}
+{{- include "launcher.name" (dict "root" . "part" "compile-cache") -}}
+{{- end -}}
+
+{{/* metadata of an object: `root`, `name`, and `labels` of its own. */}}
+{{- define "launcher.metadata" -}}
+name: {{ .name }}
+{{- if not .wide }}
+namespace: {{ .root.Release.Namespace }}
+{{- end }}
+labels:
+  {{- $labels := include "launcher.labels" .root | fromYaml }}
+  {{- toYaml (merge $labels (.labels | default dict)) | nindent 2 }}
+{{- end -}}

@@ -1,0 +1,43 @@
+"""Helm's own engine at work: a call as a line of JSON on stdin, its answer as one on stdout.
+
+Runs in the environment `helm`, and in a process of its own: the engine brings Go's runtime with it.
+"""
+
+import json
+import sys
+
+import helm_python
+import kubernetes_validate
+
+
+def lint(chart, values, kube_version):
+    return helm_python.lint(chart, values, strict=True, namespace="ns", kube_version=kube_version)
+
+
+def render(chart, values, name, namespace):
+    with helm_python.Chart.load(chart) as loaded:
+        return loaded.render(values, name=name, namespace=namespace)
+
+
+def release(kubeconfig, namespace, action, arguments):
+    with helm_python.Config(kubeconfig_path=kubeconfig, namespace=namespace) as config:
+        return getattr(config, action)(**arguments)
+
+
+def validate(objects, version):
+    """Holds objects against the strict schemas of a Kubernetes version; gives the version whose schemas these were."""
+    (known,) = {kubernetes_validate.validate(one, version, strict=True) for one in objects}
+    return known
+
+
+CALLS = {"lint": lint, "render": render, "release": release, "validate": validate}
+
+for line in sys.stdin:
+    name, given = json.loads(line)
+    try:
+        answer = {"result": CALLS[name](**given)}
+    except helm_python.HelmError as error:
+        answer = {"refused": str(error)}
+    except (kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError) as error:
+        answer = {"refused": error.message}
+    print(json.dumps(answer), flush=True)

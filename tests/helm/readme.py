@@ -1,0 +1,103 @@
+"""The chart's README, of its values' own comments: python -m tests.helm.readme > helm/launcher/README.md"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import yaml
+
+from tests.helm.charts import CHART
+
+HEAD = """\
+# launcher
+
+{description}
+
+```sh
+helm install team-a helm/launcher --namespace team-a --create-namespace \\
+  --set profile.image=registry.example/train:1 \\
+  --set-json 'rbac.submitters=[{{"kind": "Group", "name": "team-a"}}]'
+helm test team-a --namespace team-a
+```
+
+Then this is a job, and `launcher submit job.yaml -n team-a` runs it: image, queue and volumes come from the ConfigMap
+`jaxlaunch` that the chart makes.
+
+```yaml
+name: first
+hosts: 2
+accelerator: {{type: cpu}}
+train:
+  task: trainer.tasks.classify:Classify
+```
+
+Helm 3 or 4; Kubernetes {kubernetes}; JobSet 0.10 or newer. Whoever installs it needs the rights that it gives on.
+
+Claims and namespaces stay when the release goes (`helm.sh/resource-policy: keep`); all else goes with it. Objects
+outside the namespace are named NAMESPACE.RELEASE, so that no two releases share one. A namespace has one profile: of
+two releases in it, one sets `profile.enabled=false`.
+
+## Values
+
+| key | default | meaning |
+|---|---|---|
+"""
+KEY = re.compile(r"( *)([A-Za-z_][\w.]*):")
+
+
+class Value(NamedTuple):
+    key: str
+    meaning: str
+
+
+def text() -> str:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    oldest = chart["kubeVersion"].removeprefix(">=").removesuffix(".0-0") + " or newer"
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    rows = [f"| `{each.key}` | `{shown(values, each.key)}` | {each.meaning} |\n" for each in described()]
+    return HEAD.format(description=chart["description"], kubernetes=oldest) + "".join(rows)
+
+
+def shown(values: Any, key: str) -> str:
+    for part in key.split("."):
+        values = values[part]
+    return json.dumps(values)
+
+
+def described() -> list[Value]:
+    """Every key that a `# --` comment stands above, in the file's order."""
+    return [Value(key, meaning) for key, meaning in _keys() if meaning]
+
+
+def undescribed() -> list[str]:
+    """Keys with no comment of their own, none above and none below."""
+    keys = list(_keys())
+    told = [key for key, meaning in keys if meaning]
+    return [
+        key
+        for key, meaning in keys
+        if not meaning and not any(key.startswith(f"{one}.") or one.startswith(f"{key}.") for one in told)
+    ]
+
+
+def _keys() -> Iterator[tuple[str, str]]:
+    """Every key of values.yaml with what its comment says, "" where there is none."""
+    path: list[tuple[int, str]] = []
+    comment: list[str] = []
+    for line in (CHART / "values.yaml").read_text().splitlines():
+        bare = line.strip()
+        if bare.startswith("# --"):
+            comment = [bare.removeprefix("# --").strip()]
+        elif bare.startswith("#") and comment:
+            comment.append(bare.removeprefix("#").strip())
+        elif found := KEY.match(line):
+            path = [(indent, key) for indent, key in path if indent < len(found[1])] + [(len(found[1]), found[2])]
+            yield ".".join(key for _, key in path), " ".join(comment)
+            comment = []
+
+
+if __name__ == "__main__":
+    print(text(), end="")

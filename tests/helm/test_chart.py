@@ -1,0 +1,153 @@
+"""The chart says what it is: without a warning of Helm's, with every value described, and as the commands read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher import clusterprofile, profile
+from launcher.profile import CacheClaim, CheckpointClaim, CheckpointUrl, Profile
+from tests.helm import readme
+from tests.helm.charts import CHART, Helm, one
+
+EVERYTHING = yaml.safe_load((Path(__file__).parent / "everything.yaml").read_text())
+SCHEMA = yaml.safe_load((CHART / "values.schema.json").read_text())
+OLDEST, NEWEST = "1.31.0", "1.37.0"
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["nothing", "everything"])
+def test_helm_has_nothing_to_say_against_it(helm: Helm, values: dict[str, Any], version: str) -> None:
+    assert helm.lint(values, version) == {"total_charts_linted": 1, "messages": [], "errors": []}
+
+
+def test_a_cluster_that_is_too_old_is_refused(helm: Helm) -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["apiVersion"], chart["kubeVersion"]) == ("v2", f">={OLDEST}-0")
+
+
+def test_the_readme_is_that_of_the_values() -> None:
+    assert (CHART / "README.md").read_text() == readme.text(), "python -m tests.helm.readme > helm/launcher/README.md"
+
+
+def test_every_value_is_described() -> None:
+    assert readme.undescribed() == []
+    assert len(readme.described()) >= 50
+
+
+# --- the profile ------------------------------------------------------------------------------------------------------
+
+
+def profile_of(helm: Helm, values: dict[str, Any]) -> Profile:
+    config_map = one(helm.render(values), "ConfigMap", clusterprofile.NAME)
+    assert config_map["metadata"]["namespace"] == "ns"
+    return profile.of_config_map(config_map, "the chart's")
+
+
+def test_the_commands_read_the_chart_s_profile(helm: Helm) -> None:
+    plain = profile_of(helm, {})
+    assert plain == Profile(
+        checkpoint=CheckpointClaim(claim="team-checkpoints"), service_account="team-jobs", user=profile.DEFAULT_USER
+    )
+    full = profile_of(helm, EVERYTHING)
+    assert (full.image, full.queue, full.image_pull_secrets) == ("registry.example/train:1", "team", ["registry"])
+    assert full.compile_cache == CacheClaim(claim="team-compile-cache")
+    assert full.nodes["h100"].node_selector == {"pool": "fast"}
+    assert full.capacity["spot"].node_selector == {"spot": "true"}
+    assert full.prometheus.namespace == "monitoring"
+
+
+def test_what_the_values_say_of_the_profile_counts_before_what_the_chart_makes(helm: Helm) -> None:
+    own = {"queue": "mine", "checkpoint": {"url": "gs://runs"}, "service_account": "me", "platform": "gke"}
+    said = profile_of(helm, {"profile": own, "kueue": {"enabled": True}})
+    assert (said.queue, said.service_account, said.platform) == ("mine", "me", "gke")
+    assert said.checkpoint == CheckpointUrl(url="gs://runs")
+
+
+def test_a_namespace_can_do_without_a_profile_of_its_own(helm: Helm) -> None:
+    assert "ConfigMap" not in {each["kind"] for each in helm.render({"profile": {"enabled": False}})}
+
+
+def plain(schema: Any, *, of_names: bool = False) -> Any:
+    """A JSON schema without what only explains."""
+    if isinstance(schema, list):
+        return [plain(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: plain(value, of_names=key in ("properties", "$defs"))
+        for key, value in schema.items()
+        if of_names or key not in ("title", "description", "default")
+    }
+
+
+def test_the_values_of_the_profile_are_the_profile_s_keys() -> None:
+    wanted = plain(Profile.model_json_schema(by_alias=True))
+    definitions = wanted.pop("$defs")
+    del wanted["properties"]["schema"]
+    wanted["properties"] = {"enabled": {"type": "boolean"}, **wanted["properties"]}
+    assert SCHEMA["properties"]["profile"] == wanted
+    assert {name: SCHEMA["$defs"][name] for name in definitions} == definitions
+
+
+def test_the_schema_has_the_very_keys_of_the_values() -> None:
+    def keys(values: Any, schema: dict[str, Any], path: str = "") -> list[str]:
+        schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+        known = schema.get("properties")
+        if not isinstance(values, dict) or known is None:
+            return []
+        wrong = [f"{path}{key}" for key in known.keys() ^ values.keys()]
+        return wrong + [
+            each for key in known.keys() & values.keys() for each in keys(values[key], known[key], f"{path}{key}.")
+        ]
+
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert set(keys(values, SCHEMA)) <= {
+        "global",
+        "test.resources",
+        "kueue.preemption.reclaimWithinCohort",
+        "kueue.preemption.borrowWithinCohort",
+    }
+
+
+def test_every_schema_of_an_object_is_closed() -> None:
+    def open_ones(schema: Any, path: str) -> list[str]:
+        if isinstance(schema, list):
+            return [each for index, one in enumerate(schema) for each in open_ones(one, f"{path}[{index}]")]
+        if not isinstance(schema, dict):
+            return []
+        mine = (
+            [path]
+            if "properties" in schema
+            and schema.get("type") == "object"
+            and schema.get("additionalProperties") is not False
+            else []
+        )
+        return mine + [each for key, one in schema.items() for each in open_ones(one, f"{path}.{key}")]
+
+    assert open_ones(SCHEMA, "") == []
+
+
+# --- NOTES ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_notes_say_what_was_left_out_and_what_stays(helm: Helm) -> None:
+    notes = helm.files({})["NOTES.txt"]
+    for told in (
+        "kubectl label namespace ns pod-security.kubernetes.io/enforce=restricted",
+        "queues (kueue.enabled): needs Kueue",
+        "scraping (podMonitor.enabled)",
+        "alerts (alerts.enabled)",
+        "dashboards (dashboards.enabled)",
+        "helm test: needs profile.image or test.image",
+        "it names no image",
+        "Nobody is bound to the Role team-submitter yet",
+        "kubectl delete persistentvolumeclaim/team-checkpoints --namespace ns",
+    ):
+        assert told in notes
+    full = helm.files(EVERYTHING)["NOTES.txt"]
+    assert "Left out" not in full and "Nobody" not in full and "names no image" not in full
+    assert "kubectl delete namespace/team-a-scratch" in full and "priority: ns.team.high" in full

@@ -1,0 +1,214 @@
+"""What the chart makes: by Kubernetes' own schemas, no right too many, no secret, no name twice."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher import podsecurity
+from tests.helm.charts import Helm, Object, Refused, one
+from tests.helm.test_chart import EVERYTHING, NEWEST, OLDEST
+from tests.launcher.test_k8s import installed
+
+# Kinds of CRDs, which the schemas of Kubernetes do not know. Kueue's own schemas and webhooks judge the first, on a
+# real cluster.
+FOREIGN = {"kueue.x-k8s.io/v1beta2", "monitoring.coreos.com/v1"}
+# The rights that reach beyond the namespace, all of them to look.
+WIDE = {
+    "": {"nodes", "namespaces", "services"},
+    "scheduling.k8s.io": {"priorityclasses"},
+    "kueue.x-k8s.io": {"clusterqueues", "resourceflavors", "topologies", "workloadpriorityclasses"},
+    "admissionregistration.k8s.io": {"mutatingwebhookconfigurations", "validatingwebhookconfigurations"},
+    "apiextensions.k8s.io": {"customresourcedefinitions"},
+    "discovery.k8s.io": {"endpointslices"},
+    "apps": {"deployments"},
+}
+CASES = {"nothing": {}, "everything": EVERYTHING}
+
+
+@pytest.fixture(params=CASES)
+def objects(helm: Helm, request: pytest.FixtureRequest) -> list[Object]:
+    return helm.render(CASES[request.param])
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_every_object_is_one_of_the_oldest_and_of_the_newest_kubernetes(
+    helm: Helm, objects: list[Object], version: str
+) -> None:
+    own = [each for each in objects if each["apiVersion"] not in FOREIGN]
+    assert len(own) >= 6
+    assert helm.validate(own, version) == version.removesuffix(".0")
+
+
+def test_the_schemas_see_what_is_wrong(helm: Helm, objects: list[Object]) -> None:
+    role = one(objects, "Role", "team-viewer")
+    with pytest.raises(Refused, match="ruels"):
+        helm.validate([role | {"ruels": []}], OLDEST)
+    with pytest.raises(Refused, match="schema for kind"):
+        helm.validate([role | {"kind": "Roll"}], OLDEST)
+
+
+def test_a_template_makes_one_kind_of_object(helm: Helm) -> None:
+    for path, text in helm.files(EVERYTHING).items():
+        if path.endswith(".yaml"):
+            kinds = {each["kind"].lower() for each in yaml.safe_load_all(text) if each}
+            assert len(kinds) <= 1, f"{path}: {kinds}"
+
+
+def test_everything_is_labelled(objects: list[Object]) -> None:
+    for each in objects:
+        labels = each["metadata"]["labels"]
+        assert labels["app.kubernetes.io/instance"] == "team" and labels["app.kubernetes.io/managed-by"] == "Helm"
+        assert all(isinstance(value, str) and len(value) <= 63 for value in labels.values())
+
+
+def test_what_needs_a_crd_or_reaches_beyond_the_namespace_is_off(helm: Helm) -> None:
+    made = helm.render({"profile": {"image": "i"}})
+    assert not [each for each in made if each["apiVersion"] in FOREIGN]
+    assert all(each["metadata"]["namespace"] == "ns" for each in made)
+
+
+# --- rights -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_right_is_a_star_and_none_reads_a_secret(objects: list[Object]) -> None:
+    for each in objects:
+        assert each["kind"] != "Secret"
+        for rule in each.get("rules", []):
+            assert not {"*", "secrets"} & {*rule["verbs"], *rule["resources"], *rule["apiGroups"]}
+    assert not re.search(r"(?i)password|token:|BEGIN [A-Z ]*PRIVATE KEY", json.dumps(objects))
+
+
+def test_a_submitter_s_rights_are_those_of_the_installed_role(helm: Helm) -> None:
+    made = helm.render(EVERYTHING)
+    assert one(made, "Role", "team-submitter")["rules"] == installed("ClusterRole", "jaxlaunch-user")["rules"]
+    assert one(made, "ClusterRole")["rules"] == installed("ClusterRole", "jaxlaunch-cluster-reader")["rules"]
+
+
+def test_a_viewer_only_looks(helm: Helm) -> None:
+    rules = one(helm.render({}), "Role", "team-viewer")["rules"]
+    assert {verb for rule in rules for verb in rule["verbs"]} == {"get", "list", "watch"}
+    (maps,) = [rule for rule in rules if "configmaps" in rule["resources"]]
+    assert maps["resourceNames"] == ["jaxlaunch"]
+
+
+def test_no_right_reaches_beyond_the_namespace_but_those_listed(objects: list[Object]) -> None:
+    for each in objects:
+        if each["kind"] == "ClusterRole":
+            for rule in each["rules"]:
+                (group,) = rule["apiGroups"]
+                assert set(rule["resources"]) <= WIDE[group] and set(rule["verbs"]) == {"get", "list"}
+    wide = {each["kind"] for each in objects if "namespace" not in each["metadata"]}
+    assert wide <= {
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "ClusterQueue",
+        "ResourceFlavor",
+        "PriorityClass",
+        "WorkloadPriorityClass",
+        "Namespace",
+    }
+
+
+def test_bindings_name_who_was_named(helm: Helm) -> None:
+    made = helm.render(EVERYTHING)
+    group = {"kind": "Group", "name": "oidc:team-a", "apiGroup": "rbac.authorization.k8s.io"}
+    account = {"kind": "ServiceAccount", "name": "ci", "namespace": "ns"}
+    user = {"kind": "User", "name": "eve@example.com", "apiGroup": "rbac.authorization.k8s.io"}
+    assert one(made, "RoleBinding", "team-submitter")["subjects"] == [group, account]
+    assert one(made, "RoleBinding", "team-viewer")["subjects"] == [user]
+    assert one(made, "ClusterRoleBinding")["subjects"] == [group, account, user]
+
+
+# --- pods and namespaces ----------------------------------------------------------------------------------------------
+
+
+def test_the_test_s_pod_is_restricted_and_no_account_mounts_a_token_unasked(helm: Helm) -> None:
+    made = helm.render(EVERYTHING)
+    pod = one(made, "Pod")
+    assert podsecurity.level(pod) == "restricted"
+    assert pod["spec"]["containers"][0]["resources"]["limits"] == {"memory": "512Mi"}
+    for account in (each for each in made if each["kind"] == "ServiceAccount"):
+        assert account["automountServiceAccountToken"] is False
+
+
+def test_a_namespace_of_the_chart_is_restricted(helm: Helm) -> None:
+    made = one(helm.render(EVERYTHING), "Namespace", "team-a-scratch")
+    assert made["metadata"]["labels"][podsecurity.ENFORCE] == "restricted"
+
+
+def test_only_what_cannot_be_made_again_stays(helm: Helm) -> None:
+    kept = [
+        each["kind"]
+        for each in helm.render(EVERYTHING)
+        if (each["metadata"].get("annotations") or {}).get("helm.sh/resource-policy") == "keep"
+    ]
+    assert sorted(kept) == ["Namespace", "PersistentVolumeClaim", "PersistentVolumeClaim"]
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def identities(objects: list[Object]) -> set[tuple[str, str, str]]:
+    found = [(each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]) for each in objects]
+    assert len(found) == len(set(found))
+    return set(found)
+
+
+def test_no_two_releases_share_an_object(helm: Helm) -> None:
+    long = "a" * 53
+    places = [
+        ("team", "ns"),
+        ("team", "other"),
+        ("c", "a-b"),
+        ("b-c", "a"),
+        ("a.b", "x"),
+        (long, "n" * 63),
+        (long[1:], "n" * 63),
+    ]
+    values = {**EVERYTHING, "namespaces": []}
+    made = [identities(helm.render(values, name, namespace)) for name, namespace in places]
+    for one_s, other_s in combinations(made, 2):
+        assert not {each for each in one_s & other_s if each[2] != "jaxlaunch"}
+
+
+def test_two_releases_in_one_namespace_share_nothing_where_one_of_them_has_the_profile(helm: Helm) -> None:
+    values = {**EVERYTHING, "namespaces": []}
+    first = identities(helm.render(values, "first", "ns"))
+    second = identities(helm.render({**values, "profile": {**values["profile"], "enabled": False}}, "second", "ns"))
+    assert not first & second and len(first) == len(second) + 1
+
+
+def test_names_are_never_too_long(helm: Helm) -> None:
+    label = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
+    for each in helm.render(EVERYTHING, "r" * 53, "n" * 63):
+        name = each["metadata"]["name"]
+        assert re.fullmatch(label, name) and (len(name) <= 63 or name.startswith("r" * 53 + "-dashboard-")), name
+
+
+# --- monitoring -------------------------------------------------------------------------------------------------------
+
+
+def rules_of(helm: Helm, **alerts: Any) -> dict[str, dict[str, Any]]:
+    made = one(helm.render({"alerts": {"enabled": True, **alerts}}), "PrometheusRule")
+    return {rule.get("alert") or rule["record"]: rule for group in made["spec"]["groups"] for rule in group["rules"]}
+
+
+def test_the_operator_finds_the_pods_of_jobs_by_the_port_that_they_name(helm: Helm) -> None:
+    monitor = one(helm.render(EVERYTHING), "PodMonitor")["spec"]
+    job = yaml.safe_load(
+        (Path(__file__).parents[1] / "launcher" / "golden" / "examples" / "generic-gpu.yaml")
+        .read_text()
+        .split("\n---\n")[0]
+    )
+    pod = job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    assert monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
+    assert [end["port"] for end in monitor["podMetricsEndpoints"]] == ["metrics"] and "metrics" in ports
+    assert monitor["jobLabel"] in pod["metadata"]["labels"]

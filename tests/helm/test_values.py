@@ -1,0 +1,82 @@
+"""Wrong values are refused, and the refusal names the key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.helm.charts import Helm, Refused
+
+# Values, and the key that the refusal names.
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"profil": {}}, "profil"),
+    ({"profile": {"platfrom": "gke"}}, "platfrom"),
+    ({"profile": {"platform": "gce"}}, "/profile/platform"),
+    ({"profile": {"image": 7}}, "/profile/image"),
+    ({"profile": {"image": "two words"}}, "/profile/image"),
+    ({"profile": {"image_pull_secrets": "registry"}}, "/profile/image_pull_secrets"),
+    ({"profile": {"image_pull_secrets": ["Not_A_Name"]}}, "/profile/image_pull_secrets/0"),
+    ({"profile": {"queue": "No Queue"}}, "/profile/queue"),
+    ({"profile": {"checkpoint": {"claim": "a", "url": "gs://b"}}}, "/profile/checkpoint"),
+    ({"profile": {"checkpoint": {"url": "http://b"}}}, "/profile/checkpoint"),
+    ({"profile": {"compile_cache": {"path": "/cache"}}}, "/profile/compile_cache"),
+    ({"profile": {"user": 0}}, "/profile/user"),
+    ({"profile": {"nodes": {"h1000": {}}}}, "h1000"),
+    ({"profile": {"nodes": {"h100": {"selector": {}}}}}, "/profile/nodes/h100"),
+    ({"profile": {"capacity": {"cheap": {}}}}, "cheap"),
+    ({"profile": {"tcpxo": {"image": "i", "networks": ["one"]}}}, "/profile/tcpxo"),
+    ({"profile": {"tolerations": [{"operator": "Maybe"}]}}, "/profile/tolerations/0/operator"),
+    ({"profile": {"prometheus": {"port": 1}}}, "port"),
+    ({"profile": {"enabled": "yes"}}, "/profile/enabled"),
+    ({"commonLabels": {"team": 7}}, "/commonLabels/team"),
+    ({"commonLabels": {"team": "a b"}}, "/commonLabels/team"),
+    ({"namespaces": ["Team"]}, "/namespaces/0"),
+    ({"namespaces": ["a", "a"]}, "/namespaces"),
+    ({"rbac": {"submitters": [{"kind": "Team", "name": "a"}]}}, "/rbac/submitters/0/kind"),
+    ({"rbac": {"submitters": [{"kind": "Group"}]}}, "/rbac/submitters/0"),
+    ({"rbac": {"viewers": [{"kind": "User", "name": "a", "namespace": "b"}]}}, "/rbac/viewers/0/namespace"),
+    ({"rbac": {"admins": []}}, "admins"),
+    ({"rbac": {"clusterReader": 1}}, "/rbac/clusterReader"),
+    ({"serviceAccount": {"annotations": {"a": 1}}}, "/serviceAccount/annotations/a"),
+    ({"serviceAccount": {"automount": True}}, "automount"),
+    ({"kueue": {"enabled": "true"}}, "/kueue/enabled"),
+    ({"kueue": {"flavors": []}}, "/kueue/flavors"),
+    ({"kueue": {"flavors": [{"name": "a.b", "quota": {}}]}}, "/kueue/flavors/0/name"),
+    ({"kueue": {"flavors": [{"name": "a", "quota": {"cpu": "many"}}]}}, "/kueue/flavors/0/quota/cpu"),
+    ({"kueue": {"flavors": [{"name": "a"}]}}, "/kueue/flavors/0"),
+    ({"kueue": {"preemption": {"withinClusterQueue": "Always"}}}, "/kueue/preemption/withinClusterQueue"),
+    ({"priorityClasses": [{"name": "high"}]}, "/priorityClasses/0"),
+    ({"priorityClasses": [{"name": "high", "value": 2000000000}]}, "/priorityClasses/0/value"),
+    ({"priorityClasses": {"high": 1}}, "/priorityClasses"),
+    ({"resourceQuota": {"requests.cpu": "-1"}}, "/resourceQuota/requests.cpu"),
+    ({"resourceDefaults": {"request": {}}}, "request"),
+    ({"networkPolicy": {"enabled": None, "egress": True}}, "egress"),
+    ({"storage": {"checkpoints": {"size": "big"}}}, "/storage/checkpoints/size"),
+    ({"storage": {"checkpoints": {"path": "relative"}}}, "/storage/checkpoints/path"),
+    ({"storage": {"checkpoints": {"accessModes": ["ReadOnlyMany"]}}}, "/storage/checkpoints/accessModes/0"),
+    ({"storage": {"compileCache": {"storageClass": 3}}}, "/storage/compileCache/storageClass"),
+    ({"podMonitor": {"intervalSeconds": 0}}, "/podMonitor/intervalSeconds"),
+    ({"alerts": {"thresholds": {"restarts": "5"}}}, "/alerts/thresholds/restarts"),
+    ({"alerts": {"rules": {"JaxlaunchHang": {"for": "soon"}}}}, "/alerts/rules/JaxlaunchHang/for"),
+    ({"alerts": {"rules": {"JaxlaunchHang": {"severity": "loud"}}}}, "/alerts/rules/JaxlaunchHang/severity"),
+    ({"alerts": {"runbooks": "wiki"}}, "/alerts/runbooks"),
+    ({"dashboards": {"labels": []}}, "/dashboards/labels"),
+    ({"test": {"apiServer": {"host": "10.0.0.1", "port": 70000}}}, "/test/apiServer"),
+    ({"test": {"resources": {"requests": {"cpu": "fast"}}}}, "/test/resources/requests/cpu"),
+]
+
+
+@pytest.mark.parametrize(("values", "key"), WRONG, ids=[f"{number}-{key}" for number, (_, key) in enumerate(WRONG)])
+def test_a_wrong_value_is_refused_by_its_key(helm: Helm, values: dict[str, Any], key: str) -> None:
+    with pytest.raises(Refused) as refused:
+        helm.render(values)
+    assert key.replace("/", ".").lstrip(".") in str(refused.value).replace("/", "."), refused.value
+
+
+def test_enough_is_refused() -> None:
+    assert len(WRONG) >= 30
+
+
+def test_a_parent_chart_s_global_values_are_let_through(helm: Helm) -> None:
+    assert helm.render({"global": {"imageRegistry": "registry.example"}}) == helm.render({})
