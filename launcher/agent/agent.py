@@ -49,6 +49,7 @@ class Agent:
             config.job.metrics_port,
             self._child_sockets,
             self._exposition,
+            lambda method, query, is_here: self._member.profiles.reply(method, query, is_here),
         )
         hello = hello_of(config, configuration.versions(), self._server.port)
         self._member = Member(

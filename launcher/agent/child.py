@@ -49,6 +49,7 @@ class Child:
         """
         self.rank = rank
         self.metrics_path, self.stacks_path = environ[contract.METRICS], environ[contract.STACKS]
+        self.profile_path = environ[contract.PROFILE]
         self.progress = Progress(time.monotonic(), phase)
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._reporter = 0  # the pid of the Python that speaks; a wrapper, as `sh -c`, is not it
@@ -90,7 +91,7 @@ class Child:
         for pipe in (self._reports, self._output):
             pipe.drain()
             pipe.close()
-        for path in (self.metrics_path, self.stacks_path):
+        for path in (self.metrics_path, self.stacks_path, self.profile_path):
             try:
                 os.unlink(path)
             except FileNotFoundError:

@@ -125,7 +125,8 @@ class Crew:
 
     def _start(self, rank: int, argv: Sequence[str], extra: Mapping[str, str], control: int | None = None) -> Child:
         environ = environment.of_rank(self._config, os.environ, rank, self._kit.site)
-        paths = {contract.METRICS: self._kit.path("metrics"), contract.STACKS: self._kit.path("stacks")}
+        kinds = {contract.METRICS: "metrics", contract.STACKS: "stacks", contract.PROFILE: "profile"}
+        paths = {variable: self._kit.path(kind) for variable, kind in kinds.items()}
         return Child(
             self._loop,
             rank,

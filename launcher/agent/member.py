@@ -21,6 +21,7 @@ from launcher.agent.dial import Dialer
 from launcher.agent.kit import Kit
 from launcher.agent.loop import Loop
 from launcher.agent.output import Outlet
+from launcher.agent.profiles import Profiles
 from launcher.agent.progress import budgets
 from launcher.agent.rendezvous import Hello
 from launcher.agent.stacks import MAX_CHARS
@@ -59,6 +60,7 @@ class Member:
         self._config, self._loop, self._hello, self._clock = config, loop, hello, clock
         self._say, self._finish, self._orphaned = say, finish, orphaned
         self.crew = Crew(config, loop, kit, outlet, say=say, heard=self._heard, ended=self._child_ended)
+        self.profiles = Profiles(config.job.command is None, self.crew.alive)
         self._dialer = Dialer(loop, config.leader, say=say, connected=self._connected)
         self._link: Link | None = None
         self._refusal: str | None = None  # by a leader of another generation
@@ -214,6 +216,8 @@ class Member:
             self._tell(Kind.LEFT, child)
         if "note" in message and self._link is not None:
             self._link.send("note", text=str(message["note"])[:2000])
+        if isinstance(message.get("profile"), dict):
+            self.profiles.heard(child, message["profile"])
         if "metrics" in message and child.rank == 0:
             self._metrics = message["metrics"]
         if "stopped" in message or message.get("phase") == "done":

@@ -1,10 +1,17 @@
-"""Answers GET /metrics: asks the children's sockets, joins what they say in time, and never makes the loop wait."""
+"""The agent's HTTP: GET /metrics and what is asked of profiles. Never makes the loop wait.
+
+Metrics are asked of the children's sockets, and joined as far as they come in time.
+"""
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
 
 from launcher.agent.loop import READ, WRITE, Loop, Timer
 
@@ -13,14 +20,25 @@ MAX_CONNECTIONS = 16
 PATIENCE_S, CHILD_PATIENCE_S = 5.0, 1.0
 LAST_READ_S = 60.0  # twice the usual interval between two scrapes
 
+PLAIN, JSON = "text/plain; version=0.0.4; charset=utf-8", "application/json"
+
 Answer = Callable[[Sequence[str]], str]  # the children's texts in, ours out
+Profile = Callable[[str, str, bool], tuple[HTTPStatus, Mapping[str, Any]]]  # of a method and query, from this machine?
 
 
 class MetricsServer:
     """Listens until the agent ends. Raises OSError when the port is taken."""
 
-    def __init__(self, loop: Loop, host: str, port: int, sockets: Callable[[], Sequence[str]], answer: Answer) -> None:
-        self._loop, self._sockets, self._answer = loop, sockets, answer
+    def __init__(
+        self,
+        loop: Loop,
+        host: str,
+        port: int,
+        sockets: Callable[[], Sequence[str]],
+        answer: Answer,
+        profile: Profile,
+    ) -> None:
+        self._loop, self._sockets, self._answer, self._profile = loop, sockets, answer, profile
         self._open = 0
         self._read_at: float | None = None
         self._once_read: Callable[[], None] = lambda: None
@@ -52,7 +70,7 @@ class MetricsServer:
         if self._open >= MAX_CONNECTIONS:
             return sock.close()
         self._open += 1
-        Request(self._loop, sock, self._sockets, self._answer, self._was_read, self._closed)
+        Request(self._loop, sock, self._sockets, self._answer, self._profile, self._was_read, self._closed)
 
     def _was_read(self) -> None:
         self._read_at = time.monotonic()
@@ -71,12 +89,14 @@ class Request:
         sock: socket.socket,
         sockets: Callable[[], Sequence[str]],
         answer: Answer,
+        profile: Profile,
         was_read: Callable[[], None],
         closed: Callable[[], None],
     ) -> None:
         sock.setblocking(False)
         self._loop, self._sock = loop, sock
-        self._sockets, self._answer, self._was_read, self._closed = sockets, answer, was_read, closed
+        self._sockets, self._answer, self._profile = sockets, answer, profile
+        self._was_read, self._closed = was_read, closed
         self._request, self._response = bytearray(), bytearray()
         self._is_found = False
         self._patience = loop.after(PATIENCE_S, self._close)
@@ -95,16 +115,31 @@ class Request:
         if b"\r\n\r\n" not in self._request:
             return
         self._loop.unwatch(self._sock.fileno())
-        target = bytes(self._request).split(b"\r\n", 1)[0].split(b" ")
-        if target[:1] != [b"GET"] or target[1:2] not in ([b"/metrics"], [b"/metrics/"]):
-            return self._respond("404 Not Found", "GET /metrics is all there is\n")
-        self._is_found = True
-        Gather(self._loop, self._sockets(), lambda texts: self._respond("200 OK", self._answer(texts)))
+        method, _, target = bytes(self._request).split(b"\r\n", 1)[0].decode(errors="replace").partition(" ")
+        path, _, query = target.partition(" ")[0].partition("?")
+        self._route(method, path, query)
 
-    def _respond(self, status: str, text: str) -> None:
+    def _route(self, method: str, path: str, query: str) -> None:
+        if path == "/profile":
+            status, found = self._profile(method, query, self._is_from_here())
+            self._respond(status, json.dumps(found) + "\n", JSON)
+        elif method == "GET" and path in ("/metrics", "/metrics/"):
+            self._is_found = True
+            Gather(self._loop, self._sockets(), lambda texts: self._respond(HTTPStatus.OK, self._answer(texts)))
+        else:
+            self._respond(HTTPStatus.NOT_FOUND, "GET /metrics and /profile are all there is\n")
+
+    def _is_from_here(self) -> bool:
+        try:
+            address = str(self._sock.getpeername()[0])
+        except OSError:
+            return False  # it left
+        return ipaddress.ip_address(address.removeprefix("::ffff:").partition("%")[0]).is_loopback
+
+    def _respond(self, status: HTTPStatus, text: str, kind: str = PLAIN) -> None:
         body = text.encode()
         head = (
-            f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         self._response += head.encode() + body

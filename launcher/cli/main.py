@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "list": ("launcher.cli.list:list_command", "List the jobs that launcher submitted."),
     "logs": ("launcher.cli.logs:logs_command", "Print what job NAME writes."),
     "plan": ("launcher.cli.plan:plan_command", "Say what JOB will hold, and whether it fits."),
+    "profile": ("launcher.cli.profile:profile_command", "Say what the steps of RUN spend their time on."),
     "render": ("launcher.cli.render:render", "Print JOB as Kubernetes manifests."),
     "run": ("launcher.cli.run:run", "Train JOB on this machine."),
     "schema": ("launcher.cli.schema:schema", "Print the JSON schema of job.yaml."),

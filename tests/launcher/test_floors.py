@@ -14,7 +14,14 @@ ROOT = Path(__file__).parents[2]
 # What a module imports of ours lies on a lower floor, or in the same package.
 FLOORS = (
     ("launcher.cli",),
-    ("launcher.doctor", "launcher.explain", "launcher.follow", "launcher.listing", "launcher.wait"),
+    (
+        "launcher.doctor",
+        "launcher.explain",
+        "launcher.follow",
+        "launcher.listing",
+        "launcher.profiling",
+        "launcher.wait",
+    ),
     ("launcher.causes", "launcher.world"),
     ("launcher.hear", "launcher.past", "launcher.podlogs", "launcher.status"),
     ("launcher.seen",),

@@ -167,8 +167,8 @@ class Profiler:
             self._report.note(f"profile of {steps}: {breakdown.line(found)}; {tracing.folder}")
             head = f"profile of {steps} on {found.devices} devices of rank 0, in {tracing.folder}"
             print("\n".join([head, *breakdown.table(found)]), flush=True)
-        summary = self._summary(tracing, found)
-        self._tell(tracing.wanted, "done", folder=str(tracing.folder), summary=summary)
+        summary, table = self._summary(tracing, found), breakdown.table(found)
+        self._tell(tracing.wanted, "done", folder=str(tracing.folder), summary=summary, table=table)
 
     def _read(self, tracing: Tracing, end: int) -> Breakdown:
         files = sorted(tracing.folder.rglob("*.xplane.pb"))
