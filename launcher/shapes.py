@@ -1,29 +1,18 @@
-"""Asks the trainer what a job's arrays would be, in a process of its own: the launcher never imports jax."""
+"""Asks the trainer what a job's arrays would be."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import UserError
+from launcher import ask
 from launcher.job import JobSpec
 from trainer import contract
 from trainer.spec import TASK_DEFAULTS, Mesh, TrainSpec
 
-_TOLD = (contract.BAD_SPEC, contract.BAD_DATA)  # codes that come with a sentence instead of a traceback
 
-
-def is_here() -> bool:
-    """Whether the trainer can be asked: the base install does not hold it."""
-    return all(importlib.util.find_spec(name) is not None for name in ("jax", "flax", "optax"))
-
-
-def ask(job: JobSpec, base: Path, *, sharding: bool = False, compiled: bool = False) -> dict[str, Any]:
+def of(job: JobSpec, base: Path, *, sharding: bool = False, compiled: bool = False) -> dict[str, Any]:
     """What `python -m trainer.plan` finds of a job's train block; its code and data are relative to `base`.
 
     Raises UserError with the trainer's own words where the training would not start.
@@ -31,18 +20,8 @@ def ask(job: JobSpec, base: Path, *, sharding: bool = False, compiled: bool = Fa
     assert job.train is not None, "a command's arrays are its own"
     flags = [flag for flag, is_asked in (("--sharding", sharding), ("--compile", compiled)) if is_asked]
     copies = 1 if compiled else _copies(job)
-    ended = subprocess.run(
-        [sys.executable, "-m", "trainer.plan", *flags],
-        env=_environment(job, base, copies),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    if ended.returncode in _TOLD:
-        raise UserError(ended.stderr.strip().splitlines()[-1], "the trainer says so of the train block, here.")
-    if ended.returncode:
-        raise UserError(f"{ended.stderr.strip()}\nThe training could not be planned (exit {ended.returncode}).")
-    found: dict[str, Any] = json.loads(ended.stdout)
+    hint = "the trainer says so of the train block, here."
+    found = ask.the_trainer("trainer.plan", *flags, environ=_environment(job, base, copies), hint=hint)
     if found["flops_per_step"] is not None:
         found["flops_per_step"] *= copies
     return found

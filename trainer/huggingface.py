@@ -8,6 +8,8 @@ is one tensor, [heads × head size, D].
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -34,6 +36,27 @@ class Leaf:
     def inside(self) -> str:
         """The other axes of ours, in their order."""
         return "".join(letter for letter in self.ours if letter not in self.stacked)
+
+    @property
+    def order(self) -> list[int]:
+        """Where each axis of a tensor's part in ours lies among the axes of theirs."""
+        letters = "".join(self.theirs.split()).replace("1", "")
+        return [letters.index(axis) for axis in self.inside]
+
+    def places(self, span: Mapping[str, slice]) -> Iterator[dict[str, int]]:
+        """The places along the stacked axes that lie in the span: one tensor each."""
+        ranges = [range(span[axis].start, span[axis].stop) for axis in self.stacked]
+        return (dict(zip(self.stacked, places, strict=True)) for places in itertools.product(*ranges))
+
+    def whole(self, shape: tuple[int, ...]) -> dict[str, slice]:
+        """All of a parameter of this shape, as a span."""
+        return {axis: slice(0, size) for axis, size in zip(self.ours, shape, strict=True)}
+
+    def tensors(self, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The names and shapes of the tensors that make a parameter of this shape."""
+        sizes = dict(zip(self.ours, shape, strict=True))
+        theirs = tuple(math.prod(sizes[axis] for axis in group.strip("1")) for group in self.theirs.split())
+        return ((self.tensor(places), theirs) for places in self.places(self.whole(shape)))
 
     def tensor(self, places: Mapping[str, int]) -> str:
         """The name of the tensor at these places of the stacked axes."""

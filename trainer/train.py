@@ -275,10 +275,15 @@ class Run:
         self.report.phase("save", done)
         with self.profiler.pause(), self.metrics.timer.part("save"):
             began = time.perf_counter()
-            self.store.save(done, self.step.named(state), self.conditions | {"evaluated": self.evaluated})
+            self.store.save(done, self.step.named(state), self._meta())
             self.metrics.saved(done, time.perf_counter() - began)
             gc.collect()
         self.saved = done
+
+    def _meta(self) -> dict[str, Any]:
+        """What lies beside the state: what a resume must not change, and what a reader must know."""
+        model = self.spec.model.model_dump(mode="json")
+        return self.conditions | {"evaluated": self.evaluated, "model": model}
 
     def _hear_commits(self) -> None:
         """Tells everyone of a step that came to rest on storage. Raises StorageError of the writing behind the loop."""

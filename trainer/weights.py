@@ -1,15 +1,14 @@
-"""Weights from and to a Hugging Face folder: config.json and safetensors, one file or many with an index.
+"""Weights from a Hugging Face folder: config.json and safetensors, one file or many with an index.
 
-Leaf by leaf and part by part: a process reads what its own devices hold and no more, and writes one file at a time.
+Leaf by leaf and part by part: a process reads what its own devices hold and no more.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ import jax
 import numpy as np
 from jax import Array
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from trainer import huggingface
 from trainer.errors import SpecError
@@ -25,7 +23,6 @@ from trainer.huggingface import Leaf
 from trainer.spec import Published
 
 INDEX = "model.safetensors.index.json"
-FILE_BYTES = 2 * 2**30  # of a written file: what the host holds at once
 Slices = tuple[slice, ...]
 
 
@@ -70,9 +67,6 @@ def _places(folder: Path) -> dict[str, Path]:
     return found
 
 
-# --- in ---------------------------------------------------------------------------------------------------------------
-
-
 def load(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Array]:
     """The parameters of `model` out of its folder, as `wanted` describes them: name -> shape, dtype and sharding.
 
@@ -113,7 +107,7 @@ def _check_tensors(
     strangers = [name for name in wanted if name not in leaves]
     if strangers:
         raise SpecError(f"train.model.init_from: Hugging Face has no counterpart of {', '.join(strangers)}")
-    shapes = {name: shape for ours, like in wanted.items() for name, shape in tensors(leaves[ours], like.shape)}
+    shapes = {name: shape for ours, like in wanted.items() for name, shape in leaves[ours].tensors(like.shape)}
     faults = [f"{name} is missing" for name in shapes if name not in files]
     for name, shape in shapes.items():
         if name in files and tuple(files[name].get_shape()) != shape:
@@ -147,10 +141,10 @@ def _part(leaf: Leaf, spans: Slices, like: jax.ShapeDtypeStruct, files: Files) -
     shape = [size for cut in cuts for size in cut.shape]
     inside = tuple(each for cut in cuts for each in cut.inside)
     part: np.ndarray[Any, Any] = np.empty([each.stop - each.start for each in spans], like.dtype)
-    for places in _places_within(leaf, span):
+    for places in leaf.places(span):
         tensor = files[leaf.tensor(places)][tuple(cut.read for cut in cuts)]
         where = tuple(places[axis] - span[axis].start if axis in places else slice(None) for axis in leaf.ours)
-        part[where] = tensor.reshape(shape)[inside].transpose(_order(leaf))
+        part[where] = tensor.reshape(shape)[inside].transpose(leaf.order)
     return part
 
 
@@ -172,82 +166,3 @@ def _cut(letters: str, sizes: Mapping[str, int], span: Mapping[str, slice]) -> C
         shape = [first.stop - first.start, *whole[1:]]
         return Cut(slice(first.start * step, first.stop * step), shape, [slice(None)] * len(whole))
     return Cut(slice(0, math.prod(whole)), whole, [span[axis] for axis in letters])
-
-
-def _order(leaf: Leaf) -> list[int]:
-    """Where each axis of a tensor's part in ours lies among the axes of theirs."""
-    letters = "".join(leaf.theirs.split()).replace("1", "")
-    return [letters.index(axis) for axis in leaf.inside]
-
-
-def _places_within(leaf: Leaf, span: Mapping[str, slice]) -> Iterator[dict[str, int]]:
-    """The places along the stacked axes that lie in the span: one tensor each."""
-    ranges = [range(span[axis].start, span[axis].stop) for axis in leaf.stacked]
-    return (dict(zip(leaf.stacked, places, strict=True)) for places in itertools.product(*ranges))
-
-
-def tensors(leaf: Leaf, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The names and shapes of the tensors that make a parameter of this shape."""
-    sizes = dict(zip(leaf.ours, shape, strict=True))
-    theirs = tuple(math.prod(sizes[axis] for axis in group.strip("1")) for group in leaf.theirs.split())
-    for places in _places_within(leaf, {axis: slice(0, size) for axis, size in sizes.items()}):
-        yield leaf.tensor(places), theirs
-
-
-# --- out --------------------------------------------------------------------------------------------------------------
-
-
-class Tensor(NamedTuple):
-    """A tensor to be written: `parameter[where]`, its axes permuted and grouped."""
-
-    name: str
-    shape: tuple[int, ...]
-    parameter: str
-    where: tuple[int | slice, ...]
-    nbytes: int
-
-
-def save(folder: str, model: Published, params: Mapping[str, Array], file_bytes: int = FILE_BYTES) -> None:
-    """Writes the parameters of `model` as a Hugging Face folder, in files of up to `file_bytes` (or of one tensor).
-
-    The host holds one file at a time, which is read from the devices tensor by tensor. One process must see them whole.
-    """
-    leaves, target = huggingface.family(model).leaves, Path(folder)
-    files = list(_grouped(_tensors(leaves, params), file_bytes))
-    target.mkdir(parents=True, exist_ok=True)
-    total, places = 0, dict[str, str]()
-    for number, group in enumerate(files, 1):
-        name = "model.safetensors" if len(files) == 1 else f"model-{number:05}-of-{len(files):05}.safetensors"
-        content = {each.name: _theirs(leaves[each.parameter], params[each.parameter], each) for each in group}
-        save_file(content, target / name, metadata={"format": "pt"})
-        total += sum(array.nbytes for array in content.values())
-        places |= dict.fromkeys(content, name)
-    if len(files) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": places}
-        (target / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    dtype = next(iter(params.values())).dtype.name
-    (target / "config.json").write_text(json.dumps(huggingface.config(model) | {"dtype": dtype}, indent=2) + "\n")
-
-
-def _tensors(leaves: Mapping[str, Leaf], params: Mapping[str, Array]) -> Iterator[Tensor]:
-    for parameter, array in params.items():
-        leaf, sizes = leaves[parameter], dict(zip(leaves[parameter].ours, array.shape, strict=True))
-        places = _places_within(leaf, {axis: slice(0, size) for axis, size in sizes.items()})
-        for at, (name, shape) in zip(places, tensors(leaf, array.shape), strict=True):
-            where = tuple(at.get(axis, slice(None)) for axis in leaf.ours)
-            yield Tensor(name, shape, parameter, where, math.prod(shape) * array.dtype.itemsize)
-
-
-def _theirs(leaf: Leaf, array: Array, tensor: Tensor) -> np.ndarray[Any, Any]:
-    back = np.argsort(_order(leaf))
-    return np.ascontiguousarray(np.asarray(array[tensor.where]).transpose(back).reshape(tensor.shape))
-
-
-def _grouped(each: Iterable[Tensor], file_bytes: int) -> Iterator[list[Tensor]]:
-    group: list[Tensor] = []
-    for tensor in each:
-        if group and sum(held.nbytes for held in group) + tensor.nbytes > file_bytes:
-            yield group
-            group = []
-        group.append(tensor)
-    yield group

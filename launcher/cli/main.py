@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "delete": ("launcher.cli.delete:delete_command", "Delete job NAME."),
     "doctor": ("launcher.cli.doctor:doctor_command", "Check that the cluster can run JOB, or any job."),
     "explain": ("launcher.cli.explain:explain_command", "Say why job NAME waits, what it does, or how it ended."),
+    "export": ("launcher.cli.export:export_command", "Write a checkpoint of RUN as a Hugging Face folder."),
     "init": ("launcher.cli.init:init", "Write a starter job.yaml."),
     "list": ("launcher.cli.list:list_command", "List the jobs that launcher submitted."),
     "logs": ("launcher.cli.logs:logs_command", "Print what job NAME writes."),

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from launcher import bundle, emit, jobset, plan, profile, shapes
+from launcher import ask, bundle, emit, jobset, plan, profile, shapes
 from launcher import job as jobs
 from launcher.cli import options
 from launcher.cli.validate import lines, summarize
@@ -20,7 +20,6 @@ from launcher.refusals import refusals
 from launcher.wording import count
 
 NO_FIT = 2  # what is asked for cannot work, and the user can mend it
-INSTALL = "pip install 'jaxlaunch[train]' brings it."
 
 
 @click.command("plan")
@@ -54,14 +53,14 @@ def plan_command(
 
 def _shapes(job: JobSpec, base: Path, *, sharding: bool, compiled: bool) -> dict[str, Any] | None:
     """The trainer's shapes; None for a program that is not the trainer's, and where it is not installed."""
-    if job.train is None or not shapes.is_here():
+    if job.train is None or not ask.is_here():
         if sharding or compiled:
             whose = "a command's arrays are its own" if job.train is None else "the trainer is not installed here"
-            raise UserError(f"--sharding and --compile: {whose}.", None if job.train is None else INSTALL)
+            raise UserError(f"--sharding and --compile: {whose}.", None if job.train is None else ask.INSTALL)
         return None
     if compiled:
         click.echo(f"launcher: compiling for {count(job.devices, 'virtual CPU device')}", err=True)
-    return shapes.ask(job, base, sharding=sharding, compiled=compiled)
+    return shapes.of(job, base, sharding=sharding, compiled=compiled)
 
 
 def _memory(job: JobSpec, cluster: profile.Profile, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +79,7 @@ def _text(job: JobSpec, answer: Mapping[str, Any]) -> Iterator[str]:
     if answer["memory"] is not None:
         yield from _bytes(job, answer["memory"])
     elif job.train is not None:
-        yield f"bytes: not known, the trainer is not installed here; {INSTALL}"
+        yield f"bytes: not known, the trainer is not installed here; {ask.INSTALL}"
     asked, secured = answer["cluster"], answer["pod_security"]
     in_queue = f" through queue {asked['queue']}" if asked["queue"] else ""
     yield f"cluster: {count(asked['pods'], 'pod')} on {asked['platform']}{in_queue}"

@@ -134,7 +134,7 @@ def test_one_of_the_copies_that_dp_makes_says_what_all_would(tmp_path: Path) -> 
     assert whole.train is not None
     environ = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8", "TRAIN_SPEC": whole.train.model_dump_json()}
     asked = subprocess.run([sys.executable, "-m", "trainer.plan"], env=os.environ | environ, capture_output=True)
-    assert shapes.ask(whole, tmp_path) == json.loads(asked.stdout)
+    assert shapes.of(whole, tmp_path) == json.loads(asked.stdout)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -9,9 +9,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from safetensors.numpy import load_file
 
 from trainer import mesh, spec
+from trainer.skeleton import Skeleton
 from trainer.step import Step
 from trainer.tasks.classify import Classify
 from trainer.tasks.lm import NextToken
@@ -121,3 +123,18 @@ def batch(case: str) -> dict[str, np.ndarray]:
     seen = {"attention_mask": given["attention_mask"]} if "attention_mask" in given else {}
     mask = (given["labels"][:, 1:] != -100).astype(np.float32)
     return {"tokens": given["input_ids"], "mask": mask, **seen, **rows}
+
+
+def logits(case: str, params: dict[str, Any]) -> np.ndarray:
+    """What the model says to the whole input, all 48 tokens of it."""
+    given, train = tensors(case, "io"), train_spec(case, None)
+    skeleton = Skeleton(nnx.eval_shape(lambda: task(case).model(train, nnx.Rngs(0))))
+    model = skeleton.merge(params, {}, jax.random.key(0))
+    if "pixel_values" in given:
+        return np.asarray(model(given["pixel_values"].transpose(0, 2, 3, 1)))
+    return np.asarray(model(given["input_ids"], given.get("attention_mask")))
+
+
+def limit(case: str) -> float:
+    """How far logits may lie from the reference's."""
+    return 5e-6 if case.startswith("vit") else 1e-5

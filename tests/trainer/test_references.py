@@ -6,26 +6,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 from safetensors.numpy import load_file
 
 from tests.trainer import references
-from tests.trainer.references import MODELS, batch, folder, step, task, tensors, train_spec
-from trainer import weights
-from trainer.skeleton import Skeleton
+from tests.trainer.references import MODELS, batch, folder, logits, step, tensors, train_spec
+from trainer import publish
 from trainer.step import TrainState
 
 WITH_GRADIENTS = [case for case in MODELS if (references.FIXTURES / case / "grads.safetensors").exists()]
-
-
-def logits(case: str, init_from: Path, params: dict[str, Any]) -> np.ndarray:
-    """What the model says to the whole input, all 48 tokens of it."""
-    given, train = tensors(case, "io"), train_spec(case, init_from)
-    skeleton = Skeleton(nnx.eval_shape(lambda: task(case).model(train, nnx.Rngs(0))))
-    model = skeleton.merge(params, {}, jax.random.key(0))
-    if "pixel_values" in given:
-        return np.asarray(model(given["pixel_values"].transpose(0, 2, 3, 1)))
-    return np.asarray(model(given["input_ids"], given.get("attention_mask")))
 
 
 def momentum(step: Any, state: TrainState) -> dict[str, jax.Array]:
@@ -37,17 +25,16 @@ def momentum(step: Any, state: TrainState) -> dict[str, jax.Array]:
 
 def theirs(case: str, params: dict[str, jax.Array], to: Path) -> dict[str, np.ndarray]:
     """Arrays in the places of our parameters, by the names of Hugging Face."""
-    weights.save(str(to), train_spec(case, None).model, params)
+    publish.save(str(to), train_spec(case, None).model, params)
     return load_file(to / "model.safetensors")
 
 
 @pytest.mark.parametrize("case", MODELS)
 def test_logits_equal_the_reference(case: str, tmp_path: Path) -> None:
     init_from, given = folder(case, tmp_path / "hf"), tensors(case, "io")
-    found = logits(case, init_from, step(case, init_from).init().params)
+    found = logits(case, step(case, init_from).init().params)
     real = given["attention_mask"] != 0 if "attention_mask" in given else slice(None)
-    limit = 5e-6 if case.startswith("vit") else 1e-5
-    np.testing.assert_allclose(found[real], given["logits"][real], rtol=0, atol=limit)
+    np.testing.assert_allclose(found[real], given["logits"][real], rtol=0, atol=references.limit(case))
 
 
 @pytest.mark.parametrize("case", MODELS)

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.trainer.references import FIXTURES, folder, step, tensors, train_spec
-from trainer import weights
+from trainer import publish
 from trainer.errors import SpecError
 
 CASES = ["llama_tiny", "llama3_tiny", "gpt2_tiny", "vit_tiny"]
@@ -27,27 +27,16 @@ def written(path: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_read_is_written_back_bit_by_bit(case: str, tmp_path: Path) -> None:
     params = step(case, folder(case, tmp_path / "in")).init().params
-    weights.save(str(tmp_path / "out"), train_spec(case, None).model, params)
+    publish.save(str(tmp_path / "out"), train_spec(case, None).model, params)
     assert equal(written(tmp_path / "out"), tensors(case, "weights"))
     assert equal(step(case, tmp_path / "out").init().params, params)
-
-
-def test_large_models_are_written_in_many_files_with_an_index(tmp_path: Path) -> None:
-    params = step("gpt2_tiny", folder("gpt2_tiny", tmp_path / "in")).init().params
-    weights.save(str(tmp_path / "out"), train_spec("gpt2_tiny", None).model, params, file_bytes=2**16)
-    files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
-    assert len(files) > 5 and files[0] == f"model-00001-of-{len(files):05}.safetensors"
-    index = json.loads((tmp_path / "out" / weights.INDEX).read_text())
-    assert index["metadata"]["total_size"] == sum(array.nbytes for array in tensors("gpt2_tiny", "weights").values())
-    assert set(index["weight_map"].values()) == set(files)
-    assert equal(step("gpt2_tiny", tmp_path / "out").init().params, params)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_device_reads_its_own_part(case: str, tmp_path: Path) -> None:
     model = {} if case == "vit_tiny" else {"vocab": 96}  # the fixtures' 97 do not split over mp
     params = step(case, None, model=model).init().params
-    weights.save(str(tmp_path), train_spec(case, None, model=model).model, params)
+    publish.save(str(tmp_path), train_spec(case, None, model=model).model, params)
     axes = {"dp": 2, "fsdp": 2, "mp": 2}
     split = step(case, tmp_path, 8, model=model, mesh=axes, batch=8).init().params
     assert equal(split, params)
@@ -61,7 +50,7 @@ def test_bfloat16_files_are_read_and_written(case: str, tmp_path: Path) -> None:
     source = _copied(case, tmp_path / "in", rounded)
     precision = {"params": "bfloat16", "compute": "bfloat16"}
     params = step(case, source, precision=precision).init().params
-    weights.save(str(tmp_path / "out"), train_spec(case, None).model, params)
+    publish.save(str(tmp_path / "out"), train_spec(case, None).model, params)
     assert equal(written(tmp_path / "out"), rounded)
     wide = step(case, source).init().params
     assert equal(wide, {name: param.astype(jnp.float32) for name, param in params.items()})

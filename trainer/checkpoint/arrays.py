@@ -1,4 +1,4 @@
-"""The state's arrays and the meta beside them, on storage: Orbax behind six calls.
+"""The state's arrays and the meta beside them, on storage: Orbax behind a few calls.
 
 Orbax's AsyncCheckpointer, not its CheckpointManager: on every save the manager asks JAX's preemption service with the
 step as the count, and once more from a background thread of process 0 alone. We poll that service with a count of our
@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 from etils import epath
@@ -76,6 +77,26 @@ class Arrays:
 
     def close(self) -> None:
         self._checkpointer.close()
+
+
+def shapes(folder: epath.Path) -> dict[str, Any]:
+    """The saved state as a nested dict, each array by its metadata: shape and dtype. Raises what Orbax does."""
+    tree: dict[str, Any] = ocp.PyTreeCheckpointHandler().metadata(folder / STATE).tree
+    return tree
+
+
+def meta(folder: epath.Path) -> dict[str, Any]:
+    """The meta beside the state. Raises what Orbax does."""
+    found: dict[str, Any] = ocp.JsonCheckpointHandler().restore(folder / META)
+    return found
+
+
+def one(folder: epath.Path, part: str, name: str) -> np.ndarray[Any, Any]:
+    """The array `name` of a part of the state, whole, on the host; no other is read. Raises what Orbax does."""
+    as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
+    args = ocp.args.PyTreeRestore(item={part: {name: 0}}, restore_args={part: {name: as_numpy}}, partial_restore=True)
+    array: np.ndarray[Any, Any] = ocp.PyTreeCheckpointHandler().restore(folder / STATE, args=args)[part][name]
+    return array
 
 
 def leaves(tree: Any) -> dict[str, Leaf]:

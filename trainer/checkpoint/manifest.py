@@ -15,12 +15,14 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from etils import epath
 
 NAME = "jaxlaunch.manifest.json"
+STEP = re.compile(r"0|[1-9][0-9]*")  # the name of a step's folder
 TEMPORARY = ".tmp"  # a file in the making, on POSIX
 FORMAT = 1
 CHUNK = 1 << 20  # bytes of a read
@@ -85,6 +87,13 @@ def read(folder: epath.Path) -> Manifest | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return Manifest.from_bytes(data)
+
+
+def committed(folder: epath.Path) -> list[int]:
+    """The steps in `folder` that have a manifest, oldest first; whether it still tells the truth is not looked at."""
+    children = folder.iterdir() if folder.exists() else iter(())
+    names = [child.name for child in children if STEP.fullmatch(child.name)]
+    return sorted(int(name) for name in names if (folder / name / NAME).exists())
 
 
 def listing(folder: epath.Path) -> list[str]:

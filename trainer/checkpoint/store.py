@@ -21,13 +21,12 @@ from etils import epath
 from trainer.checkpoint import manifest
 from trainer.checkpoint.agree import gather, on_primary
 from trainer.checkpoint.arrays import COMMITTED, STATE, TIMEOUT_S, Arrays
-from trainer.checkpoint.manifest import Damaged, Entry, Manifest, is_remote
+from trainer.checkpoint.manifest import STEP, Damaged, Entry, Manifest, is_remote
 from trainer.checkpoint.owner import NAME as OWNER
 from trainer.checkpoint.owner import Owner
 from trainer.errors import CheckpointError, StorageError, TrainerError
 
 DIGESTS = "jaxlaunch.digests"  # where the processes leave their digests for process 0 to collect
-STEP = re.compile(r"0|[1-9][0-9]*")
 UNFINISHED = re.compile(r"(0|[1-9][0-9]*)\.orbax-checkpoint-tmp(-[0-9]+)?")  # Orbax's own names
 ASIDE = re.compile(r"(0|[1-9][0-9]*)\.bad-[0-9]+")  # a step that failed verification
 SHOWN = 3  # faults of a step that are spelled out
@@ -272,9 +271,7 @@ class Store:
 
     def steps(self) -> list[int]:
         """Committed steps, oldest first. Their manifests are there; whether they still hold, `restore` finds out."""
-        children = self._folder.iterdir() if self._folder.exists() else iter(())
-        names = [child.name for child in children if STEP.fullmatch(child.name)]
-        return sorted(int(name) for name in names if (self._folder / name / manifest.NAME).exists())
+        return manifest.committed(self._folder)
 
     def latest_good(self) -> int | None:
         """The newest committed step. After `restore` it is a verified one."""

@@ -1,0 +1,169 @@
+"""A checkpoint, exported, in the hands of other people's programs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests import environments, needs
+from tests.trainer import references
+from tests.trainer.references import FIXTURES, batch, folder, logits, step, train_spec
+from trainer import contract, spec
+from trainer.checkpoint.store import Store
+from trainer.errors import CheckpointError, SpecError
+from trainer.export import export
+from trainer.models.gpt2 import GPT2
+from trainer.skeleton import Skeleton
+from trainer.step import TrainState
+
+CASES = ("llama_tiny", "llama3_tiny", "gpt2_tiny", "vit_tiny")
+STEPS = 3
+ADAMW = {"name": "adamw", "lr": 1e-3, "ema": 0.5, "schedule": {"name": "constant"}}
+
+
+@functools.cache
+def trained(case: str, hf: Path) -> TrainState:
+    """The case's model after a few steps of ours, from the weights of its fixture."""
+    of_case = step(case, folder(case, hf / case), optimizer=ADAMW)
+    rows = of_case.put(batch(case))
+    of_case.compile_train(rows)
+    state = of_case.init()
+    for _ in range(STEPS):
+        state, _ = of_case.train(state, rows)
+    return state
+
+
+def saved(case: str, state: TrainState, to: Path) -> Path:
+    """The state as a checkpoint of step 3."""
+    train = train_spec(case, None)
+    return checkpoint(step(case, None, optimizer=ADAMW).named(state), train.model.model_dump(mode="json"), to)
+
+
+def checkpoint(tree: dict[str, Any], model: dict[str, Any] | None, to: Path) -> Path:
+    store = Store(str(to), keep=1, uid="mine")
+    store.claim()
+    store.save(STEPS, tree, {"model": model} if model else {})
+    store.close()
+    return to
+
+
+@pytest.fixture(scope="module")
+def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hf")
+
+
+def test_transformers_loads_every_model_and_says_the_same(hf: Path, tmp_path: Path) -> None:
+    try:
+        environments.python("torch")
+    except environments.Missing as error:
+        needs.absent(str(error))
+    arguments = []
+    for case in CASES:
+        exported = export(str(saved(case, trained(case, hf), tmp_path / case)), str(tmp_path / f"{case}-out"))
+        assert exported["step"] == STEPS
+        arguments += [str(tmp_path / f"{case}-out"), str(FIXTURES / case / "io.safetensors")]
+    program = Path(__file__).with_name("transformers_logits.py")
+    answers = environments.run("torch", str(program), *arguments).splitlines()
+    for case, line in zip(CASES, answers, strict=True):
+        answer = json.loads(line)
+        assert (answer["faults"], answer["dtype"]) == ({}, "torch.float32"), case
+        ours = logits(case, dict(trained(case, hf).params))
+        assert not np.allclose(ours, references.tensors(case, "io")["logits"], rtol=0, atol=1e-3), "it was trained"
+        np.testing.assert_allclose(ours, answer["logits"], rtol=0, atol=references.limit(case), err_msg=case)
+
+
+@pytest.mark.parametrize("case", ["gpt2_tiny", "vit_tiny"])
+def test_what_is_exported_is_read_back_bit_by_bit(case: str, hf: Path, tmp_path: Path) -> None:
+    state = trained(case, hf)
+    assert state.ema is not None
+    source = str(saved(case, state, tmp_path / "in"))
+    for name, ema, wanted in (("weights", False, state.params), ("average", True, state.ema)):
+        export(source, str(tmp_path / name), ema=ema)
+        found = step(case, tmp_path / name).init().params
+        assert found.keys() == wanted.keys()
+        assert all(np.array_equal(found[each], wanted[each]) for each in found), name
+
+
+def test_bfloat16_stays_bfloat16(tmp_path: Path) -> None:
+    state = step("llama_tiny", None, precision={"params": "bfloat16", "compute": "bfloat16"}).init()
+    source = checkpoint(
+        {"params": dict(state.params)}, train_spec("llama_tiny", None).model.model_dump(), tmp_path / "in"
+    )
+    assert export(str(source), str(tmp_path / "out"))["dtype"] == "bfloat16"
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("model", "ema", "error", "says"),
+    [
+        ({"kind": "mlp"}, False, SpecError, "kind = mlp has no Hugging Face form; decoder, gpt2 and vit have one"),
+        ({"kind": "gpt2"}, True, SpecError, "step 3 holds no moving average"),
+        (None, False, CheckpointError, "step 3 does not say what model it holds"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(
+    model: dict[str, Any] | None, ema: bool, error: type[Exception], says: str, tmp_path: Path
+) -> None:
+    source = checkpoint({"params": {"kernel": np.ones(3, np.float32)}}, model, tmp_path / "in")
+    with pytest.raises(error, match=says):
+        export(str(source), str(tmp_path / "out"), ema=ema)
+    assert not (tmp_path / "out").exists()
+
+
+# --- a process of its own ---------------------------------------------------------------------------------------------
+
+MEASURED = """
+import sys
+from trainer import export
+from trainer.checkpoint import kept
+
+def kilobytes(key):
+    with open("/proc/self/status") as status:
+        return int(next(line for line in status if line.startswith(key)).split()[1])
+
+source, to = sys.argv[1:]
+kept.find(source).part("params")["norm.scale"][:]  # what is imported late is imported
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # the peak begins here: proc(5)
+before = kilobytes("VmRSS")
+export.export(source, to)
+print(1024 * (kilobytes("VmHWM") - before))
+"""
+
+
+def test_a_model_is_never_whole_in_memory(tmp_path: Path) -> None:
+    model = spec.GPT2(kind="gpt2", layers=12, width=512, heads=8, vocab=8192, length=256)
+    skeleton = Skeleton(nnx.eval_shape(lambda: GPT2(model, nnx.Rngs(0))))
+    draw = np.random.default_rng(0)
+    params = {name: draw.random(leaf.shape, np.float32) for name, leaf in skeleton.params.items()}
+    source = checkpoint({"params": params}, model.model_dump(mode="json"), tmp_path / "in")
+    command = [sys.executable, "-c", MEASURED, str(source), str(tmp_path / "out")]
+    environ = os.environ | {"JAX_PLATFORMS": "cpu"}
+    peak = int(subprocess.run(command, env=environ, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    size = sum(array.nbytes for array in params.values())
+    assert size > 150e6
+    assert peak < size  # 0.6 of it on the machine that this was written on: the largest array is 0.3
+
+
+def test_a_pod_knows_where_its_checkpoints_lie(hf: Path, tmp_path: Path) -> None:
+    source = saved("gpt2_tiny", trained("gpt2_tiny", hf), tmp_path / "in")
+    train = {"task": "trainer.tasks.lm:NextToken", "checkpoint": {"path": str(source)}}
+    environ = os.environ | {"JAX_PLATFORMS": "cpu", contract.TRAIN_SPEC: json.dumps(train)}
+    command = [sys.executable, "-m", "trainer.export", "--to", str(tmp_path / "out")]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["architecture"] == "GPT2LMHeadModel"
+    again = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert again.returncode == contract.BAD_SPEC
+    assert again.stderr == (
+        f"trainer: {tmp_path / 'out'} is there already; name a folder that is not, or an empty one (exit 64)\n"
+    )

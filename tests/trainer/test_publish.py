@@ -1,0 +1,99 @@
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trainer.references import folder, step, tensors, train_spec
+from tests.trainer.test_weights import equal, written
+from trainer import publish, spec, weights
+from trainer.errors import SpecError
+
+MODEL = train_spec("llama3_tiny", None).model
+
+
+@pytest.fixture(scope="module")
+def params(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return step("llama3_tiny", folder("llama3_tiny", tmp_path_factory.mktemp("hf") / "in")).init().params
+
+
+def test_large_models_are_written_in_many_files_with_an_index(params: dict[str, Any], tmp_path: Path) -> None:
+    names = publish.save(str(tmp_path / "out"), MODEL, params, file_bytes=2**16)
+    files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    assert files == names and len(files) > 5 and files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    index = json.loads((tmp_path / "out" / weights.INDEX).read_text())
+    assert index["metadata"]["total_size"] == sum(array.nbytes for array in tensors("llama3_tiny", "weights").values())
+    assert set(index["weight_map"].values()) == set(files)
+    assert equal(written(tmp_path / "out"), tensors("llama3_tiny", "weights"))
+    assert equal(step("llama3_tiny", tmp_path / "out").init().params, params)
+
+
+class Halting(dict[str, Any]):
+    """Parameters of which the last cannot be read."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name == list(self)[-1]:
+            raise OSError("the disk is gone")
+        return super().__getitem__(name)
+
+
+def test_a_folder_is_whole_or_is_not_there(params: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="the disk is gone"):
+        publish.save(str(tmp_path / "out"), MODEL, Halting(params))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_has_its_name_once_its_files_are_on_the_disk(
+    params: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[bool] = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append((tmp_path / "out").exists()) or real(fd))
+    publish.save(str(tmp_path / "out"), MODEL, params, file_bytes=2**16)
+    assert synced == [False] * len(list((tmp_path / "out").iterdir()))
+
+
+def test_an_empty_folder_is_filled_and_any_other_left_alone(params: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    publish.save(str(tmp_path / "out"), MODEL, params)
+    kept = (tmp_path / "out" / "config.json").read_bytes()
+    with pytest.raises(SpecError, match="out is there already; name a folder that is not, or an empty one"):
+        publish.save(str(tmp_path / "out"), MODEL, params)
+    assert (tmp_path / "out" / "config.json").read_bytes() == kept
+    with pytest.raises(SpecError, match="gs://bucket/out is no folder of this machine"):
+        publish.save("gs://bucket/out", MODEL, params)
+
+
+class Counted:
+    """A parameter that counts how much of it is asked for at once."""
+
+    def __init__(self, array: np.ndarray, asked: list[int]) -> None:
+        self.shape, self.dtype, self._array, self._asked = array.shape, array.dtype, array, asked
+
+    def __getitem__(self, where: Any) -> np.ndarray:
+        part = self._array[where]
+        self._asked.append(part.nbytes)
+        return part
+
+
+def test_a_parameter_is_read_tensor_by_tensor(params: dict[str, Any], tmp_path: Path) -> None:
+    asked: list[int] = []
+    publish.save(str(tmp_path / "out"), MODEL, {name: Counted(np.asarray(x), asked) for name, x in params.items()})
+    assert sorted(asked) == sorted(array.nbytes for array in tensors("llama3_tiny", "weights").values())
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "says"),
+    [
+        (spec.ViT(kind="vit", pool="mean"), {}, "train.model.pool = mean: Hugging Face's ViT knows only cls"),
+        (MODEL, {"mine.kernel": np.ones(1)}, "Hugging Face has no counterpart of mine.kernel"),
+        (MODEL, {}, "also has what is not here: embedding, norm.scale"),
+    ],
+)
+def test_what_has_no_form_there_is_refused(model: Any, given: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as error:
+        publish.save(str(tmp_path / "out"), model, given)
+    assert says in str(error.value)
+    assert list(tmp_path.iterdir()) == []
