@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +81,23 @@ class Result:
 class Running:
     """A `launcher run` under way; leaving the block kills what is left of it."""
 
-    def __init__(self, folder: Path, document: Mapping[str, Any], *args: str, env: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        document: Mapping[str, Any],
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder / "run"
         file = folder / "job.yaml"
         file.write_text(yaml.safe_dump(dict(document), sort_keys=False))
         path = os.pathsep.join([str(HERE), str(HERE.parent.parent)])
         self._streams = [(folder / name).open("w+") for name in ("stdout", "stderr")]
+        launcher = [*prefix, sys.executable, "-m", "launcher.cli.main"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "launcher.cli.main", "run", str(file), "--run-dir", str(self.folder), *args],
+            [*launcher, "run", str(file), "--run-dir", str(self.folder), *args],
             stdout=self._streams[0],
             stderr=self._streams[1],
             stdin=subprocess.DEVNULL,

@@ -1,0 +1,43 @@
+"""A cgroup of this machine with a memory limit, for a test that fills it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests import needs
+
+ROOT = Path("/sys/fs/cgroup")
+PATIENCE_S = 30
+
+
+@contextlib.contextmanager
+def of(limit: int) -> Iterator[Sequence[str]]:
+    """What to put before a command so that it and all it starts share `limit` bytes. Skips where that cannot be had."""
+    is_unified = (ROOT / "cgroup.controllers").exists()
+    folder = (ROOT if is_unified else ROOT / "memory") / f"jaxlaunch-test-{os.getpid()}"
+    try:
+        if is_unified:
+            (ROOT / "cgroup.subtree_control").write_text("+memory")
+        folder.mkdir()
+        (folder / ("memory.max" if is_unified else "memory.limit_in_bytes")).write_text(str(limit))
+    except OSError as error:
+        needs.absent(f"no cgroup can be made here ({error})")
+    try:
+        yield ["sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh"]
+    finally:
+        remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """Once its processes are gone, which the test sees to."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        try:
+            return folder.rmdir()
+        except OSError:  # busy until the last one is reaped
+            time.sleep(0.05)
+    raise AssertionError(f"{folder} is still in use")

@@ -1,0 +1,238 @@
+"""Every alert of the chart, fired by its cause in real runs that a real Prometheus scrapes; and none by a clean one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import needs
+from tests.gang import memorylimit
+from tests.gang.runs import Running, descendants, digits, job
+from tests.gang.watching import RULES, SCALE, Prometheus, faster
+
+ROOT = Path(__file__).parents[2]
+ALERTS = [
+    rule
+    for path in RULES
+    for group in yaml.safe_load(path.read_text())["groups"]
+    for rule in group["rules"]
+    if "alert" in rule
+]
+ENDLESS = 1_000_000
+# What a process that fills its container does: it stays just below the limit, where nothing is killed yet.
+FILLS = """
+import time
+from launcher.agent import footprint
+held, memory = [], footprint.read()
+while memory["in_use"] < 0.93 * memory["limit"]:
+    held.append(bytearray(1 << 20))
+    memory = footprint.read()
+time.sleep(3600)
+"""
+
+
+def faulty(tmp: Path, **fault: Any) -> dict[str, str]:
+    (tmp / "marks").mkdir(parents=True)
+    return {"FAULT": json.dumps(fault | {"mark": str(tmp / "marks")})}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running]]:
+    """A clean run, one whose source is slow, and one whose rank 1 is; all of them in their steps."""
+    folder = tmp_path_factory.mktemp("runs")
+    endless = {"steps": ENDLESS, "task": "faulty:Faulty", "log_every": 5}
+    every_step = {"kind": "slow", "at": "step"}
+    clean = digits(**endless, checkpoint={"every": 50})
+    too_many_to_keep = {"source": "synthetic", "examples": 10_000_000, "shape": [8, 8], "threads": 1}
+    plain = digits(**endless, data=too_many_to_keep)
+    with ExitStack() as stack:
+
+        def start(name: str, train: dict[str, Any], fault: dict[str, Any], **keys: Any) -> Running:
+            document = job(train, hosts=2, per_host=1, **keys)
+            return stack.enter_context(Running(folder / name, document, env=faulty(folder / name, **fault)))
+
+        found = {
+            "clean": start("clean", clean, every_step | {"seconds": 0.1}),
+            "starved": start("starved", plain, {"kind": "slow", "at": "data", "seconds": 0.05}),
+            "straggling": start(
+                "straggling",
+                plain,
+                every_step | {"seconds": 0.2, "rank": 1},
+                budgets={"step": "30s"},
+                restarts={"in_place": 10},
+            ),
+        }
+        for running in found.values():
+            running.until_step(5)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def prometheus(runs: dict[str, Running], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    program = needs.tool("prometheus", of="Debian's prometheus")
+    with Prometheus(program, tmp_path_factory.mktemp("prometheus") / "it") as watching:
+        for name, running in runs.items():
+            watching.watch(name, running)
+        yield watching
+
+
+def test_loss_not_finite(prometheus: Prometheus, tmp_path: Path) -> None:
+    train = digits(optimizer={"name": "sgd", "lr": 1e38}, steps=ENDLESS, task="faulty:Faulty")
+    slow = faulty(tmp_path, kind="slow", at="step", step=1, seconds=3)  # time for a scrape before it ends
+    with Running(tmp_path, job(train, hosts=2, per_host=1), env=slow) as running:
+        prometheus.watch("diverging", running)
+        prometheus.until_firing("JaxlaunchLossNotFinite", "diverging")
+        assert running.wait().code == 76
+
+
+def test_memory_high(prometheus: Prometheus, tmp_path: Path) -> None:
+    (tmp_path / "fills.py").write_text(FILLS)
+    document = job(hosts=2, command=["python", str(tmp_path / "fills.py")])
+    with memorylimit.of(600 << 20) as limited, Running(tmp_path, document, prefix=limited) as running:
+        prometheus.watch("full", running)
+        prometheus.until_firing("JaxlaunchMemoryHigh", "full", of="host")
+
+
+def test_data_bound(prometheus: Prometheus) -> None:
+    prometheus.until_firing("JaxlaunchDataBound", "starved")
+
+
+def test_straggler(prometheus: Prometheus) -> None:
+    prometheus.until_firing("JaxlaunchStraggler", "straggling", rank="1")
+    assert {labels["rank"] for labels, _ in prometheus.firing("straggling") if "rank" in labels} == {"1"}
+
+
+def test_no_progress_and_then_hang(prometheus: Prometheus, runs: dict[str, Running]) -> None:
+    os.kill(runs["straggling"].children()[1], signal.SIGSTOP)
+    prometheus.until_firing("JaxlaunchNoProgress", "straggling")
+    assert "JaxlaunchHang" not in prometheus.fired("straggling")
+    prometheus.until_firing("JaxlaunchHang", "straggling")
+
+
+def attempt(running: Running) -> int:
+    found = re.search(r"^jaxlaunch_attempt (\d+)", running.scrape(), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def kill(running: Running, prometheus: Prometheus) -> None:
+    """Kills what the first host runs, and waits until the gang has started again."""
+    number = prometheus.until("an attempt", lambda: attempt(running))
+    for pid in descendants(running.agents()[0]):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    prometheus.until("another attempt", lambda: attempt(running) > number)
+
+
+def test_restart_storm(prometheus: Prometheus, runs: dict[str, Running]) -> None:
+    for _ in range(3):
+        kill(runs["straggling"], prometheus)
+    prometheus.until_firing("JaxlaunchRestartStorm", "straggling")
+
+
+def test_scrape_missing(prometheus: Prometheus, runs: dict[str, Running]) -> None:
+    agent = runs["straggling"].agents()[1]
+    os.kill(agent, signal.SIGSTOP)
+    prometheus.until_firing("JaxlaunchScrapeMissing", "straggling", pod="straggling-w-0-1")
+    os.kill(agent, signal.SIGCONT)
+
+
+def test_goodput_low(prometheus: Prometheus, runs: dict[str, Running]) -> None:
+    kill(runs["straggling"], prometheus)  # it saves nothing, so all its steps are lost
+    prometheus.until_firing("JaxlaunchGoodputLow", "straggling")
+
+
+def test_checkpoint_too_old(prometheus: Prometheus) -> None:
+    prometheus.until_firing("JaxlaunchCheckpointTooOld", "starved")
+
+
+def test_a_clean_run_fires_none(prometheus: Prometheus) -> None:
+    """Watched for longer than any alert needs: an hour and a quarter of scaled time."""
+    watched = f'count_over_time(up{{run="clean", pod="clean-w-0-0"}}[1h]) >= {75 * 60 / SCALE}'
+    prometheus.until("an hour and a quarter", lambda: prometheus.query(watched))
+    assert prometheus.query('jaxlaunch:goodput_ratio:1h{run="clean"}')
+    assert prometheus.fired("clean") == set()
+
+
+def test_memory_high_of_a_device(tmp_path: Path) -> None:
+    """No CPU counts a device's memory, so the rows are written as the exporter writes them; in true time."""
+    promtool = needs.tool("promtool", of="Debian's prometheus")
+    pod = {"job": "jaxlaunch", "namespace": "team", "run": "r", "pod": "r-w-0-0"}
+    rows = [("jaxlaunch_build_info", {}, 1), ("jaxlaunch_host_memory_bytes", {"kind": "in_use"}, 10)]
+    rows.append(("jaxlaunch_host_memory_bytes", {"kind": "limit"}, 100))
+    for device, used in ("0", 89), ("1", 90):
+        name, labels = "jaxlaunch_device_memory_bytes", {"rank": "0", "device": device}
+        rows += [(name, labels | {"kind": "in_use"}, used), (name, labels | {"kind": "limit"}, 100)]
+    alert = next(rule for rule in ALERTS if rule["alert"] == "JaxlaunchMemoryHigh")
+    told = {"namespace": "team", "run": "r", "pod": "r-w-0-0", "rank": "0", "device": "1", "of": "device"}
+    summary = "Pod r-w-0-0 of run r: 90% of device memory used"
+    annotations = alert["annotations"] | {"summary": summary}
+    fires = {"exp_labels": told | alert["labels"], "exp_annotations": annotations}
+    at_times = {"4m": [], "10m": [fires]}
+    test = {
+        "interval": "30s",
+        "input_series": [
+            {"series": written(name, pod | labels), "values": f"{value}x30"} for name, labels, value in rows
+        ],
+        "alert_rule_test": [
+            {"eval_time": at, "alertname": alert["alert"], "exp_alerts": expected} for at, expected in at_times.items()
+        ],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": list(map(str, RULES)), "tests": [test]}))
+    checked = subprocess.run([promtool, "test", "rules", tmp_path / "test.yaml"], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def written(name: str, labels: dict[str, str]) -> str:
+    """A series in PromQL."""
+    return name + "{" + ", ".join(f'{label}="{value}"' for label, value in labels.items()) + "}"
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
+
+
+def test_the_rules_pass_promtool() -> None:
+    promtool = needs.tool("promtool", of="Debian's prometheus")
+    for path in RULES:
+        checked = subprocess.run([promtool, "check", "rules", "--lint-fatal", path], capture_output=True, text=True)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_every_alert_has_its_page_a_severity_a_row_and_a_test_above() -> None:
+    tests, listed = Path(__file__).read_text(), (ROOT / "docs/alerts.md").read_text()
+    for rule in ALERTS:
+        page = ROOT / rule["annotations"]["runbook_url"]
+        assert page == ROOT / "docs" / "runbooks" / f"{rule['alert']}.md"
+        assert page.read_text().startswith(f"# {rule['alert']}\n")
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert {"summary", "description"} <= rule["annotations"].keys()
+        assert f'until_firing("{rule["alert"]}"' in tests
+        assert f"| [{rule['alert']}](runbooks/{page.name}) | {rule['labels']['severity']} |" in listed
+    assert {path.stem for path in (ROOT / "docs/runbooks").glob("*.md")} == {rule["alert"] for rule in ALERTS}
+    assert len(ALERTS) == 10
+
+
+def test_every_series_is_taken_from_the_namespaces_that_are_asked_for() -> None:
+    """The chart narrows `namespace=~".*"` to its own; a selector without it would read a stranger's runs."""
+    for path in RULES:
+        for group in yaml.safe_load(path.read_text())["groups"]:
+            for rule in group["rules"]:
+                read = re.findall(
+                    r"(?:\bup|\bjaxlaunch_\w+|\bjaxlaunch:(?!threshold:)[\w:]+)(?:\{([^}]*)\})?", rule["expr"]
+                )
+                assert read and all('namespace=~".*"' in labels for labels in read), rule
+
+
+def test_ranges_offsets_and_durations_become_shorter_and_names_stay() -> None:
+    text = "max_over_time(jaxlaunch:x:1h[15m] offset 2h) > 60"
+    assert faster(text) == "max_over_time(jaxlaunch:x:1h[7500ms] offset 60000ms) > 60"
+    assert faster("10m") == "5000ms" and faster("jaxlaunch:step") == "jaxlaunch:step"
