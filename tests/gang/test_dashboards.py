@@ -1,0 +1,149 @@
+"""The chart's Grafana dashboards: sound files, and queries that a real Prometheus answers from a clean run."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import needs
+from tests.gang.runs import Running, job
+from tests.gang.watching import RULES, Prometheus, faster
+from trainer import contract
+
+FILES = sorted((Path(__file__).parents[2] / "helm" / "launcher" / "dashboards").glob("*.json"))
+DASHBOARDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in FILES}
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+VALUES = {"$namespace": "team", "$run": "clean", "$rank": ".*", "$__rate_interval": "5s"}
+# What no CPU tells: its peak, and how much of the memory is a device's.
+NOT_ON_CPU = ("jaxlaunch_mfu_ratio", "jaxlaunch_device_memory_bytes")
+RECORDED = {
+    rule["record"]
+    for path in RULES
+    for group in yaml.safe_load(path.read_text())["groups"]
+    for rule in group["rules"]
+    if "record" in rule
+}
+
+
+def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+def plain(query: str) -> str:
+    """A query as Grafana sends it, in the short time of the test."""
+    return functools.reduce(lambda text, name: text.replace(name, VALUES[name]), VALUES, faster(query))
+
+
+QUERIES = [
+    pytest.param(target["expr"], id=f"{name}-{panel['title']}-{target['refId']}")
+    for name, dashboard in DASHBOARDS.items()
+    for panel in panels(dashboard)
+    for target in panel["targets"]
+]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A clean run that does everything a panel shows: text, float16, evaluation, saves, a compilation cache."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "corpus.txt").write_text("all work and no play makes jack a dull boy\n" * 200)
+    train = {
+        "task": "trainer.tasks.lm:NextToken",
+        "model": {"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocab": 256, "length": 32},
+        "data": {"source": "text", "path": str(folder / "corpus.txt"), "tokenizer": "bytes", "eval_split": 0.2},
+        "precision": "fp16",
+        "batch": 16,
+        "steps": 1_000_000,
+        "log_every": 5,
+        "optimizer": {"lr": 1e-3, "schedule": {"name": "constant"}},
+        "eval": {"every": 100, "batches": 2},
+        "checkpoint": {"every": 100},
+        "compile_cache": str(folder / "cache"),
+    }
+    with Running(folder, job(train, hosts=2, per_host=1)) as running:
+        running.until_step(105)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def prometheus(running: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    program = needs.tool("prometheus", of="Debian's prometheus")
+    with Prometheus(program, tmp_path_factory.mktemp("prometheus") / "it") as watching:
+        watching.watch("clean", running)
+        watching.until("shares of ten minutes", lambda: watching.query("jaxlaunch:own_ratio:10m"))
+        watching.until("a goodput", lambda: watching.query("jaxlaunch:goodput_ratio:1h >= 0"))
+        yield watching
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_every_query_returns_data_of_a_clean_run(query: str, prometheus: Prometheus) -> None:
+    series = prometheus.until(f"an answer to {plain(query)}", lambda: prometheus.query(plain(query)))
+    if not any(name in query for name in NOT_ON_CPU):
+        prometheus.until("a number", lambda: any(math.isfinite(value) for _, value in prometheus.query(plain(query))))
+    assert series
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_every_variable_finds_values(name: str, prometheus: Prometheus) -> None:
+    for variable in DASHBOARDS[name]["templating"]["list"]:
+        if variable["type"] == "query":
+            found = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["definition"])
+            assert found and variable["query"]["query"] == variable["definition"]
+            assert any(found[2] in labels for labels, _ in prometheus.query(plain(found[1])))
+
+
+def test_every_name_in_a_query_or_rule_is_one_that_the_exporter_or_a_rule_writes(running: Running) -> None:
+    exported = set(re.findall(r"^(jaxlaunch_\w+?)(?:\{| )", running.scrape(), re.MULTILINE))
+    assert {metric.name for metric in contract.PROMETHEUS if metric.type != "histogram"} <= exported
+    rules = [path.read_text() for path in RULES]
+    expressions = [query.values[0] for query in QUERIES] + [
+        rule["expr"] for text in rules for group in yaml.safe_load(text)["groups"] for rule in group["rules"]
+    ]
+    used = {name for text in expressions for name in re.findall(r"\bjaxlaunch[_:][\w:]+", text)}
+    assert used <= exported | RECORDED, used - exported - RECORDED
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
+
+
+def test_the_dashboards_are_fleet_job_and_ranks_each_with_a_uid_of_its_own() -> None:
+    assert set(DASHBOARDS) == {"fleet", "job", "ranks"}
+    assert {name: board["uid"] for name, board in DASHBOARDS.items()} == {n: f"jaxlaunch-{n}" for n in DASHBOARDS}
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_every_panel_has_a_number_a_unit_words_and_the_chosen_data_source(name: str) -> None:
+    dashboard = DASHBOARDS[name]
+    assert (
+        dashboard["templating"]["list"][0] | {"name": "datasource", "type": "datasource"}
+        == (dashboard["templating"]["list"][0])
+    )
+    numbers = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(numbers)) == len(numbers)
+    for panel in panels(dashboard):
+        assert panel["title"] and panel["description"].endswith(".")
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert panel["datasource"] == DATASOURCE
+        assert all(target["datasource"] == DATASOURCE for target in panel["targets"])
+        references = [target["refId"] for target in panel["targets"]]
+        assert references and len(set(references)) == len(references)
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_no_two_panels_overlap(name: str) -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARDS[name]["panels"]:
+        at = panel["gridPos"]
+        columns, rows = range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])
+        cells = set(itertools.product(columns, rows))
+        assert max(columns) < 24 and not cells & taken, panel["title"]
+        taken |= cells
