@@ -15,8 +15,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 run: venv  ## train examples/digits.yaml here
 	$(BIN)/launcher run examples/digits.yaml
 
-test: venv
-	$(BIN)/python -m pytest
+test: venv  ## side by side what is quiet, one after the other what starts gangs and clusters
+	$(BIN)/python -m pytest -n auto tests/launcher tests/trainer
+	$(BIN)/python -m pytest --ignore tests/launcher --ignore tests/trainer
 
 check: venv  ## format, lint, types, that every test imports, floors
 	$(BIN)/ruff format --check .
