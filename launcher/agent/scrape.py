@@ -18,7 +18,7 @@ from launcher.agent.loop import READ, WRITE, Loop, Timer
 MAX_REQUEST, MAX_EXPOSITION = 8 * 1024, 4 * 1024 * 1024  # bytes
 MAX_CONNECTIONS = 16
 PATIENCE_S, CHILD_PATIENCE_S = 5.0, 1.0
-LAST_READ_S = 60.0  # twice the usual interval between two scrapes
+LAST_READ_S = 75.0  # Prometheus reads every minute unless it is told otherwise
 
 PLAIN, JSON = "text/plain; version=0.0.4; charset=utf-8", "application/json"
 
