@@ -226,6 +226,10 @@ class Cluster:
             yield from lines.feed(data)
         yield from lines.end()
 
+    def through(self, namespace: str, pod: str, port: int, request: bytes) -> bytes:
+        """What a port of a pod answers to a request, whole; it comes to the pod from its own loopback."""
+        return self._transport.through(PODS.path(namespace, pod, "portforward"), port, request)
+
     # --- the server ---------------------------------------------------------------------------------------------------
 
     def may(self, verb: str, kind: Kind, namespace: str | None = None, *, subresource: str = "") -> bool:

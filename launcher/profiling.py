@@ -1,4 +1,7 @@
-"""Asks the agents of a run for a profile of its next steps, and waits for what their processes find."""
+"""Asks the agents of a run for a profile of its next steps, and waits for what their processes find.
+
+An agent takes such requests from its own machine alone: here over loopback, in a pod through the API server.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from launcher import hosts, stop
 from launcher.agent.memory import AGENTS
 from launcher.agent.profiles import ENDED
-from launcher.errors import UserError
+from launcher.cluster import Cluster
+from launcher.errors import ApiError, Unreachable, UserError
+from launcher.jobset import NAME_LABEL
+from launcher.kinds import PODS
+from launcher.objects import template
 
 HOSTS = 8  # that are asked; of a larger gang host 0 alone
-_POLL_S = 0.5
+METRICS_PORT = "metrics"  # of the container, by name
+_POLL_S = 1.0
+_TRIES = 3  # of a look, on a cluster
 _PATIENCE_S = 10.0  # of an agent that is asked
 
 Say = Callable[[str], None]
@@ -69,6 +79,37 @@ def _over_loopback(address: str) -> Callable[[str, str], tuple[int, Found]]:
             raise Gone(str(error)) from None
         finally:
             connection.close()
+
+    return ask
+
+
+def on_cluster(cluster: Cluster, namespace: str, name: str) -> list[Agent]:
+    """The agents of a job on a cluster. Raises UserError when there is no such job, or host 0 does not run."""
+    jobset = stop.own(cluster, name, namespace)
+    pods = cluster.list(PODS, namespace, labels=f"{NAME_LABEL}={name}")
+    running = [host for host in hosts.newest(jobset, pods) if host.running and not host.is_init]
+    if not running or running[0].number != 0:
+        raise UserError(f"Job {name} does not run: host 0 has no process.", f"`launcher explain {name}` says why.")
+    ports = hosts.main_container(template(jobset)["spec"])["ports"]
+    port = next(int(one["containerPort"]) for one in ports if one["name"] == METRICS_PORT)
+    return [Agent(host.name, _through(cluster, namespace, host.pod, port)) for host in running]
+
+
+def _through(cluster: Cluster, namespace: str, pod: str, port: int) -> Callable[[str, str], tuple[int, Found]]:
+    def ask(method: str, target: str) -> tuple[int, Found]:
+        request = f"{method} {target} HTTP/1.1\r\nHost: {pod}\r\nContent-Length: 0\r\n\r\n".encode()
+        for left in reversed(range(_TRIES if method == "GET" else 1)):
+            try:
+                head, _, body = cluster.through(namespace, pod, port, request).partition(b"\r\n\r\n")
+                return int(head.split()[1]), json.loads(body)
+            except (Unreachable, ValueError, LookupError) as error:
+                fault = str(error)
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+                raise Gone(error.message) from None
+            time.sleep(_POLL_S if left else 0)
+        raise Gone(fault)
 
     return ask
 

@@ -9,7 +9,8 @@ import click
 
 from launcher import profiling
 from launcher.cli import options
-from launcher.errors import UserError
+from launcher.cluster import Cluster
+from launcher.errors import ClusterError, UserError
 from launcher.profiling import Found
 from trainer.contract import PROFILE_STEPS
 
@@ -22,13 +23,10 @@ from trainer.contract import PROFILE_STEPS
 def profile_command(run: str, namespace: str | None, context: str | None, steps: int, output: str) -> None:
     """Say what the steps of RUN spend their time on.
 
-    RUN is a run folder here, or the name of one in runs/. Its next steps are traced while it goes on; the trace lies
-    in its run folder.
+    RUN is a run folder here, the name of one in runs/, or a job on a cluster: always with -n or --context, else where
+    there is no such folder. Its next steps are traced while it goes on; the trace lies in its run folder.
     """
-    folder = profiling.folder_of(run)
-    if folder is None:
-        raise UserError(f"There is no run folder {run} or runs/{run} here.", "`launcher run` makes one.")
-    answers = profiling.profile(profiling.here(folder), steps, options.say)
+    answers = profiling.profile(_agents(run, namespace, context), steps, options.say)
     if output == "json":
         click.echo(json.dumps({"ranks": {str(rank): one for rank, one in answers.items()}}, indent=2))
     else:
@@ -36,6 +34,19 @@ def profile_command(run: str, namespace: str | None, context: str | None, steps:
             click.echo(line)
     if not any(one["state"] == "done" for one in answers.values()):
         raise UserError("\n".join(["No rank was profiled.", *_why(answers)]))
+
+
+def _agents(run: str, namespace: str | None, context: str | None) -> list[profiling.Agent]:
+    is_remote = namespace is not None or context is not None
+    if not is_remote and (folder := profiling.folder_of(run)) is not None:
+        return profiling.here(folder)
+    try:
+        cluster = Cluster.connect(context)
+    except ClusterError as error:
+        if is_remote:
+            raise
+        raise UserError(f"There is no run folder {run} or runs/{run} here, and no cluster: {error.message}") from None
+    return profiling.on_cluster(cluster, namespace or cluster.namespace, run)
 
 
 def _lines(answers: Mapping[int, Found]) -> Iterator[str]:

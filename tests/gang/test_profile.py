@@ -22,7 +22,7 @@ def profile(run: Path, *args: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "launcher.cli.main", "profile", str(run), *args],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "KUBECONFIG": "/nowhere"},
     )
 
 

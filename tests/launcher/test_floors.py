@@ -36,6 +36,7 @@ FLOORS = (
     ("launcher.demand", "launcher.placement"),
     ("launcher.cluster", "launcher.fit"),
     ("launcher.transport", "launcher.watch"),
+    ("launcher.portforward",),
     ("launcher.agentjob", "launcher.bundle", "launcher.logs", "launcher.paths", "launcher.profile", "launcher.shapes"),
     ("launcher.job", "launcher.reference"),
     ("launcher.checks", "launcher.faults", "launcher.overrides"),
@@ -92,7 +93,7 @@ FLOORS = (
 
 # What each side may import that is neither ours nor the standard library's. The longest name that fits counts.
 # The base install holds only the launcher's; TRAINER is the extra [train].
-LAUNCHER = {"click", "kubernetes", "pydantic", "pydantic_core", "rich", "urllib3", "yaml"}
+LAUNCHER = {"click", "kubernetes", "pydantic", "pydantic_core", "rich", "urllib3", "websocket", "yaml"}
 TRAINER = {
     "absl",
     "array_record",

@@ -1,0 +1,105 @@
+"""One request to a port of a pod, through the API server: what `kubectl port-forward` does, for one answer.
+
+It reaches the pod from within, as 127.0.0.1. The server speaks WebSocket: every message begins with the number of its
+channel, 0 for the bytes and 1 for an error, and the first message on each only repeats the port (`v4.channel.k8s.io`).
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import ApiError, ClusterError, Unreachable
+
+if TYPE_CHECKING:
+    from launcher.transport import Access
+
+PROTOCOL = "v4.channel.k8s.io"
+MAX_ANSWER = 4 * 1024 * 1024  # bytes
+_BYTES, _ERROR = 0, 1
+_TLS = {"ca_certs": "ca_certs", "cert_file": "certfile", "key_file": "keyfile", "server_hostname": "server_hostname"}
+
+
+def exchange(access: Access, path: str, port: int, request: bytes, limit_s: float) -> bytes:
+    """All that a port answers to a request until it closes. `path` is of the pod's subresource `portforward`.
+
+    Raises ApiError where the server refuses, Unreachable where it is silent or nothing listens on the port.
+    """
+    import websocket  # with its imports it takes a twentieth of a second
+
+    end = time.monotonic() + limit_s
+    what = f"GET {path}"
+    try:
+        tunnel = websocket.create_connection(
+            f"{access.server.replace('http', 'ws', 1)}{path}?ports={port}",
+            timeout=limit_s,
+            header=[f"{name}: {value}" for name, value in access.headers().items()],
+            subprotocols=[PROTOCOL],
+            suppress_origin=True,
+            redirect_limit=0,  # who asks is told to this server alone
+            sslopt=_tls(access.pool),
+            **_proxy(access.pool),
+        )
+    except websocket.WebSocketBadStatusException as error:
+        raise _refused(error, what) from None
+    except (OSError, websocket.WebSocketException) as error:
+        raise Unreachable(f"The API server {access.server} opens no way to the pod: {error} ({what}).") from None
+    try:
+        tunnel.send_binary(bytes([_BYTES]) + request)
+        return _answer(tunnel, end, what)
+    except (OSError, websocket.WebSocketException) as error:
+        raise Unreachable(f"The way to the pod broke: {error} ({what}).", sent=True) from None
+    finally:
+        tunnel.shutdown()  # its close() leaves the socket open where the other side closed first
+
+
+def _answer(tunnel: Any, end: float, what: str) -> bytes:
+    """The bytes until the pod's side closes."""
+    import websocket
+
+    opened: set[int] = set()
+    answer = bytearray()
+    while time.monotonic() < end and len(answer) < MAX_ANSWER:
+        opcode, data = tunnel.recv_data()
+        if opcode == websocket.ABNF.OPCODE_CLOSE:
+            return bytes(answer)
+        channel = data[0] if data else _BYTES
+        if channel not in opened:
+            opened.add(channel)
+        elif channel == _ERROR:
+            said = data[1:].decode(errors="replace").strip()
+            raise Unreachable(f"The pod does not answer: {said} ({what}).")
+        else:
+            answer += data[1:]
+    raise Unreachable(f"The pod's answer does not end ({what}).", sent=True)
+
+
+def _tls(pool: Any) -> dict[str, Any]:
+    """How the pool of connections trusts the server, and who it says it is, as the other library names it."""
+    given = pool.connection_pool_kw
+    found = {theirs: given[ours] for ours, theirs in _TLS.items() if given.get(ours)}
+    if given.get("cert_reqs") in (ssl.CERT_NONE, "CERT_NONE"):
+        return found | {"cert_reqs": ssl.CERT_NONE, "check_hostname": False}
+    return found | {"cert_reqs": ssl.CERT_REQUIRED, "check_hostname": given.get("assert_hostname") is not False}
+
+
+def _proxy(pool: Any) -> Mapping[str, Any]:
+    """The pool's proxy, or none: the other library would take one from the environment."""
+    proxy = getattr(pool, "proxy", None)
+    if proxy is None:
+        return {"http_no_proxy": ["*"]}
+    auth = tuple(proxy.auth.split(":", 1)) if proxy.auth else None
+    return {"http_proxy_host": proxy.host, "http_proxy_port": proxy.port, "http_proxy_auth": auth, "proxy_type": "http"}
+
+
+def _refused(error: Any, what: str) -> ClusterError:
+    """The server's own words."""
+    try:
+        message = str(json.loads(error.resp_body)["message"])
+    except (ValueError, LookupError, TypeError):
+        message = str(error)
+    hint = "it takes get and create on pods/portforward." if error.status_code == 403 else None
+    return ApiError(f"{message} ({what})", hint, error.status_code)
