@@ -3,6 +3,7 @@
 What is not in the namespace carries its name as a label, and is deleted with it.
 """
 
+import dataclasses
 import json
 import secrets
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from tests.cluster.harness.places import VOLUMES
 from tests.cluster.waiting import until
 
 OWNER = "jaxlaunch.test/namespace"
+SHARED = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
 KUEUE = "kueue.x-k8s.io/v1beta2"
 # Where objects outside namespaces are, which these functions make.
 OUTSIDE = (
@@ -47,24 +49,30 @@ def remove_namespace(cluster: Access, name: str) -> None:
         cluster.api.delete(f"{path}?labelSelector={OWNER.replace('/', '%2F')}%3D{name}")
 
 
-def make_claim(cluster: Access, namespace: str, name: str = "checkpoints", size: str = "1Gi") -> Path:
-    """A bound ReadWriteMany claim that any user may write to; gives the folder of the node that is behind it."""
+def make_volume(cluster: Access, namespace: str, name: str = "checkpoints", size: str = "1Gi") -> Path:
+    """A ReadWriteMany volume that waits for this claim; gives the folder of the node that is behind it, where any user
+    may write."""
     if not cluster.is_ours:
         pytest.skip("the volume is a folder of this machine, which is no node of the cluster that KUBECONFIG names")
     folder = VOLUMES / namespace / name
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    shared = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
     volume = {
         "capacity": {"storage": size},
         "persistentVolumeReclaimPolicy": "Retain",
         "hostPath": {"path": str(folder)},
         "claimRef": {"namespace": namespace, "name": name},
-        **shared,
+        **SHARED,
     }
-    claim = {"volumeName": f"{namespace}-{name}", "resources": {"requests": {"storage": size}}, **shared}
-    claims = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
     make(cluster, "/api/v1/persistentvolumes", "v1", "PersistentVolume", f"{namespace}-{name}", volume, namespace)
+    return folder
+
+
+def make_claim(cluster: Access, namespace: str, name: str = "checkpoints", size: str = "1Gi") -> Path:
+    """A bound ReadWriteMany claim that any user may write to; gives the folder of the node that is behind it."""
+    folder = make_volume(cluster, namespace, name, size)
+    claim = {"volumeName": f"{namespace}-{name}", "resources": {"requests": {"storage": size}}, **SHARED}
+    claims = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
     make(cluster, claims, "v1", "PersistentVolumeClaim", name, claim, namespace)
     until(
         lambda: cluster.api.get(f"{claims}/{name}"),
@@ -147,6 +155,18 @@ def make_user(cluster: Access, namespace: str, rules: Sequence[Mapping[str, Any]
     path = folder / f"{name}.conf"
     path.write_text(json.dumps(config))
     return path
+
+
+def impersonating(cluster: Access, user: str, namespace: str, folder: Path) -> Access:
+    """The cluster as this user meets it, whoever that is: the administrator speaks in their name."""
+    config = yaml.safe_load(cluster.kubeconfig.read_text())
+    for each in config["users"]:
+        each["user"]["as"] = user
+    for context in config["contexts"]:
+        context["context"]["namespace"] = namespace
+    path = folder / f"{user}.conf"
+    path.write_text(json.dumps(config))
+    return dataclasses.replace(cluster, kubeconfig=path)
 
 
 def make(cluster: Access, path: str, version: str, kind: str, name: str, spec: object, owner: str) -> None:

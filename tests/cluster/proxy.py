@@ -51,8 +51,7 @@ class Forwarding(Handler):
         behind = self.server.behind
         connection = http.client.HTTPSConnection(behind.server.netloc, context=behind.tls, timeout=60)
         headers = {name: self.headers[name] for name in FORWARDED if name in self.headers}
-        if behind.token:
-            headers["Authorization"] = f"Bearer {behind.token}"
+        headers |= behind.own
         connection.request(self.command, self.path, None if self.body is None else json.dumps(self.body), headers)
         return connection, connection.getresponse()
 

@@ -42,7 +42,9 @@ class Api:
         user = by_name(config, "users", context["user"])["user"]
         self.server = urlsplit(cluster["server"])
         self.tls = tls(cluster, user)
-        self.token = user.get("token")
+        self.own = {"Authorization": f"Bearer {user['token']}"} if "token" in user else {}
+        if "as" in user:
+            self.own["Impersonate-User"] = user["as"]
 
     def call(self, method: str, path: str, body: object = None, content: str = "application/json") -> Any:
         """The answer, parsed where it is JSON. Raises Refused."""
@@ -75,14 +77,14 @@ class Api:
             connection.close()
 
     def exchange(self, connection: http.client.HTTPSConnection, call: Call) -> Any:
-        headers = {"Content-Type": call.content} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
+        headers = {"Content-Type": call.content} | self.own
         connection.request(call.method, call.path, None if call.body is None else json.dumps(call.body), headers)
         answer = connection.getresponse()
         text = answer.read().decode()
         is_json = answer.headers.get_content_type() == "application/json"
         if answer.status >= 400:
             raise Refused(answer.status, json.loads(text).get("message", text) if is_json else text)
-        return json.loads(text) if is_json else text
+        return json.loads(text) if is_json and text else text
 
 
 def by_name(config: dict[str, Any], kind: str, name: str) -> dict[str, Any]:

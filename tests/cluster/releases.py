@@ -1,0 +1,75 @@
+"""Releases of the chart on the tests' cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.cluster.access import Access
+from tests.cluster.preparations import KUEUE
+from tests.helm.charts import CHART, Helm
+
+# Small enough for the tests' node, and claims that take what a test has prepared for them.
+STORAGE = {
+    "checkpoints": {"size": "1Gi", "storageClass": ""},
+    "compileCache": {"enabled": True, "size": "1Gi", "storageClass": ""},
+}
+SMALL: Mapping[str, Any] = {
+    "storage": STORAGE,
+    "resourceDefaults": {"requests": {"cpu": "50m", "memory": "400Mi"}, "limits": {"memory": "1Gi"}},
+    "kueue": {"enabled": True, "flavors": [{"name": "default", "quota": {"cpu": "200m", "memory": "2Gi"}}]},
+}
+
+
+def values(cluster: Access, image: str | None = None, **more: Any) -> dict[str, Any]:
+    """Values for this cluster, `more` in the place of ours."""
+    found: dict[str, Any] = {**SMALL, **more}
+    if image is not None:
+        found["profile"] = {"image": image, **more.get("profile", {})}
+    if cluster.is_ours:  # it has no Service network
+        server = urlsplit(cluster.api.server.geturl())
+        found["test"] = {"apiServer": {"host": server.hostname, "port": server.port}}
+    return found
+
+
+@dataclass(frozen=True)
+class Release:
+    helm: Helm
+    cluster: Access
+    namespace: str
+    name: str = "team"
+
+    def act(self, action: str, **arguments: Any) -> Any:
+        """Has Helm do it. Raises Refused."""
+        return self.helm.release(self.cluster.kubeconfig, self.namespace, action, name=self.name, **arguments)
+
+    def install(self, values: Mapping[str, Any]) -> Any:
+        return self.act("install", chart=str(CHART), values=values, timeout=120)
+
+    def upgrade(self, values: Mapping[str, Any]) -> Any:
+        return self.act("upgrade", chart=str(CHART), values=values, timeout=120)
+
+    def test(self) -> Any:
+        return self.act("test", timeout=180)
+
+    def uninstall(self) -> None:
+        self.act("uninstall", timeout=60)
+
+
+def everything(cluster: Access, namespace: str) -> set[str]:
+    """All objects of a namespace, and those outside of namespaces that are named after it, but for what the cluster
+    itself writes down there."""
+    within = cluster.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
+    kinds = ",".join(kind for kind in within if not kind.startswith("events"))
+    found = cluster.kubectl("get", kinds, "--namespace", namespace, "-o", "name", "--ignore-not-found").split()
+    outside = cluster.kubectl("api-resources", "--namespaced=false", "--verbs=list", "-o", "name").split()
+    wide = cluster.kubectl("get", ",".join(outside), "-o", "name", "--ignore-not-found").split()
+    return {*found, *(name for name in wide if name.partition("/")[2].startswith(f"{namespace}."))}
+
+
+def queue_is_active(cluster: Access, namespace: str, name: str = "team") -> bool:
+    found = cluster.api.get(f"/apis/{KUEUE}/namespaces/{namespace}/localqueues/{name}")
+    conditions = found.get("status", {}).get("conditions", [])
+    return any(each["type"] == "Active" and each["status"] == "True" for each in conditions)
