@@ -10,12 +10,9 @@ import json
 import ssl
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.errors import ApiError, ClusterError, Unreachable
-
-if TYPE_CHECKING:
-    from launcher.transport import Access
 
 PROTOCOL = "v4.channel.k8s.io"
 MAX_ANSWER = 4 * 1024 * 1024  # bytes
@@ -23,30 +20,30 @@ _BYTES, _ERROR = 0, 1
 _TLS = {"ca_certs": "ca_certs", "cert_file": "certfile", "key_file": "keyfile", "server_hostname": "server_hostname"}
 
 
-def exchange(access: Access, path: str, port: int, request: bytes, limit_s: float) -> bytes:
-    """All that a port answers to a request until it closes. `path` is of the pod's subresource `portforward`.
+def exchange(pool: Any, url: str, headers: Mapping[str, str], request: bytes, limit_s: float) -> bytes:
+    """All that a port answers to a request until it closes.
 
-    Raises ApiError where the server refuses, Unreachable where it is silent or nothing listens on the port.
+    `pool` is urllib3's, which knows how to trust the server; `url` is of the pod's subresource `portforward`. Raises ApiError where the server refuses, Unreachable where it is silent or nothing listens on the port.
     """
     import websocket  # with its imports it takes a twentieth of a second
 
     end = time.monotonic() + limit_s
-    what = f"GET {path}"
+    what = f"GET {url}"
     try:
         tunnel = websocket.create_connection(
-            f"{access.server.replace('http', 'ws', 1)}{path}?ports={port}",
+            url.replace("http", "ws", 1),
             timeout=limit_s,
-            header=[f"{name}: {value}" for name, value in access.headers().items()],
+            header=[f"{name}: {value}" for name, value in headers.items()],
             subprotocols=[PROTOCOL],
             suppress_origin=True,
             redirect_limit=0,  # who asks is told to this server alone
-            sslopt=_tls(access.pool),
-            **_proxy(access.pool),
+            sslopt=_tls(pool),
+            **_proxy(pool),
         )
     except websocket.WebSocketBadStatusException as error:
         raise _refused(error, what) from None
     except (OSError, websocket.WebSocketException) as error:
-        raise Unreachable(f"The API server {access.server} opens no way to the pod: {error} ({what}).") from None
+        raise Unreachable(f"The API server opens no way to the pod: {error} ({what}).") from None
     try:
         tunnel.send_binary(bytes([_BYTES]) + request)
         return _answer(tunnel, end, what)

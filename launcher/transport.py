@@ -113,7 +113,9 @@ class Transport:
         from launcher import portforward  # few commands go this way
 
         self.calls += 1
-        return portforward.exchange(self._access, path, port, request, min(READ_S, self.total_s))
+        pool, server, headers = self._access
+        url = f"{server}{path}?ports={port}"
+        return portforward.exchange(pool, url, headers(), request, min(READ_S, self.total_s))
 
     def _open(
         self,
