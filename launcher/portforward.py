@@ -23,7 +23,8 @@ _TLS = {"ca_certs": "ca_certs", "cert_file": "certfile", "key_file": "keyfile", 
 def exchange(pool: Any, url: str, headers: Mapping[str, str], request: bytes, limit_s: float) -> bytes:
     """All that a port answers to a request until it closes.
 
-    `pool` is urllib3's, which knows how to trust the server; `url` is of the pod's subresource `portforward`. Raises ApiError where the server refuses, Unreachable where it is silent or nothing listens on the port.
+    `pool` is urllib3's, which knows how to trust the server; `url` is of the pod's subresource `portforward`. Raises
+    ApiError where the server refuses, Unreachable where it is silent or nothing listens on the port.
     """
     import websocket  # with its imports it takes a twentieth of a second
 
