@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.command import launcher, project
+from tests.cluster.harness.api import Refused as Forbidden
 from tests.cluster.releases import Release, everything, queue_is_active, values
-from tests.cluster.waiting import until
+from tests.cluster.waiting import has, until
 from tests.helm.charts import Helm, Refused
+from tests.helm.test_chart import EVERYTHING
 
+OPERATOR = Path(__file__).parents[1] / "fixtures" / "operator-crds.yaml"
 FIVE_LINES = """\
 name: first
 hosts: 2
@@ -141,6 +145,67 @@ def test_a_submitter_can_watch_read_stop_and_delete_their_job(
     run(hers, "delete", "mine", "--yes", code=3)
     run(theirs, "stop", "mine")
     run(theirs, "delete", "mine", "--yes")
+
+
+@pytest.fixture
+def operator(cluster: Access) -> Iterator[None]:
+    """The kinds of the Prometheus operator, served while it lasts; a cluster of the user's may have them already."""
+    listed = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    names = {each["metadata"]["name"] for each in cluster.api.get(listed)["items"]}
+    missing = [each for each in yaml.safe_load_all(OPERATOR.read_text()) if each["metadata"]["name"] not in names]
+    for each in missing:
+        cluster.api.create(listed, each)
+    for each in missing:
+        path = f"{listed}/{each['metadata']['name']}"
+        until(lambda path=path: cluster.api.get(path), has("Established"), f"{path} is served")
+    yield
+    for each in missing:
+        cluster.api.delete(f"{listed}/{each['metadata']['name']}")
+
+
+def test_everything_that_the_chart_can_make_is_taken_by_the_server(
+    helm: Helm, cluster: Access, namespace: str, release: Release, operator: None
+) -> None:
+    before, scratch = everything(cluster, namespace), f"{namespace}-scratch"
+    made = {**EVERYTHING, "namespaces": [scratch]}
+    release.install(made)
+    try:
+        installed = everything(cluster, namespace) - before
+        hooks = {"Pod", "Namespace"}
+        wanted = {each["kind"].lower() for each in helm.render(made, "team", namespace) if each["kind"] not in hooks}
+        found = {name.partition("/")[0].partition(".")[0] for name in installed}
+        assert wanted <= found
+        labels = cluster.api.get(f"/api/v1/namespaces/{scratch}")["metadata"]["labels"]
+        assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+        privileged = {"name": "x", "image": "i", "securityContext": {"privileged": True}}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": {"containers": [privileged]}}
+        with pytest.raises(Forbidden, match='violates PodSecurity "restricted:latest"'):
+            cluster.api.create(f"/api/v1/namespaces/{scratch}/pods?dryRun=All", pod)
+        release.uninstall()
+        assert cluster.api.get(f"/api/v1/namespaces/{scratch}")["status"]["phase"] == "Active"
+    finally:
+        cluster.api.delete(f"/api/v1/namespaces/{scratch}")
+
+
+def test_without_the_operator_s_kinds_what_needs_them_is_refused_before_anything_is_made(
+    cluster: Access, namespace: str, release: Release
+) -> None:
+    before = everything(cluster, namespace)
+    with pytest.raises(Refused, match="PodMonitor"):
+        release.install(values(cluster, podMonitor={"enabled": True}))
+    assert ours(everything(cluster, namespace)) == before
+
+
+def test_doctor_says_whether_the_namespace_has_the_label_that_the_notes_ask_for(
+    cluster: Access, namespace: str, release: Release, tmp_path: Path
+) -> None:
+    label = "pod-security.kubernetes.io/enforce"
+    notes = release.install(values(cluster))["notes"]
+    assert f"kubectl label namespace {namespace} {label}=restricted" in notes
+    asked = ("doctor", "--namespace", namespace)
+    assert "enforces restricted, which the pods meet" in launcher(cluster, tmp_path, *asked).stdout
+    cluster.kubectl("label", "namespace", namespace, f"{label}-")
+    assert "enforces no Pod Security level of its own" in launcher(cluster, tmp_path, *asked).stdout
 
 
 def test_two_releases_in_two_namespaces_and_two_in_one_do_not_collide(

@@ -97,7 +97,7 @@ def test_the_schema_has_the_very_keys_of_the_values() -> None:
     def keys(values: Any, schema: dict[str, Any], path: str = "") -> list[str]:
         schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
         known = schema.get("properties")
-        if not isinstance(values, dict) or known is None:
+        if not isinstance(values, dict) or not values or known is None:
             return []
         wrong = [f"{path}{key}" for key in known.keys() ^ values.keys()]
         return wrong + [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 import yaml
 
 from launcher import podsecurity
-from tests.helm.charts import Helm, Object, Refused, one
+from tests import needs
+from tests.helm.charts import CHART, Helm, Object, Refused, one
 from tests.helm.test_chart import EVERYTHING, NEWEST, OLDEST
 from tests.launcher.test_k8s import installed
 
@@ -58,7 +60,7 @@ def test_a_template_makes_one_kind_of_object(helm: Helm) -> None:
     for path, text in helm.files(EVERYTHING).items():
         if path.endswith(".yaml"):
             kinds = {each["kind"].lower() for each in yaml.safe_load_all(text) if each}
-            assert len(kinds) <= 1, f"{path}: {kinds}"
+            assert len(kinds) == 1, f"{path}: {kinds or 'nothing, though everything is asked for'}"
 
 
 def test_everything_is_labelled(objects: list[Object]) -> None:
@@ -195,9 +197,72 @@ def test_names_are_never_too_long(helm: Helm) -> None:
 # --- monitoring -------------------------------------------------------------------------------------------------------
 
 
-def rules_of(helm: Helm, **alerts: Any) -> dict[str, dict[str, Any]]:
+RULES = CHART / "rules"
+
+
+def spec_of(helm: Helm, **alerts: Any) -> dict[str, Any]:
     made = one(helm.render({"alerts": {"enabled": True, **alerts}}), "PrometheusRule")
-    return {rule.get("alert") or rule["record"]: rule for group in made["spec"]["groups"] for rule in group["rules"]}
+    assert isinstance(spec := made["spec"], dict)
+    return spec
+
+
+def rules(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """By the name of what they raise or record."""
+    return {rule.get("alert") or rule["record"]: rule for group in spec["groups"] for rule in group["rules"]}
+
+
+def given() -> dict[str, dict[str, Any]]:
+    groups = [group for path in RULES.glob("*.yaml") for group in yaml.safe_load(path.read_text())["groups"]]
+    return rules({"groups": groups})
+
+
+def test_the_operator_s_rules_are_prometheus_own(helm: Helm, tmp_path: Path) -> None:
+    spec = spec_of(helm)
+    assert rules(spec).keys() == given().keys()
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec))
+    promtool = needs.tool("promtool", of="the Debian package prometheus")
+    done = subprocess.run([promtool, "check", "rules", "rules.yaml"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_release_s_rules_see_its_own_namespace_alone(helm: Helm) -> None:
+    for name, rule in rules(spec_of(helm)).items():
+        selectors = re.findall(r"\bnamespace(=~?\"[^\"]*\")", rule["expr"])
+        assert set(selectors) <= {'="ns"'}, name
+        assert ('namespace="ns"' in rule["expr"]) == ("namespace=~" in given()[name]["expr"])
+
+
+def test_an_alert_s_threshold_duration_severity_and_runbook_are_values(helm: Helm) -> None:
+    hang = {"JaxlaunchHang": {"for": "10m", "severity": "critical"}}
+    plain, changed = (
+        rules(spec_of(helm)),
+        rules(spec_of(helm, thresholds={"restarts": 5}, rules=hang, runbooks="https://example.org/")),
+    )
+    assert changed["jaxlaunch:threshold:restarts"]["expr"].startswith("5 * group")
+    assert not plain["jaxlaunch:threshold:restarts"]["expr"].startswith("5 * group")
+    assert (changed["JaxlaunchHang"]["for"], changed["JaxlaunchHang"]["labels"]["severity"]) == ("10m", "critical")
+    url = changed["JaxlaunchHang"]["annotations"]["runbook_url"]
+    assert url == "https://example.org/docs/runbooks/JaxlaunchHang.md"
+    same = plain.keys() - {"jaxlaunch:threshold:restarts", "JaxlaunchHang"}
+    assert all(plain[name]["expr"] == changed[name]["expr"] for name in same)
+
+
+def test_the_values_know_every_alert_and_every_threshold() -> None:
+    known = yaml.safe_load((CHART / "values.schema.json").read_text())["properties"]["alerts"]["properties"]
+    prefix = "jaxlaunch:threshold:"
+    assert known["rules"]["properties"].keys() == {name for name, rule in given().items() if "alert" in rule}
+    thresholds = {name.removeprefix(prefix) for name in given() if name.startswith(prefix)}
+    assert known["thresholds"]["properties"].keys() == thresholds
+
+
+def test_each_dashboard_is_a_config_map_that_grafana_s_sidecar_takes(helm: Helm) -> None:
+    made = [
+        each for each in helm.render({"dashboards": {"enabled": True}}) if "-dashboard-" in each["metadata"]["name"]
+    ]
+    files = {path.name: json.loads(path.read_text()) for path in (CHART / "dashboards").glob("*.json")}
+    assert {name: json.loads(text) for each in made for name, text in each["data"].items()} == files
+    assert len(made) == len(files) >= 3
+    assert all(each["metadata"]["labels"]["grafana_dashboard"] == "1" for each in made)
 
 
 def test_the_operator_finds_the_pods_of_jobs_by_the_port_that_they_name(helm: Helm) -> None:

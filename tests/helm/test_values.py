@@ -58,6 +58,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"storage": {"compileCache": {"storageClass": 3}}}, "/storage/compileCache/storageClass"),
     ({"podMonitor": {"intervalSeconds": 0}}, "/podMonitor/intervalSeconds"),
     ({"alerts": {"thresholds": {"restarts": "5"}}}, "/alerts/thresholds/restarts"),
+    ({"alerts": {"thresholds": {"restart": 5}}}, "restart"),
+    ({"alerts": {"rules": {"JaxlaunchHanging": {}}}}, "JaxlaunchHanging"),
     ({"alerts": {"rules": {"JaxlaunchHang": {"for": "soon"}}}}, "/alerts/rules/JaxlaunchHang/for"),
     ({"alerts": {"rules": {"JaxlaunchHang": {"severity": "loud"}}}}, "/alerts/rules/JaxlaunchHang/severity"),
     ({"alerts": {"runbooks": "wiki"}}, "/alerts/runbooks"),

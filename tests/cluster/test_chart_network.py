@@ -1,0 +1,113 @@
+"""The chart's NetworkPolicy and a job's own together: who gets through to a pod, tried from pods that connect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import preparations
+from tests.cluster.access import Access
+from tests.cluster.command import launcher, project
+from tests.cluster.releases import Release, values
+from tests.cluster.waiting import until
+from tests.helm.charts import Helm
+
+SERVES = ["python", "-m", "http.server", "9000"]
+# Says which of the addresses in its arguments it reached within 20 s.
+CONNECTS = """
+import json, socket, sys, time
+left, reached, end = set(sys.argv[1:]), [], time.monotonic() + 20
+while left and time.monotonic() < end:
+    for address in sorted(left):
+        host, port = address.split(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+        except OSError:
+            continue
+        left.remove(address)
+        reached.append(int(port))
+    time.sleep(0.2)
+print(json.dumps(sorted(reached)))
+"""
+LEADER, METRICS, OTHER = 9401, 9400, 9000
+
+
+@pytest.fixture
+def release(helm: Helm, cluster: Access, namespace: str) -> Iterator[Release]:
+    found = Release(helm, cluster, namespace)
+    found.install(values(cluster, kueue={"enabled": False}))
+    yield found
+    found.uninstall()
+
+
+def start(cluster: Access, namespace: str, name: str, image: str, command: list[str], labels: dict[str, str]) -> str:
+    """A restricted pod; gives its path."""
+    container = {
+        "name": "main",
+        "image": image,
+        "command": command,
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    security = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    spec = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": security,
+        "containers": [container],
+    }
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    cluster.api.create(
+        pods, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+    )
+    return f"{pods}/{name}"
+
+
+def address(cluster: Access, pod: str) -> str:
+    found = until(lambda: cluster.api.get(pod), lambda seen: seen["status"].get("phase") == "Running", f"{pod} runs")
+    return str(found["status"]["podIP"])
+
+
+def reached(cluster: Access, pod: str) -> list[int]:
+    """The ports that a pod of CONNECTS got through to."""
+    until(lambda: cluster.api.get(pod), lambda seen: seen["status"].get("phase") == "Succeeded", f"{pod} ends", 90)
+    ports = json.loads(cluster.api.get(f"{pod}/log"))
+    assert isinstance(ports, list)
+    return ports
+
+
+def test_only_a_job_s_own_hosts_and_prometheus_reach_its_pods(
+    cluster: Access, namespace: str, release: Release, base_image: str, tmp_path: Path
+) -> None:
+    preparations.make_volume(cluster, namespace, "team-checkpoints")
+    program = "import time; print('running', flush=True); time.sleep(600)"
+    folder = project(tmp_path, namespace, {}, image=base_image, hosts=2, command=["python", "-c", program])
+    assert launcher(cluster, folder, "submit", "job.yaml").returncode == 0
+    # Both hosts say that they run only after they have met: the gang itself gets through.
+    until(
+        lambda: launcher(cluster, folder, "logs", "mine", "-n", namespace).stdout,
+        lambda seen: seen.count("running") == 2,
+        "both hosts run",
+        within=120,
+    )
+    leader = first_host(cluster, namespace)
+    server = address(cluster, start(cluster, namespace, "server", base_image, SERVES, {}))
+    wanted = [f"{leader}:{LEADER}", f"{leader}:{METRICS}", f"{server}:{OTHER}"]
+    connects = ["python", "-c", CONNECTS, *wanted]
+    stranger = start(cluster, namespace, "stranger", base_image, connects, {})
+    scraper = start(cluster, namespace, "scraper", base_image, connects, {"app.kubernetes.io/name": "prometheus"})
+    by_stranger, by_scraper = reached(cluster, stranger), reached(cluster, scraper)
+    if OTHER in by_stranger:  # no policy lets anybody in there
+        assert by_stranger == by_scraper == [OTHER, METRICS, LEADER]
+        pytest.skip("the CNI of this cluster enforces no NetworkPolicy: what this test is for is NOT shown")
+    assert (by_stranger, by_scraper) == ([], [METRICS])
+
+
+def first_host(cluster: Access, namespace: str) -> str:
+    pods: list[dict[str, Any]] = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
+    index = "batch.kubernetes.io/job-completion-index"
+    (found,) = [pod for pod in pods if pod["metadata"]["labels"].get(index) == "0"]
+    return str(found["status"]["podIP"])
