@@ -52,7 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running
     folder = tmp_path_factory.mktemp("runs")
     endless = {"steps": ENDLESS, "task": "faulty:Faulty", "log_every": 5}
     every_step = {"kind": "slow", "at": "step"}
-    clean = digits(**endless, checkpoint={"every": 50})
+    clean = digits(**endless, checkpoint={"every": 10})
     too_many_to_keep = {"source": "synthetic", "examples": 10_000_000, "shape": [8, 8], "threads": 1}
     plain = digits(**endless, data=too_many_to_keep)
     with ExitStack() as stack:
