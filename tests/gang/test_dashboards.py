@@ -65,12 +65,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         "steps": 1_000_000,
         "log_every": 5,
         "optimizer": {"lr": 1e-3, "schedule": {"name": "constant"}},
-        "eval": {"every": 100, "batches": 2},
-        "checkpoint": {"every": 100},
+        "eval": {"every": 20, "batches": 2},
+        "checkpoint": {"every": 20},
         "compile_cache": str(folder / "cache"),
     }
     with Running(folder, job(train, hosts=2, per_host=1)) as running:
-        running.until_step(105)
+        running.until_step(25)
         yield running
 
 
