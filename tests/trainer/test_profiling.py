@@ -314,6 +314,16 @@ def test_an_attempt_that_resumed_behind_the_steps_does_not_trace_others(
     assert (tmp_path / "profiles").exists() is traced
 
 
+def test_steps_that_go_to_the_device_together_are_traced_together(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, at=3, steps=5)
+    for done in range(0, 40, 8):
+        loop.profiler.between(done)
+        loop.losses.append(float(loop._work(done)))
+    loop.profiler.finish(40)
+    (folder,) = (tmp_path / "profiles").iterdir()
+    assert (folder.name, summary(folder / "rank-0")["steps"]) == ("step-8", 8)
+
+
 def test_a_folder_that_cannot_be_written_costs_the_profile_and_not_the_run(tmp_path: Path) -> None:
     (tmp_path / "profiles").write_text("a file where a folder should be")
     request = tmp_path / "request"
