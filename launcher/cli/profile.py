@@ -58,7 +58,7 @@ def _lines(answers: Mapping[int, Found]) -> Iterator[str]:
         yield f"steps {found['first_step']}-{last} on {found['devices']} devices of rank {rank} ({found['device']})"
         yield from one["table"]
     for rank, one in done.items():
-        yield f"rank {rank}: {one['summary']['step_s'] * 1e3:.3g} ms a step, in {one['folder']}"
+        yield f"rank {rank}: {one['summary']['step_s'] * 1e3:.3f} ms a step, in {one['folder']}"
     if done:
         yield from _why(answers)
 

@@ -120,7 +120,7 @@ def test_a_trace_in_which_no_device_ran_anything_has_no_breakdown() -> None:
 def test_the_words_of_a_breakdown() -> None:
     found = breakdown.of(ops(("matmul", 0, 4), ("collectives", 3, 6)), (0, 8), [], steps=1)
     assert breakdown.line(found) == (
-        "8e+03 ms a step: matmul 50 %, attention 0 %, elementwise 0 %, collectives 25 %, host 25 %"
+        "8000.000 ms a step: matmul 50 %, attention 0 %, elementwise 0 %, collectives 25 %, host 25 %"
     )
     assert "  collectives   2000.000 ms   25 %  and 1000.000 ms while the device computed" in breakdown.table(found)
 
@@ -179,9 +179,11 @@ def test_operations_of_a_tpu_are_a_line_of_their_texts() -> None:
     texts = [
         Event("%while.1 = (s32[]) while(%tuple)", 0, 900),
         Event("%ag.done = f32[8,8]{1,0} all-gather-done(%ag)", 10, 20),
+        Event("fusion.1", 40, 20),
     ]
-    found = read(HOST, Plane("/device:TPU:0", [Line("XLA Ops", texts), Line("Steps", texts)]))
-    assert [(op.name, op.kind) for op in found.ops] == [("ag.done", "collectives")]
+    ours = Plane("/device:TPU:0", [Line("XLA Ops", texts), Line("Steps", texts), Line("Async XLA Ops", texts)])
+    found = read(HOST, ours, Plane("/device:TPU:0 SparseCore 1", [Line("XLA Ops", texts)]))
+    assert [(op.name, op.kind) for op in found.ops] == [("ag.done", "collectives"), ("fusion.1", "matmul")]
 
 
 # --- the loop's part --------------------------------------------------------------------------------------------------

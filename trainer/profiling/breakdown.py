@@ -125,9 +125,9 @@ def length(spans: Iterable[Span]) -> float:
 
 
 def line(found: Breakdown) -> str:
-    """`12.3 ms a step: matmul 49 %, attention 12 %, …`."""
+    """`12.345 ms a step: matmul 49 %, attention 12 %, …`."""
     parts = ", ".join(f"{kind} {share:.0%}".replace("%", " %") for kind, share in found.shares.items())
-    return f"{found.step_s * 1e3:.3g} ms a step: {parts}"
+    return f"{found.step_s * 1e3:.3f} ms a step: {parts}"
 
 
 def table(found: Breakdown) -> list[str]:

@@ -17,7 +17,7 @@ from trainer.profiling import kinds
 from trainer.profiling.breakdown import Op, Span
 
 STEP, PAUSE = "train", "jaxlaunch pause"  # of our annotations: a step, and what belongs to none
-_HOST = "/host:CPU"
+_HOST, _DEVICE = "/host:CPU", re.compile(r"/device:\w+:\d+$")  # the parts of a chip, such as SparseCores, are none
 # On GPU a stream's kernels name their operation. On TPU operations are events of a line, which begin with their text.
 _LINES = re.compile(r"Stream|XLA Ops$")
 _TEXT = re.compile(r"%?([\w.\-]+) = ")
@@ -56,7 +56,7 @@ def of_planes(planes: Any, known: Mapping[str, str | None]) -> Trace:
         if plane.name == _HOST:
             for line in plane.lines:
                 on_host += _host_line(line.events, known, found)
-        elif plane.name.startswith("/device:"):
+        elif _DEVICE.match(plane.name):
             for line in plane.lines:
                 if _LINES.match(line.name):
                     found.ops.extend(_ops(line.events, known, plane.name))
@@ -89,11 +89,11 @@ def _ops(events: Any, known: Mapping[str, str | None], device: str) -> Iterator[
 
 
 def _op(event: Event, stats: Mapping[str, Any], known: Mapping[str, str | None], device: str) -> Iterator[Op]:
-    name = str(stats.get("hlo_op", ""))
+    name = str(stats.get("hlo_op") or event.name)
     key = next((key for key in (f"{stats.get('hlo_module')}/{name}", name) if key in known), None)
     kind = kinds.of_kernel(event.name) if key is None else known[key]
     if kind is not None:
-        yield Op(name or event.name, kind, device, _span(event))
+        yield Op(name, kind, device, _span(event))
 
 
 def _span(event: Event) -> Span:
