@@ -32,6 +32,7 @@ def render(job: JobSpec, profile: Profile, archive: Bundle | None = None) -> lis
 
     Raises UserError for a job that this platform or we cannot run, with everything that is wrong.
     """
+    job = _connected(job, profile)
     if found := list(refusals(job, profile)):
         raise UserError("\n".join(f"{fault.message}\n  hint: {fault.hint}" for fault in found))
     assert (job.code is None) == (archive is None or archive.code is None), "bundle.of packs what the job brings"
@@ -42,6 +43,12 @@ def render(job: JobSpec, profile: Profile, archive: Bundle | None = None) -> lis
     if archive is not None:
         manifests.append(bundle.config_map(archive, job.namespace))
     return manifests
+
+
+def _connected(job: JobSpec, profile: Profile) -> JobSpec:
+    """The job with the network that the profile has for its accelerator, where it names none."""
+    usual = profile.network.get(job.accelerator.type)
+    return job if usual is None or "network" in job.model_fields_set else job.model_copy(update={"network": usual})
 
 
 def _metadata(job: JobSpec, profile: Profile) -> dict[str, Any]:

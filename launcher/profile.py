@@ -15,7 +15,7 @@ from launcher import document, faults
 from launcher.document import Document
 from launcher.errors import Fault, JobFaults, UserError
 from launcher.keys import Words
-from launcher.schema import AbsolutePath, Kind, Label, LabelKey, LabelValue, ObjectName, Text, Toleration
+from launcher.schema import AbsolutePath, Kind, Label, LabelKey, LabelValue, Network, ObjectName, Text, Toleration
 from trainer.spec import Block, Positive
 
 DEFAULT_USER = 1000
@@ -90,6 +90,7 @@ class Profile(Block):
     user: Positive = Field(DEFAULT_USER, description="numeric user and group of the pods; never root")
     nodes: dict[Kind, Nodes] = Field({}, description="by accelerator type, where they are not labelled as usual")
     capacity: dict[Literal["spot", "flex-start"], Nodes] = Field({}, description="by kind, likewise")
+    network: dict[Kind, Network] = Field({}, description="by accelerator type, for jobs that name none")
     slice_label: LabelKey | None = Field(None, description="the label that nodes of one TPU slice share")
     tcpxo: Tcpxo | None = Field(None, description="for network: gpudirect-tcpxo")
     prometheus: Prometheus = Field(Prometheus(), description="who may scrape")

@@ -121,6 +121,9 @@ class Rdma(Block):
     count: Positive = Field(1, description="of them per host")
 
 
+Network = Literal["default", "hostnetwork", "efa", "gpudirect-tcpxo"] | Rdma
+
+
 class Resources(Block):
     """What a host's pod asks for, beside its accelerators. The memory limit is the request."""
 
@@ -292,9 +295,7 @@ class JobSpec(Block):
     placement: Placement | None = Field(
         None, description="Kueue's topology; left out: TPU slices are placed exclusively, others anywhere"
     )
-    network: Literal["default", "hostnetwork", "efa", "gpudirect-tcpxo"] | Rdma = Field(
-        "default", description="between hosts"
-    )
+    network: Network = Field("default", description="between hosts")
     network_policy: bool = Field(True, description="only the job's own pods and Prometheus reach it")
     resources: Resources = Field(Resources(), description="of a host")
     restarts: Restarts = Field(Restarts(), description="how often to try again")

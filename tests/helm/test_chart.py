@@ -10,6 +10,7 @@ import yaml
 
 from launcher import clusterprofile, profile
 from launcher.profile import CacheClaim, CheckpointClaim, CheckpointUrl, Profile
+from launcher.schema import Rdma
 from tests.helm import readme
 from tests.helm.charts import CHART, Helm, one
 
@@ -57,6 +58,7 @@ def test_the_commands_read_the_chart_s_profile(helm: Helm) -> None:
     assert full.compile_cache == CacheClaim(claim="team-compile-cache")
     assert full.nodes["h100"].node_selector == {"pool": "fast"}
     assert full.capacity["spot"].node_selector == {"spot": "true"}
+    assert full.network["h100"] == Rdma(profile="rdma", resource="rdma/ib", count=8)
     assert full.prometheus.namespace == "monitoring"
 
 

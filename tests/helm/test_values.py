@@ -24,6 +24,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"profile": {"user": 0}}, "/profile/user"),
     ({"profile": {"nodes": {"h1000": {}}}}, "h1000"),
     ({"profile": {"nodes": {"h100": {"selector": {}}}}}, "/profile/nodes/h100"),
+    ({"profile": {"network": {"h100": "infiniband"}}}, "/profile/network/h100"),
     ({"profile": {"capacity": {"cheap": {}}}}, "cheap"),
     ({"profile": {"tcpxo": {"image": "i", "networks": ["one"]}}}, "/profile/tcpxo"),
     ({"profile": {"tolerations": [{"operator": "Maybe"}]}}, "/profile/tolerations/0/operator"),

@@ -277,6 +277,16 @@ def test_a_profile_s_service_account_is_for_jobs_that_name_none_and_mounts_no_to
     assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("mine", True)
 
 
+def test_a_profile_s_network_is_for_jobs_on_its_accelerator_that_name_none() -> None:
+    cluster = profile.parse("{image: i, network: {h100: hostnetwork, a100: {profile: rdma, resource: rdma/ib}}}")
+    h100 = "name: x\naccelerator: {type: h100}\ncommand: [python, train.py]\n"
+    assert pod_of(rendered(h100, cluster))["hostNetwork"] is True
+    assert "hostNetwork" not in pod_of(rendered(h100 + "network: default\n", cluster))
+    assert "hostNetwork" not in pod_of(rendered(SMALL, cluster))
+    limits = pod_of(rendered(h100.replace("h100", "a100"), cluster))["containers"][0]["resources"]["limits"]
+    assert limits["rdma/ib"] == "1"
+
+
 def test_a_token_is_mounted_only_for_a_service_account() -> None:
     assert pod_of(rendered(SMALL))["automountServiceAccountToken"] is False
     pod = pod_of(rendered(SMALL + "service_account: trainer\n"))
