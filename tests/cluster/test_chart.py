@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tests.cluster.command import launcher, project
 from tests.cluster.harness.api import Refused as Forbidden
 from tests.cluster.releases import Release, everything, queue_is_active, values
 from tests.cluster.waiting import has, until
-from tests.helm.charts import Helm, Refused
+from tests.helm.charts import CHART, Helm, Refused
 from tests.helm.test_chart import EVERYTHING
 
 OPERATOR = Path(__file__).parents[1] / "fixtures" / "operator-crds.yaml"
@@ -68,6 +69,8 @@ def test_a_release_comes_changes_goes_back_and_leaves_only_its_claims(
     )
     assert left == {"persistentvolumeclaim/team-checkpoints", "persistentvolumeclaim/team-compile-cache"}
     assert all(f"kubectl delete {name} --namespace {namespace}" in done["notes"] for name in left)
+    release.install(values(cluster, image))  # the claims are its own again
+    assert left <= everything(cluster, namespace)
 
 
 def ours(names: set[str]) -> set[str]:
@@ -123,11 +126,12 @@ def test_a_submitter_can_watch_read_stop_and_delete_their_job(
     preparations.make_volume(cluster, namespace, "team-checkpoints")
     user, eve = f"alice-{namespace}", f"eve-{namespace}"
     people = {"submitters": [{"kind": "User", "name": user}], "viewers": [{"kind": "User", "name": eve}]}
-    release.install(values(cluster, rbac=people))
+    release.install(values(cluster, rbac=people, priorityClasses=[{"name": "high", "value": 10}]))
     theirs = preparations.impersonating(cluster, user, namespace, tmp_path)
     hers = preparations.impersonating(cluster, eve, namespace, tmp_path)
     program = "import time; print('running', flush=True); time.sleep(600)"
-    project(tmp_path, namespace, {}, image=base_image, command=["python", "-c", program])
+    urgent = {"priority": f"{namespace}.team.high"}
+    project(tmp_path, namespace, {}, image=base_image, command=["python", "-c", program], **urgent)
 
     def run(whose: Access, *arguments: str, code: int = 0) -> str:
         done = launcher(whose, tmp_path, *arguments)
@@ -145,6 +149,19 @@ def test_a_submitter_can_watch_read_stop_and_delete_their_job(
     run(hers, "delete", "mine", "--yes", code=3)
     run(theirs, "stop", "mine")
     run(theirs, "delete", "mine", "--yes")
+
+
+def test_helm_applies_on_the_server_s_side_and_an_unknown_field_is_refused(
+    cluster: Access, namespace: str, release: Release, tmp_path: Path
+) -> None:
+    release.install(values(cluster))
+    role = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles/team-viewer"
+    assert {each["operation"] for each in cluster.api.get(role)["metadata"]["managedFields"]} == {"Apply"}
+    broken = shutil.copytree(CHART, tmp_path / "launcher")
+    template = broken / "templates" / "network" / "networkpolicy.yaml"
+    template.write_text(template.read_text().replace("policyTypes:", "policyKinds:"))
+    with pytest.raises(Refused, match="policyKinds"):
+        release.act("upgrade", chart=str(broken), values=values(cluster))
 
 
 @pytest.fixture
