@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.trainer import tiny
-from trainer.profiling import breakdown, kinds, xplane
+from trainer.profiling import breakdown, kinds, profiler, xplane
 from trainer.profiling.breakdown import Op
 from trainer.profiling.profiler import KEPT, Profiler
 from trainer.progress import Progress
@@ -338,6 +338,38 @@ def test_a_folder_that_cannot_be_written_costs_the_profile_and_not_the_run(tmp_p
         "no profile at step 1 of rank 0",
     ]
     assert [one["state"] for one in loop.told.profiles] == ["failed"]
+
+
+def test_a_trace_that_cannot_be_written_costs_the_profile_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax._src.profiler._profile_state, "profile_session", None)  # what the fault leaves behind goes
+    loop = Loop(tmp_path, at=1, steps=2)
+    loop.profiler.between(1)
+    folder = tmp_path / "profiles" / "step-1" / "rank-0"
+    folder.rmdir()
+    folder.write_text("a file where a folder should be")
+    loop.profiler.between(3)
+    loop.profiler.finish(3)
+    assert [note.partition(":")[0] for note in loop.told.notes] == ["no profile at step 1 of rank 0"]
+
+
+def test_a_request_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
+    request = tmp_path / "request"
+    request.write_text("{}")
+    loop = Loop(tmp_path, request=request)
+    loop.run(4)
+    assert len(loop.losses) == 4
+    assert [note.partition(":")[0] for note in loop.told.notes] == ["rank 0 can be profiled no more"]
+
+
+def test_a_trace_that_is_too_large_leaves_its_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler, "MAX_BYTES", 1)
+    loop = Loop(tmp_path, at=1, steps=1)
+    loop.run(3)
+    folder = tmp_path / "profiles" / "step-1" / "rank-0"
+    assert [file.name for file in folder.iterdir()] == ["summary.json"]
+    assert "too large to keep" in loop.told.notes[0]
 
 
 def test_without_a_run_folder_the_trace_lies_in_a_temporary_one(

@@ -79,7 +79,8 @@ class Profiler:
         elif self._is_due(step):
             self._begin(step, Wanted(None, self._spec.steps))
         elif self._request is not None and os.access(self._request, os.F_OK):
-            self._begin(step, self._take(self._request))
+            if (wanted := self._take(self._request)) is not None:
+                self._begin(step, wanted)
 
     def _is_due(self, step: int) -> bool:
         """Whether the job's own profile begins: once its step is reached, unless this attempt resumed behind it."""
@@ -100,11 +101,16 @@ class Profiler:
 
     # --- the trace ----------------------------------------------------------------------------------------------------
 
-    def _take(self, request: str) -> Wanted:
-        with open(request) as file:
-            asked = json.load(file)
-        os.unlink(request)
-        return Wanted(asked["id"], asked["steps"])
+    def _take(self, request: str) -> Wanted | None:
+        try:
+            with open(request) as file:
+                asked = json.load(file)
+            os.unlink(request)
+            return Wanted(int(asked["id"]), int(asked["steps"]))
+        except (OSError, ValueError, LookupError, TypeError) as fault:
+            self._request = None  # not to be met again at every step
+            self._report.note(f"rank {self._rank} can be profiled no more: what asks it cannot be read: {fault}")
+            return None
 
     def _begin(self, step: int, wanted: Wanted) -> None:
         self._settle()  # so that the trace begins with a step
