@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from launcher import clusterprofile, profile
+from launcher import clusterprofile, job, jobset, profile
 from launcher.profile import CacheClaim, CheckpointClaim, CheckpointUrl, Profile
 from launcher.schema import Rdma
 from tests.helm import readme
@@ -67,6 +69,17 @@ def test_what_the_values_say_of_the_profile_counts_before_what_the_chart_makes(h
     said = profile_of(helm, {"profile": own, "kueue": {"enabled": True}})
     assert (said.queue, said.service_account, said.platform) == ("mine", "me", "gke")
     assert said.checkpoint == CheckpointUrl(url="gs://runs")
+
+
+def test_the_first_job_of_readme_and_notes_is_whole_with_the_chart_s_profile(helm: Helm) -> None:
+    values = {"profile": {"image": "i"}}
+    known = profile_of(helm, values)
+    block = re.search(r"```yaml\n(.*?)```", readme.text(), re.DOTALL)
+    notes = re.search(r"job\.yaml:\n\n(.*?)\n\n", helm.files(values)["NOTES.txt"], re.DOTALL)
+    assert block is not None and notes is not None
+    first, second = (job.parse(textwrap.dedent(text)) for text in (block[1], notes[1]))
+    assert first == second
+    assert [each["kind"] for each in jobset.render(first, known)] == ["JobSet", "NetworkPolicy"]
 
 
 def test_a_namespace_can_do_without_a_profile_of_its_own(helm: Helm) -> None:
