@@ -48,6 +48,7 @@ SUBMITTER = {
     "configmaps": "get create patch",
     "pods": "get list watch",
     "pods/log": "get",
+    "pods/portforward": "get create",
     "jobs": "get list",
     "events": "get list",
     "resourcequotas": "get list",

@@ -153,7 +153,8 @@ class Profiler:
             self._base = Path(tempfile.mkdtemp(prefix="jaxlaunch-profiles-"))
         mine = sorted(self._base.glob(f"step-*/rank-{self._rank}"), key=lambda folder: folder.stat().st_mtime)
         folder = self._base / f"step-{step}" / f"rank-{self._rank}"
-        for old in [folder, *mine[: max(0, len(mine) + 1 - KEPT)]]:
+        shutil.rmtree(folder, ignore_errors=True)  # of an attempt whose steps are done again
+        for old in mine[: max(0, len(mine) + 1 - KEPT)]:
             shutil.rmtree(old, ignore_errors=True)
             with contextlib.suppress(OSError):  # another rank's lies there too
                 old.parent.rmdir()
