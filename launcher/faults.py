@@ -20,7 +20,6 @@ from launcher.errors import SHOWN_FAULTS, Fault, KeyPath
 from launcher.keys import Spot, Type, Words
 from launcher.schema import JobSpec
 from launcher.wording import LONGEST_SHOWN, cut, dotted, either
-from trainer.spec import UNSUPPORTED
 
 _LONGEST_SEARCHED = 1000
 _FOLLOWS = "default_factory_not_called"  # a default that rests on another key, itself wrong
@@ -178,7 +177,7 @@ def _unknown_block(spot: Spot, document: Document) -> Fault:
         wanted = keys.words(kind).removeprefix("a block with one of ")
         return Fault(spot.path, f"{dotted(spot.path)} has none of {wanted}.")
     path = (*spot.path, key)
-    wanted = keys.choices(kind, without=refused(path))
+    wanted = keys.choices(kind)
     if key not in value:
         return Fault(path, f"{dotted(path)} is missing.", f"it is {wanted}.")
     offered = re.findall(r"[\w-]+", wanted)
@@ -204,7 +203,7 @@ def _is_not(document: Document, path: KeyPath, wanted: str) -> str:
 def _wrong_value(spot: Spot, document: Document) -> Fault:
     value = value_at(document.data, spot.path)
     kind = spot.kind or Type(Any)
-    wanted = keys.words(kind, without=refused(spot.path))
+    wanted = keys.words(kind)
     message = _is_not(document, spot.path, wanted)
     if shown(document, spot.path) is None:
         return Fault(spot.path, message, _where_it_belongs(spot.path))
@@ -263,30 +262,11 @@ def _near(value: Any, options: list[str]) -> str:
 
 # --- what is part of the schema and not built yet ---------------------------------------------------------------------
 
-_NOT_BUILT: Mapping[KeyPath, tuple[str, ...]] = {("jobs",): ()} | {
-    ("train", *key.split(".")): values for key, values in UNSUPPORTED.items()
-}
-
-
-def refused(path: KeyPath) -> tuple[str, ...]:
-    """The values at a path that a message must not offer."""
-    return _NOT_BUILT.get(path, ())
+_NOT_BUILT: tuple[KeyPath, ...] = (("jobs",),)
 
 
 def unsupported(document: Document) -> Iterator[Fault]:
-    """The keys and values of a job that are not built yet, by name."""
-    for path, values in _NOT_BUILT.items():
-        value = value_at(document.data, path)
-        if value is None or (values and value not in values):
-            continue
-        subject = describe(document, path) if values else dotted(path)
-        hint = f"use {_offer(path, values)}." if values else "leave it out."
-        yield Fault(path, f"{subject} is not supported yet.", hint)
-
-
-def _offer(path: KeyPath, without: tuple[str, ...]) -> str:
-    """What may stand at a path, less some values."""
-    kinds = [member for kind in keys.at(JobSpec, path) for member in (kind.members or (kind,))]
-    literals = [str(literal) for kind in kinds for literal in kind.literals if literal not in without]
-    others = [keys.words(kind) for kind in kinds if not kind.literals]
-    return ", or ".join([", ".join(literals), *others]) if others else either(literals)
+    """The keys of a job that are not built yet, by name."""
+    for path in _NOT_BUILT:
+        if value_at(document.data, path) is not None:
+            yield Fault(path, f"{dotted(path)} is not supported yet.", "leave it out.")

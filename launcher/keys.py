@@ -188,15 +188,15 @@ _PLAIN: Mapping[Any, str] = {
 }
 
 
-def words(kind: Type, without: tuple[Any, ...] = ()) -> str:
-    """What is wanted, as the end of "hosts = x is not …"; `without` are literals not to offer."""
+def words(kind: Type) -> str:
+    """What is wanted, as the end of "hosts = x is not …"."""
     told = [constraint.text for constraint in kind.constraints if isinstance(constraint, Words)]
     if told:
         return told[-1]
     if kind.members:
-        return _union(kind, without)
+        return _union(kind)
     if kind.literals:
-        offered = [str(literal) for literal in kind.literals if literal not in without]
+        offered = [str(literal) for literal in kind.literals]
         return f"{offered[0]}, its only value" if len(offered) == 1 else f"one of {', '.join(offered)}"
     if kind.model is not None:
         return f"a block with the key{'s' * (len(fields(kind.model)) > 1)} {', '.join(fields(kind.model))}"
@@ -209,16 +209,14 @@ def words(kind: Type, without: tuple[Any, ...] = ()) -> str:
     return named[0] if named else f"{_PLAIN[kind.bare]}{_bounds(kind)}"
 
 
-def _union(kind: Type, without: tuple[Any, ...]) -> str:
+def _union(kind: Type) -> str:
     models = [member.model for member in kind.members if member.model is not None]
     if len(models) < len(kind.members):
-        return ", or ".join(
-            dict.fromkeys(words(member, without).removesuffix(", its only value") for member in kind.members)
-        )
+        return ", or ".join(dict.fromkeys(words(member).removesuffix(", its only value") for member in kind.members))
     key = discriminator(kind)
     if key is None:
         return f"a block with one of the keys {', '.join(next(iter(fields(model))) for model in models)}"
-    return f"a block whose {key} is {choices(kind, without)}"
+    return f"a block whose {key} is {choices(kind)}"
 
 
 def discriminator(kind: Type) -> str | None:
@@ -227,11 +225,11 @@ def discriminator(kind: Type) -> str | None:
     return next((key for key in ("kind", "source") if all(key in model.model_fields for model in models)), None)
 
 
-def choices(kind: Type, without: tuple[Any, ...] = ()) -> str:
+def choices(kind: Type) -> str:
     """What the discriminator of a union of blocks may say."""
     key = discriminator(kind) or ""
     kinds = [Type.of_field(member.model.model_fields[key]) for member in kind.members if member.model is not None]
-    literals = [str(literal) for one in kinds for literal in one.literals if literal not in without]
+    literals = [str(literal) for one in kinds for literal in one.literals]
     other = [words(one) for one in kinds if not one.literals]
     return f"one of {', '.join(literals)}" + "".join(f", or {phrase}" for phrase in other)
 

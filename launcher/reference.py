@@ -13,7 +13,6 @@ from pydantic.fields import FieldInfo
 
 from launcher import keys
 from launcher.errors import KeyPath
-from launcher.faults import refused
 from launcher.keys import Type
 from launcher.schema import JobSpec
 
@@ -66,7 +65,7 @@ def _title(model: type[BaseModel], path: KeyPath) -> str:
 
 def _row(path: KeyPath, field: FieldInfo) -> str:
     kind = Type.of_field(field)
-    wanted = _EXAMPLES.sub("", keys.words(kind, without=refused(path))).removeprefix("a ").removeprefix("an ")
+    wanted = _EXAMPLES.sub("", keys.words(kind)).removeprefix("a ").removeprefix("an ")
     if kind.model is not None:
         wanted = "block"
     elif kind.items is not None and keys.blocks(kind):

@@ -1,12 +1,19 @@
-"""Attention by the name of its implementation. Only xla is built; auto takes the best that is.
+"""Attention by the name of its implementation. auto is xla; the others are asked for by name.
 
-B batch, L length, H query heads, G key and value heads, K head size.
+| name | where | what |
+|---|---|---|
+| xla | everywhere | the scores of all pairs, softmax in float32 |
+| cudnn | CUDA devices, float16 and bfloat16 | cuDNN's fused kernel: no array of all pairs |
+| splash | TPU, lengths that are multiples of 128 | JAX's Pallas kernel, which skips blocks that nothing sees |
+
+trainer.kernels says whether one can be had. B batch, L length, H query heads, G key and value heads, K head size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +21,45 @@ from jax import Array
 
 from trainer.errors import SpecError
 
-# (query_BLHK, key_BLGK, value_BLGK, mask_BL) -> out_BLHK. No query sees a key whose mask is 0; None: all may be seen.
-Attention = Callable[[Array, Array, Array, Array | None], Array]
+
+class Visible(NamedTuple):
+    """Which keys a query may see, of those that causality leaves it. What is None says nothing."""
+
+    mask_BL: Array | None = None  # no query sees a key whose mask is 0
+    segments_BL: Array | None = None  # a query sees the keys of its own segment: rows of several examples
+    lengths_B: Array | None = None  # no query sees a key behind these many: rows that are filled up at their end
+
+    def pairs_B1LL(self, length: int) -> Array | None:
+        """All of it as one mask, its third axis of size 1 where every query sees the same; None when all see all."""
+        parts = []
+        if self.mask_BL is not None:
+            parts.append((self.mask_BL != 0)[:, None, None, :])
+        if self.segments_BL is not None:
+            parts.append(self.segments_BL[:, None, :, None] == self.segments_BL[:, None, None, :])
+        if self.lengths_B is not None:
+            parts.append(jnp.arange(length)[None, None, None, :] < self.lengths_B[:, None, None, None])
+        return reduce(jnp.logical_and, parts) if parts else None
+
+    @property
+    def places_BL(self) -> Array | None:
+        """Where each token stands in its segment, from 0; None without segments."""
+        if self.segments_BL is None:
+            return None
+        index_BL = jnp.broadcast_to(jnp.arange(self.segments_BL.shape[1])[None, :], self.segments_BL.shape)
+        is_first_BL = jnp.diff(self.segments_BL, axis=1, prepend=self.segments_BL[:, :1] - 1) != 0
+        return index_BL - jax.lax.cummax(jnp.where(is_first_BL, index_BL, 0), axis=1)
+
+
+Keys = Array | Visible | None  # an array is a mask
+# (query_BLHK, key_BLGK, value_BLGK, keys) -> out_BLHK; query head h reads key head h // (H / G).
+# A query that sees no key takes the mean of some values, which is finite: its gradient does no harm where the loss
+# gives it no weight.
+Attention = Callable[[Array, Array, Array, Keys], Array]
+
+
+def visible(keys: Keys) -> Visible:
+    """What is said of keys, in full."""
+    return keys if isinstance(keys, Visible) else Visible(keys)
 
 
 def causal(name: str) -> Attention:
@@ -34,22 +78,64 @@ def _named(name: str) -> Callable[..., Array]:
     return jax.named_scope("attention")(ATTENTION[name])  # by which a profile knows it
 
 
-def _xla(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, mask_BL: Array | None, *, is_causal: bool) -> Array:
-    """Scores and softmax in float32; query head h reads key head h // (H / G).
-
-    A query that sees no key takes the mean of some values, which is finite: its gradient does no harm where the loss
-    gives it no weight.
-    """
-    mask_B11L = None if mask_BL is None else (mask_BL != 0)[:, None, None, :]
+def _xla(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *, is_causal: bool) -> Array:
+    """Scores and softmax in float32."""
+    mask_B1LL = visible(keys).pairs_B1LL(key_BLGK.shape[1])
     dtype = query_BLHK.dtype
     operands = query_BLHK, key_BLGK, value_BLGK
     if dtype == jnp.float16 and jax.default_backend() == "cpu":  # XLA has no such product there
         operands = jax.tree.map(lambda operand: operand.astype(jnp.float32), operands)
     with jax.numpy_dtype_promotion("standard"):  # its scores are float32 whatever the operands are
         mixed_BLHK: Array = jax.nn.dot_product_attention(
-            *operands, mask=mask_B11L, is_causal=is_causal, implementation="xla"
+            *operands, mask=mask_B1LL, is_causal=is_causal, implementation="xla"
         )
     return mixed_BLHK.astype(dtype)
 
 
-ATTENTION: dict[str, Callable[..., Array]] = {"auto": _xla, "xla": _xla}
+def _cudnn(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *, is_causal: bool) -> Array:
+    """cuDNN reads a mask as an array of all pairs; of lengths it makes none, and computes nothing behind them."""
+    seen, length = visible(keys), query_BLHK.shape[1]
+    mask_BLL, lengths_B = None, seen.lengths_B
+    if seen.mask_BL is not None or seen.segments_BL is not None:
+        mask_BLL, lengths_B = seen.pairs_B1LL(length), None
+    # JAX refuses every odd length in training, as if there were a mask (0.10.2, 0.11.2): one more that is not seen.
+    odd = length % 2
+    if odd and mask_BLL is None and lengths_B is None and not is_causal:
+        lengths_B = jnp.full(query_BLHK.shape[0], length, jnp.int32)
+    query_BLHK, key_BLGK, value_BLGK = (
+        jnp.pad(each, ((0, 0), (0, odd), (0, 0), (0, 0))) for each in (query_BLHK, key_BLGK, value_BLGK)
+    )
+    if mask_BLL is not None:
+        mask_BLL = jnp.broadcast_to(mask_BLL, (*mask_BLL.shape[:2], length, length))
+        mask_BLL = jnp.pad(mask_BLL, ((0, 0), (0, 0), (0, odd), (0, odd)))
+    if lengths_B is not None:
+        lengths_B = jnp.clip(lengths_B.astype(jnp.int32), 1, length)  # a row of no keys has no softmax
+    with jax.numpy_dtype_promotion("standard"):
+        mixed_BLHK: Array = jax.nn.dot_product_attention(
+            query_BLHK,
+            key_BLGK,
+            value_BLGK,
+            mask=mask_BLL,
+            is_causal=is_causal,
+            query_seq_lengths=lengths_B,
+            key_value_seq_lengths=lengths_B,
+            implementation="cudnn",
+        )
+    return mixed_BLHK[:, :length]
+
+
+def _splash(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *, is_causal: bool) -> Array:
+    """Keys that none may see are of a segment of their own."""
+    seen, (batch, length) = visible(keys), query_BLHK.shape[:2]
+    ids = None
+    if any(each is not None for each in seen):
+        own_BL = jnp.zeros((batch, length), jnp.int32) if seen.segments_BL is None else seen.segments_BL
+        is_seen_B11L = Visible(seen.mask_BL, None, seen.lengths_B).pairs_B1LL(length)
+        key_BL = own_BL if is_seen_B11L is None else jnp.where(is_seen_B11L[:, 0, 0], own_BL, -1)
+        ids = own_BL.astype(jnp.int32), key_BL.astype(jnp.int32)
+    from trainer import splash  # Pallas takes half a second to import
+
+    return splash.attend(query_BLHK, key_BLGK, value_BLGK, ids, is_causal=is_causal)
+
+
+ATTENTION: dict[str, Callable[..., Array]] = {"auto": _xla, "xla": _xla, "cudnn": _cudnn, "splash": _splash}

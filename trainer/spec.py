@@ -1,7 +1,4 @@
-"""The train block of job.yaml: its keys, their types and defaults. Never imports jax.
-
-Keys that are part of the schema but not built yet are refused by name, never ignored (`unsupported`).
-"""
+"""The train block of job.yaml: its keys, their types and defaults. Never imports jax."""
 
 from __future__ import annotations
 
@@ -291,7 +288,9 @@ class TrainSpec(Block):
     loss: Loss = Field(Loss(), description="what is added to it in training")
     eval: Eval = Field(Eval(), description="on the held-out set")
     checkpoint: Checkpoint = Field(Checkpoint(), description="where and how often")
-    attention: Literal["auto", "xla"] = Field("auto", description="implementation; auto: the fastest that fits")
+    attention: Literal["auto", "xla", "cudnn", "splash"] = Field(
+        "auto", description="implementation; auto is xla, and so is what cannot be had here, which is said"
+    )
     compile_cache: str | None = Field(None, description="folder or URL of XLA's compilation cache; null: none")
     on_nonfinite: OnNonfinite = Field(OnNonfinite(), description="when loss or gradients are not finite")
     steps_per_dispatch: Positive = Field(1, description="steps sent to the device at once; more for tiny models")
@@ -363,9 +362,3 @@ def _same_kind(given: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
     # The name of an optimizer or a schedule says which keys apply; that of a data source only says which data.
     keys = ["kind", "source", *(["name"] if "name" in default and "source" not in default else [])]
     return all(given.get(key, default.get(key)) == default.get(key) for key in keys)
-
-
-# Keys of the schema that are not built yet: refused by name. Dotted key -> values refused (empty: any).
-UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
-    "attention": ("cudnn", "splash"),
-}

@@ -18,7 +18,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from trainer import flops, loss_scale, memory, optim, precision, schedules, sharding, weights
+from trainer import flops, kernels, loss_scale, memory, optim, precision, schedules, sharding, weights
 from trainer import mesh as meshes
 from trainer.errors import SpecError
 from trainer.executable import Executable
@@ -48,10 +48,12 @@ class Step:
     """
 
     def __init__(self, task: Task, spec: TrainSpec, mesh: jax.sharding.Mesh, total_steps: int) -> None:
-        self._task, self._spec, self._mesh = task, spec, mesh
+        self._task, self._mesh = task, mesh
+        self._spec, self.note = kernels.fitted(spec, mesh.devices.flat[0])  # what a reader should know, or None
         self._precision = precision.policy(spec.precision)
         self._optimizer = optim.build(spec.optimizer, total_steps)
         self._rate = schedules.build(spec.optimizer, total_steps)
+        self._total = total_steps
         self._check_batch()
         with self._context():
             self._skeleton = Skeleton(nnx.eval_shape(self._model))
@@ -144,8 +146,10 @@ class Step:
 
     def flops(self, batch: Batch) -> float | None:
         """Model FLOPs of a train step on global batches like this one; None when they depend on the data."""
-        with self._context():
-            return flops.train_step(self._loss, *self._arguments(batch))
+        plain = self._spec.model_copy(update={"attention": "xla"})  # a kernel does not say what it computes
+        step = self if self._spec.attention in kernels.ANYWHERE else Step(self._task, plain, self._mesh, self._total)
+        with step._context():
+            return flops.train_step(step._loss, *step._arguments(batch))
 
     def kept(self, batch: Batch) -> int:
         """Bytes that the backward pass of one micro-batch like this keeps of its forward pass, on all devices."""

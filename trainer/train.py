@@ -107,6 +107,8 @@ class Run:
         self.total = spec.total_steps(len(train_set))
         preflight.check_profile(spec, self.total)
         self.step = Step(task, spec, self.mesh, self.total)
+        if self.step.note is not None:
+            self._note(self.step.note)
         self.store = Store(
             self.folder, keep=spec.checkpoint.keep, uid=place.uid, take_over=place.take_over, note=self._note
         )

@@ -64,14 +64,16 @@ FLOORS = (
     ("trainer.metrics", "trainer.preflight", "trainer.profiling", "trainer.step", "trainer.tasks"),
     ("trainer.models", "trainer.optim", "trainer.publish", "trainer.skeleton"),
     ("trainer.weights",),
+    ("trainer.kernels",),
+    ("trainer.attention",),
     (
-        "trainer.attention",
         "trainer.executable",
         "trainer.huggingface",
         "trainer.loss_scale",
         "trainer.losses",
         "trainer.remat",
         "trainer.schedules",
+        "trainer.splash",
     ),
     ("trainer.precision", "trainer.sharding"),
     (

@@ -35,12 +35,12 @@ class SelfAttention(nnx.Module):
         self.rope = partial(rope, theta=config.rope_theta, scaling=config.rope_scaling)
         self.attend = attend
 
-    def __call__(self, x_BLD: Array, mask_BL: Array | None) -> Array:
+    def __call__(self, x_BLD: Array, keys: attention.Keys) -> Array:
         query_BLHK = checkpoint_name(self.rope(jnp.einsum("bld,dhk->blhk", x_BLD, self.query[...])), "query")
         key_BLGK = checkpoint_name(self.rope(jnp.einsum("bld,dgk->blgk", x_BLD, self.key[...])), "key")
         value_BLGK = checkpoint_name(jnp.einsum("bld,dgk->blgk", x_BLD, self.value[...]), "value")
         query_BLHK = constrain(query_BLHK, "batch", "length", "heads", "head")
-        mixed_BLHK = self.attend(query_BLHK, key_BLGK, value_BLGK, mask_BL)
+        mixed_BLHK = self.attend(query_BLHK, key_BLGK, value_BLGK, keys)
         mixed_BLHK = checkpoint_name(constrain(mixed_BLHK, "batch", "length", "heads", "head"), "mixed")
         return jnp.einsum("blhk,hkd->bld", mixed_BLHK, self.out[...])
 
@@ -69,8 +69,8 @@ class Block(nnx.Module):
         self.mlp_norm = RMSNorm(config.width, config.norm_eps)
         self.mlp = SwiGLU(config, rngs)
 
-    def __call__(self, x_BLD: Array, mask_BL: Array | None) -> Array:
-        x_BLD = x_BLD + split(self.attention(whole(self.attention_norm(x_BLD)), mask_BL))
+    def __call__(self, x_BLD: Array, keys: attention.Keys) -> Array:
+        x_BLD = x_BLD + split(self.attention(whole(self.attention_norm(x_BLD)), keys))
         x_BLD = x_BLD + split(self.mlp(whole(self.mlp_norm(x_BLD))))
         return split(x_BLD)
 
@@ -94,16 +94,16 @@ class Decoder(nnx.Module):
         self.output, self.loss = setting.output, setting.loss
         self.deterministic = False  # nnx's name for evaluation
 
-    def __call__(self, tokens_BL: Array, mask_BL: Array | None = None) -> Array:
-        """Logits_BLV in the output dtype; those of position l have seen the tokens 0..l whose mask is not 0."""
-        return self.project(self.features(tokens_BL, mask_BL), self.head_DV)
+    def __call__(self, tokens_BL: Array, keys: attention.Keys = None) -> Array:
+        """Logits_BLV in the output dtype; those of position l have seen those of 0..l that `keys` leaves visible."""
+        return self.project(self.features(tokens_BL, keys), self.head_DV)
 
-    def features(self, tokens_BL: Array, mask_BL: Array | None = None) -> Array:
+    def features(self, tokens_BL: Array, keys: attention.Keys = None) -> Array:
         """What the logits are made of: the normalized stream x_BLD."""
         # Looked up in whole rows: a table split along D would give a stream split along D and copied along B.
         table_VD = constrain(self.embedding[...], "vocab", "embed")
         x_BLD = split(whole(jnp.take(table_VD, tokens_BL, axis=0)))
-        x_BLD = nnx.scan(self.apply, in_axes=(0, nnx.Carry, None), out_axes=nnx.Carry)(self.blocks, x_BLD, mask_BL)
+        x_BLD = nnx.scan(self.apply, in_axes=(0, nnx.Carry, None), out_axes=nnx.Carry)(self.blocks, x_BLD, keys)
         return whole(self.norm(x_BLD))
 
     @property

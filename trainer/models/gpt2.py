@@ -38,19 +38,22 @@ class GPT2(nnx.Module):
         self.output, self.loss = setting.output, setting.loss
         self.deterministic = False  # nnx's name for evaluation
 
-    def __call__(self, tokens_BL: Array, mask_BL: Array | None = None) -> Array:
-        """Logits_BLV in the output dtype; those of position l have seen the tokens 0..l whose mask is not 0."""
-        return self.project(self.features(tokens_BL, mask_BL), self.head_DV)
+    def __call__(self, tokens_BL: Array, keys: attention.Keys = None) -> Array:
+        """Logits_BLV in the output dtype; those of position l have seen those of 0..l that `keys` leaves visible."""
+        return self.project(self.features(tokens_BL, keys), self.head_DV)
 
-    def features(self, tokens_BL: Array, mask_BL: Array | None = None) -> Array:
+    def features(self, tokens_BL: Array, keys: attention.Keys = None) -> Array:
         """What the logits are made of: the normalized stream x_BLD."""
         # Looked up in whole rows: a table split along D would give a stream split along D and copied along B.
         table_VD = constrain(self.embedding[...], "vocab", "embed")
-        positions_LD = constrain(self.positions[...], None, "embed")[: tokens_BL.shape[1]]
-        x_BLD = jnp.take(table_VD, tokens_BL, axis=0) + positions_LD[None]
+        positions_ND = constrain(self.positions[...], None, "embed")
+        places_BL = attention.visible(keys).places_BL  # each example of a packed row begins at 0
+        all_1LD = positions_ND[None, : tokens_BL.shape[1]]
+        at_BLD = all_1LD if places_BL is None else jnp.take(positions_ND, places_BL, axis=0)
+        x_BLD = jnp.take(table_VD, tokens_BL, axis=0) + at_BLD
         x_BLD = split(whole(x_BLD))
         scan = nnx.scan(self.apply, in_axes=(0, nnx.Carry, None, 0), out_axes=nnx.Carry)
-        x_BLD = scan(self.blocks, self.drop(x_BLD), mask_BL, self.paths)
+        x_BLD = scan(self.blocks, self.drop(x_BLD), keys, self.paths)
         return whole(self.norm(x_BLD))
 
     @property

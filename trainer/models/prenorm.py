@@ -14,7 +14,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from trainer import spec
-from trainer.attention import Attention
+from trainer.attention import Attention, Keys
 from trainer.models.layers import Drop, LayerNorm, bias, split, weight, whole
 from trainer.sharding import constrain
 
@@ -33,11 +33,11 @@ class SelfAttention(nnx.Module):
         self.out_bias = bias((width,), ("embed",))
         self.attend = attend
 
-    def __call__(self, x_BLD: Array, mask_BL: Array | None) -> Array:
+    def __call__(self, x_BLD: Array, keys: Keys) -> Array:
         qkv_BL3HK = jnp.einsum("bld,dthk->blthk", x_BLD, self.qkv[...]) + self.qkv_bias[...][None, None]
         qkv_BL3HK = checkpoint_name(constrain(qkv_BL3HK, "batch", "length", None, "heads", "head"), "qkv")
         query_BLHK, key_BLHK, value_BLHK = (qkv_BL3HK[:, :, part] for part in range(3))
-        mixed_BLHK = self.attend(query_BLHK, key_BLHK, value_BLHK, mask_BL)
+        mixed_BLHK = self.attend(query_BLHK, key_BLHK, value_BLHK, keys)
         mixed_BLHK = checkpoint_name(constrain(mixed_BLHK, "batch", "length", "heads", "head"), "mixed")
         return jnp.einsum("blhk,hkd->bld", mixed_BLHK, self.out[...]) + self.out_bias[...][None, None, :]
 
@@ -69,9 +69,9 @@ class Block(nnx.Module):
         self.mlp = MLP(config, rngs)
         self.drop = Drop(config.dropout, config.drop_path > 0.0, rngs)
 
-    def __call__(self, x_BLD: Array, mask_BL: Array | None, path: Array | None) -> Array:
+    def __call__(self, x_BLD: Array, keys: Keys, path: Array | None) -> Array:
         """`path`: the share of examples that skip a branch of this layer."""
-        mixed_BLD = self.attention(whole(self.attention_norm(x_BLD)), mask_BL)
+        mixed_BLD = self.attention(whole(self.attention_norm(x_BLD)), keys)
         x_BLD = x_BLD + self.drop(split(mixed_BLD), path)
         x_BLD = x_BLD + self.drop(split(self.mlp(whole(self.mlp_norm(x_BLD)))), path)
         return split(x_BLD)

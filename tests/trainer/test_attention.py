@@ -1,0 +1,217 @@
+"""Every implementation of attention says what xla says, whatever may be seen.
+
+cuDNN's is lowered for a GPU that is not here, and its arguments are computed by xla; splash's kernel is interpreted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array
+from jax._src.cudnn import fused_attention_stablehlo
+
+from trainer import attention, mesh, spec, splash
+from trainer.attention import Keys, Visible, causal, full
+from trainer.errors import SpecError
+
+HEADS, GROUPS, SIZE = 4, 2, 16
+SEEN: dict[str, Callable[[int], Visible]] = {
+    "all": lambda length: Visible(),
+    "mask": lambda length: Visible(mask_BL=jnp.asarray(np.arange(length)[None] >= [[0], [3]], jnp.int32)),
+    "segments": lambda length: Visible(segments_BL=jnp.asarray(np.arange(length)[None] // [[5], [7]], jnp.int32)),
+    "lengths": lambda length: Visible(lengths_B=jnp.asarray([length, length - 4], jnp.int32)),
+    "segments and lengths": lambda length: Visible(
+        None,
+        jnp.asarray(np.arange(length)[None] // [[5], [7]], jnp.int32),
+        jnp.asarray([length - 3, length], jnp.int32),
+    ),
+}
+
+
+def operands(length: int, batch: int = 2) -> tuple[Array, Array, Array]:
+    """Queries, keys and values."""
+    draw = np.random.default_rng(0)
+    shapes = [(batch, length, heads, SIZE) for heads in (HEADS, GROUPS, GROUPS)]
+    query, key, value = (jnp.asarray(draw.normal(size=shape), jnp.float32) for shape in shapes)
+    return query, key, value
+
+
+def is_real(seen: Visible, length: int) -> Array:
+    """Queries whose answer matters, [B, L, 1, 1]: they see a key, and are no filling."""
+    is_real_BL = jnp.ones((2, length), bool)
+    if seen.lengths_B is not None:
+        is_real_BL &= jnp.arange(length)[None, :] < seen.lengths_B[:, None]
+    if seen.mask_BL is not None:
+        is_real_BL &= seen.mask_BL != 0
+    return is_real_BL[:, :, None, None].astype(jnp.float32)
+
+
+def answers(attend: attention.Attention, keys: Keys, length: int) -> tuple[Array, ...]:
+    """The outputs that matter, and the gradients of a sum that reads them alone."""
+    real = is_real(attention.visible(keys), length)
+
+    def loss(*given: Array) -> tuple[Array, Array]:
+        mixed = attend(*given, keys) * real
+        return jnp.sin(mixed).sum(), mixed
+
+    grads, mixed = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))(*operands(length))
+    return mixed, *grads
+
+
+def same(found: tuple[Array, ...], wanted: tuple[Array, ...]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-5)
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(SpecError, match="use one of auto, xla, cudnn, splash"):
+        causal("flash")
+
+
+# --- xla --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [causal, full])
+def test_segments_are_rows_of_their_own(kind: Callable[[str], attention.Attention], standard: None) -> None:
+    attend, cut, length = kind("xla"), 5, 12
+
+    def packed(*given: Array) -> Array:
+        segments = jnp.asarray([[1] * cut + [0] * (length - cut)] * 2)
+        return attend(*given, Visible(segments_BL=segments))
+
+    def alone(*given: Array) -> Array:
+        parts = (attend(*(x[:, part] for x in given), None) for part in (slice(0, cut), slice(cut, None)))
+        return jnp.concatenate(list(parts), axis=1)
+
+    _same_with_gradients(packed, alone, operands(length))
+
+
+@pytest.mark.parametrize("kind", [causal, full])
+def test_what_is_behind_the_length_is_not_there(kind: Callable[[str], attention.Attention], standard: None) -> None:
+    attend, length = kind("xla"), 9
+
+    def filled(*given: Array) -> Array:
+        return attend(*given, Visible(lengths_B=jnp.full(2, length)))[:, :length]
+
+    def short(*given: Array) -> Array:
+        return attend(*(x[:, :length] for x in given), None)
+
+    _same_with_gradients(filled, short, operands(12))
+
+
+def _same_with_gradients(one: Any, other: Any, given: tuple[Array, ...]) -> None:
+    def both(attend: Any) -> tuple[Array, ...]:
+        def loss(*given: Array) -> tuple[Array, Array]:
+            mixed = attend(*given)
+            return jnp.sin(mixed).sum(), mixed
+
+        grads, mixed = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))(*given)
+        return mixed, *grads
+
+    same(both(one), both(other))
+
+
+# --- cudnn ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SEEN)
+@pytest.mark.parametrize(("kind", "length"), [(causal, 16), (full, 17), (causal, 17)])
+def test_what_cudnn_is_asked_for_is_what_xla_computes(
+    kind: Callable[[str], attention.Attention], name: str, length: int, standard: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, asked = jax.nn.dot_product_attention, []
+
+    def computed(*args: Any, implementation: str, **keys: Any) -> Array:
+        asked.append((implementation, args[0].shape[1] % 2))
+        return real(*args, implementation="xla", **keys)
+
+    seen = SEEN[name](length)
+    wanted = answers(kind("xla"), seen, length)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", computed)
+    same(answers(kind("cudnn"), seen, length), wanted)
+    assert set(asked) == {("cudnn", 0)}  # JAX refuses odd lengths
+
+
+@pytest.mark.parametrize("length", [128, 197])
+@pytest.mark.parametrize(
+    ("kind", "name", "mask_type", "has_bias"),
+    [
+        (causal, "all", "CAUSAL", False),
+        (causal, "lengths", "PADDING_CAUSAL", False),
+        (full, "lengths", "PADDING", False),
+        (causal, "segments", "CAUSAL", True),
+        (causal, "mask", "CAUSAL", True),
+    ],
+)
+def test_cudnn_trains_by_its_own_kernels_and_makes_pairs_of_a_mask_alone(
+    kind: Callable[[str], attention.Attention],
+    name: str,
+    mask_type: str,
+    has_bias: bool,
+    length: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = _lowered(kind, SEEN[name](length), length, monkeypatch)
+    assert found == {
+        f"__cudnn$fmha{'ScaleBias' if has_bias else ''}Softmax{pass_}": mask_type for pass_ in ("", "Backward")
+    }
+
+
+def test_cudnn_reads_a_whole_row_of_a_vit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(_lowered(full, None, 196, monkeypatch).values()) == {"NO_MASK"}
+    assert set(_lowered(full, None, 197, monkeypatch).values()) == {"PADDING"}
+
+
+def _lowered(
+    kind: Callable[[str], attention.Attention], keys: Keys, length: int, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
+    """cuDNN's kernels in a training step that is lowered for CUDA, each with its kind of mask."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    shapes = [jax.ShapeDtypeStruct((2, length, heads, SIZE), jnp.bfloat16) for heads in (HEADS, GROUPS, GROUPS)]
+
+    def loss(*given: Array) -> Array:
+        return kind("cudnn")(*given, keys).astype(jnp.float32).sum()
+
+    traced = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).trace(*shapes)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    calls = re.findall(r'custom_call @(__cudnn\$fmha\w+)\(.*?backend_config = "((?:[^"\\]|\\.)*)"', text)
+    configs = {name: json.loads(config.replace("\\22", '"')) for name, config in calls}
+    return {name: config["cudnn_fmha_backend_config"]["mask_type"] for name, config in configs.items()}
+
+
+# --- splash -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch, standard: None) -> None:
+    """Splash without a TPU, in the smallest blocks."""
+    monkeypatch.setattr(splash, "BLOCKS", (splash.LANES,))
+    monkeypatch.setattr(splash, "attend", partial(splash.attend, interpret=True))
+
+
+@pytest.mark.parametrize(("kind", "name"), [(causal, "all"), (causal, "segments and lengths"), (full, "mask")])
+def test_splash_equals_xla(kind: Callable[[str], attention.Attention], name: str, interpreted: None) -> None:
+    length = 2 * splash.LANES
+    seen = SEEN[name](length)
+    same(answers(kind("splash"), seen, length), answers(kind("xla"), seen, length))
+
+
+def test_splash_equals_xla_on_a_mesh(interpreted: None) -> None:
+    seen = SEEN["segments"](splash.LANES)
+    wanted = answers(causal("xla"), seen, splash.LANES)
+    with jax.set_mesh(mesh.build(spec.Mesh(dp=2, fsdp=1, mp=2), jax.devices()[:4])):
+        found = answers(causal("splash"), seen, splash.LANES)
+    same(found, wanted)
+
+
+def test_splash_refuses_what_is_not_made_of_blocks() -> None:
+    with pytest.raises(ValueError, match="its blocks are of 128 positions, which do not make 197"):
+        full("splash")(*operands(197), None)

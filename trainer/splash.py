@@ -1,0 +1,69 @@
+"""JAX's splash attention for TPU: which of its blocks, on which devices.
+
+B batch, L length, H query heads, G key and value heads, K head size.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jax.sharding import PartitionSpec
+
+from trainer.sharding import RULES
+
+LANES = 128  # every block's sides are multiples of it
+BLOCKS = (512, 256, LANES)  # sides of a block, the largest that divides the length
+Ids = tuple[Array, Array]  # segments of queries and of keys, [B, L] each
+
+
+def attend(
+    query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, ids: Ids | None, *, is_causal: bool, interpret: bool = False
+) -> Array:
+    """Each device its own rows and heads: the compiler does not know how to split a kernel. out_BLHK.
+
+    Raises ValueError for a length that is not made of blocks. `interpret` computes it on any device, slowly.
+    """
+
+    def on_a_device(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, ids: Ids | None) -> Array:
+        kernel = _kernel(query_BLHK.shape[1], query_BLHK.shape[2], is_causal, interpret)
+        scaled_BLHK = query_BLHK.astype(jnp.float32) * query_BLHK.shape[3] ** -0.5
+        heads_first = (each.swapaxes(1, 2) for each in (scaled_BLHK.astype(query_BLHK.dtype), key_BLGK, value_BLGK))
+        segments = None if ids is None else kernels.SegmentIds(*ids)
+        mixed_BHLK = jax.vmap(kernel)(*heads_first, segments)
+        assert isinstance(mixed_BHLK, Array), "no residuals were asked for"
+        return mixed_BHLK.swapaxes(1, 2)
+
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return on_a_device(query_BLHK, key_BLGK, value_BLGK, ids)
+    rows, query, key = (PartitionSpec(*(RULES[axis] or None for axis in axes)) for axes in AXES)
+    split = jax.shard_map(
+        on_a_device,
+        mesh=mesh,
+        in_specs=(query, key, key, None if ids is None else (rows, rows)),
+        out_specs=query,
+        check_vma=False,  # the kernel does not say what it varies over
+    )
+    mixed_BLHK: Array = split(query_BLHK, key_BLGK, value_BLGK, ids)
+    return mixed_BLHK
+
+
+AXES = (("batch", "length"), ("batch", "length", "heads", "head"), ("batch", "length", "kv_heads", "head"))
+
+
+def _kernel(length: int, heads: int, is_causal: bool, interpret: bool) -> kernels.SplashAttentionKernel:
+    side = next((side for side in BLOCKS if length % side == 0), None)
+    if side is None:
+        raise ValueError(f"its blocks are of {LANES} positions, which do not make {length}")
+    shape = (length, length)
+    mask = masks.CausalMask(shape) if is_causal else masks.FullMask(shape)
+    sizes = kernels.BlockSizes(
+        block_q=side, block_kv=side, block_q_dkv=side, block_kv_dkv=side, block_q_dq=side, block_kv_dq=side
+    )
+    kernel: kernels.SplashAttentionKernel = kernels.make_splash_mha(
+        masks.MultiHeadMask([mask] * heads), block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
+    )
+    return kernel
