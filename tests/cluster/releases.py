@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from tests.cluster.access import Access
+from tests.cluster.harness.api import Api, Call
 from tests.cluster.preparations import KUEUE
 from tests.helm.charts import CHART, Helm
 
@@ -59,14 +60,27 @@ class Release:
 
 
 def everything(cluster: Access, namespace: str) -> set[str]:
-    """All objects of a namespace, and those outside of namespaces that are named after it, but for what the cluster
-    itself writes down there."""
-    within = cluster.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
-    kinds = ",".join(kind for kind in within if not kind.startswith("events"))
-    found = cluster.kubectl("get", kinds, "--namespace", namespace, "-o", "name", "--ignore-not-found").split()
-    outside = cluster.kubectl("api-resources", "--namespaced=false", "--verbs=list", "-o", "name").split()
-    wide = cluster.kubectl("get", ",".join(outside), "-o", "name", "--ignore-not-found").split()
-    return {*found, *(name for name in wide if name.partition("/")[2].startswith(f"{namespace}."))}
+    """All objects of a namespace, and those outside of namespaces that are named after it, as kubectl names them."""
+    found = set()
+    kinds = list(served(cluster.api))
+    within = [f"namespaces/{namespace}/{each['name']}" if each["namespaced"] else each["name"] for _, each in kinds]
+    lists = cluster.api.calls([Call("GET", f"{base}/{path}") for (base, _), path in zip(kinds, within, strict=True)])
+    for (base, each), listed in zip(kinds, lists, strict=True):
+        group = base.removeprefix("/apis/").partition("/")[0] if base.startswith("/apis/") else ""
+        kind = each["kind"].lower() + (f".{group}" if group else "")
+        names = [item["metadata"]["name"] for item in listed["items"]]
+        found |= {f"{kind}/{name}" for name in names if each["namespaced"] or name.startswith(f"{namespace}.")}
+    return found
+
+
+def served(api: Api) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every kind that can be listed and whose objects are kept, each in one version; but for events."""
+    groups = [group["preferredVersion"]["groupVersion"] for group in api.get("/apis")["groups"]]
+    bases = ["/api/v1", *(f"/apis/{group}" for group in groups)]
+    for base, known in zip(bases, api.calls([Call("GET", base) for base in bases]), strict=True):
+        for each in known["resources"]:
+            if "list" in each["verbs"] and "create" in each["verbs"] and each["kind"] != "Event":
+                yield base, each
 
 
 def queue_is_active(cluster: Access, namespace: str, name: str = "team") -> bool:

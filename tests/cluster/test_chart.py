@@ -58,7 +58,7 @@ def test_a_release_comes_changes_goes_back_and_leaves_only_its_claims(
     changed = everything(cluster, namespace)
     assert limits(cluster, namespace) == [{"requests.cpu": "2"}]
     assert "resourcequota/team-quota" in changed
-    assert not {one for one in changed if "networkpolicies" in one or "priorityclass" in one}
+    assert not {one for one in changed if "networkpolicy" in one or "priorityclass" in one}
     release.act("rollback", version=1, timeout=60)
     assert ours(everything(cluster, namespace) - before) == ours(installed)
     assert [each["revision"] for each in release.act("history")] == [1, 2, 3]

@@ -14,8 +14,9 @@ import yaml
 
 from launcher import podsecurity
 from tests import needs
-from tests.helm.charts import CHART, Helm, Object, Refused, one
+from tests.helm.charts import CHART, Helm, Object, Refused, documents, one
 from tests.helm.test_chart import EVERYTHING, NEWEST, OLDEST
+from tests.launcher.test_jobset import hold_to_golden
 from tests.launcher.test_k8s import installed
 
 # Kinds of CRDs, which the schemas of Kubernetes do not know. Kueue's own schemas and webhooks judge the first, on a
@@ -31,12 +32,20 @@ WIDE = {
     "discovery.k8s.io": {"endpointslices"},
     "apps": {"deployments"},
 }
+GOLDEN = Path(__file__).parent / "golden"
 CASES = {"nothing": {}, "everything": EVERYTHING}
 
 
 @pytest.fixture(params=CASES)
 def objects(helm: Helm, request: pytest.FixtureRequest) -> list[Object]:
     return helm.render(CASES[request.param])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_chart_renders_to_its_golden_objects(helm: Helm, case: str) -> None:
+    """But for the rules and dashboards, which are files of their own."""
+    made = {path: text for path, text in helm.files(CASES[case]).items() if not path.startswith("monitoring/")}
+    hold_to_golden(list(documents(made)), GOLDEN / f"{case}.yaml")
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
