@@ -120,6 +120,20 @@ def test_five_lines_run_to_completion_through_the_profile_s_queue_image_and_volu
     assert [path for path in cache.iterdir() if path.name.endswith("-cache")], list(cache.iterdir())
 
 
+def test_a_job_that_names_no_resources_counts_against_the_queue_with_the_namespace_s_defaults(
+    cluster: Access, namespace: str, release: Release, base_image: str, tmp_path: Path
+) -> None:
+    release.install(values(cluster))
+    folder = project(tmp_path, namespace, {}, image=base_image, hosts=5, resources={}, command=["true"])
+    assert launcher(cluster, folder, "submit", "job.yaml").returncode == 0
+    told = until(
+        lambda: launcher(cluster, folder, "explain", "mine", "-n", namespace).stdout,
+        lambda seen: "can never admit it" in seen,
+        "the queue's answer",
+    )
+    assert "it asks for 250m cpu" in told
+
+
 def test_a_submitter_can_watch_read_stop_and_delete_their_job(
     cluster: Access, namespace: str, release: Release, base_image: str, tmp_path: Path
 ) -> None:

@@ -46,9 +46,13 @@ class Helm:
     def lint(self, values: Values, version: str) -> Any:
         return self.call("lint", chart=str(CHART), values=values, kube_version=version)
 
-    def files(self, values: Values, name: str = "team", namespace: str = "ns") -> dict[str, str]:
+    def package(self, destination: Path) -> Path:
+        """The archive that is published."""
+        return Path(self.call("package", chart=str(CHART), destination=str(destination)))
+
+    def files(self, values: Values, name: str = "team", namespace: str = "ns", chart: Path = CHART) -> dict[str, str]:
         """What each template renders to, by its path in templates/."""
-        found = self.call("render", chart=str(CHART), values=values, name=name, namespace=namespace)
+        found = self.call("render", chart=str(chart), values=values, name=name, namespace=namespace)
         return {path.partition("/templates/")[2]: text for path, text in found.items()}
 
     def render(self, values: Values, name: str = "team", namespace: str = "ns") -> list[Object]:

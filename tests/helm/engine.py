@@ -19,6 +19,10 @@ def render(chart, values, name, namespace):
         return loaded.render(values, name=name, namespace=namespace)
 
 
+def package(chart, destination):
+    return helm_python.package(chart, destination=destination)
+
+
 def release(kubeconfig, namespace, action, arguments):
     with helm_python.Config(kubeconfig_path=kubeconfig, namespace=namespace) as config:
         return getattr(config, action)(**arguments)
@@ -30,7 +34,7 @@ def validate(objects, version):
     return known
 
 
-CALLS = {"lint": lint, "render": render, "release": release, "validate": validate}
+CALLS = {"lint": lint, "render": render, "package": package, "release": release, "validate": validate}
 
 for line in sys.stdin:
     name, given = json.loads(line)

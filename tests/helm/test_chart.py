@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tarfile
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,15 @@ def test_helm_has_nothing_to_say_against_it(helm: Helm, values: dict[str, Any], 
 def test_a_cluster_that_is_too_old_is_refused(helm: Helm) -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (chart["apiVersion"], chart["kubeVersion"]) == ("v2", f">={OLDEST}-0")
+
+
+def test_the_archive_that_is_published_holds_all_that_the_chart_needs(helm: Helm, tmp_path: Path) -> None:
+    archive = helm.package(tmp_path)
+    assert helm.files(EVERYTHING, chart=archive) == helm.files(EVERYTHING)
+    with tarfile.open(archive) as packed:
+        names = {Path(name).relative_to("launcher").parts[0] for name in packed.getnames()}
+    written = {"Chart.yaml", "README.md", "values.yaml", "values.schema.json", "rules", "dashboards", "templates"}
+    assert names - {".helmignore"} == written
 
 
 def test_the_readme_is_that_of_the_values() -> None:
