@@ -62,6 +62,7 @@ class Text(Source):
     path: str | list[str] = Field(description="files or globs; stdlib://*.py names the interpreter's own library")
     tokenizer: Literal["bytes"] = Field("bytes", description="a token is a byte; vocab 256")
     eval_split: Fraction = Field(0.05, description="share of the files kept back for evaluation")
+    apart: bool = Field(False, description="no token sees, or predicts, those of another file")
     bigram: bool = Field(False, description="also report what a bigram model counted on the same text reaches")
 
 

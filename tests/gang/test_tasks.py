@@ -27,6 +27,7 @@ def test_text_of_one_s_own_trains_a_decoder(tmp_path: Path) -> None:
         data={"source": "text", "path": "corpus/*.txt", "eval_split": 0.2, "bigram": True},
         mesh={"fsdp": 2},
         precision="bf16",
+        attention="cudnn",
         optimizer={"name": "adafactor", "lr": 0.03, "ema": 0.5, "schedule": {"name": "constant"}},
         batch=8,
         steps=40,
@@ -36,6 +37,9 @@ def test_text_of_one_s_own_trains_a_decoder(tmp_path: Path) -> None:
     metrics = result.summary["metrics"]
     assert metrics["eval_examples"] == math.ceil((900 - 1) / 32)
     assert metrics["eval_bits_per_byte"] < 6
+    note = "train.attention = cudnn cannot be had here: there is no CUDA device, the devices are cpu. Using xla"
+    assert result.summary["notes"] == [note]
+    assert result.stdout.count(note) == 1  # of two ranks
     assert list(result.losses) == [40]  # the last step is said, however seldom the others are
     assert [path.name for path in (result.folder / "checkpoints").glob("[0-9]*")] == ["40"]
 

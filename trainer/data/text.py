@@ -32,7 +32,7 @@ def source(data: Text, length: int, split: Literal["train", "eval"]) -> Stream |
     if not pieces:
         raise DataError(f"data.path {data.path!r}: every file that matches is empty")
     if not data.eval_split:
-        return Stream(pieces, length, "all") if split == "train" else None
+        return Stream(pieces, length, "all", data.apart) if split == "train" else None
     if len(pieces) == 1:
         path, _, size = pieces[0]
         middle = size - int(size * data.eval_split)
@@ -43,18 +43,20 @@ def source(data: Text, length: int, split: Literal["train", "eval"]) -> Stream |
         held_out = [pieces[share.held_out_index(k)] for k in range(share.held_out)]
     if not train:
         raise DataError(f"data.eval_split = {data.eval_split} of {len(pieces)} files leaves none to train on")
-    return Stream(train, length, "train") if split == "train" else Stream(held_out, length, "eval")
+    pieces, label = (train, "train") if split == "train" else (held_out, "eval")
+    return Stream(pieces, length, label, data.apart)
 
 
 class Stream:
     """Windows of a stream: `tokens` int32 [L + 1]; `mask` float32 [L], 1 where tokens[1:] is a target.
 
-    Only the last window may be short: it is filled up with zeros, which the mask leaves out.
+    Only the last window may be short: it is filled up with zeros, which the mask leaves out. Where files are kept
+    `apart`, `segments` [L + 1] numbers the file of every token.
     """
 
-    def __init__(self, pieces: list[Piece], length: int, label: str) -> None:
+    def __init__(self, pieces: list[Piece], length: int, label: str, apart: bool = False) -> None:
         self.name = f"text {pieces[0][0]}" + (f" and {len(pieces) - 1} more files" if len(pieces) > 1 else "")
-        self._pieces, self._window, self._label = pieces, length, label
+        self._pieces, self._window, self._label, self._apart = pieces, length, label, apart
         self._ends = list(itertools.accumulate(stop - start for _, start, stop in pieces))
         if self.bytes < 2:
             raise DataError(f"{self.name}: the {label} split has {self.bytes} bytes, which leaves nothing to predict")
@@ -73,7 +75,13 @@ class Stream:
         tokens_T, mask_L = np.zeros(self._window + 1, np.int32), np.zeros(self._window, np.float32)
         tokens_T[: len(found)] = found
         mask_L[: len(found) - 1] = 1.0
-        return {"tokens": tokens_T, "mask": mask_L}
+        return {"tokens": tokens_T, "mask": mask_L} | ({"segments": self._segments(first)} if self._apart else {})
+
+    def _segments(self, first: int) -> npt.NDArray[np.int32]:
+        """Which file each token of the window that begins at `first` is of, counted from the window's own first."""
+        places = np.arange(first, first + self._window + 1)
+        low, high = (bisect.bisect_right(self._ends, int(place)) for place in (places[0], places[-1]))
+        return np.asarray(np.searchsorted(self._ends[low:high], places, side="right"), np.int32)
 
     def read(self, start: int, stop: int) -> Bytes:
         """Bytes start … stop − 1 of the stream. Raises DataError when a file is shorter than it was at the start."""

@@ -47,6 +47,16 @@ def test_windows_have_one_shape_and_overlap_by_one(folder: Path) -> None:
     assert all(w["mask"].all() for w in windows[:-1])
 
 
+def test_files_are_told_apart_where_that_is_asked_for(folder: Path) -> None:
+    source = opened("train", f"{folder}/*.txt", 10, eval_split=0.0, apart=True)
+    for index in range(len(source) - 1):  # every file has a byte of its own
+        window = source[index]
+        tokens, segments = window["tokens"], window["segments"]
+        np.testing.assert_array_equal(tokens[:, None] == tokens, segments[:, None] == segments)
+    assert source[0]["segments"].tolist() == [0] * 3 + [1] * 6 + [2] * 2
+    assert "segments" not in opened("train", f"{folder}/*.txt", 10)[0]
+
+
 def test_a_share_of_the_files_is_held_out(folder: Path) -> None:
     train, held_out = (stream(opened(split, f"{folder}/*.txt", eval_split=0.2)) for split in ("train", "eval"))
     assert Counter(train) + Counter(held_out) == Counter(b"".join(path.read_bytes() for path in folder.iterdir()))
