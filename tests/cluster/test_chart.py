@@ -16,11 +16,12 @@ from tests.cluster.access import Access
 from tests.cluster.command import launcher, project
 from tests.cluster.harness.api import Refused as Forbidden
 from tests.cluster.releases import Release, everything, queue_is_active, values
-from tests.cluster.waiting import has, until
+from tests.cluster.waiting import until
 from tests.helm.charts import CHART, Helm, Refused
 from tests.helm.test_chart import EVERYTHING
 
 OPERATOR = Path(__file__).parents[1] / "fixtures" / "operator-crds.yaml"
+OPERATED = "monitoring.coreos.com"
 FIVE_LINES = """\
 name: first
 hosts: 2
@@ -181,17 +182,25 @@ def test_helm_applies_on_the_server_s_side_and_an_unknown_field_is_refused(
 @pytest.fixture
 def operator(cluster: Access) -> Iterator[None]:
     """The kinds of the Prometheus operator, served while it lasts; a cluster of the user's may have them already."""
-    listed = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    names = {each["metadata"]["name"] for each in cluster.api.get(listed)["items"]}
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    names = {each["metadata"]["name"] for each in cluster.api.get(definitions)["items"]}
     missing = [each for each in yaml.safe_load_all(OPERATOR.read_text()) if each["metadata"]["name"] not in names]
     for each in missing:
-        cluster.api.create(listed, each)
-    for each in missing:
-        path = f"{listed}/{each['metadata']['name']}"
-        until(lambda path=path: cluster.api.get(path), has("Established"), f"{path} is served")
+        cluster.api.create(definitions, each)
+    until(lambda: [serves(cluster, each) for each in missing], all, "the operator's kinds are served")
     yield
     for each in missing:
-        cluster.api.delete(f"{listed}/{each['metadata']['name']}")
+        cluster.api.delete(f"{definitions}/{each['metadata']['name']}")
+    if missing:
+        until(lambda: cluster.api.get("/apis")["groups"], lambda seen: OPERATED not in str(seen), f"{OPERATED} is gone")
+
+
+def serves(cluster: Access, definition: dict[str, Any]) -> bool:
+    try:
+        cluster.api.get(f"/apis/{OPERATED}/v1/{definition['spec']['names']['plural']}")
+    except Forbidden:
+        return False
+    return True
 
 
 def test_everything_that_the_chart_can_make_is_taken_by_the_server(

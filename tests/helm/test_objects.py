@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from launcher import podsecurity
+from launcher.jobset import OWN_LABEL
 from tests import needs
 from tests.helm.charts import CHART, Helm, Object, Refused, documents, one
 from tests.helm.test_chart import EVERYTHING, NEWEST, OLDEST
@@ -180,6 +181,7 @@ def test_no_two_releases_share_an_object(helm: Helm) -> None:
         ("c", "a-b"),
         ("b-c", "a"),
         ("a.b", "x"),
+        ("a-b", "x"),
         (long, "n" * 63),
         (long[1:], "n" * 63),
     ]
@@ -284,5 +286,11 @@ def test_the_operator_finds_the_pods_of_jobs_by_the_port_that_they_name(helm: He
     pod = job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     assert monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
-    assert [end["port"] for end in monitor["podMetricsEndpoints"]] == ["metrics"] and "metrics" in ports
-    assert monitor["jobLabel"] in pod["metadata"]["labels"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    assert endpoint["port"] in ports
+    assert f'job="{pod["metadata"]["labels"][monitor["jobLabel"]]}"' in (RULES / "alerts.yaml").read_text()
+    ended, run = endpoint["relabelings"]
+    assert ended["action"] == "drop" and re.fullmatch(ended["regex"], "Failed")
+    label = re.sub(r"\W", "_", OWN_LABEL)
+    assert run == {"sourceLabels": [f"__meta_kubernetes_pod_label_{label}"], "targetLabel": "run"}
+    assert OWN_LABEL in pod["metadata"]["labels"]

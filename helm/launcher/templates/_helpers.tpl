@@ -15,16 +15,20 @@
 {{- $own := dict
   "app.kubernetes.io/name" .Chart.Name
   "app.kubernetes.io/instance" .Release.Name
-  "app.kubernetes.io/version" .Chart.AppVersion
+  "app.kubernetes.io/version" (.Chart.AppVersion | replace "+" "_")
   "app.kubernetes.io/part-of" "jaxlaunch"
   "app.kubernetes.io/managed-by" .Release.Service
-  "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version) -}}
+  "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") -}}
 {{- toYaml (merge $own .Values.commonLabels) -}}
 {{- end -}}
 
-{{/* The LocalQueue's name: a label's value, which 53 letters of a release's name always are but for dots. */}}
+{{/* The LocalQueue's name: the release's, unless it has a dot, which no queue's may have. */}}
 {{- define "launcher.queue" -}}
-{{- .Release.Name | replace "." "-" -}}
+{{- if contains "." .Release.Name -}}
+{{- printf "%s-%s" (.Release.Name | replace "." "-" | trunc 52) (.Release.Name | sha256sum | trunc 10) -}}
+{{- else -}}
+{{- .Release.Name -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "launcher.serviceAccount" -}}
