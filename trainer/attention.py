@@ -50,6 +50,7 @@ class Visible(NamedTuple):
         return index_BL - jax.lax.cummax(jnp.where(is_first_BL, index_BL, 0), axis=1)
 
 
+FUSED = "fused"  # no name for a job
 Keys = Array | Visible | None  # an array is a mask
 # (query_BLHK, key_BLGK, value_BLGK, keys) -> out_BLHK; query head h reads key head h // (H / G).
 # A query that sees no key takes the mean of some values, which is finite: its gradient does no harm where the loss
@@ -73,9 +74,9 @@ def full(name: str) -> Attention:
 
 
 def _named(name: str) -> Callable[..., Array]:
-    if name not in ATTENTION:
+    if name not in TRACED:
         raise SpecError(f"train.attention = {name!r} is not supported; use one of {', '.join(ATTENTION)}")
-    return jax.named_scope("attention")(ATTENTION[name])  # by which a profile knows it
+    return jax.named_scope("attention")(TRACED[name])  # by which a profile knows it
 
 
 def _xla(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *, is_causal: bool) -> Array:
@@ -138,4 +139,15 @@ def _splash(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *
     return splash.attend(query_BLHK, key_BLGK, value_BLGK, ids, is_causal=is_causal)
 
 
+def fused(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *, is_causal: bool) -> Array:
+    """xla's answer, of which the backward pass keeps what the kernels keep: the operands, and no array of all pairs.
+
+    For what is traced where no kernel is.
+    """
+    attend = jax.checkpoint(partial(_xla, is_causal=is_causal))
+    mixed_BLHK: Array = attend(query_BLHK, key_BLGK, value_BLGK, keys)
+    return mixed_BLHK
+
+
 ATTENTION: dict[str, Callable[..., Array]] = {"auto": _xla, "xla": _xla, "cudnn": _cudnn, "splash": _splash}
+TRACED = {**ATTENTION, FUSED: fused}

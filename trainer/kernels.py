@@ -35,19 +35,30 @@ def fitted(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str | None]:
     return spec.model_copy(update={"attention": "xla"}), note
 
 
+def planned(spec: TrainSpec) -> TrainSpec:
+    """The spec as it is traced where its devices are not: a kernel that they may have keeps what kernels keep."""
+    is_fused = spec.attention not in ANYWHERE and _dtype_fault(spec) is None
+    return spec.model_copy(update={"attention": attention.FUSED}) if is_fused else spec
+
+
 def lacks(spec: TrainSpec, device: jax.Device) -> str | None:
     """Why the named attention cannot be had, in words; None where it can, or no model of ours asks for any."""
     shape, name = of(spec.model), spec.attention
-    if shape is None or name in ANYWHERE:
+    if shape is None or name in (*ANYWHERE, attention.FUSED):
         return None
-    compute = precision.policy(spec.precision).compute
     if name == "cudnn" and not _is_cuda(device):
         return f"there is no CUDA device, the devices are {device.platform}"
-    if name == "cudnn" and compute == jnp.float32:
-        return "cuDNN's kernel reads float16 and bfloat16, and train.precision computes in float32"
+    if fault := _dtype_fault(spec):
+        return fault
     if name == "splash" and device.platform != "tpu":
         return f"it is a kernel for TPU, the devices are {device.platform}"
-    return _refusal(name, shape, compute)
+    return _refusal(name, shape, precision.policy(spec.precision).compute)
+
+
+def _dtype_fault(spec: TrainSpec) -> str | None:
+    if spec.attention == "cudnn" and precision.policy(spec.precision).compute == jnp.float32:
+        return "cuDNN's kernel reads float16 and bfloat16, and train.precision computes in float32"
+    return None
 
 
 def of(model: Model) -> Shape | None:

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from trainer import memory, mesh
+from trainer import kernels, memory, mesh
 from trainer.__main__ import code_of, read, say
 from trainer.contract import DONE
 from trainer.data.examples import NARROW
@@ -69,7 +69,7 @@ class Plan:
     """A task's step on the mesh of its spec, described. Raises what the trainer would raise before its first step."""
 
     def __init__(self, spec: TrainSpec, task: Task) -> None:
-        self.spec, self.task = spec, task
+        self.spec, self.task = kernels.planned(spec), task
         self.mesh = mesh.build(spec.mesh)
         source = task.source(spec, "train")
         if source is None:
