@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
 from tests.trainer import tiny
-from trainer import kernels, spec
+from trainer import kernels, spec, splash
 from trainer.kernels import fitted, lacks
 
 LM = "trainer.tasks.lm:NextToken"
 DECODER = {"kind": "decoder", "width": 256, "heads": 4, "layers": 1, "length": 256}
+
+
+class Long(tiny.Counting):
+    """Rows of a splash block's length."""
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        rows = super().batch(step)
+        start = rows["tokens"][:, :1]
+        tokens = ((start + np.arange(splash.LANES + 1)[None]) % 32).astype(np.int32)
+        return rows | {"tokens": tokens, "mask": np.ones((tiny.ROWS, splash.LANES), np.float32)}
 
 
 class Client(NamedTuple):
@@ -100,3 +112,12 @@ def test_a_kernel_s_operations_are_counted(cudnn: None, monkeypatch: pytest.Monk
     steps = [tiny.build(task, attention=name, precision="bf16") for name in ("xla", "cudnn")]
     plain, kernel = (step.flops(step.put(task.batch(0))) for step in steps)
     assert steps[1].note is None and plain == kernel
+
+
+def test_splash_trains_a_scanned_model_on_a_mesh(monkeypatch: pytest.MonkeyPatch, standard: None) -> None:
+    monkeypatch.setattr(kernels, "lacks", lambda train, device: None)
+    monkeypatch.setattr(splash, "attend", partial(splash.attend, interpret=True))
+    model = tiny.DECODER.model_copy(update={"length": splash.LANES})
+    keys = {"model": model, "remat": "full", "mesh": {"dp": 2, "fsdp": 2, "mp": 2}}
+    losses = {name: tiny.run(Long(), 2, attention=name, **keys)[0] for name in ("xla", "splash")}
+    np.testing.assert_allclose(losses["splash"], losses["xla"], rtol=1e-5)
