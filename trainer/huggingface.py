@@ -16,6 +16,7 @@ from typing import Any
 from trainer import spec
 from trainer.errors import SpecError
 
+GPT2_END = 50256  # the token that transformers takes for a beginning and an end where a config.json names none
 QKV = ("query", "key", "value")  # what the axis t of a name counts
 
 
@@ -203,6 +204,8 @@ def config(model: spec.Published) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     if isinstance(model, spec.Decoder):
         extra = {"max_position_embeddings": model.length, "head_dim": model.width // model.heads, **_rope(model)}
+    elif isinstance(model, spec.GPT2) and model.vocab <= GPT2_END:
+        extra = {"bos_token_id": None, "eos_token_id": None}
     elif isinstance(model, spec.ViT):
         labels = {str(label): f"LABEL_{label}" for label in range(model.classes)}
         extra = {"id2label": labels, "label2id": {name: int(label) for label, name in labels.items()}}

@@ -8,7 +8,7 @@ import pytest
 
 from tests.trainer.references import folder, step, tensors, train_spec
 from tests.trainer.test_weights import equal, written
-from trainer import publish, spec, weights
+from trainer import huggingface, publish, spec, weights
 from trainer.errors import SpecError
 
 MODEL = train_spec("llama3_tiny", None).model
@@ -97,3 +97,8 @@ def test_what_has_no_form_there_is_refused(model: Any, given: dict[str, Any], sa
         publish.save(str(tmp_path / "out"), model, given)
     assert says in str(error.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_small_gpt2_has_no_token_that_ends_it() -> None:
+    assert huggingface.config(spec.GPT2(kind="gpt2", vocab=256))["eos_token_id"] is None
+    assert "eos_token_id" not in huggingface.config(spec.GPT2(kind="gpt2", preset="gpt2-124m"))
