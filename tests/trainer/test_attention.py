@@ -15,12 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax import Array
 from jax._src.cudnn import fused_attention_stablehlo
 
 from trainer import attention, mesh, spec, splash
 from trainer.attention import Keys, Visible, causal, full
 from trainer.errors import SpecError
+from trainer.tasks.lm import NextToken
 
 HEADS, GROUPS, SIZE = 4, 2, 16
 SEEN: dict[str, Callable[[int], Visible]] = {
@@ -168,6 +170,26 @@ def test_cudnn_trains_by_its_own_kernels_and_makes_pairs_of_a_mask_alone(
 def test_cudnn_reads_a_whole_row_of_a_vit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(_lowered(full, None, 196, monkeypatch).values()) == {"NO_MASK"}
     assert set(_lowered(full, None, 197, monkeypatch).values()) == {"PADDING"}
+
+
+@pytest.mark.parametrize(("said", "has_pairs"), [({"length": 40}, False), ({"attention_mask": np.ones(49)}, True)])
+def test_a_row_that_is_filled_up_trains_without_an_array_of_all_pairs(
+    said: dict[str, Any], has_pairs: bool, standard: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    task, model = NextToken(), {"kind": "decoder", "layers": 1, "width": 64, "heads": 4, "vocab": 32, "length": 48}
+    train = spec.TrainSpec(task="trainer.tasks.lm:NextToken", model=model, attention="cudnn")
+    graph, params = nnx.split(task.model(train, nnx.Rngs(0)))
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    row = task.example({"tokens": np.arange(49) % 32, **said})
+    batch = {name: jnp.asarray(value)[None] for name, value in row.items()} | {"weight": jnp.ones(1)}
+
+    def loss(params: Any) -> Array:
+        return task.loss(nnx.merge(graph, params), batch, jax.random.key(0)).sum
+
+    text = jax.jit(jax.grad(loss)).trace(params).lower(lowering_platforms=("cuda",)).as_text()
+    assert "fmha" in text
+    assert ("x48x48x" in text) is has_pairs
 
 
 def _lowered(
