@@ -34,6 +34,8 @@ train:
   task: trainer.tasks.classify:Classify
 ```
 
+`helm test` is `launcher doctor` in a pod with a submitter's rights; where it fails, its pod stays for its log.
+
 Helm 3 or 4; Kubernetes {kubernetes}; JobSet 0.10 or newer. Whoever installs it needs the rights that it gives on.
 
 Claims and namespaces stay when the release goes (`helm.sh/resource-policy: keep`); all else goes with it. Objects
