@@ -23,7 +23,7 @@ def export_command(run: str, to: Path, step: int | None, ema: bool) -> None:
 
     RUN is the name of a run of this machine, its folder, or a folder or URL of checkpoints. DIR gets config.json and
     safetensors, whole or not at all, from which `transformers` and `train.model.init_from` load the model. The
-    checkpoint is verified first. No more than one of its arrays is in memory at a time.
+    checkpoint is verified first, then read one array at a time.
     """
     if not ask.is_here():
         raise UserError("The trainer is not installed here, and only it reads checkpoints.", ask.INSTALL)

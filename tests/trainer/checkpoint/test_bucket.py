@@ -1,12 +1,15 @@
 """The same promises on an object store, where there are no folders and no rename: gs://, served from this process."""
 
+import contextlib
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from tests.trainer.checkpoint import bucket
 from tests.trainer.checkpoint.bucket import Objects
 from tests.trainer.checkpoint.state import abstract, mesh, same, state
+from trainer.checkpoint import kept
 from trainer.checkpoint.manifest import NAME
 from trainer.checkpoint.store import Store
 from trainer.errors import CheckpointError
@@ -96,3 +99,12 @@ def test_a_save_that_was_killed_before_orbax_marked_it_is_cleared_and_one_killed
 def test_a_live_run_holds_its_bucket(store, objects):
     with pytest.raises(CheckpointError, match="belongs to run run-a"):
         Store(FOLDER, keep=2, uid="run-b", note=print).claim()
+
+
+def test_a_reader_who_owns_nothing_reads_array_by_array(objects) -> None:
+    with contextlib.closing(Store(FOLDER, keep=2, uid="run-a")) as store:
+        store.claim()
+        store.save(1, {"params": {"a.kernel": np.arange(6, dtype=np.float32)}}, {"model": 1})
+    found = kept.find(FOLDER)
+    assert (found.step, found.meta) == (1, {"model": 1})
+    np.testing.assert_array_equal(found.part("params")["a.kernel"][2:4], [2.0, 3.0])
