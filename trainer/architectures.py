@@ -59,6 +59,7 @@ class Published(Block):
     init_from: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="a Hugging Face folder, config.json and safetensors, to start from; null: random weights"
     )
+    scan: bool = Field(True, description="layers are one loop: compiles fast; false: written out, runs faster")
 
     @model_validator(mode="before")
     @classmethod
@@ -94,7 +95,7 @@ class RopeScaling(Block):
 
 
 class Decoder(Published):
-    """A Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, scanned layers."""
+    """A Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU."""
 
     kind: Literal["decoder"] = Field("decoder", description="this model")
     preset: Literal["llama-1b", "llama-8b"] | None = Field(None, description="sizes by name, below the keys given here")
@@ -130,7 +131,7 @@ class Decoder(Published):
 
 
 class GPT2(Published):
-    """GPT-2: LayerNorm first, learned positions, tanh GELU, tied embeddings, scanned layers."""
+    """GPT-2: LayerNorm first, learned positions, tanh GELU, tied embeddings."""
 
     kind: Literal["gpt2"] = Field("gpt2", description="this model")
     preset: Literal["gpt2-124m", "gpt2-355m", "gpt2-774m", "gpt2-1.5b"] | None = Field(
@@ -166,7 +167,7 @@ class GPT2(Published):
 
 
 class ViT(Published):
-    """A vision transformer: patches, learned positions, LayerNorm first, exact GELU, scanned layers."""
+    """A vision transformer: patches, learned positions, LayerNorm first, exact GELU."""
 
     kind: Literal["vit"] = Field("vit", description="this model")
     preset: Literal["vit-s16", "vit-b16", "vit-l16"] | None = Field(

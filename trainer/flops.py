@@ -2,7 +2,8 @@
 
 The convention, ours everywhere: model FLOPs only, two per multiply-add, of matrix multiplications and convolutions; a
 training step is the forward pass plus twice that for the backward pass. What rematerialization repeats is not counted,
-what attention computes and masks away is. XLA's own cost analysis counts the body of a scan once, so it is not asked.
+what attention computes and masks away is, unless asked otherwise: then causal attention counts half. XLA's own cost
+analysis counts the body of a scan once, so it is not asked.
 """
 
 from __future__ import annotations
@@ -46,27 +47,33 @@ def peak(devices: Iterable[jax.Device]) -> float | None:
     return sum(known) if known and len(known) == len(peaks) else None
 
 
-def train_step(loss: Callable[..., Any], *args: Any) -> float | None:
+CAUSAL = "causal"  # the scope in which trainer.attention computes what a causal mask half hides
+
+
+def train_step(loss: Callable[..., Any], *args: Any, causal: float = 1.0) -> float | None:
     """FLOPs of a training step whose forward pass is `loss(*args)`; arrays or ShapeDtypeStructs, nothing is computed.
 
-    None when they depend on the data: a loop of unknown length around a matrix multiplication.
+    `causal`: what a FLOP of causal attention counts, 0.5 for those that its mask leaves. None when they depend on the
+    data: a loop of unknown length around a matrix multiplication.
     """
-    forward = count(jax.make_jaxpr(loss)(*args).jaxpr)
+    forward = count(jax.make_jaxpr(loss)(*args).jaxpr, causal)
     return None if math.isnan(forward) else 3 * forward
 
 
-def count(jaxpr: Jaxpr) -> float:
+def count(jaxpr: Jaxpr, causal: float = 1.0) -> float:
     """FLOPs of one evaluation of `jaxpr`, NaN when they depend on the data."""
-    return sum((_of_equation(equation) for equation in jaxpr.eqns), 0.0)
+    return sum((_of_equation(equation, causal) for equation in jaxpr.eqns), 0.0)
 
 
-def _of_equation(equation: JaxprEqn) -> float:
+def _of_equation(equation: JaxprEqn, causal: float) -> float:
+    if causal != 1.0 and CAUSAL in str(equation.source_info.name_stack).split("/"):
+        return causal * _of_equation(equation, 1.0)
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
         return _of_matmul(equation)
     if name == "conv_general_dilated":
         return _of_convolution(equation)
-    inner = [count(jaxpr) for jaxpr in _jaxprs(params)]
+    inner = [count(jaxpr, causal) for jaxpr in _jaxprs(params)]
     if name == "cond":
         return max(inner)
     if name == "while":

@@ -10,6 +10,7 @@ from trainer.step import Step
 
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
 _LINE = re.compile(rf"= (\(.*?\)|\S+) ({_KINDS})(?:-start)?\(")
+_NEIGHBOURS = re.compile(r"replica_groups=(\[\d+,2\]<=\[\d+\]|\{\{0,1\})[,}]")
 _SHAPE = re.compile(r"\w+\[([\d,]*)\]")
 
 
@@ -20,6 +21,7 @@ class Collective(NamedTuple):
     shape: tuple[int, ...]  # of the result, on one device
     in_layer: bool  # inside the scan over the layers
     is_backward: bool
+    is_of_neighbours: bool  # each device with the next: the groups of a last mesh axis of 2
 
 
 def of(step: Step) -> list[Collective]:
@@ -36,5 +38,6 @@ def _read(text: str) -> Iterator[Collective]:
         where = name[1] if name else ""
         # The first loop is over micro-batches, the second over layers.
         in_layer, is_backward = where.count("while/body") >= 2, "transpose(" in where
+        near = _NEIGHBOURS.search(line) is not None
         for shape in _SHAPE.findall(re.sub(r"\{[^}]*\}", "", found[1])):
-            yield Collective(found[2], tuple(int(n) for n in shape.split(",") if n), in_layer, is_backward)
+            yield Collective(found[2], tuple(int(n) for n in shape.split(",") if n), in_layer, is_backward, near)

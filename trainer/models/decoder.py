@@ -1,4 +1,4 @@
-"""A Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU; its layers are one scan.
+"""A Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU; a stack of equal layers.
 
 B batch, L length, D model, H query heads, G key and value heads, K head size, F hidden, V vocabulary.
 Touvron et al. 2023 (LLaMA 2); Shazeer 2020 (SwiGLU); Ainslie et al. 2023 (grouped queries).
@@ -15,7 +15,8 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from trainer import attention, remat, spec
-from trainer.models.layers import RMSNorm, rope, split, weight, whole
+from trainer.models import stack
+from trainer.models.layers import RMSNorm, product, rope, split, weight, whole
 from trainer.models.setting import PLAIN, Setting
 from trainer.sharding import constrain
 
@@ -36,13 +37,13 @@ class SelfAttention(nnx.Module):
         self.attend = attend
 
     def __call__(self, x_BLD: Array, keys: attention.Keys) -> Array:
-        query_BLHK = checkpoint_name(self.rope(jnp.einsum("bld,dhk->blhk", x_BLD, self.query[...])), "query")
-        key_BLGK = checkpoint_name(self.rope(jnp.einsum("bld,dgk->blgk", x_BLD, self.key[...])), "key")
-        value_BLGK = checkpoint_name(jnp.einsum("bld,dgk->blgk", x_BLD, self.value[...]), "value")
+        query_BLHK = checkpoint_name(self.rope(product(x_BLD, self.query[...])), "query")
+        key_BLGK = checkpoint_name(self.rope(product(x_BLD, self.key[...])), "key")
+        value_BLGK = checkpoint_name(product(x_BLD, self.value[...]), "value")
         query_BLHK = constrain(query_BLHK, "batch", "length", "heads", "head")
         mixed_BLHK = self.attend(query_BLHK, key_BLGK, value_BLGK, keys)
         mixed_BLHK = checkpoint_name(constrain(mixed_BLHK, "batch", "length", "heads", "head"), "mixed")
-        return jnp.einsum("blhk,hkd->bld", mixed_BLHK, self.out[...])
+        return product(mixed_BLHK, self.out[...], axes=2)
 
 
 class SwiGLU(nnx.Module):
@@ -55,9 +56,10 @@ class SwiGLU(nnx.Module):
         self.down = weight(rngs, (hidden, width), ("hidden", "embed"), (2 * config.layers * hidden) ** -0.5)
 
     def __call__(self, x_BLD: Array) -> Array:
-        gate_BLF = checkpoint_name(x_BLD @ self.gate[...], "gate")
-        up_BLF = checkpoint_name(x_BLD @ self.up[...], "up")
-        return constrain(jax.nn.silu(gate_BLF) * up_BLF, "batch", "length", "hidden") @ self.down[...]
+        gate_BLF = checkpoint_name(product(x_BLD, self.gate[...]), "gate")
+        up_BLF = checkpoint_name(product(x_BLD, self.up[...]), "up")
+        hidden_BLF = constrain(jax.nn.silu(gate_BLF) * up_BLF, "batch", "length", "hidden")
+        return product(hidden_BLF, self.down[...])
 
 
 class Block(nnx.Module):
@@ -90,7 +92,8 @@ class Decoder(nnx.Module):
         self.norm = RMSNorm(config.width, config.norm_eps)
         head = partial(weight, rngs, (config.width, config.vocab), ("embed", "vocab"), config.width**-0.5)
         self.head = None if config.tied else head()
-        self.apply = remat.layer(Block.__call__, setting.remat, NAMES, scanned=True)
+        self.apply = remat.layer(Block.__call__, setting.remat, NAMES, scanned=config.scan)
+        self.scanned = config.scan
         self.output, self.loss = setting.output, setting.loss
         self.deterministic = False  # nnx's name for evaluation
 
@@ -103,7 +106,7 @@ class Decoder(nnx.Module):
         # Looked up in whole rows: a table split along D would give a stream split along D and copied along B.
         table_VD = constrain(self.embedding[...], "vocab", "embed")
         x_BLD = split(whole(jnp.take(table_VD, tokens_BL, axis=0)))
-        x_BLD = nnx.scan(self.apply, in_axes=(0, nnx.Carry, None), out_axes=nnx.Carry)(self.blocks, x_BLD, keys)
+        x_BLD = stack.run(self.apply, self.blocks, x_BLD, keys, scanned=self.scanned)
         return whole(self.norm(x_BLD))
 
     @property

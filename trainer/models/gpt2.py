@@ -1,4 +1,4 @@
-"""GPT-2: tokens -> logits; its layers are one scan.
+"""GPT-2: tokens -> logits; a stack of equal layers.
 
 B batch, L length, D model, V vocabulary. Radford et al. 2019.
 """
@@ -12,6 +12,7 @@ from flax import nnx
 from jax import Array
 
 from trainer import attention, remat, spec
+from trainer.models import stack
 from trainer.models.layers import Drop, LayerNorm, split, weight, whole
 from trainer.models.prenorm import NAMES, STD, Block, paths
 from trainer.models.setting import PLAIN, Setting
@@ -33,8 +34,9 @@ class GPT2(nnx.Module):
         self.blocks = nnx.vmap(block)(rngs.split(config.layers))
         self.norm = LayerNorm(config.width, config.norm_eps)
         self.drop = Drop(config.dropout, False, rngs)
-        self.paths = paths(config)
-        self.apply = remat.layer(Block.__call__, setting.remat, NAMES, scanned=True)
+        self.paths = partial(paths, config)
+        self.apply = remat.layer(Block.__call__, setting.remat, NAMES, scanned=config.scan)
+        self.scanned = config.scan
         self.output, self.loss = setting.output, setting.loss
         self.deterministic = False  # nnx's name for evaluation
 
@@ -52,8 +54,7 @@ class GPT2(nnx.Module):
         at_BLD = all_1LD if places_BL is None else jnp.take(positions_ND, places_BL, axis=0)
         x_BLD = jnp.take(table_VD, tokens_BL, axis=0) + at_BLD
         x_BLD = split(whole(x_BLD))
-        scan = nnx.scan(self.apply, in_axes=(0, nnx.Carry, None, 0), out_axes=nnx.Carry)
-        x_BLD = scan(self.blocks, self.drop(x_BLD), keys, self.paths)
+        x_BLD = stack.run(self.apply, self.blocks, self.drop(x_BLD), keys, each=(self.paths(),), scanned=self.scanned)
         return whole(self.norm(x_BLD))
 
     @property

@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from trainer import spec
 from trainer.attention import Attention, Keys
-from trainer.models.layers import Drop, LayerNorm, bias, split, weight, whole
+from trainer.models.layers import Drop, LayerNorm, bias, gelu, product, split, weight, whole
 from trainer.sharding import constrain
 
 NAMES = ("qkv", "mixed", "up")  # what remat may keep by name
@@ -34,12 +34,12 @@ class SelfAttention(nnx.Module):
         self.attend = attend
 
     def __call__(self, x_BLD: Array, keys: Keys) -> Array:
-        qkv_BL3HK = jnp.einsum("bld,dthk->blthk", x_BLD, self.qkv[...]) + self.qkv_bias[...][None, None]
+        qkv_BL3HK = product(x_BLD, self.qkv[...]) + self.qkv_bias[...][None, None]
         qkv_BL3HK = checkpoint_name(constrain(qkv_BL3HK, "batch", "length", None, "heads", "head"), "qkv")
-        query_BLHK, key_BLHK, value_BLHK = (qkv_BL3HK[:, :, part] for part in range(3))
+        query_BLHK, key_BLHK, value_BLHK = (part[:, :, 0] for part in jnp.split(qkv_BL3HK, 3, axis=2))
         mixed_BLHK = self.attend(query_BLHK, key_BLHK, value_BLHK, keys)
         mixed_BLHK = checkpoint_name(constrain(mixed_BLHK, "batch", "length", "heads", "head"), "mixed")
-        return jnp.einsum("blhk,hkd->bld", mixed_BLHK, self.out[...]) + self.out_bias[...][None, None, :]
+        return product(mixed_BLHK, self.out[...], axes=2) + self.out_bias[...][None, None, :]
 
 
 class MLP(nnx.Module):
@@ -51,12 +51,12 @@ class MLP(nnx.Module):
         self.up_bias = bias((hidden,), ("hidden",))
         self.down = weight(rngs, (hidden, width), ("hidden", "embed"), STD * (2 * config.layers) ** -0.5)
         self.down_bias = bias((width,), ("embed",))
-        self.gelu = partial(jax.nn.gelu, approximate=isinstance(config, spec.GPT2))
+        self.gelu = partial(jax.nn.gelu, approximate=True) if isinstance(config, spec.GPT2) else gelu
 
     def __call__(self, x_BLD: Array) -> Array:
-        up_BLF = checkpoint_name(x_BLD @ self.up[...] + self.up_bias[...][None, None, :], "up")
+        up_BLF = checkpoint_name(product(x_BLD, self.up[...]) + self.up_bias[...][None, None, :], "up")
         hidden_BLF = constrain(self.gelu(up_BLF), "batch", "length", "hidden")
-        return hidden_BLF @ self.down[...] + self.down_bias[...][None, None, :]
+        return product(hidden_BLF, self.down[...]) + self.down_bias[...][None, None, :]
 
 
 class Block(nnx.Module):
@@ -78,5 +78,8 @@ class Block(nnx.Module):
 
 
 def paths(config: spec.ViT | spec.GPT2) -> Array | None:
-    """The share of examples that skip a branch, by layer: 0 to `drop_path`. Huang et al. 2016."""
+    """The share of examples that skip a branch, by layer: 0 to `drop_path`. Huang et al. 2016.
+
+    Asked for inside the trace: an array made before it would be an argument that a compiled step is not given.
+    """
     return None if not config.drop_path else jnp.linspace(0.0, config.drop_path, config.layers, dtype=jnp.float32)

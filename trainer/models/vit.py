@@ -1,4 +1,4 @@
-"""A vision transformer: images -> logits; its layers are one scan.
+"""A vision transformer: images -> logits; a stack of equal layers.
 
 B batch, Y and X places of an image, P side of a patch, C channels, L patches (and a class token), D model, V classes.
 Dosovitskiy et al. 2021; mean pooling as in Beyer et al. 2022.
@@ -13,7 +13,8 @@ from flax import nnx
 from jax import Array
 
 from trainer import attention, remat, spec
-from trainer.models.layers import Drop, LayerNorm, bias, split, weight, whole
+from trainer.models import stack
+from trainer.models.layers import Drop, LayerNorm, bias, product, split, weight, whole
 from trainer.models.prenorm import NAMES, STD, Block, paths
 from trainer.models.setting import PLAIN, Setting
 from trainer.sharding import constrain
@@ -39,17 +40,17 @@ class ViT(nnx.Module):
         self.head = weight(rngs, (width, config.classes), ("embed", "classes"), STD)
         self.head_bias = bias((config.classes,), ("classes",))
         self.drop = Drop(config.dropout, False, rngs)
-        self.paths = paths(config)
-        self.apply = remat.layer(Block.__call__, setting.remat, NAMES, scanned=True)
+        self.paths = partial(paths, config)
+        self.apply = remat.layer(Block.__call__, setting.remat, NAMES, scanned=config.scan)
         self.pixels = None if config.pixel_mean is None else (tuple(config.pixel_mean), tuple(config.pixel_std or ()))
+        self.scanned = config.scan
         self.output, self.loss = setting.output, setting.loss
         self.deterministic = False  # nnx's name for evaluation
 
     def __call__(self, images_BYXC: Array) -> Array:
         """Logits_BV in the output dtype; images without channels may lack their axis."""
         x_BLD = self._embedded(images_BYXC if images_BYXC.ndim == 4 else images_BYXC[..., None])
-        scan = nnx.scan(self.apply, in_axes=(0, nnx.Carry, None, 0), out_axes=nnx.Carry)
-        x_BLD = scan(self.blocks, self.drop(x_BLD), None, self.paths)
+        x_BLD = stack.run(self.apply, self.blocks, self.drop(x_BLD), None, each=(self.paths(),), scanned=self.scanned)
         x_BLD = whole(self.norm(x_BLD))
         pooled_BD = x_BLD.mean(1) if self.cls is None else x_BLD[:, 0]
         logits_BV = jnp.matmul(pooled_BD, self.head[...], preferred_element_type=self.output)
@@ -64,7 +65,7 @@ class ViT(nnx.Module):
             batch, height // side, side, breadth // side, side, channels
         )
         flat_BLF = tiles.swapaxes(2, 3).reshape(batch, -1, side * side * channels)
-        x_BLD = flat_BLF @ kernel_PPCD.reshape(-1, width) + self.patches_bias[...][None, None, :]
+        x_BLD = product(flat_BLF, kernel_PPCD.reshape(-1, width)) + self.patches_bias[...][None, None, :]
         if self.cls is not None:
             cls_B1D = jnp.broadcast_to(self.cls[...][None, None, :], (batch, 1, width))
             x_BLD = jnp.concatenate([cls_B1D, x_BLD], axis=1)

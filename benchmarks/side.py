@@ -1,0 +1,78 @@
+"""One side of a comparison: a process on one core, which takes a step when it is told to and says what it cost.
+
+Both ends of the line. Standard library only: the other sides have environments of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+ROOT = pathlib.Path(__file__).parents[1]
+# JAX and torch read these: one thread each. What else a runtime starts shares the core the process is held to.
+ONE_THREAD = {
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
+class Cost(NamedTuple):
+    """Of one step."""
+
+    seconds: float
+    cpu_seconds: float  # of all threads
+    loss: float
+
+
+class Side:
+    """The end of the one who asks. Raises SystemExit when the process has gone."""
+
+    def __init__(self, python: str, module: str, arguments: Sequence[str], core: int) -> None:
+        self.module = module
+        environ = os.environ | ONE_THREAD | {"PYTHONPATH": str(ROOT)}
+        self._process = subprocess.Popen(
+            [python, "-m", module, *arguments],
+            env=environ,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+        )
+        self.says: str = self._heard()  # what it is made of
+
+    def step(self) -> Cost:
+        assert self._process.stdin is not None
+        self._process.stdin.write("step\n")
+        self._process.stdin.flush()
+        return Cost(*self._heard())
+
+    def close(self) -> None:
+        """Ends the process: it has no more to hear."""
+        self._process.communicate()
+
+    def _heard(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.module} ended with exit code {self._process.wait()}")
+        return json.loads(line)
+
+
+def serve(says: str, step: Callable[[], float]) -> None:
+    """The end of the one who computes: `step` waits for its result and returns the loss before it."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # whatever else a library prints is talk
+    print(json.dumps(says), file=answers, flush=True)
+    for _ in sys.stdin:
+        began, began_cpu = time.perf_counter(), time.process_time()
+        loss = step()
+        print(
+            json.dumps([time.perf_counter() - began, time.process_time() - began_cpu, loss]), file=answers, flush=True
+        )

@@ -1,0 +1,55 @@
+"""Hugging Face's Flax ViT under the train step of a tutorial: TrainState, value_and_grad, apply_gradients, one jit.
+
+Runs in the environment of benchmarks.environment; imports nothing of the trainer.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import transformers
+from flax.training.train_state import TrainState
+
+from benchmarks.side import serve
+
+
+@jax.jit
+def train_step(state: TrainState, batch: dict[str, Any]) -> tuple[TrainState, Any]:
+    def loss_fn(params: Any) -> Any:
+        logits = state.apply_fn(pixel_values=batch["pixel_values"], params=params, train=True).logits
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
+
+    loss, grads = jax.value_and_grad(loss_fn)(state.params)
+    return state.apply_gradients(grads=grads), loss
+
+
+def main() -> None:
+    folder = pathlib.Path(sys.argv[1])
+    sizes, read = json.loads((folder / "sizes.json").read_text()), np.load(folder / "batch.npz")
+    side = sizes["image"][0]  # one number: its Flax model knows only squares
+    model = transformers.FlaxViTForImageClassification.from_pretrained(folder / "weights", image_size=side)
+    state = TrainState.create(
+        apply_fn=model.__call__, params=model.params, tx=optax.adamw(sizes["lr"], weight_decay=0.0)
+    )
+    pixels = (read["images"].astype(np.float32) - 128) / 64
+    batch = {"pixel_values": jnp.asarray(pixels.transpose(0, 3, 1, 2)), "labels": jnp.asarray(read["labels"])}
+
+    def step() -> float:
+        nonlocal state
+        state, loss = train_step(state, batch)
+        jax.block_until_ready(state)
+        return float(loss)
+
+    serve(f"transformers {transformers.__version__}, flax {flax.__version__}, jax {jax.__version__}", step)
+
+
+if __name__ == "__main__":
+    main()

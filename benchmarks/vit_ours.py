@@ -1,0 +1,74 @@
+"""Our side of benchmarks.vit: the train step that the trainer runs. `write` makes what the other sides read."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.side import serve
+from trainer import mesh, weights
+from trainer.spec import CLASSIFY, TrainSpec, ViT
+from trainer.step import Step
+from trainer.task import load
+
+WEIGHTS, BATCH, SIZES = "weights", "batch.npz", "sizes.json"  # in the folder that the sides share
+SHIFT, SCALE = 128.0, 64.0  # pixel = (byte - SHIFT) / SCALE
+
+
+def step_of(sizes: dict[str, Any], folder: pathlib.Path | None) -> tuple[Step, ViT]:
+    """A step of the ViT of these sizes; the weights come from `folder`, or are random."""
+    given = {key: value for key, value in sizes.items() if key not in ("batch", "lr")}
+    start = {} if folder is None else {"init_from": str(folder / WEIGHTS)}
+    height, width = sizes["image"]
+    spec = TrainSpec.model_validate(
+        {
+            "task": CLASSIFY,
+            "model": {"kind": "vit", "pixel_mean": [SHIFT] * 3, "pixel_std": [SCALE] * 3, **given, **start},
+            "data": {"source": "synthetic", "shape": [height, width, 3]},
+            "mesh": {"dp": 1},
+            "batch": sizes["batch"],
+            "optimizer": {"name": "adamw", "lr": sizes["lr"], "clip": None},
+        }
+    )
+    made = Step(load(CLASSIFY)(), spec, mesh.build(spec.mesh, jax.devices()[:1]), 1000)
+    assert isinstance(spec.model, ViT)
+    return made, spec.model
+
+
+def write(sizes: dict[str, Any], folder: pathlib.Path) -> None:
+    """Sizes, random weights and one batch of random images."""
+    made, model = step_of(sizes, None)
+    weights.save(str(folder / WEIGHTS), model, made.init().params)
+    rng, rows = np.random.default_rng(0), sizes["batch"]
+    images = rng.integers(0, 256, (rows, *sizes["image"], 3), np.uint8)
+    np.savez(folder / BATCH, images=images, labels=rng.integers(0, sizes["classes"], rows, np.int32))
+    (folder / SIZES).write_text(json.dumps(sizes))
+
+
+def main() -> None:
+    folder = pathlib.Path(sys.argv[1])
+    if len(sys.argv) > 2:
+        write(json.loads(sys.argv[2]), folder)
+    made, _ = step_of(json.loads((folder / SIZES).read_text()), folder)
+    read = np.load(folder / BATCH)
+    ones = np.ones(len(read["labels"]), np.float32)
+    batch = made.put({"image": read["images"], "label": read["labels"], "weight": ones})
+    made.compile_train(batch)
+    state = made.init()
+
+    def step() -> float:
+        nonlocal state
+        state, metrics = made.train(state, batch)
+        jax.block_until_ready(state)
+        return float(metrics["loss"])
+
+    serve(f"jax {jax.__version__}", step)
+
+
+if __name__ == "__main__":
+    main()

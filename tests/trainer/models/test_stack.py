@@ -1,0 +1,35 @@
+"""A stack written out is the scan: the same names, shapes, draws and numbers."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trainer.tiny import DECODER, GPT2, VIT, Counting, Pictures, build, run
+
+CASES: dict[str, tuple[Any, Any]] = {
+    "decoder": (Counting(), DECODER),
+    "gpt2 with dropout": (Counting(), GPT2.model_copy(update={"dropout": 0.1})),
+    "vit with paths": (Pictures(), VIT.model_copy(update={"drop_path": 0.5})),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layers_written_out_train_as_their_scan_does(name: str) -> None:
+    task, model = CASES[name]
+    losses, state = run(task, 4, model=model)
+    flat_losses, flat = run(task, 4, model=model.model_copy(update={"scan": False}))
+    np.testing.assert_allclose(flat_losses, losses, rtol=1e-5)
+    assert {key: param.shape for key, param in flat.params.items()} == {k: p.shape for k, p in state.params.items()}
+
+
+def test_a_mesh_and_remat_change_nothing_in_layers_written_out() -> None:
+    model = DECODER.model_copy(update={"scan": False})
+    expected, _ = run(Counting(), 4, model=model)
+    mesh = {"dp": 2, "fsdp": 2, "mp": 2}
+    np.testing.assert_allclose(run(Counting(), 4, model=model, mesh=mesh, remat="full")[0], expected, rtol=1e-5)
+
+
+def test_the_parameters_are_stacked_either_way() -> None:
+    step = build(Counting(), model=DECODER.model_copy(update={"scan": False}))
+    assert step.abstract.params["blocks.mlp.up"].shape[0] == DECODER.layers
