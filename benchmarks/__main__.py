@@ -13,7 +13,7 @@ import sys
 
 from benchmarks import table
 
-BENCHMARKS = ("cli", "loop", "loop --shared", "remat", "restart", "scale")
+BENCHMARKS = ("cli", "loop", "loop --shared", "remat", "restart", "scale", "vit")
 RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
 PREFACE = """# Benchmarks
 

@@ -28,7 +28,14 @@ def step_of(sizes: dict[str, Any], folder: pathlib.Path | None) -> tuple[Step, V
     spec = TrainSpec.model_validate(
         {
             "task": CLASSIFY,
-            "model": {"kind": "vit", "pixel_mean": [SHIFT] * 3, "pixel_std": [SCALE] * 3, **given, **start},
+            "model": {
+                "kind": "vit",
+                "scan": False,
+                "pixel_mean": [SHIFT] * 3,
+                "pixel_std": [SCALE] * 3,
+                **given,
+                **start,
+            },
             "data": {"source": "synthetic", "shape": [height, width, 3]},
             "mesh": {"dp": 1},
             "batch": sizes["batch"],

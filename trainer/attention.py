@@ -91,15 +91,17 @@ def _xla(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *, i
     if dtype == jnp.float16 and jax.default_backend() == "cpu":  # XLA has no such product there
         operands = jax.tree.map(lambda operand: operand.astype(jnp.float32), operands)
     query_BHLK, key_BGLK, value_BGLK = (operand.swapaxes(1, 2) for operand in operands)
-    query_BGRLK = query_BHLK.reshape(batch, groups, heads // groups, length, size)
-    scores_BGRLS = jnp.einsum("bgrlk,bgsk->bgrls", query_BGRLK, key_BGLK, preferred_element_type=jnp.float32)
+    rows, sharing = heads // groups * length, heads // groups  # R: the queries that read the same keys
+    query_BGRK = query_BHLK.reshape(batch, groups, rows, size)
+    scores_BGRL = jnp.einsum("bgrk,bglk->bgrl", query_BGRK, key_BGLK, preferred_element_type=jnp.float32)
     if is_causal:
-        scores_BGRLS = jnp.where(jnp.tri(length, dtype=bool), scores_BGRLS, UNSEEN)
+        scores_BGRL = jnp.where(jnp.tile(jnp.tri(length, dtype=bool), (sharing, 1)), scores_BGRL, UNSEEN)
     if mask_B1LL is not None:
-        scores_BGRLS = jnp.where(mask_B1LL[:, None], scores_BGRLS, UNSEEN)
-    shares_BGRLS = jax.nn.softmax(scores_BGRLS).astype(value_BGLK.dtype)
-    mixed_BGRLK = jnp.einsum("bgrls,bgsk->bgrlk", shares_BGRLS, value_BGLK)
-    return mixed_BGRLK.reshape(batch, heads, length, size).swapaxes(1, 2).astype(dtype)
+        mask_B1RL = mask_B1LL if mask_B1LL.shape[2] == 1 else jnp.tile(mask_B1LL, (1, 1, sharing, 1))
+        scores_BGRL = jnp.where(mask_B1RL, scores_BGRL, UNSEEN)
+    shares_BGRL = jax.nn.softmax(scores_BGRL).astype(value_BGLK.dtype)
+    mixed_BGRK = jnp.einsum("bgrl,bglk->bgrk", shares_BGRL, value_BGLK)
+    return mixed_BGRK.reshape(batch, heads, length, size).swapaxes(1, 2).astype(dtype)
 
 
 def _cudnn(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *, is_causal: bool) -> Array:
