@@ -8,8 +8,6 @@ lie. Prints one JSON object; leaves with a code of the contract.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import math
 import os
 import sys
@@ -20,11 +18,11 @@ import jax
 import pydantic
 
 from trainer import huggingface, publish
-from trainer.__main__ import code_of, read, say
+from trainer.__main__ import read
+from trainer.answer import answer
 from trainer.architectures import Model
 from trainer.checkpoint import kept
 from trainer.checkpoint.kept import Kept, Stored
-from trainer.contract import DONE
 from trainer.errors import CheckpointError, SpecError
 from trainer.spec import Published
 from trainer.train import Place
@@ -38,16 +36,12 @@ def main() -> int:
     parser.add_argument("--ema", action="store_true", help="the moving average in place of the weights")
     asked = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
-    with contextlib.redirect_stdout(sys.stderr):  # notes, and what the user's imports print, are no result
-        try:
-            folder = asked.folder or Place.from_environ().checkpoints(read(os.environ)[0])
-            found = export(folder, asked.to, step=asked.step, ema=asked.ema)
-        except Exception as error:
-            code = code_of(error, has_stepped=False)
-            say(error, code)
-            return code
-    print(json.dumps(found))
-    return DONE
+
+    def find() -> dict[str, Any]:
+        folder = asked.folder or Place.from_environ().checkpoints(read(os.environ)[0])
+        return export(folder, asked.to, step=asked.step, ema=asked.ema)
+
+    return answer(find)
 
 
 def export(folder: str, to: str, *, step: int | None = None, ema: bool = False) -> dict[str, Any]:

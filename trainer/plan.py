@@ -7,8 +7,6 @@ stdout. Leaves with 64 or 65 where the spec or the data is wrong.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -19,8 +17,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from trainer import kernels, memory, mesh
-from trainer.__main__ import code_of, read, say
-from trainer.contract import DONE
+from trainer.__main__ import read
+from trainer.answer import answer
 from trainer.data.examples import NARROW
 from trainer.data.source import Source
 from trainer.errors import SpecError
@@ -39,17 +37,13 @@ def main() -> int:
     parser.add_argument("--sharding", action="store_true", help="list every parameter and where its parts live")
     parser.add_argument("--compile", action="store_true", help="compile the step, and ask XLA")
     asked = parser.parse_args()
-    with contextlib.redirect_stdout(sys.stderr):  # what the user's imports print is no result
-        try:
-            spec, task = read(os.environ)
-            jax.config.update("jax_compilation_cache_dir", None)  # the job's own lies on the cluster
-            found = Plan(stand_in(spec, task), task).to_dict(sharding=asked.sharding, compiled=asked.compile)
-        except Exception as error:
-            code = code_of(error, has_stepped=False)
-            say(error, code)
-            return code
-    print(json.dumps(found))
-    return DONE
+
+    def find() -> dict[str, Any]:
+        spec, task = read(os.environ)
+        jax.config.update("jax_compilation_cache_dir", None)  # the job's own lies on the cluster
+        return Plan(stand_in(spec, task), task).to_dict(sharding=asked.sharding, compiled=asked.compile)
+
+    return answer(find)
 
 
 def stand_in(spec: TrainSpec, task: Task) -> TrainSpec:

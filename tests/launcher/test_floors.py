@@ -59,6 +59,7 @@ FLOORS = (
     ("launcher.errors",),
     ("launcher.agent",),
     ("trainer.export", "trainer.plan"),
+    ("trainer.answer",),
     ("trainer.__main__",),
     ("trainer.train",),
     ("trainer.metrics", "trainer.preflight", "trainer.profiling", "trainer.step", "trainer.tasks"),
