@@ -42,12 +42,6 @@ class Agent(NamedTuple):
     ask: Callable[[str, str], tuple[int, Found]]  # method and target -> status and answer; raises Gone
 
 
-def folder_of(run: str) -> Path | None:
-    """The run folder that is meant: a path, or the name of one in runs/; None where there is none."""
-    candidates = (Path(run), Path("runs") / run)
-    return next((folder.absolute() for folder in candidates if (folder / ".lock").is_file()), None)
-
-
 def here(folder: Path) -> list[Agent]:
     """The agents of a run on this machine. Raises UserError when they do not run here."""
     try:
@@ -119,12 +113,13 @@ def profile(agents: Sequence[Agent], steps: int, say: Say) -> dict[int, Found]:
     if len(agents) > HOSTS:
         say(f"only {agents[0].name} of {len(agents)} hosts is profiled")
         agents = agents[:1]
-    standing = {agent: answer for agent in agents if (answer := _ask(agent, steps, agent is agents[0], say))}
+    asked = {agent: answer for agent in agents if (answer := _ask(agent, steps, agent is agents[0], say))}
+    standing = {agent: _ranks(answer) for agent, answer in asked.items()}
     told: set[int] = set()
     while waiting := [agent for agent, ranks in standing.items() if not _has_ended(ranks)]:
         time.sleep(_POLL_S)
         for agent in waiting:
-            standing[agent] = _look(agent, standing[agent])
+            standing[agent] = _look(agent, asked[agent]["id"], standing[agent])
             for rank, one in standing[agent].items():
                 if one["state"] == "tracing" and rank not in told:
                     told.add(rank)
@@ -132,25 +127,28 @@ def profile(agents: Sequence[Agent], steps: int, say: Say) -> dict[int, Found]:
     return dict(sorted((rank, one) for ranks in standing.values() for rank, one in ranks.items()))
 
 
-def _ask(agent: Agent, steps: int, is_first: bool, say: Say) -> dict[int, Found]:
-    """How the profile stands at first. The first agent's refusal is everyone's; a later one is said, and gives none."""
+def _ask(agent: Agent, steps: int, is_first: bool, say: Say) -> Found | None:
+    """What the agent answers at first. The first agent's refusal is everyone's; a later one is said, and gives none."""
     try:
         status, answer = agent.ask("POST", f"/profile?steps={steps}")
     except Gone as gone:
         status, answer = 0, {"error": f"it does not answer: {gone}"}
     if status == 202:
-        return _ranks(answer)
+        return answer
     refusal = f"{agent.name} takes no profile: {answer.get('error', answer)}."
     if is_first:
         raise UserError(refusal)
     say(refusal)
-    return {}
+    return None
 
 
-def _look(agent: Agent, before: Mapping[int, Found]) -> dict[int, Found]:
-    """How it stands now; with the agent, what its processes had not found yet is gone."""
+def _look(agent: Agent, number: int, before: Mapping[int, Found]) -> dict[int, Found]:
+    """How profile `number` stands now; with the agent, or its answers, what was not found yet is gone."""
     try:
-        return _ranks(agent.ask("GET", "/profile")[1])
+        answer = agent.ask("GET", "/profile")[1]
+        if answer.get("id") != number:
+            raise Gone("it was asked for another profile since, or has started anew")
+        return _ranks(answer)
     except Gone:
         return {rank: one if one["state"] in ENDED else {"state": "gone"} for rank, one in before.items()}
 

@@ -11,8 +11,15 @@ from launcher.errors import UserError
 HOME = Path("runs")
 
 
+def find(run: str) -> Path | None:
+    """The folder of a run that is given by its name or by its folder; None where there is none."""
+    return next((found.absolute() for found in (Path(run), HOME / run) if (found / ".lock").is_file()), None)
+
+
 def folder(run: str) -> Path:
-    """The folder of a run that is given by its name or by its folder. Raises UserError when there is none."""
+    """The same, or any folder that is called so. Raises UserError when there is none."""
+    if (own := find(run)) is not None:
+        return own
     for found in (Path(run), HOME / run):
         if found.is_dir():
             return found.absolute()
@@ -38,4 +45,8 @@ def checkpoints(run: str) -> str:
     if "://" not in path and not PurePosixPath(path).is_absolute():
         hint = "name the folder of checkpoints in place of the run."
         raise UserError(f"Run {run} keeps its checkpoints in {path}, relative to the file of its job.", hint)
-    return paths.of(job, home, home, {}).here(path)
+    found = paths.of(job, home, home, {}).here(path)
+    if "://" not in found and not Path(found).is_dir():
+        hint = "name the folder of checkpoints in place of the run."
+        raise UserError(f"Run {run} keeps its checkpoints in {path}, and here is no {found}.", hint)
+    return found

@@ -22,8 +22,9 @@ def of(job: JobSpec, base: Path, *, sharding: bool = False, compiled: bool = Fal
     copies = 1 if compiled else _copies(job)
     hint = "the trainer says so of the train block, here."
     found = ask.the_trainer("trainer.plan", *flags, environ=_environment(job, base, copies), hint=hint)
-    if found["flops_per_step"] is not None:
-        found["flops_per_step"] *= copies
+    for name in ("flops_per_step", "causal_flops_per_step"):
+        if found[name] is not None:
+            found[name] *= copies
     return found
 
 

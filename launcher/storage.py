@@ -33,7 +33,7 @@ def compile_cache(job: JobSpec, profile: Profile) -> str | None:
     if job.train is None:
         return None
     own = profile.compile_cache.path if profile.compile_cache is not None else None
-    return job.train.compile_cache or own
+    return job.train.compile_cache if "compile_cache" in job.train.model_fields_set else own
 
 
 def checkpoints(job: JobSpec, profile: Profile) -> str | None:

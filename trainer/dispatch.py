@@ -26,8 +26,7 @@ class Spans(Sequence[range]):
     def __getitem__(self, number: int | slice) -> range | Spans:
         if isinstance(number, slice):
             raise TypeError("one span at a time")
-        if number >= len(self):
-            raise IndexError(number)
+        number = range(len(self))[number]
         return range(self._edges[number], self._edges[number + 1])
 
 

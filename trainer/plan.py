@@ -80,6 +80,7 @@ class Plan:
             "arrays": len(state.params),
             "checkpoint": memory.in_all(self.step.named(state)),
             "flops_per_step": self.step.flops(batch),
+            "causal_flops_per_step": self.step.flops(batch, causal=0.5),
             "device": self._state() | {"batch": memory.in_all(batch) // self._shards()},
             "activations": self._activations(),
         }

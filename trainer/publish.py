@@ -90,6 +90,8 @@ def target(to: str) -> Path:
     folder = Path(to).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpecError(f"{folder} is there already; name a folder that is not, or an empty one")
+    if folder.is_symlink() or folder.is_mount():
+        raise SpecError(f"{folder} is a link or a volume's own folder, which cannot be made anew; name a folder in it")
     return folder
 
 

@@ -144,12 +144,15 @@ class Step:
         sums: dict[str, tuple[Array, Array]] = self._evaluate(state, batch)
         return sums
 
-    def flops(self, batch: Batch) -> float | None:
-        """Model FLOPs of a train step on global batches like this one; None when they depend on the data."""
+    def flops(self, batch: Batch, causal: float = 1.0) -> float | None:
+        """Model FLOPs of a train step on global batches like this one; None when they depend on the data.
+
+        `causal` as in flops.train_step.
+        """
         plain = self._spec.model_copy(update={"attention": "xla"})  # a kernel does not say what it computes
         step = self if self._spec.attention in kernels.ANYWHERE else Step(self._task, plain, self._mesh, self._total)
         with step._context():
-            return flops.train_step(step._loss, *step._arguments(batch))
+            return flops.train_step(step._loss, *step._arguments(batch), causal=causal)
 
     def kept(self, batch: Batch) -> int:
         """Bytes that the backward pass of one micro-batch like this keeps of its forward pass, on all devices."""

@@ -13,6 +13,7 @@ from trainer import contract
 
 BARRIER_PATIENCE_S = contract.SHUTDOWN_TIMEOUT_S - 2.0  # less than JAX waits: after that all ranks abort alike
 _OF_A_DEATH = (Closeness.ABORT, Closeness.ECHO)  # how the death of one host reads on the others
+ON_ITS_WAY_S = 0.2  # what is heard within this may have been sent before
 STACKS_S = 4.0  # every rank's stacks come within this, or never
 
 
@@ -105,7 +106,8 @@ class Attempt:
         if close is Closeness.LEFT and not self._peers_went_on(event, now):
             return None
         arrived = next((at for at, known in self._events if known is event), now)
-        if close in _OF_A_DEATH and any(at <= arrived for host, at in heard_at.items() if host != event.host):
+        others = [at for host, at in heard_at.items() if host != event.host]
+        if close in _OF_A_DEATH and any(at <= arrived + ON_ITS_WAY_S for at in others):
             return None  # a host that is silent since then may be the one that died
         return verdict_of(event) if now - arrived >= SETTLE_S[close] else None
 
@@ -179,7 +181,8 @@ class Attempt:
             return next((str(stopped["note"]) for stopped in told if stopped.get("note")), "not saved")
         if everyone_ended and all(status.phase is None for status in self.statuses.values()):
             return "the program did not say whether it saved"
-        faults = [event for _, event in self._events if closeness(event) is Closeness.CAUSE]
+        own = (Closeness.CAUSE, Closeness.ABORT)
+        faults = [event for _, event in self._events if closeness(event) in own]
         found = decide([event for event in faults if event.exit != -signal.SIGTERM])
         if found is not None and not self._is_killed:
             return f"not saved: {verdict_of(found[0]).message}"

@@ -9,7 +9,7 @@ from launcher.agent.config import Config
 from launcher.agent.progress import budgets
 from trainer import contract
 
-MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+MEMORY_SHARE, NEW_MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
 # What a train block gets by platform. O1 turns on what overlaps collectives with compute, the latency-hiding scheduler
 # above all, and needs no list of flags (NVIDIA/JAX-Toolbox, docs/GPU_performance.md, as is the share of the memory).
 # XLA for TPU has its scheduler on; on CPU nothing was found that helps.
@@ -26,7 +26,7 @@ def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> di
     elif job.platform == "cuda" and job.processes_per_host > 1:
         environ = {contract.LOCAL_DEVICE_IDS: ",".join(map(str, range(first, first + job.devices_per_process)))}
     if contract.TRAIN_SPEC in base:
-        environ |= XLA.get(job.platform, {})
+        environ |= {name: value for name, value in XLA.get(job.platform, {}).items() if not _says(base, name)}
     timeout = budgets(job.budgets_s)["rendezvous"]
     return {
         **environ,
@@ -36,6 +36,11 @@ def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> di
         contract.PROCESS_ID: str(rank),
         contract.TIMEOUT: str(int(timeout or 24 * 3600)),
     }
+
+
+def _says(base: Mapping[str, str], name: str) -> bool:
+    """Whether the job sets it itself; JAX refuses to be told both names of the share."""
+    return name in base or (name == MEMORY_SHARE and NEW_MEMORY_SHARE in base)
 
 
 def of_attempt(attempt: int, coordinator: str) -> dict[str, str]:

@@ -70,6 +70,7 @@ class Profiles:
                     json.dump({"id": self._number, "steps": steps}, file)
                 os.replace(file.name, child.profile_path)  # a process finds all of it, or nothing
         except OSError as error:
+            self._asked = {}
             return _refusal(http.HTTPStatus.INTERNAL_SERVER_ERROR, f"the processes cannot be asked: {error}")
         return http.HTTPStatus.ACCEPTED, self._standing()
 

@@ -131,7 +131,7 @@ class Progress:
     def _learn(self, step: int | None, now: float) -> None:
         before = self.status.step
         if self._stepped_at is not None and step is not None and before is not None and step > before:
-            self._steps_s.append((now - self._stepped_at) / (step - before))
+            self._steps_s.append(now - self._stepped_at)  # of one report, which may be of several steps
         self._stepped_at = now
 
     def _set(self, **changes: Any) -> None:

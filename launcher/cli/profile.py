@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import click
 
-from launcher import profiling
+from launcher import profiling, runs
 from launcher.cli import options
 from launcher.cluster import Cluster
 from launcher.errors import ClusterError, UserError
@@ -38,7 +38,7 @@ def profile_command(run: str, namespace: str | None, context: str | None, steps:
 
 def _agents(run: str, namespace: str | None, context: str | None) -> list[profiling.Agent]:
     is_remote = namespace is not None or context is not None
-    if not is_remote and (folder := profiling.folder_of(run)) is not None:
+    if not is_remote and (folder := runs.find(run)) is not None:
         return profiling.here(folder)
     try:
         cluster = Cluster.connect(context)

@@ -47,6 +47,8 @@ def test_the_step_budget_is_learned_and_never_below_a_minute() -> None:
     slow = progress(*((20.0 * step, {"phase": "step", "step": step}) for step in range(10)))
     assert slow.limit_s(DEFAULTS) == 200.0
     assert slow.limit_s(budgets({"step": 5.0})) == 5.0
+    many_at_once = progress(*((20.0 * number, {"phase": "step", "step": 100 * number}) for number in range(10)))
+    assert many_at_once.limit_s(DEFAULTS) == 200.0
 
 
 def test_the_first_steps_may_take_as_long_as_a_compile() -> None:
@@ -322,6 +324,12 @@ def test_xla_is_told_what_suits_the_accelerator_of_a_train_block(
     platform: str, base: dict[str, str], level: str | None
 ) -> None:
     assert environment.of_rank(config(platform=platform), base, 0, "/site").get("JAX_OPTIMIZATION_LEVEL") == level
+
+
+@pytest.mark.parametrize("name", ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"])
+def test_a_share_of_the_memory_that_the_job_sets_is_the_only_one(name: str) -> None:
+    found = environment.of_rank(config(platform="cuda"), {contract.TRAIN_SPEC: "{}", name: "0.5"}, 0, "/site")
+    assert {key: value for key, value in found.items() if key.endswith("MEM_FRACTION")} == {name: "0.5"}
 
 
 def test_what_the_job_says_of_jaxs_devices_wins() -> None:

@@ -240,6 +240,15 @@ def test_nothing_that_follows_a_stop_replaces_it() -> None:
     assert verdict.message == "stopped from outside: not saved: rank 1 raised at step 20: ValueError: boom"
 
 
+def test_an_abort_while_stopping_is_what_held_the_save_up() -> None:
+    of = attempt()
+    of.stop(55.0, 100.0)
+    of.hear(ended(1, -6), 101.0)
+    verdict = of.verdict(155.0, {})
+    assert verdict is not None
+    assert verdict.message == "stopped from outside: not saved: rank 1 was killed by SIGABRT at step 20"
+
+
 def test_a_run_that_finishes_although_it_was_told_to_stop_is_done() -> None:
     of = attempt()
     of.stop(55.0, 100.0)

@@ -264,6 +264,8 @@ def test_a_profile_s_compile_cache_is_mounted_and_told_to_jobs_that_name_none() 
     assert json.loads(env_of(manifest)[contract.TRAIN_SPEC])["compile_cache"] == "/compile-cache"
     assert {"name": "volume-0", "mountPath": "/compile-cache"} in pod_of(manifest)["containers"][0]["volumeMounts"]
     assert {"name": "volume-0", "persistentVolumeClaim": {"claimName": "compiled"}} in pod_of(manifest)["volumes"]
+    none = rendered(text.replace("Mine}", "Mine, compile_cache: null}"), cluster)
+    assert json.loads(env_of(none)[contract.TRAIN_SPEC])["compile_cache"] is None
     own = rendered(text.replace("Mine}", "Mine, compile_cache: gs://mine}"), cluster)
     assert json.loads(env_of(own)[contract.TRAIN_SPEC])["compile_cache"] == "gs://mine"
     assert [volume["name"] for volume in pod_of(own)["volumes"]] == ["tmp"]

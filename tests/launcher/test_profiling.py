@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from launcher import profiling
+from launcher import profiling, runs
 from launcher.cli.profile import profile_command
 from launcher.errors import UserError
 from launcher.profiling import Agent, Found, Gone
@@ -25,11 +25,15 @@ def agent(number: int, posted: Found | int, *looks: Found | None) -> Agent:
     def ask(method: str, target: str) -> tuple[int, Found]:
         if method == "POST":
             asked.append((number, target))
-            return (202, {"ranks": {str(number): posted}}) if not isinstance(posted, int) else (posted, {"error": "no"})
+            return (
+                (202, {"id": 1, "ranks": {str(number): posted}})
+                if not isinstance(posted, int)
+                else (posted, {"error": "no"})
+            )
         found = next(left)
         if found is None:
             raise Gone("it left")
-        return 200, {"ranks": {str(number): found}}
+        return 200, {"id": found.get("id", 1), "ranks": {str(number): found}}
 
     return Agent(f"host {number}", ask)
 
@@ -73,6 +77,10 @@ def test_the_first_host_s_refusal_is_everyone_s_and_a_later_one_is_said() -> Non
     assert said == ["host 1 takes no profile: no."]
 
 
+def test_another_s_profile_is_not_taken_for_the_one_that_was_asked_for() -> None:
+    assert states([agent(0, {"state": "asked"}, DONE | {"id": 2})], []) == {0: "gone"}
+
+
 def test_what_an_agent_that_left_had_not_said_is_gone() -> None:
     assert states([agent(0, {"state": "asked"}, None), agent(1, {"state": "asked"}, DONE)], []) == {
         0: "gone",
@@ -92,9 +100,9 @@ def test_a_run_is_found_by_its_folder_or_its_name(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "lm"
     folder.mkdir(parents=True)
-    assert profiling.folder_of("lm") is None
+    assert runs.find("lm") is None
     (folder / ".lock").touch()
-    assert profiling.folder_of("lm") == profiling.folder_of("runs/lm") == folder
+    assert runs.find("lm") == runs.find("runs/lm") == folder
 
 
 def test_the_command_prints_the_first_rank_s_table_and_what_became_of_the_others(
@@ -103,7 +111,7 @@ def test_the_command_prints_the_first_rank_s_table_and_what_became_of_the_others
     done = DONE | {"table": ["  matmul …"], "summary": DONE["summary"] | {"step_s": 0.25}}
     failed = {"state": "failed", "fault": "a full disk"}
     answers = {0: failed, 1: done, 2: done, 3: {"state": "gone"}}
-    monkeypatch.setattr(profiling, "folder_of", lambda run: tmp_path)
+    monkeypatch.setattr(runs, "find", lambda run: tmp_path)
     monkeypatch.setattr(profiling, "here", lambda folder: [])
     monkeypatch.setattr(profiling, "profile", lambda agents, steps, say: answers)
     found = CliRunner().invoke(profile_command, ["lm"])

@@ -37,6 +37,12 @@ def test_spans_of_an_endless_run_take_no_memory() -> None:
     assert spans(0, 10**12)[10**11] == range(10**11, 10**11 + 1)
 
 
+def test_the_last_span_is_found_from_the_end() -> None:
+    assert spans(0, 10, 4)[-1] == range(9, 10)
+    with pytest.raises(IndexError):
+        spans(0, 10, 4)[4]
+
+
 @pytest.mark.parametrize("task", [Digits(), Counting(), Pictures()], ids=["mlp", "decoder", "vit"])
 def test_steps_in_one_dispatch_are_equal_to_single_ones(task: Any) -> None:
     batches = [task.batch(number) for number in range(4)]
