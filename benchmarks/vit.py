@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,9 @@ def measured(sizes: Mapping[str, Any], pairs: int, sides: Sequence[str]) -> dict
     python, core = environment.python(), min(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         document = json.dumps({"lr": 1e-4, **sizes})
-        running = {"ours": Side(sys.executable, "benchmarks.vit_ours", [folder, document], core)}
+        ours = sys.executable, "benchmarks.vit_ours"
+        subprocess.run([ours[0], "-m", ours[1], folder, document], check=True)
+        running = {"ours": Side(*ours, [folder], core)}
         running |= {name: Side(python, OTHERS[name], [folder], core) for name in sides}
         for name, side in running.items():
             say(f"  {name}: {side.says}")
