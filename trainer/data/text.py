@@ -99,7 +99,7 @@ class Stream:
         digest = files.digest([path for path, _, _ in self._pieces])
         return (
             f"text {self._label}, {self.bytes} bytes of {len(self._pieces)} files in windows of {self._window}, "
-            f"sha256 {digest}"
+            f"{'apart, ' if self._apart else ''}sha256 {digest}"
         )
 
 

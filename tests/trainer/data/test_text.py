@@ -90,14 +90,14 @@ def test_a_file_that_shrank_is_named(tmp_path: Path) -> None:
         source[0]
 
 
-def test_the_fingerprint_follows_split_length_and_content(folder: Path) -> None:
-    def fingerprint(split: str = "train", length: int = 8) -> str:
-        return str(opened(split, f"{folder}/*.txt", length).fingerprint())
+def test_the_fingerprint_follows_split_length_content_and_whether_files_are_apart(folder: Path) -> None:
+    def fingerprint(split: str = "train", length: int = 8, **keys: Any) -> str:
+        return str(opened(split, f"{folder}/*.txt", length, **keys).fingerprint())
 
-    seen = {fingerprint(), fingerprint("eval"), fingerprint(length=9)}
+    seen = {fingerprint(), fingerprint("eval"), fingerprint(length=9), fingerprint(apart=True)}
     (folder / "9.txt").write_bytes(b"other")
     seen.add(fingerprint())
-    assert len(seen) == 4
+    assert len(seen) == 5
 
 
 def test_the_bigram_model_equals_a_count_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
