@@ -11,7 +11,7 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -35,9 +35,11 @@ class Cost(NamedTuple):
 class Side:
     """The end of the one who asks. Raises SystemExit when the process has gone."""
 
-    def __init__(self, python: str, module: str, arguments: Sequence[str], core: int) -> None:
+    def __init__(
+        self, python: str, module: str, arguments: Sequence[str], core: int, environ: Mapping[str, str]
+    ) -> None:
         self.module = module
-        environ = os.environ | ONE_THREAD | {"PYTHONPATH": str(ROOT)}
+        environ = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), **environ}
         self._process = subprocess.Popen(
             [python, "-m", module, *arguments],
             env=environ,

@@ -1,7 +1,8 @@
 """Our ViT's train step against Hugging Face's Flax ViT under a tutorial's, PyTorch eager beside them: one thread each.
 
 All start from the same weights and are given the same batch, float32 and AdamW, and must agree on the losses. Each is
-a process of its own, held to one core; they take their steps in turn.
+a process of its own, held to one core; they take their steps in turn. Ours has the environment that the launcher gives
+a train block on CPU devices, the others what their users have; once more beside them, Flax has the launcher's too.
 """
 
 from __future__ import annotations
@@ -17,9 +18,16 @@ from typing import Any
 from benchmarks import environment
 from benchmarks.side import Cost, Side
 from benchmarks.table import Row, emit, median, ms, say
+from launcher.agent.environment import TRAINER
 
 PAIRS = 7
-OTHERS = {"flax": "benchmarks.vit_flax", "torch": "benchmarks.vit_torch"}
+OURS = TRAINER["cpu"]
+FLAX = "Hugging Face Flax"
+OTHERS: Mapping[str, tuple[str, Mapping[str, str]]] = {  # module and environment
+    FLAX: ("benchmarks.vit_flax", {}),
+    f"{FLAX} in our environment": ("benchmarks.vit_flax", OURS),
+    "PyTorch eager": ("benchmarks.vit_torch", {}),
+}
 SHAPES: Mapping[str, tuple[float, dict[str, Any]]] = {
     "ViT-S/16, 224 px, batch 8": (
         1.0,
@@ -40,8 +48,10 @@ def measured(sizes: Mapping[str, Any], pairs: int, sides: Sequence[str]) -> dict
         document = json.dumps({"lr": 1e-4, **sizes})
         ours = sys.executable, "benchmarks.vit_ours"
         subprocess.run([ours[0], "-m", ours[1], folder, document], check=True)
-        running = {"ours": Side(*ours, [folder], core)}
-        running |= {name: Side(python, OTHERS[name], [folder], core) for name in sides}
+        running = {"ours": Side(*ours, [folder], core, OURS)}
+        for name in sides:
+            module, environ = OTHERS[name]
+            running[name] = Side(python, module, [folder], core, environ)
         for name, side in running.items():
             say(f"  {name}: {side.says}")
         rounds = [{name: side.step() for name, side in running.items()} for _ in range(2 + pairs)]
@@ -57,9 +67,9 @@ def measured(sizes: Mapping[str, Any], pairs: int, sides: Sequence[str]) -> dict
 def rows(name: str, bound: float, costs: Mapping[str, Sequence[Cost]]) -> list[Row]:
     return [
         Row(
-            f"our train step over {'Hugging Face Flax' if other == 'flax' else 'PyTorch eager'}'s, {name}",
+            f"our train step over that of {other}, {name}",
             median([ours.seconds / theirs.seconds for ours, theirs in zip(costs["ours"], costs[other], strict=True)]),
-            bound if other == "flax" else None,
+            bound if other == FLAX else None,
             detail(costs["ours"], costs[other]),
         )
         for other in costs

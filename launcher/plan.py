@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher import demand, podsecurity, storage
 from launcher.accelerators import KNOWN
-from launcher.agent.environment import MEMORY_SHARE, NEW_MEMORY_SHARE, XLA
+from launcher.agent.environment import MEMORY_SHARE, NEW_MEMORY_SHARE, TRAINER
 from launcher.fit import requests
 from launcher.objects import template
 from launcher.placement import platform, queue
@@ -55,11 +55,11 @@ def memory(job: JobSpec) -> Memory | None:
 
 
 def _share(job: JobSpec) -> float:
-    said = job.env.get(MEMORY_SHARE) or job.env.get(NEW_MEMORY_SHARE) or XLA["cuda"][MEMORY_SHARE]
+    said = job.env.get(MEMORY_SHARE) or job.env.get(NEW_MEMORY_SHARE) or TRAINER["cuda"][MEMORY_SHARE]
     try:
         return float(said)
     except ValueError:
-        return float(XLA["cuda"][MEMORY_SHARE])
+        return float(TRAINER["cuda"][MEMORY_SHARE])
 
 
 def together(shapes: Shapes, remat: str = "asked") -> tuple[int, int]:

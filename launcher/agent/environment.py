@@ -12,8 +12,13 @@ from trainer import contract
 MEMORY_SHARE, NEW_MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
 # What a train block gets by platform. O1 turns on what overlaps collectives with compute, the latency-hiding scheduler
 # above all, and needs no list of flags (NVIDIA/JAX-Toolbox, docs/GPU_performance.md, as is the share of the memory).
-# XLA for TPU has its scheduler on; on CPU nothing was found that helps.
-XLA: Mapping[str, Mapping[str, str]] = {"cuda": {"JAX_OPTIMIZATION_LEVEL": "O1", MEMORY_SHARE: "0.9"}}
+# XLA for TPU has its scheduler on. On CPU it takes its temporary memory from malloc at every step; glibc, which would
+# give that back to the kernel after each and have it mapped and zeroed again, is told to keep it. Only its first arena
+# can grow that far (HEAP_MAX_SIZE in its malloc/arena.c).
+TRAINER: Mapping[str, Mapping[str, str]] = {
+    "cpu": {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)},
+    "cuda": {"JAX_OPTIMIZATION_LEVEL": "O1", MEMORY_SHARE: "0.9"},
+}
 
 
 def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> dict[str, str]:
@@ -26,7 +31,7 @@ def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> di
     elif job.platform == "cuda" and job.processes_per_host > 1:
         environ = {contract.LOCAL_DEVICE_IDS: ",".join(map(str, range(first, first + job.devices_per_process)))}
     if contract.TRAIN_SPEC in base:
-        environ |= {name: value for name, value in XLA.get(job.platform, {}).items() if not _says(base, name)}
+        environ |= {name: value for name, value in TRAINER.get(job.platform, {}).items() if not _says(base, name)}
     timeout = budgets(job.budgets_s)["rendezvous"]
     return {
         **environ,
