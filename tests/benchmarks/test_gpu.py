@@ -6,11 +6,12 @@ from pathlib import Path
 from benchmarks import table
 
 
-def test_the_benchmark_of_a_gpu_runs_at_small_size_without_torch() -> None:
+def test_the_benchmark_of_a_gpu_runs_at_small_size_alone() -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--small"]
     environ = os.environ | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, cwd=Path(__file__).parents[2], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "PyTorch's side is left out" in done.stderr
+    assert "PyTorch compile and Hugging Face Flax are left out" in done.stderr
+    assert done.stderr.count("profile of steps 3-7") == 2 and "matmul" in done.stderr
     rows = table.read(done.stdout)
-    assert len(rows) == 4 and all("a second" in row.detail and row.ratio is None for row in rows)
+    assert len(rows) == 6 and all("a second" in row.detail and row.ratio is None for row in rows)
