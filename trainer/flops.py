@@ -51,12 +51,17 @@ CAUSAL = "causal"  # the scope in which trainer.attention computes what a causal
 
 
 def train_step(loss: Callable[..., Any], *args: Any, causal: float = 1.0) -> float | None:
-    """FLOPs of a training step whose forward pass is `loss(*args)`; arrays or ShapeDtypeStructs, nothing is computed.
+    """FLOPs of a training step whose forward pass is `loss(*args)`, of arrays or ShapeDtypeStructs, as `of_forward`."""
+    return of_forward(jax.make_jaxpr(loss)(*args).jaxpr, causal)
+
+
+def of_forward(jaxpr: Jaxpr, causal: float = 1.0) -> float | None:
+    """FLOPs of a training step whose forward pass is `jaxpr`.
 
     `causal`: what a FLOP of causal attention counts, 0.5 for those that its mask leaves. None when they depend on the
     data: a loop of unknown length around a matrix multiplication.
     """
-    forward = count(jax.make_jaxpr(loss)(*args).jaxpr, causal)
+    forward = count(jaxpr, causal)
     return None if math.isnan(forward) else 3 * forward
 
 

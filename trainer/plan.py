@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from trainer import kernels, memory, mesh
+from trainer import flops, kernels, memory, mesh
 from trainer.__main__ import read
 from trainer.answer import answer
 from trainer.data.examples import NARROW
@@ -75,12 +75,13 @@ class Plan:
     def to_dict(self, *, sharding: bool, compiled: bool) -> dict[str, Any]:
         """Bytes on one device by what they are for; on request each parameter, and what XLA says."""
         batch, state = self._batch(self.spec.batch), self.step.abstract
+        forward = self.step.forward(batch)
         found: dict[str, Any] = {
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
             "arrays": len(state.params),
             "checkpoint": memory.in_all(self.step.named(state)),
-            "flops_per_step": self.step.flops(batch),
-            "causal_flops_per_step": self.step.flops(batch, causal=0.5),
+            "flops_per_step": flops.of_forward(forward),
+            "causal_flops_per_step": flops.of_forward(forward, causal=0.5),
             "device": self._state() | {"batch": memory.in_all(batch) // self._shards()},
             "activations": self._activations(),
         }

@@ -16,6 +16,7 @@ import numpy as np
 import optax
 from flax import nnx
 from jax import Array
+from jax.extend.core import Jaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
 from trainer import flops, kernels, loss_scale, memory, optim, precision, schedules, sharding, weights
@@ -144,15 +145,17 @@ class Step:
         sums: dict[str, tuple[Array, Array]] = self._evaluate(state, batch)
         return sums
 
-    def flops(self, batch: Batch, causal: float = 1.0) -> float | None:
-        """Model FLOPs of a train step on global batches like this one; None when they depend on the data.
+    def flops(self, batch: Batch) -> float | None:
+        """Model FLOPs of a train step on global batches like this one; None when they depend on the data."""
+        return flops.of_forward(self.forward(batch))
 
-        `causal` as in flops.train_step.
-        """
+    def forward(self, batch: Batch) -> Jaxpr:
+        """The forward pass over global batches like this one, as its FLOPs are counted."""
         plain = self._spec.model_copy(update={"attention": "xla"})  # a kernel does not say what it computes
         step = self if self._spec.attention in kernels.ANYWHERE else Step(self._task, plain, self._mesh, self._total)
         with step._context():
-            return flops.train_step(step._loss, *step._arguments(batch), causal=causal)
+            forward: Jaxpr = jax.make_jaxpr(step._loss)(*step._arguments(batch)).jaxpr
+        return forward
 
     def kept(self, batch: Batch) -> int:
         """Bytes that the backward pass of one micro-batch like this keeps of its forward pass, on all devices."""
