@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from launcher import job as jobs
+from launcher import runs
 from launcher.cli import options
 from launcher.errors import UserError
 from launcher.logs import Line
@@ -39,7 +40,7 @@ def run(
     and stops; twice kills. The exit code is the verdict's.
     """
     job = jobs.load(job_file, overrides)
-    folder = (run_dir or Path("runs") / job.name).absolute()
+    folder = (run_dir or runs.HOME / job.name).absolute()
     here = Here(folder, job_file.absolute().parent, _folders(volumes), simulate, take_over)
     screen = Screen(rank or ("0" if sys.stdout.isatty() else "all"))
     with screen.bar(folder):

@@ -14,19 +14,11 @@ from launcher.profile import Profile
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import ROOT, Place, place
+from tests.gang.runs import digits
 
 SAVED = Profile.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 SMALL: dict[str, Any] = {"resources": {"cpu": "50m", "memory": "2Gi"}, "grace": "20s"}
-TRAIN = {
-    "task": "trainer.tasks.classify:Classify",
-    "model": {"kind": "mlp", "layers": 1, "width": 32},
-    "data": {"source": "synthetic", "examples": 512, "eval_examples": 64, "shape": [8, 8]},
-    "mesh": {"dp": -1},
-    "batch": 16,
-    "steps": 1_000_000,
-    "eval": {"every": None},
-    "checkpoint": {"every": None},
-}
+TRAIN = digits(steps=1_000_000, log_every=10, optimizer={})
 
 
 @pytest.fixture(scope="module")

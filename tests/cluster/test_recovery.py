@@ -15,21 +15,13 @@ from launcher.profile import Profile
 from tests.cluster import nodes, preparations, processes
 from tests.cluster.access import Access
 from tests.cluster.gangs import PATIENCE_S, Gang, Place, place
+from tests.gang.runs import digits
 
 SAVED = Profile.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 STEPS, EVERY = 600, 40
-TRAIN = {
-    "task": "trainer.tasks.classify:Classify",
-    "model": {"kind": "mlp", "layers": 1, "width": 32},
-    "data": {"source": "synthetic", "examples": 512, "eval_examples": 64, "shape": [8, 8]},
-    "mesh": {"dp": -1},
-    "batch": 16,
-    "steps": STEPS,
-    "log_every": 1,
-    "optimizer": {"lr": 1e-3, "schedule": {"name": "constant"}},
-    "eval": {"every": None},
-    "checkpoint": {"every": EVERY},
-}
+TRAIN = digits(
+    steps=STEPS, optimizer={"lr": 1e-3, "schedule": {"name": "constant"}}, checkpoint={"every": EVERY}
+)
 JOB: dict[str, Any] = {
     "hosts": 2,
     "resources": {"cpu": "50m", "memory": "2Gi"},
