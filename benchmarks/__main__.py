@@ -1,6 +1,6 @@
 """`make bench`: every benchmark in a process of its own, one table. Exits 1 when a ratio is over its bound.
 
-`--record` also writes RESULTS.md beside this file.
+`--record` also writes RESULTS.md beside this file, up to its sections: those are of benchmarks that run by themselves.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def main() -> int:
     print(text)
     if "--record" in sys.argv[1:]:
         today = datetime.date.today().isoformat()
-        RESULTS.write_text(PREFACE.format(date=today, machine=table.machine(), table=text))
+        _, heading, sections = RESULTS.read_text().partition("\n## ")
+        RESULTS.write_text(PREFACE.format(date=today, machine=table.machine(), table=text) + heading + sections)
     return int(not all(row.holds for row in rows))
 
 
