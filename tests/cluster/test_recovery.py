@@ -19,9 +19,7 @@ from tests.gang.runs import digits
 
 SAVED = Profile.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 STEPS, EVERY = 600, 40
-TRAIN = digits(
-    steps=STEPS, optimizer={"lr": 1e-3, "schedule": {"name": "constant"}}, checkpoint={"every": EVERY}
-)
+TRAIN = digits(steps=STEPS, optimizer={"lr": 1e-3, "schedule": {"name": "constant"}}, checkpoint={"every": EVERY})
 JOB: dict[str, Any] = {
     "hosts": 2,
     "resources": {"cpu": "50m", "memory": "2Gi"},
