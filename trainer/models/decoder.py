@@ -9,13 +9,13 @@ from __future__ import annotations
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from trainer import attention, remat, spec
 from trainer.models import stack
+from trainer.models.language import LanguageModel
 from trainer.models.layers import RMSNorm, product, rope, split, weight, whole
 from trainer.models.setting import PLAIN, Setting
 from trainer.sharding import constrain
@@ -77,15 +77,11 @@ class Block(nnx.Module):
         return split(x_BLD)
 
 
-class Decoder(nnx.Module):
-    """tokens_BL -> logits_BLV. The blocks' parameters are stacked: [layers, ...]."""
+class Decoder(LanguageModel):
+    """The blocks' parameters are stacked: [layers, ...]."""
 
-    def __init__(
-        self,
-        config: spec.Decoder,
-        rngs: nnx.Rngs,
-        setting: Setting = PLAIN,
-    ) -> None:
+    def __init__(self, config: spec.Decoder, rngs: nnx.Rngs, setting: Setting = PLAIN) -> None:
+        super().__init__(setting)
         block = partial(Block, config=config, attend=attention.causal(setting.attention))
         self.embedding = weight(rngs, (config.vocab, config.width), ("vocab", "embed"), config.width**-0.5)
         self.blocks = nnx.vmap(block)(rngs.split(config.layers))
@@ -94,26 +90,8 @@ class Decoder(nnx.Module):
         self.head = None if config.tied else head()
         self.apply = remat.layer(Block.__call__, setting.remat, NAMES, scanned=config.scan)
         self.scanned = config.scan
-        self.output, self.loss = setting.output, setting.loss
-        self.deterministic = False  # nnx's name for evaluation
-
-    def __call__(self, tokens_BL: Array, keys: attention.Keys = None) -> Array:
-        """Logits_BLV in the output dtype; those of position l have seen those of 0..l that `keys` leaves visible."""
-        return self.project(self.features(tokens_BL, keys), self.head_DV)
 
     def features(self, tokens_BL: Array, keys: attention.Keys = None) -> Array:
-        """What the logits are made of: the normalized stream x_BLD."""
-        # Looked up in whole rows: a table split along D would give a stream split along D and copied along B.
-        table_VD = constrain(self.embedding[...], "vocab", "embed")
-        x_BLD = split(whole(jnp.take(table_VD, tokens_BL, axis=0)))
+        x_BLD = split(whole(self.embedded(tokens_BL)))
         x_BLD = stack.run(self.apply, self.blocks, x_BLD, keys, scanned=self.scanned)
         return whole(self.norm(x_BLD))
-
-    @property
-    def head_DV(self) -> Array:
-        return self.embedding[...].T if self.head is None else self.head[...]
-
-    def project(self, x_BLD: Array, head_DV: Array) -> Array:
-        """Features times the head: logits_BLV in the output dtype."""
-        logits_BLV = jnp.matmul(x_BLD, head_DV, preferred_element_type=self.output)
-        return constrain(logits_BLV, "batch", "length", "vocab")

@@ -13,23 +13,21 @@ from jax import Array
 
 from trainer import attention, remat, spec
 from trainer.models import stack
+from trainer.models.language import LanguageModel
 from trainer.models.layers import Drop, LayerNorm, split, weight, whole
 from trainer.models.prenorm import NAMES, STD, Block, paths
 from trainer.models.setting import PLAIN, Setting
 from trainer.sharding import constrain
 
 
-class GPT2(nnx.Module):
-    """tokens_BL -> logits_BLV. The blocks' parameters are stacked: [layers, ...]."""
+class GPT2(LanguageModel):
+    """The blocks' parameters are stacked: [layers, ...]."""
 
-    def __init__(
-        self,
-        config: spec.GPT2,
-        rngs: nnx.Rngs,
-        setting: Setting = PLAIN,
-    ) -> None:
+    def __init__(self, config: spec.GPT2, rngs: nnx.Rngs, setting: Setting = PLAIN) -> None:
+        super().__init__(setting)
         block = partial(Block, config=config, attend=attention.causal(setting.attention))
         self.embedding = weight(rngs, (config.vocab, config.width), ("vocab", "embed"), STD)
+        self.head = None
         self.positions = weight(rngs, (config.rows, config.width), (None, "embed"), STD / 2)
         self.blocks = nnx.vmap(block)(rngs.split(config.layers))
         self.norm = LayerNorm(config.width, config.norm_eps)
@@ -37,31 +35,12 @@ class GPT2(nnx.Module):
         self.paths = partial(paths, config)
         self.apply = remat.layer(Block.__call__, setting.remat, NAMES, scanned=config.scan)
         self.scanned = config.scan
-        self.output, self.loss = setting.output, setting.loss
-        self.deterministic = False  # nnx's name for evaluation
-
-    def __call__(self, tokens_BL: Array, keys: attention.Keys = None) -> Array:
-        """Logits_BLV in the output dtype; those of position l have seen those of 0..l that `keys` leaves visible."""
-        return self.project(self.features(tokens_BL, keys), self.head_DV)
 
     def features(self, tokens_BL: Array, keys: attention.Keys = None) -> Array:
-        """What the logits are made of: the normalized stream x_BLD."""
-        # Looked up in whole rows: a table split along D would give a stream split along D and copied along B.
-        table_VD = constrain(self.embedding[...], "vocab", "embed")
         positions_ND = constrain(self.positions[...], None, "embed")
         places_BL = attention.visible(keys).places_BL  # each example of a packed row begins at 0
         all_1LD = positions_ND[None, : tokens_BL.shape[1]]
         at_BLD = all_1LD if places_BL is None else jnp.take(positions_ND, places_BL, axis=0)
-        x_BLD = jnp.take(table_VD, tokens_BL, axis=0) + at_BLD
-        x_BLD = split(whole(x_BLD))
+        x_BLD = split(whole(self.embedded(tokens_BL) + at_BLD))
         x_BLD = stack.run(self.apply, self.blocks, self.drop(x_BLD), keys, each=(self.paths(),), scanned=self.scanned)
         return whole(self.norm(x_BLD))
-
-    @property
-    def head_DV(self) -> Array:
-        return self.embedding[...].T
-
-    def project(self, x_BLD: Array, head_DV: Array) -> Array:
-        """Features times the head: logits_BLV in the output dtype."""
-        logits_BLV = jnp.matmul(x_BLD, head_DV, preferred_element_type=self.output)
-        return constrain(logits_BLV, "batch", "length", "vocab")

@@ -23,12 +23,7 @@ from trainer.sharding import constrain
 class ViT(nnx.Module):
     """images_BYXC, floats -> logits_BV. The blocks' parameters are stacked: [layers, ...]."""
 
-    def __init__(
-        self,
-        config: spec.ViT,
-        rngs: nnx.Rngs,
-        setting: Setting = PLAIN,
-    ) -> None:
+    def __init__(self, config: spec.ViT, rngs: nnx.Rngs, setting: Setting = PLAIN) -> None:
         side, width, has_class = config.patch, config.width, config.pool == "cls"
         block = partial(Block, config=config, attend=attention.full(setting.attention))
         self.patches = weight(rngs, (side, side, config.channels, width), (None, None, None, "embed"), STD)

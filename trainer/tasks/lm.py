@@ -33,6 +33,7 @@ from trainer.errors import SpecError
 from trainer.models import custom
 from trainer.models.decoder import Decoder
 from trainer.models.gpt2 import GPT2
+from trainer.models.language import LanguageModel
 from trainer.models.setting import Setting
 from trainer.spec import TrainSpec
 from trainer.task import Loss, Split
@@ -97,7 +98,7 @@ def _keys(model: Any, batch: dict[str, Array]) -> tuple[Array | Visible, ...]:
     given = {key: batch[key] for key in SAID if key in batch}
     if not given:
         return ()
-    if isinstance(model, Decoder | GPT2):
+    if isinstance(model, LanguageModel):
         mask, segments = (given[key][:, :-1] if key in given else None for key in SAID[:2])
         return (Visible(mask, segments, given.get("length")),)
     if set(given) != {"attention_mask"}:
@@ -107,7 +108,7 @@ def _keys(model: Any, batch: dict[str, Array]) -> tuple[Array | Visible, ...]:
 
 def _sums(model: Any, inputs: tuple[Any, ...], labels_BL: Array, weight_BL: Array) -> losses.Sums:
     """The cross-entropy of `model`; a built-in one's in chunks where its logits would fill a device."""
-    if not isinstance(model, Decoder | GPT2):
+    if not isinstance(model, LanguageModel):
         return losses.cross_entropy(model(*inputs), labels_BL, weight_BL)
     options = losses.Options() if model.deterministic else losses.Options(model.loss.z, model.loss.smoothing)
     count, head_DV = _chunks(model.loss.chunks, labels_BL.shape, model.head_DV), model.head_DV
