@@ -9,12 +9,12 @@ from benchmarks.table import Row
 
 def test_recording_leaves_the_sections_of_other_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = tmp_path / "RESULTS.md"
-    results.write_text("# Benchmarks\n\nold\n\n## By hand\n\nkept\n\n## And this\n")
+    results.write_text("# Benchmarks\n\nearlier\n\n## By hand\n\nkept\n\n## And this\n")
     monkeypatch.setattr(bench, "RESULTS", results)
     monkeypatch.setattr(bench, "BENCHMARKS", ("loop",))
     monkeypatch.setattr(bench, "measured", lambda name: [Row(name, 2.0, 3.0, "once")])
     monkeypatch.setattr(sys, "argv", ["bench", "--record"])
     assert bench.main() == 0
     text = results.read_text()
-    assert "| loop | 2.000 | ≤ 3 | yes | once |" in text and "old" not in text
+    assert "| loop | 2.000 | ≤ 3 | yes | once |" in text and "earlier" not in text
     assert text.endswith("\n\n## By hand\n\nkept\n\n## And this\n")
