@@ -58,6 +58,18 @@ def _float32(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), tree)
 
 
+def scheduled(opt: PyTree, after: PyTree) -> PyTree:
+    """`opt` with the counts of its schedules as in `after`: of a step that counts and changes nothing else."""
+
+    def is_schedule(state: Any) -> bool:
+        return getattr(state, "_fields", None) == ("count",)
+
+    def counted(old: Any, new: Any) -> Any:
+        return new if is_schedule(old) else old
+
+    return jax.tree.map(counted, opt, after, is_leaf=is_schedule)
+
+
 def ema_init(params: PyTree) -> PyTree:
     """The moving average before the first step: the parameters themselves, in float32, in buffers of their own."""
     return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32, copy=True), params)

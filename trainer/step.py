@@ -194,7 +194,8 @@ class Step:
         kept = jax.tree.map(partial(jnp.where, finite), new, state)
         told = {"finite": finite}
         if state.scale is not None:
-            kept = kept._replace(step=state.step + 1, scale=loss_scale.after(state.scale, finite))
+            scale, opt = loss_scale.after(state.scale, finite), optim.scheduled(kept.opt, new.opt)
+            kept = kept._replace(step=new.step, opt=opt, scale=scale)
             told = {"finite": finite | ~loss_scale.is_exhausted(state.scale), "skipped": ~finite}
             told |= {"loss_scale": state.scale.value}
         return kept, {

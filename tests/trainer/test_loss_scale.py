@@ -7,7 +7,7 @@ import pytest
 from jax import Array
 
 from tests.trainer.tiny import Counting, Digits, compiled, run
-from trainer import loss_scale
+from trainer import loss_scale, optim
 from trainer.loss_scale import GROW_AFTER, LARGEST, SMALLEST, START, LossScale
 from trainer.task import Loss
 
@@ -51,11 +51,33 @@ def test_an_overflow_costs_its_step_and_half_the_scale_and_nothing_else() -> Non
     assert metrics["skipped"] and metrics["finite"]
     assert state.scale == (START / 2, 0)
     assert state.step == 2
+    before = before._replace(opt=optim.scheduled(before.opt, state.opt))
     for name in ("params", "opt", "rest"):
         jax.tree.map(np.testing.assert_array_equal, getattr(state, name), getattr(before, name))
     state, metrics = step.train(state, step.put(batch))
     assert not metrics["skipped"] and metrics["loss_scale"] == START / 2
     assert not np.array_equal(state.params["layers.0.kernel"], before.params["layers.0.kernel"])
+
+
+@pytest.mark.parametrize("name", ["adamw", "lion", "sgd", "adafactor"])
+def test_the_schedule_counts_the_steps_that_an_overflow_costs(name: str) -> None:
+    optimizer = {
+        "name": name,
+        "lr": 1.0,
+        "clip": None,
+        "weight_decay": 0.1,
+        "schedule": {"name": "linear", "warmup": 4},
+    }
+    task = Overflowing()
+    step = compiled(task, precision="fp16", optimizer=optimizer)
+    state, batch = step.init(), task.batch(0)
+    overflow = step.put(batch | {"weight": np.r_[2.0, batch["weight"][1:]].astype(np.float32)})
+    state, metrics = step.train(state, overflow)  # the next one's rate would still be 0
+    assert metrics["skipped"] and metrics["learning_rate"] == 0
+    before = np.array(state.params["layers.0.kernel"])
+    state, metrics = step.train(state, step.put(batch))
+    assert metrics["learning_rate"] == 0.25
+    assert not np.array_equal(state.params["layers.0.kernel"], before)
 
 
 def test_a_loss_that_overflows_unscaled_is_not_finite() -> None:
