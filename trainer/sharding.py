@@ -34,6 +34,8 @@ RULES: Mapping[str, Entry] = {
     "vocab": ("mp",),
     "classes": (),
 }
+# These stay whole where they do not divide: a class token makes a sequence longer by one, GPT-2's vocabulary is odd.
+WHOLE = ("sequence", "vocab")
 
 
 def state_sharding(name: str, shape: tuple[int, ...], axes: Axes | None, mesh: jax.sharding.Mesh) -> NamedSharding:
@@ -42,7 +44,7 @@ def state_sharding(name: str, shape: tuple[int, ...], axes: Axes | None, mesh: j
     Raises SpecError when a name is unknown, two dimensions land on one mesh axis, or a size does not divide.
     """
     named = _pad(name, shape, axes or ())
-    entries = [_entry(name, axis, mesh) for axis in named]
+    entries = _divided(shape, named, [_entry(name, axis, mesh) for axis in named], mesh)
     _check(name, shape, named, entries, mesh)
     return NamedSharding(mesh, PartitionSpec(*_split_fsdp(shape, named, entries, mesh)))
 
@@ -50,16 +52,12 @@ def state_sharding(name: str, shape: tuple[int, ...], axes: Axes | None, mesh: j
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     """`x` held to the sharding of its named axes on the current mesh; `x` itself where there is none.
 
-    Without it the compiler may split activations like the weights they meet, and gather the batch instead. A sequence
-    that does not divide (a class token makes one longer) stays whole.
+    Without it the compiler may split activations like the weights they meet, and gather the batch instead.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
-    entries = [RULES[axis] if axis else () for axis in axes]
-    for place, axis in enumerate(axes):
-        if axis == "sequence" and x.shape[place] % _ways(entries[place], mesh):
-            entries[place] = ()
+    entries = _divided(x.shape, axes, [RULES[axis] if axis else () for axis in axes], mesh)
     held: jax.Array = jax.lax.with_sharding_constraint(x, PartitionSpec(*entries))
     return held
 
@@ -93,6 +91,16 @@ def _entry(name: str, axis: str | None, mesh: jax.sharding.Mesh) -> Entry:
     if axis in mesh.axis_names:
         return (axis,)
     raise SpecError(f"{name}: unknown axis {axis!r}; name one of {', '.join((*RULES, *mesh.axis_names))}")
+
+
+def _divided(
+    shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
+) -> list[Entry]:
+    """`entries` without those that may stay whole and do not divide."""
+    return [
+        () if axis in WHOLE and size % _ways(entry, mesh) else entry
+        for size, axis, entry in zip(shape, axes, entries, strict=True)
+    ]
 
 
 def _check(name: str, shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: jax.sharding.Mesh) -> None:

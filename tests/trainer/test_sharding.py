@@ -26,6 +26,8 @@ def grid() -> jax.sharding.Mesh:
         ((4, 6), ("layers", "embed"), P(None, None)),  # never along the layers
         ((16, 64), ("fsdp", "mp"), P("fsdp", "mp")),  # mesh axes by their own names
         ((16, 10), ("hidden", "classes"), P(("mp", "fsdp"), None)),
+        ((64, 16), ("vocab", "embed"), P("mp", "fsdp")),
+        ((65, 16), ("vocab", "embed"), P(None, "fsdp")),  # may stay whole
         ((), None, P()),
     ],
 )

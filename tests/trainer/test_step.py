@@ -56,6 +56,12 @@ def test_a_transformer_of_any_kind_gives_the_losses_of_one_device(name: str, axe
     np.testing.assert_allclose(losses, transformer_alone(name), rtol=1e-5)
 
 
+def test_a_vocabulary_that_does_not_divide_stays_whole() -> None:
+    odd = {"model": GPT2.model_copy(update={"vocab": 33})}
+    losses, _ = run(Counting(), 5, mesh={"dp": 2, "fsdp": 2, "mp": 2}, **odd)
+    np.testing.assert_allclose(losses, run(Counting(), 5, **odd)[0], rtol=1e-5)
+
+
 @functools.cache
 def transformer_alone(name: str) -> np.ndarray:
     return run(Pictures() if name == "vit" else Counting(), **MODELS[name])[0]
