@@ -79,6 +79,8 @@ def test_two_programs_may_give_one_name_to_operations_of_two_kinds() -> None:
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "collectives"),
         ("all_gather.3", "collectives"),
         ("loop_add_fusion", "elementwise"),
+        ("input_convert_reduce_fusion", "elementwise"),
+        ("cudnn_conv_fprop", "matmul"),
         ("MemcpyD2D", "elementwise"),
         ("while.10", None),
     ],

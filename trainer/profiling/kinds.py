@@ -23,7 +23,7 @@ _HOLDER = re.compile(r"(?:while|conditional|call)(?:\.\d+)?$")
 _MATMULS = frozenset(("dot", "convolution", "ragged-dot", "scaled-dot"))
 _SCOPE = re.compile(r"(?:^|[/(;])attention(?:$|[/);])")  # of jax.named_scope, as differentiation leaves it
 _ATTENTION = re.compile(r"fmha|flash|splash|dot_product_attention", re.IGNORECASE)  # names of kernels
-_MATMUL = re.compile(r"gemm|matmul|cutlass|nvjet|xmma|conv|(?:^|[_\W])dot", re.IGNORECASE)
+_MATMUL = re.compile(r"gemm|matmul|cutlass|nvjet|xmma|conv(?!ert)|(?:^|[_\W])dot", re.IGNORECASE)
 _COLLECTIVE = re.compile("nccl|" + "|".join(_COLLECTIVES - {"send", "recv"}).replace("-", "[-_]?"), re.IGNORECASE)
 
 _MODULE = re.compile(r"HloModule ([\w.\-]+)")
