@@ -37,7 +37,10 @@ def fitted(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str | None]:
 
 def planned(spec: TrainSpec) -> TrainSpec:
     """The spec as it is traced where its devices are not: a kernel that they may have keeps what kernels keep."""
-    is_fused = spec.attention not in ANYWHERE and _dtype_fault(spec) is None
+    shape, name = of(spec.model), spec.attention
+    is_fused = name not in ANYWHERE and _dtype_fault(spec) is None
+    if shape is not None and name == "splash":  # which can be asked anywhere; cuDNN only where it is
+        is_fused &= _refusal(name, shape, precision.policy(spec.precision).compute) is None
     return spec.model_copy(update={"attention": attention.FUSED}) if is_fused else spec
 
 

@@ -47,16 +47,17 @@ def test_a_published_model_has_its_published_parameters(model: Any, task: Any, p
 
 
 def test_a_kernel_that_is_not_here_keeps_no_array_of_all_pairs(standard: None) -> None:
-    plain, kernel, refused = (
+    plain, kernel, short, wide = (
         planned(tiny.Counting(), attention=attention, precision=precision, mesh={"dp": -1})
-        for attention, precision in (("xla", "bf16"), ("cudnn", "bf16"), ("cudnn", "fp32"))
+        for attention, precision in (("xla", "bf16"), ("cudnn", "bf16"), ("splash", "bf16"), ("cudnn", "fp32"))
     )
     config = tiny.DECODER
     pairs = tiny.ROWS // 8 * config.layers * config.heads * config.length**2  # in an array of them, on a device
     spared = plain["activations"]["none"][1] - kernel["activations"]["none"][1]
     assert pairs * 4 <= spared <= pairs * 16  # scores or shares, in two bytes or four
     assert kernel["flops_per_step"] == plain["flops_per_step"]
-    assert refused["activations"] == planned(tiny.Counting(), mesh={"dp": -1})["activations"]
+    assert short["activations"] == plain["activations"]  # splash wants 128 tokens
+    assert wide["activations"] == planned(tiny.Counting(), mesh={"dp": -1})["activations"]
 
 
 @pytest.mark.parametrize(
