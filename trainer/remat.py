@@ -1,4 +1,4 @@
-"""What the backward pass recomputes, by name: memory bought with arithmetic, never with a different result.
+"""What the backward pass recomputes, by name: memory bought with arithmetic, not with a result.
 
 | name | kept from the forward pass |
 |---|---|
