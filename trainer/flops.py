@@ -9,7 +9,7 @@ analysis counts the body of a scan once, so it is not asked.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -50,19 +50,14 @@ def peak(devices: Iterable[jax.Device]) -> float | None:
 CAUSAL = "causal"  # the scope in which trainer.attention computes what a causal mask half hides
 
 
-def train_step(loss: Callable[..., Any], *args: Any, causal: float = 1.0) -> float | None:
-    """FLOPs of a training step whose forward pass is `loss(*args)`, of arrays or ShapeDtypeStructs, as `of_forward`."""
-    return of_forward(jax.make_jaxpr(loss)(*args).jaxpr, causal)
-
-
-def of_forward(jaxpr: Jaxpr, causal: float = 1.0) -> float | None:
-    """FLOPs of a training step whose forward pass is `jaxpr`.
+def train_step(forward: Jaxpr, causal: float = 1.0) -> float | None:
+    """FLOPs of a training step whose forward pass is `forward`.
 
     `causal`: what a FLOP of causal attention counts, 0.5 for those that its mask leaves. None when they depend on the
     data: a loop of unknown length around a matrix multiplication.
     """
-    forward = count(jaxpr, causal)
-    return None if math.isnan(forward) else 3 * forward
+    counted = count(forward, causal)
+    return None if math.isnan(counted) else 3 * counted
 
 
 def count(jaxpr: Jaxpr, causal: float = 1.0) -> float:

@@ -80,8 +80,8 @@ class Plan:
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
             "arrays": len(state.params),
             "checkpoint": memory.in_all(self.step.named(state)),
-            "flops_per_step": flops.of_forward(forward),
-            "causal_flops_per_step": flops.of_forward(forward, causal=0.5),
+            "flops_per_step": flops.train_step(forward),
+            "causal_flops_per_step": flops.train_step(forward, causal=0.5),
             "device": self._state() | {"batch": memory.in_all(batch) // self._shards()},
             "activations": self._activations(),
         }

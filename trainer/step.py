@@ -147,7 +147,7 @@ class Step:
 
     def flops(self, batch: Batch) -> float | None:
         """Model FLOPs of a train step on global batches like this one; None when they depend on the data."""
-        return flops.of_forward(self.forward(batch))
+        return flops.train_step(self.forward(batch))
 
     def forward(self, batch: Batch) -> Jaxpr:
         """The forward pass over global batches like this one, as its FLOPs are counted."""
