@@ -42,7 +42,7 @@ def main() -> int:
         today = datetime.date.today().isoformat()
         _, heading, sections = RESULTS.read_text().partition("\n## ")
         RESULTS.write_text(PREFACE.format(date=today, machine=table.machine(), table=text) + heading + sections)
-    return int(not all(row.holds for row in rows))
+    return table.failed(rows)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import statistics
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +11,8 @@ import optax
 import transformers
 from flax.training.train_state import TrainState
 
+from benchmarks import side
 from benchmarks.vit_flax import train_step
-
-WARM, STEPS = 3, 20
 
 
 def main() -> None:
@@ -30,22 +27,20 @@ def main() -> None:
         num_labels=sizes["classes"],
     )
     model = transformers.FlaxViTForImageClassification(config, dtype=jnp.bfloat16)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-4))
+    optimizer = optax.chain(optax.clip_by_global_norm(sizes["clip"]), optax.adamw(sizes["lr"], weight_decay=0.0))
     state = TrainState.create(apply_fn=model.__call__, params=model.params, tx=optimizer)
     pixels_key, labels_key = jax.random.split(jax.random.key(0))
     batch = {
         "pixel_values": jax.random.normal(pixels_key, (sizes["batch"], 3, *sizes["image"])),
         "labels": jax.random.randint(labels_key, sizes["batch"], 0, sizes["classes"]),
     }
-    before, stamps = None, []
-    for _ in range(WARM + STEPS):
+
+    def launch() -> jax.Array:
+        nonlocal state
         state, loss = train_step(state, batch)
-        if before is not None:
-            before.block_until_ready()
-        before = loss
-        stamps.append(time.perf_counter())
-    took = stamps[WARM:]
-    print(json.dumps(statistics.median([after - since for since, after in zip(took, took[1:], strict=False)])))
+        return loss
+
+    print(json.dumps(side.paced(launch, jax.block_until_ready)))
 
 
 if __name__ == "__main__":

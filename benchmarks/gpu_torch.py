@@ -1,17 +1,15 @@
-"""A model of transformers under torch.compile, SDPA and bf16 autocast: the median seconds of a step, on stdout."""
+"""A model of transformers under SDPA and bf16 autocast, compiled or not: the median seconds of a step, on stdout."""
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
-import time
 from typing import Any
 
 import torch
 import transformers
 
-WARM, STEPS = 5, 20
+from benchmarks import side
 
 
 def model_of(sizes: dict[str, Any]) -> torch.nn.Module:
@@ -52,22 +50,20 @@ def batch_of(sizes: dict[str, Any], device: str) -> dict[str, torch.Tensor]:
 def main() -> None:
     sizes = json.loads(sys.argv[1])
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = torch.compile(model_of(sizes).to(device).train())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=device == "cuda")
-    batch, before, stamps = batch_of(sizes, device), None, []
-    for _ in range(WARM + STEPS):
+    model = model_of(sizes).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=sizes["lr"], weight_decay=0.0, fused=device == "cuda")
+    forward, batch = torch.compile(model) if sizes["compile"] else model, batch_of(sizes, device)
+
+    def launch() -> torch.Tensor:
         optimizer.zero_grad()
         with torch.autocast(device, torch.bfloat16):
-            loss = model(**batch).loss
+            loss = forward(**batch).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), sizes["clip"])
         optimizer.step()
-        if before is not None:
-            before.item()  # as ours: a step is launched before the one before it is waited for
-        before = loss.detach()
-        stamps.append(time.perf_counter())
-    took = stamps[WARM:]
-    print(json.dumps(statistics.median([after - since for since, after in zip(took, took[1:], strict=False)])))
+        return loss.detach()
+
+    print(json.dumps(side.paced(launch, torch.Tensor.item)))
 
 
 if __name__ == "__main__":

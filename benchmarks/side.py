@@ -1,6 +1,7 @@
-"""One side of a comparison: a process on one core, which takes a step when it is told to and says what it cost.
+"""One side of a comparison: a process that takes steps and says what they cost.
 
-Both ends of the line. Standard library only: the other sides have environments of their own.
+Either in turn with others, each held to one core, when it is told to; or by itself, as fast as it can. Standard library
+only: the other sides have environments of their own.
 """
 
 from __future__ import annotations
@@ -8,11 +9,16 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+WARM, STEPS = 5, 20  # of `paced`
 
 ROOT = pathlib.Path(__file__).parents[1]
 # JAX and torch read these: one thread each. What else a runtime starts shares the core the process is held to.
@@ -78,3 +84,24 @@ def serve(says: str, step: Callable[[], float]) -> None:
         print(
             json.dumps([time.perf_counter() - began, time.process_time() - began_cpu, loss]), file=answers, flush=True
         )
+
+
+def paced(launch: Callable[[], T], wait: Callable[[T], object]) -> float:
+    """Median seconds of a step, each launched before the one before it is waited for."""
+    before, stamps = launch(), []
+    for _ in range(WARM + STEPS):
+        launched = launch()
+        wait(before)
+        before = launched
+        stamps.append(time.perf_counter())
+    return statistics.median(after - since for since, after in pairwise(stamps[WARM - 1 :]))
+
+
+def alone(python: str, module: str, given: Mapping[str, Any], environ: Mapping[str, str]) -> Any:
+    """What a process by itself answers; None, and a word on stderr, where it fails."""
+    command, path = [python, "-m", module, json.dumps(given)], {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env={**os.environ, **path, **environ}, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        print(f"left out: {module} ended with exit code {done.returncode}", file=sys.stderr, flush=True)
+        return None
+    return json.loads(done.stdout.strip().splitlines()[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import os
 import platform
@@ -30,6 +31,18 @@ def emit(rows: Sequence[Row]) -> None:
     print(json.dumps([dataclasses.asdict(row) for row in rows]), flush=True)
 
 
+def alone(rows: Sequence[Row]) -> int:
+    """Of a benchmark that is run by itself: the rows as a table too, on stderr. The exit code, 1 where one is over its
+    bound."""
+    say(markdown(rows))
+    emit(rows)
+    return failed(rows)
+
+
+def failed(rows: Sequence[Row]) -> int:
+    return int(not all(row.holds for row in rows))
+
+
 def read(stdout: str) -> list[Row]:
     """The rows that `emit` wrote."""
     return [Row(**fields) for fields in json.loads(stdout.strip().splitlines()[-1])]
@@ -49,7 +62,8 @@ def markdown(rows: Sequence[Row]) -> str:
 def machine() -> str:
     """Where this was measured, in words."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{cores} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    versions = f"Python {platform.python_version()}, jax {importlib.metadata.version('jax')}"
+    return f"{cores} cores, {platform.system()} {platform.machine()}, {versions}"
 
 
 def ms(seconds: float) -> str:

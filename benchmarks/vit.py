@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks import environment
 from benchmarks.side import Cost, Side
-from benchmarks.table import Row, emit, median, ms, say
+from benchmarks.table import Row, alone, median, ms, say
 from launcher.agent.environment import TRAINER
 
 PAIRS = 7
@@ -84,15 +84,15 @@ def detail(ours: Sequence[Cost], theirs: Sequence[Cost]) -> str:
     return f"{wall[0]} over {wall[1]}; CPU time {cpu[0]} over {cpu[1]}, ratio {ratio:.3f}; median of {len(ours)} pairs"
 
 
-def main() -> None:
+def main() -> int:
     chosen = [name for name in SHAPES if all(word in name for word in sys.argv[1:])]
     found = []
     for name in chosen:
         say(f"vit: {name}")
         bound, sizes = SHAPES[name]
         found += rows(name, bound, measured(sizes, PAIRS, tuple(OTHERS)))
-    emit(found)
+    return alone(found)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

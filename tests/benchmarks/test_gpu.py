@@ -11,7 +11,7 @@ def test_the_benchmark_of_a_gpu_runs_at_small_size_alone() -> None:
     environ = os.environ | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, cwd=Path(__file__).parents[2], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "PyTorch compile and Hugging Face Flax are left out" in done.stderr
+    assert "PyTorch compile, PyTorch eager, Hugging Face Flax are left out" in done.stderr
     assert done.stderr.count("profile of steps 3-7") == 2 and "matmul" in done.stderr
     rows = table.read(done.stdout)
     assert len(rows) == 6 and all("a second" in row.detail and row.ratio is None for row in rows)

@@ -1,0 +1,132 @@
+"""Our side of benchmarks.gpu: what steps take and what they are made of, on stdout and stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks import side
+from benchmarks.table import say
+from trainer import flops, mesh
+from trainer.data import array_record, records
+from trainer.data.pipeline import Pipeline
+from trainer.data.source import Source
+from trainer.kernels import fitted
+from trainer.profiling.profiler import Profiler
+from trainer.progress import Progress
+from trainer.spec import CLASSIFY, LM, ArrayRecord, Profile, TrainSpec
+from trainer.step import Step
+from trainer.task import load
+
+OURS = ("kind", "batch", "small", "lr", "clip")  # of what is given, beside the model's sizes
+FIRST, TRACED = 3, 5  # steps of the trace
+FILE = "examples.array_record"
+
+
+class Speed:
+    """Our train step on this machine's first device."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        kind, sizes = given["kind"], {key: value for key, value in given.items() if key not in OURS}
+        shape = {"shape": [*sizes["image"], 3]} if kind == "vit" else {}
+        spec = TrainSpec.model_validate(
+            {
+                "task": CLASSIFY if kind == "vit" else LM,
+                "model": {"kind": kind, "scan": False, **sizes},
+                "data": {"source": "synthetic", **shape},
+                "mesh": {"dp": 1},
+                "batch": given["batch"],
+                "precision": "bf16",
+                "attention": "xla" if given["small"] else "cudnn",
+                "optimizer": {"name": "adamw", "lr": given["lr"], "clip": given["clip"]},
+            }
+        )
+        spec, told = fitted(spec, jax.devices()[0])
+        if told:
+            say(told)
+        task = load(spec.task)()
+        source = task.source(spec, "train")
+        assert source is not None, "synthetic data has training examples"
+        self.spec, self.task, self.source = spec, task, source
+        self.step = Step(task, spec, mesh.build(spec.mesh, jax.devices()[:1]), 1000)
+        self.first = self.step.put(self.pipeline(source).batch(0))
+        self.step.compile_train(self.first)
+
+    def pipeline(self, source: Source) -> Pipeline:
+        """As the trainer's own."""
+        rows, threads = self.spec.batch, self.spec.data.threads
+        return Pipeline(
+            source,
+            self.task.example,
+            batch=rows,
+            rows=range(rows),
+            seed=0,
+            shuffle=True,
+            prefetch=self.spec.data.prefetch,
+            threads=threads,
+        )
+
+    def seconds(self, batches: Iterator[Any]) -> float:
+        state = self.step.init()
+
+        def launch() -> Any:
+            nonlocal state
+            state, metrics = self.step.train(state, next(batches))
+            return metrics["loss"]
+
+        return side.paced(launch, jax.block_until_ready)
+
+    def by_path(self, folder: Path) -> dict[str, float]:
+        """Seconds of a step, by where its batches come from; the file, just written, lies in the system's cache."""
+        records.write(folder / FILE, map(self.source.__getitem__, range(len(self.source))))
+        written = array_record.source(ArrayRecord(source="array_record", path=str(folder / FILE)), "train")
+        assert written is not None, "no part of it is held out"
+        return {
+            "a batch on the device": self.seconds(repeat(self.first)),
+            "batches that are made up": self.seconds(self._batches(self.source)),
+            "batches from a file": self.seconds(self._batches(written)),
+        }
+
+    def _batches(self, source: Source) -> Iterator[Any]:
+        spans = [range(step, step + 1) for step in range(1 + side.WARM + side.STEPS)]
+        return iter(self.pipeline(source).iterate(spans, self.step.put))
+
+    def explain(self, folder: Path) -> None:
+        """What a step is made of, on stderr."""
+        state = self.step.init()
+        profiler = Profiler(
+            Profile(at=FIRST, steps=TRACED),
+            rank=0,
+            run_dir=str(folder),
+            request=None,
+            report=Progress(None),
+            settle=lambda: jax.block_until_ready(state),
+            programs=self.step.programs,
+        )
+        with contextlib.redirect_stdout(sys.stderr):
+            for step in range(FIRST + TRACED):
+                profiler.between(step)
+                state, _ = self.step.train(state, self.first)
+            profiler.finish(FIRST + TRACED)
+
+
+def main() -> None:
+    speed = Speed(json.loads(sys.argv[1]))
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = speed.by_path(Path(folder))
+        speed.explain(Path(folder))
+    device = jax.devices()[0]
+    answer = {"device": device.device_kind, "peak": flops.peak([device]), "flops": speed.step.flops(speed.first)}
+    print(json.dumps(answer | {"seconds": seconds}))
+
+
+if __name__ == "__main__":
+    main()
