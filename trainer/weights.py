@@ -5,7 +5,6 @@ Leaf by leaf and part by part: a process reads what its own devices hold and no 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -29,9 +28,8 @@ Slices = tuple[slice, ...]
 class Files:
     """The tensors of a folder by name. Raises SpecError when there are none, or a file is not what it should be."""
 
-    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
-        self._folder, self._places, self._open = folder, _places(folder), dict[Path, Any]()
-        self._stack = stack
+    def __init__(self, folder: Path) -> None:
+        self._places, self._open = _places(folder), dict[Path, Any]()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -44,10 +42,14 @@ class Files:
         path = self._places[name]
         try:
             if path not in self._open:
-                self._open[path] = self._stack.enter_context(safe_open(path, "np"))
+                self._open[path] = safe_open(path, "np")
             return self._open[path].get_slice(name)
         except (OSError, SafetensorError) as error:
             raise SpecError(f"train.model.init_from: {path} cannot be read: {error}") from None
+
+    def let_go(self) -> None:
+        """Closes the files: what was read of them is mapped, and counts as this process's memory, until then."""
+        self._open.clear()
 
 
 def _places(folder: Path) -> dict[str, Path]:
@@ -74,11 +76,10 @@ def load(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[s
     """
     folder = Path(model.init_from or "")
     _check_config(model, folder)
-    with contextlib.ExitStack() as stack:
-        files = Files(folder, stack)
-        leaves = _renamed(huggingface.family(model), files)
-        _check_tensors(model, leaves, wanted, files)
-        return {name: _read(leaves[name], like, files) for name, like in wanted.items()}
+    files = Files(folder)
+    leaves = _renamed(huggingface.family(model), files)
+    _check_tensors(model, leaves, wanted, files)
+    return {name: _read(leaves[name], like, files) for name, like in wanted.items()}
 
 
 def _check_config(model: Published, folder: Path) -> None:
@@ -131,7 +132,9 @@ def _read(leaf: Leaf, like: jax.ShapeDtypeStruct, files: Files) -> Array:
         return parts[str(spans)]
 
     assert like.sharding is not None, "a parameter has its place before it has numbers"
-    return jax.make_array_from_callback(like.shape, like.sharding, part)
+    array = jax.make_array_from_callback(like.shape, like.sharding, part)
+    files.let_go()
+    return array
 
 
 def _part(leaf: Leaf, spans: Slices, like: jax.ShapeDtypeStruct, files: Files) -> np.ndarray[Any, Any]:

@@ -12,17 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flax import nnx
 
 from tests import environments, needs
-from tests.trainer import references
+from tests.trainer import peaks, references
 from tests.trainer.references import FIXTURES, batch, folder, logits, step, train_spec
-from trainer import contract, spec
+from trainer import contract
 from trainer.checkpoint.store import Store
 from trainer.errors import CheckpointError, SpecError
 from trainer.export import export
-from trainer.models.gpt2 import GPT2
-from trainer.skeleton import Skeleton
 from trainer.step import TrainState
 
 CASES = ("llama_tiny", "llama3_tiny", "gpt2_tiny", "vit_tiny")
@@ -121,37 +118,19 @@ def test_what_cannot_be_exported_is_refused(
 
 # --- a process of its own ---------------------------------------------------------------------------------------------
 
-MEASURED = """
-import sys
+EXPORTER = """
 from trainer import export
 from trainer.checkpoint import kept
-
-def kilobytes(key):
-    with open("/proc/self/status") as status:
-        return int(next(line for line in status if line.startswith(key)).split()[1])
-
 source, to = sys.argv[1:]
 kept.find(source).part("params")["norm.scale"][:]  # what is imported late is imported
-with open("/proc/self/clear_refs", "w") as file:
-    file.write("5")  # the peak begins here: proc(5)
-before = kilobytes("VmRSS")
-export.export(source, to)
-print(1024 * (kilobytes("VmHWM") - before))
 """
 
 
 def test_a_model_is_never_whole_in_memory(tmp_path: Path) -> None:
-    model = spec.GPT2(kind="gpt2", layers=12, width=512, heads=8, vocab=8192, length=256)
-    skeleton = Skeleton(nnx.eval_shape(lambda: GPT2(model, nnx.Rngs(0))))
-    draw = np.random.default_rng(0)
-    params = {name: draw.random(leaf.shape, np.float32) for name, leaf in skeleton.params.items()}
-    source = checkpoint({"params": params}, model.model_dump(mode="json"), tmp_path / "in")
-    command = [sys.executable, "-c", MEASURED, str(source), str(tmp_path / "out")]
-    environ = os.environ | {"JAX_PLATFORMS": "cpu"}
-    peak = int(subprocess.run(command, env=environ, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    size = sum(array.nbytes for array in params.values())
-    assert size > 150e6
-    assert peak < size  # 0.6 of it on the machine that this was written on: the largest array is 0.3
+    params = peaks.large()
+    source = checkpoint({"params": params}, peaks.LARGE.model_dump(mode="json"), tmp_path / "in")
+    peak = peaks.growth(EXPORTER, "export.export(source, to)", str(source), str(tmp_path / "out"))
+    assert peak < sum(array.nbytes for array in params.values())  # 0.6 of it on the machine that this was written on
 
 
 def test_a_pod_knows_where_its_checkpoints_lie(hf: Path, tmp_path: Path) -> None:

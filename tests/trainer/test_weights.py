@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from tests.trainer import peaks
 from tests.trainer.references import FIXTURES, folder, step, tensors, train_spec
 from trainer import publish
 from trainer.errors import SpecError
@@ -54,6 +55,25 @@ def test_bfloat16_files_are_read_and_written(case: str, tmp_path: Path) -> None:
     assert equal(written(tmp_path / "out"), rounded)
     wide = step(case, source).init().params
     assert equal(wide, {name: param.astype(jnp.float32) for name, param in params.items()})
+
+
+STEP = """
+import json
+import jax
+from trainer import mesh, spec
+from trainer.step import Step
+from trainer.tasks.lm import NextToken
+model = spec.GPT2(**json.loads(sys.argv[1]) | {"init_from": sys.argv[2]})
+train = spec.TrainSpec(task="tests:Tiny", model=model, optimizer={"name": "sgd"})  # the state is the parameters
+step = Step(NextToken(), train, mesh.build(train.mesh, jax.devices()), 1)
+"""
+
+
+def test_a_model_is_never_in_memory_twice(tmp_path: Path) -> None:
+    params = peaks.large()
+    publish.save(str(tmp_path / "hf"), peaks.LARGE, params)
+    peak = peaks.growth(STEP, "state = step.init()", peaks.LARGE.model_dump_json(), str(tmp_path / "hf"))
+    assert peak < 2 * sum(array.nbytes for array in params.values())  # 1.7 of it where this was written, state and all
 
 
 def test_an_average_starts_from_what_was_read(tmp_path: Path) -> None:

@@ -1,0 +1,45 @@
+"""How far a process's memory grows, and a model large enough to be seen in it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+from flax import nnx
+
+from trainer import spec
+from trainer.models.gpt2 import GPT2
+from trainer.skeleton import Skeleton
+
+LARGE = spec.GPT2(layers=12, width=512, heads=8, vocab=8192, length=256)  # 170 MB; its largest array is 0.3 of it
+
+PROGRAM = """
+import sys
+
+def kilobytes(key):
+    with open("/proc/self/status") as status:
+        return int(next(line for line in status if line.startswith(key)).split()[1])
+
+{prepare}
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # the peak begins here: proc(5)
+before = kilobytes("VmRSS")
+{measured}
+print(1024 * (kilobytes("VmHWM") - before))
+"""
+
+
+def large() -> dict[str, np.ndarray]:
+    """Made-up parameters of LARGE."""
+    draw = np.random.default_rng(0)
+    shapes = Skeleton(nnx.eval_shape(lambda: GPT2(LARGE, nnx.Rngs(0)))).params
+    return {name: draw.random(leaf.shape, np.float32) for name, leaf in shapes.items()}
+
+
+def growth(prepare: str, measured: str, *arguments: str) -> int:
+    """Bytes by which a process of its own grows at most in `measured`; both are Python, `arguments` its sys.argv."""
+    command = [sys.executable, "-c", PROGRAM.format(prepare=prepare, measured=measured), *arguments]
+    environ = os.environ | {"JAX_PLATFORMS": "cpu"}
+    return int(subprocess.run(command, env=environ, check=True, stdout=subprocess.PIPE, text=True).stdout)
