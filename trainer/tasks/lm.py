@@ -118,8 +118,10 @@ def _sums(model: Any, inputs: tuple[Any, ...], labels_BL: Array, weight_BL: Arra
 
 
 def _chunks(asked: int | str, shape: tuple[int, ...], head_DV: Array) -> int:
+    """One where the logits are not far larger than the head's gradient: its sum over chunks is an array more."""
     if isinstance(asked, int):
         return asked
-    batch, length = shape
-    devices = max(1, jax.sharding.get_abstract_mesh().size)
-    return losses.chunks(length, 4.0 * batch * length * head_DV.shape[1] / devices)
+    (batch, length), (width, vocab), mesh = shape, head_DV.shape, jax.sharding.get_abstract_mesh()
+    devices = max(1, mesh.size)
+    rows = batch * length * mesh.shape.get("mp", 1) / devices  # of a device's logits; mp splits both along V
+    return 1 if rows < 2 * width else losses.chunks(length, 4.0 * batch * length * vocab / devices)

@@ -10,6 +10,7 @@ from trainer import spec as specs
 from trainer.errors import SpecError
 from trainer.spec import TrainSpec
 from trainer.task import Loss
+from trainer.tasks import lm
 from trainer.tasks.lm import NextToken
 
 NAME = "trainer.tasks.lm:NextToken"
@@ -96,3 +97,14 @@ def test_a_model_of_one_s_own_is_told_of_a_mask_alone() -> None:
 def test_a_model_of_another_kind_is_an_error() -> None:
     with pytest.raises(SpecError, match="kind = mlp does not predict tokens; use decoder"):
         NextToken().model(TrainSpec(task=NAME, model={"kind": "mlp"}), nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    ("batch", "width", "count"),
+    [(8, 2048, 8), (7, 2048, 1), (2, 512, 2), (64, 16, 64)],  # two chunks of 4096 × 2048 cost more than they save
+)
+def test_logits_that_fill_a_device_come_in_chunks_unless_the_head_is_about_as_large(
+    batch: int, width: int, count: int
+) -> None:
+    assert lm._chunks("auto", (batch, 512), jnp.zeros((width, 131_072), jnp.int8)) == count
+    assert lm._chunks(3, (batch, 512), jnp.zeros((width, 1))) == 3
