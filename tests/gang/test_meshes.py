@@ -85,11 +85,20 @@ def test_an_mlp_gives_the_losses_of_one_device_too(
     assert_equal_losses(result.losses, on_one_device["mlp"])
 
 
-def test_a_decoder_gives_the_losses_of_one_device_under_data_parallelism_too(
-    tmp_path: Path, on_one_device: dict[str, dict[int, float]]
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [  # a decoder under fsdp is in every place above; all three on one process's devices, in tests/trainer/test_step.py
+        *[("decoder", mesh) for mesh in ("dp8", "dp4-mp2")],
+        *[("gpt2", mesh) for mesh in ("dp8", "fsdp8", "dp4-mp2")],
+        *[("vit", mesh) for mesh in ("dp8", "fsdp8", "dp4-mp2")],
+    ],
+)
+def test_a_transformer_in_two_processes_gives_the_losses_of_one_device(
+    tmp_path: Path, on_one_device: dict[str, dict[int, float]], name: str, mesh: str
 ) -> None:
-    result = succeed(launch(tmp_path, job(DECODER | {"mesh": {"dp": 8}}, hosts=2, per_host=4)))
-    assert_equal_losses(result.losses, on_one_device["decoder"])
+    axes = (MESHES | {"dp4-mp2": {"dp": 4, "mp": 2}})[mesh]
+    result = succeed(launch(tmp_path, job(MODELS[name] | {"mesh": axes}, hosts=2, per_host=4)))
+    assert_equal_losses(result.losses, on_one_device[name])
 
 
 @pytest.mark.parametrize("name", ["decoder", "gpt2", "vit"])

@@ -38,6 +38,12 @@ def test_dcn_axes_are_outermost() -> None:
     assert ids(grid) == [[[0], [1], [4], [5]], [[2], [3], [6], [7]]]
 
 
+def test_two_slices_that_split_the_outermost_axis_lie_as_one_slice_does() -> None:
+    chips = [Chip(id=number, process_index=0) for number in range(8)]
+    axes = {"dp": 2, "fsdp": 2, "mp": 2}
+    assert ids(mesh.build(spec.Mesh(**axes, dcn={"dp": 2}), chips)) == ids(mesh.build(spec.Mesh(**axes), chips))
+
+
 def test_a_mesh_that_is_not_made_of_the_devices_is_an_error() -> None:
     with pytest.raises(SpecError, match="dp 3 × fsdp 1 × mp 1 does not make 8 devices"):
         mesh.build(spec.Mesh(dp=3))

@@ -13,6 +13,9 @@ from trainer.step import TrainState
 
 TASKS = {"mlp": Digits(), "decoder": Counting()}
 MODELS: dict[str, dict[str, Any]] = {"gpt2": {"model": GPT2}, "vit": {}}
+# Over two slices of 2 × 2: on the devices of one process this is also the mesh of the same axes without slices.
+HYBRID: dict[str, Any] = {"dp": 2, "fsdp": 2, "mp": 2, "dcn": {"dp": 2}}
+MESHES: list[dict[str, Any]] = [{"dp": 8}, {"fsdp": 8}, {"dp": 4, "mp": 2}, HYBRID]
 
 
 @functools.cache
@@ -40,8 +43,8 @@ def copied(state: TrainState) -> TrainState:
 
 
 @pytest.mark.parametrize("name", TASKS)
-@pytest.mark.parametrize("axes", [{"dp": 8}, {"fsdp": 8}, {"dp": 2, "fsdp": 2, "mp": 2}], ids=str)
-def test_every_mesh_gives_the_losses_of_one_device(name: str, axes: dict[str, int]) -> None:
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+def test_every_mesh_gives_the_losses_of_one_device(name: str, axes: dict[str, Any]) -> None:
     losses, state = run(TASKS[name], mesh=axes)
     np.testing.assert_allclose(losses, alone(name), rtol=1e-5)
     assert losses[-1] < 0.8 * losses[0]
@@ -49,8 +52,8 @@ def test_every_mesh_gives_the_losses_of_one_device(name: str, axes: dict[str, in
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("axes", [{"dp": 8}, {"fsdp": 8}, {"dp": 4, "mp": 2}, {"dp": 2, "fsdp": 2, "mp": 2}], ids=str)
-def test_a_transformer_of_any_kind_gives_the_losses_of_one_device(name: str, axes: dict[str, int]) -> None:
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+def test_a_transformer_of_any_kind_gives_the_losses_of_one_device(name: str, axes: dict[str, Any]) -> None:
     task = Pictures() if name == "vit" else Counting()
     losses, _ = run(task, mesh=axes, **MODELS[name])
     np.testing.assert_allclose(losses, transformer_alone(name), rtol=1e-5)
