@@ -47,7 +47,8 @@ class ViT(nnx.Module):
         x_BLD = self._embedded(images_BYXC if images_BYXC.ndim == 4 else images_BYXC[..., None])
         x_BLD = stack.run(self.apply, self.blocks, self.drop(x_BLD), None, each=(self.paths(),), scanned=self.scanned)
         x_BLD = whole(self.norm(x_BLD))
-        pooled_BD = x_BLD.mean(1) if self.cls is None else x_BLD[:, 0]
+        # Held to its rows, or a head split along D has the gradients of the whole batch's logits gathered to it.
+        pooled_BD = constrain(x_BLD.mean(1) if self.cls is None else x_BLD[:, 0], "batch", "embed")
         logits_BV = jnp.matmul(pooled_BD, self.head[...], preferred_element_type=self.output)
         return logits_BV + self.head_bias[...].astype(self.output)[None, :]
 
@@ -65,4 +66,5 @@ class ViT(nnx.Module):
             cls_B1D = jnp.broadcast_to(self.cls[...][None, None, :], (batch, 1, width))
             x_BLD = jnp.concatenate([cls_B1D, x_BLD], axis=1)
         positions_LD = constrain(self.positions[...], None, "embed")
-        return split(x_BLD + positions_LD[None])
+        # Whole first: split at once, the class token and the patches would be fetched from where their rows are.
+        return split(whole(x_BLD + positions_LD[None]))
