@@ -10,7 +10,9 @@ from trainer.step import Step
 
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
 _LINE = re.compile(rf"= (\(.*?\)|\S+) ({_KINDS})(?:-start)?\(")
-_NEIGHBOURS = re.compile(r"replica_groups=(\[\d+,2\]<=\[\d+\]|\{\{0,1\})[,}]")
+_NEIGHBOURS = re.compile(
+    r"replica_groups=(\[\d+,2\]<=\[\d+\][,}]|\{\{0,1\}[,}]|mesh\[[^\]]*'(axis_\d)'=2(,'axis_\d'=1)*\] \{'\2'\})"
+)
 _SHAPE = re.compile(r"\w+\[([\d,]*)\]")
 
 
@@ -36,8 +38,9 @@ def _read(text: str) -> Iterator[Collective]:
             continue
         name = re.search(r'op_name="([^"]*)"', line)
         where = name[1] if name else ""
-        # The first loop is over micro-batches, the second over layers.
-        in_layer, is_backward = where.count("while/body") >= 2, "transpose(" in where
+        # The first loop is over micro-batches, the second over layers. What travels in one has all names, by colons.
+        loops = max(part.count("while/body") for part in where.split(":"))
+        in_layer, is_backward = loops >= 2, "transpose(" in where
         near = _NEIGHBOURS.search(line) is not None
         for shape in _SHAPE.findall(re.sub(r"\{[^}]*\}", "", found[1])):
             yield Collective(found[2], tuple(int(n) for n in shape.split(",") if n), in_layer, is_backward, near)

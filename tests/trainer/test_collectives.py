@@ -1,20 +1,35 @@
 """The collectives of a compiled step are the ones intended, so that a lost sharding shows."""
 
+import functools
+import math
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.trainer import collectives
 from tests.trainer.collectives import Collective
-from tests.trainer.tiny import GPT2, Counting, Pictures, compiled
+from tests.trainer.tiny import DECODER, GPT2, VIT, Counting, Pictures, compiled
 
-TASKS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "decoder": (Counting(), {}),
-    "gpt2": (Counting(), {"model": GPT2}),
-    "vit": (Pictures(), {}),
+
+class Portraits(Pictures):
+    """Images of 9 patches, which a class token makes 10."""
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        batch = super().batch(step)
+        return batch | {"image": batch["image"][:, :6, :6]}
+
+
+BATCH, WIDTH, LAYERS = 16, 32, 2
+VOCAB = {"vocab": 40}  # no share of it looks like rows of the batch
+TASKS: dict[str, tuple[Any, Any, int]] = {  # what trains, and an example's places
+    "decoder": (Counting(), DECODER.model_copy(update=VOCAB), 16),
+    "gpt2": (Counting(), GPT2.model_copy(update=VOCAB), 16),
+    "vit": (Pictures(), VIT, 16),
+    "vit-cls": (Portraits(), VIT.model_copy(update={"image": [6, 6], "patch": 2, "pool": "cls"}), 10),
 }
-BATCH, LENGTH, WIDTH, LAYERS = 16, 16, 32, 2
 MESHES: dict[str, dict[str, int]] = {
     "dp8": {"dp": 8},
     "fsdp8": {"fsdp": 8},
@@ -23,61 +38,113 @@ MESHES: dict[str, dict[str, int]] = {
 }
 
 
-def found(name: str, mesh: dict[str, int]) -> tuple[list[Collective], Any]:
-    task, options = TASKS[name]
-    step = compiled(task, mesh=mesh, **options)
-    return collectives.of(step), step
+@functools.cache
+def found(name: str, mesh: str, *, scan: bool = True) -> tuple[list[Collective], dict[str, Any]]:
+    """The collectives of a step, and the parameters it trains; a written-out layer's are among those outside layers."""
+    task, model, _ = TASKS[name]
+    step = compiled(task, mesh=MESHES[mesh], model=model.model_copy(update={"scan": scan}))
+    return list(collectives.of(step)), step.abstract.params
 
 
-def streams(all_of: list[Collective], mesh: dict[str, int], *, backward: bool) -> Counter[str]:
-    """How often a layer sends this device's share of the residual stream, by kind."""
-    rows = BATCH // (mesh.get("dp", 1) * mesh.get("fsdp", 1))
-    share, flat = (rows, LENGTH, WIDTH), (rows * LENGTH, WIDTH)  # a product has one axis of both; weights may look so
-    sent = [c for c in all_of if c.shape == share or (c.shape == flat and c.is_of_neighbours)]
-    return Counter(c.kind for c in sent if c.in_layer and c.is_backward == backward)
+def streams(name: str, mesh: str, of: list[Collective]) -> Counter[str]:
+    """How often this device's share of the residual stream is sent, by kind."""
+    rows, length = BATCH // math.prod(MESHES[mesh].get(axis, 1) for axis in ("dp", "fsdp")), TASKS[name][2]
+    share, flat = (rows, length, WIDTH), (rows * length, WIDTH)  # a product has one axis of both; weights may look so
+    return Counter(c.kind for c in of if c.shape == share or (c.shape == flat and c.is_of_neighbours))
+
+
+def weights(name: str, mesh: str, of: list[Collective]) -> Counter[tuple[int, ...]]:
+    """The shapes of what is gathered that is no share of the stream."""
+    gathers = [c for c in of if c.kind == "all-gather"]
+    return Counter(c.shape for c in gathers if not streams(name, mesh, [c._replace(is_of_neighbours=False)]))
+
+
+def one_layers(params: dict[str, Any], mesh: str, *, backward: bool) -> Counter[tuple[int, ...]]:
+    """The shapes of the weights of a layer that a pass reads and fsdp splits, as mp leaves them."""
+    read = {name: param for name, param in params.items() if not (backward and name.endswith("bias"))}
+    return Counter(shape for shape, axes in _layers_of(read, MESHES[mesh]) if "fsdp" in axes)
+
+
+def _layers_of(params: dict[str, Any], mesh: dict[str, int]) -> Iterator[tuple[tuple[int, ...], set[str]]]:
+    for name, param in params.items():
+        if name.startswith("blocks."):
+            by_place = [set(np.atleast_1d(entry or ()).tolist()) for entry in param.sharding.spec[1:]]
+            sizes = zip(param.shape[1:], by_place, strict=True)
+            yield tuple(size // (mesh.get("mp", 1) if "mp" in on else 1) for size, on in sizes), set().union(*by_place)
+
+
+def passing(of: list[Collective], *, backward: bool) -> list[Collective]:
+    return [c for c in of if c.is_backward == backward]
+
+
+def in_layers(of: list[Collective]) -> list[Collective]:
+    return [c for c in of if c.in_layer]
 
 
 @pytest.mark.parametrize("name", TASKS)
-@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
-def test_a_layer_gathers_and_sums_the_stream_twice_each_way_and_only_under_mp(name: str, mesh: dict[str, int]) -> None:
-    all_of, _ = found(name, mesh)
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_layer_gathers_and_sums_the_stream_twice_each_way_and_only_under_mp(name: str, mesh: str) -> None:
+    of = in_layers(found(name, mesh)[0])
     # Where a device can, the sum and the cut that follows it become one reduce-scatter; XLA's CPU cannot.
-    wanted = {"all-gather": 2, "all-reduce": 2} if "mp" in mesh else {}
-    assert streams(all_of, mesh, backward=False) == wanted
-    if "mp" in mesh:  # one for each product that read the stream: a decoder's query, key and value, gate and up
+    wanted = {"all-gather": 2, "all-reduce": 2} if "mp" in MESHES[mesh] else {}
+    assert streams(name, mesh, passing(of, backward=False)) == wanted
+    if "mp" in MESHES[mesh]:  # one for each product that read the stream: a decoder's query, key and value, gate and up
         wanted["all-reduce"] = 5 if name == "decoder" else 2
-    assert streams(all_of, mesh, backward=True) == wanted
+    assert streams(name, mesh, passing(of, backward=True)) == wanted
 
 
 @pytest.mark.parametrize("name", TASKS)
-@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
-def test_nothing_gathers_a_whole_parameter_or_the_activations_of_the_whole_batch(
-    name: str, mesh: dict[str, int]
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_a_layer_gathers_each_of_its_weights_once_a_pass_and_only_under_fsdp(
+    name: str, mesh: str, backward: bool
 ) -> None:
-    all_of, step = found(name, mesh)
-    gathered = [c for c in all_of if c.kind in ("all-gather", "all-to-all")]
-    assert not [c for c in gathered if c.shape[:1] == (BATCH,) and len(c.shape) > 2]
-    stacks = {param.shape for key, param in step.abstract.params.items() if key.startswith("blocks.")}
-    assert not [c for c in gathered if c.shape in stacks]
-    if "fsdp" not in mesh:
-        params = step.abstract.params.items()  # positions' gradient is the sum over a split sequence: small, and meant
-        parameters = {param.shape[key.startswith("blocks.") :] for key, param in params if key != "positions"}
-        assert not [c for c in gathered if c.shape in parameters and len(c.shape) > 1]
-    else:  # a layer's own weights, each once a pass
-        assert not [c for c in gathered if c.in_layer and c.shape[:1] == (LAYERS,) and len(c.shape) > 3]
+    of, params = found(name, mesh)
+    # Let go after the forward pass, or all layers' would be held at once, and so gathered again. A bias is only added:
+    # the backward pass does not read it.
+    gathered = weights(name, mesh, passing(in_layers(of), backward=backward))
+    assert gathered == one_layers(params, mesh, backward=backward)
+    assert bool(gathered) == ("fsdp" in MESHES[mesh])
+
+
+@pytest.mark.parametrize(("name", "mesh"), [("decoder", "dp2-fsdp2-mp2"), ("vit-cls", "fsdp8")])
+def test_layers_written_out_send_what_a_scan_over_them_sends(name: str, mesh: str) -> None:
+    (written, _), (scanned, _) = found(name, mesh, scan=False), found(name, mesh)
+    scanned = scanned + in_layers(scanned) * (LAYERS - 1)
+    assert not in_layers(written)
+    for backward in (False, True):
+        ours, theirs = (passing(of, backward=backward) for of in (written, scanned))
+        assert streams(name, mesh, ours) == streams(name, mesh, theirs)
+        if backward:  # the compiler sees that a weight was gathered before, and may keep it instead
+            assert weights(name, mesh, ours) <= weights(name, mesh, theirs)
+        else:
+            assert weights(name, mesh, ours) == weights(name, mesh, theirs)
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("mesh", MESHES)
+def test_nothing_gathers_a_whole_parameter_or_the_activations_of_the_whole_batch(name: str, mesh: str) -> None:
+    of, params = found(name, mesh)
+    gathered = {c.shape for c in of if c.kind in ("all-gather", "all-to-all")}
+    assert not gathered & {param.shape for key, param in params.items() if key.startswith("blocks.")}
+    parameters = {param.shape[key.startswith("blocks.") :] for key, param in params.items()}
+    parameters |= {(math.prod(shape[:-1]), shape[-1]) for shape in parameters}  # as the product with patches reads them
+    whole = {shape for shape in gathered if shape[:1] in ((BATCH,), (BATCH * TASKS[name][2],)) and len(shape) > 1}
+    assert whole <= parameters
+    if "fsdp" not in MESHES[mesh]:
+        assert not {shape for shape in gathered & parameters if len(shape) > 1}
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("mesh", MESHES)
+def test_no_activation_changes_the_axis_it_is_split_along(name: str, mesh: str) -> None:
+    assert "all-to-all" not in {c.kind for c in found(name, mesh)[0]}
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_gradients_are_all_that_data_parallel_devices_exchange(name: str) -> None:
-    all_of, step = found(name, {"dp": 8})
-    assert {c.kind for c in all_of} == {"all-reduce"}
-    exchanged = sum(_size(c.shape) * (LAYERS if c.in_layer else 1) for c in all_of)
-    parameters = sum(_size(param.shape) for param in step.abstract.params.values())
+    of, params = found(name, "dp8")
+    assert {c.kind for c in of} == {"all-reduce"}
+    exchanged = sum(math.prod(c.shape) * (LAYERS if c.in_layer else 1) for c in of)
+    parameters = sum(math.prod(param.shape) for param in params.values())
     assert parameters <= exchanged <= 1.05 * parameters
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for side in shape:
-        size *= side
-    return size
