@@ -12,6 +12,7 @@ import pytest
 from tests.trainer import collectives
 from tests.trainer.collectives import Collective
 from tests.trainer.tiny import DECODER, GPT2, VIT, Counting, Pictures, compiled
+from trainer import spec
 
 
 class Portraits(Pictures):
@@ -39,10 +40,11 @@ MESHES: dict[str, dict[str, int]] = {
 
 
 @functools.cache
-def found(name: str, mesh: str, *, scan: bool = True) -> tuple[list[Collective], dict[str, Any]]:
+def found(name: str, mesh: str, *, scan: bool = True, chunks: Any = "auto") -> tuple[list[Collective], dict[str, Any]]:
     """The collectives of a step, and the parameters it trains; a written-out layer's are among those outside layers."""
     task, model, _ = TASKS[name]
-    step = compiled(task, mesh=MESHES[mesh], model=model.model_copy(update={"scan": scan}))
+    model, loss = model.model_copy(update={"scan": scan}), spec.Loss(chunks=chunks)
+    step = compiled(task, mesh=MESHES[mesh], model=model, loss=loss)
     return list(collectives.of(step)), step.abstract.params
 
 
@@ -105,6 +107,18 @@ def test_a_layer_gathers_each_of_its_weights_once_a_pass_and_only_under_fsdp(
     gathered = weights(name, mesh, passing(in_layers(of), backward=backward))
     assert gathered == one_layers(params, mesh, backward=backward)
     assert bool(gathered) == ("fsdp" in MESHES[mesh])
+
+
+@pytest.mark.parametrize(("name", "chunks"), [*((name, "auto") for name in TASKS), ("decoder", 4), ("gpt2", 4)])
+def test_a_matrix_outside_the_layers_is_gathered_once_a_step(name: str, chunks: Any) -> None:
+    of, params = found(name, "fsdp8", chunks=chunks)
+    outside = weights(name, "fsdp8", [c for c in of if not c.in_layer and len(c.shape) > 1 and min(c.shape) > 1])
+    matrices = [p.shape for key, p in params.items() if not key.startswith("blocks.") and len(p.shape) > 1]
+    # The backward pass keeps what was gathered, as it begins there; a tied head is the table that was looked up in.
+    wanted = [(math.prod(shape[:-1]), shape[-1]) for shape in matrices]  # as the product with patches reads them
+    assert sorted(map(sorted, outside.elements())) == sorted(map(sorted, wanted))
+    once = sum((one_layers(params, "fsdp8", backward=backward) for backward in (False, True)), Counter())
+    assert weights(name, "fsdp8", in_layers(of)) == once  # nor does the loop over a loss's chunks gather anything
 
 
 @pytest.mark.parametrize(("name", "mesh"), [("decoder", "dp2-fsdp2-mp2"), ("vit-cls", "fsdp8")])

@@ -37,11 +37,17 @@ class LanguageModel(nnx.Module):
 
         Looked up in whole rows: a table split along D would give a stream split along D and copied along B.
         """
-        return jnp.take(constrain(self.embedding[...], "vocab", "embed"), tokens_BL, axis=0)
+        return jnp.take(self.table_VD, tokens_BL, axis=0)
+
+    @property
+    def table_VD(self) -> Array:
+        """The embedding with its rows whole: what looks up and a tied head then share one copy of it."""
+        return constrain(self.embedding[...], "vocab", "embed")
 
     @property
     def head_DV(self) -> Array:
-        return self.embedding[...].T if self.head is None else self.head[...]
+        """Whole columns: a loss in chunks would otherwise gather a head split along D once for every chunk."""
+        return self.table_VD.T if self.head is None else constrain(self.head[...], "embed", "vocab")
 
     def project(self, x_BLD: Array, head_DV: Array) -> Array:
         """Features times the head: logits_BLV in the output dtype."""
