@@ -130,7 +130,9 @@ def test_a_model_is_never_whole_in_memory(tmp_path: Path) -> None:
     params = peaks.large()
     source = checkpoint({"params": params}, peaks.LARGE.model_dump(mode="json"), tmp_path / "in")
     peak = peaks.growth(EXPORTER, "export.export(source, to)", str(source), str(tmp_path / "out"))
-    assert peak < sum(array.nbytes for array in params.values())  # 0.6 of it on the machine that this was written on
+    size = sum(array.nbytes for array in params.values())
+    assert size > 150e6
+    assert peak < size  # 0.6 of it on the machine that this was written on: the largest array is 0.3
 
 
 def test_a_pod_knows_where_its_checkpoints_lie(hf: Path, tmp_path: Path) -> None:
