@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks import side
-from benchmarks.table import Row, alone, ms, say
+from benchmarks.table import Row, finish, ms, say
 from launcher.agent.environment import TRAINER
 
 OPTIMIZER = {"lr": 3e-4, "clip": 1.0}
@@ -94,7 +94,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.beside is None:
         say(f"no --beside: {', '.join(OTHERS)} are left out")
-    return alone([row for kind in MODELS for row in rows(kind, small=options.small, python=options.beside)])
+    return finish([row for kind in MODELS for row in rows(kind, small=options.small, python=options.beside)])
 
 
 if __name__ == "__main__":

@@ -62,16 +62,15 @@ class Speed:
 
     def pipeline(self, source: Source) -> Pipeline:
         """As the trainer's own."""
-        rows, threads = self.spec.batch, self.spec.data.threads
         return Pipeline(
             source,
             self.task.example,
-            batch=rows,
-            rows=range(rows),
-            seed=0,
-            shuffle=True,
+            batch=self.spec.batch,
+            rows=range(self.spec.batch),
+            seed=self.spec.seed,
+            shuffle=self.spec.data.shuffle,
             prefetch=self.spec.data.prefetch,
-            threads=threads,
+            threads=self.spec.data.threads,
         )
 
     def seconds(self, batches: Iterator[Any]) -> float:

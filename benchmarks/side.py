@@ -1,7 +1,7 @@
 """One side of a comparison: a process that takes steps and says what they cost.
 
 Either in turn with others, each held to one core, when it is told to; or by itself, as fast as it can. Standard library
-only: the other sides have environments of their own.
+only, and benchmarks.table of the same: the other sides have environments of their own.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
+
+from benchmarks.table import median, say
 
 T = TypeVar("T")
 WARM, STEPS = 5, 20  # of `paced`
@@ -94,7 +95,7 @@ def paced(launch: Callable[[], T], wait: Callable[[T], object]) -> float:
         wait(before)
         before = launched
         stamps.append(time.perf_counter())
-    return statistics.median(after - since for since, after in pairwise(stamps[WARM - 1 :]))
+    return median([after - since for since, after in pairwise(stamps[WARM - 1 :])])
 
 
 def alone(python: str, module: str, given: Mapping[str, Any], environ: Mapping[str, str]) -> Any:
@@ -102,6 +103,6 @@ def alone(python: str, module: str, given: Mapping[str, Any], environ: Mapping[s
     command, path = [python, "-m", module, json.dumps(given)], {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env={**os.environ, **path, **environ}, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        print(f"left out: {module} ended with exit code {done.returncode}", file=sys.stderr, flush=True)
+        say(f"left out: {module} ended with exit code {done.returncode}")
         return None
     return json.loads(done.stdout.strip().splitlines()[-1])

@@ -31,7 +31,7 @@ def emit(rows: Sequence[Row]) -> None:
     print(json.dumps([dataclasses.asdict(row) for row in rows]), flush=True)
 
 
-def alone(rows: Sequence[Row]) -> int:
+def finish(rows: Sequence[Row]) -> int:
     """Of a benchmark that is run by itself: the rows as a table too, on stderr. The exit code, 1 where one is over its
     bound."""
     say(markdown(rows))

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks import environment
 from benchmarks.side import Cost, Side
-from benchmarks.table import Row, alone, median, ms, say
+from benchmarks.table import Row, finish, median, ms, say
 from launcher.agent.environment import TRAINER
 
 PAIRS = 7
@@ -91,7 +91,7 @@ def main() -> int:
         say(f"vit: {name}")
         bound, sizes = SHAPES[name]
         found += rows(name, bound, measured(sizes, PAIRS, tuple(OTHERS)))
-    return alone(found)
+    return finish(found)
 
 
 if __name__ == "__main__":
