@@ -1,25 +1,36 @@
-# The commands, the same here and in CI. PYTHON may be any CPython >= 3.11.
+# The commands are the same on your machine and in CI. PYTHON: any CPython that pyproject.toml accepts.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LISTS := requirements/train.txt requirements/dev.txt
+TOOLS := requirements/tools.txt requirements/build.txt
+QUICK := tests/launcher $(addprefix tests/trainer/,checkpoint data metrics test_spec.py test_task.py)
 
-.PHONY: venv run test check bench cluster-up cluster-down kind-smoke clean
+.PHONY: venv lock run test quick check bench cluster-up cluster-down kind-smoke clean
 
 venv: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml $(LISTS) $(TOOLS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements/tools.txt
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements/build.txt
+	$(BIN)/python -m pip install --quiet --require-hashes --no-build-isolation $(LISTS:%=--requirement %)
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
-run: venv  ## train examples/digits.yaml here
+lock:  ## write requirements/ anew, with uv; UPGRADE: uv's --upgrade, or --upgrade-package NAME
+	$(PYTHON) requirements/lock.py $(UPGRADE)
+
+run: venv  ## train examples/digits.yaml on this machine
 	$(BIN)/launcher run examples/digits.yaml
 
-test: venv  ## side by side what is quiet, one after the other what starts gangs and clusters
-	$(BIN)/python -m pytest -n auto tests/launcher tests/trainer
-	$(BIN)/python -m pytest --ignore tests/launcher --ignore tests/trainer
+test: venv  ## the whole suite: tests that wait beside tests that compute
+	$(BIN)/python -m tests.suite
 
-check: venv  ## format, lint, types, that every test imports, floors
+quick: venv  ## unit tests that compile little and start no jobs or clusters
+	$(BIN)/python -m pytest -q -n auto -m "not slow" $(QUICK)
+
+check: venv  ## format, lint, types, import errors of tests, import rules of packages
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -35,7 +46,7 @@ cluster-up: venv  ## a real Kubernetes on this machine, for tests and for you: e
 cluster-down: venv
 	@$(BIN)/python -m tests.cluster.harness down
 
-kind-smoke: venv  ## the image and a job in a kind cluster; needs docker, kind and kubectl
+kind-smoke: venv  ## build the image and run a job in a kind cluster; needs docker, kind and kubectl
 	k8s/kind/up.sh
 	PATH="$(CURDIR)/$(BIN):$$PATH" NAMESPACE=team k8s/smoke.sh
 

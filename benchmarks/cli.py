@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 
-from benchmarks.table import Row, emit, median, ms, say
+from benchmarks.table import Row, emit, log, median, ms
 
 ROUNDS = 15
 JOB = """name: bench
@@ -29,7 +29,7 @@ def seconds(command: list[str]) -> float:
 
 
 def main() -> None:
-    say("cli: --help, validate and render")
+    log("cli: --help, validate and render")
     launcher = str(pathlib.Path(sys.executable).with_name("launcher"))
     with tempfile.TemporaryDirectory() as folder:
         job = pathlib.Path(folder, "job.yaml")

@@ -9,7 +9,7 @@ import pathlib
 import subprocess
 import sys
 
-from benchmarks.table import say
+from benchmarks.table import log
 
 # The last line of transformers with Flax, on the jax and optax of this environment; torch takes 5 GB.
 SHARED = ("jax", "jaxlib", "flax", "optax", "numpy", "safetensors")
@@ -24,7 +24,7 @@ def python() -> str:
     folder = pathlib.Path(cache, "jaxlaunch", "benchmarks", key)
     ready, found = folder / "ready", str(folder / "bin" / "python")
     if not ready.exists():
-        say(f"building {folder}: {', '.join(wanted)}")
+        log(f"building {folder}: {', '.join(wanted)}")
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         subprocess.run([found, "-m", "pip", "install", "--quiet", *wanted], check=True, stdout=sys.stderr)
         ready.touch()

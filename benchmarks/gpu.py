@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu [--beside PYTHON] [--small]
 
-bf16 and AdamW; one batch that lies on the device, batches that are made up as they are asked for, and batches that the
-trainer's own pipeline reads from a file. With the interpreter of an environment that has others' models of the same
+bf16 and AdamW; one batch that stays on the device, synthetic batches, and batches that the trainer's own pipeline
+reads from a file. With the interpreter of an environment that has others' models of the same
 sizes, those run beside ours: PyTorch's with SDPA and bf16 autocast, compiled and eager, and Flax's ViT under a plain
 jitted step. Each is a process of its own, ours in the environment that the launcher gives a train block. `--small` runs
 the same code at sizes for a CPU. What our steps are made of goes to stderr.
@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks import side
-from benchmarks.table import Row, finish, ms, say
-from launcher.agent.environment import TRAINER
+from benchmarks.table import Row, finish, log, ms
+from launcher.agent.host.environment import TRAINER
 
 OPTIMIZER = {"lr": 3e-4, "clip": 1.0}
 VIT = {"layers": 12, "width": 768, "heads": 12, "patch": 16, "image": [224, 224], "classes": 1000}
@@ -44,7 +44,7 @@ MODELS: Mapping[str, Model] = {
     "decoder": Model("decoder of 1.3 B, tokens/s", DECODER, 16, SMALL_DECODER, 2, 45_500, 52_000),
 }
 H200 = "NVIDIA H200"
-# Name -> module, what it is told, and the kinds it has.
+# Name -> module, its arguments, and the kinds of model it has.
 OTHERS: Mapping[str, tuple[str, dict[str, Any], Sequence[str]]] = {
     "PyTorch compile": ("benchmarks.gpu_torch", {"compile": True}, ("vit", "decoder")),
     "PyTorch eager": ("benchmarks.gpu_torch", {"compile": False}, ("vit", "decoder")),
@@ -53,6 +53,7 @@ OTHERS: Mapping[str, tuple[str, dict[str, Any], Sequence[str]]] = {
 
 
 def rows(kind: str, *, small: bool, python: str | None) -> list[Row]:
+    """Speed of one kind of model by source of its batches, and ratios to others' where `python` has them."""
     model = MODELS[kind]
     sizes, batch = (model.small, model.few) if small else (model.sizes, model.batch)
     given = {"kind": kind, "batch": batch, "small": small, **OPTIMIZER, **sizes}
@@ -60,8 +61,8 @@ def rows(kind: str, *, small: bool, python: str | None) -> list[Row]:
     if ours is None:
         raise SystemExit(f"ours fails for {kind}")
     others = {
-        name: side.alone(python, module, given | told, {})
-        for name, (module, told, kinds) in OTHERS.items()
+        name: side.alone(python, module, given | extra, {})
+        for name, (module, extra, kinds) in OTHERS.items()
         if python is not None and kind in kinds
     }
     pieces = batch * sizes.get("length", 1)  # of a step: what is counted
@@ -80,7 +81,7 @@ def rows(kind: str, *, small: bool, python: str | None) -> list[Row]:
 
 
 def held(model: Model, what: str, speed: float) -> list[Row]:
-    """The speed on an H200, held to what was asked of it."""
+    """Rows that compare the speed on an H200 with its floor and its goal."""
     return [
         Row(f"the floor of {model.floor:,.0f} over {what}", model.floor / speed, 1.0, f"{speed:,.0f} a second"),
         Row(f"the goal of {model.goal:,.0f} over {what}", model.goal / speed, None, f"{speed:,.0f} a second"),
@@ -93,7 +94,7 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     options = parser.parse_args()
     if options.beside is None:
-        say(f"no --beside: {', '.join(OTHERS)} are left out")
+        log(f"no --beside: {', '.join(OTHERS)} are left out")
     return finish([row for kind in MODELS for row in rows(kind, small=options.small, python=options.beside)])
 
 

@@ -14,17 +14,19 @@ from typing import Any
 import jax
 
 from benchmarks import side
-from benchmarks.table import say
-from trainer import flops, mesh
-from trainer.data import array_record, records
+from benchmarks.table import log
+from trainer.attention.availability import with_fallback
+from trainer.data import records
 from trainer.data.pipeline import Pipeline
 from trainer.data.source import Source
-from trainer.kernels import fitted
+from trainer.data.sources import array_record
+from trainer.metrics.progress import Progress
+from trainer.numerics import flops
+from trainer.parallel import mesh
+from trainer.plugin import load
 from trainer.profiling.profiler import Profiler
-from trainer.progress import Progress
 from trainer.spec import CLASSIFY, LM, ArrayRecord, Profile, TrainSpec
-from trainer.step import Step
-from trainer.task import load
+from trainer.step.train_step import Step
 
 OURS = ("kind", "batch", "small", "lr", "clip")  # of what is given, beside the model's sizes
 FIRST, TRACED = 3, 5  # steps of the trace
@@ -49,9 +51,9 @@ class Speed:
                 "optimizer": {"name": "adamw", "lr": given["lr"], "clip": given["clip"]},
             }
         )
-        spec, told = fitted(spec, jax.devices()[0])
-        if told:
-            say(told)
+        spec, note = with_fallback(spec, jax.devices()[0])
+        if note:
+            log(note)
         task = load(spec.task)()
         source = task.source(spec, "train")
         assert source is not None, "synthetic data has training examples"
@@ -61,7 +63,7 @@ class Speed:
         self.step.compile_train(self.first)
 
     def pipeline(self, source: Source) -> Pipeline:
-        """As the trainer's own."""
+        """The pipeline that the trainer would build."""
         return Pipeline(
             source,
             self.task.example,
@@ -74,6 +76,7 @@ class Speed:
         )
 
     def seconds(self, batches: Iterator[Any]) -> float:
+        """Median seconds of a step on these batches."""
         state = self.step.init()
 
         def launch() -> Any:
@@ -84,7 +87,7 @@ class Speed:
         return side.paced(launch, jax.block_until_ready)
 
     def by_path(self, folder: Path) -> dict[str, float]:
-        """Seconds of a step, by where its batches come from; the file, just written, lies in the system's cache."""
+        """Seconds of a step, by where its batches come from; the file, just written, is in the system's cache."""
         records.write(folder / FILE, map(self.source.__getitem__, range(len(self.source))))
         written = array_record.source(ArrayRecord(source="array_record", path=str(folder / FILE)), "train")
         assert written is not None, "no part of it is held out"
@@ -99,7 +102,7 @@ class Speed:
         return iter(self.pipeline(source).iterate(spans, self.step.put))
 
     def explain(self, folder: Path) -> None:
-        """What a step is made of, on stderr."""
+        """Prints the breakdown of a step on stderr."""
         state = self.step.init()
         profiler = Profiler(
             Profile(at=FIRST, steps=TRACED),

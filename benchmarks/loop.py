@@ -1,7 +1,7 @@
 """The training loop against the bare compiled step, in one process, interleaved.
 
-The loop asks a `Stop` between any two steps; here the one who answers takes the time, and after every chunk calls the
-same executable in a tight loop, on a state of its own. What is compared is a chunk with the bare one right after it.
+The loop polls a `Stop` between any two steps; here a replacement takes the time, and after every chunk calls the same
+executable in a tight loop, on a state of its own. What is compared is a chunk with the bare one right after it.
 
 An accelerator computes beside its host. So that a CPU does too, XLA's threads get one core and everything else the
 others (`--shared`: all have all, and what the loop does takes its time from the step itself; reported, not bounded).
@@ -21,12 +21,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.table import Row, emit, median, ms, say
-from trainer import mesh
-from trainer.progress import Progress
+from benchmarks.table import Row, emit, log, median, ms
+from trainer.metrics.progress import Progress
+from trainer.parallel import mesh
+from trainer.plugin import load
 from trainer.spec import CLASSIFY, TrainSpec
-from trainer.step import Step, TrainState
-from trainer.task import load
+from trainer.step.train_step import Step, TrainState
 from trainer.train import Place, Run
 
 EVERY, SAVES, WINDOW = 100, 12, 25  # steps between two saves, how many are looked at, and the steps that feel one
@@ -35,7 +35,7 @@ WIDTHS = (128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 3072)  # of the 
 
 
 class Probe:
-    """Stands where the loop asks whether to stop. Says no, and notes the time of every step."""
+    """Takes the place of the loop's Stop: never stops, and records the time of every step."""
 
     def __init__(self, chunk: int | None) -> None:
         self.run: Run | None = None
@@ -47,6 +47,7 @@ class Probe:
         self._batch: Any = None
 
     def poll(self) -> bool:
+        """False; after a chunk of the loop's steps, runs and times as many bare ones."""
         run = self.run
         if run is None or not run.is_stepping:
             return False
@@ -176,14 +177,14 @@ def set_apart() -> bool:
 def main() -> None:
     jax.config.update("jax_num_cpu_devices", 1)
     if "--shared" in sys.argv[1:] or not set_apart():
-        say("loop: steps of about 2 ms, cores shared")
+        log("loop: steps of about 2 ms, cores shared")
         return emit([overhead("steps of about 2 ms, cores shared", 8, width_for(8, 0.002), 40, 50, bound=None)])
-    say("loop: steps of about 2 ms")
+    log("loop: steps of about 2 ms")
     short = overhead("steps of about 2 ms", 8, width_for(8, 0.002), 40, 50, bound=1.05)
-    say("loop: steps of about 50 ms")
+    log("loop: steps of about 50 ms")
     wide = width_for(256, 0.05)
     long = overhead("steps of about 50 ms", 256, wide, 80, 5, bound=1.01)
-    say("loop: saves")
+    log("loop: saves")
     emit([short, long, *saving(256, wide)])
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.table import Row, emit, say
-from trainer import mesh
+from benchmarks.table import Row, emit, log
+from trainer.parallel import mesh
+from trainer.plugin import load
 from trainer.spec import LM, TrainSpec
-from trainer.step import Step
-from trainer.task import load
+from trainer.step.train_step import Step
 
 STEPS = 5
 SIZES: dict[str, int] = {"layers": 4, "width": 64, "heads": 4, "vocab": 256, "length": 128}
@@ -67,7 +67,7 @@ def rows(**sizes: int) -> list[Row]:
 
 
 def main() -> None:
-    say("remat: temporary bytes of a decoder's step")
+    log("remat: temporary bytes of a decoder's step")
     os.environ["JAX_PLATFORMS"] = "cpu"
     emit(rows())
 

@@ -10,7 +10,7 @@ import signal
 import tempfile
 import time
 
-from benchmarks.table import Row, emit, median, say
+from benchmarks.table import Row, emit, log, median
 from tests.gang.runs import Running, digits, environ, job
 from trainer import contract
 
@@ -26,10 +26,12 @@ def written_at(running: Running, step: int) -> float:
 
 
 def child(running: Running, rank: int) -> int:
-    """The process that trains as `rank` in the first attempt; its spare has not been told where the gang meets."""
-    told = {pid: environ(pid) for pid in running.tree()}
+    """The process that trains as `rank` in the first attempt; its standby process has no coordinator address."""
+    environs = {pid: environ(pid) for pid in running.tree()}
     wanted = str(rank)
-    return next(pid for pid, has in told.items() if contract.COORDINATOR in has and has[contract.PROCESS_ID] == wanted)
+    return next(
+        pid for pid, has in environs.items() if contract.COORDINATOR in has and has[contract.PROCESS_ID] == wanted
+    )
 
 
 def measure(folder: pathlib.Path) -> tuple[float, float]:
@@ -54,7 +56,7 @@ def measure(folder: pathlib.Path) -> tuple[float, float]:
 def main() -> None:
     colds, restarts = [], []
     for turn in range(ROUNDS):
-        say(f"restart: {turn + 1} of {ROUNDS}")
+        log(f"restart: {turn + 1} of {ROUNDS}")
         with tempfile.TemporaryDirectory() as folder:
             cold, restart = measure(pathlib.Path(folder))
         colds.append(cold)

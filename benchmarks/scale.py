@@ -1,6 +1,6 @@
 """What a thousand hosts cost the commands over a hundred, on a cluster whose nodes exist in name only.
 
-Needs what tests/cluster needs, and its programs built; elsewhere it says so and measures nothing.
+Needs what tests/cluster needs, and its programs built; elsewhere it prints that and measures nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import pathlib
 import tempfile
 from collections.abc import Callable, Mapping
 
-from benchmarks.table import Row, emit, median, say
+from benchmarks.table import Row, emit, log, median
 from tests.cluster import fleet
 from tests.cluster.access import Access
 from tests.cluster.fleet import Cost, Fleet
@@ -38,6 +38,7 @@ def rows_of(access: Access, folder: pathlib.Path) -> list[Row]:
 
 
 def repeated(sizes: Mapping[int, Fleet], once: Callable[[Fleet], Cost]) -> dict[int, list[Cost]]:
+    """The costs of `once` on each size, ROUNDS times, interleaved."""
     rounds = [{hosts: once(one) for hosts, one in sizes.items()} for _ in range(ROUNDS)]
     return {hosts: [each[hosts] for each in rounds] for hosts in sizes}
 
@@ -56,9 +57,9 @@ def compared(command: str, costs: Mapping[int, list[Cost]]) -> Row:
 
 def main() -> None:
     if machine.lacks() or not build.is_built():
-        say(f"scale: left out: {'; '.join(machine.lacks()) or 'the programs of tests/cluster are not built'}")
+        log(f"scale: left out: {'; '.join(machine.lacks()) or 'the programs of tests/cluster are not built'}")
         return emit([])
-    say("scale: a hundred and a thousand hosts")
+    log("scale: a hundred and a thousand hosts")
     with cluster.used(), tempfile.TemporaryDirectory() as folder:
         access = Access(places.ADMIN, build.home() / "kubectl", is_ours=True)
         emit(rows_of(access, pathlib.Path(folder)))

@@ -1,6 +1,6 @@
-"""One side of a comparison: a process that takes steps and says what they cost.
+"""One side of a comparison: a process that runs steps and measures them.
 
-Either in turn with others, each held to one core, when it is told to; or by itself, as fast as it can. Standard library
+Either step by step in turn with others, each held to one core; or by itself, as fast as it can. Standard library
 only, and benchmarks.table of the same: the other sides have environments of their own.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
-from benchmarks.table import median, say
+from benchmarks.table import log, median
 
 T = TypeVar("T")
 WARM, STEPS = 5, 20  # of `paced`
@@ -32,7 +32,7 @@ ONE_THREAD = {
 
 
 class Cost(NamedTuple):
-    """Of one step."""
+    """Cost and loss of one step."""
 
     seconds: float
     cpu_seconds: float  # of all threads
@@ -40,7 +40,7 @@ class Cost(NamedTuple):
 
 
 class Side:
-    """The end of the one who asks. Raises SystemExit when the process has gone."""
+    """The parent's end: starts the process and asks it for steps. Raises SystemExit when it has ended."""
 
     def __init__(
         self, python: str, module: str, arguments: Sequence[str], core: int, environ: Mapping[str, str]
@@ -55,19 +55,20 @@ class Side:
             stdout=subprocess.PIPE,
             preexec_fn=lambda: os.sched_setaffinity(0, {core}),
         )
-        self.says: str = self._heard()  # what it is made of
+        self.versions: str = self._answer()  # of its libraries
 
     def step(self) -> Cost:
+        """The cost of the next step."""
         assert self._process.stdin is not None
         self._process.stdin.write("step\n")
         self._process.stdin.flush()
-        return Cost(*self._heard())
+        return Cost(*self._answer())
 
     def close(self) -> None:
-        """Ends the process: it has no more to hear."""
+        """Ends the process."""
         self._process.communicate()
 
-    def _heard(self) -> Any:
+    def _answer(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -75,10 +76,10 @@ class Side:
         return json.loads(line)
 
 
-def serve(says: str, step: Callable[[], float]) -> None:
-    """The end of the one who computes: `step` waits for its result and returns the loss before it."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # whatever else a library prints is talk
-    print(json.dumps(says), file=answers, flush=True)
+def serve(versions: str, step: Callable[[], float]) -> None:
+    """The process's end: runs `step`, which waits for its result and returns the loss, for each line on stdin."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print is not an answer
+    print(json.dumps(versions), file=answers, flush=True)
     for _ in sys.stdin:
         began, began_cpu = time.perf_counter(), time.process_time()
         loss = step()
@@ -99,10 +100,10 @@ def paced(launch: Callable[[], T], wait: Callable[[T], object]) -> float:
 
 
 def alone(python: str, module: str, given: Mapping[str, Any], environ: Mapping[str, str]) -> Any:
-    """What a process by itself answers; None, and a word on stderr, where it fails."""
+    """The JSON that the module prints in a process by itself; None, and a message on stderr, where it fails."""
     command, path = [python, "-m", module, json.dumps(given)], {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env={**os.environ, **path, **environ}, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        say(f"left out: {module} ended with exit code {done.returncode}")
+        log(f"left out: {module} ended with exit code {done.returncode}")
         return None
     return json.loads(done.stdout.strip().splitlines()[-1])

@@ -1,4 +1,4 @@
-"""What a benchmark found: a ratio against a baseline of the same run, and the bound it is held to."""
+"""Results of a benchmark: ratios against a baseline of the same run, and their bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One finding."""
+    """One result."""
 
     what: str
     ratio: float | None  # None: only reported
@@ -23,23 +23,24 @@ class Row:
 
     @property
     def holds(self) -> bool:
+        """Whether the ratio is within its bound, or has none."""
         return self.ratio is None or self.bound is None or self.ratio <= self.bound
 
 
 def emit(rows: Sequence[Row]) -> None:
-    """The rows as the last line of stdout, for the process that asked."""
+    """Prints the rows as one line of JSON on stdout, for the process that started the benchmark."""
     print(json.dumps([dataclasses.asdict(row) for row in rows]), flush=True)
 
 
 def finish(rows: Sequence[Row]) -> int:
-    """Of a benchmark that is run by itself: the rows as a table too, on stderr. The exit code, 1 where one is over its
-    bound."""
-    say(markdown(rows))
+    """Ends a benchmark that is run by itself: also prints the rows as a table on stderr; returns the exit code."""
+    log(markdown(rows))
     emit(rows)
     return failed(rows)
 
 
 def failed(rows: Sequence[Row]) -> int:
+    """The exit code: 1 where a ratio is over its bound."""
     return int(not all(row.holds for row in rows))
 
 
@@ -60,20 +61,22 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def machine() -> str:
-    """Where this was measured, in words."""
+    """The machine and versions of the measurement, as text."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     versions = f"Python {platform.python_version()}, jax {importlib.metadata.version('jax')}"
     return f"{cores} cores, {platform.system()} {platform.machine()}, {versions}"
 
 
 def ms(seconds: float) -> str:
+    """`seconds` as milliseconds, three digits."""
     return f"{seconds * 1e3:.3g} ms"
 
 
 def median(values: Sequence[float]) -> float:
+    """The median, without numpy: other environments may lack it."""
     return statistics.median(values)
 
 
-def say(text: str) -> None:
-    """Talk, on stderr: stdout is for the table."""
+def log(text: str) -> None:
+    """Prints progress on stderr: stdout is for the rows."""
     print(text, file=sys.stderr, flush=True)

@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks import environment
 from benchmarks.side import Cost, Side
-from benchmarks.table import Row, finish, median, ms, say
-from launcher.agent.environment import TRAINER
+from benchmarks.table import Row, finish, log, median, ms
+from launcher.agent.host.environment import TRAINER
 
 PAIRS = 7
 OURS = TRAINER["cpu"]
@@ -53,7 +53,7 @@ def measured(sizes: Mapping[str, Any], pairs: int, sides: Sequence[str]) -> dict
             module, environ = OTHERS[name]
             running[name] = Side(python, module, [folder], core, environ)
         for name, side in running.items():
-            say(f"  {name}: {side.says}")
+            log(f"  {name}: {side.versions}")
         rounds = [{name: side.step() for name, side in running.items()} for _ in range(2 + pairs)]
         for side in running.values():
             side.close()
@@ -88,7 +88,7 @@ def main() -> int:
     chosen = [name for name in SHAPES if all(word in name for word in sys.argv[1:])]
     found = []
     for name in chosen:
-        say(f"vit: {name}")
+        log(f"vit: {name}")
         bound, sizes = SHAPES[name]
         found += rows(name, bound, measured(sizes, PAIRS, tuple(OTHERS)))
     return finish(found)

@@ -11,10 +11,11 @@ import jax
 import numpy as np
 
 from benchmarks.side import serve
-from trainer import mesh, publish
+from trainer.huggingface import save
+from trainer.parallel import mesh
+from trainer.plugin import load
 from trainer.spec import CLASSIFY, TrainSpec, ViT
-from trainer.step import Step
-from trainer.task import load
+from trainer.step.train_step import Step
 
 WEIGHTS, BATCH, SIZES = "weights", "batch.npz", "sizes.json"  # in the folder that the sides share
 SHIFT, SCALE = 128.0, 64.0  # pixel = (byte - SHIFT) / SCALE
@@ -50,7 +51,7 @@ def step_of(sizes: dict[str, Any], folder: pathlib.Path | None) -> tuple[Step, V
 def write(sizes: dict[str, Any], folder: pathlib.Path) -> None:
     """Sizes, random weights and one batch of random images."""
     made, model = step_of(sizes, None)
-    publish.save(str(folder / WEIGHTS), model, made.init().params)
+    save.save(str(folder / WEIGHTS), model, made.init().params)
     rng, rows = np.random.default_rng(0), sizes["batch"]
     images = rng.integers(0, 256, (rows, *sizes["image"], 3), np.uint8)
     np.savez(folder / BATCH, images=images, labels=rng.integers(0, sizes["classes"], rows, np.int32))

@@ -1,9 +1,9 @@
-"""Errors that a person can mend. Anything else keeps its traceback: it is a bug of ours.
+"""Errors that a user or a cluster administrator can fix. Any other exception keeps its traceback: it is our bug.
 
 UserError            2  a file, an argument or a value of the user's
 ├── JobFaults        2  all that is wrong with one job.yaml, at once
-└── ClusterError     3  the cluster cannot be reached, or says no
-    ├── ApiError     3  the API server's own words of refusal
+└── ClusterError     3  the cluster cannot be reached, or refuses
+    ├── ApiError     3  the API server refused: its own message
     └── Unreachable  3  no answer came
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 KeyPath = tuple[str | int, ...]  # of a key: ("volumes", 0, "path")
 
-SHOWN_FAULTS = 50  # a file of another kind has a fault on every line; nobody reads the fifty-first
+SHOWN_FAULTS = 50  # a file of another kind has a fault on every line, which would fill screens
 
 
 class UserError(Exception):
@@ -33,13 +33,13 @@ class UserError(Exception):
 
 
 class ClusterError(UserError):
-    """Ends the command with exit code 3: the cluster's to mend, not the file's."""
+    """Ends the command with exit code 3: the cluster, not the job's file, must be fixed."""
 
     exit_code = 3
 
 
 class ApiError(ClusterError):
-    """The API server answered, and refused: its own message is kept whole."""
+    """The API server answered with an error: its own message is kept whole."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class ApiError(ClusterError):
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, hint)
-        self.status = status  # of HTTP: 403, 409, 422
+        self.status = status  # HTTP status: 403, 409, 422
         self.reason = reason  # AlreadyExists, Forbidden, Invalid …
         self.details = dict(details or {})
-        self.retry_after_s = retry_after_s  # what the server asks for, if it does
+        self.retry_after_s = retry_after_s  # the Retry-After of the response, if it has one
 
 
 class Unreachable(ClusterError):
@@ -63,6 +63,11 @@ class Unreachable(ClusterError):
     def __init__(self, message: str, hint: str | None = None, *, sent: bool = False) -> None:
         super().__init__(message, hint)
         self.sent = sent
+
+
+def exceeds_quota(fault: ClusterError) -> bool:
+    """Whether a ResourceQuota is used up. The server judges it first, for objects that exist and in dry runs too."""
+    return isinstance(fault, ApiError) and fault.status == 403 and "exceeded quota" in fault.message
 
 
 @dataclasses.dataclass(frozen=True)

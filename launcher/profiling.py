@@ -1,6 +1,6 @@
-"""Asks the agents of a run for a profile of its next steps, and waits for what their processes find.
+"""Requests a profile of the next steps from the agents of a run, and waits for the results of their processes.
 
-An agent takes such requests from its own machine alone: here over loopback, in a pod through the API server.
+An agent accepts such requests from its own host only: here over loopback, in a pod by port-forward.
 """
 
 from __future__ import annotations
@@ -12,89 +12,92 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launcher import hosts, stop
-from launcher.agent.memory import AGENTS
-from launcher.agent.profiles import ENDED
-from launcher.cluster import Cluster
+from launcher.agent.host.profiles import ENDED
+from launcher.agent.leader import run_folder
+from launcher.cluster.client import Cluster
 from launcher.errors import ApiError, Unreachable, UserError
-from launcher.jobset import NAME_LABEL
-from launcher.kinds import PODS
-from launcher.objects import template
+from launcher.kube.kinds import PODS
+from launcher.kube.labels import NAME_LABEL
+from launcher.kube.objects import template
+from launcher.lifecycle import ownership
+from launcher.status import hosts
+from launcher.wording import placed
 
-HOSTS = 8  # that are asked; of a larger gang host 0 alone
+HOSTS = 8  # that are profiled; of more than that only host 0
 METRICS_PORT = "metrics"  # of the container, by name
 _POLL_S = 1.0
-_TRIES = 3  # of a look, on a cluster
-_PATIENCE_S = 10.0  # of an agent that is asked
+_TRIES = 3  # of a GET, on a cluster
+_TIMEOUT_S = 10.0  # of a request to an agent here
 
 Say = Callable[[str], None]
-Found = Mapping[str, Any]
+Answer = Mapping[str, Any]  # of an agent, as its JSON
 
 
 class Gone(Exception):
-    """The agent does not answer any more: its run ended, or starts anew."""
+    """The agent no longer answers: its run ended, or is restarting."""
 
 
 class Agent(NamedTuple):
-    """An agent, and a way to it."""
+    """The agent of a host, and how to send it a request."""
 
     name: str  # host 0
-    ask: Callable[[str, str], tuple[int, Found]]  # method and target -> status and answer; raises Gone
+    request: Callable[[str, str], tuple[int, Answer]]  # method and target -> HTTP status and answer; raises Gone
 
 
 def here(folder: Path) -> list[Agent]:
-    """The agents of a run on this machine. Raises UserError when they do not run here."""
+    """The agents of a run on this machine. Raises UserError when they are not running here."""
     try:
-        listed = json.loads((folder / AGENTS).read_text())
+        listed = run_folder.agents(folder)
     except FileNotFoundError:
         listed = []
     agents = [Agent(f"host {one['host']}", _over_loopback(one["address"])) for one in listed if _is_alive(one)]
     if not agents:
         raise UserError(
             f"{folder} is not running, or its processes have not started yet.",
-            "`launcher run` starts it; -n NAMESPACE names a job on a cluster.",
+            "start it with `launcher run`, or add -n NAMESPACE for a job on a cluster.",
         )
     return agents
 
 
 def _is_alive(agent: Mapping[str, Any]) -> bool:
-    """Whether it runs on this machine: the folder of a job on a cluster lists other ones."""
+    """Whether it runs on this machine: the run folder of a job on a cluster lists agents of other hosts."""
     return str(agent["address"]).startswith("127.0.0.1:") and Path(f"/proc/{agent['pid']}").exists()
 
 
-def _over_loopback(address: str) -> Callable[[str, str], tuple[int, Found]]:
-    def ask(method: str, target: str) -> tuple[int, Found]:
-        connection = http.client.HTTPConnection(address, timeout=_PATIENCE_S)
+def _over_loopback(address: str) -> Callable[[str, str], tuple[int, Answer]]:
+    def request(method: str, target: str) -> tuple[int, Answer]:
+        connection = http.client.HTTPConnection(address, timeout=_TIMEOUT_S)
         try:
             connection.request(method, target)
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise Gone(str(error)) from None
         finally:
             connection.close()
 
-    return ask
+    return request
 
 
 def on_cluster(cluster: Cluster, namespace: str, name: str) -> list[Agent]:
-    """The agents of a job on a cluster. Raises UserError when there is no such job, or host 0 does not run."""
-    jobset = stop.own(cluster, name, namespace)
+    """The agents of a job on a cluster. Raises UserError when there is no such job, or host 0 is not running."""
+    jobset = ownership.own(cluster, name, namespace)
     pods = cluster.list(PODS, namespace, labels=f"{NAME_LABEL}={name}")
     running = [host for host in hosts.newest(jobset, pods) if host.running and not host.is_init]
     if not running or running[0].number != 0:
-        raise UserError(f"Job {name} does not run: host 0 has no process.", f"`launcher explain {name}` says why.")
+        hint = placed(f"see `launcher explain {name}`.", namespace)
+        raise UserError(f"Job {name} is not running: host 0 has no process.", hint)
     ports = hosts.main_container(template(jobset)["spec"])["ports"]
     port = next(int(one["containerPort"]) for one in ports if one["name"] == METRICS_PORT)
-    return [Agent(host.name, _through(cluster, namespace, host.pod, port)) for host in running]
+    return [Agent(host.name, _by_port_forward(cluster, namespace, host.pod, port)) for host in running]
 
 
-def _through(cluster: Cluster, namespace: str, pod: str, port: int) -> Callable[[str, str], tuple[int, Found]]:
-    def ask(method: str, target: str) -> tuple[int, Found]:
-        request = f"{method} {target} HTTP/1.1\r\nHost: {pod}\r\nContent-Length: 0\r\n\r\n".encode()
+def _by_port_forward(cluster: Cluster, namespace: str, pod: str, port: int) -> Callable[[str, str], tuple[int, Answer]]:
+    def request(method: str, target: str) -> tuple[int, Answer]:
+        sent = f"{method} {target} HTTP/1.1\r\nHost: {pod}\r\nContent-Length: 0\r\n\r\n".encode()
         for left in reversed(range(_TRIES if method == "GET" else 1)):
             try:
-                head, _, body = cluster.through(namespace, pod, port, request).partition(b"\r\n\r\n")
+                head, _, body = cluster.port_forward(namespace, pod, port, sent).partition(b"\r\n\r\n")
                 return int(head.split()[1]), json.loads(body)
             except (Unreachable, ValueError, LookupError) as error:
                 fault = str(error)
@@ -105,57 +108,57 @@ def _through(cluster: Cluster, namespace: str, pod: str, port: int) -> Callable[
             time.sleep(_POLL_S if left else 0)
         raise Gone(fault)
 
-    return ask
+    return request
 
 
-def profile(agents: Sequence[Agent], steps: int, say: Say) -> dict[int, Found]:
-    """What each rank answered at last: its `state` is done, failed or gone. Raises UserError when none was asked."""
+def profile(agents: Sequence[Agent], steps: int, say: Say) -> dict[int, Answer]:
+    """The last answer of each rank, its `state` done, failed or gone. Raises UserError when host 0 refuses."""
     if len(agents) > HOSTS:
         say(f"only {agents[0].name} of {len(agents)} hosts is profiled")
         agents = agents[:1]
-    asked = {agent: answer for agent in agents if (answer := _ask(agent, steps, agent is agents[0], say))}
-    standing = {agent: _ranks(answer) for agent, answer in asked.items()}
-    told: set[int] = set()
-    while waiting := [agent for agent, ranks in standing.items() if not _has_ended(ranks)]:
+    accepted = {agent: answer for agent in agents if (answer := _start(agent, steps, agent is agents[0], say))}
+    states = {agent: _ranks(answer) for agent, answer in accepted.items()}
+    reported: set[int] = set()
+    while waiting := [agent for agent, ranks in states.items() if not _has_ended(ranks)]:
         time.sleep(_POLL_S)
         for agent in waiting:
-            standing[agent] = _look(agent, asked[agent]["id"], standing[agent])
-            for rank, one in standing[agent].items():
-                if one["state"] == "tracing" and rank not in told:
-                    told.add(rank)
+            states[agent] = _poll(agent, accepted[agent]["id"], states[agent])
+            for rank, one in states[agent].items():
+                if one["state"] == "tracing" and rank not in reported:
+                    reported.add(rank)
                     say(f"rank {rank} traces {one['steps']} steps from step {one['step']}")
-    return dict(sorted((rank, one) for ranks in standing.values() for rank, one in ranks.items()))
+    return dict(sorted((rank, one) for ranks in states.values() for rank, one in ranks.items()))
 
 
-def _ask(agent: Agent, steps: int, is_first: bool, say: Say) -> Found | None:
-    """What the agent answers at first. The first agent's refusal is everyone's; a later one is said, and gives none."""
+def _start(agent: Agent, steps: int, is_first: bool, say: Say) -> Answer | None:
+    """The agent's first answer. Raises UserError when the first agent refuses; when a later one does, says so."""
     try:
-        status, answer = agent.ask("POST", f"/profile?steps={steps}")
+        status, answer = agent.request("POST", f"/profile?steps={steps}")
     except Gone as gone:
         status, answer = 0, {"error": f"it does not answer: {gone}"}
     if status == 202:
         return answer
-    refusal = f"{agent.name} takes no profile: {answer.get('error', answer)}."
+    refusal = f"{agent.name} refused the profile: {answer.get('error', answer)}."
     if is_first:
         raise UserError(refusal)
     say(refusal)
     return None
 
 
-def _look(agent: Agent, number: int, before: Mapping[int, Found]) -> dict[int, Found]:
-    """How profile `number` stands now; with the agent, or its answers, what was not found yet is gone."""
+def _poll(agent: Agent, number: int, before: Mapping[int, Answer]) -> dict[int, Answer]:
+    """The state of each rank in profile `number`; `gone` where the agent, or its profile, is."""
     try:
-        answer = agent.ask("GET", "/profile")[1]
+        answer = agent.request("GET", "/profile")[1]
         if answer.get("id") != number:
-            raise Gone("it was asked for another profile since, or has started anew")
+            raise Gone("another profile was requested since, or the agent restarted")
         return _ranks(answer)
     except Gone:
         return {rank: one if one["state"] in ENDED else {"state": "gone"} for rank, one in before.items()}
 
 
-def _ranks(answer: Found) -> dict[int, Found]:
+def _ranks(answer: Answer) -> dict[int, Answer]:
     return {int(rank): one for rank, one in answer["ranks"].items()}
 
 
-def _has_ended(ranks: Mapping[int, Found]) -> bool:
+def _has_ended(ranks: Mapping[int, Answer]) -> bool:
     return all(one["state"] in ENDED for one in ranks.values())

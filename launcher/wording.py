@@ -1,12 +1,26 @@
-"""How messages write paths, counts, choices and long values."""
+"""How messages write paths, counts, choices, long values, and what would steer a terminal."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from launcher.errors import KeyPath
 
 LONGEST_SHOWN = 60  # characters of a value or a key
+# What a terminal obeys: C0, DEL and C1 but tab and newline. It sets the clipboard (OSC 52), titles, clears the screen.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,64}m)")  # SGR of ECMA-48: how the characters after it look, and nothing else
+# Commands about objects of a namespace, as messages name them; not those about nodes, classes and namespaces.
+_NAMESPACED = re.compile(
+    r"\b(?:launcher (?:delete|explain|logs|profile|status|stop|submit)(?= )|launcher list\b|"
+    r"kubectl(?= (?:create|delete|describe|get|logs) )(?! get (?:priorityclasses|runtimeclasses|namespace)))(?! -n )"
+)
+
+
+def placed(advice: str, namespace: str) -> str:
+    """Advice whose commands name the namespace, and so work whatever the context's is."""
+    return _NAMESPACED.sub(lambda match: f"{match[0]} -n {namespace}", advice)
 
 
 def cut(text: str) -> str:
@@ -28,3 +42,24 @@ def either(options: Sequence[object]) -> str:
 def count(number: int, noun: str) -> str:
     """`1 host`, `4 hosts`, `2 processes`."""
     return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
+
+
+def size(number: float) -> str:
+    """`131.2 MiB`."""
+    if number < 1000:
+        return f"{number:.0f} B"
+    units = ("KiB", "MiB", "GiB")
+    power = next((power for power in (1, 2) if number / 1024**power < 1000), 3)
+    return f"{number / 1024**power:.1f} {units[power - 1]}"
+
+
+def visible(text: str) -> str:
+    """The text with its control characters written out: `\\x1b` in place of an escape."""
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def coloured(text: str) -> str:
+    """The same for a line of a program, which keeps its colours; they end with the line."""
+    texts_and_colours = _COLOUR.split(text)
+    shown = [part if at % 2 else visible(part) for at, part in enumerate(texts_and_colours)]
+    return "".join(shown) + ("\x1b[0m" if len(shown) > 1 else "")

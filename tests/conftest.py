@@ -14,6 +14,7 @@ from tests import environments, needs
 if TYPE_CHECKING:
     from tests.helm.charts import Helm
 
+pytest_plugins = ["tests.failures"]
 os.environ["JAX_PLATFORMS"] = "cpu"
 # A shell lets what it starts in the background ignore Ctrl-C, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

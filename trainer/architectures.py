@@ -1,11 +1,11 @@
-"""The built-in models: their keys, sizes by name, and what fits together. Never imports jax."""
+"""The built-in models: their keys, presets and checks. Never imports jax."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0.0)]
@@ -13,7 +13,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Block(BaseModel):
-    """A closed mapping: an unknown key is a fault, a value does not change after it was read."""
+    """A mapping with fixed keys: an unknown key is an error, and a value cannot change after it was read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -51,12 +51,18 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+def _is_folder(path: str) -> str:
+    if not path.strip() or "://" in path:
+        raise ValueError("is not a folder: download the weights first, or mount them")
+    return path
+
+
 class Published(Block):
     """A model that others have trained: sizes by name, weights from their files."""
 
     kind: str = Field(description="this model")
     preset: str | None = Field(None, description="sizes by name, below the keys given here")
-    init_from: Annotated[str, Field(min_length=1)] | None = Field(
+    init_from: Annotated[str, AfterValidator(_is_folder)] | None = Field(
         None, description="a Hugging Face folder, config.json and safetensors, to start from; null: random weights"
     )
     scan: bool = Field(True, description="layers are one loop: compiles fast; false: written out, runs faster")
@@ -126,7 +132,7 @@ class Decoder(Published):
 
     @property
     def units(self) -> int:
-        """Of the SwiGLU."""
+        """Hidden units of the SwiGLU."""
         return self.hidden or -(-8 * self.width // (3 * 64)) * 64
 
 
@@ -157,12 +163,12 @@ class GPT2(Published):
 
     @property
     def rows(self) -> int:
-        """Of the position table."""
+        """Rows of the position table."""
         return self.positions or self.length
 
     @property
     def units(self) -> int:
-        """Of the MLP."""
+        """Hidden units of the MLP."""
         return self.hidden or 4 * self.width
 
 
@@ -204,12 +210,12 @@ class ViT(Published):
 
     @property
     def units(self) -> int:
-        """Of the MLP."""
+        """Hidden units of the MLP."""
         return self.hidden or 4 * self.width
 
     @property
     def patches(self) -> int:
-        """Of an image."""
+        """Patches of an image."""
         return self.image[0] // self.patch * (self.image[1] // self.patch)
 
 

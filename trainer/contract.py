@@ -9,8 +9,10 @@ import dataclasses
 import enum
 import json
 import os
+import re
 import select
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 # Environment variables: who sets them -> who reads them.
@@ -23,41 +25,52 @@ UID = "JAXLAUNCH_UID"  # jobset, run -> agent, trainer: whose gang this is
 GENERATION = "JAXLAUNCH_GENERATION"  # jobset, run -> agent: which set of pods
 NODE = "JAXLAUNCH_NODE"  # jobset -> agent: where the pod runs, for messages
 POD_UID = "JAXLAUNCH_POD_UID"  # jobset, run -> agent: which incarnation of this pod
+POD_IP = "JAXLAUNCH_POD_IP"  # jobset -> agent: the pod's address, which it listens on; unset: on every interface
+GANG_SECRET = "JAXLAUNCH_GANG_SECRET"  # jobset -> agent: the file of the gang's secret; unset: UID alone is its key
 JOB = "JAXLAUNCH_JOB"  # jobset, run -> agent: AgentJob as JSON
-RUN_DIR = "JAXLAUNCH_RUN_DIR"  # jobset, run -> agent, trainer: the run folder; unset means no memory
+RUN_DIR = "JAXLAUNCH_RUN_DIR"  # jobset, run -> agent, trainer: the run folder; unset: none
+RUN_URL = "JAXLAUNCH_RUN_URL"  # jobset -> agent: the bucket that keeps the run folder, of which RUN_DIR is a copy here
 TRAIN_SPEC = "TRAIN_SPEC"  # jobset, run -> trainer: the train block as JSON
-PARENT = "JAXLAUNCH_PARENT"  # run -> agent: a pid; an agent whose parent is gone stops as if it were told to
+STARTED = "JAXLAUNCH_STARTED"  # run -> agent: Unix time at which the run started; unset: when the agent did
+PARENT = "JAXLAUNCH_PARENT"  # run -> agent: a pid; an agent whose parent is gone stops as on SIGTERM
 CODE = "JAXLAUNCH_CODE"  # jobset -> agent: the archive of the job's code, unpacked before any process starts
 CODE_ROOT = "JAXLAUNCH_CODE_ROOT"  # jobset -> agent: the folder it is unpacked to, first on PYTHONPATH
 TAKE_OVER = "JAXLAUNCH_TAKE_OVER"  # run -> trainer: "1" takes a checkpoint folder from its owner
 PROGRESS_FD = "JAXLAUNCH_PROGRESS_FD"  # agent -> child: where it reports, a non-blocking pipe
 METRICS = "JAXLAUNCH_METRICS"  # agent -> child: Unix socket path it serves its metrics text on
-PROFILE = "JAXLAUNCH_PROFILE"  # agent -> child: a file that asks for a profile: {"id": 1, "steps": 5}
-STACKS = "JAXLAUNCH_STACKS"  # agent -> child: the file its stacks go to on SIGUSR1
+PROFILE = "JAXLAUNCH_PROFILE"  # agent -> child: the file that requests a profile: {"id": 1, "steps": 5}
+STACKS = "JAXLAUNCH_STACKS"  # agent -> child: the file its stacks are written to on SIGUSR1
 REPORTER = "JAXLAUNCH_REPORTER"  # site hook -> what the program starts: the pid that owns the progress pipe
 ATTEMPT = "JAXLAUNCH_ATTEMPT"  # agent -> child: which start of the children this is, across generations
 TIMEOUT = "JAXLAUNCH_INIT_TIMEOUT"  # agent -> child: seconds jax.distributed.initialize may take
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # agent -> child: fresh port per attempt
+BIND = "JAX_COORDINATOR_BIND_ADDRESS"  # agent -> child of host 0: where JAX's coordinator listens; else everywhere
 NUM_PROCESSES = "JAX_NUM_PROCESSES"  # agent -> child
 PROCESS_ID = "JAX_PROCESS_ID"  # agent -> child
 LOCAL_DEVICE_IDS = "JAX_LOCAL_DEVICE_IDS"  # agent -> child, several processes per GPU host
 NUM_CPU_DEVICES = "JAX_NUM_CPU_DEVICES"  # agent -> child, virtual CPU devices
 
-HEARTBEAT_TIMEOUT_S = 30  # JAX's own default of 100 s would be the slowest detector of all
-SHUTDOWN_TIMEOUT_S = 10  # JAX's own default of 300 s holds a true exit code back for five minutes
+ANNOTATION = "jaxlaunch.io/progress"  # agent, launcher -> launcher: how far a job is, on its JobSet
 
-PROFILE_STEPS = 100  # that one profile may hold: a trace is kept in memory until it ends
+HEARTBEAT_TIMEOUT_S = 30  # JAX's own default of 100 s would be slower than every other check
+SHUTDOWN_TIMEOUT_S = 10  # JAX's own default of 300 s delays the exit code by five minutes
+
+PROFILE_STEPS = 100  # most steps of one profile: a trace is in memory until it ends
 
 MESH_AXES = ("dp", "fsdp", "mp")  # outermost first: mp neighbours are the closest devices
 
-# What a child may be in, in the order of a run. Each has a budget; `done` ends it.
+# What a child may be in, in the order of a run. Each has a timeout; `done` ends it.
 PHASES = ("init", "restore", "compile", "step", "data", "eval", "save", "done")
-# Where an attempt's seconds go: the phases, and what lies around them.
+# Causes of an attempt's seconds: the phases, and what is around them.
 CLOCK = ("rendezvous", "init", "restore", "compile", "step", "data", "eval", "save", "lost_work", "down")
+
+# The oldest NVIDIA driver that runs programs of a major version of CUDA (NVIDIA, CUDA Compatibility, "Minor Version
+# Compatibility", table 1), and so the extras cuda12 and cuda13.
+OLDEST_DRIVER: Mapping[int, int] = {12: 525, 13: 580}
 
 
 class Action(enum.Enum):
-    """What JobSet does when a gang ends with a code."""
+    """What JobSet does when the processes end with a code."""
 
     COMPLETE = "Complete"
     FAIL = "FailJobSet"
@@ -67,7 +80,7 @@ class Action(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One row of the exit-code table: how a gang ended and what follows from it."""
+    """One row of the exit-code table: how a run's processes ended and what follows from it."""
 
     code: int
     cause: str  # the label in metrics, the `cause` of a verdict
@@ -77,8 +90,9 @@ class Outcome:
 
 
 DONE, BAD_SPEC, BAD_DATA, STARTUP = 0, 64, 65, 70
-NOT_FINITE, NO_CHECKPOINT, NO_PROGRESS, PREEMPTED = 76, 78, 79, 80
+NOT_FINITE, DEADLINE, NO_CHECKPOINT, NO_PROGRESS, PREEMPTED = 76, 77, 78, 79, 80
 LOST, HANG, CRASH, STORAGE, KILLED = 81, 82, 83, 84, 137
+SENTENCES = (BAD_SPEC, BAD_DATA, NOT_FINITE, NO_CHECKPOINT, STORAGE)  # of trainer.errors: what a person can fix
 
 OUTCOMES: Mapping[int, Outcome] = {
     outcome.code: outcome
@@ -88,12 +102,13 @@ OUTCOMES: Mapping[int, Outcome] = {
         Outcome(BAD_DATA, "bad_data", "the data is missing or wrong", False, Action.FAIL),
         Outcome(STARTUP, "startup", "the program raised before its first step", False, Action.FAIL),
         Outcome(NOT_FINITE, "not_finite", "loss or gradients are not finite", False, Action.FAIL),
+        Outcome(DEADLINE, "deadline", "the job's deadline passed", False, Action.FAIL),
         Outcome(NO_CHECKPOINT, "no_checkpoint", "no usable checkpoint, or not its owner", False, Action.FAIL),
-        Outcome(NO_PROGRESS, "no_progress", "no new committed step after the budgets", False, Action.FAIL),
+        Outcome(NO_PROGRESS, "no_progress", "restarts without a new committed step", False, Action.FAIL),
         Outcome(PREEMPTED, "preempted", "stopped from outside", False, Action.RESTART_UNCHARGED),
         Outcome(LOST, "lost", "an agent or its host was lost", True, Action.RESTART),
         Outcome(HANG, "hang", "a process stopped making progress", True, Action.RESTART),
-        Outcome(CRASH, "crash", "a process crashed after progress", True, Action.RESTART),
+        Outcome(CRASH, "crash", "a process crashed", True, Action.RESTART),
         Outcome(STORAGE, "storage", "storage failed", True, Action.RESTART),
         Outcome(KILLED, "killed", "a process was killed, by the kernel or a person", True, Action.RESTART),
     )
@@ -101,13 +116,13 @@ OUTCOMES: Mapping[int, Outcome] = {
 
 
 def outcome(code: int) -> Outcome:
-    """The row of `code`; a code nobody promised reads as a kill does: counted, tried again in place."""
+    """The row of `code`; a code outside the table is treated as a kill: counted, and restarted in place."""
     return OUTCOMES.get(code) or dataclasses.replace(OUTCOMES[KILLED], code=code)
 
 
 @dataclasses.dataclass(frozen=True)
 class AgentJob:
-    """What an agent must know of the job; equal on every host, and part of the spec hash."""
+    """The part of a job that its agents read; equal on every host, and part of the spec hash."""
 
     name: str
     command: tuple[str, ...] | None = None  # None: the built-in trainer
@@ -117,137 +132,289 @@ class AgentJob:
     budgets_s: Mapping[str, float | None] = dataclasses.field(default_factory=dict)  # None: learned (step), or endless
     crash_budget: int = 5  # generations, counted by JobSet or run
     in_place_budget: int = 3
+    preempted_budget: int | None = None  # preemptions in a row without a newly committed step; None: no limit
     grace_s: float = 60.0
+    deadline_s: float | None = None  # of the whole job, all of its generations; None: no limit
     metrics_port: int = 0  # 0: any free port
     workdir: str | None = None
+    search_paths: Mapping[str, str] = dataclasses.field(default_factory=dict)  # variable → folder to put before its own
+    ephemeral_bytes: int | None = None  # a pod that has more on its node's disk is evicted; None: no limit
+    scratch: Mapping[str, int | None] = dataclasses.field(default_factory=dict)  # folders there -> bytes of their own
+    log_bytes: int = 16 * 1024 * 1024  # of each rank's output, that the run folder keeps
 
     def to_json(self) -> str:
+        """The value of JAXLAUNCH_JOB; equal jobs give equal text."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> AgentJob:
+        """The job of a text that `to_json` wrote."""
         fields = json.loads(text)
         command = fields.pop("command", None)
         return cls(command=None if command is None else tuple(command), **fields)
 
 
+class Key:
+    """Keys of a line of metrics.jsonl: what the train step returns, the recorder writes and the agent keeps."""
+
+    STEP, EPOCH, STEP_S, PART_S = "step", "epoch", "step_s", "{part}_s"
+    LOSS, GRAD_NORM, LEARNING_RATE, LOSS_SCALE = "loss", "grad_norm", "learning_rate", "loss_scale"
+    EXAMPLES_PER_S, TOKENS_PER_S, TARGETS_PER_S, MFU = "examples_per_s", "tokens_per_s", "targets_per_s", "mfu"
+    WALL_S, TIME, EXAMPLES = "wall_s", "time", "examples"
+    # Of a step; not written. The weight is that of the loss, all ranks together: its targets.
+    FINITE, SKIPPED, WEIGHT = "finite", "skipped", "weight"
+
+
+PARTS = ("data", "host", "device", "save", "eval")  # of the loop's time
+HELD_OUT = "eval_"  # before the names of what was evaluated last, in the newest metrics
+
+
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One Prometheus metric of the product, as docs/metrics.md lists it."""
+    """One metric of the product, as docs/metrics.md lists it: its names, type, unit and meaning."""
 
-    name: str
+    name: str  # in Prometheus
     type: str  # counter | gauge | histogram
+    unit: str  # of a sample; "" where it has none
     help: str
     labels: tuple[str, ...]
     by: str  # agent | trainer: who exports it; always, with NaN where the value is not known
+    key: str | None = None  # in a line of metrics.jsonl; None: it is not written there
+
+
+def _agent(name: str, type: str, unit: str, help: str, *labels: str) -> Metric:
+    return Metric(name, type, unit, help, labels, "agent")
+
+
+def _trainer(name: str, type: str, unit: str, help: str, *labels: str, key: str | None = None) -> Metric:
+    return Metric(name, type, unit, help, ("rank", *labels), "trainer", key)
 
 
 # Every name a scrape of an agent holds while the built-in trainer runs. A rank's rows come from its own process.
 PROMETHEUS: tuple[Metric, ...] = (
-    Metric("jaxlaunch_build_info", "gauge", "Always 1; the labels say what runs.", ("version", "python"), "agent"),
-    Metric("jaxlaunch_goodput_ratio", "gauge", "Share of all seconds that went into steps that count.", (), "agent"),
-    Metric("jaxlaunch_clock_seconds", "gauge", "Seconds of the run by where they went.", ("cause",), "agent"),
-    Metric(
-        "jaxlaunch_restarts_total", "counter", "Attempts that ended, by the cause of the verdict.", ("cause",), "agent"
+    _agent("jaxlaunch_build_info", "gauge", "", "Always 1; the labels say what runs.", "version", "python"),
+    _agent("jaxlaunch_goodput_ratio", "gauge", "ratio", "Share of all seconds that went into steps that count."),
+    _agent("jaxlaunch_clock_seconds", "gauge", "seconds", "Seconds of the run by where they went.", "cause"),
+    _agent(
+        "jaxlaunch_restarts_total", "counter", "attempts", "Attempts that ended, by the cause of the verdict.", "cause"
     ),
-    Metric("jaxlaunch_restarts_left", "gauge", "Restarts left before the run is given up.", ("budget",), "agent"),
-    Metric("jaxlaunch_last_verdict_code", "gauge", "Exit code of the newest verdict.", (), "agent"),
-    Metric("jaxlaunch_generation", "gauge", "Which set of pods this is.", (), "agent"),
-    Metric("jaxlaunch_attempt", "gauge", "Which start of the processes this is, across generations.", (), "agent"),
-    Metric("jaxlaunch_children_up", "gauge", "Processes of this host that are alive.", (), "agent"),
-    Metric("jaxlaunch_heartbeat_age_seconds", "gauge", "Since this agent heard of its most silent peer.", (), "agent"),
-    Metric("jaxlaunch_host_memory_bytes", "gauge", "Memory of this container: in_use, limit.", ("kind",), "agent"),
-    Metric("jaxlaunch_phase", "gauge", "1 for the phase a rank is in, 0 for the others.", ("rank", "phase"), "agent"),
-    Metric("jaxlaunch_phase_budget_left_seconds", "gauge", "Until a rank counts as hung.", ("rank",), "agent"),
-    Metric("jaxlaunch_rank_step", "gauge", "Steps a rank has reported as complete.", ("rank",), "agent"),
-    Metric("jaxlaunch_rank_lag_steps", "gauge", "Steps a rank is behind the foremost.", ("rank",), "agent"),
-    Metric(
-        "jaxlaunch_step", "gauge", "Optimizer steps that are complete, restored ones included.", ("rank",), "trainer"
+    _agent("jaxlaunch_restarts_left", "gauge", "restarts", "Restarts left before the run is given up.", "budget"),
+    _agent("jaxlaunch_last_verdict_code", "gauge", "exit code", "Exit code of the newest verdict."),
+    _agent("jaxlaunch_generation", "gauge", "", "Which set of pods this is."),
+    _agent("jaxlaunch_attempt", "gauge", "", "Which start of the processes this is, across generations."),
+    _agent("jaxlaunch_children_up", "gauge", "processes", "Processes of this host that are alive."),
+    _agent("jaxlaunch_heartbeat_age_seconds", "gauge", "seconds", "Since this agent heard of its most silent peer."),
+    _agent("jaxlaunch_host_memory_bytes", "gauge", "bytes", "Memory of this container: in_use, limit.", "kind"),
+    _agent("jaxlaunch_phase", "gauge", "", "1 for the phase a rank is in, 0 for the others.", "rank", "phase"),
+    _agent("jaxlaunch_phase_budget_left_seconds", "gauge", "seconds", "Until a rank counts as hung.", "rank"),
+    _agent("jaxlaunch_rank_step", "gauge", "steps", "Steps a rank has reported as complete.", "rank"),
+    _agent("jaxlaunch_rank_lag_steps", "gauge", "steps", "Steps a rank is behind the foremost.", "rank"),
+    _trainer(
+        "jaxlaunch_step", "gauge", "steps", "Optimizer steps that are complete, restored ones included.", key=Key.STEP
     ),
-    Metric("jaxlaunch_target_step", "gauge", "Optimizer steps of the whole run.", ("rank",), "trainer"),
-    Metric("jaxlaunch_steps_total", "counter", "Optimizer steps done by this process.", ("rank",), "trainer"),
-    Metric(
-        "jaxlaunch_step_seconds", "histogram", "Time of a step, evaluation and save left out.", ("rank",), "trainer"
+    _trainer("jaxlaunch_target_step", "gauge", "steps", "Optimizer steps of the whole run."),
+    _trainer("jaxlaunch_steps_total", "counter", "steps", "Optimizer steps done by this process."),
+    _trainer(
+        "jaxlaunch_step_seconds",
+        "histogram",
+        "seconds",
+        "Time of a step, evaluation and save left out.",
+        key=Key.STEP_S,
     ),
-    Metric(
+    _trainer(
         "jaxlaunch_part_seconds_total",
         "counter",
+        "seconds",
         "Time of the loop by part: data, host, device, save, eval.",
-        ("rank", "part"),
-        "trainer",
+        "part",
+        key=Key.PART_S,
     ),
-    Metric("jaxlaunch_examples_total", "counter", "Examples trained on, by all ranks together.", ("rank",), "trainer"),
-    Metric("jaxlaunch_tokens_total", "counter", "Tokens trained on, by all ranks together.", ("rank",), "trainer"),
-    Metric("jaxlaunch_examples_per_second", "gauge", "Of all ranks together, after warm-up.", ("rank",), "trainer"),
-    Metric("jaxlaunch_tokens_per_second", "gauge", "Of all ranks together, after warm-up.", ("rank",), "trainer"),
-    Metric("jaxlaunch_epoch", "gauge", "Passes over the data, with the fraction of this one.", ("rank",), "trainer"),
-    Metric("jaxlaunch_model_flops_per_step", "gauge", "Floating-point operations of the model.", ("rank",), "trainer"),
-    Metric("jaxlaunch_mfu_ratio", "gauge", "Model FLOPs over the peak of all devices.", ("rank",), "trainer"),
-    Metric("jaxlaunch_loss", "gauge", "Training loss at the last logged step.", ("rank",), "trainer"),
-    Metric("jaxlaunch_grad_norm", "gauge", "Global norm of the gradients before clipping.", ("rank",), "trainer"),
-    Metric("jaxlaunch_learning_rate", "gauge", "Learning rate of the last logged step.", ("rank",), "trainer"),
-    Metric("jaxlaunch_loss_scale", "gauge", "What float16's mean loss is multiplied by.", ("rank",), "trainer"),
-    Metric("jaxlaunch_skipped_steps_total", "counter", "Steps that overflowed float16.", ("rank",), "trainer"),
-    Metric(
-        "jaxlaunch_task_metric",
+    _trainer("jaxlaunch_examples_total", "counter", "examples", "Examples trained on, by all ranks together."),
+    _trainer("jaxlaunch_tokens_total", "counter", "tokens", "Tokens trained on, masked ones included, by all ranks."),
+    _trainer("jaxlaunch_targets_total", "counter", "targets", "Tokens that were predicted and count, by all ranks."),
+    _trainer(
+        "jaxlaunch_examples_per_second",
         "gauge",
-        "What the task measures, its loss included.",
-        ("rank", "split", "metric"),
-        "trainer",
+        "examples/s",
+        "Of all ranks together, after warm-up.",
+        key=Key.EXAMPLES_PER_S,
     ),
-    Metric("jaxlaunch_resident_memory_bytes", "gauge", "Host memory of the process.", ("rank",), "trainer"),
-    Metric(
+    _trainer(
+        "jaxlaunch_tokens_per_second",
+        "gauge",
+        "tokens/s",
+        "Of all ranks together, masked ones included, after warm-up.",
+        key=Key.TOKENS_PER_S,
+    ),
+    _trainer(
+        "jaxlaunch_targets_per_second",
+        "gauge",
+        "targets/s",
+        "Tokens that were predicted and count, of all ranks together, after warm-up.",
+        key=Key.TARGETS_PER_S,
+    ),
+    _trainer(
+        "jaxlaunch_epoch", "gauge", "epochs", "Passes over the data, with the fraction of this one.", key=Key.EPOCH
+    ),
+    _trainer("jaxlaunch_model_flops_per_step", "gauge", "FLOPs", "Floating-point operations of the model."),
+    _trainer("jaxlaunch_mfu_ratio", "gauge", "ratio", "Model FLOPs over the peak of all devices.", key=Key.MFU),
+    _trainer("jaxlaunch_loss", "gauge", "", "Training loss at the last logged step.", key=Key.LOSS),
+    _trainer("jaxlaunch_grad_norm", "gauge", "", "Global norm of the gradients before clipping.", key=Key.GRAD_NORM),
+    _trainer("jaxlaunch_learning_rate", "gauge", "", "Learning rate of the last logged step.", key=Key.LEARNING_RATE),
+    _trainer("jaxlaunch_loss_scale", "gauge", "", "What float16's mean loss is multiplied by.", key=Key.LOSS_SCALE),
+    _trainer("jaxlaunch_skipped_steps_total", "counter", "steps", "Steps that overflowed float16."),
+    _trainer("jaxlaunch_empty_steps_total", "counter", "steps", "Steps without a single target, which change nothing."),
+    _trainer("jaxlaunch_task_metric", "gauge", "", "What the task measures, its loss included.", "split", "metric"),
+    _trainer("jaxlaunch_resident_memory_bytes", "gauge", "bytes", "Host memory of the process."),
+    _trainer(
         "jaxlaunch_device_memory_bytes",
         "gauge",
+        "bytes",
         "Memory of a local device: in_use, peak, limit.",
-        ("rank", "device", "kind"),
-        "trainer",
+        "device",
+        "kind",
     ),
-    Metric("jaxlaunch_checkpoint_step", "gauge", "Newest step that is safe on storage.", ("rank",), "trainer"),
-    Metric(
+    _trainer("jaxlaunch_checkpoint_step", "gauge", "steps", "Newest step that is safe on storage."),
+    _trainer(
         "jaxlaunch_checkpoint_age_seconds",
         "gauge",
+        "seconds",
         "Since the newest commit; since the start while there is none.",
-        ("rank",),
-        "trainer",
     ),
-    Metric("jaxlaunch_checkpoint_saves_total", "counter", "Saves begun by this process.", ("rank",), "trainer"),
-    Metric(
-        "jaxlaunch_checkpoint_blocking_seconds_total",
-        "counter",
-        "Time the loop stood still for saves.",
-        ("rank",),
-        "trainer",
+    _trainer("jaxlaunch_checkpoint_saves_total", "counter", "saves", "Saves begun by this process."),
+    _trainer(
+        "jaxlaunch_checkpoint_blocking_seconds_total", "counter", "seconds", "Time the loop stood still for saves."
     ),
-    Metric("jaxlaunch_compile_cache_hits_total", "counter", "Programs found in the cache.", ("rank",), "trainer"),
-    Metric("jaxlaunch_compile_cache_misses_total", "counter", "Programs not found in it.", ("rank",), "trainer"),
+    _trainer("jaxlaunch_compile_cache_hits_total", "counter", "programs", "Programs found in the cache."),
+    _trainer("jaxlaunch_compile_cache_misses_total", "counter", "programs", "Programs not found in it."),
+)
+
+# Names that a metric of a task cannot have: a record of a step would hold the number of one of them only.
+RESERVED_METRICS = frozenset(
+    {Key.WALL_S, Key.TIME, Key.EXAMPLES, Key.FINITE, Key.SKIPPED, Key.WEIGHT}
+    | {row.key for row in PROMETHEUS if row.key is not None and row.key != Key.PART_S}
+    | {Key.PART_S.format(part=part) for part in PARTS}
 )
 
 
 # The progress pipe: JSON lines, child -> agent. A line is one object with one of these keys:
-#   {"hello": "site" | "trainer", "python": "3.11.7", "jax": "0.10.2" | null, "pid": 4711}   who is speaking
+#   {"hello": "site" | "trainer", "python": "3.11.7", "jax": "0.10.2" | null, "pid": 4711}   who writes
 #   {"phase": "step", "step": 120}     what it is in; `step` counts the optimizer steps that are complete
+#   {"restored": 80}                   training goes on from this step, which an earlier attempt committed
 #   {"committed": 120}                 this step is on storage, manifest and all
 #   {"metrics": {...}}                 the newest metrics, by process 0; the last line before the end is final
-#   {"stopped": {"step": 37, "saved": true, "note": "..."}}     how it took a SIGTERM
-#   {"profile": {"id": 1, "state": "tracing" | "done" | "failed", ...}}     of what PROFILE asked for
-#   {"note": "..."}                    what a reader of the summary should know (a walk-back, a take-over)
-#   {"error": {"type", "message", "traceback", "code"}}         last words; `code` is null outside the trainer
-#   {"atexit": true, "waits": true}    the interpreter is leaving by itself; JAX's shutdown barrier comes next
-MAX_LINE = 64 * 1024  # a longer line is cut: a traceback may be, an agent's memory may not
+#   {"stopped": {"step": 37, "saved": true, "note": "..."}}     how it ended on SIGTERM
+#   {"profile": {"id": 1, "state": "tracing" | "done" | "failed", ...}}     of the profile that PROFILE requested
+#   {"note": "..."}                    for a reader of the summary (a damaged checkpoint, a take-over)
+#   {"error": {"type", "message", "traceback", "code"}}         of error_line; `code` is null outside the trainer
+#   {"atexit": true, "waits": true}    the interpreter is exiting; JAX's shutdown barrier comes next
+MAX_LINE = 64 * 1024  # a longer line is cut, so that a traceback cannot fill the agent's memory
+MESSAGE_CHARS, TRACEBACK_CHARS = 2_000, 8_000  # at six bytes a character, as JSON escapes most, both fit a line
+
+
+def error_line(error: BaseException, code: int | None) -> dict[str, Any]:
+    """The line that reports an exception; `code` is the exit code that follows, None outside of the trainer."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    try:
+        message = str(error)
+    except Exception as broken:  # any: the class is the user's, and its own report must not hide the error
+        message = f"<its message cannot be read: {type(broken).__qualname__}>"
+    found = {"type": type(error).__qualname__, "message": message[:MESSAGE_CHARS], "code": code}
+    line = {"error": {**found, "traceback": text[-TRACEBACK_CHARS:]}}
+    if len(json.dumps(line)) < MAX_LINE:
+        return line
+    return {"error": {**found, "traceback": text[-TRACEBACK_CHARS // 4 :]}}  # twelve bytes a character, as of emoji
+
+
+_REFUSAL = re.compile(rf"trainer: (.*) \(exit ({'|'.join(map(str, SENTENCES))})\)")
+
+
+def refusal_line(message: str, code: int) -> str:
+    """The line in a rank's log that says why it ends with `code`, where a person can fix that."""
+    return f"trainer: {in_one_line(message)} (exit {code})"
+
+
+def is_refusal_line(text: str) -> bool:
+    """Whether `refusal_line` wrote it: who shows the verdict need not show it as well."""
+    return _REFUSAL.fullmatch(text) is not None
+
+
+def refusal_in(log: str) -> str:
+    """The message of the last line that `refusal_line` wrote into a log; the log's last line where it wrote none."""
+    lines = log.strip().splitlines() or [""]
+    found = next((match for line in reversed(lines) if (match := _REFUSAL.fullmatch(line))), None)
+    return lines[-1] if found is None else found[1]
+
+
+def in_one_line(text: str) -> str:
+    """The text without line breaks, as a message among others is shown."""
+    return " ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+_torn: set[int] = set()  # descriptors whose last line was cut by a full pipe
+
+
+def _can_take_more(fd: int, wait_s: float = 1.0) -> bool:
+    """Whether a write to `fd` can go on, or fail; poll, since select takes no descriptor from 1,024 on."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(1000 * wait_s))
 
 
 def send(fd: int, message: Mapping[str, Any]) -> bool:
     """Writes one line to the progress pipe; False when the pipe is full or gone.
 
-    A line up to PIPE_BUF is written whole or not at all and never blocks. A longer one (a traceback) may wait a second.
+    A line up to PIPE_BUF is written whole or not at all and never blocks. A longer one (a traceback) may wait a second;
+    what is then left of it is dropped, and the next line begins after a newline, so that the reader sees it whole.
     """
-    data = memoryview(json.dumps(message, separators=(",", ":"), default=str).encode()[: MAX_LINE - 1] + b"\n")
+    line = json.dumps(message, separators=(",", ":"), default=str).encode()[: MAX_LINE - 1] + b"\n"
+    whole = memoryview(b"\n" + line if fd in _torn else line)
+    data = whole
     try:
         while data:
             data = data[os.write(fd, data) :]
-            if data and not select.select([], [fd], [], 1.0)[1]:
-                return False
-    except (BlockingIOError, OSError):
-        return False
-    return True
+            if data and not _can_take_more(fd):
+                break
+    except OSError:
+        pass  # full, or gone
+    if len(data) < len(whole):
+        (_torn.add if data else _torn.discard)(fd)
+    return not data
+
+
+def nearest(word: str, options: Iterable[str], most: int = 1) -> list[str]:
+    """The options that `word` was probably meant to be, at `most` so many, the nearest first.
+
+    Of three letters one may be wrong: a letter too many, missing or another, or two neighbours swapped (Damerau
+    1964).
+    """
+    spelled = word.lower()
+    far = [(_edits(spelled, option.lower()), option) for option in dict.fromkeys(options)]
+    near = [(edits, option) for edits, option in far if edits <= max(len(spelled), len(option)) // 3]
+    return [option for _, option in sorted(near, key=lambda one: one[0])][:most]
+
+
+def in_full(word: str, options: Iterable[str], most: int = 1) -> list[str]:
+    """The options that `word` is short for: their beginning, or some of their letters in order (bf16, bfloat16)."""
+    spelled = word.lower()
+    begun = [option for option in options if len(spelled) > 1 and option.lower().startswith(spelled)]
+    return (begun or [option for option in options if _is_short_for(spelled, option.lower())])[:most]
+
+
+def _is_short_for(word: str, option: str) -> bool:
+    letters = iter(option)
+    return len(word) > 3 and word[0] == option[:1] and all(letter in letters for letter in word)
+
+
+def _edits(one: str, other: str) -> int:
+    """Insertions, deletions, replacements and swaps of neighbours that turn one text into the other."""
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for at, letter in enumerate(one, 1):
+        earlier, before, row = before, row, [at]
+        for to, wanted in enumerate(other, 1):
+            edits = min(before[to] + 1, row[to - 1] + 1, before[to - 1] + (letter != wanted))
+            if at > 1 and to > 1 and letter == other[to - 2] and one[at - 2] == wanted:
+                edits = min(edits, earlier[to - 2] + 1)
+            row.append(edits)
+    return row[-1]

@@ -1,7 +1,4 @@
-"""The gang as JAX sees it: joining, agreeing to stop, leaving together.
-
-The private parts of JAX that this needs stay in this file.
-"""
+"""The processes of a run in JAX: joining, agreeing when to stop, leaving together."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from trainer import contract
 
 
 def initialize(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
-    """Joins the gang that the environment describes; alone when it describes none.
+    """Joins the processes that the environment describes; does nothing when it describes none.
 
     Every value is passed and detection is off: JAX's own Kubernetes detection reads one Job's parallelism, wrong for a
     JobSet (so in jax 0.10 and 0.11, jax/_src/clusters/k8s_cluster.py).
@@ -37,39 +34,39 @@ def initialize(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the gang once every rank is ready to: rank 0 keeps the service that the others' lives hang on."""
+    """Leaves once every rank is ready to: rank 0 runs the coordination service, without which the others abort."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()
 
 
 class Stop:
-    """Whether the gang was told to stop: every rank learns it at the same poll.
+    """Whether the run is to stop: every rank learns it at the same poll.
 
     `poll` must be called equally often by every rank: the polls are counted, and JAX's preemption service agrees on
-    the count at which all of them say yes. Made before `initialize`, since a SIGTERM may come at any time; from
-    `initialize` on JAX's own handler is in place (one set later would silence it), so `arm` hands over what came early.
+    the count at which all of them return true. Made before `initialize`, since a SIGTERM may come at any time; from
+    `initialize` on JAX's own handler is in place (one set later would replace it), so `arm` passes on an early signal.
     """
 
     def __init__(self) -> None:
-        self._told = False
-        self._agreed = False
+        self._is_requested = False
+        self._is_agreed = False
         self._polls = 0
-        signal.signal(signal.SIGTERM, self._heard)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
 
-    def _heard(self, signum: int, frame: types.FrameType | None) -> None:
-        self._told = True
+    def _on_sigterm(self, signum: int, frame: types.FrameType | None) -> None:
+        self._is_requested = True
 
     def arm(self) -> None:
-        """Hands a SIGTERM that came before `initialize` to the service that now listens."""
-        if self._told and jax.distributed.is_initialized():
+        """Passes a SIGTERM that came before `initialize` on to JAX's preemption service."""
+        if self._is_requested and jax.distributed.is_initialized():
             os.kill(os.getpid(), signal.SIGTERM)
 
     def poll(self) -> bool:
         """Whether to stop now; once true it stays true. Never blocks."""
         self._polls += 1
-        if not self._agreed:
+        if not self._is_agreed:
             if jax.distributed.is_initialized():
-                self._agreed = multihost_utils.reached_preemption_sync_point(self._polls)
+                self._is_agreed = multihost_utils.reached_preemption_sync_point(self._polls)
             else:
-                self._agreed = self._told
-        return self._agreed
+                self._is_agreed = self._is_requested
+        return self._is_agreed

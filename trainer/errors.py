@@ -1,11 +1,11 @@
-"""Errors that a person can mend, each with the exit code of the contract it ends a run with.
+"""Errors that a person can fix, each with the exit code of the contract that it ends a run with.
 
 TrainerError
 ├── SpecError        64  the specification is wrong: a key, a module that does not import
 ├── DataError        65  the data is missing, changed or unreadable
 ├── NotFiniteError   76  loss or gradients are not finite
 ├── CheckpointError  78  no usable checkpoint, or the folder belongs to another run
-├── Stopped          80  told to stop from outside
+├── Stopped          80  stopped from outside
 └── StorageError     84  storage failed while writing or reading
 
 Any other exception is a bug, ours or the user's: 70 before the first step, 83 after it.
@@ -15,30 +15,42 @@ from trainer import contract
 
 
 class TrainerError(Exception):
-    """Ends the run with `code`; the message says what, where, both values and what to do."""
+    """Ends the process with exit code `code`; the message says what, where, both values and what to do."""
 
     code = contract.CRASH
 
 
 class SpecError(TrainerError):
+    """The specification is wrong: exit code 64, no restart."""
+
     code = contract.BAD_SPEC
 
 
 class DataError(TrainerError):
+    """The data is missing, changed or unreadable: exit code 65, no restart."""
+
     code = contract.BAD_DATA
 
 
 class NotFiniteError(TrainerError):
+    """Loss or gradients are not finite: exit code 76, no restart."""
+
     code = contract.NOT_FINITE
 
 
 class CheckpointError(TrainerError):
+    """No checkpoint is usable, or another run owns the folder: exit code 78, no restart."""
+
     code = contract.NO_CHECKPOINT
 
 
 class Stopped(TrainerError):
+    """The run was stopped from outside: exit code 80, a restart without charge."""
+
     code = contract.PREEMPTED
 
 
 class StorageError(TrainerError):
+    """Storage failed while writing or reading: exit code 84, a restart."""
+
     code = contract.STORAGE

@@ -1,8 +1,8 @@
-"""A checkpoint as a Hugging Face folder: `python -m trainer.export [FOLDER] --to DIR`.
+"""Exports a checkpoint as a Hugging Face folder: `python -m trainer.export [FOLDER] --to DIR`.
 
-A process of its own, on the host alone: no accelerator is touched, and neither the data nor the code of the training is
-needed, for a checkpoint says what model it holds. FOLDER holds the checkpoints; without it, TRAIN_SPEC says where they
-lie. Prints one JSON object; leaves with a code of the contract.
+A process of its own, on the CPU alone: it uses no accelerator, and needs neither the data nor the code of the training,
+because a checkpoint records its model. FOLDER holds the checkpoints; without it, that of TRAIN_SPEC is used. Prints one
+JSON object; exits with a code of the contract.
 """
 
 from __future__ import annotations
@@ -17,46 +17,49 @@ from typing import Any
 import jax
 import pydantic
 
-from trainer import huggingface, publish
-from trainer.__main__ import read
-from trainer.answer import answer
 from trainer.architectures import Model
-from trainer.checkpoint import kept
-from trainer.checkpoint.kept import Kept, Stored
+from trainer.buckets import remote
+from trainer.checkpoint import reader
+from trainer.checkpoint.reader import StoredArray, StoredStep
 from trainer.errors import CheckpointError, SpecError
+from trainer.huggingface import names, save
+from trainer.process import print_result, read_spec
 from trainer.spec import Published
 from trainer.train import Place
 
 
 def main() -> int:
+    """Exports as the arguments say and prints what was written as JSON; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m trainer.export", description=__doc__)
-    parser.add_argument("folder", nargs="?", help="of checkpoints, or its URL; default that of TRAIN_SPEC")
+    parser.add_argument("folder", nargs="?", help="folder or URL of checkpoints; default: that of TRAIN_SPEC")
     parser.add_argument("--to", required=True, help="the folder to write")
-    parser.add_argument("--step", type=int, help="which; default the newest")
-    parser.add_argument("--ema", action="store_true", help="the moving average in place of the weights")
-    asked = parser.parse_args()
+    parser.add_argument("--step", type=int, help="the step to export; default: the newest")
+    parser.add_argument("--ema", action="store_true", help="export the moving average instead of the weights")
+    options = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
 
     def find() -> dict[str, Any]:
-        folder = asked.folder or Place.from_environ().checkpoints(read(os.environ)[0])
-        return export(folder, asked.to, step=asked.step, ema=asked.ema)
+        folder = options.folder or Place.from_environ().checkpoints(read_spec(os.environ)[0])
+        if remote.is_remote(folder):
+            remote.check("the folder of checkpoints", folder)
+        return export(folder, options.to, step=options.step, ema=options.ema)
 
-    return answer(find)
+    return print_result(find)
 
 
 def export(folder: str, to: str, *, step: int | None = None, ema: bool = False) -> dict[str, Any]:
-    """Writes a step of the folder to `to`; says what was written.
+    """Writes a step of the checkpoint folder to `to`; returns what was written.
 
-    Raises CheckpointError where no step is usable, SpecError where the model has no form in Hugging Face's words.
+    Raises CheckpointError where no step is usable, SpecError where the model has no Hugging Face form or `to` exists.
     """
-    publish.target(to)  # before a checkpoint of many gigabytes is verified
+    save.target(to)  # before a checkpoint of many gigabytes is verified
     notes: list[str] = []
-    found = kept.find(folder, step, notes.append)
+    found = reader.find(folder, step, notes.append)
     model, params = _model(found), _parameters(found, ema)
-    files = publish.save(to, model, params)
+    files = save.save(to, model, params)
     return {
         "step": found.step,
-        "architecture": huggingface.family(model).architecture,
+        "architecture": names.family(model).architecture,
         "parameters": sum(math.prod(each.shape) for each in params.values()),
         "dtype": next(iter(params.values())).dtype.name,
         "files": files,
@@ -64,16 +67,16 @@ def export(folder: str, to: str, *, step: int | None = None, ema: bool = False) 
     }
 
 
-def _model(found: Kept) -> Published:
+def _model(found: StoredStep) -> Published:
     if "model" not in found.meta:
-        raise CheckpointError(f"step {found.step} does not say what model it holds; a step saved from now on will")
+        raise CheckpointError(f"step {found.step} does not record its model; steps that this version saves do")
     model: Any = pydantic.TypeAdapter(Model).validate_python(found.meta["model"])
     if not isinstance(model, Published):
         raise SpecError(f"train.model.kind = {model.kind} has no Hugging Face form; decoder, gpt2 and vit have one")
     return model
 
 
-def _parameters(found: Kept, ema: bool) -> Mapping[str, Stored]:
+def _parameters(found: StoredStep, ema: bool) -> Mapping[str, StoredArray]:
     params = found.part("ema" if ema else "params")
     if not params:
         raise SpecError(f"step {found.step} holds no moving average: the training had no train.optimizer.ema")

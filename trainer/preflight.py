@@ -1,48 +1,203 @@
-"""What can be known to be wrong before the first compile, said before it."""
+"""Checks before the first compile, of what would fail later."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import importlib.util
 import os
+import re
+import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 from etils import epath
 
-from trainer.errors import CheckpointError, DataError, SpecError
+from trainer import contract
+from trainer.buckets import faults, remote
+from trainer.contract import AgentJob
+from trainer.errors import CheckpointError, DataError, SpecError, StorageError
 from trainer.spec import TrainSpec
 
+CUDA_ERROR_NO_DEVICE = 100  # cuda.h
+DRIVER = Path("/proc/driver/nvidia/version")  # of the node's kernel module, the same in every container
 
-def check_devices(spec: TrainSpec) -> None:
-    """Raises SpecError when the mesh of the spec is not made of the devices that are here."""
+
+def check_driver(environ: Mapping[str, str] = os.environ) -> None:
+    """Raises SpecError when this host's driver is too old, or has fewer GPUs than the job asks for in this process.
+
+    Before the processes join: where JAX finds GPUs on some hosts only, all of them wait for each other's topology.
+    """
+    job = _job(environ)
+    if job is None or job.platform != "cuda":
+        return
+    _check_cuda()
+    found = _gpus()
+    if found is not None and found < job.devices_per_process * (job.processes_per_host if _is_split(environ) else 1):
+        raise SpecError(_missing(job, "GPU", found))
+
+
+def _check_cuda() -> None:
+    """Raises SpecError when JAX is installed for a newer CUDA than the driver runs: JAX's own error names neither."""
+    installed, supported = _installed_cuda(), _supported_cuda()
+    if not installed or supported is None or min(installed) <= supported[0]:
+        return
+    cuda = min(installed)
+    older = [version for version in contract.OLDEST_DRIVER if version <= supported[0]]
+    other = f"use an image with jaxlaunch[cuda{max(older)}], or " if older else ""
+    raise SpecError(
+        f"{_driver()} on this machine ({socket.gethostname()}) is too old for CUDA {cuda}: it runs CUDA "
+        f"{supported[0]}.{supported[1]} at most, and jaxlaunch[cuda{cuda}] needs driver {contract.OLDEST_DRIVER[cuda]} "
+        f"or newer; {other}update the driver of the nodes"
+    )
+
+
+def _installed_cuda() -> list[int]:
+    """The major versions of CUDA that JAX is installed for."""
+    return [cuda for cuda in contract.OLDEST_DRIVER if importlib.util.find_spec(f"jax_cuda{cuda}_plugin")]
+
+
+def _supported_cuda() -> tuple[int, int] | None:
+    """The newest CUDA that the driver's library runs; None without one. CUDA's compatibility package may replace it."""
+    number = ctypes.c_int()
+    driver = _libcuda()
+    if driver is None or driver.cuDriverGetVersion(ctypes.byref(number)) != 0:
+        return None
+    return number.value // 1000, number.value % 1000 // 10
+
+
+def _driver() -> str:
+    """The driver and, where the kernel tells it, its version."""
+    text = DRIVER.read_text() if DRIVER.exists() else ""
+    found = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", text)
+    return f"driver {found[1]}" if found else "the driver"
+
+
+def _is_split(environ: Mapping[str, str]) -> bool:
+    """Whether the processes of this host each get some of its GPUs: the driver counts them all."""
+    return bool(environ.get(contract.LOCAL_DEVICE_IDS))
+
+
+def check_devices(environ: Mapping[str, str] = os.environ) -> None:
+    """Raises SpecError when JAX's devices of this process are not those of the job, in platform or in number.
+
+    JAX goes on with the CPU where it finds nothing better. Without an agent there is no job, and nothing is checked.
+    """
+    job = _job(environ)
+    if job is None:
+        return
+    try:
+        found = jax.local_devices()
+    except RuntimeError as error:  # JAX_PLATFORMS names one that is not there
+        raise SpecError(f"{_missing(job, job.platform, 0)}. JAX says: {_first_line(error)}") from None
+    platform = {"gpu": "cuda"}.get(found[0].platform, found[0].platform)
+    if platform != job.platform or len(found) != job.devices_per_process:
+        raise SpecError(_missing(job, platform, len(found)))
+
+
+def _job(environ: Mapping[str, str]) -> AgentJob | None:
+    text = environ.get(contract.JOB)
+    return AgentJob.from_json(text) if text else None
+
+
+def _missing(job: AgentJob, platform: str, found: int) -> str:
+    """That the job asks for some devices and this host has others, and what to do."""
+    asked, whose = _count(job.devices_per_process, job.platform), "this machine"
+    if job.processes_per_host > 1:
+        asked, whose = f"{asked} in each process", "this process"
+    has = f"the job asks for {asked}, {whose} ({socket.gethostname()}) has {_count(found, platform)}"
+    if platform == job.platform and found > job.devices_per_process:
+        return f"{has}: set accelerator.per_host, or show JAX fewer (CUDA_VISIBLE_DEVICES, TPU_VISIBLE_DEVICES)"
+    if job.platform == "cpu":
+        return f"{has}: leave {contract.NUM_CPU_DEVICES}, JAX_PLATFORMS and XLA_FLAGS to the launcher"
+    extra = {"cuda": "cuda13", "tpu": "tpu"}[job.platform]
+    return (
+        f"{has}: run it where they are, with driver and jaxlaunch[{extra}], or with accelerator.per_host as here; "
+        "`launcher run --simulate` uses CPU devices in their place"
+    )
+
+
+def _count(number: int, platform: str) -> str:
+    name = {"cuda": "GPU", "GPU": "GPU", "tpu": "TPU device", "cpu": "CPU device"}.get(platform, f"{platform} device")
+    return f"{number} {name}{'' if number == 1 else 's'}"
+
+
+def _gpus() -> int | None:
+    """The GPUs that the driver shows this process; None where it cannot be asked. Leaves JAX's backends alone."""
+    driver = _libcuda()
+    if driver is None:
+        return 0
+    number = ctypes.c_int()
+    if driver.cuInit(0) == CUDA_ERROR_NO_DEVICE:
+        return 0
+    return number.value if driver.cuDeviceGetCount(ctypes.byref(number)) == 0 else None
+
+
+def _libcuda() -> ctypes.CDLL | None:
+    """The driver's library; None on a machine without a driver, or in a container without it."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
+def check_mesh(spec: TrainSpec) -> None:
+    """Raises SpecError when the mesh of the spec does not match the devices of the run."""
     try:
         spec.mesh.resolve(jax.device_count())
     except ValueError as error:
-        raise SpecError(f"train.mesh: {error} ({_devices_here()})") from None
+        raise SpecError(f"train.mesh: {error}") from None
 
 
-def _devices_here() -> str:
-    return f"{jax.process_count()} processes × {jax.local_device_count()} {jax.devices()[0].platform} devices"
+# Of a folder that cannot be written: the path or its rights are wrong. Any other error (a full disk, a quota, a stale
+# NFS handle, a bad block) is the storage's, which may work again at the next start.
+OF_THE_SPEC = (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
 def check_folder(path: str) -> None:
-    """Raises SpecError when nothing can be written under `path`: hours later it would cost the run."""
+    """Checks that `path` can be written, before hours of training depend on it.
+
+    Raises SpecError for a wrong path (no permission, read-only, not a folder), StorageError when storage fails.
+    """
+    if remote.is_remote(path):
+        remote.check("train.checkpoint.path", path)
     probe = epath.Path(path) / f".probe-{jax.process_index()}-{os.getpid()}"
     try:
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.write_text("")
         probe.unlink()
     except OSError as error:
-        raise SpecError(f"train.checkpoint.path = {path} cannot be written: {error}") from None
+        is_wrong = faults.is_refusal(error) if remote.is_remote(path) else error.errno in OF_THE_SPEC
+        kind = SpecError if is_wrong else StorageError
+        raise kind(f"train.checkpoint.path = {path} cannot be written: {error}") from None
+    except Exception as error:  # the clients of object stores have errors of their own
+        if not remote.is_remote(path):
+            raise
+        kind = SpecError if faults.is_refusal(error) else StorageError
+        raise kind(f"train.checkpoint.path = {path} cannot be written: {_first_line(error)}") from error
+
+
+def check_cache(spec: TrainSpec) -> None:
+    """Raises SpecError when the compilation cache is a file: JAX would only warn, at every program."""
+    path = spec.compile_cache
+    if path is None:
+        return
+    if remote.is_remote(path):  # only named right: JAX goes on without a cache that it cannot reach
+        return remote.check("train.compile_cache", path)
+    there = epath.Path(path)
+    if there.exists() and not there.is_dir():
+        raise SpecError(f"train.compile_cache = {path} is a file, not a folder")
 
 
 def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) -> None:
-    """Raises when a checkpoint was made under other conditions than `now`: the steps would name other examples."""
+    """Raises DataError or CheckpointError when `meta` of a checkpoint differs from `now`: examples would repeat."""
     for key, value in now.items():
         then = meta.get(key)
         if then == value or then is None:
             continue
-        text = f"{key} is {value}, but the checkpoints in {path} were made with {then}"
+        text = f"{key} is {_shown(value)}, but the checkpoints in {path} were made with {_shown(then)}"
         if key == "data":
             raise DataError(f"the training data changed: {text}; restore the data, or start in another checkpoint.path")
         raise CheckpointError(
@@ -54,3 +209,47 @@ def check_profile(spec: TrainSpec, total_steps: int) -> None:
     """Raises SpecError when the run ends before its profile begins; with epochs only the data tell how long it is."""
     if spec.profile.at is not None and spec.profile.at >= total_steps:
         raise SpecError(f"train.profile.at = {spec.profile.at} is not below the {total_steps} steps of the run")
+
+
+def check_length(spec: TrainSpec, total_steps: int, start: int, path: str) -> None:
+    """Raises SpecError when the run is shorter than what is saved already: `start` steps, in `path`."""
+    if start <= total_steps:
+        return
+    asked = f"train.epochs = {spec.epochs} is {total_steps} steps"
+    asked, key = (f"train.steps = {total_steps}", "steps") if spec.epochs is None else (asked, "epochs")
+    raise SpecError(
+        f"{asked}; step {start} is already saved in {path}. Raise train.{key}, or set checkpoint.path to a new folder"
+    )
+
+
+def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """How the state of a checkpoint with meta `then` differs from that of a job with meta `now`, in the job's words.
+
+    Only what gives the state other arrays is named; "" where the metas do not tell.
+    """
+    before, after = then.get("optimizer") or {}, now["optimizer"]
+    if before and before["name"] != after["name"]:
+        return f"was trained with {before['name']}, the job says {after['name']}"
+    found = [
+        f"train.optimizer.{key} was {_shown(before[key])}, the job says {_shown(after[key])}"
+        for key in ("ema", "clip", "momentum")
+        if before and bool(before[key]) != bool(after[key])
+    ]
+    before, after = then.get("model") or {}, now["model"]
+    kinds = "kind" if before.get("kind") != after["kind"] else None  # then the other keys differ by themselves
+    found += [
+        f"train.model.{key} was {_shown(before.get(key))}, the job says {_shown(value)}"
+        for key, value in (after.items() if before else ())
+        if before.get(key) != value and key in (kinds or key, "kind") and key != "init_from"
+    ]
+    if "precision" in then and then["precision"] != now["precision"]:
+        found.append(f"train.precision was {then['precision']}, the job says {now['precision']}")
+    return ", ".join(found[:3])
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

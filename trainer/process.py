@@ -1,25 +1,81 @@
-"""What a process of ours answers that does not train: one JSON object on stdout, or a code of the contract."""
+"""Shared by the trainer's programs (train, plan, export): reading the spec, exit codes, printing results and errors."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.__main__ import code_of, say
+import jax
+import pydantic
+
+from trainer import contract
+from trainer.buckets import faults
 from trainer.contract import DONE
+from trainer.errors import SpecError, TrainerError
+from trainer.plugin import load
+from trainer.spec import TASK_DEFAULTS, TrainSpec, with_defaults
+from trainer.task import Task, defaults, make
 
 
-def answer(find: Callable[[], Mapping[str, Any]]) -> int:
-    """Prints what `find` returns; gives the exit code, that of what it raises if it does."""
-    with contextlib.redirect_stdout(sys.stderr):  # notes, and what the user's imports print, are no result
+def print_result(find: Callable[[], Mapping[str, Any]]) -> int:
+    """Prints the result of `find` as one JSON object on stdout; returns the exit code, also of what it raises."""
+    with contextlib.redirect_stdout(sys.stderr):  # notes, and what the user's imports print, are not results
         try:
             found = find()
         except Exception as error:
-            code = code_of(error, has_stepped=False)
-            say(error, code)
+            code = exit_code(error, has_stepped=False)
+            print_error(error, code)
             return code
     print(json.dumps(found))
     return DONE
+
+
+def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
+    """The train block in TRAIN_SPEC over its task's defaults, and the task. Raises SpecError."""
+    try:
+        raw = json.loads(environ[contract.TRAIN_SPEC])
+    except KeyError:
+        raise SpecError(f"{contract.TRAIN_SPEC} is not set; `launcher run job.yaml` sets it") from None
+    except json.JSONDecodeError as error:
+        raise SpecError(f"{contract.TRAIN_SPEC} is not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise SpecError(f"{contract.TRAIN_SPEC} is not a train block")
+    name = str(raw.get("task"))
+    task_class = load(name) if ":" in name else None
+    if name not in TASK_DEFAULTS:
+        raw = with_defaults(raw, defaults(name, task_class))
+    try:
+        spec = TrainSpec.model_validate(raw)
+    except pydantic.ValidationError as error:
+        errors = [
+            f"train.{'.'.join(map(str, each['loc']))}: {each['msg'].removeprefix('Value error, ')}"
+            for each in error.errors()
+        ]
+        raise SpecError("; ".join(errors)) from None
+    if spec.compile_cache is not None:
+        jax.config.update("jax_compilation_cache_dir", spec.compile_cache)
+    return spec, make(spec.task, task_class)
+
+
+def exit_code(error: BaseException, *, has_stepped: bool) -> int:
+    """The exit code of a process that ends by `error`: 83, or 70 before its first step, for what is no TrainerError.
+
+    A disk that is full or broken is storage's fault, wherever it shows.
+    """
+    if isinstance(error, TrainerError):
+        return error.code
+    if isinstance(error, OSError) and error.errno in faults.OF_A_DISK:
+        return contract.STORAGE
+    return contract.CRASH if has_stepped else contract.STARTUP
+
+
+def print_error(error: BaseException, code: int) -> None:
+    """Prints to stderr: one sentence for a TrainerError, which a person can fix; a traceback for any other."""
+    if isinstance(error, TrainerError):
+        print(contract.refusal_line(str(error), code), file=sys.stderr)
+    else:
+        traceback.print_exception(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from trainer import architectures
 from trainer.architectures import GPT2 as GPT2
@@ -19,21 +19,56 @@ from trainer.architectures import Published as Published
 from trainer.architectures import ViT as ViT
 from trainer.contract import MESH_AXES, PROFILE_STEPS
 
+STORES = ("gs", "s3")  # the schemes of the object stores that data are read from and checkpoints written to
+
 Natural = Annotated[int, Field(ge=0)]
+Steps = Annotated[int, Field(gt=0, le=2**31 - 1)]  # a device counts them in 32 bits
+Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]  # a key of JAX holds 64 bits; an order of examples, any number
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Weight = Annotated[float, Field(ge=0.0)]
+
+
+def _is_place(path: str) -> str:
+    scheme, is_url, rest = path.partition("://")
+    if not path.strip() or (is_url and (scheme not in STORES or not rest)):
+        raise ValueError("is not a folder or a gs:// or s3:// URL")
+    return path
+
+
+Place = Annotated[str, AfterValidator(_is_place)]  # where something is kept
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
 class Source(Block):
-    """What every data source has in common."""
+    """Keys that every data source has."""
 
     shuffle: bool = Field(True, description="a new order every epoch, drawn from the seed")
     trace: bool = Field(False, description="write the example ids of every step to the run folder")
     prefetch: Natural = Field(2, description="batches read ahead")
     threads: Positive = Field(4, description="reading threads of a process")
+    deterministic: bool | None = Field(
+        None,
+        description="whether an example is equal each time it is read; default: not with a dataset or a task of yours, "
+        "whose examples get seeded generators, one at a time",
+    )
+
+
+def _readable(path: str | list[str] | None) -> str | list[str] | None:
+    """Raises ValueError for a URL of a store that the sources cannot read."""
+    for each in [path] if isinstance(path, str) else path or []:
+        scheme, found, _ = each.partition("://")
+        if found and scheme not in (*STORES, "stdlib"):
+            raise ValueError(f"holds {each}, which cannot be read: folders, gs:// and s3:// can")
+    return path
+
+
+def _mounted(path: str | None) -> str | None:
+    """Raises ValueError for a URL."""
+    if path is not None and "://" in path:
+        raise ValueError("is not a folder, which tensorflow-datasets needs: mount the bucket as a volume")
+    return path
 
 
 class Tfds(Source):
@@ -43,15 +78,21 @@ class Tfds(Source):
     name: str = Field("digits", description="of the builder, such as digits, mnist or my_set/config:1.0.0")
     split: str = Field("train", description="what to train on, in tensorflow-datasets' split syntax")
     eval_split: str | None = Field("test", description="what to evaluate on; null: no evaluation")
-    data_dir: str | None = Field(None, description="where prepared data lies; default the user's cache folder")
+    data_dir: Annotated[str | None, AfterValidator(_mounted)] = Field(
+        None, description="folder of prepared data; default in the user's cache folder"
+    )
 
 
 class ArrayRecord(Source):
-    """Files of array_record; a record is a serialized dict of arrays, as trainer.data.records writes it."""
+    """Files of array_record; a record is a tf.train.Example, as trainer.data.records writes it."""
 
     source: Literal["array_record"] = Field(description="this source")
-    path: str | list[str] = Field(description="files or globs to train on")
-    eval_path: str | list[str] | None = Field(None, description="files or globs to evaluate on")
+    path: Annotated[str | list[str], AfterValidator(_readable)] = Field(
+        description="files or globs to train on, here or in gs:// or s3://"
+    )
+    eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
+        None, description="files or globs to evaluate on"
+    )
     eval_split: Fraction | None = Field(None, description="share of the records kept back when there is no eval_path")
 
 
@@ -59,7 +100,9 @@ class Text(Source):
     """Text files as one stream of tokens, packed into windows of the model's length."""
 
     source: Literal["text"] = Field(description="this source")
-    path: str | list[str] = Field(description="files or globs; stdlib://*.py names the interpreter's own library")
+    path: Annotated[str | list[str], AfterValidator(_readable)] = Field(
+        description="files or globs, here or in gs:// or s3://; stdlib://*.py names the interpreter's own library"
+    )
     tokenizer: Literal["bytes"] = Field("bytes", description="a token is a byte; vocab 256")
     eval_split: Fraction = Field(0.05, description="share of the files kept back for evaluation")
     apart: bool = Field(False, description="no token sees, or predicts, those of another file")
@@ -115,7 +158,8 @@ class Mesh(Block):
             known *= size if size > 0 else 1
         if devices % known or (-1 not in sizes and known != devices):
             shape = " × ".join(f"{axis} {size}" for axis, size in zip(MESH_AXES, sizes, strict=True))
-            raise ValueError(f"{shape} does not make {devices} devices")
+            asked = f"asks for a multiple of {known}" if -1 in sizes else f"asks for {known}"
+            raise ValueError(f"{shape} {asked} devices, there {'is' if devices == 1 else 'are'} {devices}")
         dp, fsdp, mp = (size if size > 0 else devices // known for size in sizes)
         return dp, fsdp, mp
 
@@ -142,13 +186,13 @@ class Schedule(Block):
     @field_validator("decay", "shape", "final")
     @classmethod
     def _applies(cls, value: Any, info: ValidationInfo) -> Any:
-        name = info.data.get("name", "wsd")  # a wrong name is a fault of its own
+        name = info.data.get("name", "wsd")  # a wrong name is an error of its own
         if value is not None and (name == "constant" or (name != "wsd" and info.field_name != "final")):
             raise ValueError(f"does not apply to {name}")
         return value
 
     def decay_steps(self, total_steps: int) -> int:
-        """Steps of the descent, which ends with the run. Raises ValueError when wsd's do not fit beside the warm-up."""
+        """Steps of the decay, which ends with the run. Raises ValueError when wsd's and the warm-up do not fit."""
         after_warmup = max(0, total_steps - self.warmup)
         if self.name == "constant":
             return 0
@@ -161,7 +205,7 @@ class Schedule(Block):
         return self.decay or min(max(1, total_steps // 10), after_warmup)
 
 
-# What each optimizer takes beside lr, weight_decay and clip, with its defaults. Any other key is a fault.
+# What each optimizer takes beside lr, weight_decay and clip, with its defaults. Any other key is an error.
 OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "adamw": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
     "adafactor": {"b1": None, "eps": 1e-30},
@@ -190,7 +234,7 @@ class Optimizer(Block):
     @field_validator("b1", "b2", "eps", "momentum", "nesterov")
     @classmethod
     def _applies(cls, value: Any, info: ValidationInfo) -> Any:
-        name = info.data.get("name")  # a wrong name is a fault of its own
+        name = info.data.get("name")  # a wrong name is an error of its own
         if value is not None and name is not None and info.field_name not in OPTIMIZERS[name]:
             raise ValueError(f"does not apply to {name}, which takes {', '.join(OPTIMIZERS[name])}")
         if info.field_name == "nesterov" and value and not info.data.get("momentum"):
@@ -198,7 +242,7 @@ class Optimizer(Block):
         return value
 
     def options(self) -> dict[str, Any]:
-        """What this optimizer takes, as given or by default."""
+        """The options that this optimizer takes, as given or by default."""
         given = {key: getattr(self, key) for key in OPTIMIZERS[self.name]}
         return {**OPTIMIZERS[self.name], **{key: value for key, value in given.items() if value is not None}}
 
@@ -224,7 +268,7 @@ class Eval(Block):
 class Checkpoint(Block):
     """What is saved, where and how often. A run goes on from its newest verified step."""
 
-    path: str | None = Field(
+    path: Place | None = Field(
         None, description="a folder or gs://, s3:// URL; default the run folder, or the profile's volume"
     )
     every: Positive | None = Field(500, description="steps between saves; null: only at the end")
@@ -261,7 +305,7 @@ CLASSIFY = "trainer.tasks.classify:Classify"
 
 DEFAULT_STEPS = 1000
 
-# What a built-in task brings when the job does not say. A task of the user's has the same as a class attribute.
+# Defaults of the built-in tasks. A task of the user's has the same as its class attribute `defaults`.
 TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     CLASSIFY: {"model": {"kind": "mlp"}, "data": {"source": "tfds", "name": "digits"}},
     LM: {"model": {"kind": "decoder"}, "data": {"source": "synthetic"}},
@@ -269,9 +313,9 @@ TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 class TrainSpec(Block):
-    """Everything the trainer is told.
+    """The configuration of the trainer.
 
-    Raises pydantic's ValidationError, all faults at once.
+    Raises pydantic's ValidationError, with all errors at once.
     """
 
     task: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$", description="module:Class of a task")]
@@ -282,17 +326,18 @@ class TrainSpec(Block):
     remat: Remat = Field("none", description="what the backward pass computes again; a list names what is kept instead")
     batch: Positive = Field(128, description="examples of a step, over all devices and micro-batches")
     accumulate: Positive = Field(1, description="micro-batches of a step")
-    steps: Positive | None = Field(None, description=f"optimizer steps; or epochs; default {DEFAULT_STEPS} steps")
+    steps: Steps | None = Field(None, description=f"optimizer steps; or epochs; default {DEFAULT_STEPS} steps")
     epochs: Positive | None = Field(None, description="passes over the training set, in place of steps")
-    seed: Natural = Field(0, description="of the initial weights, the order of examples and what a task draws")
+    seed: Seed = Field(0, description="of the initial weights, the order of examples and what a task draws")
     optimizer: Optimizer = Field(Optimizer(), description="by name, with its schedule")
     loss: Loss = Field(Loss(), description="what is added to it in training")
     eval: Eval = Field(Eval(), description="on the held-out set")
     checkpoint: Checkpoint = Field(Checkpoint(), description="where and how often")
     attention: Literal["auto", "xla", "cudnn", "splash"] = Field(
-        "auto", description="implementation; auto is xla, and so is what cannot be had here, which is said"
+        "auto",
+        description="implementation; auto: cudnn or splash where devices, precision and sizes allow, else xla; noted",
     )
-    compile_cache: str | None = Field(None, description="folder or URL of XLA's compilation cache; null: none")
+    compile_cache: Place | None = Field(None, description="folder or URL of XLA's compilation cache; null: none")
     on_nonfinite: OnNonfinite = Field(OnNonfinite(), description="when loss or gradients are not finite")
     steps_per_dispatch: Positive = Field(1, description="steps sent to the device at once; more for tiny models")
     profile: Profile = Field(Profile(), description="which steps are traced")
@@ -329,7 +374,9 @@ class TrainSpec(Block):
     @field_validator("optimizer")
     @classmethod
     def _schedule_fits(cls, optimizer: Optimizer, info: ValidationInfo) -> Optimizer:
-        if "steps" in info.data and info.data.get("epochs") is None:  # else trainer.schedules knows, once the data does
+        if (
+            "steps" in info.data and info.data.get("epochs") is None
+        ):  # with epochs trainer.optim.schedules checks it, once the data is read
             optimizer.schedule.decay_steps(info.data["steps"] or DEFAULT_STEPS)
         return optimizer
 
@@ -349,7 +396,7 @@ class TrainSpec(Block):
 
 
 def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` over `defaults`, key by key; a block that names another kind, source or optimizer stands alone."""
+    """`given` over `defaults`, key by key; a block of another kind, source or optimizer replaces the default."""
     merged = dict(defaults)
     for key, value in given.items():
         below = merged.get(key)

@@ -1,14 +1,20 @@
-"""What a task is: a model, its loss, its examples. The one seam a user's training code meets."""
+"""The interface of a task: a model, its loss, its examples. The one that a user's training code implements.
+
+What does not keep to it is refused in a sentence, as soon as it is there to be looked at.
+"""
 
 from __future__ import annotations
 
-import importlib
+import inspect
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
 
+from trainer import contract, plugin
 from trainer.data.source import Source
 from trainer.errors import SpecError
 from trainer.spec import TrainSpec
@@ -25,20 +31,20 @@ class Loss(NamedTuple):
 
 
 class Task(Protocol):
-    """A class built without arguments.
+    """A class that is called without arguments.
 
-    It may have two class attributes: `defaults`, a mapping merged below the user's train block; and `sharding`, path
+    It may have two class attributes: `defaults`, a mapping, overridden by the user's train block; and `sharding`, path
     rules for a model that does not name its axes: {r".*kernel": ("embed", "hidden")}, a pattern for the whole name of a
     parameter -> a logical or mesh axis, or None, for each of its last dimensions.
     """
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs, /) -> nnx.Module:
-        """A new model; traced under jit, so no host ever holds its weights."""
+        """A new model; called under jit, so that no host ever holds all its weights."""
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array, /) -> Loss | Array:
         """The loss of a batch, whose `weight` [B] is 0 on padded rows. A bare scalar is a mean, 1 per example.
 
-        The model's parameters are in the compute dtype of `spec.precision`; the batch is as `example` made it.
+        The model's parameters are in the compute dtype of `spec.precision`; the batch is stacked from `example`.
         """
 
     def source(self, spec: TrainSpec, split: Split, /) -> Source | None:
@@ -48,21 +54,96 @@ class Task(Protocol):
         """One raw record as arrays of fixed shapes."""
 
 
-def load(path: str) -> Any:
-    """The object that `module:Name` names. Raises SpecError, saying why, when it does not import."""
-    module_name, _, name = path.partition(":")
+PARTS = ("model", "loss", "source", "example")  # the methods of a task
+
+
+def defaults(name: str, found: Any) -> Mapping[str, Any]:
+    """The train block that the task class `found` brings. Raises SpecError where its `defaults` are no mapping."""
+    given = getattr(found, "defaults", {})
+    if not isinstance(given, Mapping):
+        raise SpecError(f"train.task = {name}: its defaults are {plugin.kind(given)}, not a dict of keys of train")
+    return given
+
+
+def make(name: str, found: Any) -> Task:
+    """The task of the class `found`, which `name` (`module:Name`) names. Raises SpecError for what is no task."""
+    if not isinstance(found, type):
+        raise SpecError(f"train.task = {name} is {plugin.kind(found)}, not a class with {_listed(PARTS)}")
+    if issubclass(found, nnx.Module) or plugin.is_linen(found):
+        hint = "a task's `model` makes one; beside a task of ours name it as train.model.kind"
+        raise SpecError(f"train.task = {name} is a model, not a task: {hint}")
+    if missing := [part for part in PARTS if not callable(getattr(found, part, None))]:
+        raise SpecError(f"train.task = {name} has no {_listed(missing)}; a task has the methods {_listed(PARTS)}")
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a user's module raises while it is imported
-        raise SpecError(f"{path}: importing {module_name} failed: {type(error).__name__}: {error}") from error
-    found: Any = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise SpecError(f"{path}: {module_name} has no {name!r}. It defines {_public(module)}.")
-        found = getattr(found, part)
-    return found
+        inspect.signature(found).bind()
+    except TypeError as error:
+        raise SpecError(f"train.task = {name} cannot be made: a task is called without arguments ({error})") from None
+    task: Any = found()
+    return task  # type: ignore[no-any-return]
 
 
-def _public(module: Any) -> str:
-    names = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
-    return ", ".join(sorted(names)) or "nothing"
+def checked_model(name: str, model: Any) -> nnx.Module:
+    """`model`, which the task `name` made. Raises SpecError where it is no flax.nnx.Module."""
+    if isinstance(model, nnx.Module):
+        return model
+    raise SpecError(f"{name}: model returned {plugin.kind(model)}, not a flax.nnx.Module")
+
+
+def checked_source(name: str, source: Any) -> Source | None:
+    """`source`, which the task `name` opened. Raises SpecError where it is neither None nor a Source."""
+    if source is None or isinstance(source, Source):
+        return source
+    needed = "a source has __len__, __getitem__ and fingerprint (trainer.data.source)"
+    raise SpecError(f"{name}: source returned {plugin.kind(source)}; {needed}")
+
+
+def checked_loss(name: str, loss: Any) -> Loss | Array:
+    """`loss`, which the task `name` computed. Raises SpecError where it is neither a scalar nor a Loss of scalars."""
+    if not isinstance(loss, Loss):
+        if isinstance(loss, tuple):
+            hint = "metrics go into trainer.task.Loss(sum, weight, {name: (sum, weight)})"
+            raise SpecError(f"{name}: loss returned a tuple of {len(loss)}, not a scalar or a Loss; {hint}")
+        _check_scalar(name, "loss returned", loss, "a bare loss is the mean over the batch; else return a Loss")
+        return loss  # type: ignore[no-any-return]
+    for part in ("sum", "weight"):
+        _check_scalar(name, f"Loss.{part} is", getattr(loss, part), "it is the sum over the batch")
+    if not isinstance(loss.metrics, Mapping):
+        raise SpecError(f"{name}: Loss.metrics is {plugin.kind(loss.metrics)}, not a dict {{name: (sum, weight)}}")
+    for metric, pair in loss.metrics.items():
+        _check_name(name, metric)
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            what = f"a {type(pair).__name__} of {len(pair)}" if isinstance(pair, tuple | list) else _described(pair)
+            raise SpecError(f"{name}: metric {metric!r} is {what}, not a pair (sum, weight)")
+        for part, value in zip(("sum", "weight"), pair, strict=True):
+            _check_scalar(name, f"the {part} of metric {metric!r} is", value, "it is the sum over the batch")
+    return loss
+
+
+def _check_name(name: str, metric: Any) -> None:
+    """Records hold a task's metrics beside the trainer's own, by name."""
+    if not isinstance(metric, str):
+        raise SpecError(f"{name}: the name of metric {metric!r} is {plugin.kind(metric)}, not text")
+    if metric in contract.RESERVED_METRICS or metric.startswith(contract.HELD_OUT):
+        taken = f"{_listed(sorted(contract.RESERVED_METRICS))}, and what begins with {contract.HELD_OUT}"
+        raise SpecError(f"{name}: a metric cannot be named {metric!r}; the trainer's own records use {taken}")
+
+
+def _check_scalar(name: str, subject: str, value: Any, hint: str) -> None:
+    if not _is_number(value) or np.shape(value) != ():
+        raise SpecError(f"{name}: {subject} {_described(value)}, not a scalar; {hint}")
+
+
+def _is_number(value: Any) -> bool:
+    is_array = isinstance(value, int | float | np.ndarray | np.generic | Array)
+    return is_array and not jnp.issubdtype(jnp.result_type(value), jnp.complexfloating)
+
+
+def _described(value: Any) -> str:
+    """`an array of shape [128]`, `a dict`."""
+    if not _is_number(value):
+        return plugin.kind(value)
+    return f"an array of shape {list(np.shape(value))}" if np.shape(value) else f"the number {value}"
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(names)

@@ -1,7 +1,7 @@
-"""Assembles a run and drives THE loop, read from top to bottom.
+"""Assembles a run and drives the training loop, to be read from top to bottom.
 
 The order within a step is fixed: evaluate, save, draw, step, read. A step's metrics are read after the next step was
-dispatched, so the host never holds the device up; before a save or an evaluation they are read first, so that nothing
+dispatched, so the host never holds up the device; before a save or an evaluation they are read first, so that nothing
 that is not finite is ever committed.
 """
 
@@ -15,35 +15,41 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
-from trainer import contract, dispatch, flops, mesh, preflight
+from trainer import contract, preflight
 from trainer.checkpoint.store import Store
-from trainer.data import sources
+from trainer.contract import Key
+from trainer.data.examples import Check
 from trainer.data.pipeline import Evaluation, Pipeline
 from trainer.data.prefetch import Prefetcher
 from trainer.data.source import Source
+from trainer.data.sources.open import baselines
 from trainer.data.trace import Trace
 from trainer.distributed import Stop
-from trainer.errors import NotFiniteError, SpecError, Stopped, TrainerError
-from trainer.metrics import Metrics
+from trainer.errors import NotFiniteError, SpecError, Stopped
+from trainer.metrics.progress import Progress
+from trainer.metrics.recorder import FLAGS, Metrics
+from trainer.numerics import flops
+from trainer.parallel import mesh
 from trainer.profiling.profiler import Profiler
-from trainer.progress import Progress
-from trainer.spec import GPT2, Decoder, TrainSpec
-from trainer.step import Step, TrainState
-from trainer.task import Task
+from trainer.spec import GPT2, LM, Decoder, TrainSpec
+from trainer.step import dispatch, resume
+from trainer.step.train_step import Step, TrainState
+from trainer.task import Task, checked_source
 
 Batch = dict[str, jax.Array]
 COLLECT_EVERY = 1000  # steps between collections where neither an evaluation nor a save brings one
-READY_S = 0.02  # a batch that is later than this is waited for in the phase `data`
+READY_S = 0.02  # the wait for a batch that is later than this is reported as the phase `data`
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a run lives: what the agent set in the environment."""
+    """The places of a run that the agent sets in the environment: folder, socket, and request file for profiles."""
 
     run_dir: str | None = None
     uid: str = "local"
@@ -53,6 +59,7 @@ class Place:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Place:
+        """The place that the environment variables of the contract describe."""
         return cls(
             run_dir=environ.get(contract.RUN_DIR),
             uid=environ.get(contract.UID) or f"local-{os.getpid()}",
@@ -62,7 +69,7 @@ class Place:
         )
 
     def checkpoints(self, spec: TrainSpec) -> str:
-        """The checkpoint folder. Raises SpecError when neither the spec nor a run folder says where."""
+        """Path or URL of the checkpoint folder. Raises SpecError when the spec has none and there is no run folder."""
         if spec.checkpoint.path is not None:
             return spec.checkpoint.path
         if self.run_dir is None:
@@ -71,86 +78,56 @@ class Place:
 
 
 class Run:
-    """One attempt: what is decided before the first step, and the loop over the steps."""
+    """One attempt at a run: set up and checked before the first step, then the loop over the steps."""
 
     def __init__(self, spec: TrainSpec, task: Task, place: Place, stop: Stop, report: Progress) -> None:
-        preflight.check_devices(spec)
+        preflight.check_mesh(spec)
         self.spec, self.place, self.stop, self.report = spec, place, stop, report
         self.folder = place.checkpoints(spec)
         preflight.check_folder(self.folder)
-        train_set = task.source(spec, "train")
-        eval_set = task.source(spec, "eval")
+        preflight.check_cache(spec)
+        train_set = checked_source(spec.task, task.source(spec, "train"))
+        eval_set = checked_source(spec.task, task.source(spec, "eval"))
         if train_set is None:
             raise SpecError(f"{spec.task} has no training data")
-        self.mesh = mesh.build(spec.mesh)
+        self.mesh = mesh.build(spec.mesh, note=self._note)
         rows = mesh.rows(self.mesh, spec.batch)
-        self.pipeline = Pipeline(
-            train_set,
-            task.example,
-            batch=spec.batch,
-            rows=rows,
-            seed=spec.seed,
-            shuffle=spec.data.shuffle,
-            prefetch=spec.data.prefetch,
-            threads=spec.data.threads,
-        )
-        self.evaluation = None
-        if eval_set is not None and len(eval_set) > 0:
-            self.evaluation = Evaluation(
-                eval_set,
-                task.example,
-                batch=spec.batch,
-                rows=rows,
-                batches=spec.eval.batches,
-                threads=spec.data.threads,
-            )
+        self.pipeline = self._pipeline(task, train_set, rows)
+        self.evaluation = self._evaluation(task, eval_set, rows)
         self.total = spec.total_steps(len(train_set))
         preflight.check_profile(spec, self.total)
         self.step = Step(task, spec, self.mesh, self.total)
-        if self.step.note is not None:
-            self._note(self.step.note)
+        for note in (self.step.note, self.pipeline.note if spec.data.threads > 1 else None):
+            if note is not None:
+                self._note(note)
         self.store = Store(
             self.folder, keep=spec.checkpoint.keep, uid=place.uid, take_over=place.take_over, note=self._note
         )
-        self.metrics = Metrics(
-            rank=jax.process_index(),
-            run_dir=place.run_dir,
-            socket=place.socket,
-            report=report,
-            total_steps=self.total,
-            examples_per_step=spec.batch,
-            tokens_per_step=spec.batch * spec.model.length if isinstance(spec.model, Decoder | GPT2) else None,
-            dataset_examples=len(train_set),
-        )
-        self.profiler = Profiler(
-            spec.profile,
-            rank=jax.process_index(),
-            run_dir=place.run_dir,
-            request=place.profile,
-            report=report,
-            settle=self._read,
-            programs=self.step.programs,
-        )
+        self.metrics = self._metrics(len(train_set))
+        self.profiler = self._profiler()
         self.conditions = conditions(spec, train_set)
-        self.baselines = sources.baselines(spec, train_set, eval_set) if jax.process_index() == 0 else {}
+        self.record = resume.record(spec, self.step.attention, self.total, eval_set)
+        self.baselines = baselines(spec, train_set, eval_set) if jax.process_index() == 0 else {}
         self.evaluated = -1  # the last step that was evaluated
         self.saved = -1  # the last step that was handed to the store
         self._committed: int | None = None
         self._pending: tuple[range, Batch] | None = None  # steps that were dispatched, and their metrics to be read
-        self.done = 0  # steps that are complete, or nearly: the last is still to be read
+        self._logged = 0  # the last step whose time is in the metrics
+        self.done = 0  # steps that were dispatched; the metrics of the last may still be unread
         self.is_stepping = False  # whether this attempt has dispatched a step
 
     def run(self) -> None:
-        """Trains to the last step. Raises Stopped, NotFiniteError and what else ends a run early."""
+        """Trains to the last step. Raises a TrainerError, such as Stopped or NotFiniteError, when it ends early."""
         start, state = self._restore()
-        self._leave_if_told(start, state)
+        self._leave_if_stopped(start, state)
         flops_per_step = self._compile(start)
-        self._leave_if_told(start, state)
+        self._leave_if_stopped(start, state)
         spans = self._spans(start)
         batches, trace = self.pipeline.iterate(spans, self.step.put), self._trace(start)
         timer = self.metrics.timer
         gc.freeze()
-        gc.disable()  # a collection in one rank's step is a wait in everyone's: it runs beside evaluations and saves
+        gc.disable()  # a collection in one rank's step delays every rank: it runs beside evaluations and saves
+        self._logged = start
         self.metrics.start(start, flops_per_step=flops_per_step, peak_flops=flops.peak(jax.devices()))
         for span in itertools.chain(spans, [range(self.total, self.total)]):
             self.done = done = span.start  # steps that are complete
@@ -182,26 +159,90 @@ class Run:
 
     # --- before the loop ----------------------------------------------------------------------------------------------
 
+    def _pipeline(self, task: Task, train_set: Source, rows: range) -> Pipeline:
+        """The batches of the training set, this process's `rows` of each."""
+        data = self.spec.data
+        return Pipeline(
+            train_set,
+            task.example,
+            batch=self.spec.batch,
+            rows=rows,
+            seed=self.spec.seed,
+            shuffle=data.shuffle,
+            prefetch=data.prefetch,
+            threads=data.threads,
+            deterministic=data.deterministic,
+            check=_check(task, self.spec),
+        )
+
+    def _evaluation(self, task: Task, eval_set: Source | None, rows: range) -> Evaluation | None:
+        """The batches of the held-out set; None where there is none."""
+        if eval_set is None or len(eval_set) == 0:
+            return None
+        return Evaluation(
+            eval_set,
+            task.example,
+            batch=self.spec.batch,
+            rows=rows,
+            batches=self.spec.eval.batches,
+            threads=self.spec.data.threads,
+            seed=self.spec.seed,
+            deterministic=self.spec.data.deterministic,
+            check=_check(task, self.spec),
+        )
+
+    def _metrics(self, dataset_examples: int) -> Metrics:
+        batch, tokens = self.spec.batch, None
+        if isinstance(self.spec.model, Decoder | GPT2) or self.spec.task == LM:
+            if (form := self.pipeline.forms.get("tokens")) is not None and len(form.shape) == 1:
+                tokens = batch * (form.shape[0] - 1)
+        return Metrics(
+            rank=jax.process_index(),
+            run_dir=self.place.run_dir,
+            socket=self.place.socket,
+            report=self.report,
+            total_steps=self.total,
+            examples_per_step=batch,
+            tokens_per_step=tokens,
+            dataset_examples=dataset_examples,
+        )
+
+    def _profiler(self) -> Profiler:
+        return Profiler(
+            self.spec.profile,
+            rank=jax.process_index(),
+            run_dir=self.place.run_dir,
+            request=self.place.profile,
+            report=self.report,
+            settle=self._read,
+            programs=self.step.programs,
+        )
+
     def _restore(self) -> tuple[int, TrainState]:
-        """The newest good checkpoint and its step, or a new state and 0."""
+        """The step and state of the newest usable checkpoint; 0 and a new state without one."""
         self.report.phase("restore", 0)
         self.store.claim()
-        found = self.store.restore(self.step.named(self.step.abstract))
+        found = self.store.restore(
+            self.step.named(self.step.abstract), lambda meta: preflight.changes(meta, self._meta())
+        )
+        first = 0 if found is None else found[0] + 1
+        self.store.check_free(lambda step: step >= first and self._is_due(self.spec.checkpoint.every, step))
         if found is None:
             self.report.phase("compile", 0)
             return 0, self.step.init()
         start, tree, meta = found
         preflight.check_resumed(meta, self.conditions, self.folder)
-        if start > self.total:
-            raise SpecError(
-                f"{self.folder} holds step {start}, but train.steps is {self.total}; nothing can be resumed"
-            )
+        preflight.check_length(self.spec, self.total, start, self.folder)
         self.saved, self.evaluated = start, meta.get("evaluated", -1)
+        self._committed = start  # by an earlier attempt: no progress of this one
+        self.report.restored(start)
         self._note(f"resumed at step {start} of {self.total}")
+        if (changed := resume.changes(meta, self.record, start)) is not None:
+            self._note(changed)
         return start, self.step.unnamed(tree)
 
     def _compile(self, start: int) -> float | None:
-        """Compiles every step ahead of time, for the very batches that will come; returns the FLOPs of a step."""
+        """Compiles every step ahead of time, for batches like the first; returns the FLOPs of a train step."""
         self.report.phase("data", start)
         train_batch = self.step.put(self.pipeline.batch(start))
         self.report.phase("compile", start)
@@ -214,7 +255,7 @@ class Run:
         return self.step.flops(train_batch)
 
     def _spans(self, start: int) -> dispatch.Spans:
-        """The steps that are left, as they are sent to the device."""
+        """The remaining steps, cut into dispatches."""
         every = self.spec.eval.every, self.spec.checkpoint.every
         return dispatch.spans(start, self.total, self.spec.steps_per_dispatch, every)
 
@@ -229,7 +270,7 @@ class Run:
         return done == self.total or (every is not None and done > 0 and done % every == 0)
 
     def _draw(self, batches: Prefetcher[Batch], done: int) -> Batch:
-        """The next batch; a wait for it is a phase of its own, so that a verdict can say who waits."""
+        """The next batch; the wait for it is a phase of its own, so that a verdict can name the rank that waits."""
         batch = batches.get(READY_S)
         while batch is None:  # in slices: a signal handler of Python's runs only between them
             self.report.phase("data", done)
@@ -237,43 +278,47 @@ class Run:
         return batch
 
     def _read(self) -> None:
-        """Waits for the steps dispatched last, if they were not read yet. Raises NotFiniteError, StorageError."""
+        """Waits for the steps dispatched last and records their metrics. Raises NotFiniteError, StorageError."""
         if self._pending is None:
             return
         (span, metrics), self._pending = self._pending, None
-        is_finite_K = np.atleast_1d(metrics["finite"])
-        is_skipped_K = np.atleast_1d(metrics["skipped"]) if "skipped" in metrics else np.zeros(len(span), bool)
+        said = jax.device_get({name: metrics[name] for name in FLAGS if name in metrics})
+        is_finite_K, weight_K = np.atleast_1d(said[Key.FINITE]), np.atleast_1d(said[Key.WEIGHT])
+        is_skipped_K = np.atleast_1d(said.get(Key.SKIPPED, np.zeros(len(span), bool)))
         for at, step in enumerate(range(span.start + 1, span.stop + 1)):
             if not is_finite_K[at]:
                 raise _not_finite(step, _of(metrics, at))
+            self.metrics.trained(step, float(weight_K[at]))
             if is_skipped_K[at]:
-                self.metrics.skipped(step, _of(metrics, at)["loss_scale"])
+                self.metrics.skipped(step, _of(metrics, at)[Key.LOSS_SCALE])
             if step % self.spec.log_every == 0 or step == self.total:
-                self.metrics.interval(step, _of(metrics, at))
+                share = (step - self._logged) / (span.stop - self._logged)  # the time since is of as many steps
+                self.metrics.interval(step, _of(metrics, at), share)
+                self._logged = step
             if step % COLLECT_EVERY == 0:
                 gc.collect()
-        self._hear_commits()
+        self._report_commits()
 
     def _evaluate(self, done: int, state: TrainState) -> None:
-        """The means over the held-out set, each example counted once."""
+        """Records the means over the held-out set, each example counted once."""
         if self.evaluation is None:
             return
         self.report.phase("eval", done)
         sums: dict[str, tuple[float, float]] = {}
         with self.profiler.pause(), self.metrics.timer.part("eval"):
             for batch in self.evaluation.iterate(self.step.put):
-                self._leave_if_told(done, state)
+                self._leave_if_stopped(done, state)
                 for name, pair in jax.device_get(self.step.evaluate(state, batch)).items():
                     total, weight = sums.get(name, (0.0, 0.0))
                     sums[name] = (total + float(pair[0]), weight + float(pair[1]))
             gc.collect()
         self.evaluated = done
-        examples = sums.pop("examples")[0]
+        examples = sums.pop(Key.EXAMPLES)[0]
         means = {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
-        self.metrics.evaluated(done, means | self.baselines | {"examples": examples})
+        self.metrics.evaluated(done, means | self.baselines | {Key.EXAMPLES: examples})
 
     def _save(self, done: int, state: TrainState) -> None:
-        """Hands the state to the store, which writes while the loop goes on."""
+        """Starts a save of the state, which the store writes while the loop goes on."""
         self.report.phase("save", done)
         with self.profiler.pause(), self.metrics.timer.part("save"):
             began = time.perf_counter()
@@ -283,12 +328,13 @@ class Run:
         self.saved = done
 
     def _meta(self) -> dict[str, Any]:
-        """What lies beside the state: what a resume must not change, and what a reader must know."""
-        model = self.spec.model.model_dump(mode="json")
-        return self.conditions | {"evaluated": self.evaluated, "model": model}
+        """The meta saved beside the state: what must not change when a run resumes, what may and is then said, and what
+        gives the state its arrays."""
+        arrays = self.spec.model_dump(mode="json", include={"model", "optimizer", "precision"})
+        return self.conditions | self.record | {"evaluated": self.evaluated} | arrays
 
-    def _hear_commits(self) -> None:
-        """Tells everyone of a step that came to rest on storage. Raises StorageError of the writing behind the loop."""
+    def _report_commits(self) -> None:
+        """Reports a newly committed step to agent and metrics. Raises StorageError when a save failed."""
         step = self.store.committed()
         if step is not None and step != self._committed:
             self._committed = step
@@ -297,28 +343,36 @@ class Run:
 
     # --- the ends -----------------------------------------------------------------------------------------------------
 
-    def _leave_if_told(self, done: int, state: TrainState) -> None:
+    def _leave_if_stopped(self, done: int, state: TrainState) -> None:
         if self.stop.poll():
             self._leave(done, state)
 
     def _leave(self, done: int, state: TrainState) -> NoReturn:
-        """Saves what is new and raises Stopped. Every rank is at the same step."""
+        """Saves the state if it is new, and raises Stopped. Every rank is at the same step."""
         self.report.phase("save", done)
-        is_new = done > max(self.saved, 0)
+        saved = max(self.saved, 0)
+        is_new, note = done > saved, f"nothing new to save after step {saved}"
+        if is_new and (taken := self.store.taken(done)):  # no reason to end a run that can go on from an older step
+            is_new, note = False, f"nothing new saved after step {saved}: {taken} in {self.folder} is another's"
         if is_new:
+            note = f"saved step {done}"
             self._save(done, state)
         self._settle(done)
-        note = f"saved step {done}" if is_new else f"nothing new to save after step {max(self.saved, 0)}"
         self.report.stopped(done, is_new, note)
         raise Stopped(f"stopped from outside: {note}")
 
-    def let_go(self) -> None:
-        """Waits for a save that was begun before an error: it is sound, and the last that this attempt makes."""
+    def wait_for_saves(self) -> None:
+        """Waits for a save that began before an error: it is valid, and the last of this attempt."""
         self.report.phase("save", self.done)
-        with contextlib.suppress(TrainerError):  # what the run ends by is the first error
+        with contextlib.suppress(Exception):  # the run ends by its first error
             self.store.wait()
-            self._hear_commits()
-        self.report.phase("step", self.done)  # where it went wrong
+            self._report_commits()
+        self.report.phase("step", self.done)  # the phase of the error
+
+    def release(self) -> None:
+        """Gives the checkpoint folder back, before the first step: a run that is refused leaves it as it was."""
+        with contextlib.suppress(Exception):  # the run ends by its first error, whatever a store that is down raises
+            self.store.close()
 
     def _finish(self) -> None:
         self.profiler.finish(self.total)
@@ -326,18 +380,24 @@ class Run:
         self.report.phase("done", self.total)
 
     def _settle(self, done: int) -> None:
-        """Waits until every save is committed or failed, and gives everything back."""
+        """Waits until every save is committed or failed, and closes store and metrics."""
         self.report.phase("save", done)
         self.store.wait()
-        self._hear_commits()
+        self._report_commits()
         self.store.close()
         self.metrics.close()
 
     def _note(self, text: str) -> None:
-        """What a reader of the output and of the summary should know."""
+        """Prints a note, and reports it for summary.json."""
         if jax.process_index() == 0:
             print(text, flush=True)
             self.report.note(text)
+
+
+def _check(task: Task, spec: TrainSpec) -> Check | None:
+    """How `task` judges the batches of a run; None where it does not."""
+    judge = getattr(task, "check_batch", None)
+    return None if judge is None else partial(judge, spec)
 
 
 def _of(metrics: Batch, at: int) -> dict[str, float]:
@@ -346,14 +406,14 @@ def _of(metrics: Batch, at: int) -> dict[str, float]:
 
 
 def _not_finite(step: int, metrics: Mapping[str, float]) -> NotFiniteError:
+    loss, norm = metrics[Key.LOSS], metrics[Key.GRAD_NORM]
     return NotFiniteError(
-        f"step {step}: loss {metrics['loss']:.6g} with gradient norm {metrics['grad_norm']:.6g}; the update was not "
-        f"applied, and nothing after step {step - 1} is saved. Try a lower train.optimizer.lr, a longer warmup or "
-        "train.optimizer.clip"
+        f"step {step}: loss {loss:.6g} with gradient norm {norm:.6g}; the update was not applied, and nothing after "
+        f"step {step - 1} is saved. Try a lower train.optimizer.lr, a longer warmup or train.optimizer.clip"
     )
 
 
 def conditions(spec: TrainSpec, train_set: Source) -> dict[str, Any]:
-    """What must not change under a run that resumes: what the steps' examples are made of."""
+    """What must not change when a run resumes, because it determines the examples of each step."""
     order = {"train.batch": spec.batch, "train.seed": spec.seed, "train.data.shuffle": spec.data.shuffle}
     return {"data": train_set.fingerprint()} | order

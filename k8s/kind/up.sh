@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A kind cluster with JobSet and Kueue of pinned versions, our image on its nodes, and a team's namespace.
-# It needs docker, kind and kubectl. `kind delete cluster --name jaxlaunch` takes all of it away.
+# Creates a kind cluster with pinned versions of JobSet and Kueue, our image on its nodes, and a team's namespace.
+# It needs docker, kind and kubectl. `kind delete cluster --name jaxlaunch` removes everything.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

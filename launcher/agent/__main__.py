@@ -1,4 +1,4 @@
-"""`python -m launcher.agent`: the environment in, a code of the contract out."""
+"""`python -m launcher.agent`: reads the environment, exits with a code of the contract."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> None:
-    # PID 1 of a container loses a signal that it has no handler for; a blocked one waits until there is one.
+    """Runs the agent of this host and exits with its code."""
+    # PID 1 of a container loses a signal without a handler; a blocked one waits until there is a handler.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     from launcher.agent.start import start
 

@@ -7,22 +7,22 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# Readable to any Python, so that one that is too old can say so; 64 is contract.BAD_SPEC.
+# Written for any Python, so that one that is too old can say so; 64 is contract.BAD_SPEC.
 MAIN = """import sys
 
 if sys.version_info < (3, 10):
-    sys.stderr.write("agent: this image's Python is %d.%d, and the agent needs 3.10\\n" % sys.version_info[:2])
+    sys.stderr.write("agent: the image has Python %d.%d; jaxlaunch needs 3.10 or newer\\n" % sys.version_info[:2])
     sys.exit(64)
 
 from launcher.agent.__main__ import main
 
 main()
 """
-EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's own: equal sources make equal bytes
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the first of the zip format: equal sources give equal bytes
 
 
 def pack() -> bytes:
-    """The zipapp: the agent, the contract, nothing else."""
+    """The bytes of a zipapp that holds the agent and trainer.contract; equal sources give equal bytes."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, text in [("__main__.py", MAIN), *_sources()]:

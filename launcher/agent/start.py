@@ -1,13 +1,18 @@
-"""From the environment to a running agent, and to the pod's exit code."""
+"""Starts the agent from its environment; an error before it runs becomes the exit code."""
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
 import sys
 
-from launcher.agent import code, config
-from launcher.agent.agent import Agent, leave_behind
-from launcher.agent.verdict import of_code
+from launcher.agent import unpack
+from launcher.agent.agent import Agent, write_termination_message
+from launcher.agent.gang import config
+from launcher.agent.gang.config import Config
+from launcher.agent.gang.verdict import of_code
+from launcher.agent.host.remote_folder import FolderError, RemoteFolder
 from trainer import contract
 
 
@@ -16,15 +21,42 @@ def start() -> int:
     try:
         place = config.read(os.environ)
         if place.code is not None:
-            code.unpack(*place.code)
-    except (config.ConfigError, code.CodeError) as error:
+            unpack.unpack(*place.code)
+    except (config.ConfigError, unpack.CodeError) as error:
         return _refuse(contract.BAD_SPEC, str(error))
     except OSError as error:
-        return _refuse(contract.STORAGE, f"the job's code cannot be unpacked: {error}")
+        return _refuse(contract.STORAGE, f"cannot unpack the job's code: {error}")
+    copied = _copied(place)
     try:
-        agent = Agent(place)
+        if copied is None:
+            return _run(place)
+        return _run(dataclasses.replace(place, run_dir=copied.folder), copied.pid)
+    finally:
+        if copied is not None and not copied.close():
+            print(f"agent {place.host}: the run folder was not copied to its bucket whole", file=sys.stderr)
+
+
+def _copied(place: Config) -> RemoteFolder | None:
+    """The run folder of a job that has it in a bucket, or None; the children are told its path here."""
+    url = os.environ.get(contract.RUN_URL)
+    if not url:
+        return None
+    try:
+        copied = RemoteFolder(url, place)
+    except (FolderError, OSError) as error:
+        print(f"agent {place.host}: {error}; earlier attempts stay unknown", file=sys.stderr)
+        return None
+    os.environ[contract.RUN_DIR] = str(copied.folder)
+    return copied
+
+
+def _run(place: Config, copier: int | None = None) -> int:
+    try:
+        agent = Agent(place, copier)
     except OSError as error:
-        message = f"host {place.host}: a port is taken ({error}): is another agent of this host running?"
+        is_taken = error.errno == errno.EADDRINUSE
+        hint = " Is another agent of this host still running?" if is_taken else ""
+        message = f"the agent of host {place.host} cannot start: {error}.{hint}"
         return _refuse(contract.LOST, message)
     return agent.run()
 
@@ -32,5 +64,5 @@ def start() -> int:
 def _refuse(exit_code: int, message: str) -> int:
     print(f"agent: {message}", file=sys.stderr)
     if os.environ.get(contract.NODE):
-        leave_behind(of_code(exit_code, message), None, 0, 0)
+        write_termination_message(of_code(exit_code, message), None, 0, 0)
     return exit_code

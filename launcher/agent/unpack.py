@@ -1,4 +1,4 @@
-"""Unpacks the code that a job brought: files and links that stay in their folder, and nothing else.
+"""Unpacks the code of a job: files, and links that stay inside of the folder; nothing else.
 
 Not tarfile's own extraction: its filters differ between the Pythons that an image may hold.
 """
@@ -14,11 +14,11 @@ import zlib
 
 
 class CodeError(Exception):
-    """The archive is not one of ours, whole."""
+    """The archive of the job's code is damaged, or holds what `launcher submit` never packs."""
 
 
 def unpack(archive: str, folder: str) -> None:
-    """Writes the files of a gzipped tar below `folder`. Raises CodeError, or OSError where nothing can be written."""
+    """Writes the files of a gzipped tar below `folder`. Raises CodeError, or OSError if it cannot be written."""
     try:
         _unpack(archive, folder)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -39,14 +39,14 @@ def _unpack(archive: str, folder: str) -> None:
                     shutil.copyfileobj(content, file)
                 os.chmod(target, 0o755 if member.mode & 0o100 else 0o644)
             else:
-                raise CodeError(f"{archive}: {member.name} is neither a file nor a link")
+                raise CodeError(f"{archive}: {member.name} is neither a regular file nor a symbolic link")
     for source, target in links:
         os.symlink(source, target)
 
 
 def _inside(path: str, name: str) -> str:
-    """`path`, normal. Raises CodeError when it leaves its folder."""
+    """`path`, normalized. Raises CodeError when it leaves its folder."""
     normal = posixpath.normpath(path)
     if posixpath.isabs(normal) or normal.split("/")[0] == "..":
-        raise CodeError(f"{name} would leave its folder")
+        raise CodeError(f"{name} points outside of the folder that it is unpacked to")
     return normal

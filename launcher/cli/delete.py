@@ -1,4 +1,4 @@
-"""`launcher delete`: a job, its pods and all it owns."""
+"""`launcher delete`: removes a job, its pods and the objects that it owns."""
 
 from __future__ import annotations
 
@@ -6,41 +6,43 @@ import sys
 
 import click
 
-from launcher import delete, duration, stop, submit
-from launcher.cli import options
-from launcher.cluster import Cluster
+from launcher.cli import options, output
+from launcher.cluster.client import Cluster
 from launcher.errors import UserError
-from launcher.kinds import JOBSETS
+from launcher.job import units
+from launcher.kube.kinds import JOBSETS
+from launcher.kube.objects import terminal_state
+from launcher.lifecycle import delete, ownership, stop, submit
+from launcher.wording import placed
 
-_MARGIN_S = 120.0  # beyond the grace that pods have
+_MARGIN_S = 120.0  # after the pods' grace period
 
 
 @click.command("delete")
 @click.argument("name")
 @options.place()
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before a job is deleted that is not over.")
+@click.option("-y", "--yes", is_flag=True, help="Delete a job that has not ended without confirmation.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until its pods are gone.")
 def delete_command(name: str, namespace: str | None, context: str | None, yes: bool, no_wait: bool) -> int:
     """Delete job NAME.
 
-    Its pods save and end first. What it wrote to volumes and buckets stays.
+    Its processes save first. What they wrote to volumes and buckets is not deleted.
     """
-    cluster = Cluster.connect(context)
-    jobset = stop.own(cluster, name, namespace or cluster.namespace)
-    if not yes and stop.has_finished(jobset) is None and not stop.is_stopped(cluster, jobset):
-        _ask(name)
-    for line in delete.delete(cluster, jobset):
-        click.echo(line)
+    cluster = Cluster.connect(context, output.say)
+    jobset = ownership.own(cluster, name, namespace or cluster.namespace)
+    if not yes and terminal_state(jobset) is None and not stop.is_stopped(cluster, jobset):
+        _confirm(name)
+    output.show(*delete.delete(cluster, jobset))
     limit_s = stop.grace_s(jobset) + _MARGIN_S
     if no_wait or submit.gone(cluster, JOBSETS, dict(jobset), limit_s):
         return 0
-    text = f"its pods are not gone after {duration.text(limit_s)}; `launcher explain {name}` says why"
-    options.say(text)
+    late = f"its pods are not gone after {units.text(limit_s)}; see `launcher explain {name}`"
+    output.say(placed(late, jobset["metadata"]["namespace"]))
     return options.WAITED_TOO_LONG
 
 
-def _ask(name: str) -> None:
+def _confirm(name: str) -> None:
     """Raises UserError unless a person says yes."""
     if not sys.stdin.isatty():
-        raise UserError(f"Job {name} is not over, and nobody is here to be asked.", "--yes deletes it all the same.")
-    click.confirm(f"Job {name} is not over. Delete it?", abort=True, err=True)
+        raise UserError(f"Job {name} has not ended, and stdin is no terminal to confirm on.", "add --yes to delete it.")
+    click.confirm(f"Job {name} has not ended. Delete it?", abort=True, err=True)

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
-from launcher import bundle, clusterprofile, doctor, emit, finding, jobset, profile
-from launcher import job as jobs
-from launcher.cli import options
-from launcher.cluster import Cluster
-from launcher.errors import Fault
-from launcher.finding import Finding
-from launcher.job import JobSpec
-from launcher.profile import Profile
-from launcher.refusals import refusals
+from launcher.cli import options, output
+from launcher.cluster.client import Cluster
+from launcher.doctor import checks, finding
+from launcher.doctor.finding import Finding
+from launcher.doctor.target import Checkpoints, Target
+from launcher.job import load as jobs
+from launcher.job import profile
+from launcher.job.load import JobFile
+from launcher.job.volumes import Claim
+from launcher.lifecycle import cluster_profile
+from launcher.local import trainer_process
+from launcher.manifests import gang_secret
+from launcher.manifests.prepare import prepare
+from launcher.manifests.resolve import ResolvedJob
+from launcher.plan import estimate, room, shapes
 from launcher.wording import count
 
 # Stands in for a job where none is named: it asks for nothing that a cluster may lack.
@@ -39,7 +43,7 @@ _TEXT_AT = 26  # the column where findings begin
 @options.place("Where jobs are to run. [default: the job's, else the context's]")
 @click.option("-q", "--queue", help="A LocalQueue. [default: the job's, else the profile's]")
 @options.profile("the cluster's ConfigMap jaxlaunch")
-@click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", help="[default: text]")
+@options.form("text", "json", "yaml")
 def doctor_command(
     job_file: Path | None,
     overrides: tuple[str, ...],
@@ -47,54 +51,54 @@ def doctor_command(
     context: str | None,
     queue: str | None,
     profile_file: Path | None,
-    output: str,
+    form: str,
 ) -> int:
     """Check that the cluster can run JOB, or any job.
 
-    Each finding says what, why and what to do. Nothing is written: what it creates, the server only rehearses. What
-    cannot be seen with these rights is said to be unknown. The exit code is 2 where you can mend what fails, 3 where
-    the cluster's owner must.
+    Each finding says what, why and how to fix it. Nothing is written: what is created, is created with dryRun=All.
+    What your permissions do not let it read is `unknown`. The exit code is 2 when you can fix all that fails, 3 when
+    the cluster administrator must fix some of it.
     """
-    cluster = Cluster.connect(context)
+    cluster = Cluster.connect(context, output.say)
     given = {key: value for key, value in (("namespace", namespace), ("queue", queue)) if value is not None}
-    load = partial(_loaded, job_file, overrides, given)
-    where = load().namespace or cluster.namespace
-    found = doctor.reach(cluster)
+    file = _file(job_file, overrides, given)
+    where = file.spec.namespace or cluster.namespace
+    found = checks.check_server(cluster)
     if finding.exit_code(found) == 0:
-        known = profile.load(profile_file) if profile_file is not None else clusterprofile.find(cluster, where)[0]
-        found += doctor.examine(doctor.Patient(cluster, where, _manifests(load, job_file, known)))
-    if output == "text":
-        for line in lines(found):
-            click.echo(line)
-        click.echo(f"launcher: {summary(found)}", err=True)
+        defaults = profile.load(profile_file) if profile_file is not None else cluster_profile.find(cluster, where)[0]
+        job, manifests = prepare(file, defaults)
+        if file.spec.gang_secret:
+            manifests.append(gang_secret.made(manifests[0]))
+        sizes = partial(_checkpoints, job, file.folder)
+        found += checks.check_job(Target(cluster, where, manifests, sizes, is_example=job_file is None))
+    if form == "text":
+        output.show(*lines(found))
+        output.say(summary(found))
     else:
-        listed = [_plain(each) for each in found]
-        click.echo(json.dumps(listed, indent=2) if output == "json" else emit.document(listed), nl=output == "json")
+        output.data([_plain(each) for each in found], form)
     return finding.exit_code(found)
 
 
-def _loaded(
-    job_file: Path | None,
-    overrides: tuple[str, ...],
-    given: Mapping[str, str],
-    also: Callable[[JobSpec], Iterable[Fault]] = lambda job: (),
-) -> JobSpec:
+def _file(job_file: Path | None, overrides: tuple[str, ...], given: Mapping[str, str]) -> JobFile:
     """The job, in the namespace and queue that are given; the smallest where no file is named."""
     if job_file is not None:
-        return jobs.load(job_file, (*overrides, *(f"{key}={value}" for key, value in given.items())), also)
-    return jobs.parse(SMALLEST + "".join(f"{key}: {value}\n" for key, value in given.items()), "the smallest job")
+        return jobs.read(job_file, (*overrides, *(f"{key}={value}" for key, value in given.items())))
+    return jobs.read_text(SMALLEST + "".join(f"{key}: {value}\n" for key, value in given.items()), "the smallest job")
 
 
-def _manifests(load: Callable[..., JobSpec], job_file: Path | None, known: Profile) -> list[dict[str, Any]]:
-    """The job as it would be submitted, judged against the profile first."""
-    job = load(lambda job: refusals(job, known))
-    base = Path() if job_file is None else job_file.absolute().parent
-    return jobset.render(job, known, bundle.of(job, base))
+def _checkpoints(job: ResolvedJob, base: Path) -> Checkpoints | None:
+    """What the job's checkpoints take of a claim, by the trainer's own shapes; None where they are on none."""
+    volume = room.volume_of(job)
+    if not isinstance(volume, Claim) or job.spec.train is None or not trainer_process.is_installed():
+        return None
+    traced = shapes.of(job.spec, job.spec.train, base)
+    found = estimate.checkpoints(job.spec.train, job.checkpoints, traced)
+    return Checkpoints(volume.claim, found["kept"], found["most"])
 
 
 def _plain(each: Finding) -> dict[str, str]:
-    told = {"check": each.check} | {name: text for name, text in dataclasses.asdict(each).items() if text}
-    return told if each.level == "fail" else {name: text for name, text in told.items() if name != "whose"}
+    fields = {"check": each.check} | {name: text for name, text in dataclasses.asdict(each).items() if text}
+    return fields if each.level == "fail" else {name: text for name, text in fields.items() if name != "whose"}
 
 
 def lines(found: Sequence[Finding]) -> Iterator[str]:

@@ -1,47 +1,39 @@
-"""`launcher explain`: one answer on the screen."""
+"""`launcher explain`: why a job is in its state, on one screen."""
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from launcher import emit, world
-from launcher.cli import options
-from launcher.cluster import Cluster
-from launcher.explain import Explanation
-from launcher.explain import explain as explain_world
+from launcher.cli import options, output
+from launcher.cluster.client import Cluster
+from launcher.explain.explanation import Explanation
+from launcher.explain.explanation import explain as explain_world
+from launcher.status import collect
 
-UNKNOWN = 2  # no such job: the name is the user's to mend
+UNKNOWN = 2  # exit code: there is no job of that name
 
 
 @click.command("explain")
 @click.argument("name")
 @options.place()
-@click.option("-o", "--output", type=click.Choice(["json", "yaml", "wide"]), help="Another form.")
-def explain_command(name: str, namespace: str | None, context: str | None, output: str | None) -> int:
-    """Say why job NAME waits, what it does, or how it ended.
+@options.screen_form("The form of the output.")
+def explain_command(name: str, namespace: str | None, context: str | None, form: str | None) -> int:
+    """Explain why job NAME waits, what it does, or how it ended.
 
-    The first line names the situation; below it is what shows that, and what to do.
+    The first line names the situation; below are the evidence for it and what to do.
     """
-    cluster = Cluster.connect(context)
-    answer = explain_world(world.gather(cluster, namespace or cluster.namespace, name))
-    if output == "json":
-        click.echo(json.dumps(answer.to_json(), indent=2, ensure_ascii=False))
-    elif output == "yaml":
-        click.echo(emit.document(json.loads(json.dumps(answer.to_json()))), nl=False)
+    cluster = Cluster.connect(context, output.say)
+    answer = explain_world(collect.snapshot(cluster, namespace or cluster.namespace, name))
+    if form in ("json", "yaml"):
+        output.data(answer.to_json(), form)
     else:
         _show(answer)
     return UNKNOWN if answer.situation == "unknown" else 0
 
 
 def _show(answer: Explanation) -> None:
-    click.echo(answer.headline)
-    for line in answer.evidence:
-        click.echo(f"  {line}")
+    output.show(answer.headline, *(f"  {line}" for line in answer.evidence))
     if answer.facts:
-        click.echo()
-    for fact in answer.facts:
-        click.echo(f"  {fact}")
+        output.show("", *(f"  {fact}" for fact in answer.facts))
     if answer.next_move is not None:
-        click.echo(f"\n  next: {answer.next_move}")
+        output.show("", f"  next: {answer.next_move}")

@@ -1,4 +1,4 @@
-"""`launcher export`: a checkpoint for other people's programs."""
+"""`launcher export`: a checkpoint in the format of Hugging Face Transformers."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from pathlib import Path
 
 import click
 
-from launcher import ask, runs
-from launcher.cli import options
+from launcher.cli import output
 from launcher.errors import UserError
+from launcher.local import run_folders, trainer_process
 from launcher.wording import count
 
 
 @click.command("export")
 @click.argument("run")
 @click.option("--to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The folder to write.")
-@click.option("--step", type=click.IntRange(0), metavar="N", help="Of which step. [default: the newest]")
-@click.option("--ema", is_flag=True, help="The moving average in place of the weights.")
+@click.option("--step", type=click.IntRange(0), metavar="N", help="The step to export. [default: the newest]")
+@click.option("--ema", is_flag=True, help="Export the moving average instead of the weights.")
 def export_command(run: str, to: Path, step: int | None, ema: bool) -> None:
-    """Write a checkpoint of RUN as a Hugging Face folder.
+    """Export a checkpoint of RUN as a Hugging Face model.
 
-    RUN is the name of a run of this machine, its folder, or a folder or URL of checkpoints. DIR gets config.json and
-    safetensors, whole or not at all, from which `transformers` and `train.model.init_from` load the model. The
+    RUN is the name of a run on this machine, its folder, or a folder or URL of checkpoints. DIR gets config.json and
+    safetensors, all or none, from which `transformers` and `train.model.init_from` load the model. The
     checkpoint is verified first, then read one array at a time.
     """
-    if not ask.is_here():
-        raise UserError("The trainer is not installed here, and only it reads checkpoints.", ask.INSTALL)
-    arguments = [runs.checkpoints(run), "--to", str(to)]
+    if not trainer_process.is_installed():
+        raise UserError("export reads checkpoints with the trainer, which is not installed.", trainer_process.INSTALL)
+    arguments = [run_folders.checkpoints(run), "--to", str(to)]
     arguments += [] if step is None else ["--step", str(step)]
     arguments += ["--ema"] if ema else []
-    found = ask.the_trainer("trainer.export", *arguments, environ=os.environ)
+    found = trainer_process.run("trainer.export", *arguments, environ=os.environ)
     for note in found["notes"]:
-        options.say(note)
+        output.say(note)
     what = f"{found['architecture']} of step {found['step']}, {found['parameters']:,} parameters in {found['dtype']}"
-    click.echo(f"{to}: {what}, {count(len(found['files']), 'file')}")
+    output.show(f"{to}: {what}, {count(len(found['files']), 'file')}")

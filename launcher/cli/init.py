@@ -1,4 +1,4 @@
-"""`launcher init`: a first job.yaml, which trains here and now."""
+"""`launcher init`: a first job.yaml, which trains on this machine."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from launcher import job as jobs
+from launcher.cli import output
 from launcher.errors import UserError
+from launcher.job import load as jobs
 
 STARTER = """\
 # launcher run {file} trains this here; launcher schema --markdown lists every key
@@ -32,12 +33,12 @@ def init(name: str | None) -> None:
     """
     file = Path("job.yaml" if name is None else f"{name}.yaml")
     text = STARTER.format(name=name or "digits", file=file)
-    jobs.parse(text, str(file))  # a NAME that is none is refused before anything is written
+    jobs.parse(text, str(file))  # an invalid NAME is refused before anything is written
     try:
         with file.open("x", encoding="utf-8") as job:
             job.write(text)
     except FileExistsError:
-        raise UserError(f"{file} exists.", "give the job another name.") from None
+        raise UserError(f"{file} already exists.", "choose another name.") from None
     except OSError as error:
-        raise UserError(f"{file}: {(error.strerror or 'cannot be written').lower()}.") from None
-    click.echo(f"wrote {file}; train with: launcher run {file}")
+        raise UserError(f"{file}: {(error.strerror or 'not writable').lower()}.") from None
+    output.show(f"wrote {file}; train with: launcher run {file}")

@@ -1,4 +1,4 @@
-"""`launcher logs`: what a job's processes wrote and write, one stream."""
+"""`launcher logs`: the lines of all processes of a job, as one stream."""
 
 from __future__ import annotations
 
@@ -7,29 +7,41 @@ from collections.abc import Iterator
 
 import click
 
-from launcher import follow, logs, past, podlogs, world
-from launcher.agent import words
-from launcher.cli import options
-from launcher.cli.printer import Printer
-from launcher.cluster import Cluster
-from launcher.errors import ApiError, UserError
-from launcher.hosts import Host
-from launcher.logs import Line, Select
-from launcher.podlogs import Source, Window
-from launcher.seen import World
+from launcher.agent.gang import log_lines
+from launcher.cli import from_volume, options
+from launcher.cli.output import Printer, say
+from launcher.cluster.client import Cluster
+from launcher.errors import ApiError, ClusterError, UserError
+from launcher.kube.objects import terminal_state
+from launcher.logs import follow, pods
+from launcher.logs import lines as logs
+from launcher.logs import previous as past
+from launcher.logs.lines import Line, Select
+from launcher.logs.pods import Source, Window
+from launcher.status import collect
+from launcher.status.hosts import Host
+from launcher.status.snapshot import NoSuchJob, Snapshot
+from launcher.wording import placed
 
-HEAD_BYTES = 256 * 1024  # of host 0's log: what it says at its start of the generation before
+HEAD_BYTES = 256 * 1024  # of host 0's log: what it writes first is how the generation before ended
 
 
 @click.command("logs")
 @click.argument("name")
 @options.place()
-@click.option("-f", "--follow", "is_following", is_flag=True, help="Go on until the job ends, over restarts.")
-@click.option("--rank", metavar="N,N-M|all", help="Whose lines. [default: all; of a large gang 0 and the failing one]")
-@click.option("--previous", is_flag=True, help="How earlier generations ended, and the last lines of the one before.")
-@click.option("--since", metavar="DURATION", help="Only what is newer than this, such as 90s or 10m.")
-@click.option("--grep", "pattern", metavar="REGEX", help="Only lines in which this is found.")
+@click.option("-f", "--follow", "is_following", is_flag=True, help="Follow until the job ends, across restarts.")
+@click.option(
+    "--rank", metavar="N,N-M|all", help="Ranks to show. [default: all; of more than 16, 0 and the failed one]"
+)
+@click.option(
+    "--previous",
+    is_flag=True,
+    help="Show how earlier attempts ended, and lines before the last JobSet restart.",
+)
+@click.option("--since", metavar="DURATION", help="Only lines newer than this, such as 90s or 10m.")
+@click.option("--grep", "pattern", metavar="REGEX", help="Only lines that match.")
 @click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last lines of each host.")
+@options.from_volume
 @click.option("-o", "--output", type=click.Choice(["json"]), help="One JSON object a line.")
 def logs_command(
     name: str,
@@ -41,86 +53,122 @@ def logs_command(
     since: str | None,
     pattern: str | None,
     tail: int | None,
+    is_from_volume: bool,
     output: str | None,
-) -> None:
-    """Print what job NAME writes.
+) -> int:
+    """Print the logs of job NAME.
 
-    By time, each line after its rank; the verdict first when there is one.
+    In order of time, each line after its rank; the job's result first when there is one.
 
-    The processes' lines go to stdout, what agents and launcher say to stderr.
+    Lines of processes go to stdout, those of agents and launcher to stderr. The exit code is 3 when no log could be
+    read.
     """
     since_s = options.seconds("--since", since)
     asked, window = logs.select(rank, pattern), Window(None if since_s is None else int(since_s), tail)
-    if previous and is_following:
-        raise UserError("--previous and --follow cannot both be: what is past does not go on.")
-    cluster = Cluster.connect(context)
-    seen = world.gather(cluster, namespace or cluster.namespace, name)
-    if seen.jobset is None:
-        raise UserError(f"There is no job {name} in namespace {seen.namespace}.", "see `launcher list`.")
+    _require_together(previous or is_from_volume, is_following, is_from_volume, since)
+    cluster = Cluster.connect(context, say)
+    seen = collect.snapshot(cluster, namespace or cluster.namespace, name)
+    if isinstance(seen, NoSuchJob):
+        raise UserError(f"Job {name} not found in namespace {seen.namespace}.", "see `launcher list`.")
+    is_growing = is_following and terminal_state(seen.jobset) is None
+    if not is_from_volume:
+        _require_pods(seen, is_growing)
+    logs.exist(asked, seen.expected_hosts * pods.processes_per_host(seen.jobset))
     chosen = asked if rank is not None else _usual(seen, asked)
     printer = Printer(chosen, as_json=output == "json")
     if chosen.ranks is not None and rank is None:
-        printer.say(f"showing rank {' and '.join(map(str, sorted(chosen.ranks)))} alone; --rank all shows every one")
+        say(f"showing rank {' and '.join(map(str, sorted(chosen.ranks)))} only; --rank all shows every rank")
+    if is_from_volume:
+        from_volume.logs(cluster, seen, chosen, tail, printer, previous=previous)
+        return 0
     if previous:
         return _previous(cluster, seen, chosen, tail, printer)
-    if seen.told.verdict is not None:
-        printer.say(seen.told.verdict.title)
-    if is_following and not follow.has_ended(seen.jobset):
-        return follow.follow(
-            cluster, seen.namespace, name, select=chosen, show=printer.show, say=printer.say, window=window
-        )
-    sources = _sources(seen, chosen, printer)
-    for line in podlogs.read(cluster, seen.namespace, sources, chosen, window, say=printer.say):
+    if seen.report.verdict is not None:
+        say(seen.report.verdict.title)
+    if is_growing:
+        follow.follow(cluster, seen.namespace, name, select=chosen, show=printer.show, say=say, window=window)
+        return 0
+    return _of_pods(cluster, seen, chosen, window, printer)
+
+
+def _of_pods(cluster: Cluster, seen: Snapshot, chosen: Select, window: Window, printer: Printer) -> int:
+    """What the pods have written so far; the exit code."""
+    sources, unread = _sources(seen, chosen, printer), list[str]()
+
+    def _say(message: str) -> None:
+        unread.append(message)
+        say(message)
+
+    for line in pods.read(cluster, seen.namespace, sources, chosen, window, say=_say):
         printer.show(line)
+    return ClusterError.exit_code if unread and len(unread) == len(sources) else 0
 
 
-def _usual(seen: World, asked: Select) -> Select:
+def _require_together(is_earlier: bool, is_following: bool, is_from_volume: bool, since: str | None) -> None:
+    """Raises UserError for options that exclude each other."""
+    if is_earlier and is_following:
+        option = "--from-volume" if is_from_volume else "--previous"
+        raise UserError(f"{option} and --follow exclude each other: earlier logs do not grow.")
+    if is_from_volume and since is not None:
+        raise UserError("--from-volume and --since exclude each other: lines on the volume have no times.")
+
+
+def _require_pods(seen: Snapshot, is_growing: bool) -> None:
+    """Raises ClusterError when the pods are not known; following reads them again when the server is well."""
+    if "pods" in (seen.forbidden if is_growing else seen.not_read):
+        raise ClusterError(f"Which logs there are is unknown: {'; '.join(seen.unread)}")
+
+
+def _usual(seen: Snapshot, asked: Select) -> Select:
     """The ranks that are shown when nobody names any, and the pattern that was asked for."""
-    assert seen.jobset is not None, "the caller has looked"
-    failing = seen.told.last.verdict.rank if seen.told.last is not None else None
-    usual = logs.usual(seen.wanted * podlogs.processes_per_host(seen.jobset), failing)
+    failing = seen.report.last.verdict.rank if seen.report.last is not None else None
+    usual = logs.usual(seen.expected_hosts * pods.processes_per_host(seen.jobset), failing)
     return Select(usual.ranks, asked.pattern)
 
 
-def _sources(seen: World, chosen: Select, printer: Printer) -> list[Source]:
+def _sources(seen: Snapshot, chosen: Select, printer: Printer) -> list[Source]:
     """The logs that there are, of the hosts that are wanted; says which have none yet."""
-    assert seen.jobset is not None, "the caller has looked"
     wanted = [
-        (host, source) for host in seen.hosts if chosen.wants_any((source := podlogs.source(seen.jobset, host)).ranks)
+        (host, source) for host in seen.hosts if chosen.wants_any((source := pods.source(seen.jobset, host)).ranks)
     ]
     silent = [host for host, _ in wanted if not host.has_started]
     if silent:
-        printer.say(f"{len(silent)} of {len(wanted)} hosts have no log yet, the first is {silent[0].name}")
+        say(f"{len(silent)} of {len(wanted)} hosts have no log yet, the first is {silent[0].name}")
     elif not wanted:
-        printer.say(f"there are no pods with these ranks; `launcher explain {seen.name}` says why")
+        told = (
+            f"there are no pods with these ranks; see `launcher explain {seen.name}`, or read the volume: --from-volume"
+        )
+        say(placed(told, seen.namespace))
     return [source for host, source in wanted if host.has_started]
 
 
-def _previous(cluster: Cluster, seen: World, chosen: Select, tail: int | None, printer: Printer) -> None:
-    """What is known of the attempts before, and the ends of the logs of the generation before."""
-    for ended in seen.told.before:
-        printer.say(ended.title)
-    if seen.told.unknown is not None:
-        printer.say(f"what came before is not known: {seen.told.unknown}")
-    elif not seen.told.before and (seen.restarts or seen.unread):
-        printer.say(f"what came before is not known{''.join(f'; {why}' for why in seen.unread)}")
-    elif not seen.told.before:
-        printer.say("there is no earlier attempt")
+def _previous(cluster: Cluster, seen: Snapshot, chosen: Select, tail: int | None, printer: Printer) -> int:
+    """What is known of the attempts before, and the ends of the logs of the generation before; the exit code."""
+    for ended in seen.report.earlier:
+        say(ended.title)
+    if seen.report.unknown is not None:
+        say(f"earlier attempts are not known: {seen.report.unknown}")
+    elif not seen.report.earlier and (seen.restarts or seen.unread):
+        say(f"earlier attempts are not known{''.join(f'; {why}' for why in seen.unread)}")
+    elif not seen.report.earlier:
+        say("there is no earlier attempt")
     leader = next((host for host in seen.hosts if host.number == 0 and host.has_started), None)
     if leader is None:
-        return printer.say("host 0, which tells what came before it, has no log yet")
+        say("host 0 has no log yet, and it records the earlier attempts; --from-volume reads them from its run folder")
+        return 0
     try:
         for line in _tails(cluster, seen, leader, chosen, tail):
             printer.show(line)
     except ApiError as error:
-        printer.say(podlogs.unreadable(leader.pod, error))
+        say(pods.unreadable(leader.pod, error))
+        return ClusterError.exit_code
+    return 0
 
 
-def _tails(cluster: Cluster, seen: World, leader: Host, chosen: Select, tail: int | None) -> Iterator[Line]:
-    assert seen.jobset is not None, "the caller has looked"
+def _tails(cluster: Cluster, seen: Snapshot, leader: Host, chosen: Select, tail: int | None) -> Iterator[Line]:
     texts = cluster.log(seen.namespace, leader.pod, container=leader.container, limit_bytes=HEAD_BYTES)
-    each = podlogs.processes_per_host(seen.jobset)
-    lines = past.lines(filter(None, map(words.parse, texts)), each)
+    each = pods.processes_per_host(seen.jobset)
+    lines = past.lines(filter(None, map(log_lines.parse, texts)), each)
     for _, of_rank in itertools.groupby(lines, key=lambda line: line.rank):
         wanted = [line for line in of_rank if chosen.wants(line, range(line.host * each, (line.host + 1) * each))]
         yield from wanted if tail is None else wanted[len(wanted) - min(tail, len(wanted)) :]

@@ -1,12 +1,14 @@
 """The `launcher` command: finds its subcommands without importing them, and turns errors into exit codes.
 
-Exit codes: 0 ok, 2 the user's to mend, 3 the cluster's, 124 waited too long, 130 interrupted; `run` and `submit --wait`
-leave with the verdict's own.
+Exit codes: 0 success, 2 an error that the user can fix, 3 an error of the cluster, 124 timeout, 130 interrupted; `run`
+and `submit --wait` exit with the code of the job's result.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
+import io
 import os
 import sys
 from collections.abc import Mapping
@@ -15,27 +17,31 @@ from typing import NoReturn
 import click
 
 from launcher.errors import UserError
+from launcher.wording import visible
 
 INTERRUPTED = 130
 
-# Command -> where it lies, and what --help says of it. Importing them all would take --help half a second.
+# Command -> where it is defined, and its line in --help. Importing them all would take --help half a second.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "delete": ("launcher.cli.delete:delete_command", "Delete job NAME."),
     "doctor": ("launcher.cli.doctor:doctor_command", "Check that the cluster can run JOB, or any job."),
-    "explain": ("launcher.cli.explain:explain_command", "Say why job NAME waits, what it does, or how it ended."),
-    "export": ("launcher.cli.export:export_command", "Write a checkpoint of RUN as a Hugging Face folder."),
+    "explain": (
+        "launcher.cli.explain:explain_command",
+        "Explain why job NAME waits, what it does, or how it ended.",
+    ),
+    "export": ("launcher.cli.export:export_command", "Export a checkpoint of RUN as a Hugging Face model."),
     "init": ("launcher.cli.init:init", "Write a starter job.yaml."),
     "list": ("launcher.cli.list:list_command", "List the jobs that launcher submitted."),
-    "logs": ("launcher.cli.logs:logs_command", "Print what job NAME writes."),
-    "plan": ("launcher.cli.plan:plan_command", "Say what JOB will hold, and whether it fits."),
-    "profile": ("launcher.cli.profile:profile_command", "Say what the steps of RUN spend their time on."),
+    "logs": ("launcher.cli.logs:logs_command", "Print the logs of job NAME."),
+    "plan": ("launcher.cli.plan:plan_command", "Estimate the memory that JOB needs, and whether it fits."),
+    "profile": ("launcher.cli.profile:profile_command", "Profile the next steps of RUN."),
     "render": ("launcher.cli.render:render", "Print JOB as Kubernetes manifests."),
     "run": ("launcher.cli.run:run", "Train JOB on this machine."),
     "schema": ("launcher.cli.schema:schema", "Print the JSON schema of job.yaml."),
-    "status": ("launcher.cli.status:status_command", "Show how job NAME stands."),
-    "stop": ("launcher.cli.stop:stop_command", "Save and end job NAME."),
-    "submit": ("launcher.cli.submit:submit", "Run JOB on a cluster."),
-    "validate": ("launcher.cli.validate:validate", "Check JOB, and say what it asks for."),
+    "status": ("launcher.cli.status:status_command", "Show the state of job NAME."),
+    "stop": ("launcher.cli.stop:stop_command", "Stop job NAME after it has saved."),
+    "submit": ("launcher.cli.submit:submit", "Submit JOB to a cluster."),
+    "validate": ("launcher.cli.validate:validate", "Check JOB, and show what it requests."),
 }
 
 
@@ -43,9 +49,11 @@ class Commands(click.Group):
     """A group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names, sorted."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, imported now."""
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
@@ -56,14 +64,16 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, but for a name that does not exist it suggests one that does."""
         if args and args[0] not in COMMANDS and not ctx.resilient_parsing:
-            import difflib  # only here: --help need not wait for it
+            from trainer.contract import in_full, nearest  # only here: --help need not wait for it
 
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            near = nearest(args[0], COMMANDS) or in_full(args[0], COMMANDS)
             ctx.fail(f"No such command '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else ""))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands for --help."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
@@ -78,20 +88,37 @@ def cli(ctx: click.Context) -> None:
 
 
 def main() -> NoReturn:
-    """Runs the command line and exits. An error that nobody can mend keeps its traceback: it is our bug."""
+    """Runs the command line and exits. An unexpected error keeps its traceback: it is our bug."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without × must not end a run
     try:
         code = cli.main(prog_name="launcher", standalone_mode=False)
     except UserError as error:
-        click.echo(str(error), err=True)
+        click.echo(visible(str(error)), err=True)
         code = error.exit_code
     except click.ClickException as error:
-        error.show()
+        written = io.StringIO()
+        _explained(error).show(written)
+        click.echo(visible(written.getvalue()), err=True, nl=False)
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = INTERRUPTED
+    gc.freeze()  # the interpreter's last collections would take longer than all else after a run's summary
     sys.exit(code)
+
+
+def _explained(error: click.ClickException) -> click.ClickException:
+    """The error, with the nearest option in place of one that does not exist, or how a key of a job is written."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return error
+    from trainer.contract import nearest  # as above
+
+    name, parameters = error.option_name, error.ctx.command.params
+    options = [one for parameter in parameters if isinstance(parameter, click.Option) for one in parameter.opts]
+    near, message = nearest(name, options), f"No such option '{name}'."
+    if not near and any(one.name == "overrides" for one in parameters):
+        message += " A key of the job has no dashes, as in hosts=2; arguments of your program belong in its command:."
+    return click.NoSuchOption(name, message, near, error.ctx)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
-"""Arguments and options that several commands take, said once, and how their values are read."""
+"""Arguments and options that several commands share, and how their values are parsed."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from launcher import duration
 from launcher.errors import UserError
+from launcher.job import units
 
 WAITED_TOO_LONG = 124  # exit code
 
@@ -18,36 +17,48 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def job(command: Callable[..., Any]) -> Callable[..., Any]:
-    """JOB and what is set in it: `job_file` and `overrides`."""
+    """The arguments JOB and KEY=VALUE: `job_file` and `overrides`."""
     command = click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)(command)
     return click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))(command)
 
 
 def profile(default: str) -> Decorator:
-    """`profile_file`; `default` says which profile counts without it."""
-    text = f"The cluster's profile: YAML, plain or as a ConfigMap. [default: {default}]"
+    """The option --profile: `profile_file`; `default` says where the cluster defaults come from without it."""
+    text = f"The cluster defaults: a YAML file, plain or as a ConfigMap. [default: {default}]"
     return click.option("--profile", "profile_file", type=click.Path(path_type=Path), help=text)
 
 
-def place(what: str = "Where the job is. [default: the context's]") -> Decorator:
-    """`namespace` and `context`; `what` says of which namespace."""
+def place(what: str = "The job's namespace. [default: the context's]") -> Decorator:
+    """The options `namespace` and `context`; `what` is the help of the first."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        text = "A context of the kubeconfig. [default: its current one]"
+        text = "The kubeconfig context to use. [default: the current one]"
         command = click.option("--context", help=text)(command)
         return click.option("-n", "--namespace", help=what)(command)
 
     return add
 
 
+def form(*forms: str) -> Decorator:
+    """The option --output: `form`, by default the first."""
+    text = f"The form of the output. [default: {forms[0]}]"
+    return click.option("-o", "--output", "form", type=click.Choice(forms), default=forms[0], help=text)
+
+
+def screen_form(text: str) -> Decorator:
+    """The option --output of what is printed for a person to read: `form`, None by default."""
+    return click.option("-o", "--output", "form", type=click.Choice(["json", "yaml", "wide"]), help=text)
+
+
+def from_volume(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The option --from-volume: `is_from_volume`."""
+    text = "Read the job's run folder on its volume, by a pod that lives for seconds: the job's own may be gone."
+    return click.option("--from-volume", "is_from_volume", is_flag=True, help=text)(command)
+
+
 def seconds(option: str, given: str | None) -> float | None:
-    """The duration that `option` was given. Raises UserError for what is none."""
+    """The value of a duration option. Raises UserError when it is not a duration."""
     try:
-        return None if given is None else duration.seconds(given)
+        return None if given is None else units.seconds(given)
     except ValueError:
         raise UserError(f"{option} {given} is not a duration.", "write 90s, 10m, 12h or 3d.") from None
-
-
-def say(text: str) -> None:
-    """Talk, on stderr."""
-    print(f"launcher: {text}", file=sys.stderr, flush=True)

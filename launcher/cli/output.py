@@ -1,33 +1,94 @@
-"""Lines of a gang on the screen: the processes' on stdout, the agents' talk and our own on stderr, or all as JSON."""
+"""All that commands write: results on stdout, messages on stderr after `launcher: `, data as JSON or YAML.
+
+Tables are plain columns, as kubectl's: awk splits them, and the width of a terminal cuts none of them. Most texts are
+others' (of programs, logs, the API server), so control characters are shown, not obeyed; a program keeps its colours.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from launcher.logs import Line, Select
+from launcher.logs.lines import Line, Select
+from launcher.wording import CONTROL, coloured, visible
+from launcher.yaml12 import writer
+
+_ERASE = "\r\x1b[2K"  # what a terminal shows on the line that the cursor is in
+_writing = threading.RLock()
+_status = ""
+
+
+def show(*lines: str, is_result: bool = True) -> None:
+    """Writes lines of a result to stdout; what only goes with one to stderr."""
+    for line in lines:
+        _write(visible(line), is_result=is_result)
+
+
+def say(message: str) -> None:
+    """Writes a message to stderr."""
+    _write(visible(f"launcher: {message}"), is_result=False)
+
+
+def data(value: Any, form: str) -> None:
+    """Writes plain data as `json` or `yaml`."""
+    is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"  # another encoding would lose letters
+    as_json = _json(value, indent=2, ensure_ascii=not is_utf8)
+    _write(as_json if form == "json" else writer.document(json.loads(as_json)).removesuffix("\n"))
+
+
+def documents(values: Iterable[Any]) -> None:
+    """Writes plain data as several YAML documents, as `kubectl apply -f -` takes them."""
+    _write(writer.documents(values).removesuffix("\n"))
+
+
+def columns(rows: Sequence[Sequence[str]], *, gap: int = 3, indent: str = "") -> list[str]:
+    """Rows as lines, each column as wide as its widest cell; kubectl leaves a gap of three spaces."""
+    widths = [max(map(len, column)) + gap for column in zip(*rows, strict=True)]
+    return [
+        (indent + "".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip() for row in rows
+    ]
+
+
+def status(line: str) -> None:
+    """Shows a line on stderr, a terminal, below all that is written: in place of the one before, or none if empty."""
+    global _status
+    with _writing:
+        _status = visible(line)[: _width() - 1]
+        print(_ERASE + _status, end="", file=sys.stderr, flush=True)
+
+
+def _width() -> int:
+    """The columns of the terminal that stderr is; stdout may be a file."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        return shutil.get_terminal_size().columns
 
 
 class Printer:
-    """Alone, a rank needs no prefix."""
+    """Writes lines of a gang: of the selected ranks to stdout, of the agents to stderr; as JSON all to stdout."""
 
     def __init__(self, select: Select, *, as_json: bool = False) -> None:
-        self._is_alone = select.ranks is not None and len(select.ranks) == 1
+        self._select = select
+        self._is_alone = select.ranks is not None and len(select.ranks) == 1  # then no line needs its rank
         self._as_json = as_json
 
     def show(self, line: Line) -> None:
+        """Writes one line, unless it is of another rank."""
         if self._as_json:
-            print(json.dumps(_json(line), ensure_ascii=False), flush=True)
+            _write(_json(_plain(line), ensure_ascii=False))
         elif line.rank is None:
-            print(line.text, file=sys.stderr, flush=True)
-        else:
-            print(line.text if self._is_alone else line.prefixed(), flush=True)
-
-    def say(self, text: str) -> None:
-        print(f"launcher: {text}", file=sys.stderr, flush=True)
+            _write(visible(line.text), is_result=False)
+        elif self._select.wants_any((line.rank,)):
+            _write(coloured(line.text if self._is_alone else line.prefixed()))
 
 
-def _json(line: Line) -> dict[str, str | int | None]:
+def _plain(line: Line) -> dict[str, str | int | None]:
     return {
         "time": line.at or None,
         "generation": line.generation,
@@ -35,3 +96,17 @@ def _json(line: Line) -> dict[str, str | int | None]:
         "rank": line.rank,
         "text": line.text,
     }
+
+
+def _json(value: Any, **form: Any) -> str:
+    """JSON with DEL and C1 escaped too, as it has C0."""
+    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, **form))
+
+
+def _write(line: str, *, is_result: bool = True) -> None:
+    with _writing:
+        if _status:
+            print(_ERASE, end="", file=sys.stderr, flush=True)
+        print(line, file=sys.stdout if is_result else sys.stderr, flush=True)
+        if _status:
+            print(_status, end="", file=sys.stderr, flush=True)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from launcher import ask, bundle, emit, jobset, plan, profile, shapes
-from launcher import job as jobs
-from launcher.cli import options
+from launcher.cli import options, output
 from launcher.cli.validate import lines, summarize
 from launcher.errors import UserError
-from launcher.job import JobSpec
-from launcher.plan import size
-from launcher.refusals import refusals
-from launcher.wording import count
+from launcher.job import load as jobs
+from launcher.job import profile
+from launcher.job.load import JobSpec
+from launcher.local import trainer_process
+from launcher.manifests.prepare import prepare
+from launcher.manifests.resolve import ResolvedJob
+from launcher.plan import estimate, room, shapes
+from launcher.plan.notes import notes
+from launcher.wording import count, size
+from trainer.spec import TrainSpec
 
-NO_FIT = 2  # what is asked for cannot work, and the user can mend it
+NO_FIT = 2  # the training does not fit, and the user can change it
 
 
 @click.command("plan")
@@ -27,48 +30,55 @@ NO_FIT = 2  # what is asked for cannot work, and the user can mend it
 @options.profile("none")
 @click.option("--sharding", is_flag=True, help="List every parameter, and which axes of the mesh split it.")
 @click.option("--compile", "compiled", is_flag=True, help="Compile the step for virtual CPU devices, and ask XLA.")
-@click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", help="[default: text]")
+@options.form("text", "json", "yaml")
 def plan_command(
-    job_file: Path, overrides: tuple[str, ...], profile_file: Path | None, sharding: bool, compiled: bool, output: str
+    job_file: Path, overrides: tuple[str, ...], profile_file: Path | None, sharding: bool, compiled: bool, form: str
 ) -> int:
-    """Say what JOB will hold, and whether it fits.
+    """Estimate the memory that JOB needs, and whether it fits.
 
-    Devices, mesh, bytes of each device, what the cluster will be asked for, and the Pod Security level that results.
+    Devices, mesh, bytes of each device, what the cluster will be asked for, the Pod Security level that results, and
+    who can connect to the pods.
     Asks no cluster. The bytes are of the trainer's own shapes, traced here on virtual devices; nothing is allocated.
     The exit code is 2 where the training cannot fit.
     """
-    cluster = profile.load(profile_file)
-    job = jobs.load(job_file, overrides, also=lambda job: refusals(job, cluster))
-    base = job_file.absolute().parent
-    manifest = jobset.render(job, cluster, bundle.of(job, base))[0]
-    found = _shapes(job, base, sharding=sharding, compiled=compiled)
-    answer: dict[str, Any] = {**summarize(job), "memory": None if found is None else _memory(job, cluster, found)}
-    answer |= {"cluster": plan.asked(job, cluster, manifest), "pod_security": plan.security(manifest)}
-    if output == "text":
-        click.echo("\n".join(_text(job, answer)))
+    defaults = profile.load(profile_file)
+    file = jobs.read(job_file, overrides)
+    job, manifests = prepare(file, defaults)
+    found = _shapes(job.spec, file.folder, sharding=sharding, compiled=compiled)
+    answer: dict[str, Any] = {**summarize(job.spec), "memory": None}
+    if found is not None and job.spec.train is not None:
+        answer["memory"] = _memory(job, job.spec.train, found, file.folder)
+    answer |= {"cluster": estimate.asked(job, manifests[0]), "pod_security": estimate.security(manifests[0])}
+    answer |= {"ingress": estimate.ingress(job), "notes": list(notes(job))}
+    if form == "text":
+        output.show(*_text(job.spec, answer))
     else:
-        click.echo(json.dumps(answer, indent=2) if output == "json" else emit.document(answer), nl=output == "json")
+        output.data(answer, form)
     return NO_FIT if answer["memory"] is not None and answer["memory"]["fits"] is False else 0
 
 
 def _shapes(job: JobSpec, base: Path, *, sharding: bool, compiled: bool) -> dict[str, Any] | None:
     """The trainer's shapes; None for a program that is not the trainer's, and where it is not installed."""
-    if job.train is None or not ask.is_here():
+    if job.train is None or not trainer_process.is_installed():
         if sharding or compiled:
             whose = "a command's arrays are its own" if job.train is None else "the trainer is not installed here"
-            raise UserError(f"--sharding and --compile: {whose}.", None if job.train is None else ask.INSTALL)
+            raise UserError(
+                f"--sharding and --compile: {whose}.", None if job.train is None else trainer_process.INSTALL
+            )
         return None
     if compiled:
-        click.echo(f"launcher: compiling for {count(job.devices, 'virtual CPU device')}", err=True)
-    return shapes.of(job, base, sharding=sharding, compiled=compiled)
+        output.say(f"compiling for {count(job.devices, 'virtual CPU device')}")
+    return shapes.of(job, job.train, base, sharding=sharding, compiled=compiled)
 
 
-def _memory(job: JobSpec, cluster: profile.Profile, found: Mapping[str, Any]) -> dict[str, Any]:
-    """The shapes, and whether they fit."""
-    low, high = plan.together(found)
-    told = plan.verdict(job, found)
-    of_all = {"together": [low, high], "fits": told.fits, "says": told.says, "hint": told.hint}
-    return {**found, **of_all, "checkpoints": plan.checkpoints(job, cluster, found)}
+def _memory(job: ResolvedJob, train: TrainSpec, found: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """The shapes, and whether they fit: into the devices, and the checkpoints into their folder."""
+    low, high = estimate.together(found)
+    judged = estimate.verdict(job.spec, train, found)
+    of_all = {"together": [low, high], "fits": judged.fits, "says": judged.says, "hint": judged.hint}
+    has = room.of(job, base)
+    checkpoints = estimate.checkpoints(train, has.folder, found) | {"room": has.bytes, "room_says": has.says}
+    return {**found, **of_all, "checkpoints": checkpoints}
 
 
 # --- for a reader -----------------------------------------------------------------------------------------------------
@@ -76,41 +86,46 @@ def _memory(job: JobSpec, cluster: profile.Profile, found: Mapping[str, Any]) ->
 
 def _text(job: JobSpec, answer: Mapping[str, Any]) -> Iterator[str]:
     yield from lines(job)
-    if answer["memory"] is not None:
-        yield from _bytes(job, answer["memory"])
+    if job.train is not None and answer["memory"] is not None:
+        yield from _bytes(job, job.train, answer["memory"])
     elif job.train is not None:
-        yield f"bytes: not known, the trainer is not installed here; {ask.INSTALL}"
+        yield f"bytes: not known, the trainer is not installed here; {trainer_process.INSTALL}"
     asked, secured = answer["cluster"], answer["pod_security"]
     in_queue = f" through queue {asked['queue']}" if asked["queue"] else ""
     yield f"cluster: {count(asked['pods'], 'pod')} on {asked['platform']}{in_queue}"
     yield f"  each      {_amounts(asked['per_pod'])}"
     yield f"  together  {_amounts(asked['together'])}"
     yield f"pod security: {secured['level']}" + (f", for {'; '.join(secured['because'])}" if secured["because"] else "")
+    yield f"ingress: {answer['ingress']}"
+    yield from (f"note: {note}" for note in answer["notes"])
 
 
-def _bytes(job: JobSpec, memory: Mapping[str, Any]) -> Iterator[str]:
-    assert job.train is not None
+def _bytes(job: JobSpec, train: TrainSpec, memory: Mapping[str, Any]) -> Iterator[str]:
     yield f"parameters: {memory['parameters']:,} in {count(memory['arrays'], 'array')}"
     yield f"bytes of each of {count(job.devices, 'device')}, estimated:"
     rows = [(name, size(much), "") for name, much in memory["device"].items() if much >= 1024 or name == "parameters"]
-    rows.append(("activations", _range(memory["activations"]["asked"]), _other_remat(job, memory)))
+    rows.append(("activations", _range(memory["activations"]["asked"]), _other_remat(train, memory)))
     rows.append(("together", _range(memory["together"]), memory["says"]))
-    yield from columns(rows)
+    yield from output.columns(rows, gap=2, indent="  ")
     if memory["hint"]:
         yield f"  hint: {memory['hint']}"
     kept = memory["checkpoints"]
-    yield f"checkpoints: {size(kept['bytes'])} each, {size(kept['most'])} with {kept['kept']} kept, in {kept['folder']}"
+    most = f"{size(kept['most'])} with {kept['kept']} kept and one being written"
+    free = "" if kept["room"] is None else f"{size(kept['room'])} "
+    yield f"checkpoints: {size(kept['bytes'])} each, {most}, in {kept['folder']}: {free}{kept['room_says']}"
+    if kept["room"] is not None and kept["room"] < kept["most"]:
+        lacking = size(kept["most"] - kept["room"])
+        yield f"  hint: they do not fit, a save would end the run: {lacking} more, or a lower train.checkpoint.keep."
     if "sharding" in memory:
         yield from _sharding(memory["sharding"])
     if "compiled" in memory:
         yield from _compiled(memory["compiled"])
 
 
-def _other_remat(job: JobSpec, memory: Mapping[str, Any]) -> str:
-    assert job.train is not None
-    others = [name for name in ("none", "full") if name != job.train.remat]
-    told = ", ".join(f"{name} {_range(memory['activations'][name])}" for name in others)
-    return f"remat {job.train.remat}; {told}"
+def _other_remat(train: TrainSpec, memory: Mapping[str, Any]) -> str:
+    others = [name for name in ("none", "full") if name != train.remat]
+    listed = ", ".join(f"{name} {_range(memory['activations'][name])}" for name in others)
+    return f"remat {train.remat}; {listed}"
 
 
 def _sharding(listed: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -121,7 +136,7 @@ def _sharding(listed: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         shape = "×".join(map(str, each["shape"])) or "scalar"
         rows.append((each["name"], shape, each["dtype"], axes, split, size(each["bytes"])))
     yield "sharding:"
-    yield from columns(rows)
+    yield from output.columns(rows, gap=2, indent="  ")
 
 
 def _compiled(found: Mapping[str, float]) -> Iterator[str]:
@@ -129,7 +144,7 @@ def _compiled(found: Mapping[str, float]) -> Iterator[str]:
     yield "compiled for CPU, whose compiler is not the accelerator's; each device:"
     rows = [("arguments", size(found["argument"])), ("temporaries", size(found["temp"]))]
     rows.append(("not reused", size(found["output"] - found["alias"])))
-    yield from columns(rows)
+    yield from output.columns(rows, gap=2, indent="  ")
     names = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
     used = ", ".join(f"{found[name]:.0f} {name}" for name in names if found[name])
     yield f"  collectives, a loop's once: {used or 'none'}"
@@ -142,11 +157,3 @@ def _range(both: Sequence[int]) -> str:
 
 def _amounts(asked: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {much}" for name, much in asked.items()) or "nothing in particular"
-
-
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as aligned, indented lines."""
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return [
-        "  " + "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]

@@ -1,17 +1,17 @@
-"""`launcher profile`: traces some steps of a run under way, and says what they spend."""
+"""`launcher profile`: traces the next steps of a run and shows where they spend their time."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 
 import click
 
-from launcher import profiling, runs
-from launcher.cli import options
-from launcher.cluster import Cluster
+from launcher import profiling
+from launcher.cli import options, output
+from launcher.cluster.client import Cluster
 from launcher.errors import ClusterError, UserError
-from launcher.profiling import Found
+from launcher.local import run_folders
+from launcher.profiling import Answer
 from trainer.contract import PROFILE_STEPS
 
 
@@ -19,29 +19,29 @@ from trainer.contract import PROFILE_STEPS
 @click.argument("run")
 @options.place()
 @click.option("--steps", type=click.IntRange(1, PROFILE_STEPS), default=5, show_default=True, help="How many to trace.")
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Another form.")
-def profile_command(run: str, namespace: str | None, context: str | None, steps: int, output: str) -> None:
-    """Say what the steps of RUN spend their time on.
+@options.form("text", "json")
+def profile_command(run: str, namespace: str | None, context: str | None, steps: int, form: str) -> None:
+    """Profile the next steps of RUN.
 
-    RUN is a run folder here, the name of one in runs/, or a job on a cluster: always with -n or --context, else where
-    there is no such folder. Its next steps are traced while it goes on; the trace lies in its run folder.
+    Shows where they spend their time. RUN is a run folder on this machine, the name of one in runs/, or a job on a
+    cluster: always with -n or --context, else if there is no such folder. The job is not interrupted; the trace is
+    written to its run folder.
     """
-    answers = profiling.profile(_agents(run, namespace, context), steps, options.say)
-    if output == "json":
-        click.echo(json.dumps({"ranks": {str(rank): one for rank, one in answers.items()}}, indent=2))
+    answers = profiling.profile(_agents(run, namespace, context), steps, output.say)
+    if form == "json":
+        output.data({"ranks": {str(rank): one for rank, one in answers.items()}}, form)
     else:
-        for line in _lines(answers):
-            click.echo(line)
+        output.show(*_lines(answers))
     if not any(one["state"] == "done" for one in answers.values()):
         raise UserError("\n".join(["No rank was profiled.", *_why(answers)]))
 
 
 def _agents(run: str, namespace: str | None, context: str | None) -> list[profiling.Agent]:
     is_remote = namespace is not None or context is not None
-    if not is_remote and (folder := runs.find(run)) is not None:
+    if not is_remote and (folder := run_folders.find(run)) is not None:
         return profiling.here(folder)
     try:
-        cluster = Cluster.connect(context)
+        cluster = Cluster.connect(context, output.say)
     except ClusterError as error:
         if is_remote:
             raise
@@ -49,8 +49,8 @@ def _agents(run: str, namespace: str | None, context: str | None) -> list[profil
     return profiling.on_cluster(cluster, namespace or cluster.namespace, run)
 
 
-def _lines(answers: Mapping[int, Found]) -> Iterator[str]:
-    """The table of the first rank, and where every trace lies."""
+def _lines(answers: Mapping[int, Answer]) -> Iterator[str]:
+    """The table of the first rank, and the folder of every trace."""
     done = {rank: one for rank, one in answers.items() if one["state"] == "done"}
     for rank, one in list(done.items())[:1]:
         found = one["summary"]
@@ -63,8 +63,8 @@ def _lines(answers: Mapping[int, Found]) -> Iterator[str]:
         yield from _why(answers)
 
 
-def _why(answers: Mapping[int, Found]) -> Iterator[str]:
-    """What became of the ranks that were not profiled."""
+def _why(answers: Mapping[int, Answer]) -> Iterator[str]:
+    """Why ranks were not profiled."""
     for rank, one in answers.items():
         if one["state"] == "failed":
             yield f"rank {rank}: {one['fault']}"

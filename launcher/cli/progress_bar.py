@@ -1,41 +1,37 @@
-"""A progress bar for a terminal: asks host 0's metrics once a second where the run is."""
+"""A progress bar for a terminal: reads host 0's metrics once a second and shows the step, and the time that is left."""
 
 from __future__ import annotations
 
-import json
+import math
 import re
 import threading
+import time
 import urllib.request
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from launcher.agent.leader import run_folder
+from launcher.cli import output
+from launcher.kube.objects import age
 
 PERIOD_S = 1.0
+_TIMEOUT_S = 1.0
+_WIDTH = 40
 _SAMPLE = re.compile(r'^(jaxlaunch_(?:step|target_step))\{[^}]*rank="0"[^}]*\} (\S+)$', re.MULTILINE)
 
 
 class Bar:
-    """Follows the run of `folder` while it is entered; what is printed meanwhile appears above it."""
+    """Shows how far the run of `folder` is while it is entered."""
 
     def __init__(self, folder: Path) -> None:
-        self._agents = folder / "agents.json"
+        self._folder = folder
         self._done = threading.Event()
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._task = self._progress.add_task("starting", total=None)
+        self._first: tuple[float, float] | None = None  # the first step that was read, and when
         self._thread = threading.Thread(target=self._follow, name="bar", daemon=True)
 
     def __enter__(self) -> Bar:
-        self._agents.unlink(missing_ok=True)  # an earlier run's addresses
-        self._progress.start()
+        (self._folder / run_folder.AGENTS).unlink(missing_ok=True)  # an earlier run's addresses
+        output.status("starting")
         self._thread.start()
         return self
 
@@ -44,23 +40,32 @@ class Bar:
     ) -> None:
         self._done.set()
         self._thread.join()
-        self._progress.stop()
+        output.status("")
 
     def _follow(self) -> None:
         while not self._done.wait(PERIOD_S):
-            values = self._ask()
+            values = self._read()
             if "jaxlaunch_step" in values:
-                total = values.get("jaxlaunch_target_step")
-                self._progress.update(
-                    self._task, completed=values["jaxlaunch_step"], total=total, description="training"
+                output.status(
+                    self._line(values["jaxlaunch_step"], values.get("jaxlaunch_target_step"), time.monotonic())
                 )
 
-    def _ask(self) -> dict[str, float]:
-        """Samples of rank 0; none while there is nobody to ask."""
+    def _read(self) -> dict[str, float]:
+        """Samples of rank 0; none while no agent answers."""
         try:
-            address = json.loads(self._agents.read_text())[0]["address"]
-            with urllib.request.urlopen(f"http://{address}/metrics", timeout=PERIOD_S) as answer:
+            address = run_folder.agents(self._folder)[0]["address"]
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as answer:
                 text = answer.read().decode()
+            values = {name: float(value) for name, value in _SAMPLE.findall(text)}
         except (OSError, ValueError, LookupError):  # not there yet, half written, or gone
             return {}
-        return {name: float(value) for name, value in _SAMPLE.findall(text)}
+        return {name: value for name, value in values.items() if math.isfinite(value)}
+
+    def _line(self, step: float, total: float | None, now: float) -> str:
+        """`training ━━━━━━╌╌╌╌ 120/200, 47m left`; the time left is that of as many steps since the first one read."""
+        first, since = self._first = self._first or (step, now)
+        if not total:
+            return f"training, step {step:.0f}"
+        filled = round(_WIDTH * min(1.0, step / total))
+        left = f", {age((now - since) / (step - first) * max(0.0, total - step))} left" if step > first else ""
+        return f"training {'━' * filled}{'╌' * (_WIDTH - filled)} {step:.0f}/{total:.0f}{left}"

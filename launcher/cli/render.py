@@ -6,21 +6,25 @@ from pathlib import Path
 
 import click
 
-from launcher import bundle, emit, jobset, profile
-from launcher import job as jobs
-from launcher.cli import options
-from launcher.refusals import refusals
+from launcher.cli import options, output
+from launcher.job import load as jobs
+from launcher.job import profile
+from launcher.manifests import gang_secret
+from launcher.manifests.prepare import prepare
 
 
 @click.command()
 @options.job
+@click.option("-n", "--namespace", help="Where it is to run. [default: the job's]")
 @options.profile("none")
-def render(job_file: Path, overrides: tuple[str, ...], profile_file: Path | None) -> None:
+def render(job_file: Path, overrides: tuple[str, ...], namespace: str | None, profile_file: Path | None) -> None:
     """Print JOB as Kubernetes manifests.
 
     Asks no cluster. The same job, code and profile give the same text: `launcher render job.yaml | kubectl apply -f -`.
     """
-    cluster = profile.load(profile_file)
-    job = jobs.load(job_file, overrides, also=lambda job: refusals(job, cluster))
-    archive = bundle.of(job, job_file.absolute().parent)
-    click.echo(emit.documents(jobset.render(job, cluster, archive)), nl=False)
+    overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")
+    defaults = profile.load(profile_file)
+    file = jobs.read(job_file, overrides)
+    output.documents(prepare(file, defaults).manifests)
+    if file.spec.gang_secret:
+        output.say(gang_secret.instruction(file.spec.name))

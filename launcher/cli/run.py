@@ -1,30 +1,44 @@
-"""`launcher run`: the only place where a run's lines become a terminal's."""
+"""`launcher run`: trains a job on this machine."""
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import click
 
-from launcher import job as jobs
-from launcher import runs
-from launcher.cli import options
+from launcher.agent.leader import summary
+from launcher.agent.leader.run_folder import RunFolder
+from launcher.cli import options, output
 from launcher.errors import UserError
-from launcher.logs import Line
-from launcher.run import Here
-from launcher.run import run as run_job
+from launcher.job import load as jobs
+from launcher.job.load import JobSpec
+from launcher.local import run_folders
+from launcher.local.run import Ended, LocalRun
+from launcher.local.run import run as run_job
+from launcher.logs import lines
+from launcher.logs.lines import Line, Select
+from trainer import contract
+
+RUN_DIR = "name another folder with --run-dir."
 
 
 @click.command()
 @options.job
 @click.option("--run-dir", type=click.Path(path_type=Path), help="The run folder. [default: runs/<name>]")
-@click.option("--volume", "volumes", multiple=True, metavar="NAME=DIR", help="The folder a volume of the job is here.")
-@click.option("--rank", default=None, metavar="N|all", help="Whose output to show. [default: all; 0 on a terminal]")
-@click.option("--simulate", is_flag=True, help="Stand in for GPUs or TPUs with as many virtual CPU devices.")
-@click.option("--take-over", is_flag=True, help="Take the checkpoint folder from the run that holds it.")
+@click.option(
+    "--volume",
+    "volumes",
+    multiple=True,
+    metavar="NAME=DIR",
+    help="A folder here for a volume of the job, by its name or mount path.",
+)
+@click.option("--rank", default=None, metavar="N,N-M|all", help="Ranks to show. [default: all; 0 on a terminal]")
+@click.option("--simulate", is_flag=True, help="Use virtual CPU devices instead of GPUs or TPUs, as many.")
+@click.option("--take-over", is_flag=True, help="Take the checkpoint folder over from the run that owns it.")
 def run(
     job_file: Path,
     overrides: tuple[str, ...],
@@ -36,63 +50,85 @@ def run(
 ) -> int:
     """Train JOB on this machine.
 
-    One agent per host of the job, each with its processes, under the contract that pods get on a cluster. Ctrl-C saves
-    and stops; twice kills. The exit code is the verdict's.
+    One agent per host of the job, each with its processes, as in the pods on a cluster. Ctrl-C saves and stops; a
+    second one kills. The exit code is that of the job's result.
     """
     job = jobs.load(job_file, overrides)
-    folder = (run_dir or runs.HOME / job.name).absolute()
-    here = Here(folder, job_file.absolute().parent, _folders(volumes), simulate, take_over)
-    screen = Screen(rank or ("0" if sys.stdout.isatty() else "all"))
-    with screen.bar(folder):
-        code = run_job(job, here, screen.show, screen.say)
-    screen.conclude(folder / "summary.json", code)
-    return code
+    folder = (run_dir or run_folders.HOME / job.name).absolute()
+    _keep(job_file, folder)
+    _own(job, folder)
+    local = LocalRun(folder, job_file.absolute().parent, _folders(volumes), simulate, take_over)
+    shown = _shown(rank, job.processes)
+    printer = output.Printer(shown)
+    show = printer.show if job.train is None else partial(_show, printer)  # a program may print what it likes
+    ended = run_job(job, local, show, output.say, during=_bar(folder))
+    _conclude(folder / summary.FILE, ended, shown)
+    return ended.code
+
+
+def _shown(rank: str | None, processes: int) -> Select:
+    """The ranks to show. Raises UserError where the job lacks one of those that are asked for."""
+    shown = lines.select(("0" if sys.stdout.isatty() else "all") if rank is None else rank, None)
+    lines.exist(shown, processes)
+    return shown
+
+
+def _keep(job_file: Path, folder: Path) -> None:
+    """Raises UserError where the run would write its job.yaml over the user's; a run's own may be started again."""
+    if os.path.realpath(job_file) == os.path.realpath(folder / "job.yaml") and not (folder / ".lock").exists():
+        raise UserError(f"The run folder {folder} is the job file's own: the run would overwrite {job_file}.", RUN_DIR)
+
+
+def _own(job: JobSpec, folder: Path) -> None:
+    """Raises UserError where the folder has the record of another job that did something: this run would replace it."""
+    found = summary.stored(RunFolder(folder, output.say))
+    if not (found.get("step") or found.get("saved") or found.get("status") == "done"):
+        return
+    try:
+        earlier = jobs.load(folder / "job.yaml")
+    except UserError:  # of another version, or no job of ours
+        return
+    if earlier.name != job.name:
+        raise UserError(f"The run folder {folder} is that of job {earlier.name}, this job is {job.name}.", RUN_DIR)
+    if (earlier.train is None) != (job.train is None):
+        had, has = ("train" if one.train is not None else "command" for one in (earlier, job))
+        raise UserError(f"The run folder {folder} is that of a job with {had}:, this job has {has}:.", RUN_DIR)
+
+
+def _show(printer: output.Printer, line: Line) -> None:
+    """Shows a line of the trainer's unless the verdict, which is said at the end, repeats it."""
+    if line.rank is None or not contract.is_refusal_line(line.text):
+        printer.show(line)
 
 
 def _folders(volumes: tuple[str, ...]) -> dict[str, Path]:
     pairs = [volume.partition("=") for volume in volumes]
     for name, equals, folder in pairs:
         if not (name and equals and folder):
-            raise UserError(f"--volume {name}{equals}{folder} is not NAME=DIR.")
+            raise UserError(f"--volume {name}{equals}{folder} is not NAME=DIR.", "such as data=./data.")
     return {name: Path(folder).absolute() for name, _, folder in pairs}
 
 
-class Screen:
-    """Results on stdout, talk on stderr; on a terminal a bar follows the steps."""
+def _bar(folder: Path) -> AbstractContextManager[object]:
+    """On a terminal, a bar that follows the run."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from launcher.cli.progress_bar import Bar
 
-    def __init__(self, rank: str) -> None:
-        if rank != "all" and not rank.isdecimal():
-            raise UserError(f"--rank {rank} is neither a rank nor `all`.")
-        self._rank = None if rank == "all" else int(rank)
+    return Bar(folder)
 
-    def show(self, line: Line) -> None:
-        """A line of the gang, if it was asked for; alone, a rank needs no prefix."""
-        if line.rank is None:
-            print(line.text, file=sys.stderr, flush=True)
-        elif self._rank is None:
-            print(line.prefixed(), flush=True)
-        elif line.rank == self._rank:
-            print(line.text, flush=True)
 
-    def bar(self, folder: Path) -> AbstractContextManager[object]:
-        """On a terminal, a bar that follows the run."""
-        if not sys.stderr.isatty():
-            return nullcontext()
-        from launcher.cli.bar import Bar  # rich costs a tenth of a second that a script need not pay
-
-        return Bar(folder)
-
-    def say(self, text: str) -> None:
-        print(f"launcher: {text}", file=sys.stderr, flush=True)
-
-    def conclude(self, summary: Path, code: int) -> None:
-        """Says how it ended: one line, and the traceback where the rank it is of was not shown."""
-        if not summary.exists():
-            return self.say(f"ended with exit code {code} and left no summary")
-        found = json.loads(summary.read_text())
-        verdict = found.get("verdict") or {}
-        self.say(
-            f"{found['status']} at step {found['step']}: {verdict.get('message', '')} (exit {code}); see {summary}"
-        )
-        if self._rank is not None and verdict.get("rank") not in (None, self._rank) and verdict.get("traceback"):
-            print(verdict["traceback"], file=sys.stderr)
+def _conclude(path: Path, ended: Ended, shown: Select) -> None:
+    """Says how the run ended, in one line; the traceback too if the lines of its rank were not shown."""
+    found, verdict = ended.summary, ended.summary["verdict"]
+    how = found["status"] if found["step"] is None else f"{found['status']} at step {found['step']}"
+    where = f"see {path}" if path.exists() else f"{path} could not be written"
+    if ended.is_restored:
+        how = "refused" if ended.is_refused else f"{found['status']} before its first step"
+        how += "" if ended.stands_at is None else f"; the run stands at step {ended.stands_at}"
+        where = f"{path.parent} is as the run before it left it"
+    output.say(f"{how}: {verdict['message']} (exit {ended.code}); {where}")
+    is_sentence = ended.code in contract.SENTENCES  # what a person can fix has no traceback
+    rank = verdict["rank"]
+    if verdict["traceback"] and rank is not None and not is_sentence and not shown.wants_any((rank,)):
+        output.show(verdict["traceback"], is_result=False)

@@ -1,12 +1,11 @@
-"""`launcher schema`: the keys of job.yaml, for editors and for readers."""
+"""`launcher schema`: the keys of job.yaml, for editors and for people."""
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from launcher import reference
+from launcher.cli import output
+from launcher.job import reference
 
 
 @click.command()
@@ -16,4 +15,7 @@ def schema(markdown: bool) -> None:
 
     Editors complete and check by it: put `# yaml-language-server: $schema=FILE` at the top of a job.
     """
-    click.echo(reference.markdown() if markdown else json.dumps(reference.json_schema(), indent=2), nl=not markdown)
+    if markdown:
+        output.show(reference.markdown().removesuffix("\n"))
+    else:
+        output.data(reference.json_schema(), "json")

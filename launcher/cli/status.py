@@ -1,51 +1,50 @@
-"""`launcher status`: how one job stands, on one screen."""
+"""`launcher status`: the state of one job, on one screen."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import click
 
-from launcher import emit, world
-from launcher.causes.memory import is_oom
-from launcher.cli import options
-from launcher.cluster import Cluster
+from launcher.cli import from_volume, options, output
+from launcher.cluster.client import Cluster
 from launcher.errors import UserError
-from launcher.explain import explain, restarts_line
-from launcher.objects import age
-from launcher.seen import World
-from launcher.status import JobStatus, fold
+from launcher.explain.explanation import explain, restarts_line
+from launcher.explain.memory import evicted_for_excess, is_oom
+from launcher.kube.objects import age
+from launcher.status import collect
+from launcher.status.job_status import OVER, JobStatus, as_of_line, status_of
+from launcher.status.snapshot import NoSuchJob, Snapshot
 
-MAX_HOSTS = 32  # lines of -o wide without a failing host among them
+MAX_HOSTS = 32  # rows of -o wide
 
 
 @click.command("status")
 @click.argument("name")
 @options.place()
-@click.option("-o", "--output", type=click.Choice(["json", "yaml", "wide"]), help="Another form; wide shows each host.")
-def status_command(name: str, namespace: str | None, context: str | None, output: str | None) -> None:
-    """Show how job NAME stands.
+@options.from_volume
+@options.screen_form("The form of the output; wide shows each host.")
+def status_command(
+    name: str, namespace: str | None, context: str | None, is_from_volume: bool, form: str | None
+) -> None:
+    """Show the state of job NAME.
 
-    The verdict comes first when there is one.
+    The job's result comes first when there is one.
     """
-    cluster = Cluster.connect(context)
-    seen = world.gather(cluster, namespace or cluster.namespace, name)
-    if seen.jobset is None:
+    cluster = Cluster.connect(context, output.say)
+    seen = collect.snapshot(cluster, namespace or cluster.namespace, name)
+    if isinstance(seen, NoSuchJob):
         raise UserError(f"{explain(seen).headline}.", explain(seen).next_move)
-    status = fold(seen)
-    if output == "json":
-        return click.echo(json.dumps(status.to_json(), indent=2, ensure_ascii=False))
-    if output == "yaml":
-        return click.echo(emit.document(json.loads(json.dumps(status.to_json()))), nl=False)
-    for line in screen(status, seen):
-        click.echo(line)
-    for line in _each_host(seen) if output == "wide" else ():
-        click.echo(line)
+    if is_from_volume:
+        seen = from_volume.state(cluster, seen)
+    status = status_of(seen)
+    if form in ("json", "yaml"):
+        return output.data(status.to_json(), form)
+    output.show(*screen(status, seen), *(_each_host(seen) if form == "wide" else ()))
 
 
-def screen(status: JobStatus, seen: World) -> Iterator[str]:
-    """The lines of one job: the verdict, its state, and what is known beside it."""
+def screen(status: JobStatus, seen: Snapshot) -> Iterator[str]:
+    """The lines of one job: its result, its state, and what else is known."""
     if status.verdict is not None:
         yield f"{status.verdict['cause']} ({status.verdict['code']}): {status.verdict['message']}"
     attempt = "" if status.attempt is None else f", attempt {status.attempt}"
@@ -55,16 +54,25 @@ def screen(status: JobStatus, seen: World) -> Iterator[str]:
             yield f"  {label:<11}{text}"
 
 
-def _rows(status: JobStatus, seen: World) -> Iterator[tuple[str, str]]:
-    if status.phase is None and (status.verdict is None or is_oom(seen)):  # the agents cannot tell who sent a SIGKILL
+def _rows(status: JobStatus, seen: Snapshot) -> Iterator[tuple[str, str]]:
+    unsaid = is_oom(seen) or evicted_for_excess(seen) is not None  # agents cannot tell who sent a signal
+    if status.phase is None and (status.verdict is None or unsaid):
         yield "why", explain(seen).headline.removeprefix(f"{status.name} ")
-    yield "hosts", f"{status.ready} of {status.hosts} ready" + (f", queue {status.queue}" if status.queue else "")
+    yield "hosts", _hosts(status) + (f", queue {status.queue}" if status.queue else "")
     yield "phase", _phase(status)
     yield "restarts", restarts_line(status).removeprefix("restarts: ")
     yield "checkpoint", _checkpoint(status)
     yield "goodput", "" if status.goodput is None else f"{status.goodput:.1%}"
+    yield "as of", as_of_line(status, seen.now)
     yield "age", age(status.age_s) + ("" if status.lasted_s is None else f", ended after {age(status.lasted_s)}")
     yield "unknown", "; ".join(seen.unread)
+
+
+def _hosts(status: JobStatus) -> str:
+    """How many are ready; of a job that is over, that none is needed any more."""
+    if status.state in OVER:
+        return f"{status.hosts}, {status.state.value.lower()}"
+    return f"{'?' if status.ready is None else status.ready} of {status.hosts} ready"
 
 
 def _phase(status: JobStatus) -> str:
@@ -79,16 +87,20 @@ def _phase(status: JobStatus) -> str:
 def _checkpoint(status: JobStatus) -> str:
     if status.committed is None:
         return ""
+    if status.as_of is not None:
+        return f"step {status.committed}"
     since = "before these pods" if status.committed_age_s is None else f"{age(status.committed_age_s)} ago"
     return f"step {status.committed}, {since}"
 
 
-def _each_host(seen: World) -> Iterator[str]:
+def _each_host(seen: Snapshot) -> Iterator[str]:
     """A table of the hosts; of many, those that are not ready first."""
     hosts = sorted(seen.hosts, key=lambda host: (host.is_ready, host.number))
-    yield f"{'HOST':<6}{'READY':<7}{'STATE':<22}{'NODE':<24}POD"
+    rows = [("HOST", "READY", "STATE", "NODE", "POD")]
     for host in hosts[:MAX_HOSTS]:
         state = host.waiting.get("reason") or host.ended.get("reason") or host.phase
-        yield f"{host.number:<6}{'yes' if host.is_ready else 'no':<7}{state:<22}{host.node or '-':<24}{host.pod}"
+        ready = "yes" if host.is_ready else "-" if host.has_ended else "no"
+        rows.append((str(host.number), ready, state, host.node or "-", host.pod))
+    yield from output.columns(rows)
     if len(hosts) > MAX_HOSTS:
         yield f"… and {len(hosts) - MAX_HOSTS} more hosts"

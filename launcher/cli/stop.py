@@ -1,47 +1,60 @@
-"""`launcher stop`: a job's pods save and end; the job stays, to be resumed."""
+"""`launcher stop`: saves a checkpoint and ends the pods of a job, which can be resumed."""
 
 from __future__ import annotations
 
+import dataclasses
+from datetime import UTC, datetime
+
 import click
 
-from launcher import duration, stop
-from launcher.cli import options
-from launcher.cluster import Cluster
+from launcher.cli import options, output
+from launcher.cluster.client import Cluster
 from launcher.errors import UserError
-from launcher.kinds import JOBSETS
+from launcher.job import units
+from launcher.kube.kinds import JOBSETS
+from launcher.kube.objects import terminal_state
+from launcher.lifecycle import ownership, record, stop
+from launcher.status import collect
+from launcher.status.snapshot import Snapshot
+from launcher.wording import placed
 
-_MARGIN_S = 60.0  # beyond the grace that pods have
+_MARGIN_S = 60.0  # after the pods' grace period
 
 
 @click.command("stop")
 @click.argument("name")
 @options.place()
 @click.option("--no-wait", is_flag=True, help="Do not wait until its pods are gone.")
-@click.option("--timeout", metavar="DURATION", help="How long to wait. [default: the job's grace and a minute]")
+@click.option("--timeout", metavar="DURATION", help="How long to wait. [default: the job's grace and 1 minute]")
 def stop_command(name: str, namespace: str | None, context: str | None, no_wait: bool, timeout: str | None) -> int:
-    """Save and end job NAME.
+    """Stop job NAME after it has saved.
 
-    Its pods are told to save at their next step, and go. The job stays: `launcher submit` of the same file resumes it
-    from what it saved, `launcher delete` removes it.
+    Its processes save at their next step, then its pods end. The JobSet remains, suspended: `launcher submit` of the
+    same file resumes it from that checkpoint, `launcher delete` removes it.
     """
     limit_s = options.seconds("--timeout", timeout)
-    cluster = Cluster.connect(context)
-    jobset = stop.own(cluster, name, namespace or cluster.namespace)
-    if (ended := stop.has_finished(jobset)) is not None:
-        raise UserError(f"Job {name} is {ended} already: there is nothing to stop.")
-    leaving = stop.Leaving(cluster, jobset)
+    cluster = Cluster.connect(context, output.say)
+    jobset = ownership.own(cluster, name, namespace or cluster.namespace)
+    if (ended := terminal_state(jobset)) is not None:
+        raise UserError(f"Job {name} is already {ended}: there is nothing to stop.")
+    seen = collect.snapshot(cluster, jobset["metadata"]["namespace"], name)
+    assert isinstance(seen, Snapshot), "it was just read"
+    leaving, words = stop.Leaving(cluster, jobset), record.LastWords(cluster, seen)
     stop.stop(cluster, jobset)
     if no_wait:
-        click.echo(f"{JOBSETS.titled(name)} stopping")
+        record.write(cluster, seen, "stopped", output.say)
+        output.show(f"{JOBSETS.titled(name)} stopping")
         return 0
     if limit_s is None:
         limit_s = stop.grace_s(jobset) + _MARGIN_S
     gone = leaving.until_gone(limit_s)
-    if gone.verdict is not None:
-        options.say(str(gone.verdict["message"]))
-        stop.remember(cluster, jobset, str(gone.verdict["message"]))
+    seen = dataclasses.replace(seen, now=datetime.now(UTC), pods=gone.pods or seen.pods, records=words.heard())
+    record.write(cluster, seen, "stopped", output.say)
+    if seen.report.verdict is not None:
+        output.say(seen.report.verdict.verdict.message)
     if not gone.is_over:
-        options.say(f"its pods are not gone after {duration.text(limit_s)}; `launcher explain {name}` says why")
+        late = f"its pods are not gone after {units.text(limit_s)}; see `launcher explain {name}`"
+        output.say(placed(late, jobset["metadata"]["namespace"]))
         return options.WAITED_TOO_LONG
-    click.echo(f"{JOBSETS.titled(name)} stopped")
+    output.show(f"{JOBSETS.titled(name)} stopped")
     return 0

@@ -1,7 +1,7 @@
-"""The only file that talks to the API server: plain objects in and out, every call bounded.
+"""The only way to the API server: plain objects in and out, and a time limit for every call.
 
-The official client reads the kubeconfig and holds the connections. Its models and its retries are left aside:
-a GET of it waits for ever, a POST is never repeated, and a watch hides how it ended.
+The official client reads the kubeconfig and keeps the connections. Its models and its retries are not used: its GET
+waits for ever, its POST is never repeated, and its watch hides how it ended.
 """
 
 from __future__ import annotations
@@ -9,25 +9,23 @@ from __future__ import annotations
 import datetime
 import email.utils
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import credentialplugin
+from launcher.agent.io.lines import Lines
+from launcher.cluster import kubeconfig
+from launcher.cluster.watch import Event, Watch
 from launcher.errors import ApiError, ClusterError, Unreachable
-from launcher.kinds import ACCESS_REVIEWS, PODS, Kind
-from launcher.logs import Lines
-from launcher.watch import Event, Watch
+from launcher.kube.kinds import ACCESS_REVIEWS, PODS, Kind
 
 if TYPE_CHECKING:
-    from launcher.transport import Access, Transport
+    from launcher.cluster.transport import Transport
 
 __all__ = ["ApiError", "Cluster", "Unreachable"]
 
-MANAGER = "jaxlaunch"  # of the fields we set
-_HERE = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # what a pod has
-_LOG_SILENCE_S = 300.0  # a program may be quiet; a dead connection is so too
+MANAGER = "jaxlaunch"  # owns the fields that we set
+_LOG_SILENCE_S = 300.0  # a program may write nothing for long; so does a dead connection
+_LONGEST_LINE = 1024 * 1024  # bytes of a log that are kept in memory; an agent's lines are far shorter
 
 Object = dict[str, Any]
 Objects = list[Object]  # a method below is called `list`
@@ -41,43 +39,46 @@ class Cluster:
         self.namespace = namespace  # the context's own
 
     @classmethod
-    def connect(cls, context: str | None = None) -> Cluster:
+    def connect(cls, context: str | None = None, say: Callable[[str], None] | None = None) -> Cluster:
         """The cluster of a context, by default the current one; in a pod without a kubeconfig the pod's own.
 
-        Asks nothing of the server yet. Raises ClusterError when there is no way to one.
+        `say` gets what is waited for when the server does not answer at once. Sends no request yet. Raises ClusterError
+        when the kubeconfig has no such context or cannot be used.
         """
-        from launcher.transport import Transport  # with the client it takes a quarter of a second
+        from launcher.cluster.transport import Transport  # with the client it takes a quarter of a second
 
-        name, namespace = _context(context)
-        return cls(Transport(lambda: _access(context), name), namespace)
+        name, namespace = kubeconfig.context(context)
+        return cls(Transport(lambda: kubeconfig.access(context), name, say), namespace)
 
     @property
     def calls(self) -> int:
-        """Requests made so far, every try counted."""
+        """Requests sent so far, retries included."""
         return self._transport.calls
 
     @property
     def context(self) -> str:
+        """The context's name."""
         return self._transport.name
 
     @property
     def server(self) -> str:
+        """The server's URL."""
         return self._transport.server
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the server last answered anything but that it is unwell."""
+        return self._transport.silent_s
+
     def hurry(self, total_s: float = 5.0) -> None:
-        """From now on no call takes longer: somebody pressed Ctrl-C and waits."""
+        """Limits every later call to this time: somebody pressed Ctrl-C and waits."""
         self._transport.total_s = total_s
 
     # --- objects ------------------------------------------------------------------------------------------------------
 
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
         """The object, or None when there is none of that name."""
-        try:
-            return self._json("GET", kind.path(namespace or self.namespace, name))
-        except ApiError as error:
-            if error.status == 404:
-                return None
-            raise
+        return self._found("GET", kind.path(namespace or self.namespace, name))
 
     def list(
         self,
@@ -90,7 +91,7 @@ class Cluster:
         pages: int | None = None,
         keep: Callable[[Object], Object] = lambda one: one,
     ) -> Objects:
-        """The objects of a namespace, or of all, in `pages` of `limit`; `keep` says what is kept of each."""
+        """The objects of a namespace, or of all: at most `pages` of `limit`, each as `keep` returns it."""
         return self.listed(kind, namespace, labels, fields, limit, pages, keep)[0]
 
     def listed(
@@ -107,36 +108,36 @@ class Cluster:
 
         Their managedFields, which are half of their bytes, are left out.
         """
-        path, asked = kind.path(namespace), {**_selectors(labels, fields), "limit": str(limit)}
+        path, first = kind.path(namespace), {**_selectors(labels, fields), "limit": str(limit)}
         found: Objects = []
-        query = dict(asked)
-        turned = 0
+        query = dict(first)
+        read = 0  # pages
         while True:
             try:
                 page = self._json("GET", path, query)
             except ApiError as error:
                 if error.status != 410 or "continue" not in query:
                     raise
-                found, query = [], dict(asked)  # the rest of the list was forgotten meanwhile
+                found, query = [], dict(first)  # the server no longer has the rest of the list
                 continue
             for one in page.get("items") or []:
                 one["metadata"].pop("managedFields", None)
                 found.append(keep(one))
-            turned += 1
-            if not (more := page["metadata"].get("continue")) or turned == pages:
+            read += 1
+            if not (more := page["metadata"].get("continue")) or read == pages:
                 return found, page["metadata"].get("resourceVersion", "")
-            query = {**asked, "continue": more}
+            query = {**first, "continue": more}
 
     def create(self, kind: Kind, obj: Object, *, dry_run: bool = False) -> Object:
-        """The object as the server keeps it; a field that it does not know is refused.
+        """Creates the object and returns it as the server stores it; a field that it does not know is refused.
 
-        Sent again only when the server has not carried it out. After any other fault whether it exists is not known.
+        Retried only when the server did not carry it out. After any other error the object may exist or not.
         """
         query = {"fieldManager": MANAGER, "fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
         return self._json("POST", kind.path(self._namespace_of(obj)), query, obj, repeat=dry_run)
 
     def apply(self, kind: Kind, obj: Object, manager: str) -> Object:
-        """Server-side apply of the fields of `obj` for a manager; a field that another one holds is refused."""
+        """Server-side apply of the fields of `obj`; a field that another manager owns is refused."""
         query = {"fieldManager": manager, "fieldValidation": "Strict"}
         path = kind.path(self._namespace_of(obj), obj["metadata"]["name"])
         return self._json("PATCH", path, query, obj, content="application/apply-patch+yaml")
@@ -155,17 +156,11 @@ class Cluster:
         uid: str | None = None,
         propagation: str = "Background",
     ) -> bool:
-        """Begins to delete the object, the one with this uid alone when it is given; False when there is none."""
+        """Starts to delete the object, with `uid` only if it has that uid; False when there is none."""
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
         if uid is not None:
             options["preconditions"] = {"uid": uid}
-        try:
-            self._json("DELETE", kind.path(namespace, name), None, options)
-        except ApiError as error:
-            if error.status == 404:
-                return False
-            raise
-        return True
+        return self._found("DELETE", kind.path(namespace, name), options) is not None
 
     def watch(
         self,
@@ -177,9 +172,9 @@ class Cluster:
         since: str = "",
         limit_s: float | None = None,
     ) -> Iterator[Event]:
-        """ADDED, MODIFIED and DELETED, each change once: first of what there is, unless `since` a version.
+        """ADDED, MODIFIED and DELETED, each change once; without a version in `since`, first all that exists.
 
-        Goes on over closed and silent connections and forgotten versions, until `limit_s` seconds are over.
+        Survives closed and silent connections and expired versions, until `limit_s` seconds are over.
         """
         selectors = _selectors(labels, fields)
         return Watch(
@@ -203,12 +198,12 @@ class Cluster:
         timestamps: bool = False,
         patience_s: float | None = None,
     ) -> Iterator[str]:
-        """The lines of a container's log; `since` is a moment as timestamps write it.
+        """The lines of a container's log, of one over 1 MiB its pieces; `since` is a time in RFC 3339.
 
-        Raises Unreachable when a log that is followed brings nothing for minutes: begin again from the last line. With
-        `patience_s` it is raised after so long, in which a node may not have answered.
+        Raises Unreachable when a followed log sends nothing for five minutes: start again from the last line. With
+        `patience_s` it is raised when the node does not answer for that long.
         """
-        asked = {
+        options = {
             "container": container,
             "follow": follow,
             "sinceSeconds": since_s,
@@ -217,42 +212,37 @@ class Cluster:
             "limitBytes": limit_bytes,
             "timestamps": timestamps,
         }
-        given = {key: value for key, value in asked.items() if value is not None and value is not False}
+        given = {key: value for key, value in options.items() if value is not None and value is not False}
         query = {key: "true" if value is True else str(value) for key, value in given.items()}
         query["container"] = container
-        lines = Lines()
+        lines = Lines(_LONGEST_LINE)
         path, silence_s = PODS.path(namespace, pod, "log"), patience_s or _LOG_SILENCE_S
         for data in self._transport.stream(path, query, silence_s, patience_s):
-            yield from lines.feed(data)
-        yield from lines.end()
+            yield from map(_text, lines.feed(data))
+        yield from map(_text, lines.end())
 
-    def through(self, namespace: str, pod: str, port: int, request: bytes) -> bytes:
-        """What a port of a pod answers to a request, whole; it comes to the pod from its own loopback."""
-        return self._transport.through(PODS.path(namespace, pod, "portforward"), port, request)
+    def port_forward(self, namespace: str, pod: str, port: int, request: bytes) -> bytes:
+        """The whole answer of a port of a pod to a request, which reaches the pod from its own loopback."""
+        return self._transport.port_forward(PODS.path(namespace, pod, "portforward"), port, request)
 
     # --- the server ---------------------------------------------------------------------------------------------------
 
     def may(self, verb: str, kind: Kind, namespace: str | None = None, *, subresource: str = "") -> bool:
-        """Whether the user of this context has a right."""
-        asked = {"verb": verb, "group": kind.group, "resource": kind.plural, "subresource": subresource}
+        """Whether the user of this context is allowed to do that."""
+        attributes = {"verb": verb, "group": kind.group, "resource": kind.plural, "subresource": subresource}
         if kind.namespaced and namespace is not None:
-            asked["namespace"] = namespace
+            attributes["namespace"] = namespace
         review = {
             "apiVersion": ACCESS_REVIEWS.api_version,
             "kind": ACCESS_REVIEWS.kind,
-            "spec": {"resourceAttributes": asked},
+            "spec": {"resourceAttributes": attributes},
         }
         return bool(self._json("POST", ACCESS_REVIEWS.path(), None, review)["status"].get("allowed"))
 
     def served(self, group: str) -> Sequence[str]:
-        """The versions the server has of a group, the preferred one first; none when it does not know the group."""
-        try:
-            found = self._json("GET", f"/apis/{group}")
-        except ApiError as error:
-            if error.status == 404:
-                return []
-            raise
-        return [version["version"] for version in found["versions"]]
+        """The versions that the server serves of an API group, the preferred one first; none of an unknown group."""
+        found = self._found("GET", f"/apis/{group}")
+        return [] if found is None else [version["version"] for version in found["versions"]]
 
     def server_version(self) -> str:
         """`v1.35.4`."""
@@ -263,7 +253,7 @@ class Cluster:
         return email.utils.parsedate_to_datetime(self._transport.send("GET", "/version").headers["Date"])
 
     def ready(self) -> bool:
-        """Whether the server calls itself ready."""
+        """Whether the server reports that it is ready."""
         try:
             self._transport.send("GET", "/readyz")
         except ApiError as error:
@@ -276,6 +266,15 @@ class Cluster:
 
     def _namespace_of(self, obj: Object) -> str:
         return str(obj["metadata"].get("namespace") or self.namespace)
+
+    def _found(self, method: str, path: str, body: Object | None = None) -> Object | None:
+        """The answer, or None where the path names nothing."""
+        try:
+            return self._json(method, path, None, body)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
 
     def _json(
         self,
@@ -293,115 +292,16 @@ class Cluster:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise ClusterError(f"{self.server}{path} answers as no API server does.", "is the address right?")
+            raise ClusterError(
+                f"{self.server}{path}: the answer is not of a Kubernetes API server.",
+                "check the server's address in the kubeconfig.",
+            )
         return found
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace")
 
 
 def _selectors(labels: str, fields: str) -> dict[str, str]:
     return {key: text for key, text in (("labelSelector", labels), ("fieldSelector", fields)) if text}
-
-
-# --- the kubeconfig ---------------------------------------------------------------------------------------------------
-
-
-def _kubeconfig() -> str | None:
-    """The files that say how to reach a cluster; None in a pod that has none."""
-    paths = os.environ.get("KUBECONFIG") or "~/.kube/config"
-    if any(Path(path).expanduser().is_file() for path in paths.split(os.pathsep) if path):
-        return paths
-    if "KUBERNETES_SERVICE_HOST" in os.environ and (_HERE / "token").is_file():
-        return None
-    raise ClusterError(f"{paths}: no such file, and this is no pod: which cluster is meant?", "KUBECONFIG=FILE")
-
-
-def _context(wanted: str | None) -> tuple[str, str]:
-    """The name of a context and its namespace."""
-    paths = _kubeconfig()
-    if paths is None:
-        return "of this pod", (_HERE / "namespace").read_text().strip()
-    name, block = _named(_merged(paths), wanted)
-    return name, str(block.get("namespace") or "default")
-
-
-def _merged(paths: str) -> Any:
-    """All files of the kubeconfig as one. Raises ClusterError when one cannot be read."""
-    import yaml
-    from kubernetes.config import ConfigException
-    from kubernetes.config.kube_config import KubeConfigMerger
-
-    try:
-        found = KubeConfigMerger(paths).config
-    except (ConfigException, yaml.YAMLError, OSError, TypeError, AttributeError, KeyError) as error:
-        raise ClusterError(f"{paths} is no kubeconfig: {error}") from None
-    if found is None:
-        raise ClusterError(f"{paths} is no kubeconfig: it is empty.")
-    return found
-
-
-def _named(merged: Any, wanted: str | None) -> tuple[str, Mapping[str, Any]]:
-    """A context by its name, or the current one."""
-    contexts = {one["name"]: one.value["context"] for one in merged.value.get("contexts") or []}
-    name = wanted or merged.value.get("current-context")
-    if name in contexts:
-        return name, contexts[name]
-    known = f"it has {', '.join(sorted(contexts)) or 'none'}."
-    if name:
-        raise ClusterError(f"The kubeconfig has no context {name}.", known)
-    raise ClusterError("The kubeconfig names no current context.", known)
-
-
-def _access(wanted: str | None) -> Access:
-    """Connections to the server of a context, with the credentials its kubeconfig has now."""
-    import kubernetes.client
-    from kubernetes.config import ConfigException, load_incluster_config
-    from kubernetes.config.kube_config import KubeConfigLoader
-
-    from launcher.transport import Access
-
-    configuration = kubernetes.client.Configuration()
-    configuration.connection_pool_maxsize = 64  # logs are followed side by side
-    own: dict[str, str] = {}
-    paths = _kubeconfig()
-    try:
-        if paths is None:
-            load_incluster_config(configuration)
-        else:
-            merged = _merged(paths)
-            name, block = _named(merged, wanted)
-            cluster = _cluster(merged, block)
-            own = _settle_user(merged, block, cluster)
-            KubeConfigLoader(merged, name, config_base_path=None).load_and_set(configuration)
-            if "proxy-url" in cluster:
-                configuration.proxy = cluster["proxy-url"]  # some versions of the client do not read it
-        pool = kubernetes.client.ApiClient(configuration).rest_client.pool_manager
-    except (ConfigException, OSError, ValueError, TypeError) as error:
-        raise ClusterError(f"The kubeconfig {paths or ''} cannot be used: {error}") from None
-
-    def headers() -> dict[str, str]:
-        held = configuration.auth_settings().values()
-        return {str(one["key"]): str(one["value"]) for one in held if one["value"]} | own
-
-    return Access(pool, configuration.host.rstrip("/"), headers)
-
-
-def _cluster(merged: Any, block: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the kubeconfig says of a context's cluster."""
-    found = (one.value.get("cluster") or {} for one in merged.value["clusters"] if one["name"] == block.get("cluster"))
-    return next(found, {})
-
-
-def _settle_user(merged: Any, block: Mapping[str, Any], cluster: Mapping[str, Any]) -> dict[str, str]:
-    """Puts a credential plugin's answer into the kubeconfig, and gives the headers of whom the user acts as.
-
-    The official loader runs a plugin without a limit, logs its failure and goes on as nobody; `as:` it does not read.
-    """
-    user = next((one for one in merged.value["users"] if one["name"] == block.get("user")), None)
-    if user is None or not isinstance(told := user.value.get("user"), dict):
-        return {}
-    if isinstance(asked := told.pop("exec", None), dict) and not {"token", "tokenFile"} & told.keys():
-        told.update(credentialplugin.credentials(asked, cluster, Path(user.path).absolute().parent))
-    given = {"Impersonate-User": told.get("as"), "Impersonate-Uid": told.get("as-uid")}
-    headers = {key: str(value) for key, value in given.items() if value}
-    if told.get("as-groups") or told.get("as-user-extra"):
-        raise ClusterError("as-groups and as-user-extra of a kubeconfig are not supported.", "use a user of its own.")
-    return headers

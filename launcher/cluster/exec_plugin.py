@@ -1,4 +1,4 @@
-"""The program that a kubeconfig names for its credentials (`users[].user.exec`), run within bounds.
+"""The credential plugin of a kubeconfig (`users[].user.exec`), run with a time limit.
 
 https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
 """
@@ -16,21 +16,22 @@ from typing import Any
 
 from launcher.errors import ClusterError
 
-LIMIT_S = 15.0  # a plugin that asks nobody answers within a second
-_SHOWN = 300  # characters of what it says when it fails
+LIMIT_S = 15.0  # a plugin that needs no login answers within a second
+_SHOWN = 300  # characters of its stderr when it fails
 _OF_CLUSTER = ("server", "tls-server-name", "insecure-skip-tls-verify", "certificate-authority-data", "proxy-url")
 
 
-def credentials(asked: Mapping[str, Any], cluster: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The `user` block that stands for what the plugin answers: a token, or a certificate and its key.
+def credentials(plugin: Mapping[str, Any], cluster: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The plugin's answer as a kubeconfig's `user` block: a token, or a certificate and its key.
 
-    `folder` is the kubeconfig's. Raises ClusterError when the plugin is missing, fails, hangs or answers nonsense.
+    `plugin` is the `exec` block, `folder` the kubeconfig's. Raises ClusterError when the plugin is missing, fails,
+    takes longer than LIMIT_S or gives no credentials.
     """
-    command = [str(asked.get("command", "")), *map(str, asked.get("args") or ())]
+    command = [str(plugin.get("command", "")), *map(str, plugin.get("args") or ())]
     try:
         done = subprocess.run(
             command,
-            env=_environment(asked, cluster),
+            env=_environment(plugin, cluster),
             cwd=folder,
             timeout=LIMIT_S,
             stdin=None if sys.stdin.isatty() else subprocess.DEVNULL,
@@ -39,32 +40,32 @@ def credentials(asked: Mapping[str, Any], cluster: Mapping[str, Any], folder: Pa
         )
     except subprocess.TimeoutExpired:
         raise _fault(
-            command, f"gave no answer within {LIMIT_S:.0f} s", "run it by hand: does it ask for a login?"
+            command, f"gave no answer within {LIMIT_S:.0f} s", "run it in a terminal: it may wait for a login."
         ) from None
     except OSError as error:
-        hint = asked.get("installHint") or f"install {command[0]}, or put it on PATH."
+        hint = plugin.get("installHint") or f"install {command[0]}, or put it on PATH."
         raise _fault(command, f"cannot be run: {error.strerror}", str(hint).strip()) from None
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()[-_SHOWN:]
-        raise _fault(command, f"ended with exit code {done.returncode}: {said}", "log in again.")
+        stderr = done.stderr.decode(errors="replace").strip()[-_SHOWN:]
+        raise _fault(command, f"ended with exit code {done.returncode}: {stderr}", "log in again.")
     return _user(command, done.stdout)
 
 
-def _environment(asked: Mapping[str, Any], cluster: Mapping[str, Any]) -> dict[str, str]:
+def _environment(plugin: Mapping[str, Any], cluster: Mapping[str, Any]) -> dict[str, str]:
     spec: dict[str, Any] = {"interactive": sys.stdin.isatty()}
-    if asked.get("provideClusterInfo"):
-        told = {key: cluster[key] for key in _OF_CLUSTER if key in cluster}
+    if plugin.get("provideClusterInfo"):
+        about = {key: cluster[key] for key in _OF_CLUSTER if key in cluster}
         for extension in cluster.get("extensions") or ():
             if extension.get("name") == "client.authentication.k8s.io/exec":
-                told["config"] = extension.get("extension")
-        spec["cluster"] = told
-    info = {"apiVersion": asked.get("apiVersion"), "kind": "ExecCredential", "spec": spec}
-    given = {str(one["name"]): str(one["value"]) for one in asked.get("env") or ()}
+                about["config"] = extension.get("extension")
+        spec["cluster"] = about
+    info = {"apiVersion": plugin.get("apiVersion"), "kind": "ExecCredential", "spec": spec}
+    given = {str(one["name"]): str(one["value"]) for one in plugin.get("env") or ()}
     return {**os.environ, **given, "KUBERNETES_EXEC_INFO": json.dumps(info)}
 
 
 def _user(command: list[str], answer: bytes) -> dict[str, Any]:
-    """The answer is never shown: it is the secret."""
+    """The credentials in the plugin's answer, which no message shows."""
     try:
         status = json.loads(answer)["status"]
         if token := status.get("token"):
@@ -72,8 +73,10 @@ def _user(command: list[str], answer: bytes) -> dict[str, Any]:
         pair = {"client-certificate-data": "clientCertificateData", "client-key-data": "clientKeyData"}
         return {key: base64.b64encode(status[name].encode()).decode() for key, name in pair.items()}
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise _fault(command, "answered without a token or a certificate", "is its version the kubeconfig's?") from None
+        raise _fault(
+            command, "answered without a token or a certificate", "check its apiVersion in the kubeconfig."
+        ) from None
 
 
 def _fault(command: list[str], what: str, hint: str) -> ClusterError:
-    return ClusterError(f"The credential plugin {command[0]}, which the kubeconfig names, {what}.", hint)
+    return ClusterError(f"The kubeconfig's credential plugin {command[0]} {what}.", hint)

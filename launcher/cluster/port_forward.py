@@ -1,7 +1,7 @@
-"""One request to a port of a pod, through the API server: what `kubectl port-forward` does, for one answer.
+"""One request to a port of a pod through the API server, like `kubectl port-forward`.
 
-It reaches the pod from within, as 127.0.0.1. The server speaks WebSocket: every message begins with the number of its
-channel, 0 for the bytes and 1 for an error, and the first message on each only repeats the port (`v4.channel.k8s.io`).
+The pod sees it come from 127.0.0.1. Over WebSocket every message begins with the number of its channel, 0 for the bytes
+and 1 for an error; the first message on each only repeats the port (`v4.channel.k8s.io`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _TLS = {"ca_certs": "ca_certs", "cert_file": "certfile", "key_file": "keyfile", 
 def exchange(pool: Any, url: str, headers: Mapping[str, str], request: bytes, limit_s: float) -> bytes:
     """All that a port answers to a request until it closes.
 
-    `pool` is urllib3's, which knows how to trust the server; `url` is of the pod's subresource `portforward`. Raises
-    ApiError where the server refuses, Unreachable where it is silent or nothing listens on the port.
+    `pool` is urllib3's, with the server's certificates; `url` is of the pod's subresource `portforward`. Raises
+    ApiError when the server refuses, Unreachable when it does not answer or nothing listens on the port.
     """
     import websocket  # with its imports it takes a twentieth of a second
 
@@ -37,19 +37,19 @@ def exchange(pool: Any, url: str, headers: Mapping[str, str], request: bytes, li
             header=[f"{name}: {value}" for name, value in headers.items()],
             subprotocols=[PROTOCOL],
             suppress_origin=True,
-            redirect_limit=0,  # who asks is told to this server alone
+            redirect_limit=0,  # the credentials are for this server alone
             sslopt=_tls(pool),
             **_proxy(pool),
         )
     except websocket.WebSocketBadStatusException as error:
         raise _refused(error, what) from None
     except (OSError, websocket.WebSocketException) as error:
-        raise Unreachable(f"The API server opens no way to the pod: {error} ({what}).") from None
+        raise Unreachable(f"The API server did not open a port-forward to the pod: {error} ({what}).") from None
     try:
         tunnel.send_binary(bytes([_BYTES]) + request)
         return _answer(tunnel, end, what)
     except (OSError, websocket.WebSocketException) as error:
-        raise Unreachable(f"The way to the pod broke: {error} ({what}).", sent=True) from None
+        raise Unreachable(f"The port-forward to the pod broke off: {error} ({what}).", sent=True) from None
     finally:
         tunnel.shutdown()  # its close() leaves the socket open where the other side closed first
 
@@ -68,15 +68,15 @@ def _answer(tunnel: Any, end: float, what: str) -> bytes:
         if channel not in opened:
             opened.add(channel)
         elif channel == _ERROR:
-            said = data[1:].decode(errors="replace").strip()
-            raise Unreachable(f"The pod does not answer: {said} ({what}).")
+            fault = data[1:].decode(errors="replace").strip()
+            raise Unreachable(f"The pod did not answer: {fault} ({what}).")
         else:
             answer += data[1:]
-    raise Unreachable(f"The pod's answer does not end ({what}).", sent=True)
+    raise Unreachable(f"The pod's answer did not end ({what}).", sent=True)
 
 
 def _tls(pool: Any) -> dict[str, Any]:
-    """How the pool of connections trusts the server, and who it says it is, as the other library names it."""
+    """The pool's certificates, of the server and of the client, under the names of the WebSocket library."""
     given = pool.connection_pool_kw
     found = {theirs: given[ours] for ours, theirs in _TLS.items() if given.get(ours)}
     if given.get("cert_reqs") in (ssl.CERT_NONE, "CERT_NONE"):
@@ -85,7 +85,7 @@ def _tls(pool: Any) -> dict[str, Any]:
 
 
 def _proxy(pool: Any) -> Mapping[str, Any]:
-    """The pool's proxy, or none: the other library would take one from the environment."""
+    """The pool's proxy, or none: the WebSocket library would take one from the environment."""
     proxy = getattr(pool, "proxy", None)
     if proxy is None:
         return {"http_no_proxy": ["*"]}
@@ -94,10 +94,10 @@ def _proxy(pool: Any) -> Mapping[str, Any]:
 
 
 def _refused(error: Any, what: str) -> ClusterError:
-    """The server's own words."""
+    """The error with the server's own message."""
     try:
         message = str(json.loads(error.resp_body)["message"])
     except (ValueError, LookupError, TypeError):
         message = str(error)
-    hint = "it takes get and create on pods/portforward." if error.status_code == 403 else None
+    hint = "you need the right to get and create pods/portforward." if error.status_code == 403 else None
     return ApiError(f"{message} ({what})", hint, error.status_code)

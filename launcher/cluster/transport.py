@@ -1,15 +1,18 @@
-"""One request to the API server: bounded in time, repeated where that is safe, its failures in words.
+"""One request to the API server, with a time limit, retried where that is safe, its errors with a hint.
 
-Left to itself urllib3 repeats a GET three times and a POST never, and waits for ever.
+By default urllib3 repeats a GET three times and a POST never, and waits for ever.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import email.utils
 import json
+import math
 import random
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -31,9 +34,11 @@ CONNECT_S = 5.0
 READ_S = 15.0  # between two bytes of an answer
 TOTAL_S = 60.0  # of one call, all tries and pauses
 TRIES = 6
+TELL_AFTER_S = 2.0  # of silence: who waits for longer wants to know for what
+_TELL_AGAIN_S = 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
 _CHUNK = 64 * 1024
-_PASSING = {500, 502, 503, 504}  # faults of a server that may be well again
+_PASSING = {500, 502, 503, 504}  # statuses of a server that may recover
 
 T = TypeVar("T")
 
@@ -43,28 +48,37 @@ class Access(NamedTuple):
 
     pool: Any  # urllib3's
     server: str
-    headers: Callable[[], Mapping[str, str]]  # who asks; never shown
+    headers: Callable[[], Mapping[str, str]]  # with the credentials; never shown
 
 
 class Answer(NamedTuple):
-    """What the server sent."""
+    """The server's response."""
 
     headers: Mapping[str, str]
     body: bytes
 
 
 class Transport:
-    """Sends requests with the access that `opened` gives; opened again when the server no longer accepts it."""
+    """Sends requests with the access that `opened` gives, and calls it again when the credentials are refused."""
 
-    def __init__(self, opened: Callable[[], Access], name: str) -> None:
+    def __init__(self, opened: Callable[[], Access], name: str, say: Callable[[str], None] | None = None) -> None:
         self._opened = opened
         self._access = opened()
         self.name = name  # of the context, for messages
-        self.calls = 0  # requests made, every try
+        self.calls = 0  # requests sent, retries included
         self.total_s = TOTAL_S
+        self._answered_at = time.monotonic()
+        self._say = say
+        self._told_at = -math.inf
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the server last answered anything but that it is unwell; of all threads together."""
+        return time.monotonic() - self._answered_at
 
     @property
     def server(self) -> str:
+        """The server's URL."""
         return self._access.server
 
     def send(
@@ -77,45 +91,48 @@ class Transport:
         content: str = "application/json",
         repeat: bool = True,
     ) -> Answer:
-        """The server's answer. Without `repeat` nothing is sent again that may have been carried out.
+        """The server's answer. Without `repeat` nothing is sent again that the server may have carried out.
 
-        Raises ApiError for a refusal and Unreachable when no answer comes within `total_s`.
+        Raises ApiError when the server refuses, Unreachable when it does not answer within `total_s`.
         """
         data = None if body is None else json.dumps(body).encode()
 
-        def ask(end: float) -> Answer:
+        def attempt(end: float) -> Answer:
             headers = {"Content-Type": content, "Accept-Encoding": "gzip"}
             response = self._open(method, path, query, headers, data, min(READ_S, self.total_s))
             return Answer(response.headers, _whole(response, end))
 
-        return self._until_answered(f"{method} {path}", ask, repeat)
+        with self._told_if_slow():
+            return self._retried(f"{method} {path}", attempt, repeat)
 
     def stream(
         self, path: str, query: Mapping[str, str], silence_s: float, total_s: float | None = None
     ) -> Iterator[bytes]:
-        """The bytes of an answer that goes on, as they come; Unreachable when nothing comes for `silence_s`.
+        """The bytes of a streamed answer, as they come. Raises Unreachable when none come for `silence_s`.
 
-        It must have begun within `total_s`, and then a refusal is not asked again.
+        With `total_s` it must begin within that time, and a refusal is not retried.
         """
         what = f"GET {path}"
-        response = self._until_answered(
+        response = self._retried(
             what, lambda _: self._open("GET", path, query, {}, None, silence_s), total_s is None, total_s
         )
         try:
-            yield from response.stream(_CHUNK)
+            for data in response.stream(_CHUNK):
+                self._answered_at = time.monotonic()
+                yield data
         except HTTPError as error:
             raise self._unreachable(what, error) from None
         finally:
             response.close()
 
-    def through(self, path: str, port: int, request: bytes) -> bytes:
-        """What a port of a pod answers, by the path of the pod's subresource `portforward`."""
-        from launcher import portforward  # few commands go this way
+    def port_forward(self, path: str, port: int, request: bytes) -> bytes:
+        """What a port of a pod answers; `path` is of the pod's subresource `portforward`."""
+        from launcher.cluster import port_forward  # few commands need it
 
         self.calls += 1
         pool, server, headers = self._access
         url = f"{server}{path}?ports={port}"
-        return portforward.exchange(pool, url, headers(), request, min(READ_S, self.total_s))
+        return port_forward.exchange(pool, url, headers(), request, min(READ_S, self.total_s))
 
     def _open(
         self,
@@ -126,33 +143,35 @@ class Transport:
         data: bytes | None,
         read_s: float,
     ) -> Any:
-        """The response, its body still unread; ApiError when it is a refusal."""
+        """The response, its body not read yet. Raises ApiError for a status of 300 or more."""
         url = f"{self._access.server}{path}" + (f"?{urlencode(query)}" if query else "")
-        told = {"Accept": "application/json", "User-Agent": "jaxlaunch", **headers, **self._access.headers()}
+        sent = {"Accept": "application/json", "User-Agent": "jaxlaunch", **headers, **self._access.headers()}
         self.calls += 1
         response = self._access.pool.request(
             method,
             url,
             body=data,
-            headers=told,
+            headers=sent,
             timeout=urllib3.Timeout(connect=CONNECT_S, read=read_s),
             retries=False,
             redirect=False,
             preload_content=False,
         )
+        if response.status < 500 and response.status != 429:
+            self._answered_at = time.monotonic()
         if response.status < 300:
             return response
         raise self._refused(f"{method} {path}", response)
 
-    def _until_answered(self, what: str, ask: Callable[[float], T], repeat: bool, total_s: float | None = None) -> T:
-        """The answer to a request, asked for again while it may help."""
+    def _retried(self, what: str, attempt: Callable[[float], T], repeat: bool, total_s: float | None = None) -> T:
+        """The answer to a request, which is sent again while that may help."""
         end = time.monotonic() + (self.total_s if total_s is None else total_s)
         has_renewed = False
         for tries in range(1, TRIES + 1):
             pause: float | None = min(_FIRST_PAUSE_S * 2 ** (tries - 1), _LONGEST_PAUSE_S) * random.uniform(0.8, 1.2)
             fault: ClusterError
             try:
-                return ask(end)
+                return attempt(end)
             except ApiError as error:
                 fault = error
                 if error.status == 401 and not has_renewed:
@@ -163,15 +182,32 @@ class Transport:
                     pause = None
             except HTTPError as error:
                 fault = self._unreachable(what, error)
-                if isinstance(error, SSLError) or (fault.sent and not repeat):
+                if _is_untrusted(error) or (fault.sent and not repeat):
                     pause = None
             if pause is None or tries == TRIES or time.monotonic() + pause > end:
                 raise fault from None
             time.sleep(pause)
         raise AssertionError("the last try raises")
 
+    @contextlib.contextmanager
+    def _told_if_slow(self) -> Iterator[None]:
+        """Says after TELL_AFTER_S what is waited for, at most once a minute."""
+
+        def _tell() -> None:
+            if self._say is not None and time.monotonic() - self._told_at >= _TELL_AGAIN_S:
+                self._told_at = time.monotonic()
+                self._say(f"waiting for an answer of the API server {self.server}")
+
+        timer = threading.Timer(TELL_AFTER_S, _tell)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def _refused(self, what: str, response: Any) -> ApiError:
-        """The server's words: those of its Status, or the first of what a proxy says."""
+        """The error with the message of the server's Status, or the first line of another body: a proxy's."""
         try:
             body = _whole(response, time.monotonic() + READ_S)
         except HTTPError:
@@ -180,44 +216,48 @@ class Transport:
             status = json.loads(body)
             message, reason, details = status["message"], status.get("reason", ""), status.get("details")
         except (ValueError, LookupError, TypeError):
-            said = body.decode(errors="replace").strip().partition("\n")[0][:200]
+            first = body.decode(errors="replace").strip().partition("\n")[0][:200]
             message, reason, details = (
-                f"{response.status} {response.reason or ''}".strip() + f": {said}" * bool(said),
+                f"{response.status} {response.reason or ''}".strip() + f": {first}" * bool(first),
                 "",
                 {},
             )
         if response.status == 401:
             message = f"The server {self.server} does not accept the credentials of context {self.name}: {message}"
-            return ApiError(message, "log in again; `kubectl auth whoami` asks the same.", 401, reason, details)
+            return ApiError(
+                message, "log in again; `kubectl auth whoami` checks the same credentials.", 401, reason, details
+            )
         pause = _retry_after(response.headers)
         return ApiError(f"{message} ({what})", None, response.status, reason, details, pause)
 
     def _unreachable(self, what: str, error: HTTPError) -> Unreachable:
         where = f"The API server {self.server} of context {self.name}"
-        if isinstance(error, SSLError):
+        if _is_untrusted(error):
             return Unreachable(
-                f"{where} is not trusted: {_reason(error)}", "is its certificate-authority the right one?"
+                f"{where} is not trusted: {_reason(error)}", "check certificate-authority in the kubeconfig."
             )
-        if isinstance(error, NewConnectionError | ConnectTimeoutError | ProxyError):
-            return Unreachable(f"{where} cannot be reached: {_reason(error)}", "is the address right, is a VPN needed?")
-        kind = "stopped answering" if isinstance(error, ReadTimeoutError) else "broke the connection"
+        if isinstance(error, NewConnectionError | ConnectTimeoutError | ProxyError | SSLError):
+            return Unreachable(
+                f"{where} cannot be reached: {_reason(error)}", "check its address and your network or VPN."
+            )
+        kind = "stopped answering" if isinstance(error, ReadTimeoutError) else "closed the connection"
         return Unreachable(f"{where} {kind} ({what}).", sent=True)
 
 
 def _whole(response: Any, end: float) -> bytes:
-    """The rest of a body that may drip: a timeout between bytes alone would never end it."""
+    """The rest of a body, until `end`: the timeout between two bytes never ends one that comes slowly."""
     parts = []
     for part in response.stream(_CHUNK, decode_content=True):
         parts.append(part)
         if time.monotonic() > end:
             response.close()
-            raise ReadTimeoutError(response, "", "the answer does not end")
+            raise ReadTimeoutError(response, "", "the answer did not end in time")
     response.release_conn()
     return b"".join(parts)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the server asks to wait, which it may write as a date."""
+    """Seconds that the server wants us to wait, which it may write as a date."""
     text = headers.get("Retry-After", "")
     if text.isdecimal():
         return float(text)
@@ -228,11 +268,20 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
     return max(0.0, (moment - datetime.datetime.now(datetime.UTC)).total_seconds())
 
 
+def _is_untrusted(error: HTTPError) -> bool:
+    """Whether it is about certificates; a handshake that breaks off is a server that starts or ends."""
+    return isinstance(error, SSLError) and not isinstance(_innermost(error), ssl.SSLEOFError | ConnectionError)
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while (below := error.__cause__ or error.__context__) is not None:
+        error = below
+    return error
+
+
 def _reason(error: HTTPError) -> str:
-    """The words of the innermost cause; the outer ones hold addresses of objects."""
-    inner: BaseException = error
-    while (below := inner.__cause__ or inner.__context__) is not None:
-        inner = below
+    """The message of the innermost cause; the outer ones have addresses of Python objects in them."""
+    inner = _innermost(error)
     text = inner.strerror if isinstance(inner, OSError) and inner.strerror else str(inner)
     if isinstance(inner, ssl.SSLCertVerificationError):
         text = inner.verify_message

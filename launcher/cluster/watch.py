@@ -1,4 +1,4 @@
-"""A watch that goes on: over closed and silent connections, faults of the server, and versions it has forgotten."""
+"""A watch that survives closed and silent connections, errors of the server, and expired resource versions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from launcher.agent.io.lines import Lines
 from launcher.errors import ApiError, Unreachable
-from launcher.logs import Lines
 
 LASTS_S = 20  # the server ends a watch after this; one that is silent for longer is dead
 SILENCE_S = LASTS_S + 5.0
-PATIENCE_S = 300.0  # of faults in a row
+PATIENCE_S = 900.0  # of errors in a row: a control plane that is upgraded is away for five minutes and more
 _PAUSES_S = (0.5, 1, 2, 4, 8, 15, 30)
 _GONE = 410
 _LONGEST_EVENT = 64 * 1024 * 1024
@@ -21,10 +21,16 @@ _LONGEST_EVENT = 64 * 1024 * 1024
 Event = tuple[str, dict[str, Any]]
 
 
-class Watch:
-    """Events of the objects that `listed` lists and `streamed` tells about.
+def may_pass(error: ApiError | Unreachable) -> bool:
+    """Whether the same request may succeed later: no answer, or one of a server that is unwell or busy."""
+    return isinstance(error, Unreachable) or error.status >= 500 or error.status == 429
 
-    `listed()` gives the objects and their version; `streamed(query)` the bytes of one watch request.
+
+class Watch:
+    """Events of objects.
+
+    `listed()` returns the objects and their resource version, `streamed(query, silence_s)` the bytes of one watch
+    request.
     """
 
     def __init__(
@@ -37,32 +43,31 @@ class Watch:
         self._listed, self._streamed = listed, streamed
         self._version = since
         self._end = None if limit_s is None else time.monotonic() + limit_s
-        self._seen: dict[str, dict[str, Any]] = {}  # uid -> the metadata last told
+        self._seen: dict[str, dict[str, Any]] = {}  # uid -> its metadata in the last event
 
     def events(self) -> Iterator[Event]:
         """ADDED, MODIFIED and DELETED, each change once, until `limit_s` is over.
 
-        Raises ApiError when the server refuses, and what went wrong last when it has for PATIENCE_S.
+        Raises ApiError when the server refuses, and the last error when all requests failed for PATIENCE_S.
         """
-        faults, well = 0, time.monotonic()
+        failures, well = 0, time.monotonic()
         while not self._is_over():
             began = time.monotonic()
             try:
                 if not self._version:
                     yield from self._relist()
                 for event in self._stream():
-                    faults, well = 0, time.monotonic()
+                    failures, well = 0, time.monotonic()
                     yield event
-                if time.monotonic() - began > 1:  # it lasted: closed as watches are
-                    faults, well = 0, time.monotonic()
+                if time.monotonic() - began > 1:  # a watch that the server ends after a while is not a failure
+                    failures, well = 0, time.monotonic()
                     continue
             except (ApiError, Unreachable) as error:
-                if isinstance(error, ApiError) and error.status < 500:
+                if not may_pass(error) or time.monotonic() - well > PATIENCE_S:
+                    error.hint = None if isinstance(error, Unreachable) else error.hint  # the network was fine before
                     raise
-                if time.monotonic() - well > PATIENCE_S:
-                    raise
-            faults += 1
-            self._pause(_PAUSES_S[min(faults, len(_PAUSES_S)) - 1] * random.uniform(0.5, 1))
+            failures += 1
+            self._pause(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1] * random.uniform(0.5, 1))
 
     def _is_over(self) -> bool:
         return self._end is not None and time.monotonic() >= self._end
@@ -71,7 +76,7 @@ class Watch:
         time.sleep(seconds if self._end is None else max(0.0, min(seconds, self._end - time.monotonic())))
 
     def _relist(self) -> Iterator[Event]:
-        """What is new, what changed and what is gone since the last that was told."""
+        """What was added, changed and deleted since the last event."""
         objects, self._version = self._listed()
         gone = self._seen
         self._seen = {}
@@ -99,7 +104,7 @@ class Watch:
             for data in self._streamed(query, lasts + SILENCE_S - LASTS_S):
                 for line in lines.feed(data):
                     yield from self._event(json.loads(line))
-        except (ApiError, _Forgotten) as error:
+        except (ApiError, _Expired) as error:
             if isinstance(error, ApiError) and error.status != _GONE:
                 raise
             self._version = ""
@@ -108,7 +113,7 @@ class Watch:
         kind, one = event["type"], event["object"]
         if kind == "ERROR":
             if one.get("code") == _GONE:
-                raise _Forgotten
+                raise _Expired
             raise ApiError(one.get("message", "the watch failed"), None, one.get("code", 500), one.get("reason", ""))
         metadata = one["metadata"]
         self._version = metadata["resourceVersion"]
@@ -122,5 +127,5 @@ class Watch:
         yield kind, one
 
 
-class _Forgotten(Exception):
-    """The server no longer knows the version to go on from."""
+class _Expired(Exception):
+    """The server no longer has the resource version to continue from."""

@@ -1,94 +1,60 @@
-"""Named checks of a cluster, a namespace and what a job needs of them. Reads; what it creates, it only rehearses.
+"""The named checks of a cluster, a namespace and what a job needs of them. Reads; creates only with dryRun=All.
 
-Each check asks and hands what it was told to a pure judgement in launcher.symptoms. One that may not look says so, and
-never stops the others.
+Each check reads objects and passes them to a pure function that judges them. One that is not permitted to read yields
+`unknown`, and never stops the others.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
-from launcher import fit, kinds, placement, slim
-from launcher.cluster import ApiError, Cluster
-from launcher.demand import pods, together
-from launcher.errors import ClusterError
-from launcher.finding import Finding, Findings, clusters, unknown
-from launcher.jobset import NAME_LABEL, OWN_LABEL
-from launcher.kinds import Kind
-from launcher.objects import template
-from launcher.symptoms import controllers, namespace, nodes, queues, references, server
+from launcher.cluster.client import Cluster
+from launcher.doctor import controllers, namespace, network, nodes, queues, references, server
+from launcher.doctor.finding import Finding, Findings, fail_admin, unknown
+from launcher.doctor.target import Obj, Target
+from launcher.errors import ApiError, ClusterError, UserError
+from launcher.kube import kinds, trim
+from launcher.kube.kinds import Kind
+from launcher.kube.labels import NAME_LABEL, OWN_LABEL
+from launcher.kube.objects import template
+from launcher.kube.queues import cluster_queue_of
+from launcher.kube.requests import of_pod, together
+from launcher.kube.rights import Right
 
-Obj = dict[str, Any]
 SERVER = "server"  # the check that comes before all others
 
 
-class Patient:
-    """A namespace of a cluster, and the manifests of the job that is to run there."""
-
-    def __init__(self, cluster: Cluster, namespace: str, manifests: Sequence[Obj]) -> None:
-        self.cluster, self.namespace = cluster, namespace
-        self.jobset, self.others = manifests[0], manifests[1:]
-        self.template = template(self.jobset)
-        self.pods = pods(self.jobset)
-        self.queue: str | None = self.jobset["metadata"]["labels"].get(placement.QUEUE)
-
-    @cached_property
-    def labels(self) -> Mapping[str, str] | None:
-        """The namespace's; None where it cannot be seen."""
-        found = self.seen(kinds.NAMESPACES, self.namespace)
-        return None if found is None else found["metadata"].get("labels") or {}
-
-    def seen(self, kind: Kind, name: str, where: str | None = None) -> Obj | None:
-        """An object, None where there is none or the user may not look."""
-        try:
-            return self.cluster.get(kind, name, where)
-        except ApiError as error:
-            if error.status != 403:
-                raise
-            return None
-
-    def names(self, kind: Kind, where: str | None = None) -> list[str]:
-        """The names of a kind, none where the user may not look."""
-        try:
-            return [one["metadata"]["name"] for one in self.cluster.list(kind, where)]
-        except ApiError as error:
-            if error.status != 403:
-                raise
-            return []
-
-
-def reach(cluster: Cluster) -> list[Finding]:
-    """The server itself. Where it fails nothing else can be asked."""
+def check_server(cluster: Cluster) -> list[Finding]:
+    """The API server itself. If it fails, nothing else can be checked."""
     return list(_guarded(SERVER, lambda: _server(cluster)))
 
 
-def examine(patient: Patient) -> Iterator[Finding]:
+def check_job(target: Target) -> Iterator[Finding]:
     """The findings of every other check, in order."""
     for name, check in CHECKS.items():
-        yield from _guarded(name, partial(check, patient))
+        yield from _guarded(name, partial(check, target))
 
 
 def _guarded(name: str, check: Callable[[], Findings]) -> Findings:
-    """The findings of a check under its name; what kept it from looking is one of them."""
+    """The findings of a check under its name; an error of the cluster is one of them."""
     try:
         yield from (dataclasses.replace(finding, check=name) for finding in check())
     except ClusterError as error:
-        yield dataclasses.replace(_kept_off(name, error), check=name)
+        yield dataclasses.replace(_cluster_failed(name, error), check=name)
 
 
-def _kept_off(name: str, error: ClusterError) -> Finding:
+def _cluster_failed(name: str, error: ClusterError) -> Finding:
     match getattr(error, "status", None):
         case 401:
-            return clusters("the server does not know who you are", error.message, "log in again.")
+            return fail_admin("the API server does not accept your credentials", error.message, "log in again.")
         case 403:
-            return unknown(f"{name}: you may not look", error.message)
+            return unknown(f"{name}: you have no permission to read this", error.message)
         case None:
-            return clusters(f"{name}: {error.message}", "nothing can be asked of it.", error.hint or "try again.")
-    return clusters(f"{name}: the server fails at it", error.message, "ask the cluster's owner.")
+            return fail_admin(f"{name}: {error.message}", "it cannot be checked.", error.hint or "try again.")
+    return fail_admin(f"{name}: the API server fails", error.message, "ask the cluster administrator.")
 
 
 # --- the cluster ------------------------------------------------------------------------------------------------------
@@ -99,180 +65,212 @@ def _server(cluster: Cluster) -> Findings:
     yield server.ready(version, cluster.server, cluster.ready())
 
 
-def _clock(patient: Patient) -> Findings:
+def _clock(target: Target) -> Findings:
     before = datetime.datetime.now(datetime.UTC)
-    there = patient.cluster.server_time()
+    there = target.cluster.server_time()
     yield server.clock(before, there, datetime.datetime.now(datetime.UTC))
 
 
-def _jobset(patient: Patient) -> Findings:
-    yield controllers.served(kinds.JOBSETS, "JobSet", patient.cluster.served(kinds.JOBSETS.group))
-    yield from controllers.crd(patient.seen(kinds.CRDS, kinds.JOBSETS.resource))
-    yield _controller(patient, "JobSet", controllers.JOBSET)
+def _jobset(target: Target) -> Findings:
+    yield controllers.served(kinds.JOBSETS, "JobSet", target.cluster.served(kinds.JOBSETS.group))
+    yield from controllers.crd(target.find(kinds.CRDS, kinds.JOBSETS.resource))
+    yield _controller(target, "JobSet", controllers.JOBSET)
 
 
-def _kueue(patient: Patient) -> Findings:
-    versions = patient.cluster.served(kinds.LOCAL_QUEUES.group)
-    yield controllers.kueue(versions, patient.queue)
+def _kueue(target: Target) -> Findings:
+    versions = target.cluster.served(kinds.LOCAL_QUEUES.group)
+    yield controllers.kueue(versions, target.queue)
     if versions:
-        yield _controller(patient, "Kueue", controllers.KUEUE)
-        config = patient.seen(kinds.CONFIGMAPS, controllers.KUEUE_CONFIG, controllers.KUEUE[0])
+        yield _controller(target, "Kueue", controllers.KUEUE)
+        config = target.find(kinds.CONFIGMAPS, controllers.KUEUE_CONFIG, controllers.KUEUE[0])
         for text in (config or {}).get("data", {}).values():
-            yield from controllers.kueue_config(text, patient.queue)
+            yield from controllers.kueue_config(text, target.queue)
 
 
-def _controller(patient: Patient, project: str, place: tuple[str, str]) -> Finding:
-    return controllers.controller(project, patient.seen(kinds.DEPLOYMENTS, place[1], place[0]), place)
+def _controller(target: Target, project: str, place: tuple[str, str]) -> Finding:
+    return controllers.controller(project, target.find(kinds.DEPLOYMENTS, place[1], place[0]), place)
 
 
-def _webhooks(patient: Patient) -> Findings:
-    listed = [*patient.cluster.list(kinds.MUTATING_WEBHOOKS), *patient.cluster.list(kinds.VALIDATING_WEBHOOKS)]
-    found = controllers.hooks(listed, patient.labels)
+def _webhooks(target: Target) -> Findings:
+    listed = [*target.cluster.list(kinds.MUTATING_WEBHOOKS), *target.cluster.list(kinds.VALIDATING_WEBHOOKS)]
+    found = controllers.hooks(listed, target.labels)
     services = {hook.service for hook in found if hook.service is not None}
-    yield from controllers.endpoints(found, {service: _ready(patient, *service) for service in services})
+    yield from controllers.endpoints(found, {service: _ready(target, *service) for service in services})
 
 
-def _ready(patient: Patient, where: str, service: str) -> int:
+def _ready(target: Target, where: str, service: str) -> int:
     labels = f"kubernetes.io/service-name={service}"
-    return controllers.ready_endpoints(patient.cluster.list(kinds.ENDPOINT_SLICES, where, labels=labels))
+    return controllers.ready_endpoints(target.cluster.list(kinds.ENDPOINT_SLICES, where, labels=labels))
 
 
-def _dns(patient: Patient) -> Findings:
-    services = patient.cluster.list(kinds.SERVICES, "kube-system", labels="k8s-app=kube-dns")
-    ready = _ready(patient, "kube-system", services[0]["metadata"]["name"]) if services else 0
+def _dns(target: Target) -> Findings:
+    services = target.cluster.list(kinds.SERVICES, "kube-system", labels="k8s-app=kube-dns")
+    ready = _ready(target, "kube-system", services[0]["metadata"]["name"]) if services else 0
     yield from nodes.dns(services, ready)
 
 
 # --- the namespace ----------------------------------------------------------------------------------------------------
 
 
-def _namespace(patient: Patient) -> Findings:
-    found = patient.cluster.get(kinds.NAMESPACES, patient.namespace)
-    yield namespace.exists(patient.namespace, found)
+def _namespace(target: Target) -> Findings:
+    found = target.cluster.get(kinds.NAMESPACES, target.namespace)
+    yield namespace.exists(target.namespace, found)
     if found is not None:
-        yield namespace.pod_security(patient.namespace, patient.labels or {}, patient.template)
+        yield namespace.pod_security(target.namespace, target.labels or {}, target.template)
 
 
-def _rights(patient: Patient) -> Findings:
-    tables = [namespace.COMMANDS, *([namespace.WITH_A_QUEUE] if patient.queue else [])]
-    asked = dict.fromkeys(right for table in tables for needed in table.values() for right in needed)
-    has = {each: patient.cluster.may(*each[:2], patient.namespace, subresource=each.subresource) for each in asked}
-    yield from namespace.rights(has, in_queue=patient.queue is not None)
+def _rights(target: Target) -> Findings:
+    tables = [namespace.COMMANDS, *([namespace.WITH_A_QUEUE] if target.queue else [])]
+    if _own(target, kinds.SECRETS):
+        tables.append(namespace.WITH_A_GANG_SECRET)
+    needed = dict.fromkeys(right for table in tables for rights in table.values() for right in rights)
+    has = {each: target.cluster.may(*each[:2], target.namespace, subresource=each.subresource) for each in needed}
+    yield from namespace.rights(has, tables)
 
 
-def _quota(patient: Patient) -> Findings:
-    found = patient.cluster.list(kinds.RESOURCE_QUOTAS, patient.namespace)
-    yield from namespace.quotas(found, patient.jobset)
-
-
-def _queue(patient: Patient) -> Findings:
-    if patient.queue is None:
+def _network(target: Target) -> Findings:
+    """Policies apply neither to one host alone nor to the host's network."""
+    if target.pods < 2 or target.template["spec"].get("hostNetwork"):
         return
-    found = patient.cluster.get(kinds.LOCAL_QUEUES, patient.queue, patient.namespace)
-    others = [] if found else patient.names(kinds.LOCAL_QUEUES, patient.namespace)
-    yield queues.local(patient.queue, patient.namespace, found, others)
-    if found is None:
-        return
-    whole = queues.cluster_queue(found)
+    own = [one for one in target.others if one["kind"] == kinds.NETWORK_POLICIES.kind]
+    name = target.jobset["metadata"]["name"]
     try:
-        behind = patient.cluster.get(kinds.CLUSTER_QUEUES, whole)
+        listed = target.cluster.list(kinds.NETWORK_POLICIES, target.namespace)
     except ApiError as error:
         if error.status != 403:
             raise
-        yield queues.unseen(whole)
+        what = "whether NetworkPolicies let the hosts connect to each other"
+        yield unknown(what, f"you have no permission to {Right('list', kinds.NETWORK_POLICIES)}: {error.message}")
         return
-    yield from queues.whole(whole, behind, patient.labels, together(patient.jobset), patient.pods)
+    others = [one for one in listed if one["metadata"]["name"] != name or not own]
+    pod_labels = {**(target.template.get("metadata") or {}).get("labels", {}), NAME_LABEL: name}
+    yield from network.gang([*others, *own], pod_labels, target.labels, has_own=bool(own))
 
 
-def _priority(patient: Patient) -> Findings:
-    queued, plain = patient.jobset["metadata"]["labels"].get(placement.PRIORITY), patient.template["spec"]
-    for kind, name in (
-        (kinds.WORKLOAD_PRIORITY_CLASSES, queued),
-        (kinds.PRIORITY_CLASSES, plain.get("priorityClassName")),
-    ):
-        if name is not None:
-            found = patient.cluster.get(kind, name)
-            yield queues.priority(kind.kind, name, found, [] if found else patient.names(kind))
+def _quota(target: Target) -> Findings:
+    found = target.cluster.list(kinds.RESOURCE_QUOTAS, target.namespace)
+    yield from namespace.quotas(found, target.admitted)
+
+
+def _queue(target: Target) -> Findings:
+    if target.queue is None:
+        return
+    found = target.cluster.get(kinds.LOCAL_QUEUES, target.queue, target.namespace)
+    others = [] if found else target.names(kinds.LOCAL_QUEUES, target.namespace)
+    yield queues.local(target.queue, target.namespace, found, others)
+    if found is None:
+        return
+    name = cluster_queue_of(found) or ""
+    try:
+        cluster_queue = target.cluster.get(kinds.CLUSTER_QUEUES, name)
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        yield queues.quota_not_visible(name)
+        return
+    yield from queues.cluster_queue(name, cluster_queue, target.labels, together(target.admitted), target.pods)
+
+
+def _priority(target: Target) -> Findings:
+    for kind, name in target.priority_classes:
+        found = target.cluster.get(kind, name)
+        yield queues.priority(kind.kind, name, found, [] if found else target.names(kind))
 
 
 # --- the job ----------------------------------------------------------------------------------------------------------
 
 
-def _rehearsal(patient: Patient) -> Findings:
-    """The JobSet as the server would take it, and one of its pods, which nobody asks when the JobSet is made."""
-    metadata = {**patient.jobset["metadata"], "namespace": patient.namespace}
-    yield _rehearsed(patient, kinds.JOBSETS, {**patient.jobset, "metadata": metadata}, "the JobSet")
-    yield _rehearsed(patient, kinds.PODS, _pod(patient), "a pod of the job")
+def _dry_run(target: Target) -> Findings:
+    """The JobSet, and one of its pods: the API server admits pods only after it has accepted the JobSet."""
+    metadata = {**target.jobset["metadata"], "namespace": target.namespace}
+    yield _sent_dry(target, kinds.JOBSETS, {**target.jobset, "metadata": metadata}, "the JobSet")
+    yield _sent_dry(target, kinds.PODS, _pod(target), "a pod of the job")
 
 
-def _rehearsed(patient: Patient, kind: Kind, manifest: Obj, what: str) -> Finding:
+def _sent_dry(target: Target, kind: Kind, manifest: Obj, what: str) -> Finding:
     try:
-        patient.cluster.create(kind, manifest, dry_run=True)
+        target.cluster.create(kind, manifest, dry_run=True)
     except ApiError as error:
-        return controllers.rehearsal(error, what)
-    return controllers.rehearsal(None, what)
+        return controllers.dry_run(error, what)
+    return controllers.dry_run(None, what)
 
 
-def _pod(patient: Patient) -> Obj:
-    """A pod of the job as its Job would make it; without JobSet's labels, which its webhook would hold it to."""
-    metadata = patient.template.get("metadata") or {}
-    own = {"name": f"{patient.jobset['metadata']['name']}-rehearsal", "namespace": patient.namespace}
+def _pod(target: Target) -> Obj:
+    """A pod of the job as its Job would create it; without the labels by which JobSet's webhook would check it."""
+    metadata = target.template.get("metadata") or {}
+    own = {"name": f"{target.jobset['metadata']['name']}-dry-run", "namespace": target.namespace}
     labels = {key: value for key, value in (metadata.get("labels") or {}).items() if key not in (NAME_LABEL, OWN_LABEL)}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {**metadata, **own, "labels": labels},
-        "spec": patient.template["spec"],
+        "spec": target.template["spec"],
     }
 
 
-def _nodes(patient: Patient) -> Findings:
-    listed = patient.cluster.list(kinds.NODES, keep=slim.node)
+def _nodes(target: Target) -> Findings:
+    listed = target.cluster.list(kinds.NODES, keep=trim.node)
     yield nodes.accelerators(listed)
-    if fit.requests(patient.template["spec"]):
-        yield nodes.place(listed, patient.template["spec"], patient.pods, grows=_grows(patient))
+    if missing := target.unrequested:
+        yield nodes.unrequested(missing, is_known=target.defaulted is not None)
+    spec = template(target.admitted)["spec"]
+    if of_pod(spec):
+        yield nodes.place(listed, spec, target.pods, grows=_grows(target))
+        yield from nodes.drivers(listed, spec)
 
 
-def _grows(patient: Patient) -> bool:
-    """Whether something makes nodes on demand; where that cannot be seen, it may."""
-    if patient.cluster.served("karpenter.sh"):
+def _grows(target: Target) -> bool:
+    """Whether an autoscaler adds nodes; True where that may not be read."""
+    if target.cluster.served("karpenter.sh"):
         return True
     try:
-        return patient.cluster.get(kinds.CONFIGMAPS, "cluster-autoscaler-status", "kube-system") is not None
+        return target.cluster.get(kinds.CONFIGMAPS, "cluster-autoscaler-status", "kube-system") is not None
     except ApiError as error:
         if error.status != 403:
             raise
         return True
 
 
-def _volumes(patient: Patient) -> Findings:
-    for name, is_read in references.claims(patient.template["spec"]).items():
-        found = patient.cluster.get(kinds.CLAIMS, name, patient.namespace)
-        yield references.claim(name, found, hosts=patient.pods, is_read=is_read)
+def _volumes(target: Target) -> Findings:
+    for name, is_read in references.claims(target.template["spec"]).items():
+        found = target.cluster.get(kinds.CLAIMS, name, target.namespace)
+        yield references.claim(name, found, hosts=target.pods, is_read=is_read)
+    try:
+        needed = target.checkpoints()
+    except UserError as error:  # the trainer's own
+        yield unknown("volumes: how large a checkpoint of this job is", error.message)
+        return
+    if needed is not None:
+        yield from references.room(needed, target.cluster.get(kinds.CLAIMS, needed.claim, target.namespace))
 
 
-def _secrets(patient: Patient) -> Findings:
-    for name in references.pull_secrets(patient.template["spec"]):
-        yield references.pull_secret(name, patient.cluster.get(kinds.SECRETS, name, patient.namespace))
-    for wanted in references.secrets(patient.template["spec"]):
-        found = patient.cluster.get(kinds.SECRETS, wanted.name, patient.namespace)
-        yield references.keys("Secret", wanted, found)
+def _secrets(target: Target) -> Findings:
+    for name in references.pull_secrets(target.template["spec"]):
+        yield references.pull_secret(name, target.cluster.get(kinds.SECRETS, name, target.namespace))
+    for wanted in references.secrets(target.template["spec"]):
+        if wanted.name not in _own(target, kinds.SECRETS):
+            found = target.cluster.get(kinds.SECRETS, wanted.name, target.namespace)
+            yield references.keys("Secret", wanted, found)
 
 
-def _config_maps(patient: Patient) -> Findings:
-    brought = {other["metadata"]["name"] for other in patient.others if other["kind"] == "ConfigMap"}
-    for wanted in references.config_maps(patient.template["spec"]):
-        if wanted.name not in brought:
-            found = patient.cluster.get(kinds.CONFIGMAPS, wanted.name, patient.namespace)
+def _own(target: Target, kind: kinds.Kind) -> set[str]:
+    """The objects of a kind that the job brings."""
+    return {other["metadata"]["name"] for other in target.others if other["kind"] == kind.kind}
+
+
+def _config_maps(target: Target) -> Findings:
+    for wanted in references.config_maps(target.template["spec"]):
+        if wanted.name not in _own(target, kinds.CONFIGMAPS):
+            found = target.cluster.get(kinds.CONFIGMAPS, wanted.name, target.namespace)
             yield references.keys("ConfigMap", wanted, found)
 
 
-def _service_account(patient: Patient) -> Findings:
-    if name := patient.template["spec"].get("serviceAccountName"):
-        yield references.service_account(name, patient.cluster.get(kinds.SERVICE_ACCOUNTS, name, patient.namespace))
+def _service_account(target: Target) -> Findings:
+    if name := target.template["spec"].get("serviceAccountName"):
+        yield references.service_account(name, target.cluster.get(kinds.SERVICE_ACCOUNTS, name, target.namespace))
 
 
-CHECKS: Mapping[str, Callable[[Patient], Findings]] = {
+CHECKS: Mapping[str, Callable[[Target], Findings]] = {
     "clock": _clock,
     "jobset": _jobset,
     "kueue": _kueue,
@@ -280,10 +278,11 @@ CHECKS: Mapping[str, Callable[[Patient], Findings]] = {
     "dns": _dns,
     "namespace": _namespace,
     "rights": _rights,
+    "network": _network,
     "quota": _quota,
     "queue": _queue,
     "priority": _priority,
-    "dry run": _rehearsal,
+    "dry run": _dry_run,
     "nodes": _nodes,
     "volumes": _volumes,
     "secrets": _secrets,

@@ -1,4 +1,4 @@
-"""What a check of the cluster found: one sentence, why it matters, what to do. Pure."""
+"""The form of a finding of a check: what, why it matters, how to fix it, and who can. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Literal
 Level = Literal["ok", "warn", "fail", "unknown"]
 Whose = Literal["yours", "cluster"]
 
-YOURS, CLUSTERS = 2, 3  # exit codes, as of every command
+USER, ADMIN = 2, 3  # exit codes, as of every command
+ASK_ADMIN = "ask the cluster administrator to"  # how a fix of theirs begins
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Finding:
     what: str
     why: str = ""
     fix: str = ""
-    whose: Whose = "yours"  # to mend
+    whose: Whose = "yours"  # to fix: the user's, or the cluster administrator's
     check: str = ""  # that found it
 
 
@@ -28,21 +29,22 @@ Findings = Iterator[Finding]
 
 
 def ok(what: str) -> Finding:
+    """It is as it should be."""
     return Finding("ok", what)
 
 
 def warn(what: str, why: str, fix: str) -> Finding:
-    """It may go well."""
+    """The job may run all the same."""
     return Finding("warn", what, why, fix)
 
 
-def yours(what: str, why: str, fix: str) -> Finding:
-    """It will not go well, and the user can mend it."""
+def fail(what: str, why: str, fix: str) -> Finding:
+    """The job will not run, and the user can fix it."""
     return Finding("fail", what, why, fix)
 
 
-def clusters(what: str, why: str, fix: str) -> Finding:
-    """It will not go well, and the cluster's owner can mend it."""
+def fail_admin(what: str, why: str, fix: str) -> Finding:
+    """The job will not run, and the administrator of the cluster can fix it."""
     return Finding("fail", what, why, fix, whose="cluster")
 
 
@@ -52,6 +54,6 @@ def unknown(what: str, why: str, fix: str = "") -> Finding:
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """0 when nothing fails; the cluster's before the user's: mending one's own would not be enough."""
+    """0 when nothing fails, 3 when the administrator must fix something, 2 when the user alone can fix it all."""
     failing = {finding.whose for finding in findings if finding.level == "fail"}
-    return CLUSTERS if "cluster" in failing else YOURS if failing else 0
+    return ADMIN if "cluster" in failing else USER if failing else 0

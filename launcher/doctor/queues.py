@@ -1,109 +1,111 @@
-"""A queue of Kueue's: there, active, open to the namespace, covering and large enough for the job. Pure."""
+"""A job's queue and priority: the LocalQueue, its ClusterQueue and quota, the priority class. Pure.
+
+`launcher submit` and `launcher doctor` judge queues here alone; launcher.kube.queues reads them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
-from launcher import demand
-from launcher.finding import Finding, Findings, clusters, ok, unknown, warn, yours
-from launcher.objects import Obj, condition
-from launcher.quantity import amount
-from launcher.symptoms.controllers import matches
+from launcher.doctor.controllers import matches
+from launcher.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown, warn
+from launcher.kube import queues, requests
+from launcher.kube.kinds import WORKLOAD_PRIORITY_CLASSES
+from launcher.kube.objects import Obj
+from launcher.kube.quantity import amount
 from launcher.wording import either
 
-PODS = "pods"  # which Kueue counts as a resource, where a queue covers it
+PODS = "pods"  # a resource to Kueue, where a ClusterQueue covers it
 
 
 def local(name: str, namespace: str, found: Obj | None, others: Sequence[str]) -> Finding:
-    """The LocalQueue itself."""
+    """Whether the LocalQueue exists and is active; `others` are the namespace's LocalQueues."""
     if found is None:
-        why = "Kueue would let the job wait for ever; submit refuses it."
-        fix = f"use {either(others)}." if others else "its owner makes a LocalQueue here."
-        return yours(f"queue {name}: namespace {namespace} has no such LocalQueue", why, fix)
-    return _active("queue", name, found) or ok(f"queue {name} is active, on ClusterQueue {cluster_queue(found)}")
+        fix = f"use {either(others)}." if others else f"{ASK_ADMIN} create a LocalQueue in this namespace."
+        what = f"LocalQueue {name} does not exist in namespace {namespace}"
+        return fail(what, "Kueue never starts a job of a queue that does not exist.", fix)
+    on = f"on ClusterQueue {queues.cluster_queue_of(found)}"
+    return _inactive(f"LocalQueue {name}", found) or ok(f"LocalQueue {name} is active, {on}")
 
 
-def cluster_queue(found: Obj) -> str:
-    """The ClusterQueue that a LocalQueue leads to."""
-    return str(found["spec"].get("clusterQueue", ""))
+def _inactive(name: str, queue: Obj) -> Finding | None:
+    found = queues.inactive(queue)
+    if found is None:
+        return None
+    if found.stop_policy is not None:
+        what = f"{name} is stopped (stopPolicy: {found.stop_policy})"
+        return fail_admin(what, "Kueue admits nothing from it.", f"{ASK_ADMIN} resume it.")
+    why = f"Kueue admits nothing from it: {found.message or found.reason or 'no reason is given'}"
+    return fail_admin(f"{name} is inactive", why, f"{ASK_ADMIN} fix what the message names.")
 
 
-def _active(what: str, name: str, found: Obj) -> Finding | None:
-    active = condition(found, "Active")
-    stopped = found["spec"].get("stopPolicy", "None")
-    if stopped != "None":
-        return clusters(f"{what} {name} is stopped ({stopped})", "nothing in it is admitted.", "its owner resumes it.")
-    if active.get("status") == "False":
-        why = f"nothing in it is admitted: {active.get('message', 'Kueue does not say why')}"
-        return clusters(f"{what} {name} is not active", why, "its owner mends what the message names.")
-    return None
-
-
-def whole(
-    name: str, found: Obj | None, namespace_labels: Mapping[str, str] | None, asked: Mapping[str, Decimal], pods: int
+def cluster_queue(
+    name: str,
+    found: Obj | None,
+    namespace_labels: Mapping[str, str] | None,
+    requested: Mapping[str, Decimal],
+    pods: int,
 ) -> Findings:
-    """The ClusterQueue: open to the namespace, covering what is asked, and ever able to give it."""
+    """The ClusterQueue: active, open to the namespace, with quota of each resource, and large enough for the job."""
     if found is None:
-        yield clusters(f"ClusterQueue {name} does not exist", "its LocalQueue leads nowhere.", "its owner makes it.")
+        fix = f"{ASK_ADMIN} create it."
+        yield fail_admin(f"ClusterQueue {name} does not exist", "the job's LocalQueue points to it.", fix)
         return
-    if (inactive := _active("ClusterQueue", name, found)) is not None:
+    if (inactive := _inactive(f"ClusterQueue {name}", found)) is not None:
         yield inactive
     selector = found["spec"].get("namespaceSelector")
     if selector is None or (namespace_labels is not None and not matches(selector, namespace_labels)):
-        why = "its namespaceSelector does not match, and Kueue admits nothing from here."
-        yield clusters(f"ClusterQueue {name} is closed to this namespace", why, "its owner widens namespaceSelector.")
-    covered = nominal(found)
-    missing = [resource for resource in asked if resource not in covered]
+        what = f"ClusterQueue {name} does not accept this namespace"
+        why = "its namespaceSelector does not match, so Kueue admits nothing from here."
+        yield fail_admin(what, why, f"{ASK_ADMIN} extend namespaceSelector.")
+    covered = queues.covered(found)
+    missing = [resource for resource in requested if resource not in covered]
     for resource in missing:
-        what = f"ClusterQueue {name} does not cover {resource}, of which the job asks {_much(resource, asked)}"
-        yield clusters(what, "Kueue admits no part of it.", f"its owner adds it to coveredResources: {_some(covered)}.")
+        amount_text = requests.written(resource, requested[resource])
+        what = f"ClusterQueue {name} does not cover {resource}, of which the job requests {amount_text}"
+        fix = f"{ASK_ADMIN} add it to coveredResources ({', '.join(covered) or 'none'})."
+        yield fail_admin(what, "Kueue never admits the job.", fix)
     if not missing:
-        yield _large_enough(name, found, covered, {**asked, **({PODS: Decimal(pods)} if PODS in covered else {})})
+        yield _large_enough(name, found, {**requested, **({PODS: Decimal(pods)} if PODS in covered else {})})
 
 
-def _large_enough(
-    name: str, found: Obj, covered: Mapping[str, Decimal | None], asked: Mapping[str, Decimal]
-) -> Finding:
-    """Whether an empty queue would hold the job, in one flavor."""
-    over = {resource: most for resource, most in covered.items() if most is not None and asked.get(resource, 0) > most}
+def _large_enough(name: str, found: Obj, requested: Mapping[str, Decimal]) -> Finding:
+    """Whether the job fits into one flavor of the ClusterQueue when nothing else uses it."""
+    largest = largest_quota(found)
+    over = {resource: most for resource, most in largest.items() if requested.get(resource, 0) > most}
     if not over:
-        return ok(f"ClusterQueue {name} covers {_some(covered)}" + (", all that is asked" if asked else ""))
-    lacking = ", ".join(f"{_much(each, asked)} of {each}, at most {demand.written(each, over[each])}" for each in over)
-    what = f"ClusterQueue {name} is too small for the job: it asks {lacking}"
+        listed = ", ".join(queues.covered(found)) or "nothing"
+        return ok(f"ClusterQueue {name} covers {listed}" + (", all that the job requests" if requested else ""))
+    lacking = ", ".join(
+        f"{requests.written(each, requested[each])} of {each} (quota {requests.written(each, most)})"
+        for each, most in over.items()
+    )
+    what = f"ClusterQueue {name} is too small: the job requests {lacking}"
     if found["spec"].get("cohortName") or found["spec"].get("cohort"):
-        return warn(what, "what is beyond must be borrowed from its cohort.", "ask for less, or wait for the cohort.")
-    return clusters(what, "it would wait for ever.", "ask for less, or its owner raises the quota.")
+        why = "the rest must be borrowed from its cohort."
+        return warn(what, why, "request less, or wait until the cohort has enough.")
+    return fail_admin(what, "the job would wait for ever.", f"request less, or {ASK_ADMIN} raise the quota.")
 
 
-def nominal(found: Obj) -> dict[str, Decimal]:
-    """Resource → the most of it that one flavor of a ClusterQueue has."""
-    most: dict[str, Decimal] = {}
-    for group in found["spec"].get("resourceGroups") or []:
-        for resource in group.get("coveredResources") or []:
-            most.setdefault(resource, Decimal(0))
-        for flavor in group.get("flavors") or []:
-            for each in flavor.get("resources") or []:
-                quota = amount(str(each["nominalQuota"]))
-                most[each["name"]] = max(most.get(each["name"], Decimal(0)), quota)
+def largest_quota(found: Obj) -> dict[str, Decimal]:
+    """Resource → the largest nominal quota that one flavor of a ClusterQueue has; 0 for a covered one without any."""
+    most = dict.fromkeys(queues.covered(found), Decimal(0))
+    for quota in queues.quotas(found):
+        most[quota.resource] = max(most[quota.resource], amount(quota.nominal))
     return most
 
 
-def _much(resource: str, asked: Mapping[str, Decimal]) -> str:
-    return demand.written(resource, asked[resource])
-
-
-def _some(covered: Mapping[str, object]) -> str:
-    return ", ".join(covered) or "nothing"
+def quota_not_visible(name: str) -> Finding:
+    """A ClusterQueue that the user may not read."""
+    return unknown(f"the quota of ClusterQueue {name} is not known", "you have no permission to read ClusterQueues.")
 
 
 def priority(kind: str, name: str, found: Obj | None, others: Sequence[str]) -> Finding:
-    """The priority class that the job names."""
+    """Whether the priority class exists; `others` are those of the cluster."""
     if found is not None:
         return ok(f"{kind} {name} exists, value {found.get('value')}")
-    fix = f"use {either(others)}." if others else "its owner makes it."
-    return yours(f"priority {name}: the cluster has no such {kind}", "pods that name it are refused.", fix)
-
-
-def unseen(name: str) -> Finding:
-    return unknown(f"what ClusterQueue {name} covers is not known", "you may not look at ClusterQueues.")
+    fix = f"use priority: {either(others)}." if others else f"{ASK_ADMIN} create it."
+    is_kueue_s = kind == WORKLOAD_PRIORITY_CLASSES.kind
+    why = "Kueue does not admit a job that names it." if is_kueue_s else "pods that name it are rejected."
+    return fail(f"{kind} {name} does not exist", why, fix)

@@ -1,6 +1,6 @@
-"""What a job's pods name and the namespace must hold: claims, Secrets, ConfigMaps, a service account. Pure.
+"""What a job's pods refer to: PersistentVolumeClaims, Secrets, ConfigMaps, a service account. Pure.
 
-Of a Secret only its type and the names of its keys are looked at.
+Of a Secret only its type and the names of its keys are read.
 """
 
 from __future__ import annotations
@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from launcher.finding import Finding, clusters, ok, warn, yours
-from launcher.objects import Obj
+from launcher.doctor.finding import Finding, Findings, fail, fail_admin, ok, warn
+from launcher.doctor.target import Checkpoints
+from launcher.kube.objects import Obj
+from launcher.kube.quantity import amount
+from launcher.wording import size
 
 _PULL_TYPES = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
 _WAITS = "pods wait in ContainerCreating until it exists."
@@ -33,16 +36,17 @@ def claims(spec: Obj) -> dict[str, bool]:
 
 
 def pull_secrets(spec: Obj) -> list[str]:
+    """The Secrets that images are pulled with."""
     return [each["name"] for each in spec.get("imagePullSecrets") or []]
 
 
 def secrets(spec: Obj) -> list[Keys]:
-    """Secrets that volumes and variables take, and the keys of them."""
+    """Secrets that volumes and environment variables use, and which of their keys."""
     return _referred(spec, "secret", "secretName", "secretKeyRef", "secretRef")
 
 
 def config_maps(spec: Obj) -> list[Keys]:
-    """ConfigMaps, likewise."""
+    """ConfigMaps that volumes and environment variables use, and which of their keys."""
     return _referred(spec, "configMap", "name", "configMapKeyRef", "configMapRef")
 
 
@@ -73,42 +77,60 @@ def _sources(spec: Obj, key_ref: str, ref: str) -> Iterator[tuple[Mapping[str, A
 def claim(name: str, found: Obj | None, *, hosts: int, is_read: bool) -> Finding:
     """A PersistentVolumeClaim that `hosts` pods mount at once."""
     if found is None:
-        return yours(f"claim {name} does not exist", "pods stay Pending until it does.", "kubectl apply -f a claim.")
+        what = f"PersistentVolumeClaim {name} does not exist"
+        return fail(what, "pods stay Pending until it does.", "create it in the job's namespace.")
     modes = found["spec"].get("accessModes") or []
     shared = "ReadWriteMany" in modes or (is_read and "ReadOnlyMany" in modes)
     if hosts > 1 and not shared:
-        what = f"claim {name} is {', '.join(modes)}, and {hosts} hosts mount it"
-        why = "it is attached to one node: the other pods wait, or each host sees its own."
-        return yours(what, why, "use a ReadWriteMany claim (NFS, Filestore, FSx, CephFS), or a bucket's URL.")
+        what = f"PersistentVolumeClaim {name} is {', '.join(modes)}, and {hosts} hosts mount it"
+        why = "it can be attached to one node only: the pods on other nodes wait."
+        return fail(what, why, "use a ReadWriteMany claim (NFS, Filestore, FSx, CephFS), or a bucket's URL.")
     phase = found.get("status", {}).get("phase", "Pending")
     if phase == "Lost":
-        return clusters(f"claim {name} has lost its volume", "pods cannot mount it.", "restore it, or make a new one.")
+        what = f"PersistentVolumeClaim {name} is Lost: its volume no longer exists"
+        return fail_admin(what, "pods cannot mount it.", "restore the volume, or create another claim.")
     if phase != "Bound":
-        why = "pods wait until a volume is found; a class that waits for its first pod is bound then."
-        return warn(f"claim {name} is {phase}", why, f"kubectl describe pvc {name}")
-    return ok(f"claim {name} is bound, {', '.join(modes)}")
+        why = "pods wait until it is bound; with WaitForFirstConsumer that is when the first pod is scheduled."
+        return warn(f"PersistentVolumeClaim {name} is {phase}", why, f"kubectl describe pvc {name}")
+    return ok(f"PersistentVolumeClaim {name} is Bound, {', '.join(modes)}")
+
+
+def room(needed: Checkpoints, found: Obj | None) -> Findings:
+    """A PersistentVolumeClaim that checkpoints are saved to, if it exists and tells its size."""
+    spec, status = (found or {}).get("spec", {}), (found or {}).get("status", {})
+    has = (status.get("capacity") or (spec.get("resources") or {}).get("requests") or {}).get("storage")
+    if has is None:
+        return
+    takes = f"{size(needed.bytes)} of checkpoints, {needed.kept} kept and one being written"
+    if needed.bytes <= amount(has):
+        yield ok(f"PersistentVolumeClaim {needed.claim} of {has} has room for {takes}")
+        return
+    what = f"PersistentVolumeClaim {needed.claim} of {has} has no room for {takes}"
+    full = "the save that finds the disk full ends the run with 84."  # EFS, NFS and hostPath enforce no size
+    why = f"the claim says {has}; if its storage enforces that, {full}"
+    yield warn(what, why, "enlarge the claim, or lower train.checkpoint.keep.")
 
 
 def pull_secret(name: str, found: Obj | None) -> Finding:
     """A Secret that images are pulled with."""
     if found is None:
-        why = "the pull goes on without it, and fails where the registry asks for it."
-        return yours(f"image pull secret {name} does not exist", why, f"kubectl create secret docker-registry {name} …")
+        why = "images are pulled without credentials, which fails where the registry requires them."
+        return fail(f"image pull secret {name} does not exist", why, f"kubectl create secret docker-registry {name} …")
     if found.get("type") not in _PULL_TYPES:
         what = f"image pull secret {name} is of type {found.get('type')}"
-        return yours(
-            what, f"the kubelet reads {_PULL_TYPES[0]} alone.", "make it with `create secret docker-registry`."
+        return fail(
+            what, f"the kubelet needs {_PULL_TYPES[0]}.", "create it with `kubectl create secret docker-registry`."
         )
     return ok(f"image pull secret {name} is of type {found['type']}")
 
 
 def keys(kind: str, wanted: Keys, found: Obj | None) -> Finding:
-    """A Secret or ConfigMap, and the keys that pods take of it."""
+    """A Secret or ConfigMap, and the keys of it that pods use."""
     if found is None:
-        return yours(f"{kind} {wanted.name} does not exist", _WAITS, f"make it, or take it out of {kind.lower()}s.")
+        return fail(f"{kind} {wanted.name} does not exist", _WAITS, f"create it, or remove it from {kind.lower()}s.")
     has = {**(found.get("data") or {}), **(found.get("binaryData") or {})}.keys()
     if missing := [key for key in wanted.keys if key not in has]:
-        return yours(
+        return fail(
             f"{kind} {wanted.name} has no key {', '.join(missing)}", _WAITS, f"it has {', '.join(sorted(has))}."
         )
     return ok(f"{kind} {wanted.name} exists" + (f", with {', '.join(wanted.keys)}" if wanted.keys else ""))
@@ -117,5 +139,9 @@ def keys(kind: str, wanted: Keys, found: Obj | None) -> Finding:
 def service_account(name: str, found: Obj | None) -> Finding:
     """The account that the pods run under."""
     if found is None:
-        return yours(f"service account {name} does not exist", "pods that name it are refused.", "make it.")
+        return fail(
+            f"service account {name} does not exist",
+            "the API server rejects pods that name it.",
+            "create it, or set another.",
+        )
     return ok(f"service account {name} exists")

@@ -1,28 +1,28 @@
-"""The API server: its version, and whether its clock and ours agree. Pure."""
+"""The API server: its version, readiness and clock. Pure."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from launcher.finding import Finding, clusters, ok, warn
+from launcher.doctor.finding import ASK_ADMIN, Finding, fail_admin, ok, warn
 
-SKEW_S = 30  # of clocks; beyond, ages and events mislead
-TOKENS_S = 300  # beyond, tokens and certificates are taken for not yet or no longer valid
+SKEW_S = 30  # between the clocks; beyond, ages and events mislead
+TOKENS_S = 300  # beyond, tokens and certificates count as expired or not yet valid
 
 
 def ready(version: str, server: str, is_ready: bool) -> Finding:
+    """Its version, and whether /readyz says ok."""
     if is_ready:
         return ok(f"Kubernetes {version} at {server}")
-    return clusters(
-        f"Kubernetes {version} calls itself not ready", "calls may fail.", "its owner asks /readyz?verbose."
-    )
+    fix = f"{ASK_ADMIN} check /readyz?verbose."
+    return fail_admin(f"the API server (Kubernetes {version}) is not ready", "requests may fail.", fix)
 
 
 def clock(before: datetime, there: datetime, after: datetime) -> Finding:
-    """The server's time, which it tells to the second, against ours before and after it was asked."""
+    """The server's time, which it gives to the second, against the time here before and after the request."""
     skew_s = max((before - there).total_seconds() - 1, (there - after).total_seconds(), 0.0)
     if skew_s <= SKEW_S:
         return ok("this machine's clock and the server's agree")
-    why = "tokens and certificates are judged by it." if skew_s > TOKENS_S else "ages and events are misread."
+    why = "tokens and certificates may be rejected." if skew_s > TOKENS_S else "ages of objects and events are wrong."
     what = f"this machine's clock and the server's are {skew_s:.0f} s apart"
     return warn(what, why, "set the clock: timedatectl set-ntp true")

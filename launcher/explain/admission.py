@@ -1,169 +1,183 @@
-"""Pods that the API server refuses: the JobSet stands, and nothing comes of it. Only events say why. Pure."""
+"""Jobs and pods that the API server rejects, while the JobSet itself was accepted. Only events say why. Pure."""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-from launcher.causes.answer import Answer, quoted, shown
-from launcher.objects import Obj, seconds_since
-from launcher.seen import World
+from launcher.explain import unread
+from launcher.explain.answer import Answer, one_line, quoted
+from launcher.explain.ended import terminating
+from launcher.kube.labels import JOBSET_CONTROLLER
+from launcher.kube.objects import Obj, age, seconds_since
+from launcher.status.snapshot import Snapshot
 from launcher.wording import count
 
-_QUIET_S = 30.0  # until a controller that has done nothing is worth a word
+_QUIET_S = 30.0  # that the JobSet controller has before its silence is reported
 
-_QUOTA = re.compile(
-    r"exceeded quota: (?P<quota>[^,]+), requested: (?P<requested>.+), used: (?P<used>.+), limited: (?P<limited>.+)"
-)
-_UNSAID = re.compile(r"failed quota: (?P<quota>[^:]+): must specify (?P<what>.+)")
-_SECURITY = re.compile(r'violates PodSecurity "(?P<level>[^"]+)": (?P<what>.+)', re.DOTALL)
-_DOWN = re.compile(r'failed calling webhook "(?P<webhook>[^"]+)"')
 _SERVICE = re.compile(r"https://([a-z0-9-]+)\.([a-z0-9-]+)\.svc\b")
-_POLICY = re.compile(
-    r"ValidatingAdmissionPolicy '(?P<policy>[^']+)' with binding '[^']+' denied request: (?P<what>.+)", re.DOTALL
-)
-_DENIED = re.compile(r'admission webhook "(?P<webhook>[^"]+)" denied the request: (?P<what>.+)', re.DOTALL)
-_ACCOUNT = re.compile(r'serviceaccount "(?P<account>[^"]+)" not found')
-_PRIORITY = re.compile(r"no PriorityClass with name (?P<name>\S+) was found")
-_RUNTIME = re.compile(r'RuntimeClass "(?P<name>[^"]+)" not found')
-_RANGE = re.compile(r"(?P<what>(?:minimum|maximum) \S+ usage per .+|\S+ max limit to request ratio per .+)")
-_FOLLOWER = re.compile(r"follower pod node selector|leader pod not yet scheduled")
 
 
-def jobs_not_created(world: World) -> Answer | None:
-    """The JobSet controller cannot make the Jobs, or has not looked at the JobSet at all."""
-    if world.jobs or world.is_suspended:
-        return None
-    event = world.said("JobCreationFailed", "HeadlessServiceCreationFailed", "PVCCreationFailed", kind="JobSet")
-    if event is not None:
-        what = {"JobCreationFailed": "Jobs", "PVCCreationFailed": "claims"}.get(event["reason"], "headless Service")
-        answer = _reason(event["message"])
-        return Answer(answer.situation, f"has no {what}: {answer.headline}", quoted(event), answer.next_move)
-    return _unattended(world)
+class _Rejection(NamedTuple):
+    """What a message of the API server means; `headline` and `next_move` are filled from the pattern's groups."""
+
+    pattern: re.Pattern[str]
+    situation: str
+    headline: str
+    next_move: str
 
 
-def _unattended(world: World) -> Answer | None:
-    assert world.jobset is not None, "asked of a JobSet that is there"
-    age = seconds_since(world.jobset["metadata"].get("creationTimestamp"), world.now)
-    if age is None or age < _QUIET_S or world.pods:
-        return None
-    return Answer(
-        "unattended",
-        f"has no Jobs {age:.0f} s after it was created: the JobSet controller has not acted on it",
-        next_move="see that the controller runs: kubectl -n jobset-system get pods; `launcher doctor` looks at it too.",
-    )
-
-
-def pods_not_created(world: World) -> Answer | None:
-    """The Job controller cannot make the pods."""
-    here = [host for host in world.hosts if not host.is_leaving]
-    event = world.said("FailedCreate", kind="Job")
-    if event is None or world.is_suspended or not world.jobs or len(here) >= world.wanted:
-        return None
-    if any(host.has_ended for host in here) and not _is_newer(event, world):
-        return None
-    answer = _reason(event["message"])
-    if answer.situation == "exclusive-placement" and any(host.unscheduled for host in here):
-        return None  # what keeps the leader from its node says more
-    missing = world.wanted - len(here)
-    pods = "its pod is" if world.wanted == 1 else f"{missing} of {count(world.wanted, 'pod')} are"
-    return Answer(answer.situation, f"waits: {pods} refused: {answer.headline}", quoted(event), answer.next_move)
-
-
-def _is_newer(event: Obj, world: World) -> bool:
-    """Whether the refusal is of the Jobs that are here, and not of those before a restart."""
-    return any(event["last"] >= job["metadata"].get("creationTimestamp", "") for job in world.jobs)
-
-
-def _reason(message: str) -> Answer:
-    """Why the API server refused an object, by its message."""
-    for pattern, answer in _ANSWERS:
-        if (match := pattern.search(message)) is not None:
-            return answer(match)
-    return Answer(
-        "refused", shown(message), next_move="change what the message names, in job.yaml or in the namespace."
-    )
-
-
-def _quota(match: re.Match[str]) -> Answer:
-    said = f"requested {match['requested']}, used {match['used']}, limited {match['limited']}"
-    return Answer(
+# In this order: JobSet's own webhook denies followers in the form of any other webhook.
+_REJECTIONS = (
+    _Rejection(
+        re.compile(
+            r"exceeded quota: (?P<quota>[^,]+), requested: (?P<requested>.+), used: (?P<used>.+), "
+            r"limited: (?P<limited>.+)"
+        ),
         "resource-quota",
-        f"ResourceQuota {match['quota']} is exceeded: {said}",
-        next_move="ask for less, end something else in the namespace, or have the quota raised.",
-    )
+        "ResourceQuota {quota} is exceeded: requested {requested}, used {used}, limited {limited}",
+        "request less, delete something else in the namespace, or ask its administrator to raise the quota.",
+    ),
+    _Rejection(
+        re.compile(r"failed quota: (?P<quota>[^:]+): must specify (?P<what>.+)"),
+        "resource-quota",
+        "ResourceQuota {quota} requires every pod to specify {what}",
+        "set resources: in job.yaml, and under pod: what resources: has no key for.",
+    ),
+    _Rejection(
+        re.compile(r"in namespace (?P<namespace>\S+) because it is being terminated"),
+        "namespace-terminating",
+        "namespace {namespace} is being deleted, and takes nothing new",
+        "use another namespace: -n NAMESPACE. `kubectl get namespace {namespace} -o yaml` says what still keeps it.",
+    ),
+    _Rejection(
+        re.compile(r'violates PodSecurity "(?P<level>[^"]+)": (?P<what>.+)', re.DOTALL),
+        "pod-security",
+        'the namespace enforces Pod Security "{level}": {what}',
+        "remove what the message names (`launcher plan` shows the level that a job needs), or use another namespace.",
+    ),
+    _Rejection(
+        re.compile(
+            r"ValidatingAdmissionPolicy '(?P<policy>[^']+)' with binding '[^']+' denied request: (?P<what>.+)",
+            re.DOTALL,
+        ),
+        "admission",
+        "ValidatingAdmissionPolicy {policy} denied the request: {what}",
+        "change what the message names, or ask the policy's owner.",
+    ),
+    _Rejection(
+        re.compile(r"follower pod node selector|leader pod not yet scheduled"),
+        "exclusive-placement",
+        "exclusive placement: the pods of a slice wait until its leader pod has a node",
+        "wait; if the leader pod stays Pending, kubectl describe it.",
+    ),
+    _Rejection(
+        re.compile(r'admission webhook "(?P<webhook>[^"]+)" denied the request: (?P<what>.+)', re.DOTALL),
+        "admission",
+        "webhook {webhook} denied the request: {what}",
+        "change what the message names, or ask the webhook's owner.",
+    ),
+    _Rejection(
+        re.compile(r'serviceaccount "(?P<account>[^"]+)" not found'),
+        "service-account",
+        "service account {account} does not exist",
+        "kubectl create serviceaccount {account}, or set another as service_account: in job.yaml.",
+    ),
+    _Rejection(
+        re.compile(r"no PriorityClass with name (?P<name>\S+) was found"),
+        "priority",
+        "PriorityClass {name} does not exist",
+        "set one of `kubectl get priorityclasses` as priority: in job.yaml.",
+    ),
+    _Rejection(
+        re.compile(r'RuntimeClass "(?P<name>[^"]+)" not found'),
+        "runtime-class",
+        "RuntimeClass {name} does not exist",
+        "use one of `kubectl get runtimeclasses`.",
+    ),
+    _Rejection(
+        re.compile(r"(?P<what>(?:minimum|maximum) \S+ usage per .+|\S+ max limit to request ratio per .+)"),
+        "limit-range",
+        "a LimitRange of the namespace forbids it: {what}",
+        "change resources: in job.yaml to be within the LimitRange.",
+    ),
+)
+_DOWN = re.compile(r'failed calling webhook "(?P<webhook>[^"]+)"')
 
 
-def _unsaid(match: re.Match[str]) -> Answer:
-    what = f"ResourceQuota {match['quota']} wants every pod to say {match['what']}"
+def jobs_not_created(snapshot: Snapshot) -> Answer | None:
+    """The JobSet controller cannot create the Jobs, or has not acted on the JobSet at all."""
+    if snapshot.jobs or snapshot.is_suspended or "jobs" in snapshot.not_read:
+        return None
+    event = snapshot.event("JobCreationFailed", "HeadlessServiceCreationFailed", "PVCCreationFailed", kind="JobSet")
+    if event is not None:
+        what = {"JobCreationFailed": "Jobs", "PVCCreationFailed": "PersistentVolumeClaims"}.get(
+            event["reason"], "headless Service"
+        )
+        answer = reason(event["message"])
+        evidence = (*quoted(event), *terminating(snapshot.ending_namespace))
+        return Answer(answer.situation, f"has no {what}: {answer.headline}", evidence, answer.next_move)
+    return _unattended(snapshot)
+
+
+def _unattended(snapshot: Snapshot) -> Answer | None:
+    spent = seconds_since(snapshot.created, snapshot.now)
+    if spent is None or spent < _QUIET_S or snapshot.pods or snapshot.restarts:  # between two generations
+        return None
+    if "events" in snapshot.not_read:
+        return unread.reasons(snapshot, "events", f"has no Jobs {age(spent)} after it was created")
+    headline = f"has no Jobs {age(spent)} after it was created"
+    if (other := snapshot.jobset["spec"].get("managedBy", JOBSET_CONTROLLER)) != JOBSET_CONTROLLER:
+        move = f"check that it runs; without spec.managedBy the JobSet would be {JOBSET_CONTROLLER}'s."
+        return Answer(
+            "unattended", f"{headline}: controller {other} (spec.managedBy) has not acted on it", next_move=move
+        )
+    move = "check that the controller runs: kubectl -n jobset-system get pods; `launcher doctor` checks it too."
+    return Answer("unattended", f"{headline}: the JobSet controller has not acted on it", next_move=move)
+
+
+def pods_not_created(snapshot: Snapshot) -> Answer | None:
+    """The Job controller cannot create the pods."""
+    here = [host for host in snapshot.hosts if not host.is_leaving]
+    event = snapshot.event("FailedCreate", kind="Job")
+    has_jobs = bool(snapshot.jobs) or "jobs" in snapshot.not_read
+    if event is None or snapshot.is_suspended or not has_jobs or len(here) >= snapshot.expected_hosts:
+        return None
+    if any(host.has_ended for host in here) and not _is_newer(event, snapshot):
+        return None
+    answer = reason(event["message"])
+    if answer.situation == "exclusive-placement" and any(host.unscheduled for host in here):
+        return None  # why the leader has no node is the better answer
+    missing = snapshot.expected_hosts - len(here)
+    pods = "its pod is" if snapshot.expected_hosts == 1 else f"{missing} of {count(snapshot.expected_hosts, 'pod')} are"
+    evidence = (*quoted(event), *terminating(snapshot.ending_namespace))
+    return Answer(answer.situation, f"waits: {pods} rejected: {answer.headline}", evidence, answer.next_move)
+
+
+def _is_newer(event: Obj, snapshot: Snapshot) -> bool:
+    """Whether the event is about the current Jobs, and not about those before a restart."""
+    return any(event["last"] >= job["metadata"].get("creationTimestamp", "") for job in snapshot.jobs)
+
+
+def reason(message: str) -> Answer:
+    """Why the API server rejected an object, by its message: the headline is only that."""
+    if (match := _DOWN.search(message)) is not None:
+        return _webhook_down(match)
+    for pattern, situation, headline, next_move in _REJECTIONS:
+        if (match := pattern.search(message)) is not None:
+            groups = {name: one_line(text) for name, text in match.groupdict().items()}
+            return Answer(situation, headline.format(**groups), next_move=next_move.format(**groups))
     return Answer(
-        "resource-quota", what, next_move="set resources: in job.yaml, and under pod: what it has no key for."
+        "refused", one_line(message), next_move="change what the message names, in job.yaml or in the namespace."
     )
 
 
-def _security(match: re.Match[str]) -> Answer:
-    headline = f'the namespace enforces Pod Security "{match["level"]}": {shown(match["what"])}'
-    move = "leave out what the message names (`launcher plan` says which level a job needs), or use another namespace."
-    return Answer("pod-security", headline, next_move=move)
-
-
-def _down(match: re.Match[str]) -> Answer:
-    said = match.string[match.end() :].strip(": ")
-    service = _SERVICE.search(said)
+def _webhook_down(match: re.Match[str]) -> Answer:
+    error = match.string[match.end() :].strip(": ")
+    service = _SERVICE.search(error)
     where = f" ({service[1]} in {service[2]})" if service else ""
     return Answer(
         "webhook-down",
-        f"webhook {match['webhook']}{where} does not answer: {shown(said.rpartition(': ')[2] or said)}",
-        next_move="have the server of that webhook mended; what it holds up goes on by itself.",
+        f"webhook {match['webhook']}{where} does not answer: {one_line(error.rpartition(': ')[2] or error)}",
+        next_move="ask the administrator to fix the webhook's server; the job then continues by itself.",
     )
-
-
-def _policy(match: re.Match[str]) -> Answer:
-    headline = f"ValidatingAdmissionPolicy {match['policy']} says no: {shown(match['what'])}"
-    return Answer("admission", headline, next_move="change what the policy names, or ask who owns it.")
-
-
-def _denied(match: re.Match[str]) -> Answer:
-    headline = f"webhook {match['webhook']} says no: {shown(match['what'])}"
-    return Answer("admission", headline, next_move="change what the webhook names, or ask who runs it.")
-
-
-def _account(match: re.Match[str]) -> Answer:
-    move = f"kubectl create serviceaccount {match['account']}, or name another as service_account: in job.yaml."
-    return Answer("service-account", f"there is no service account {match['account']}", next_move=move)
-
-
-def _priority(match: re.Match[str]) -> Answer:
-    headline = f"there is no PriorityClass {match['name']}"
-    return Answer("priority", headline, next_move="kubectl get priorityclasses shows which there are.")
-
-
-def _runtime(match: re.Match[str]) -> Answer:
-    headline = f"there is no RuntimeClass {match['name']}"
-    return Answer("runtime-class", headline, next_move="kubectl get runtimeclasses shows which there are.")
-
-
-def _range(match: re.Match[str]) -> Answer:
-    headline = f"a LimitRange of the namespace forbids it: {shown(match['what'])}"
-    return Answer("limit-range", headline, next_move="change resources: in job.yaml to lie within it.")
-
-
-def _follower(match: re.Match[str]) -> Answer:
-    headline = "its followers wait until the leader of each slice has a node"
-    return Answer(
-        "exclusive-placement", headline, next_move="nothing, if the leader is placed soon; else see why it is not."
-    )
-
-
-_ANSWERS = (
-    (_QUOTA, _quota),
-    (_UNSAID, _unsaid),
-    (_SECURITY, _security),
-    (_DOWN, _down),
-    (_POLICY, _policy),
-    (_FOLLOWER, _follower),
-    (_DENIED, _denied),
-    (_ACCOUNT, _account),
-    (_PRIORITY, _priority),
-    (_RUNTIME, _runtime),
-    (_RANGE, _range),
-)

@@ -1,88 +1,153 @@
-"""A job that is done, was stopped, or is on its way out: what is left of it. Pure."""
+"""A job that is done, stopped or being deleted. Pure."""
 
 from __future__ import annotations
 
-from launcher.causes.answer import Answer, shown
-from launcher.jobset import STOPPED_WITH
-from launcher.objects import age, condition
-from launcher.seen import World
-from launcher.status import State, fold, is_stopped_in_queue
+import itertools
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from launcher.explain import unread
+from launcher.explain.answer import Answer, one_line
+from launcher.kube.objects import Obj, age, condition, seconds_since
+from launcher.status.job_status import State, is_stopped_in_queue, status_of
+from launcher.status.snapshot import Snapshot
 from launcher.wording import count
 
 
-def over(world: World) -> Answer | None:
+def over(snapshot: Snapshot) -> Answer | None:
     """Done, deleted or stopped."""
-    status = fold(world)
+    status = status_of(snapshot)
     if status.state is State.DELETING:
-        return _deleting(world)
+        return _deleting(snapshot)
     if status.state is State.DONE:
-        return _done(world)
+        return _done(snapshot)
     if status.state in (State.STOPPING, State.STOPPED):
-        return _stopped(world, status.state)
+        return _stopped(snapshot, status.state)
+    if status.state is State.SUSPENDED and "pods" in snapshot.not_read:
+        return unread.stopped(snapshot)
     return None
 
 
-def _deleting(world: World) -> Answer:
-    assert world.jobset is not None, "asked of a JobSet that is there"
-    left = [host for host in world.hosts if not host.has_ended]
-    pods = f"{count(len(left), 'pod')} still to end" if left else "its pods have ended"
-    finalizers = world.jobset["metadata"].get("finalizers") or ()
-    evidence = (f"finalizers: {', '.join(finalizers)}",) if finalizers else ()
-    return Answer("deleting", f"is being deleted: {pods}", evidence, "wait; a pod has its grace period to save.")
+def _deleting(snapshot: Snapshot) -> Answer:
+    left = [host for host in snapshot.hosts if not host.has_ended]
+    pods = f"{count(len(left), 'pod')} still terminating" if left else "its pods have ended"
+    pods = unread.why(snapshot, "pods") or pods
+    finalizers = snapshot.jobset["metadata"].get("finalizers") or ()
+    own = (f"finalizers: {', '.join(finalizers)}",) if finalizers else ()
+    evidence = (*own, *terminating(snapshot.ending_namespace))
+    whole = "" if snapshot.ending_namespace is None else f" with its namespace {snapshot.namespace}"
+    if (held := stuck(snapshot)) is not None:
+        return Answer("stuck", f"is being deleted{whole}, and does not go: {held.what}", evidence, held.move)
+    situation, move = "deleting", "wait; every pod has its grace period to save a checkpoint."
+    if whole:
+        situation, move = "namespace-terminating", "wait, and submit it to another namespace: -n NAMESPACE."
+    return Answer(situation, f"is being deleted{whole}: {pods}", evidence, move)
 
 
-def _done(world: World) -> Answer:
-    status = fold(world)
+def terminating(namespace: Obj | None) -> tuple[str, ...]:
+    """What still keeps a namespace that is being deleted, as its own status says it."""
+    if namespace is None:
+        return ()
+    found = namespace.get("status", {}).get("conditions", ())
+    left = [one_line(one["message"]) for one in found if one.get("status") == "True" and one.get("message")]
+    name = namespace["metadata"]["name"]
+    return tuple(f"Namespace {name} is Terminating: {why}" for why in left or ["its status names nothing that is left"])
+
+
+class Stuck(NamedTuple):
+    """What does not go although its time is over, and what to do about it."""
+
+    what: str
+    move: str
+
+
+def stuck(snapshot: Snapshot) -> Stuck | None:
+    """The first object of the job that is deleted and kept: by a finalizer, or because its node does not answer."""
+    own = (
+        [("pod", one) for one in snapshot.pods],
+        [("Job", one) for one in snapshot.jobs],
+        [("JobSet", snapshot.jobset)],
+    )
+    return kept(tuple(itertools.chain(*own)), snapshot.now)
+
+
+def kept(objects: Sequence[tuple[str, Obj]], now: datetime) -> Stuck | None:
+    """The first of these objects, each with its kind, that is deleted and kept."""
+    for kind, one in objects:
+        metadata = one["metadata"]
+        late_s = seconds_since(metadata.get("deletionTimestamp"), now) or 0.0  # of a pod, after its grace
+        if late_s < _STUCK_S:
+            continue
+        name, keeps = metadata["name"], [text for text in metadata.get("finalizers") or () if text not in _WAITS]
+        if keeps:
+            what = f"finalizer {', '.join(keeps)} has kept {kind} {name} for {age(late_s)}"
+            return Stuck(what, f"whoever set it must remove it: kubectl describe {kind.lower()} {name}")
+        if kind == "pod" and one["status"].get("phase") not in ("Succeeded", "Failed"):
+            node = one["spec"].get("nodeName", "its node")
+            what = f"pod {name} should have ended {age(late_s)} ago, and {node} does not report that it has"
+            return Stuck(what, f"is {node} up? If it is gone for good: kubectl delete pod {name} --force")
+    return None
+
+
+_STUCK_S = 30.0  # controllers remove their own finalizers within seconds
+_WAITS = ("foregroundDeletion", "orphan")  # Kubernetes' own: it waits for what the object owns
+
+
+def _done(snapshot: Snapshot) -> Answer:
+    status = status_of(snapshot)
     parts = [f"is done: all of {count(status.hosts, 'host')}" if status.hosts > 1 else "is done"]
     if status.step is not None:
         parts.append(f"step {status.step}")
     if status.lasted_s is not None:
         parts.append(f"in {age(status.lasted_s)}")
-    evidence = _numbers(world)
-    return Answer("done", ", ".join(parts), evidence, f"launcher logs {world.name}; then launcher delete {world.name}")
+    evidence = _numbers(snapshot)
+    return Answer(
+        "done", ", ".join(parts), evidence, f"launcher logs {snapshot.name}; then launcher delete {snapshot.name}"
+    )
 
 
-def _numbers(world: World) -> tuple[str, ...]:
-    """The last metrics that rank 0 reported, those that are numbers."""
-    metrics = (world.told.beat or {}).get("metrics") or {}
-    shown_ones = [f"{name} {value:.6g}" for name, value in metrics.items() if isinstance(value, int | float)]
-    return (", ".join(shown_ones),) if shown_ones else ()
+def _numbers(snapshot: Snapshot) -> tuple[str, ...]:
+    """The last metrics that rank 0 reported, as far as they are numbers."""
+    metrics = (snapshot.report.heartbeat or {}).get("metrics") or {}
+    texts = [f"{name} {value:.6g}" for name, value in metrics.items() if isinstance(value, int | float)]
+    return (", ".join(texts),) if texts else ()
 
 
-# Why Kueue takes a Workload out of its queue for good.
-_GIVEN_UP = {
-    "DeactivatedDueToRequeuingLimitExceeded": "its pods were not ready in time too often",
-    "DeactivatedDueToMaximumExecutionTimeExceeded": "it ran for as long as it may",
+# Why Kueue deactivates a Workload.
+_DEACTIVATED = {
+    "DeactivatedDueToRequeuingLimitExceeded": "its pods were too often not ready in time",
+    "DeactivatedDueToMaximumExecutionTimeExceeded": "its maximum execution time was exceeded",
     "DeactivatedDueToAdmissionCheck": "an admission check rejected it",
 }
 
 
-def _stopped(world: World, state: State) -> Answer:
-    """Suspended with nobody who would let it go on by himself."""
-    saved = _saved(world)
-    left = [host for host in world.hosts if not host.has_ended]
+def _stopped(snapshot: Snapshot, state: State) -> Answer:
+    """Suspended, and nothing but a submit resumes it."""
+    saved = _saved(snapshot)
+    left = [host for host in snapshot.hosts if not host.has_ended]
     if state is State.STOPPING:
-        return Answer("stopping", f"is stopping: {count(len(left), 'pod')} still to save and end", saved, "wait.")
-    evicted = condition(world.workload or {}, "Evicted")
-    if is_stopped_in_queue(world) and evicted.get("reason", "") in _GIVEN_UP:
-        why = _GIVEN_UP[evicted["reason"]]
-        words = (f"Workload: {shown(evicted.get('message', ''))}",)
-        return Answer("given-up", f"was given up by Kueue: {why}", (*saved, *words), "mend that; then submit it again.")
+        pods = unread.why(snapshot, "pods") or f"{count(len(left), 'pod')} still saving"
+        return Answer("stopping", f"is stopping: {pods}", saved, "wait.")
+    evicted = condition(snapshot.workload or {}, "Evicted")
+    if is_stopped_in_queue(snapshot) and evicted.get("reason", "") in _DEACTIVATED:
+        why = _DEACTIVATED[evicted["reason"]]
+        evidence = (*saved, f"Workload: {one_line(evicted.get('message', ''))}")
+        return Answer("given-up", f"was deactivated by Kueue: {why}", evidence, "fix that, then submit it again.")
     return Answer(
-        "stopped", f"is stopped{_kept(world)}", saved, "`launcher submit` of the same job goes on from there."
+        "stopped", f"is stopped{_saved_step(snapshot)}", saved, "`launcher submit` of the same job resumes it."
     )
 
 
-def _kept(world: World) -> str:
-    """ "; step 120 is saved", or what was written down when its pods went."""
-    assert world.jobset is not None, "asked of a JobSet that is there"
-    if world.told.committed is not None:
-        return f"; step {world.told.committed} is saved"
-    words = world.jobset["metadata"].get("annotations", {}).get(STOPPED_WITH)
-    return "" if words is None else f"; {shown(words)}"
+def _saved_step(snapshot: Snapshot) -> str:
+    """ "; step 120 is saved", or the verdict of its last pods."""
+    report = snapshot.report
+    if report.committed is not None:
+        return f"; step {report.committed} is saved"
+    return "" if report.verdict is None else f"; {one_line(report.verdict.verdict.message)}"
 
 
-def _saved(world: World) -> tuple[str, ...]:
-    """What its agents said of the stop."""
-    verdict = world.told.verdict
+def _saved(snapshot: Snapshot) -> tuple[str, ...]:
+    """The verdict of the attempt that was stopped."""
+    verdict = snapshot.report.verdict
     return () if verdict is None else (verdict.title,)

@@ -1,32 +1,36 @@
-"""Why a job waits, or why it died: one answer, what shows it, and the next move. Pure.
+"""Why a job waits or failed, or what it does: one answer, its evidence, and what to do next. Pure.
 
-Questions are asked in the order in which a job must pass: the first that has an answer is what holds it up.
+Causes are checked in the order in which a job passes them: the first that applies is what holds it up.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
+from datetime import datetime
 from typing import Any
 
-from launcher.causes import admission, containers, ending, failing, gang, images, queue, scheduling
-from launcher.causes.answer import Answer, Question, first
-from launcher.objects import age
-from launcher.seen import World
-from launcher.status import JobStatus, fold
+from launcher.explain import admission, containers, ended, failed, gang, images, queue, scheduling, unread
+from launcher.explain.answer import Answer, Cause, first
+from launcher.kube.objects import age
+from launcher.status.job_status import JobStatus, as_of_line, status_of
+from launcher.status.snapshot import NoSuchJob, Snapshot
+from launcher.wording import placed
+from trainer.contract import in_full, nearest
 
 MAX_EVIDENCE = 24
 
-QUESTIONS: tuple[Question, ...] = (
-    ending.over,
-    failing.failed,
+CAUSES: tuple[Cause, ...] = (
+    ended.over,
+    failed.failed,
     queue.suspended_by_queue,
+    unread.pods,
     admission.jobs_not_created,
     admission.pods_not_created,
     scheduling.unscheduled,
     images.not_pulled,
     containers.not_started,
     gang.node_lost,
+    gang.unhealthy,
     gang.disrupted,
     gang.crash_loop,
     gang.restarting,
@@ -38,7 +42,7 @@ QUESTIONS: tuple[Question, ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The answer about one job. `facts` hold whatever the situation is."""
+    """The answer about one job. `facts` are true whatever the situation is: restarts, checkpoint, what is not known."""
 
     name: str
     namespace: str
@@ -49,73 +53,110 @@ class Explanation:
     next_move: str | None
 
     def to_json(self) -> dict[str, Any]:
+        """The fields under their own names."""
         return dataclasses.asdict(self)
 
 
-def explain(world: World) -> Explanation:
+def explain(job: Snapshot | NoSuchJob) -> Explanation:
     """The one thing that matters about the job now."""
-    if world.jobset is None:
-        return _unknown(world)
-    answer = first(QUESTIONS, world) or _on_its_way(world)
+    return _unknown(job) if isinstance(job, NoSuchJob) else _explain(job)
+
+
+def _explain(snapshot: Snapshot) -> Explanation:
+    answer = first(CAUSES, snapshot) or _being_created(snapshot)
     return Explanation(
-        world.name,
-        world.namespace,
+        snapshot.name,
+        snapshot.namespace,
         answer.situation,
-        f"{world.name} {answer.headline}",
+        f"{snapshot.name} {answer.headline}",
         tuple(dict.fromkeys(answer.evidence))[:MAX_EVIDENCE],
-        (*_facts(fold(world)), *_limits(world)),
-        answer.next_move,
+        (*_facts(status_of(snapshot), snapshot.now), *_limits(snapshot)),
+        None if answer.next_move is None else placed(answer.next_move, snapshot.namespace),
     )
 
 
-def _unknown(world: World) -> Explanation:
+def _unknown(job: NoSuchJob) -> Explanation:
     """No JobSet has that name."""
-    near = difflib.get_close_matches(world.name, world.neighbours, n=3)
+    near = nearest(job.name, job.other_jobs, 3) or in_full(job.name, job.other_jobs, 3)
     move = (
         f"did you mean {' or '.join(near)}?"
         if near
-        else "`launcher list` shows the jobs here; -n NAMESPACE looks elsewhere."
+        else "`launcher list` shows the jobs of the namespace; -n NAMESPACE selects another."
     )
-    said = [f"{one['kind']} {one['names'][0]}: {one['reason']}: {one['message'][:200]}" for one in world.events[:3]]
-    headline = f"there is no job {world.name} in namespace {world.namespace}"
-    return Explanation(world.name, world.namespace, "unknown", headline, tuple(said), world.unread, move)
+    evidence = [f"{one['kind']} {one['names'][0]}: {one['reason']}: {one['message'][:200]}" for one in job.events[:3]]
+    headline = f"job {job.name} not found in namespace {job.namespace}"
+    if job.ending_namespace is not None:
+        headline += ", which is being deleted"
+        evidence += ended.terminating(job.ending_namespace)
+    headline += _what_is_left(job)
+    return Explanation(
+        job.name, job.namespace, "unknown", headline, tuple(evidence), job.unread, placed(move, job.namespace)
+    )
 
 
-def _on_its_way(world: World) -> Answer:
-    """Nothing holds it up: the controllers have not come to it yet."""
-    status = fold(world)
-    here = f"{len(world.hosts)} of {status.hosts} pods exist"
+def _what_is_left(job: NoSuchJob) -> str:
+    """Of a job that is gone: objects of it that do not go, or that it completed before."""
+    if (held := ended.kept(job.left, job.now)) is not None:
+        return f": it is deleted, and {held.what}"
+    event = next((one for one in job.events if one["reason"] == "AllJobsCompleted"), None)
+    return "" if event is None else f": it completed at {event['last']}, and was deleted since (by its ttl, or by hand)"
+
+
+def _being_created(snapshot: Snapshot) -> Answer:
+    """Nothing holds it up: the controllers have not created all of it yet."""
+    status = status_of(snapshot)
+    here = f"{len(snapshot.hosts)} of {status.hosts} pods exist"
+    if not_seen := {"events", "jobs"} & snapshot.not_read:
+        return unread.reasons(snapshot, min(not_seen), f"is being created: {here}")
     return Answer("creating", f"is being created: {here}", next_move="wait a moment.")
 
 
-def _facts(status: JobStatus) -> list[str]:
-    """Restarts by cause, and the age of what is safe."""
+def _facts(status: JobStatus, now: datetime) -> list[str]:
+    """Restarts by cause, the age of the last checkpoint, and from when the numbers are that no pod can give now."""
     facts = []
     restarts = status.restarts
     if restarts.total or restarts.by_cause:
         facts.append(restarts_line(status))
+    if status.as_of is not None:
+        return [*facts, f"as of {as_of_line(status, now)}: {_numbers(status)}"]
     if status.committed is not None:
-        since = f", {age(status.committed_age_s)} ago" if status.committed_age_s is not None else ", before these pods"
+        since = (
+            f", {age(status.committed_age_s)} ago"
+            if status.committed_age_s is not None
+            else ", before these pods started"
+        )
         facts.append(f"last good checkpoint: step {status.committed}{since}")
     return facts
 
 
+def _numbers(status: JobStatus) -> str:
+    """ "step 40, last good checkpoint: step 37, goodput 81.0%", as far as they are known."""
+    step = "no step is known" if status.step is None else f"step {status.step}"
+    saved = "" if status.committed is None else f", last good checkpoint: step {status.committed}"
+    return step + saved + ("" if status.goodput is None else f", goodput {status.goodput:.1%}")
+
+
 def restarts_line(status: JobStatus) -> str:
-    """ "restarts: 3, of which 1 of 5 charged; ends: crash 2, preempted 1"."""
+    """ "restarts: 3, of which 1 counts against the limit of 5; attempts ended by crash 2, preempted 1",
+    and how many preemptions in a row were without progress."""
     restarts = status.restarts
-    text = f"restarts: {restarts.total}, of which {restarts.charged} of {restarts.budget} charged"
+    verb = "counts" if restarts.charged == 1 else "count"
+    text = f"restarts: {restarts.total}, of which {restarts.charged} {verb} against the limit of {restarts.budget}"
     if restarts.by_cause:
         text += "; attempts ended by " + ", ".join(
             f"{cause} {many}" for cause, many in sorted(restarts.by_cause.items())
         )
+    if restarts.preempted:
+        of = "" if restarts.preempted_budget is None else f" of {restarts.preempted_budget}"
+        text += f"; {restarts.preempted}{of} preemptions in a row without a newly saved step"
     return text
 
 
-def _limits(world: World) -> list[str]:
-    """What this answer could not know."""
+def _limits(snapshot: Snapshot) -> list[str]:
+    """What could not be read, so that this answer may lack it."""
     limits = []
-    if not world.is_ours:
-        limits.append("this JobSet was not submitted by launcher: what only its agents say is not known")
-    if world.told.unknown:
-        limits.append(f"what was before is not known: {world.told.unknown}")
-    return [*limits, *world.unread]
+    if not snapshot.is_ours:
+        limits.append("this JobSet was not submitted by launcher: its steps and checkpoints are not known")
+    if snapshot.report.unknown:
+        limits.append(f"earlier attempts are not known: {snapshot.report.unknown}")
+    return [*limits, *snapshot.unread]

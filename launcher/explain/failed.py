@@ -1,114 +1,151 @@
-"""A job that failed: of what, at which rank, and what to do before it is tried again. Pure."""
+"""A job that failed: why, at which rank, and what to do before it is submitted again. Pure."""
 
 from __future__ import annotations
 
-from launcher.causes.answer import Answer, first, shown
-from launcher.causes.containers import never_ran
-from launcher.causes.memory import is_oom, killed_sentence, oom_sentence
-from launcher.objects import age, condition
-from launcher.seen import World
-from launcher.status import State, state_of
+from launcher.explain import unread
+from launcher.explain.answer import Answer, first, one_line, quoted
+from launcher.explain.containers import never_ran
+from launcher.explain.memory import evicted_for_excess, is_oom, killed_sentence, oom_sentence
+from launcher.kube.objects import age, condition
+from launcher.status.job_status import State, state_of
+from launcher.status.snapshot import Snapshot
 from launcher.wording import count
 from trainer import contract
 
 _TRACEBACK_LINES = 20
 
-# What to do after an end with that code. Codes that JobSet tries again end a job only once its budget is spent.
+# What to do after an end with that code. Codes that JobSet restarts end a job only once its restarts are used up.
 _MOVES = {
-    contract.BAD_SPEC: "mend what the message names in job.yaml, then `launcher submit --replace`.",
-    contract.BAD_DATA: "mend the data or its path, then `launcher submit --replace`.",
-    contract.STARTUP: "mend the program: the traceback says where; then `launcher submit --replace`.",
-    contract.NOT_FINITE: "lower the learning rate or look at the data; it resumes at the last good checkpoint.",
-    contract.NO_CHECKPOINT: "see the checkpoint folder: is it whole, and is no other run its owner?",
-    contract.NO_PROGRESS: "mend the first error; trying again does not help.",
+    contract.BAD_SPEC: "fix what the message names in job.yaml, then `launcher submit --replace`.",
+    contract.BAD_DATA: "fix the data or its path, then `launcher submit --replace`.",
+    contract.STARTUP: "fix the program: the traceback shows where; then `launcher submit --replace`.",
+    contract.NOT_FINITE: "lower the learning rate or check the data; the job resumes from its last good checkpoint.",
+    contract.NO_CHECKPOINT: "check the checkpoint folder: is it complete, and does no other run own it?",
+    contract.NO_PROGRESS: "fix the first error; another try does not help.",
 }
-_AGAIN = "see `launcher logs NAME --previous`; then `launcher submit --replace`: it resumes at its last checkpoint."
+_AGAIN = "see `launcher logs NAME --previous`; then `launcher submit --replace`: it resumes from its last checkpoint."
 
 
-_MEMORY = "raise resources.memory in job.yaml, or make it need less: a smaller batch, more hosts, remat."
+_CANNOT_JOIN = "rendezvous: cannot join host 0"  # as launcher.agent.host.member says it
+_MEMORY = "raise resources.memory in job.yaml, or use less memory: a smaller batch, more hosts, remat."
 
 
-def failed(world: World) -> Answer | None:
-    """It failed for good: the first of these that can say why."""
-    if state_of(world) is not State.FAILED:
+def failed(snapshot: Snapshot) -> Answer | None:
+    """It failed for good: the first of these causes that applies."""
+    if state_of(snapshot) is not State.FAILED:
         return None
-    answer = first((_overdue, _out_of_memory, _judged, _never_ran, _exited, _unexplained), world)
-    assert answer is not None, "the last one always answers"
+    causes = (_overdue, _out_of_memory, evicted_for_excess, _by_verdict, _never_ran, _exited, _rejected)
+    answer = first(causes, snapshot) or _unexplained(snapshot)
     return Answer(
         answer.situation,
-        f"failed{_spent(world)}: {answer.headline}",
-        (*answer.evidence, *_words(world)),
-        (answer.next_move or _AGAIN).replace("NAME", world.name),
+        f"failed{_spent(snapshot)}: {answer.headline}",
+        (*answer.evidence, *_conditions(snapshot)),
+        (answer.next_move or _AGAIN).replace("NAME", snapshot.name),
     )
 
 
-def _overdue(world: World) -> Answer | None:
-    if not _is_overdue(world):
+def _overdue(snapshot: Snapshot) -> Answer | None:
+    """By Kubernetes, which counts one generation, or by the agents, which count all of them and save."""
+    move = "raise deadline: in job.yaml, or submit it again: it resumes from its last checkpoint."
+    last = snapshot.report.verdict
+    if last is not None and last.verdict.code == contract.DEADLINE:
+        return Answer("deadline", one_line(last.verdict.message), next_move=move)
+    if not _is_overdue(snapshot):
         return None
-    move = "raise deadline: in job.yaml, or submit it again: it resumes at its last checkpoint."
-    return Answer("deadline", f"its deadline of {_deadline(world)} passed", next_move=move)
+    return Answer("deadline", f"{_deadline(snapshot)} was exceeded", next_move=move)
 
 
-def _out_of_memory(world: World) -> Answer | None:
-    return Answer("oom", oom_sentence(world), next_move=_MEMORY) if is_oom(world) else None
+def _out_of_memory(snapshot: Snapshot) -> Answer | None:
+    return Answer("oom", oom_sentence(snapshot), next_move=_MEMORY) if is_oom(snapshot) else None
 
 
-def _judged(world: World) -> Answer | None:
+def _by_verdict(snapshot: Snapshot) -> Answer | None:
     """By the verdict of its agents."""
-    if world.told.verdict is None:
+    if snapshot.report.verdict is None:
         return None
-    said = world.told.verdict.verdict
-    headline = f"{said.cause} (exit {said.code}): {shown(said.message)}"
-    return Answer("failed", headline, _traceback(said.traceback), _MOVES.get(said.code))
+    verdict = snapshot.report.verdict.verdict
+    headline = f"{verdict.cause} (exit {verdict.code}): {one_line(verdict.message)}{_not_joined(snapshot)}"
+    return Answer("failed", headline, _traceback(verdict.traceback), _MOVES.get(verdict.code))
 
 
-def _never_ran(world: World) -> Answer | None:
-    answer = never_ran(world)
+def _not_joined(snapshot: Snapshot) -> str:
+    """Why a host did not join, in its own words: the leader only knows that it did not."""
+    own = [(host, report["verdict"]["message"]) for host in snapshot.hosts if (report := host.termination_report)]
+    last = snapshot.report.verdict
+    found = next(((host, text) for host, text in own if text.startswith(_CANNOT_JOIN)), None)
+    if (
+        found is None
+        or last is None
+        or not last.verdict.message.startswith("rendezvous: ")
+        or found[1] == last.verdict.message
+    ):
+        return ""
+    return f"; {found[0].name}: {one_line(found[1].removeprefix('rendezvous: '))}"
+
+
+def _never_ran(snapshot: Snapshot) -> Answer | None:
+    answer = never_ran(snapshot)
     return (
         None if answer is None else Answer(answer.situation, f"it {answer.headline}", answer.evidence, answer.next_move)
     )
 
 
-def _exited(world: World) -> Answer | None:
-    """By what the kubelet saw, where no agent said a last word."""
-    host = next((host for host in world.hosts if host.ended.get("exitCode")), None)
+def _exited(snapshot: Snapshot) -> Answer | None:
+    """By the exit code of a container, where no agent left a verdict."""
+    host = next((host for host in snapshot.hosts if host.ended.get("exitCode")), None)
     if host is None:
         return None
-    code, said = host.ended["exitCode"], _traceback(host.ended.get("message"))
+    code, output = host.ended["exitCode"], _traceback(host.ended.get("message"))
+    if (event := snapshot.event("FailedPostStartHook", kind="Pod")) is not None:
+        headline = f"the postStart hook of {host.name} failed: {one_line(event['message'])}"
+        return Answer("failed", headline, (*quoted(event), *output), "fix the hook under pod:, or remove it.")
     if code == contract.KILLED:
-        return Answer("killed", killed_sentence(world, host), said, _MEMORY)
-    return Answer("failed", f"{host.name} ended with exit code {code} ({host.ended.get('reason', '')})", said)
+        return Answer("killed", killed_sentence(snapshot, host), output, _MEMORY)
+    return Answer("failed", f"{host.name} ended with exit code {code} ({host.ended.get('reason', '')})", output)
 
 
-def _unexplained(world: World) -> Answer:
-    return Answer("failed", shown(condition(world.jobset or {}, "Failed").get("message", "")))
+def _rejected(snapshot: Snapshot) -> Answer | None:
+    """By the kubelet of its node, which admits only what it can run."""
+    host = next((host for host in snapshot.hosts if host.phase == "Failed" and host.reason and not host.ended), None)
+    if host is None:
+        return None
+    headline = f"node {host.node} rejected {host.name}: {host.reason}: {one_line(host.message)}"
+    return Answer("failed", headline, next_move="fix what the message names; `launcher render` shows the pod.")
 
 
-def _words(world: World) -> tuple[str, ...]:
-    """How JobSet and the Job that failed first say it."""
-    found = condition(world.jobset or {}, "Failed")
-    ends = [(job["metadata"]["name"], condition(job, "Failed")) for job in world.jobs]
-    said = [f"Job {name}: {one['reason']}: {shown(one.get('message', ''))}" for name, one in ends if one.get("reason")]
-    return (f"JobSet: {found.get('reason', '')}: {shown(found.get('message', ''))}", *said[:2])
+def _unexplained(snapshot: Snapshot) -> Answer:
+    message = one_line(condition(snapshot.jobset, "Failed").get("message", ""))
+    return Answer("failed", f"{message}{unread.because(snapshot, 'pods', 'jobs')}")
 
 
-def _spent(world: World) -> str:
+def _conditions(snapshot: Snapshot) -> tuple[str, ...]:
+    """The condition Failed of the JobSet and of the first Jobs that have it."""
+    found = condition(snapshot.jobset, "Failed")
+    ends = [(job["metadata"]["name"], condition(job, "Failed")) for job in snapshot.jobs]
+    failed_jobs = [
+        f"Job {name}: {one['reason']}: {one_line(one.get('message', ''))}" for name, one in ends if one.get("reason")
+    ]
+    of_jobset = (f"JobSet: {found['reason']}: {one_line(found.get('message', ''))}",) if found.get("reason") else ()
+    return (*of_jobset, *failed_jobs[:2])
+
+
+def _spent(snapshot: Snapshot) -> str:
     """ " after 5 restarts", when it was given up for them."""
-    is_spent = condition(world.jobset or {}, "Failed").get("reason") == "ReachedMaxRestarts"
-    return f" after {count(world.restarts, 'restart')}" if is_spent and world.restarts else ""
+    is_spent = condition(snapshot.jobset, "Failed").get("reason") == "ReachedMaxRestarts"
+    return f" after {count(snapshot.restarts, 'restart')}" if is_spent and snapshot.restarts else ""
 
 
-def _is_overdue(world: World) -> bool:
-    return any(condition(job, "Failed").get("reason") == "DeadlineExceeded" for job in world.jobs) or (
-        world.said("DeadlineExceeded", kind="Job") is not None and world.told.verdict is None
+def _is_overdue(snapshot: Snapshot) -> bool:
+    return any(condition(job, "Failed").get("reason") == "DeadlineExceeded" for job in snapshot.jobs) or (
+        snapshot.event("DeadlineExceeded", kind="Job") is not None and snapshot.report.verdict is None
     )
 
 
-def _deadline(world: World) -> str:
-    for job in world.jobs:
+def _deadline(snapshot: Snapshot) -> str:
+    for job in snapshot.jobs:
         if (seconds := job.get("spec", {}).get("activeDeadlineSeconds")) is not None:
-            return age(float(seconds))
-    return "its Jobs"
+            return f"its deadline of {age(float(seconds))}"
+    return "its deadline"
 
 
 def _traceback(text: str | None) -> tuple[str, ...]:

@@ -1,114 +1,178 @@
-"""Pods that run: who is missing, what the ranks are in, what hangs, and how often it began again. Pure."""
+"""Pods that run: missing hosts, the phase of the ranks, hangs, and restarts. Pure."""
 
 from __future__ import annotations
 
-from launcher.agent.rendezvous import names
-from launcher.causes.answer import Answer, quoted, shown, which
-from launcher.causes.memory import is_oom, oom_sentence
-from launcher.objects import age, seconds_since
-from launcher.seen import World
-from launcher.status import JobStatus, State, fold
-from launcher.testimony import Ended
+from launcher.agent.gang.rendezvous import names
+from launcher.explain import admission, unread
+from launcher.explain.answer import Answer, are, one_line, quoted, were, which
+from launcher.explain.ended import stuck
+from launcher.explain.memory import evicted_for_excess, excess_before, is_oom, oom_sentence
+from launcher.kube.objects import age, seconds_since
+from launcher.status.agent_report import AttemptEnd
+from launcher.status.job_status import JobStatus, State, status_of
+from launcher.status.snapshot import Snapshot
 from launcher.wording import count
+from trainer import contract
 
 _LOOPS = 2  # charged restarts without a committed step that make a crash loop
-_LATE_S = 15.0  # until a host that is awaited is worth naming
+_LIVENESS = "Liveness probe failed"
+_RECENT_S = 60.0  # since a probe failed
+_LATE_S = 15.0  # of a rendezvous, after which the headline says how long it takes
 
 
-def disrupted(world: World) -> Answer | None:
-    """Pods that were taken away from outside: eviction, drain, preemption, a lost node."""
-    taken = [host for host in world.hosts if host.disruption or host.reason in ("Evicted", "NodeLost", "Preempting")]
+def disrupted(snapshot: Snapshot) -> Answer | None:
+    """Pods that were removed from outside: eviction, drain, preemption, a lost node; and for their own excess."""
+    if (own := evicted_for_excess(snapshot)) is not None:
+        headline = f"is restarting: {own.headline}; that counts against the limit of restarts.crash"
+        return Answer(own.situation, headline, (*own.evidence, *_before(snapshot)), own.next_move)
+    taken = [host for host in snapshot.hosts if host.disruption or host.reason in ("Evicted", "NodeLost", "Preempting")]
     if not taken:
         return None
     host = taken[0]
-    reason, said = host.disruption.get("reason") or host.reason, host.disruption.get("message") or host.message
-    why = _DISRUPTIONS.get(reason, reason)
-    headline = f"was interrupted: {which(taken, world.wanted)} {why}; it starts again, which is charged to no budget"
-    return Answer("disrupted", headline, (f"Pod {host.pod}: {reason}: {shown(said)}", *_before(world)), "wait.")
+    reason = host.disruption.get("reason") or host.reason
+    message = host.disruption.get("message") or host.message
+    why = _DISRUPTIONS.get(reason, f"disrupted ({reason})")
+    who = f"{which(taken, snapshot.expected_hosts)} {were(taken)}"
+    headline = f"was interrupted: {who} {why.format(node=host.node)}"
+    evidence = (f"Pod {host.pod}: {reason}: {one_line(message)}", *_before(snapshot))
+    if (held := stuck(snapshot)) is not None:
+        return Answer("stuck", f"{headline}; {held.what}", evidence, held.move)
+    counts = "it restarts, which does not count against the restart limits"
+    return Answer("disrupted", f"{headline}; {counts}", evidence, "wait.")
 
 
 _DISRUPTIONS = {
-    "PreemptionByScheduler": "had to make room for a pod of higher priority",
-    "EvictionByEvictionAPI": "was evicted (a drain, or a person)",
-    "DeletionByTaintManager": "was on a node that got a NoExecute taint",
-    "DeletionByPodGC": "was on a node that is gone",
-    "TerminationByKubelet": "was ended by its node, for want of a resource or at its shutdown",
-    "Evicted": "was evicted by its node",
-    "NodeLost": "was on a node that is lost",
+    "PreemptionByScheduler": "preempted by a pod of higher priority",
+    "EvictionByEvictionAPI": "evicted (kubectl drain, or another use of the eviction API)",
+    "DeletionByTaintManager": "on node {node}, which does not answer or got a NoExecute taint",
+    "DeletionByPodGC": "on node {node}, which no longer exists",
+    "TerminationByKubelet": "terminated by the kubelet (node pressure or node shutdown)",
+    "Evicted": "evicted by the kubelet (node pressure)",
+    "NodeLost": "on a node that is lost",
 }
 
 
-def node_lost(world: World) -> Answer | None:
-    """A node went silent with pods on it: they stay until it comes back or is given up."""
-    event = world.said("NodeNotReady", kind="Pod")
-    lost = [host for host in world.hosts if event and host.pod in event["names"] and host.running and not host.is_ready]
-    if event is None or not lost:
+def unhealthy(snapshot: Snapshot) -> Answer | None:
+    """The kubelet stops the container again and again, for a probe or a hook that the job or somebody's webhook set."""
+    event = snapshot.event("Unhealthy", "FailedPostStartHook", kind="Pod")
+    if event is None or not snapshot.restarts or (seconds_since(event["last"], snapshot.now) or 0.0) > _RECENT_S:
         return None
-    nodes = ", ".join(dict.fromkeys(host.node or "" for host in lost))
-    headline = f"waits: node {nodes} does not answer, and {which(lost, world.wanted)} was on it"
-    return Answer("node-lost", headline, quoted(event), "wait: the pods are made anew elsewhere when it stays away.")
+    if event["reason"] == "Unhealthy" and not event["message"].startswith(_LIVENESS):
+        return None
+    what = "liveness probe" if event["reason"] == "Unhealthy" else "postStart hook"
+    said = one_line(event["message"].removeprefix(_LIVENESS).lstrip(": "))
+    headline = f"is restarted again and again: its {what} fails{f': {said}' if said else ''}"
+    move = f"fix or remove the {what}; jobs need none."
+    return Answer("unhealthy", headline, (*quoted(event), *_before(snapshot)), move)
 
 
-def restarting(world: World) -> Answer | None:
-    """One generation ended; the next is not there yet."""
-    status = fold(world)
+def node_lost(snapshot: Snapshot) -> Answer | None:
+    """A node does not answer: its pods stay until it comes back or Kubernetes deletes them."""
+    event = snapshot.event("NodeNotReady", kind="Pod")
+    lost = [
+        host for host in snapshot.hosts if event and host.pod in event["names"] and host.running and not host.is_ready
+    ]
+    if event is None:
+        return _unready(snapshot)
+    if not lost:
+        return None
+    nodes = list(dict.fromkeys(host.node or "" for host in lost))
+    are, it = (f"node {nodes[0]} is", "it") if len(nodes) == 1 else (f"nodes {', '.join(nodes)} are", "them")
+    headline = f"waits: {are} NotReady, with {which(lost, snapshot.expected_hosts)} on {it}"
+    return Answer(
+        "node-lost",
+        headline,
+        quoted(event),
+        "wait: if the node stays NotReady, Kubernetes creates the pods on other nodes.",
+    )
+
+
+def _unready(snapshot: Snapshot) -> Answer | None:
+    """Where events could not be read, no more than that hosts that run are not ready is known of a lost node."""
+    here = [host for host in snapshot.hosts if host.running and not host.is_ready and not host.is_leaving]
+    if "events" not in snapshot.not_read or not here:
+        return None
+    return unread.reasons(snapshot, "events", f"runs, but {which(here, snapshot.expected_hosts)} {are(here)} not ready")
+
+
+def restarting(snapshot: Snapshot) -> Answer | None:
+    """A generation ended, and the pods of the next do not exist yet."""
+    status = status_of(snapshot)
     if status.state is not State.RESTARTING:
         return None
-    left = [host for host in world.hosts if not host.has_ended]
-    last = world.told.verdict
-    after = f" after {last.verdict.cause} ({last.verdict.code}): {shown(last.verdict.message)}" if last else ""
-    if is_oom(world):
-        after = f": {oom_sentence(world)}"
-    ends = f"; {count(len(left), 'pod')} still to end" if left else ""
-    situation = "oom" if is_oom(world) else "restarting"
-    event = world.said("BackoffLimitExceeded", "PodFailurePolicy", "DeadlineExceeded", kind="Job")
+    left = [host for host in snapshot.hosts if not host.has_ended]
+    last = snapshot.report.verdict
+    after = f" after {last.result}: {one_line(last.verdict.message)}" if last else ""
+    ended = next((host for host in snapshot.hosts if host.ended.get("exitCode")), None)
+    if last is None and ended is not None:
+        after = f": {ended.name} ended with exit code {ended.ended['exitCode']}"
+    if is_oom(snapshot):
+        after = f": {oom_sentence(snapshot)}"
+    ends = f"; {count(len(left), 'pod')} still terminating" if left else ""
+    situation = "oom" if is_oom(snapshot) else "restarting"
+    event = snapshot.event("BackoffLimitExceeded", "PodFailurePolicy", "DeadlineExceeded", kind="Job")
     headline = f"is restarting{after}{ends}"
-    return Answer(situation, headline, (*_before(world), *quoted(event)), _next(world))
+    if (held := stuck(snapshot)) is not None:
+        return Answer("stuck", f"{headline}: {held.what}", (*_before(snapshot), *quoted(event)), held.move)
+    return Answer(situation, headline, (*_before(snapshot), *quoted(event)), _next(snapshot))
 
 
-def crash_loop(world: World) -> Answer | None:
-    """It was made anew several times, and never got further."""
-    status, last = fold(world), world.told.last
-    if status.restarts.charged < _LOOPS or world.told.committed is not None or _is_beyond(status, last):
+def crash_loop(snapshot: Snapshot) -> Answer | None:
+    """It was restarted several times, and never got further."""
+    status, last = status_of(snapshot), snapshot.report.last
+    if (
+        status.restarts.charged < _LOOPS
+        or "log" in snapshot.not_read
+        or snapshot.report.committed is not None
+        or _is_beyond(status, last)
+    ):
         return None
-    used = f"{status.restarts.charged} of {status.restarts.budget} restarts are used"
-    why = f"; last: {last.verdict.cause} ({last.verdict.code}): {shown(last.verdict.message)}" if last else ""
-    headline = f"crashes and restarts without a committed step: {used}{why}"
-    event = world.said("BackoffLimitExceeded", "PodFailurePolicy", kind="Job")
-    return Answer("crash-loop", headline, (*_before(world), *quoted(event)), _next(world))
+    used = f"{status.restarts.charged} of {status.restarts.budget} restarts are used up"
+    why = f"; last: {last.result}: {one_line(last.verdict.message)}" if last else ""
+    if (evicted := excess_before(snapshot)) is not None:
+        why += f"; {evicted}"
+    headline = f"crashes and restarts without saving a checkpoint: {used}{why}"
+    event = snapshot.event("BackoffLimitExceeded", "PodFailurePolicy", kind="Job")
+    return Answer("crash-loop", headline, (*_before(snapshot), *quoted(event)), _next(snapshot))
 
 
-def _is_beyond(status: JobStatus, last: Ended | None) -> bool:
-    """Whether it runs, and has come further than where it ended last."""
+def _is_beyond(status: JobStatus, last: AttemptEnd | None) -> bool:
+    """Whether it runs, and is at a later step than the one at which it ended last."""
     before = None if last is None else last.verdict.step
-    return status.state is State.RUNNING and None not in (status.step, before) and status.step > before  # type: ignore[operator]
+    return status.state is State.RUNNING and status.step is not None and before is not None and status.step > before
 
 
-def gathering(world: World) -> Answer | None:
+def gathering(snapshot: Snapshot) -> Answer | None:
     """The agents wait for each other."""
-    told = world.told
-    if told.stage != "gather" or told.beat is None:
+    report, beat = snapshot.report, snapshot.report.heartbeat
+    if report.stage != "gather" or beat is None:
         return None
-    missing, total = told.missing, int(told.beat.get("missing_count") or len(told.missing))
-    refused = tuple(shown(text) for text in told.beat.get("refused") or ())
+    missing, total = report.missing, int(beat.get("missing_count") or len(report.missing))
+    refused = tuple(one_line(text) for text in beat.get("refused") or ())
     if not missing:
-        return Answer("gathering", "is about to start: every host is there", refused)
-    waited = (seconds_since(_leader_started(world), world.now)) or 0.0
+        return Answer("gathering", "is about to start: all hosts are connected", refused)
+    waited = (seconds_since(_leader_started(snapshot), snapshot.now)) or 0.0
     span = f" for {age(waited)}" if waited >= _LATE_S else ""
     listed = names(missing) if total == len(missing) else f"{names(missing)} and {total - len(missing)} more"
-    headline = f"waits at rendezvous{span}: {listed} of {world.wanted} not there"
-    return Answer("rendezvous", headline, (*_pods_of(world, missing), *refused), _look_at(world, missing))
+    headline = f"waits at rendezvous{span}: {listed} of {snapshot.expected_hosts} missing"
+    evidence = (*_pods_of(snapshot, missing), *refused)
+    event = snapshot.event("HeadlessServiceCreationFailed", kind="JobSet")
+    if event is not None:
+        rejected = admission.reason(event["message"])
+        headline += f"; its headless Service, which names the hosts, is gone, and rejected: {rejected.headline}"
+        return Answer("rendezvous", headline, (*quoted(event), *evidence), rejected.next_move)
+    return Answer("rendezvous", headline, evidence, _next_for_missing(snapshot, missing))
 
 
-def _leader_started(world: World) -> str | None:
-    return next((host.running.get("startedAt") for host in world.hosts if host.number == 0), None)
+def _leader_started(snapshot: Snapshot) -> str | None:
+    return next((host.running.get("startedAt") for host in snapshot.hosts if host.number == 0), None)
 
 
-def _pods_of(world: World, missing: list[int]) -> tuple[str, ...]:
-    """What the pods of the hosts that are missing look like from outside."""
+def _pods_of(snapshot: Snapshot, missing: list[int]) -> tuple[str, ...]:
+    """Phase, reason and node of the pods of missing hosts."""
     return tuple(
         f"{host.name}: {host.phase}{_why(host.waiting or host.ended)}" + (f" on {host.node}" if host.node else "")
-        for host in world.hosts
+        for host in snapshot.hosts
         if host.number in missing
     )[:8]
 
@@ -118,35 +182,43 @@ def _why(state: object) -> str:
     return f", {reason}" if reason else ""
 
 
-def _look_at(world: World, missing: list[int]) -> str:
-    pod = next((host.pod for host in world.hosts if host.number in missing), None)
+def _next_for_missing(snapshot: Snapshot, missing: list[int]) -> str:
+    pod = next((host.pod for host in snapshot.hosts if host.number in missing), None)
     if pod is None:
         return "their pods do not exist yet: wait."
-    return f"kubectl logs {pod}; can it resolve and reach host 0? `launcher doctor` looks at the cluster's DNS."
+    return f"kubectl logs {pod}; can it resolve and reach host 0? `launcher doctor` checks the cluster's DNS."
 
 
-def hanging(world: World) -> Answer | None:
-    """A rank missed its budget."""
-    beat = world.told.beat or {}
-    if world.told.verdict is not None or not beat.get("overdue"):
+def hanging(snapshot: Snapshot) -> Answer | None:
+    """A rank exceeded one of its timeouts."""
+    beat = snapshot.report.heartbeat or {}
+    if snapshot.report.verdict is not None or not beat.get("overdue"):
         return None
-    headline = f"hangs: {shown(str(beat['overdue']))}"
+    headline = f"hangs: {one_line(str(beat['overdue']))}"
     return Answer(
-        "hang", headline, _ranks(world), "wait: it is ended and begins again; the stacks come with its verdict."
+        "hang",
+        headline,
+        _ranks(snapshot),
+        "wait: the attempt is ended and restarted; its verdict has the ranks' stacks.",
     )
 
 
-def running(world: World) -> Answer | None:
-    """It runs; what went wrong before belongs to the answer."""
-    status = fold(world)
+def running(snapshot: Snapshot) -> Answer | None:
+    """It runs; an earlier failure is part of the answer."""
+    status = status_of(snapshot)
     if status.state is not State.RUNNING:
         return None
-    if world.told.beat is None:
+    if snapshot.report.heartbeat is None:
         ready = f"{status.ready} of {count(status.hosts, 'host')} ready"
-        return Answer("running", f"runs: {ready}")
-    again = _again(world)
+        return Answer("running", f"runs: {ready}{unread.log(snapshot)}")
+    last = snapshot.report.last
+    if last is not None and snapshot.report.is_judged:
+        headline = f"has ended attempt {last.attempt}: {last.result}: {one_line(last.verdict.message)}"
+        situation = "running" if last.verdict.code == contract.DONE else "restarting"
+        return Answer(situation, headline, _before(snapshot), _next(snapshot))
+    again = _again(snapshot)
     situation = "restarted" if again else "running"
-    return Answer(situation, f"runs{again}: {_doing(status)}", (*_before(world), *_ranks(world)))
+    return Answer(situation, f"runs{again}: {_doing(status)}", (*_before(snapshot), *_ranks(snapshot)))
 
 
 _SILENT = ("unsaid", None)  # programs that report nothing
@@ -155,41 +227,52 @@ _SILENT = ("unsaid", None)  # programs that report nothing
 def _doing(status: JobStatus) -> str:
     """ "training at step 120 of 300", "in compile for 2m"."""
     of = f" of {status.steps}" if status.steps else ""
+    if status.phase is None and status.ready is not None and status.ready < status.hosts:
+        return f"{status.ready} of {count(status.hosts, 'host')} ready"
     at = f" at step {status.step}{of}" if status.step is not None else ""
     if status.phase == "step":
         return f"training{at}"
+    if status.phase == "ended":
+        return f"its processes have ended{at}"
     if status.phase in _SILENT:
-        return f"its program has said nothing of a step{at}"
+        return f"its program reports no steps{at}"
     spent = f" for {age(status.phase_s)}" if status.phase_s is not None else ""
     return f"in {status.phase}{at}{spent}"
 
 
-def _again(world: World) -> str:
-    """ " again after hang (82): …", in the attempt after a failure that has committed nothing new."""
-    last, beat = world.told.last, world.told.beat or {}
+def _in(phase: str) -> str:
+    return phase if phase == "ended" else f"in {phase}"
+
+
+def _again(snapshot: Snapshot) -> str:
+    """ " again after hang (82): …", in the attempt right after a failure."""
+    last, beat = snapshot.report.last, snapshot.report.heartbeat or {}
     if last is None or last.attempt + 1 != beat.get("attempt"):
         return ""
-    return f" again after {last.verdict.cause} ({last.verdict.code}): {shown(last.verdict.message)[:200]}"
+    return f" again after {last.result}: {one_line(last.verdict.message)[:200]}"
 
 
-def _ranks(world: World) -> tuple[str, ...]:
+def _ranks(snapshot: Snapshot) -> tuple[str, ...]:
     """How many ranks are in which phase, where they differ."""
-    counts = (world.told.beat or {}).get("counts") or {}
-    phases = (world.told.beat or {}).get("phases") or {}
+    counts = (snapshot.report.heartbeat or {}).get("counts") or {}
+    phases = (snapshot.report.heartbeat or {}).get("phases") or {}
     if len(counts) < 2:
         return ()
     parts = (
-        f"{count(many, 'rank')} in {phase} ({', '.join(map(str, phases.get(phase, ())))})"
+        f"{count(many, 'rank')} {_in(phase)} ({', '.join(map(str, phases.get(phase, ())))})"
         for phase, many in counts.items()
     )
     return ("; ".join(parts),)
 
 
-def _before(world: World) -> tuple[str, ...]:
+def _before(snapshot: Snapshot) -> tuple[str, ...]:
     """The last verdicts, the newest first."""
-    known: list[Ended] = [*world.told.before, *([world.told.verdict] if world.told.verdict else [])]
-    return tuple(shown(one.title) for one in reversed(known[-3:]))
+    known: list[AttemptEnd] = [
+        *snapshot.report.earlier,
+        *([snapshot.report.verdict] if snapshot.report.verdict else []),
+    ]
+    return tuple(one_line(one.title) for one in reversed(known[-3:]))
 
 
-def _next(world: World) -> str:
-    return f"launcher logs {world.name} --previous shows how it ended."
+def _next(snapshot: Snapshot) -> str:
+    return f"launcher logs {snapshot.name} --previous shows how it ended."

@@ -1,50 +1,101 @@
-"""Whether it was memory: the kernel took the whole container, or one process in it. Pure."""
+"""Whether a job went beyond a limit of its own. Pure.
+
+Memory: the kernel killed a whole container, or one process in it. Ephemeral storage: the kubelet evicted a pod.
+"""
 
 from __future__ import annotations
 
-from launcher import hosts
-from launcher.causes.answer import which
-from launcher.hosts import Host
-from launcher.objects import template
-from launcher.seen import World
+import re
+
+from launcher.agent.gang.verdict import Verdict
+from launcher.explain.answer import Answer, one_line, were, which
+from launcher.kube.objects import template
+from launcher.status import hosts
+from launcher.status.hosts import Host
+from launcher.status.snapshot import Snapshot
 from trainer import contract
 
 
-def killed_for_memory(world: World) -> list[Host]:
-    """Hosts whose container says OOMKilled. On cgroup v1 the agent may outlive its child and still leave that word."""
-    return [host for host in world.hosts if host.ended.get("reason") == "OOMKilled" or host.oom_before]
+def _oom_killed(snapshot: Snapshot) -> list[Host]:
+    """Hosts whose container was OOMKilled. On cgroup v1 that may be one process, and the agent lives on."""
+    return [host for host in snapshot.hosts if host.ended.get("reason") == "OOMKilled" or host.oom_before]
 
 
-def is_oom(world: World) -> bool:
-    """Whether these pods ended for want of memory.
+def is_oom(snapshot: Snapshot) -> bool:
+    """Whether these pods ended because they ran out of memory.
 
-    A container keeps that word for a process that was killed long before its end: the verdict knows better.
+    A container keeps the reason OOMKilled of a process that was killed long before its end: a verdict counts more.
     """
-    said = world.told.verdict.verdict if world.told.verdict is not None else None
-    if said is not None and said.code not in (contract.KILLED, contract.LOST):
+    verdict = _verdict(snapshot)
+    if verdict is not None and verdict.code not in (contract.KILLED, contract.LOST):
         return False
-    return bool(killed_for_memory(world)) or (said is not None and "OOMKilled" in said.message)
+    return bool(_oom_killed(snapshot)) or (verdict is not None and "OOMKilled" in verdict.message)
 
 
-def oom_sentence(world: World) -> str:
-    """Who was killed, and at what limit."""
-    killed, limit = killed_for_memory(world), _limit(world)
-    at = f"; its memory limit is {limit}" if limit else "; it has no memory limit: the node itself ran out"
-    said = world.told.verdict.verdict if world.told.verdict is not None else None
-    if said is None or said.code != contract.KILLED or said.rank is None:
-        return f"{which(killed, world.wanted)} was OOMKilled{at}"
-    step = f" at step {said.step}" if said.step is not None else ""
-    return f"rank {said.rank} was OOMKilled{step}{at}"
+def oom_sentence(snapshot: Snapshot) -> str:
+    """The host or rank that was OOMKilled, and its memory limit."""
+    killed, limit = _oom_killed(snapshot), _limit(snapshot)
+    at = f"; its memory limit is {limit}" if limit else "; it has no memory limit: the node itself ran out of memory"
+    verdict = _verdict(snapshot)
+    if verdict is None or verdict.code != contract.KILLED or verdict.rank is None:
+        return f"{which(killed, snapshot.expected_hosts)} {were(killed)} OOMKilled{at}"
+    step = f" at step {verdict.step}" if verdict.step is not None else ""
+    return f"rank {verdict.rank} was OOMKilled{step}{at}"
 
 
-def killed_sentence(world: World, host: Host) -> str:
-    """Of a host that ended with 137 and no word of who killed it: runtimes lose the kernel's word now and then."""
-    limit = _limit(world)
+def killed_sentence(snapshot: Snapshot, host: Host) -> str:
+    """Of a host that ended with 137 and without the reason OOMKilled, which container runtimes lose now and then."""
+    limit = _limit(snapshot)
     at = f"its memory limit is {limit}" if limit else "it has no memory limit"
-    return f"{host.name} was killed by SIGKILL (exit 137), as the kernel does for want of memory; {at}"
+    return f"{host.name} was killed by SIGKILL (exit 137), probably out of memory; {at}"
 
 
-def _limit(world: World) -> str | None:
-    main = hosts.main_container(template(world.jobset or {}).get("spec", {}))
+def _verdict(snapshot: Snapshot) -> Verdict | None:
+    return None if snapshot.report.verdict is None else snapshot.report.verdict.verdict
+
+
+def _limit(snapshot: Snapshot) -> str | None:
+    main = hosts.main_container(template(snapshot.jobset).get("spec", {}))
     found = ((main.get("resources") or {}).get("limits") or {}).get("memory")
     return None if found is None else str(found)
+
+
+# As the kubelet says it of a pod that is beyond its own limit. Unlike the others that it evicts, such a pod has no
+# condition DisruptionTarget.
+_EXCESS = re.compile(
+    r"exceeds the total limit of containers|exceeded its local ephemeral storage limit|Usage of EmptyDir volume"
+)
+_OF_VOLUME = re.compile(r'EmptyDir volume "(?!shm")')
+
+
+def evicted_for_excess(snapshot: Snapshot) -> Answer | None:
+    """Pods that the kubelet evicted because they used more ephemeral storage than they may."""
+    taken = [host for host in snapshot.hosts if host.reason == "Evicted" and _EXCESS.search(host.message)]
+    if not taken:
+        return None
+    message = one_line(taken[0].message).rstrip(". ")
+    headline = f"{which(taken, snapshot.expected_hosts)} {were(taken)} evicted: {message} ({_key(message)})"
+    evidence = (f"Pod {taken[0].pod}: Evicted: {message}",)
+    return Answer("ephemeral-storage", headline, evidence, _less(message))
+
+
+def excess_before(snapshot: Snapshot) -> str | None:
+    """The same of pods that are gone, by the newest event about it: the message, and the key of job.yaml."""
+    event = snapshot.event("Evicted", kind="Pod")
+    if event is None or _EXCESS.search(event["message"]) is None:
+        return None
+    message = one_line(event["message"]).rstrip(". ")
+    return f"Pod {event['names'][0]} was evicted: {message} ({_key(message)})"
+
+
+def _key(message: str) -> str:
+    """The key of job.yaml that sets the limit."""
+    if "EmptyDir volume" not in message:
+        return "resources.ephemeral"
+    return "volumes: ephemeral" if _OF_VOLUME.search(message) else "resources.shm"
+
+
+def _less(message: str) -> str:
+    return (
+        f"raise {_key(message)} in job.yaml, or keep less on the node: /tmp and volumes of ephemeral: count, and logs."
+    )

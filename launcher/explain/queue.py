@@ -1,188 +1,176 @@
-"""Kueue holds the job back, or took its place away: which queue, which quota, and how much is missing. Pure."""
+"""Kueue holds the job back or evicted it: which queue, which quota, and how much is missing. Pure."""
 
 from __future__ import annotations
 
 import re
 
-from launcher.causes.answer import Answer, quoted, shown
-from launcher.objects import Obj, condition, is_true, seconds_since
-from launcher.seen import World
-from launcher.status import is_stopped_in_queue
+from launcher.explain import unread
+from launcher.explain.answer import Answer, one_line, quoted
+from launcher.kube import queues
+from launcher.kube.objects import Obj, condition, is_true, seconds_since
+from launcher.status.job_status import is_stopped_in_queue
+from launcher.status.snapshot import Snapshot
+from launcher.wording import count
 
 _UNUSED = re.compile(
     r"insufficient unused quota for (?P<resource>\S+) in flavor (?P<flavor>[^,]+), (?P<more>\S+) more needed"
 )
 _NEVER = re.compile(
     r"insufficient quota for (?P<resource>\S+) in flavor (?P<flavor>[^,]+), previously considered podsets requests "
-    r"\((?P<before>[^)]*)\) \+ current podset request \((?P<asked>[^)]*)\) > maximum capacity \((?P<most>[^)]*)\)"
+    r"\((?P<before>[^)]*)\) \+ current podset request \((?P<requested>[^)]*)\) > maximum capacity \((?P<most>[^)]*)\)"
 )
 _UNCOVERED = re.compile(r"resource (?P<resource>\S+) unavailable in ClusterQueue")
-_PATIENCE = "wait for its turn, or ask for less; a job of higher priority goes first."
-_QUIET_S = 10.0  # Kueue takes a JobSet within a second
+_WAIT = "wait for its turn, or request less; jobs of higher priority go first."
+_RESUME = "ask the queue's administrator to resume it."
+_QUIET_S = 10.0  # Kueue creates a Workload within a second
 
 
-def suspended_by_queue(world: World) -> Answer | None:
+def suspended_by_queue(snapshot: Snapshot) -> Answer | None:
     """A JobSet with a queue that is not admitted."""
-    if world.queue is None or is_stopped_in_queue(world) or not world.is_suspended:
+    if snapshot.queue is None or is_stopped_in_queue(snapshot) or not snapshot.is_suspended:
         return None
-    if world.workload is None:
-        return _not_taken(world)
+    if snapshot.workload is None and "workloads" in snapshot.not_read:
+        return unread.workload(snapshot)
+    if snapshot.workload is None:
+        return _no_workload(snapshot)
+    message = condition(snapshot.workload, "QuotaReserved").get("message", "")
     return (
-        _inactive(world)
-        or _ending(world)
-        or _checks(world)
-        or _no_quota(world, condition(world.workload, "QuotaReserved").get("message", ""))
+        _inactive(snapshot, message)
+        or _ending(snapshot)
+        or _checks(snapshot, snapshot.workload)
+        or _no_quota(snapshot, message)
     )
 
 
-def _not_taken(world: World) -> Answer | None:
-    assert world.jobset is not None, "asked of a JobSet that is there"
-    age = seconds_since(world.jobset["metadata"].get("creationTimestamp"), world.now) or 0.0
-    headline = f"is suspended, and Kueue has made no Workload of it for queue {world.queue}"
+def _no_workload(snapshot: Snapshot) -> Answer:
+    age = seconds_since(snapshot.created, snapshot.now) or 0.0
+    headline = f"is suspended, and Kueue has created no Workload for it in queue {snapshot.queue}"
     if age < _QUIET_S:
-        return Answer("queued", f"was just put into queue {world.queue}: Kueue has not answered yet")
-    move = "see that Kueue runs and has JobSet among its frameworks: `launcher doctor` looks at it."
-    return Answer("queue-silent", headline, _events(world), move)
+        return Answer("queued", f"was just submitted to queue {snapshot.queue}: Kueue has not created its Workload yet")
+    move = "check that Kueue runs and has JobSet among its integrations: `launcher doctor` checks both."
+    return Answer("queue-silent", headline, _events(snapshot), move)
 
 
-def _inactive(world: World) -> Answer | None:
-    """The LocalQueue or its ClusterQueue is missing, stopped or broken."""
-    assert world.workload is not None, "the caller has looked"
-    message = condition(world.workload, "QuotaReserved").get("message", "")
+def _inactive(snapshot: Snapshot, message: str) -> Answer | None:
+    """The LocalQueue or its ClusterQueue is missing, stopped or inactive."""
     if (match := re.fullmatch(r"(LocalQueue|ClusterQueue) (\S+) doesn't exist", message)) is not None:
-        move = "kubectl get localqueues shows which there are; name one as queue: in job.yaml."
+        move = "set one of `kubectl get localqueues` as queue: in job.yaml."
         if match[1] == "ClusterQueue":
-            move = f"ask who runs the cluster: LocalQueue {world.queue} points to it."
-        return Answer("queue-missing", f"waits: {match[1]} {match[2]} does not exist", _words(world), move)
-    for queue, kind in ((world.cluster_queue, "ClusterQueue"), (world.local_queue, "LocalQueue")):
-        if queue is not None and condition(queue, "Active").get("status") == "False":
-            return _not_active(world, kind, queue)
+            move = f"ask the cluster administrator: LocalQueue {snapshot.queue} points to it."
+        return Answer("queue-missing", f"waits: {match[1]} {match[2]} does not exist", _conditions(snapshot), move)
+    for queue, kind in ((snapshot.cluster_queue, "ClusterQueue"), (snapshot.local_queue, "LocalQueue")):
+        if queue is not None and (found := queues.inactive(queue)) is not None:
+            return _not_active(snapshot, f"{kind} {queue['metadata']['name']}", found)
     if re.search(r"is (inactive|stopped)$", message):
-        return Answer("queue-stopped", f"waits: {message}", _words(world), "ask who runs the queue to resume it.")
+        return Answer("queue-stopped", f"waits: {message}", _conditions(snapshot), _RESUME)
     return None
 
 
-def _not_active(world: World, kind: str, queue: Obj) -> Answer:
-    name, active = queue["metadata"]["name"], condition(queue, "Active")
-    if queue.get("spec", {}).get("stopPolicy", "None") != "None":
-        headline, move = f"waits: {kind} {name} is stopped", "ask who runs the queue to resume it."
+def _not_active(snapshot: Snapshot, name: str, found: queues.Inactive) -> Answer:
+    if found.stop_policy is not None:
+        headline, move = f"waits: {name} is stopped (stopPolicy: {found.stop_policy})", _RESUME
     else:
-        headline = f"waits: {kind} {name} admits nothing: {active.get('reason', '')}"
-        move = "what its message names must be made or mended by who runs the cluster."
-    evidence = (f"{kind} {name}: Active=False: {shown(active.get('message', ''))}", *_words(world))
+        headline = f"waits: {name} is inactive: {found.reason}"
+        move = "ask the cluster administrator to fix what the message names."
+    states = [f"stopPolicy: {found.stop_policy}"] if found.stop_policy is not None else []
+    states += [f"Active=False: {one_line(found.message)}"] if found.message or not states else []
+    evidence = (f"{name}: {', '.join(states)}", *_conditions(snapshot))
     return Answer("queue-stopped", headline, evidence, move)
 
 
-def _ending(world: World) -> Answer | None:
-    """It lost its place, and its pods still save."""
-    left = [host for host in world.hosts if not host.has_ended]
-    if not left or not is_true(world.workload or {}, "Evicted"):
+def _ending(snapshot: Snapshot) -> Answer | None:
+    """It was evicted, and its pods still save."""
+    left = [host for host in snapshot.hosts if not host.has_ended]
+    if not left or not is_true(snapshot.workload or {}, "Evicted"):
         return None
-    return Answer("preempted", f"{_lost(world)}; {len(left)} of its pods still save and end", _words(world))
+    return Answer("preempted", f"{_evicted(snapshot)}; {count(len(left), 'pod')} still saving", _conditions(snapshot))
 
 
-def _checks(world: World) -> Answer | None:
-    """Quota is reserved; a check beside it, such as new nodes, is not passed."""
-    assert world.workload is not None, "the caller has looked"
-    if not is_true(world.workload, "QuotaReserved"):
+def _checks(snapshot: Snapshot, workload: Obj) -> Answer | None:
+    """Quota is reserved; an admission check, such as new nodes, has not passed."""
+    if not is_true(workload, "QuotaReserved"):
         return None
-    checks = world.workload.get("status", {}).get("admissionChecks") or ()
+    checks = workload.get("status", {}).get("admissionChecks") or ()
     waits = [one for one in checks if one.get("state") != "Ready"]
     if not waits:
-        return Answer("queued", f"is admitted by queue {world.queue} and about to start", _words(world))
+        return Answer("queued", f"is admitted by queue {snapshot.queue} and about to start", _conditions(snapshot))
     names = ", ".join(one["name"] for one in waits)
-    evidence = tuple(f"{one['name']}: {one.get('state')}: {shown(one.get('message', ''))}" for one in waits)
-    said = next((f": {shown(one['message'])}" for one in waits if one.get("message")), "")
-    headline = f"waits: quota is reserved in queue {world.queue}, and admission check {names} is not passed{said}"
-    return Answer("admission-check", headline, evidence, "what the check waits for is in its words; often new nodes.")
+    evidence = tuple(f"{one['name']}: {one.get('state')}: {one_line(one.get('message', ''))}" for one in waits)
+    why = next((f": {one_line(one['message'])}" for one in waits if one.get("message")), "")
+    headline = f"waits: quota is reserved in queue {snapshot.queue}, but admission check {names} has not passed{why}"
+    return Answer("admission-check", headline, evidence, "the check's message says what it waits for, often new nodes.")
 
 
-def _no_quota(world: World, message: str) -> Answer:
+def _no_quota(snapshot: Snapshot, message: str) -> Answer:
     """The quota does not allow it now, or never will."""
-    lead = f"{_lost(world)} and waits: " if is_true(world.workload or {}, "Evicted") else "waits: "
-    where = f"queue {world.queue}" + (f" (ClusterQueue {_cluster_queue(world)})" if _cluster_queue(world) else "")
-    evidence = (*_words(world), *_numbers(world))
+    lead = f"{_evicted(snapshot)} and waits: " if is_true(snapshot.workload or {}, "Evicted") else "waits: "
+    behind = queues.cluster_queue_of(snapshot.local_queue)
+    where = f"queue {snapshot.queue}" + (f" (ClusterQueue {behind})" if behind else "")
+    evidence = (*_conditions(snapshot), *_amounts(snapshot))
     if (match := _NEVER.search(message)) is not None:
-        resource, asked, most = match["resource"], match["asked"], match["most"]
-        headline = f"{where} can never admit it: it asks for {asked} {resource}, {match['flavor']} has {most} in all"
-        move = "ask for less, or use another queue."
+        resource, requested, most = match["resource"], match["requested"], match["most"]
+        total = f"flavor {match['flavor']} has {most} in total"
+        headline = f"{where} can never admit it: it requests {requested} {resource}, {total}"
+        move = "request less, or use another queue."
         return Answer("quota-never", lead + headline, evidence, move)
     if (match := _UNUSED.search(message)) is not None:
         headline = f"{where} is full: {match['more']} more {match['resource']} is needed in flavor {match['flavor']}"
-        headline += _usage(world, match["flavor"], match["resource"])
-        return Answer("quota", lead + headline, evidence, _PATIENCE)
+        headline += _usage(snapshot, match["flavor"], match["resource"])
+        return Answer("quota", lead + headline, evidence, _WAIT)
     if (match := _UNCOVERED.search(message)) is not None:
         headline = f"{where} does not cover {match['resource']}"
-        move = "have the resource added to the ClusterQueue, or ask for none of it."
+        move = "ask the cluster administrator to add the resource to the ClusterQueue, or request none of it."
         return Answer("quota-uncovered", lead + headline, evidence, move)
     if message:
-        return Answer("queued", f"{lead}{where}: {shown(message)}", evidence, _PATIENCE)
-    return Answer("queued", f"{lead}its turn in {where} has not come", evidence, _PATIENCE)
+        return Answer("queued", f"{lead}{where}: {one_line(message)}", evidence, _WAIT)
+    return Answer("queued", f"{lead}its turn in {where} has not come", evidence, _WAIT)
 
 
-def _lost(world: World) -> str:
-    """How it lost its place in the queue."""
-    evicted = condition(world.workload or {}, "Evicted")
+def _evicted(snapshot: Snapshot) -> str:
+    """Why Kueue evicted it."""
+    evicted = condition(snapshot.workload or {}, "Evicted")
     return {
-        "Preempted": "was preempted by another job",
-        "PodsReadyTimeout": "did not get all its pods ready in Kueue's time",
-        "ClusterQueueStopped": "lost its place because the ClusterQueue was stopped",
-        "LocalQueueStopped": "lost its place because the LocalQueue was stopped",
-        "AdmissionCheck": "lost its place because an admission check failed",
-        "NodeFailures": "lost its place because nodes failed",
-    }.get(evicted.get("reason", ""), f"lost its place in the queue ({evicted.get('reason', '')})")
+        "Preempted": f"was preempted by {f'job {by}' if (by := snapshot.preempted_by) else 'another job'}",
+        "PodsReadyTimeout": "was evicted because its pods were not ready in time",
+        "ClusterQueueStopped": "was evicted because the ClusterQueue was stopped",
+        "LocalQueueStopped": "was evicted because the LocalQueue was stopped",
+        "AdmissionCheck": "was evicted because an admission check failed",
+        "NodeFailures": "was evicted because nodes failed",
+    }.get(evicted.get("reason", ""), f"was evicted from the queue ({evicted.get('reason', '')})")
 
 
-def _words(world: World) -> tuple[str, ...]:
-    """The Workload's own conditions that say no."""
-    workload = world.workload or {}
-    said = [condition(workload, kind) for kind in ("QuotaReserved", "Evicted", "Requeued")]
+def _conditions(snapshot: Snapshot) -> tuple[str, ...]:
+    """The conditions of the Workload that keep it from being admitted."""
+    workload = snapshot.workload or {}
+    found = [condition(workload, kind) for kind in ("QuotaReserved", "Evicted", "Requeued")]
     return tuple(
-        f"Workload {workload['metadata']['name']}: {one['type']}={one['status']}: {shown(one['message'])}"
-        for one in said
+        f"Workload {workload['metadata']['name']}: {one['type']}={one['status']}: {one_line(one['message'])}"
+        for one in found
         if one.get("message") and (one["type"], one["status"]) not in (("QuotaReserved", "True"), ("Requeued", "True"))
     )
 
 
-def _events(world: World) -> tuple[str, ...]:
-    return quoted(world.said("CreateWorkloadFailed", "ErrWorkloadCompose", kind="JobSet"))
+def _events(snapshot: Snapshot) -> tuple[str, ...]:
+    return quoted(snapshot.event("CreateWorkloadFailed", "ErrWorkloadCompose", kind="JobSet"))
 
 
-def _cluster_queue(world: World) -> str | None:
-    found = (world.local_queue or {}).get("spec", {}).get("clusterQueue")
-    return None if found is None else str(found)
-
-
-def _numbers(world: World) -> tuple[str, ...]:
-    """The quota of each resource beside what is used of it."""
-    lines = []
-    for flavor, resource, nominal in _nominal(world):
-        used = _used(world, flavor, resource)
-        lines.append(f"quota of {resource} in flavor {flavor}: {used} used of {nominal}")
-    pending = (world.cluster_queue or {}).get("status", {}).get("pendingWorkloads")
+def _amounts(snapshot: Snapshot) -> tuple[str, ...]:
+    """The quota of each resource, how much of it is reserved, and how many jobs wait for it."""
+    if snapshot.cluster_queue is None:
+        return ()
+    lines = [
+        f"quota of {each.resource} in flavor {each.flavor}: {each.reserved} used of {each.nominal}"
+        for each in queues.quotas(snapshot.cluster_queue)
+    ]
+    pending = snapshot.cluster_queue.get("status", {}).get("pendingWorkloads")
     if pending is not None:
-        lines.append(f"ClusterQueue {_cluster_queue(world)}: {pending} jobs wait in it")
+        name = snapshot.cluster_queue["metadata"]["name"]
+        lines.append(f"ClusterQueue {name}: {count(pending, 'job')} pending in it")
     return tuple(lines)
 
 
-def _nominal(world: World) -> list[tuple[str, str, str]]:
-    """Flavor, resource and nominal quota of the ClusterQueue, in its order."""
-    groups = (world.cluster_queue or {}).get("spec", {}).get("resourceGroups") or ()
-    return [
-        (flavor["name"], resource["name"], str(resource["nominalQuota"]))
-        for group in groups
-        for flavor in group["flavors"]
-        for resource in flavor["resources"]
-    ]
-
-
-def _used(world: World, flavor: str, resource: str) -> str:
-    usage = (world.cluster_queue or {}).get("status", {}).get("flavorsReservation") or ()
-    found: Obj = next((one for one in usage if one["name"] == flavor), {})
-    return str(next((one["total"] for one in found.get("resources", ()) if one["name"] == resource), "0"))
-
-
-def _usage(world: World, flavor: str, resource: str) -> str:
+def _usage(snapshot: Snapshot, flavor: str, resource: str) -> str:
     """ "; 900m of 1 is used", where the ClusterQueue could be read."""
-    quota = next((most for name, what, most in _nominal(world) if (name, what) == (flavor, resource)), None)
-    return "" if quota is None else f"; {_used(world, flavor, resource)} of {quota} is used"
+    all_quotas = () if snapshot.cluster_queue is None else queues.quotas(snapshot.cluster_queue)
+    found = next((each for each in all_quotas if (each.flavor, each.resource) == (flavor, resource)), None)
+    return "" if found is None else f"; {found.reserved} of {found.nominal} is used"

@@ -1,113 +1,140 @@
-"""Pods that no node takes: which resource, which taint, which label, how many nodes would do. Pure."""
+"""Pods that cannot be scheduled: which resource, taint or label, and how many nodes would fit. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from launcher import hosts
-from launcher.causes.answer import Answer, quoted, shown, which
-from launcher.fit import Fit, fit
-from launcher.hosts import Host
-from launcher.objects import Obj, template
-from launcher.seen import World
+from launcher.explain.answer import Answer, are, one_line, quoted, which
+from launcher.kube.node_fit import Fit, fit
+from launcher.kube.objects import Obj, age, seconds_since, template
+from launcher.status import hosts
+from launcher.status.hosts import Host
+from launcher.status.snapshot import Snapshot
 from launcher.wording import count, cut
 
 _CLAIM = re.compile(
     r'persistentvolumeclaim "(?P<claim>[^"]+)" (?P<what>not found|is being deleted|bound to non-existent \S+ \S+)'
 )
 _UNBOUND = "unbound immediate PersistentVolumeClaims"
+_SINGLE = "ReadWriteOncePod access mode"
+_QUIET_S = 15.0  # a scheduler that works on many pods may be behind
 _RESOURCE = re.compile(r"(\d+) Insufficient ([^,.\s]+(?:\.[^,.\s]+)*)")
 _AFFINITY = re.compile(r"node\(s\) (?:had volume node affinity conflict|didn't match PersistentVolume's node affinity)")
 
-# Events of those who make nodes: the Cluster Autoscaler, Karpenter, and what sets off either.
+# Events of the Cluster Autoscaler, of Karpenter, and of ProvisioningRequests.
 _GROWS = ("TriggeredScaleUp", "Nominated", "ProvisioningRequestAccepted")
 _CANNOT = ("NotTriggerScaleUp", "FailedScaleUp", "ScaleUpFailed", "NoCompatibleInstanceTypes")
 
 
-def unscheduled(world: World) -> Answer | None:
-    """Some pods have no node."""
-    waiting = [host for host in world.hosts if host.unscheduled and not host.is_leaving]
+def unscheduled(snapshot: Snapshot) -> Answer | None:
+    """Some pods are Pending without a node."""
+    waiting = [host for host in snapshot.hosts if host.unscheduled and not host.is_leaving]
     if not waiting:
-        return None
+        return _unseen(snapshot)
     message = waiting[0].unscheduled.get("message", "")
-    evidence = (*_said(waiting, message), *quoted(world.said(*_GROWS, *_CANNOT)))
-    who = which(waiting, world.wanted)
+    evidence = (*_message(waiting, message), *quoted(snapshot.event(*_GROWS, *_CANNOT)))
+    named = which(waiting, snapshot.expected_hosts)
+    who = f"{named} {are(waiting)}"
     return (
-        _gated(waiting, who, evidence)
-        or _claims(world, message, who, evidence)
-        or _growing(world, who, evidence)
-        or _ungrown(world, _no_node(world, message, who, evidence))
+        _gated(waiting, named, evidence)
+        or _claims(snapshot, message, who, evidence)
+        or _growing(snapshot, who, evidence)
+        or _with_autoscaler(snapshot, _no_node(snapshot, message, who, evidence))
     )
 
 
-def _said(waiting: Sequence[Host], message: str) -> tuple[str, ...]:
-    return (f"Pod {waiting[0].pod}: {shown(message)}",) if message else ()
+def _unseen(snapshot: Snapshot) -> Answer | None:
+    """Pods at which no scheduler has looked."""
+    waiting = [host for host in snapshot.hosts if host.node is None and not host.is_leaving and not host.has_ended]
+    spent = min((seconds_since(host.created, snapshot.now) or 0.0 for host in waiting), default=0.0)
+    if spent < _QUIET_S:
+        return None
+    name = template(snapshot.jobset).get("spec", {}).get("schedulerName", "default-scheduler")
+    headline = f"waits: scheduler {name} has not looked at {which(waiting, snapshot.expected_hosts)} in {age(spent)}"
+    move = "check that a scheduler of that name runs; schedulerName under pod: selects another."
+    return Answer("unschedulable", headline, next_move=move)
 
 
-def _gated(waiting: Sequence[Host], who: str, evidence: tuple[str, ...]) -> Answer | None:
+def _message(waiting: Sequence[Host], message: str) -> tuple[str, ...]:
+    return (f"Pod {waiting[0].pod}: {one_line(message)}",) if message else ()
+
+
+def _gated(waiting: Sequence[Host], named: str, evidence: tuple[str, ...]) -> Answer | None:
     if any(host.unscheduled.get("reason") != "SchedulingGated" for host in waiting):
         return None
-    headline = f"waits: {who} may not be scheduled yet: a scheduling gate holds the pod"
+    headline = f"waits: {named} cannot be scheduled yet: the pod has a scheduling gate"
     return Answer(
-        "gated", headline, evidence, "whoever set the gate must lift it; Kueue does so when it places the job."
+        "gated", headline, evidence, "whoever set the gate must remove it; Kueue does so when it admits the job."
     )
 
 
-def _claims(world: World, message: str, who: str, evidence: tuple[str, ...]) -> Answer | None:
-    """A volume claim that is missing or not bound."""
+def _claims(snapshot: Snapshot, message: str, who: str, evidence: tuple[str, ...]) -> Answer | None:
+    """A PersistentVolumeClaim that does not exist or is not bound."""
     if (match := _CLAIM.search(message)) is not None:
         claim, what = match["claim"], match["what"].replace("not found", "does not exist")
-        move = f"make the claim {claim} (ReadWriteMany for more than one host), or name another under volumes:."
-        return Answer("claim-missing", f"waits: volume claim {claim} {what}", evidence, move)
+        if "non-existent" in what:
+            volume = what.rpartition(" ")[2].strip('".')
+            headline = f"waits: PersistentVolume {volume} of PersistentVolumeClaim {claim} no longer exists"
+            move = "ask the cluster administrator to restore the volume, or use another claim under volumes:."
+            return Answer("volume-missing", headline, evidence, move)
+        move = f"create the claim {claim} (ReadWriteMany for more than one host), or use another under volumes:."
+        return Answer("claim-missing", f"waits: PersistentVolumeClaim {claim} {what}", evidence, move)
     if _UNBOUND in message:
-        event = world.said("FailedBinding", "ProvisioningFailed", "WaitForFirstConsumer", "ExternalProvisioning")
-        claims = ", ".join(hosts.claims(world.jobset or {})) or "a claim"
-        said = f": {shown(event['message'])}" if event is not None else ""
+        event = snapshot.event("FailedBinding", "ProvisioningFailed", "WaitForFirstConsumer", "ExternalProvisioning")
+        claims = ", ".join(hosts.claims(snapshot.jobset)) or "a claim"
+        why = f": {one_line(event['message'])}" if event is not None else ""
         claim = event["names"][0] if event is not None else claims
-        move = f"kubectl describe pvc {claim}: it needs a storage class that provisions, or a volume that matches."
-        headline = f"waits: volume claim {claim} is not bound{said}"
+        move = f"kubectl describe pvc {claim}: it needs a StorageClass that provisions, or a matching PersistentVolume."
+        headline = f"waits: PersistentVolumeClaim {claim} is not bound{why}"
         return Answer("claim-unbound", headline, (*evidence, *quoted(event)), move)
+    if _SINGLE in message:
+        claims = ", ".join(hosts.claims(snapshot.jobset))
+        headline = f"waits: PersistentVolumeClaim {claims} is ReadWriteOncePod, and another pod uses it"
+        move = "wait until that pod has ended, or use a ReadWriteMany claim."
+        return Answer("claim-in-use", headline, evidence, move)
     if _AFFINITY.search(message):
-        headline = f"waits: {who} cannot be where its volume is: no free node reaches it"
-        return Answer("volume-affinity", headline, evidence, "use a volume that every zone reaches, or fewer hosts.")
+        headline = f"waits: {who} unschedulable: volume node affinity conflict: no free node can mount the volume"
+        return Answer("volume-affinity", headline, evidence, "use a volume that all zones can mount, or fewer hosts.")
     return None
 
 
-def _growing(world: World, who: str, evidence: tuple[str, ...]) -> Answer | None:
-    """The cluster is making nodes for it, and nothing since says that it cannot."""
-    event = world.said(*_GROWS, *_CANNOT)
+def _growing(snapshot: Snapshot, who: str, evidence: tuple[str, ...]) -> Answer | None:
+    """An autoscaler adds nodes for it, and no later event says that it cannot."""
+    event = snapshot.event(*_GROWS, *_CANNOT)
     if event is None or event["reason"] not in _GROWS:
         return None
-    headline = f"waits for nodes that are being made: {who} pending; {shown(event['message'])}"
-    return Answer(
-        "scaling-up", headline, evidence, "wait: nodes take minutes; without any after that, see the autoscaler."
-    )
+    headline = f"waits for the autoscaler to add nodes: {who} pending; {one_line(event['message'])}"
+    return Answer("scaling-up", headline, evidence, "wait: new nodes take minutes; if none come, check the autoscaler.")
 
 
-def _ungrown(world: World, answer: Answer) -> Answer:
-    """The same, with why no node is being made for it, where somebody says so."""
-    event = world.said(*_GROWS, *_CANNOT) or _karpenter(world)
+def _with_autoscaler(snapshot: Snapshot, answer: Answer) -> Answer:
+    """The same answer, with why the autoscaler adds no node, where an event says so."""
+    event = snapshot.event(*_GROWS, *_CANNOT) or _karpenter(snapshot)
     if event is None:
         return answer
-    headline = f"{answer.headline}; the autoscaler makes no node: {shown(event['message'])}"
+    headline = f"{answer.headline}; the autoscaler adds no node: {one_line(event['message'])}"
     return Answer(answer.situation, headline, answer.evidence, answer.next_move)
 
 
-def _karpenter(world: World) -> Obj | None:
-    """Karpenter refuses with the scheduler's reason, FailedScheduling."""
-    return next((one for one in world.events if one["reason"] == "FailedScheduling" and one["by"] == "karpenter"), None)
+def _karpenter(snapshot: Snapshot) -> Obj | None:
+    """An event of Karpenter, whose reason is the scheduler's: FailedScheduling."""
+    return next(
+        (one for one in snapshot.events if one["reason"] == "FailedScheduling" and one["by"] == "karpenter"), None
+    )
 
 
-def _no_node(world: World, message: str, who: str, evidence: tuple[str, ...]) -> Answer:
-    """No node takes it: the first thing that rules every node out."""
-    spec = template(world.jobset or {}).get("spec", {})
-    if world.nodes is None:
+def _no_node(snapshot: Snapshot, message: str, who: str, evidence: tuple[str, ...]) -> Answer:
+    """No node fits: the first requirement that rules out every node."""
+    pods = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
+    waiting = next(pods[host.pod]["spec"] for host in snapshot.hosts if host.unscheduled and not host.is_leaving)
+    spec = {**template(snapshot.jobset).get("spec", {}), **waiting}  # as admission made it, where that is known
+    if snapshot.nodes is None:
         return _by_message(message, who, evidence)
-    found = fit(spec, world.nodes)
-    lines = (*evidence, f"of {count(found.total, 'node')}: {_counts(found)}")
+    found = fit(spec, snapshot.nodes)
+    lines = (*evidence, f"{count(found.total, 'node')} in the cluster: {_counts(found)}")
     if found.total == 0:
-        return Answer("no-nodes", f"waits: {who} unscheduled: the cluster has no nodes", lines, _NODES)
+        return Answer("no-nodes", f"waits: {who} unschedulable: the cluster has no nodes", lines, _NODES)
     if found.selected == 0:
         return _unlabelled(found, spec, who, lines)
     if found.tolerated == 0:
@@ -117,52 +144,56 @@ def _no_node(world: World, message: str, who: str, evidence: tuple[str, ...]) ->
     return _taken(found, message, who, lines, evidence)
 
 
-_NODES = "ask for what the cluster has, or have nodes added."
+_NODES = "request what the cluster's nodes have, or ask the cluster administrator to add nodes."
 
 
 def _counts(found: Fit) -> str:
-    return f"{found.selected} have its labels, {found.tolerated} no taint against it, {found.large} room when empty"
+    return (
+        f"{found.selected} with its labels, {found.tolerated} of these without an untolerated taint, "
+        f"{found.large} of these large enough when empty"
+    )
 
 
 def _unlabelled(found: Fit, spec: Obj, who: str, lines: tuple[str, ...]) -> Answer:
     for key, value in found.absent.items():
         offered = ", ".join(cut(one) for one in found.offered[key][:5])
-        has = f"they have {offered}" if offered else "none has that label at all"
-        headline = f"waits: {who} unscheduled: no node has label {key}={value}; {has}"
+        has = f"nodes have {key}={offered}" if offered else f"no node has a label {key}"
+        headline = f"waits: {who} unschedulable: no node has label {key}={value}; {has}"
         return Answer("node-selector", headline, lines, "check accelerator, capacity and node_selector: in job.yaml.")
     labels = ", ".join(f"{key}={value}" for key, value in (spec.get("nodeSelector") or {}).items())
-    headline = f"waits: {who} unscheduled: no node has all of {labels}"
+    headline = f"waits: {who} unschedulable: no node has all of the labels {labels}"
     return Answer("node-selector", headline, lines, "check accelerator, capacity and node_selector: in job.yaml.")
 
 
 def _tainted(found: Fit, who: str, lines: tuple[str, ...]) -> Answer:
     taint, nodes = max(found.taints.items(), key=lambda item: item[1])
-    more = f" and {len(found.taints) - 1} others" if len(found.taints) > 1 else ""
-    headline = f"waits: {who} unscheduled: taint {taint}{more} bars it from {nodes} of {count(found.selected, 'node')}"
+    more = f" (and {len(found.taints) - 1} more)" if len(found.taints) > 1 else ""
+    where = f"{nodes} of {count(found.selected, 'node')}"
+    headline = f"waits: {who} unschedulable: untolerated taint {taint}{more} on {where}"
     if taint.startswith("node.kubernetes.io/unschedulable"):
         return Answer("taint", headline, lines, "nodes are cordoned: kubectl uncordon them, or wait.")
     return Answer("taint", headline, lines, "add a toleration (tolerations: in job.yaml), or select other nodes.")
 
 
 def _too_large(found: Fit, who: str, lines: tuple[str, ...]) -> Answer:
-    parts = [f"{asked} {name}, the largest node has {most}" for name, (asked, most) in found.short.items()]
-    wants = "; ".join(parts) or "what no single node has all of"
-    headline = f"waits: {who} unscheduled: each asks for {wants}"
+    parts = [f"{requested} {name}, the largest node has {most}" for name, (requested, most) in found.short.items()]
+    wants = "; ".join(parts) or "more than any single node has"
+    headline = f"waits: {who} unschedulable: each host requests {wants}"
     return Answer("resource", headline, lines, _NODES)
 
 
 def _taken(found: Fit, message: str, who: str, lines: tuple[str, ...], evidence: tuple[str, ...]) -> Answer:
-    """Nodes that would do exist, and something else on them is in the way."""
+    """Nodes that would fit exist, but other pods use them."""
     short = dict.fromkeys(name for _, name in _RESOURCE.findall(message))
-    nodes = f"{count(found.large, 'node')} would hold a host when empty"
+    nodes = f"{count(found.large, 'node')} would fit a host when empty"
     if short:
-        headline = f"waits: {who} unscheduled: not enough {' and '.join(short)} is free; {nodes}"
-        return Answer("resource", headline, lines, "wait until something ends, ask for less, or have nodes added.")
+        headline = f"waits: {who} unschedulable: insufficient free {' and '.join(short)}; {nodes}"
+        return Answer("resource", headline, lines, "wait until other pods end, request less, or add nodes.")
     answer = _by_message(message, who, lines)
     return Answer(answer.situation, f"{answer.headline}; {nodes}", answer.evidence, answer.next_move)
 
 
-# What the scheduler counts nodes by -> the situation. Kubernetes 1.28 to 1.35.
+# The reasons by which the scheduler counts nodes -> the situation. Kubernetes 1.28 to 1.35.
 _REASONS = (
     (re.compile(r"Insufficient \S+"), "resource"),
     (re.compile(r"untolerated taint"), "taint"),
@@ -173,7 +204,7 @@ _REASONS = (
 
 
 def _by_message(message: str, who: str, evidence: tuple[str, ...]) -> Answer:
-    """The scheduler's own words, where the nodes say no more."""
+    """The scheduler's own message, where the nodes are not known or do not explain it."""
     situation = next((name for pattern, name in _REASONS if pattern.search(message)), "unschedulable")
-    said = shown(message.partition(" preemption:")[0]) or "the scheduler has not said why yet"
-    return Answer(situation, f"waits: {who} unscheduled: {said}", evidence, _NODES)
+    why = one_line(message.partition(" preemption:")[0]) or "the scheduler has not reported why yet"
+    return Answer(situation, f"waits: {who} unschedulable: {why}", evidence, _NODES)

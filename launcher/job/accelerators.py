@@ -1,8 +1,9 @@
-"""What a job must know of accelerators before any cluster is asked: how many devices a host and a slice have.
+"""What is known of accelerators without a cluster: how many devices a host and a slice have, and their memory.
 
-Machine types, prices and quotas are the cluster's to say. Sources: GKE's TPU documentation ("Plan TPUs in GKE"), and
+Machine types, prices and quotas are not here. Sources: GKE's TPU documentation ("Plan TPUs in GKE"), and
 xpk's table of system characteristics for the largest slices. Memory: Cloud TPU's pages of v4 to TPU7x, HBM per chip;
-for GPUs what their driver reports (nvidia-smi), which is less than the name says.
+for GPUs what their driver reports (nvidia-smi), which is less than the name says. Compute capabilities: NVIDIA's CUDA
+programming guide.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Accelerator:
     dimensions: int = 0  # of a TPU topology
     cubes: int = 0  # in the largest 3D slice
     whole_host: tuple[str, ...] = ()  # topologies that also exist as one machine
+    capability: str | None = None  # NVIDIA's compute capability of a GPU
 
     def topologies(self) -> tuple[str, ...]:
         """The topologies a message may offer."""
@@ -53,12 +55,13 @@ class Accelerator:
 
 KNOWN: Mapping[str, Accelerator] = {
     "cpu": Accelerator("cpu", 1),  # per_host counts virtual devices
-    "l4": Accelerator("cuda", 1, (22.5,)),
-    "a100": Accelerator("cuda", 8, (40.0, 80.0)),
-    "h100": Accelerator("cuda", 8, (79.6, 93.6)),
-    "h200": Accelerator("cuda", 8, (140.4,)),
-    "b200": Accelerator("cuda", 8, (178.3,)),
-    "gb200": Accelerator("cuda", 4, (184.0,)),
+    "l4": Accelerator("cuda", 1, (22.5,), capability="8.9"),
+    "a100": Accelerator("cuda", 8, (40.0, 80.0), capability="8.0"),
+    "h100": Accelerator("cuda", 8, (79.6, 93.6), capability="9.0"),
+    "h200": Accelerator("cuda", 8, (140.4,), capability="9.0"),
+    "b200": Accelerator("cuda", 8, (178.3,), capability="10.0"),
+    "b300": Accelerator("cuda", 8, (268.6,), capability="10.3"),
+    "gb200": Accelerator("cuda", 4, (184.0,), capability="10.0"),
     "v4": Accelerator("tpu", CHIPS_PER_VM, (32.0,), dimensions=3, cubes=64),
     "v5e": Accelerator("tpu", CHIPS_PER_VM, (16.0,), dimensions=2, whole_host=("2x4",)),
     "v5p": Accelerator("tpu", CHIPS_PER_VM, (95.0,), dimensions=3, cubes=140),
@@ -68,7 +71,7 @@ KNOWN: Mapping[str, Accelerator] = {
 
 
 def sides_of(topology: str) -> tuple[int, ...] | None:
-    """The sides of `2x2x4`; None when it is no such thing."""
+    """The sides of a topology such as `2x2x4`; None when it is none."""
     if not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){1,2}", topology):
         return None
     return tuple(int(side) for side in topology.split("x"))

@@ -1,27 +1,31 @@
-"""What the keys of a job must satisfy together, beside the mesh (launcher.layout). Pure; asks no cluster.
+"""What the keys of a job must satisfy together, beside the mesh (launcher.job.mesh_checks). Pure; reads no cluster.
 
-Each check names the keys it must trust, and is left out where one of them is already wrong: no fault follows from
-another. A check that names none judges entry by entry, and wrong entries are gone before it sees them.
+Each check names the keys it relies on, and is left out where one of them is already wrong: no fault follows from
+another. A check that names none judges entry by entry, and wrong entries are removed before it runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from launcher import accelerators, layout
-from launcher.accelerators import KNOWN
 from launcher.errors import Fault, KeyPath
-from launcher.layout import divisors
-from launcher.quantity import amount
-from launcher.schema import JobSpec
+from launcher.job import accelerators, mesh_checks
+from launcher.job.accelerators import KNOWN
+from launcher.job.mesh_checks import divisors
+from launcher.job.schema import JobSpec, Network
+from launcher.job.volumes import Bucket
+from launcher.kube.labels import MAIN_CONTAINER, REPLICATED_JOB, RESERVED_DOMAINS
+from launcher.kube.quantity import amount
 from launcher.wording import count, cut, dotted, either
 from trainer import contract
+from trainer.spec import TASK_DEFAULTS
 
 LONGEST_NAME = 63  # a DNS label
-REPLICATED_JOB = "w"
+LONGEST_VARIABLE = 128 * 1024  # bytes of NAME=value or of an argument, with its end (MAX_ARG_STRLEN of Linux)
 MOST_PODS = 100_000  # of one Indexed Job
 _INT32 = 2**31 - 1
 _SUFFIX = "-abcde"  # that the Job controller gives a pod
@@ -31,6 +35,7 @@ CONTRACT_ENV = frozenset(
         contract.INDEX,
         contract.TRAIN_SPEC,
         contract.COORDINATOR,
+        contract.BIND,
         contract.NUM_PROCESSES,
         contract.PROCESS_ID,
         contract.LOCAL_DEVICE_IDS,
@@ -38,22 +43,20 @@ CONTRACT_ENV = frozenset(
     )
 )
 CONTRACT_PREFIX = "JAXLAUNCH_"
-MAIN_CONTAINER = "main"
-_OWN_DOMAINS = ("jobset.sigs.k8s.io", "batch.kubernetes.io", "kueue.x-k8s.io", "jaxlaunch.io")
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One question to a job, and the keys its answer rests on."""
+    """A check of a job, and the keys that it relies on."""
 
-    trusts: tuple[KeyPath, ...]
+    relies_on: tuple[KeyPath, ...]
     faults: Callable[[JobSpec], Iterator[Fault]]
 
 
 def run(job: JobSpec, broken: Collection[KeyPath]) -> Iterator[Fault]:
-    """The faults of every check that rests on no broken key."""
+    """The faults of every check that relies on no broken key."""
     for check in CHECKS:
-        if not any(_overlap(path, key) for path in broken for key in check.trusts):
+        if not any(_overlap(path, key) for path in broken for key in check.relies_on):
             yield from check.faults(job)
 
 
@@ -63,6 +66,7 @@ def _overlap(one: KeyPath, other: KeyPath) -> bool:
 
 
 def is_contract_variable(name: str) -> bool:
+    """Whether the launcher sets this environment variable in every pod."""
     return name in CONTRACT_ENV or name.startswith(CONTRACT_PREFIX)
 
 
@@ -102,7 +106,7 @@ def _topology(job: JobSpec) -> Iterator[Fault]:
     if topology is None:
         yield Fault(path, f"accelerator.topology is missing: {kind} is a TPU.", f"it is {offered}.")
     elif not facts.accepts(topology):
-        yield Fault(path, f"accelerator.topology = {cut(topology)} is no slice of {kind}.", f"use {offered}.")
+        yield Fault(path, f"accelerator.topology = {cut(topology)} is not a slice of {kind}.", f"use {offered}.")
     else:
         yield from _slice(job, kind, topology)
 
@@ -145,22 +149,32 @@ def _resources(job: JobSpec) -> Iterator[Fault]:
         yield Fault(("resources", "shm"), message, "raise memory, or lower shm.")
 
 
+def _placement(job: JobSpec) -> Iterator[Fault]:
+    if job.placement is not None and (job.placement.preferred is None) == (job.placement.required is None):
+        which = "both required and preferred" if job.placement.required else "neither required nor preferred"
+        yield Fault(("placement",), f"placement has {which}.", "name one: placement: {preferred: rack}")
+
+
 _FABRICS = {"efa": "eks", "gpudirect-tcpxo": "gke"}
 
 
 def _network(job: JobSpec) -> Iterator[Fault]:
-    name = job.network if isinstance(job.network, str) else job.network.profile
+    if (wrong := network_fault(job.network, job.accelerator.type, job.platform)) is not None:
+        yield wrong
+
+
+def network_fault(network: Network, kind: str, platform: str | None) -> Fault | None:
+    """What is wrong with a network between hosts of this accelerator; `platform` None: not settled yet."""
+    name = network if isinstance(network, str) else network.profile
     if name in ("default", "hostnetwork"):
-        return
-    if job.accelerator.platform != "cuda":
-        yield Fault(
-            ("network",), f"network = {name} does not apply to {job.accelerator.type}.", "use default: it joins GPUs."
-        )
-    elif job.platform is not None and job.platform != _FABRICS.get(name, job.platform):
-        message = f"network = {name} does not exist on platform = {job.platform}."
-        yield Fault(
-            ("network",), message, f"it is {_FABRICS[name]}'s; leave it out, or describe yours as {{profile: rdma, …}}."
-        )
+        return None
+    if KNOWN[kind].platform != "cuda":
+        return Fault(("network",), f"network = {name} does not apply to {kind}.", "use default: it joins GPUs.")
+    if platform is not None and platform != _FABRICS.get(name, platform):
+        message = f"network = {name} does not exist on platform = {platform}."
+        hint = f"it is {_FABRICS[name]}'s; leave it out, or describe yours as {{profile: rdma, …}}."
+        return Fault(("network",), message, hint)
+    return None
 
 
 def _volumes(job: JobSpec) -> Iterator[Fault]:
@@ -173,8 +187,14 @@ def _volumes(job: JobSpec) -> Iterator[Fault]:
                 path, f"volumes.{index}.path = {volume.path} is also volumes.{seen[mount]}'s.", "mount each elsewhere."
             )
         elif mount in ("/code", "/jaxlaunch", "/dev/shm"):
-            yield Fault(path, f"volumes.{index}.path = {volume.path} is a path of our own.", "mount it elsewhere.")
+            yield Fault(
+                path, f"volumes.{index}.path = {volume.path} is reserved for the launcher.", "mount it elsewhere."
+            )
         seen.setdefault(mount, index)
+        if isinstance(volume, Bucket) and "," in volume.bucket:
+            message = f"volumes.{index}.bucket = {cut(volume.bucket)} has a comma, which would end its folder's name"
+            hint = "mount a folder without one above it, or give the URL to the program."
+            yield Fault(("volumes", index, "bucket"), f"{message} in the options of the mount.", hint)
 
 
 def _tolerations(job: JobSpec) -> Iterator[Fault]:
@@ -182,18 +202,23 @@ def _tolerations(job: JobSpec) -> Iterator[Fault]:
         path: KeyPath = ("tolerations", index)
         where = f"tolerations.{index}"
         if one.operator == "Exists" and one.value:
-            message = f"{where}.value = {one.value} is compared with nothing where operator = Exists."
+            message = f"{where}.value = {one.value} has no meaning with operator = Exists."
             yield Fault((*path, "value"), message, "leave it out, or use operator: Equal.")
         if one.operator == "Equal" and one.key is None:
             yield Fault(
                 path, f"{where} has no key to compare.", "key: …; every taint is operator: Exists without a key."
             )
         if one.seconds is not None and one.effect != "NoExecute":
-            message = f"{where}.tolerationSeconds = {one.seconds} applies to effect = NoExecute alone."
+            message = f"{where}.tolerationSeconds = {one.seconds} applies to effect = NoExecute only."
             yield Fault((*path, "tolerationSeconds"), message, "leave it out, or use effect: NoExecute.")
 
 
 # --- what is ours in a pod --------------------------------------------------------------------------------------------
+
+
+_FILE = "put it into a file: ship it with code:, or mount a ConfigMap."
+_REST_OF_JOB = 4096  # bytes that JAXLAUNCH_JOB may hold beside the command
+_REST_OF_TRAIN = 4096  # bytes of TRAIN_SPEC that the cluster defaults may add
 
 
 def _environment(job: JobSpec) -> Iterator[Fault]:
@@ -202,6 +227,15 @@ def _environment(job: JobSpec) -> Iterator[Fault]:
             if is_contract_variable(name):
                 message = f"{block}.{name} is set by the launcher in every pod."
                 yield Fault((block, name), message, "choose another name.")
+    for name, value in job.env.items():
+        if (size := len(f"{name}={value}".encode(errors="surrogatepass")) + 1) > LONGEST_VARIABLE:
+            message = f"env.{name} takes {size} bytes, and Linux starts no program with one over {LONGEST_VARIABLE}."
+            yield Fault(("env", name), message, _FILE)
+    if (size := len(json.dumps(job.command)) + _REST_OF_JOB) > LONGEST_VARIABLE:  # it travels in JAXLAUNCH_JOB
+        yield Fault(("command",), f"command takes {size} bytes, and {LONGEST_VARIABLE} is the most that fits.", _FILE)
+    train = "" if job.train is None else job.train.model_dump_json(exclude_unset=True)
+    if (size := len(train.encode()) + _REST_OF_TRAIN) > LONGEST_VARIABLE:  # it travels in TRAIN_SPEC
+        yield Fault(("train",), f"train takes {size} bytes, and {LONGEST_VARIABLE} is the most that fits.", _FILE)
     for name in job.secrets.keys() & job.env.keys():
         yield Fault(("env", name), f"env.{name} is also in secrets.", "keep one of them.")
 
@@ -209,26 +243,45 @@ def _environment(job: JobSpec) -> Iterator[Fault]:
 def _labels(job: JobSpec) -> Iterator[Fault]:
     for block in ("labels", "annotations"):
         for key in getattr(job, block):
-            domain = key.partition("/")[0]
-            if "/" in key and any(domain == own or domain.endswith(f".{own}") for own in _OWN_DOMAINS):
-                hint = "use queue: and priority:." if "kueue" in domain else "choose another domain."
-                yield Fault((block, key), f"{block}.{key} is set by the launcher or the cluster.", hint)
+            yield from _reserved((block,), key)
+
+
+def _reserved(block: KeyPath, key: str) -> Iterator[Fault]:
+    """A label or an annotation by which the launcher, JobSet or Kueue act."""
+    domain = key.partition("/")[0]
+    if "/" in key and any(domain == own or domain.endswith(f".{own}") for own in RESERVED_DOMAINS):
+        hint = "use queue:, priority: and placement:." if "kueue" in domain else "choose another domain."
+        where = ".".join(map(str, block))
+        yield Fault((*block, key), f"{where}.{cut(key)} is set by the launcher or the cluster.", hint)
 
 
 def _pod(job: JobSpec) -> Iterator[Fault]:
     for key in job.pod:
         if key not in ("metadata", "spec"):
-            yield Fault(("pod", key), f"pod.{key} is no part of a pod template.", "it has metadata and spec.")
+            yield Fault(("pod", key), f"pod.{key} is not part of a pod template.", "it has metadata and spec.")
     metadata, spec = job.pod.get("metadata", {}), job.pod.get("spec", {})
     for key, block in (("metadata", metadata), ("spec", spec)):
         if not isinstance(block, dict):
             yield Fault(("pod", key), f"pod.{key} is not a block.", "it is merged into the pod template.")
     if isinstance(metadata, dict) and "labels" in metadata:
         yield Fault(
-            ("pod", "metadata", "labels"), "pod.metadata.labels would change our labels.", "use labels: instead."
+            ("pod", "metadata", "labels"),
+            "pod.metadata.labels would replace the launcher's labels.",
+            "use labels: instead.",
         )
+    if isinstance(metadata, dict):
+        yield from _pod_annotations(metadata.get("annotations", {}))
     if isinstance(spec, dict):
         yield from _pod_spec(spec)
+
+
+def _pod_annotations(annotations: Any) -> Iterator[Fault]:
+    path: KeyPath = ("pod", "metadata", "annotations")
+    if not isinstance(annotations, dict):
+        yield Fault(path, "pod.metadata.annotations is not a block.", "it is merged into the pod template.")
+        return
+    for key in annotations:
+        yield from _reserved(path, str(key))
 
 
 _OURS_IN_SPEC = {
@@ -240,7 +293,7 @@ _OURS_IN_SPEC = {
 def _pod_spec(spec: dict[str, Any]) -> Iterator[Fault]:
     for key, hint in _OURS_IN_SPEC.items():
         if key in spec:
-            yield Fault(("pod", "spec", key), f"pod.spec.{key} is the launcher's to set.", hint)
+            yield Fault(("pod", "spec", key), f"pod.spec.{key} is set by the launcher.", hint)
     containers = spec.get("containers", [])
     for index, container in enumerate(containers if isinstance(containers, list) else [None]):
         path: KeyPath = ("pod", "spec", "containers", index)
@@ -267,6 +320,15 @@ def _main_container(container: dict[str, Any], path: KeyPath) -> Iterator[Fault]
             yield Fault((*path, "env", index), message, "leave it out.")
 
 
+def _task(job: JobSpec) -> Iterator[Fault]:
+    """A task of our own package that it does not have. Whether a task of the user's exists, only its image knows."""
+    task = "" if job.train is None else job.train.task
+    if task.startswith("trainer.") and task not in TASK_DEFAULTS:
+        near = contract.nearest(task, TASK_DEFAULTS)
+        hint = f"did you mean {near[0]}?" if near else f"use {either(list(TASK_DEFAULTS))}, or module:Name of your own."
+        yield Fault(("train", "task"), f"train.task = {cut(task)} is no built-in task.", hint)
+
+
 _DEVICES: tuple[KeyPath, ...] = (("hosts",), ("slices",), ("accelerator",))
 _LAYOUT: tuple[KeyPath, ...] = (*_DEVICES, ("train", "mesh"))
 
@@ -276,15 +338,17 @@ CHECKS: tuple[Check, ...] = (
     Check((("hosts",), ("accelerator",)), _topology),
     Check((("processes_per_host",), ("accelerator",)), _processes),
     Check((), _resources),
+    Check((("placement",),), _placement),
     Check((("network",), ("accelerator",), ("platform",)), _network),
     Check((), _volumes),
     Check((), _tolerations),
     Check((), _environment),
     Check((), _labels),
     Check((), _pod),
-    Check(_LAYOUT, layout.mesh_faults),
-    Check(_LAYOUT, layout.slice_faults),
-    Check((*_LAYOUT, ("train", "batch"), ("train", "accumulate")), layout.batch_faults),
-    Check((*_LAYOUT, ("train", "model"), ("train", "task")), layout.model_faults),
-    Check((*_LAYOUT, ("processes_per_host",)), layout.row_faults),
+    Check((("train", "task"),), _task),
+    Check(_LAYOUT, mesh_checks.mesh_faults),
+    Check(_LAYOUT, mesh_checks.slice_faults),
+    Check((*_LAYOUT, ("train", "batch"), ("train", "accumulate")), mesh_checks.batch_faults),
+    Check((*_LAYOUT, ("train", "model"), ("train", "task")), mesh_checks.model_faults),
+    Check((*_LAYOUT, ("processes_per_host",)), mesh_checks.row_faults),
 )

@@ -1,4 +1,4 @@
-"""What stands at a path of a schema: its type in words, its keys, its place in a validation error. Pure.
+"""What the schema has at a path: its type in words, its keys, its place in a validation error. Pure.
 
 Reads pydantic models by their annotations, so that messages and documentation say what the schema says, in our words.
 """
@@ -20,7 +20,7 @@ from launcher.errors import KeyPath
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """Metadata of a type: how messages name what is wanted ("hosts = x is not <text>"), and mend a near miss."""
+    """Metadata of a type: how messages name what is wanted ("hosts = x is not <text>"), and correct a near miss."""
 
     text: str
     suggest: Callable[[str], str | None] = lambda written: None
@@ -36,6 +36,7 @@ class Type:
 
     @classmethod
     def of(cls, annotation: Any, constraints: tuple[Any, ...] = ()) -> Type:
+        """An annotation taken apart, with further constraints on it."""
         nullable = False
         while True:
             origin = get_origin(annotation)
@@ -50,6 +51,7 @@ class Type:
 
     @classmethod
     def of_field(cls, field: FieldInfo) -> Type:
+        """The type of a pydantic field."""
         return cls.of(field.annotation, tuple(field.metadata))
 
     @property
@@ -59,6 +61,7 @@ class Type:
 
     @property
     def model(self) -> type[BaseModel] | None:
+        """The block that it is; None for anything else."""
         return self.bare if isinstance(self.bare, type) and issubclass(self.bare, BaseModel) else None
 
     @property
@@ -78,6 +81,7 @@ class Type:
 
     @property
     def literals(self) -> tuple[Any, ...]:
+        """The values of a Literal; none for anything else."""
         return get_args(self.bare) if get_origin(self.bare) is Literal else ()
 
     def member(self, label: Any) -> Type | None:
@@ -115,8 +119,8 @@ class Spot:
     """Where a validation error points."""
 
     path: KeyPath
-    kind: Type | None  # what should stand there; None: nothing of the schema, an unknown key
-    block: type[BaseModel] | None  # the block it stands in
+    kind: Type | None  # what the schema wants there; None: an unknown key
+    block: type[BaseModel] | None  # the block that holds it
     union: KeyPath | None = None  # the union passed on the way, and what the error called its alternative
     label: Any = None
     is_key: bool = False  # it is the key that is wrong, not the value
@@ -146,7 +150,7 @@ def find(model: type[BaseModel], location: tuple[str | int, ...]) -> Spot:
 
 
 def at(model: type[BaseModel], path: KeyPath) -> list[Type]:
-    """Every type that may stand at a path of the job, whichever alternative is chosen on the way."""
+    """Every type that the schema allows at a path of the job, whichever alternatives are chosen on the way."""
     found = [Type(model)]
     for key in path:
         below: list[Type] = []
@@ -190,9 +194,9 @@ _PLAIN: Mapping[Any, str] = {
 
 def words(kind: Type) -> str:
     """What is wanted, as the end of "hosts = x is not …"."""
-    told = [constraint.text for constraint in kind.constraints if isinstance(constraint, Words)]
-    if told:
-        return told[-1]
+    texts = [constraint.text for constraint in kind.constraints if isinstance(constraint, Words)]
+    if texts:
+        return texts[-1]
     if kind.members:
         return _union(kind)
     if kind.literals:
@@ -242,6 +246,10 @@ def _bounds(kind: Type) -> str:
         if getattr(constraint, key, None) is not None
     }
     if found.keys() >= {"ge", "le"}:
-        return f" from {found['ge']:g} to {found['le']:g}"
-    phrases = [f"{phrase} {found[key]:g}" for key, phrase in _BOUNDS.items() if key in found]
+        return f" from {_number(found['ge'])} to {_number(found['le'])}"
+    phrases = [f"{phrase} {_number(found[key])}" for key, phrase in _BOUNDS.items() if key in found]
     return f" {' and '.join(phrases)}" if phrases else ""
+
+
+def _number(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"  # every digit of a seed's largest

@@ -1,72 +1,242 @@
-"""Dotted overrides from the command line: `train.steps=100` sets one value of a document, read as YAML."""
+"""job.yaml in, JobSpec out; and back. Reads files; reports everything that is wrong with one at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from launcher import credentials, document
-from launcher.document import AFTER_THE_FILE, Document
-from launcher.errors import Fault, KeyPath
-from launcher.wording import cut
+from pydantic import ValidationError
+
+from launcher.errors import SHOWN_FAULTS, Fault, JobFaults, KeyPath
+from launcher.job import checks, credentials, messages
+from launcher.job import overrides as arguments
+from launcher.job.schema import AS_WRITTEN, JobSpec
+from launcher.wording import dotted
+from launcher.yaml12 import reader, scalars, writer
+from launcher.yaml12.reader import Document
+
+__all__ = ["JobFile", "JobSpec", "dump", "load", "parse", "read", "read_text"]
+
+# Replaces a required value that is wrong, so that the rest can still be judged. Never leaves this file.
+_STAND_INS: dict[KeyPath, Any] = {
+    ("name",): "x",
+    ("accelerator",): {"type": "cpu"},
+    ("train", "task"): "stand_in:Task",
+}
+_MOST_ROUNDS = 8  # each takes away what the one before found wrong
 
 
-def apply(to: Document, arguments: Sequence[str]) -> None:
-    """Sets each argument in turn; one that cannot be set is a fault of the document."""
-    for argument in arguments:
-        message, hint = _set_argument(to, argument)
-        if message:
-            to.faults.append(Fault((), message, hint, where=f"{_shown(argument)} (override)", line=AFTER_THE_FILE))
+@dataclasses.dataclass(frozen=True)
+class JobFile:
+    """A job, the document that it was read from, and the folder that its paths are relative to."""
+
+    spec: JobSpec
+    source: Document
+    folder: Path
 
 
-def _set_argument(to: Document, argument: str) -> tuple[str, str | None]:
-    """What is wrong with the argument and what to do, both empty when it is set."""
-    key, equals, text = argument.partition("=")
-    if not equals or not all(part.strip() for part in key.split(".")):
-        return "is not of the form key=value.", "for example train.steps=100"
-    value = document.parse(text, "override")
-    if value.faults:
-        return value.faults[0].message, f"""quote the value, and the whole for the shell: '{key}="…"'."""
-    path = _path(key)
-    if to.data is None:
-        to.data = {}
-    if not _set(to.data, path, value.data):
-        return f"{key.rpartition('.')[0]} has no entry of that name.", "set the whole block instead, as {key: value}."
-    to.forget(path)
-    to.texts.update({path + below: source for below, source in value.texts.items()})
-    to.overrides[path] = _shown(argument)
-    return "", None
+def read(path: str | Path, overrides: Sequence[str] = ()) -> JobFile:
+    """The job in a file, with dotted overrides such as `train.steps=100`.
+
+    Raises JobFaults with everything that is wrong with it, and UserError when it cannot be read.
+    """
+    source = reader.read(Path(path))
+    _override(source, overrides)
+    return JobFile(_job(source), source, Path(path).absolute().parent)
 
 
-def _path(key: str) -> KeyPath:
-    return tuple(int(part) if part.isdecimal() else part for part in key.strip().split("."))
+def read_text(text: str, name: str = "job.yaml", folder: Path = Path()) -> JobFile:
+    """The job in a text. Raises JobFaults, which call it by `name`."""
+    source = reader.parse(text, name)
+    return JobFile(_job(source), source, folder)
 
 
-def _set(data: Any, path: KeyPath, value: Any) -> bool:
-    """Sets a value in plain data, making the blocks above it; False where a list or a scalar stands in the way."""
-    for key in path[:-1]:
-        if isinstance(data, dict):
-            if data.get(str(key)) is None:
-                data[str(key)] = {}
-            data = data[str(key)]
-        elif isinstance(data, list) and isinstance(key, int) and key < len(data):
-            data = data[key]
+def load(path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
+    """read() for who needs the job alone."""
+    return read(path, overrides).spec
+
+
+def parse(text: str, name: str = "job.yaml") -> JobSpec:
+    """read_text() for who needs the job alone."""
+    return read_text(text, name).spec
+
+
+def _override(source: Document, overrides: Sequence[str]) -> None:
+    """Sets each in turn; one that cannot be set is a fault of the document."""
+    for argument in overrides:
+        one = arguments.read(argument)
+        if isinstance(one, Fault):
+            source.faults.append(one)
+            continue
+        if source.data is None:
+            source.data = {}
+        if (fault := arguments.put(one, source.data)) is not None:
+            source.faults.append(fault)
+            continue
+        source.forget(one.path)
+        source.texts.update(one.texts)
+        source.overrides[one.path] = one.shown
+
+
+def _job(source: Document) -> JobSpec:
+    found = [messages.with_what_is_wanted(fault) for fault in source.faults]
+    spec = None
+    if isinstance(source.data, dict):
+        spec = _judge(source, found)
+    elif not found:
+        kind = "empty" if source.data is None else "a list" if isinstance(source.data, list) else "plain text"
+        found.append(Fault((), f"is {kind}, not a block of keys.", "`launcher init` writes a first job."))
+    if spec is None or found:
+        raise JobFaults([source.locate(fault) for fault in found])
+    return spec
+
+
+def _judge(source: Document, found: list[Fault]) -> JobSpec | None:
+    """The spec as far as it can be read, while everything wrong with it is added to `found`."""
+    data = _as_written(source)
+    broken = {fault.path for fault in found if fault.path}
+    for fault in [*_secrets(data), *_two_readings(source), *_one_program(source.data)]:
+        found.append(fault)
+    for fault in _not_built(source.data):
+        found.append(fault)
+        broken.add(fault.path)
+    for path in broken:
+        _take_away(data, path)
+    for _ in range(_MOST_ROUNDS):
+        try:
+            spec = JobSpec.model_validate(data)
+        except ValidationError as error:
+            new = list(messages.translate(error, source))
+            found += [fault for fault in new if not _is_below(fault.path, broken)]
+            for fault in new:
+                broken |= {fault.path, _take_away(data, fault.path)}
+            if len(found) > SHOWN_FAULTS:  # more than anyone is shown
+                return None
         else:
-            return False
-    last = path[-1]
-    if isinstance(data, dict):
-        data[str(last)] = value
-    elif isinstance(data, list) and isinstance(last, int) and last < len(data):
-        data[last] = value
+            found.extend(checks.run(spec, broken))
+            return spec
+    return None
+
+
+def _as_written(source: Document) -> Any:
+    """The data, with numbers and truths as text where a job means text: `--lr 3e-4` must not become 0.0003."""
+    data = copy.deepcopy(source.data)
+    for block in AS_WRITTEN:
+        items = data.get(block)
+        pairs = items.items() if isinstance(items, dict) else enumerate(items) if isinstance(items, list) else ()
+        for key, value in list(pairs):
+            if isinstance(value, int | float):
+                items[key] = source.texts[(block, key)]
+    return data
+
+
+def _take_away(data: Any, path: KeyPath) -> KeyPath:
+    """Removes what is wrong, or the nearest block above that can do without it; returns what was removed."""
+    lists = [depth for depth, key in enumerate(path) if isinstance(key, int)]
+    path = path[: lists[0]] if lists else path
+    while path and path not in _STAND_INS and not _holds(data, path):
+        path = path[:-1]
+    if not path:
+        return path
+    block = messages.value_at(data, path[:-1])
+    if path in _STAND_INS:
+        block[path[-1]] = copy.deepcopy(_STAND_INS[path])
     else:
-        return False
-    return True
+        del block[path[-1]]
+    return path
 
 
-def _shown(argument: str) -> str:
-    """The argument as messages repeat it: without a value that may be a secret, and not at any length."""
-    key, equals, text = argument.partition("=")
-    if not equals:  # not even a key: what follows the first name may be the value
-        return cut(argument) if not credentials.is_private(_path(key)) else f"{key.partition('.')[0]}…"
-    hidden = credentials.is_private(_path(key)) or credentials.in_value(text)
-    return f"{key}=…" if hidden else cut(argument)
+def _holds(data: Any, path: KeyPath) -> bool:
+    block = messages.value_at(data, path[:-1])
+    return isinstance(block, dict) and path[-1] in block
+
+
+def _is_below(path: KeyPath, broken: set[KeyPath]) -> bool:
+    return any(path[:end] in broken for end in range(1, len(path) + 1))
+
+
+# --- faults of the text, before its types -----------------------------------------------------------------------------
+
+
+def _secrets(data: Any) -> Iterator[Fault]:
+    """Literals that look like credentials. Their values are never repeated."""
+    seen = "and everyone who sees the pod sees it"
+    by_name = dict(credentials.arguments(data))
+    for path, text in credentials.strings(data):
+        if len(path) == 2 and path[0] == "env" and credentials.in_variable(str(path[1]), text):
+            hint = f"put it in a Secret and write secrets: {{{path[1]}: {{name: my-secret, key: token}}}}."
+            yield Fault(path, f"{dotted(path)} looks like a credential, {seen}.", hint)
+        elif path[-1:] == ("value",) and credentials.in_variable(_name_beside(data, path), text):
+            message = f"{dotted(path)} looks like a credential, {seen}."
+            yield Fault(path, message, "put it in a Secret and use valueFrom: {secretKeyRef: …}.")
+        elif credentials.in_value(text):
+            message = f"{dotted(path)} holds a credential, and everyone who sees the job sees it."
+            yield Fault(path, message, "put it in a Secret and name that under secrets:.")
+        elif _gives_one(path, text):
+            hint = "put it in a Secret, write secrets: {NAME: {name: my-secret, key: token}}, and read that variable."
+            yield Fault(path, f"{dotted(path)} looks like a credential, {seen}.", hint)
+        elif path in by_name:
+            hint = "put it in a Secret, write secrets: {NAME: {name: my-secret, key: token}}, and let the program read "
+            hint += f'that variable, or a shell: [sh, -c, "… {by_name[path]}=$NAME"].'
+            yield Fault(path, f"{dotted(path)} gives {by_name[path]}, which looks like a credential, {seen}.", hint)
+
+
+def _gives_one(path: KeyPath, text: str) -> bool:
+    """Whether a key of the trainer or of a program's own code, or an annotation, has one as its value."""
+    if path[0] == "train":
+        return credentials.in_argument(str(path[-1]), text)
+    return path[0] == "annotations" and credentials.in_variable(str(path[-1]), text)
+
+
+def _name_beside(data: Any, path: KeyPath) -> str:
+    """The name of a variable written as Kubernetes does: {name: TOKEN, value: …}."""
+    beside = messages.value_at(data, path[:-1])
+    return str(beside.get("name", "")) if isinstance(beside, dict) else ""
+
+
+def _two_readings(source: Document) -> Iterator[Fault]:
+    """Numbers such as 010, wherever they are not taken as text."""
+    for path, text in source.texts.items():
+        if path[:1] and path[0] not in AS_WRITTEN and scalars.has_two_readings(text):
+            decimal, octal = int(text), int(text, 8) if not set(text) & set("89") else None
+            older = "text" if octal is None else octal
+            message = f"{messages.describe(source, path)} has two readings: {decimal} in YAML 1.2, {older} in YAML 1.1."
+            yield Fault(path, message, f'write {decimal}, or "{text}" for text.')
+
+
+def _one_program(data: Any) -> Iterator[Fault]:
+    given = [key for key in ("command", "train") if data.get(key) is not None]
+    if len(given) == 2:
+        yield Fault(
+            ("train",),
+            "command and train are both given.",
+            "keep train for the built-in trainer, command for any other.",
+        )
+    elif not given:
+        hint = "train: {task: trainer.tasks.classify:Classify}, or command: [python, train.py]"
+        yield Fault((), "neither train nor command is given: there is nothing to run.", hint)
+
+
+_NOT_BUILT: tuple[KeyPath, ...] = (("jobs",),)
+
+
+def _not_built(data: Any) -> Iterator[Fault]:
+    """The keys of the schema that are not built yet, by name."""
+    for path in _NOT_BUILT:
+        if messages.value_at(data, path) is not None:
+            yield Fault(path, f"{dotted(path)} is not supported yet.", "leave it out.")
+
+
+# --- and back ---------------------------------------------------------------------------------------------------------
+
+
+def dump(job: JobSpec) -> str:
+    """The job as it was written, overrides included, as YAML; reading it again gives an equal job.
+
+    Defaults stay unwritten: a task's own would no longer apply to a job that writes ours out.
+    """
+    data = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return writer.document(data)

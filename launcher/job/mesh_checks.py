@@ -1,4 +1,4 @@
-"""How a job's mesh and batch lie over its devices: what does not divide, and what would. Pure arithmetic."""
+"""How a job's mesh and batch are laid out over its devices: what does not divide, and what would. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from launcher.accelerators import KNOWN
 from launcher.errors import Fault, KeyPath
-from launcher.schema import JobSpec
+from launcher.job.accelerators import KNOWN
+from launcher.job.schema import JobSpec
 from launcher.wording import count, either
 from trainer.contract import MESH_AXES
 from trainer.spec import TASK_DEFAULTS, TrainSpec
 
 MESH: KeyPath = ("train", "mesh")
-# What mp splits in a built-in model, as the table in trainer.sharding says it.
+# What mp splits in a built-in model, as in the table of trainer.parallel.sharding.
 SPLIT_BY_MP = {
     "mlp": ("width",),
     "decoder": ("heads", "kv_heads", "hidden", "vocab"),
@@ -102,7 +102,7 @@ def slice_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault(
             (*MESH, "dp"),
             f"train.mesh.dp = {sizes['dp']} does not split over {count(job.slices, 'slice')}.",
-            f"make dp a multiple of {job.slices}, or say with dcn which axis spans slices.",
+            f"make dp a multiple of {job.slices}, or choose with dcn which axis spans slices.",
         )
     for axis, times in dcn.items():
         if sizes[axis] % times:
@@ -144,7 +144,12 @@ def _is_known(train: TrainSpec, key: str) -> bool:
 
 
 def row_faults(job: JobSpec) -> Iterator[Fault]:
-    """A process whose devices hold rows of the batch that do not lie side by side: it reads one range."""
+    """Processes whose parts of the batch overlap, are not equal and not contiguous, as in trainer.parallel.mesh.rows.
+
+    On TPU the torus decides which devices hold what, and the mesh is the one to tell.
+    """
+    if KNOWN[job.accelerator.type].platform == "tpu":
+        return
     if job.train is None or not _fits(job) or job.devices > _MOST_SIMULATED or job.devices % job.processes:
         return
     sizes, dcn = job.train.mesh.resolve(job.devices), job.train.mesh.dcn
@@ -156,11 +161,11 @@ def row_faults(job: JobSpec) -> Iterator[Fault]:
     for place in itertools.product(*(range(size) for size in (*across, *inside))):
         dp, fsdp = place[0] * inside[0] + place[3], place[1] * inside[1] + place[4]
         shards.append(dp * sizes[1] + fsdp)
-    for process, held in enumerate(_chunks(shards, job.devices_per_process)):
-        if max(held) - min(held) + 1 != len(set(held)):
-            message = f"train.mesh: the rows of the batch that process {process} holds do not lie side by side."
-            yield Fault(MESH, message, "let dp, not fsdp, span slices, or give each process fewer devices.")
-            return
+    held = [tuple(sorted(set(parts))) for parts in _chunks(shards, job.devices_per_process)]
+    torn = [process for process, parts in enumerate(held) if parts[-1] - parts[0] + 1 != len(parts)]
+    if torn and sum(map(len, set(held))) != sizes[0] * sizes[1]:
+        message = f"train.mesh: process {torn[0]} holds rows of the batch that are not contiguous and overlap others'."
+        yield Fault(MESH, message, "let dp, not fsdp, span slices, or give each process fewer devices.")
 
 
 def _fits(job: JobSpec) -> bool:

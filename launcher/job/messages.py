@@ -1,11 +1,11 @@
-"""What pydantic found wrong with a job, in our own words: what stands there, what is wanted, what was probably meant.
+"""What pydantic found wrong with a job, as our messages: the value, what is wanted, what was probably meant.
 
-No word of pydantic's reaches a reader, and no value that may be a secret.
+No text of pydantic's reaches a reader, and no value that may be a secret.
 """
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -14,12 +14,14 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from launcher import credentials, keys, scalars
-from launcher.document import Document
 from launcher.errors import SHOWN_FAULTS, Fault, KeyPath
-from launcher.keys import Spot, Type, Words
-from launcher.schema import JobSpec
+from launcher.job import credentials, introspection
+from launcher.job.introspection import Spot, Type, Words
+from launcher.job.schema import JobSpec
 from launcher.wording import LONGEST_SHOWN, cut, dotted, either
+from launcher.yaml12 import scalars
+from launcher.yaml12.reader import Document
+from trainer.contract import in_full, nearest
 
 _LONGEST_SEARCHED = 1000
 _FOLLOWS = "default_factory_not_called"  # a default that rests on another key, itself wrong
@@ -32,7 +34,7 @@ _EXAMPLES: Mapping[KeyPath, str] = {
 
 
 def value_at(data: Any, path: KeyPath) -> Any:
-    """What stands at a path of plain data; None where nothing does."""
+    """The value at a path of plain data; None where there is none."""
     for key in path:
         if isinstance(data, dict):
             data = data.get(key)
@@ -61,7 +63,7 @@ def describe(document: Document, path: KeyPath) -> str:
 def translate(error: ValidationError, document: Document, schema: type[BaseModel] = JobSpec) -> Iterator[Fault]:
     """The faults of a file of this schema, no more than anyone reads, with one for each path."""
     some = error.errors(include_url=False, include_input=False)[:_MOST_TRANSLATED]
-    details = [(keys.find(schema, detail["loc"]), detail) for detail in some if detail["type"] != _FOLLOWS]
+    details = [(introspection.find(schema, detail["loc"]), detail) for detail in some if detail["type"] != _FOLLOWS]
     details.sort(key=lambda one: document.locate(Fault(one[0].path, "")).line)
     labels: dict[KeyPath, set[str]] = {}
     for spot, _ in details:
@@ -81,7 +83,7 @@ def translate(error: ValidationError, document: Document, schema: type[BaseModel
 
 def _settle(spot: Spot, union: KeyPath, document: Document) -> Spot | None:
     """The spot where its alternative is the one that was meant, none where another is, the union where none is."""
-    value, kind = value_at(document.data, union), keys.at(spot.root, union)[0]
+    value, kind = value_at(document.data, union), introspection.at(spot.root, union)[0]
     meant = [
         member
         for member in kind.members
@@ -103,11 +105,22 @@ def _fault(spot: Spot, detail: ErrorDetails, document: Document) -> Fault:
     if spot.is_key:
         return _wrong_key(spot)
     if spot.path == spot.union and spot.kind is not None:  # not a block at all: name every alternative
-        spot = Spot(spot.path, keys.at(spot.root, spot.path)[0], spot.block, root=spot.root)
-    told = detail.get("ctx", {}).get("error")
-    if isinstance(told, ValueError):
-        return _told(spot, str(told), document)
+        spot = Spot(spot.path, introspection.at(spot.root, spot.path)[0], spot.block, root=spot.root)
+    error = detail.get("ctx", {}).get("error")
+    if isinstance(error, ValueError):
+        return _from_validator(spot, str(error), document)
     return _wrong_value(spot, document)
+
+
+def with_what_is_wanted(fault: Fault) -> Fault:
+    """A reader's fault about .nan or .inf with the number that the schema has there: finite, above 0; others alone."""
+    said = f" is {scalars.NOT_FINITE}."
+    kinds = introspection.at(JobSpec, fault.path) if fault.path and fault.message.endswith(said) else []
+    numbers = [one for kind in kinds for one in (kind.members or (kind,)) if one.bare in (int, float)]
+    if not numbers:
+        return fault
+    wanted = introspection.words(numbers[0]).replace("a number", "a finite number")
+    return dataclasses.replace(fault, message=f"{fault.message.removesuffix(said)} is not {wanted}.", hint=None)
 
 
 def _meaning(spot: Spot) -> str | None:
@@ -115,16 +128,16 @@ def _meaning(spot: Spot) -> str | None:
     if spot.block is None or spot.kind is None:
         return None
     if spot.kind.literals:
-        return f"it is {keys.words(spot.kind)}."
-    return f"{spot.path[-1]}: {keys.fields(spot.block)[str(spot.path[-1])].description}."
+        return f"it is {introspection.words(spot.kind)}."
+    return f"{spot.path[-1]}: {introspection.fields(spot.block)[str(spot.path[-1])].description}."
 
 
 def _words_of(kind: Type) -> Words | None:
     return next((constraint for constraint in kind.constraints if isinstance(constraint, Words)), None)
 
 
-def _told(spot: Spot, text: str, document: Document) -> Fault:
-    """A fault that the schema's own validators put in words: a predicate, or a sentence."""
+def _from_validator(spot: Spot, text: str, document: Document) -> Fault:
+    """A fault whose text is a schema validator's: a predicate, or a sentence."""
     if re.match(r"(does|needs|is|must) ", text):
         return Fault(spot.path, f"{describe(document, spot.path)} {text}.")
     return Fault(spot.path, f"{dotted(spot.path)}: {text}.")
@@ -134,14 +147,14 @@ def _unknown_key(spot: Spot) -> Fault:
     key, above = str(spot.path[-1]), dotted(spot.path[:-1]) or _called(spot.root)
     name = "…" if credentials.in_value(key) else cut(key)
     message = f'unknown key "{name}" in {above}.'
-    known = list(keys.fields(spot.block)) if spot.block is not None else []
-    if near := _near(key[:LONGEST_SHOWN], known):
-        return Fault(spot.path, message + near)
+    known = list(introspection.fields(spot.block)) if spot.block is not None else []
     if spot.union is not None and (sibling := _alternative_with(key, spot)):
         return Fault(spot.path, message, sibling)
-    elsewhere = dict.fromkeys(dotted(path) for path, _ in keys.walk(spot.root) if path[-1] == key)
-    if 0 < len(elsewhere) <= 3:
-        return Fault(spot.path, message, f"there is {' and '.join(elsewhere)}.")
+    short = key[:LONGEST_SHOWN]
+    meant = [f'"{near}"' for near in nearest(short, known)] or _elsewhere(key, spot)
+    meant = meant or [f'"{near}"' for near in in_full(short, known)]
+    if meant:
+        return Fault(spot.path, f"{message} Did you mean {either(meant)}?")
     if len(known) <= 20:
         return Fault(spot.path, message, f"its keys are {', '.join(known)}.")
     page = (
@@ -150,34 +163,45 @@ def _unknown_key(spot: Spot) -> Fault:
     return Fault(spot.path, message, page)
 
 
+def _elsewhere(key: str, spot: Spot) -> list[str]:
+    """The keys of that name nearest to the top of the schema, in quotes; none where they are many."""
+    paths = dict.fromkeys(path for path, _ in introspection.walk(spot.root) if path[-1] == key)
+    found = [f'"{dotted(path)}"' for path in paths if len(path) == min(map(len, paths))]
+    return found if len(found) <= 3 else []
+
+
 def _called(schema: type[BaseModel]) -> str:
     return schema.__name__.removesuffix("Spec").lower()
 
 
 def _alternative_with(key: str, spot: Spot) -> str | None:
     """What to do about a key of another alternative of the union that was passed on the way."""
-    kind = keys.at(spot.root, spot.union or ())[0]
-    models = [member.model for member in kind.members if member.model is not None and key in keys.fields(member.model)]
-    chooser = keys.discriminator(kind)
+    kind = introspection.at(spot.root, spot.union or ())[0]
+    models = [
+        member.model
+        for member in kind.members
+        if member.model is not None and key in introspection.fields(member.model)
+    ]
+    chooser = introspection.discriminator(kind)
     if not models:
         return None
     if chooser is None:
-        return f"keep {keys.words(kind).removeprefix('a block with ')}."
+        return f"keep {introspection.words(kind).removeprefix('a block with ')}."
     names = [str(name) for model in models for name in Type.of_field(model.model_fields[chooser]).literals]
     return f"it goes with {chooser}: {either(names)}." if names else None
 
 
 def _unknown_block(spot: Spot, document: Document) -> Fault:
     """A union of blocks whose discriminator is missing, or names none of them."""
-    kind, value = keys.at(spot.root, spot.path)[0], value_at(document.data, spot.path)
-    key = keys.discriminator(kind)
+    kind, value = introspection.at(spot.root, spot.path)[0], value_at(document.data, spot.path)
+    key = introspection.discriminator(kind)
     if not isinstance(value, dict):
-        return Fault(spot.path, _is_not(document, spot.path, keys.words(kind)))
+        return Fault(spot.path, _is_not(document, spot.path, introspection.words(kind)))
     if key is None:
-        wanted = keys.words(kind).removeprefix("a block with one of ")
+        wanted = introspection.words(kind).removeprefix("a block with one of ")
         return Fault(spot.path, f"{dotted(spot.path)} has none of {wanted}.")
     path = (*spot.path, key)
-    wanted = keys.choices(kind)
+    wanted = introspection.choices(kind)
     if key not in value:
         return Fault(path, f"{dotted(path)} is missing.", f"it is {wanted}.")
     offered = re.findall(r"[\w-]+", wanted)
@@ -185,13 +209,13 @@ def _unknown_block(spot: Spot, document: Document) -> Fault:
 
 
 def _wrong_key(spot: Spot) -> Fault:
-    wanted = keys.words(spot.kind) if spot.kind is not None else "one of its keys"
+    wanted = introspection.words(spot.kind) if spot.kind is not None else "one of its keys"
     name = json.dumps(cut(str(spot.path[-1])), ensure_ascii=False)
     return Fault(spot.path, f"{dotted(spot.path[:-1])} has the key {name}, which is not {wanted}.")
 
 
 def _is_not(document: Document, path: KeyPath, wanted: str) -> str:
-    """The sentence that says what stands at a path, and what should."""
+    """The sentence that says what a path has, and what is wanted."""
     value = value_at(document.data, path)
     if value and isinstance(value, dict | list):
         return f"{dotted(path)} is a {'block' if isinstance(value, dict) else 'list'}, not {wanted}."
@@ -203,7 +227,7 @@ def _is_not(document: Document, path: KeyPath, wanted: str) -> str:
 def _wrong_value(spot: Spot, document: Document) -> Fault:
     value = value_at(document.data, spot.path)
     kind = spot.kind or Type(Any)
-    wanted = keys.words(kind)
+    wanted = introspection.words(kind)
     message = _is_not(document, spot.path, wanted)
     if shown(document, spot.path) is None:
         return Fault(spot.path, message, _where_it_belongs(spot.path))
@@ -212,7 +236,7 @@ def _wrong_value(spot: Spot, document: Document) -> Fault:
 
 
 def _where_it_belongs(path: KeyPath) -> str | None:
-    """What to do about a value that is not repeated: in place of a secret stands where the Secret keeps it."""
+    """What to do about a value that is not repeated: name the Secret that holds it."""
     if path[:1] != ("secrets",) or len(path) > 2:
         return None
     name = path[1] if len(path) > 1 else "NAME"
@@ -221,9 +245,9 @@ def _where_it_belongs(path: KeyPath) -> str | None:
 
 def _suggestion(kind: Type, value: Any) -> str | None:
     """The legal value that was probably meant, where it follows from the one that was given."""
-    told = _words_of(kind)
-    if told is not None:
-        return told.suggest(value) if isinstance(value, str) else None
+    described = _words_of(kind)
+    if described is not None:
+        return described.suggest(value) if isinstance(value, str) else None
     members = kind.members or (kind,)
     found = [_suggestion(member, value) if kind.members else _plain_suggestion(member, value) for member in members]
     return next(filter(None, found), None)
@@ -238,7 +262,7 @@ def _plain_suggestion(kind: Type, value: Any) -> str | None:
         return f"YAML 1.2 reads {value} as text; write {'true' if value.lower() in ('yes', 'on', 'y') else 'false'}."
     if kind.bare in (int, float):
         return _number(value, kind.bare)
-    if "module:Name" in keys.words(kind) and re.fullmatch(r"\w+(\.\w+)+", value):
+    if "module:Name" in introspection.words(kind) and re.fullmatch(r"\w+(\.\w+)+", value):
         return f"write {':'.join(value.rsplit('.', 1))}."
     return None
 
@@ -256,17 +280,5 @@ def _number(text: str, wanted: type[int] | type[float]) -> str | None:
 
 def _near(value: Any, options: list[str]) -> str:
     """The option that a word resembles, as a sentence to append."""
-    near = difflib.get_close_matches(value.lower(), options, n=1) if isinstance(value, str) else []
+    near = nearest(value, options) or in_full(value, options) if isinstance(value, str) else []
     return f' Did you mean "{near[0]}"?' if near else ""
-
-
-# --- what is part of the schema and not built yet ---------------------------------------------------------------------
-
-_NOT_BUILT: tuple[KeyPath, ...] = (("jobs",),)
-
-
-def unsupported(document: Document) -> Iterator[Fault]:
-    """The keys of a job that are not built yet, by name."""
-    for path in _NOT_BUILT:
-        if value_at(document.data, path) is not None:
-            yield Fault(path, f"{dotted(path)} is not supported yet.", "leave it out.")

@@ -1,21 +1,24 @@
-"""The platform profile: what a cluster's owner says once for every job on it. A file in, Profile out.
+"""The cluster defaults: what a cluster's owner sets once for every job on it. A file in, ClusterDefaults out.
 
-It stands in for what a job leaves unsaid, and never overrules what a job says.
+Its file is called a profile. It fills in what a job leaves out, and never overrules what a job gives.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 
-from launcher import document, faults
-from launcher.document import Document
 from launcher.errors import Fault, JobFaults, UserError
-from launcher.keys import Words
-from launcher.schema import AbsolutePath, Kind, Label, LabelKey, LabelValue, Network, ObjectName, Text, Toleration
+from launcher.job import messages
+from launcher.job.introspection import Words
+from launcher.job.names import AbsolutePath, Label, LabelKey, LabelValue, ObjectName, Text
+from launcher.job.schema import Kind, Network, Toleration
+from launcher.yaml12 import reader
+from launcher.yaml12.reader import Document
 from trainer.spec import Block, Positive
 
 DEFAULT_USER = 1000
@@ -77,10 +80,13 @@ class Prometheus(Block):
 
 
 class Profile(Block):
-    """The defaults of one cluster."""
+    """The keys of the cluster defaults."""
 
     version: Literal[1] = Field(1, alias="schema", description="of this file's keys")
     platform: Literal["gke", "eks", "generic"] = Field("generic", description="whose nodes these are")
+    provisioner: Literal["karpenter", "managed"] = Field(
+        "karpenter", description="eks: who adds nodes, Karpenter or managed node groups; each labels capacity its way"
+    )
     image: Annotated[str, Field(pattern=r"^\S+$")] | None = Field(None, description="for jobs that name none")
     image_pull_secrets: list[ObjectName] = Field([], description="for every job")
     queue: Label | None = Field(None, description="for jobs that name none")
@@ -100,26 +106,34 @@ class Profile(Block):
     tolerations: list[Toleration] = Field([], description="for every job")
 
 
-def load(path: Path | None) -> Profile:
-    """The profile in a file, plain or as a ConfigMap's only entry; without a file the defaults.
+@dataclasses.dataclass(frozen=True)
+class ClusterDefaults:
+    """A profile, and the document that it was read from. Without arguments: of a cluster that has none."""
 
-    Raises JobFaults with everything that is wrong with it, and UserError when it cannot be read.
+    values: Profile = Profile()
+    source: Document = dataclasses.field(default_factory=lambda: Document("cluster defaults"))
+
+
+def load(path: Path | None) -> ClusterDefaults:
+    """The cluster defaults in a file, plain or as a ConfigMap's only entry; without a file, our own.
+
+    Raises JobFaults with everything that is wrong with them, and UserError when the file cannot be read.
     """
     if path is None:
-        return Profile()
+        return ClusterDefaults()
     if not path.exists():
-        raise UserError(f"{path}: no such file.", "--profile names the cluster's profile.")
-    return _profile(_unwrapped(document.read(path)))
+        raise UserError(f"{path}: no such file.", "--profile names the file with the cluster defaults.")
+    return _defaults(_unwrapped(reader.read(path)))
 
 
-def parse(text: str, name: str = "profile.yaml") -> Profile:
-    """The profile in a text. Raises JobFaults, which call it by `name`."""
-    return _profile(_unwrapped(document.parse(text, name)))
+def parse(text: str, name: str = "profile.yaml") -> ClusterDefaults:
+    """The cluster defaults in a text. Raises JobFaults, which call it by `name`."""
+    return _defaults(_unwrapped(reader.parse(text, name)))
 
 
-def of_config_map(config_map: Mapping[str, Any], name: str) -> Profile:
-    """The profile that a cluster's ConfigMap holds; faults call it by `name`."""
-    return _profile(_entry(config_map, name))
+def of_config_map(config_map: Mapping[str, Any], name: str) -> ClusterDefaults:
+    """The cluster defaults in a cluster's ConfigMap; faults call it by `name`."""
+    return _defaults(_entry(config_map, name))
 
 
 def _unwrapped(source: Document) -> Document:
@@ -132,18 +146,18 @@ def _entry(config_map: Mapping[str, Any], name: str) -> Document:
     """The only entry of a ConfigMap."""
     entries = config_map.get("data")
     if not isinstance(entries, dict) or len(entries) != 1 or not isinstance(text := next(iter(entries.values())), str):
-        raise UserError(f"{name}: a profile's ConfigMap has one entry, a text.", "data: {profile.yaml: |- …}")
-    return document.parse(text, f"{name}, {next(iter(entries))}")
+        raise UserError(f"{name}: a ConfigMap of cluster defaults has one entry, a text.", "data: {profile.yaml: |- …}")
+    return reader.parse(text, f"{name}, {next(iter(entries))}")
 
 
-def _profile(source: Document) -> Profile:
+def _defaults(source: Document) -> ClusterDefaults:
     found = list(source.faults)
     data: Any = {} if source.data is None else source.data
     if not isinstance(data, dict):
         found.append(Fault((), "is not a block of keys.", "platform: gke"))
     if not found:
         try:
-            return Profile.model_validate(data)
+            return ClusterDefaults(Profile.model_validate(data), source)
         except ValidationError as error:
-            found.extend(faults.translate(error, source, Profile))
+            found.extend(messages.translate(error, source, Profile))
     raise JobFaults([source.locate(fault) for fault in found])

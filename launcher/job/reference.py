@@ -1,4 +1,4 @@
-"""job.yaml as others read it: a JSON schema for editors, a page of tables for people. Both come from the models."""
+"""The reference of job.yaml, from its models: a JSON schema for editors, a page of tables for people."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from launcher import keys
 from launcher.errors import KeyPath
-from launcher.keys import Type
-from launcher.schema import JobSpec
+from launcher.job import introspection
+from launcher.job.introspection import Type
+from launcher.job.schema import JobSpec
 
 _EXAMPLES = re.compile(r",? such as [^,]+(, [^,]+)* or [^,]+")  # for a message, not for every row of a table
 
@@ -45,11 +45,11 @@ def markdown() -> str:
 def _sections(model: type[BaseModel], path: KeyPath) -> Iterator[str]:
     about = (inspect.getdoc(model) or "").split("\n\n")[0].replace("\n", " ")
     yield f"## {_title(model, path)}\n\n{about}\n\n| key | type | default | meaning |\n|---|---|---|---|"
-    for name, field in keys.fields(model).items():
+    for name, field in introspection.fields(model).items():
         yield _row((*path, name), field)
     yield ""
-    for name, field in keys.fields(model).items():
-        for block in keys.blocks(Type.of_field(field)):
+    for name, field in introspection.fields(model).items():
+        for block in introspection.blocks(Type.of_field(field)):
             yield from _sections(block, (*path, name))
 
 
@@ -59,16 +59,16 @@ def _title(model: type[BaseModel], path: KeyPath) -> str:
         if key in model.model_fields:
             choice = Type.of_field(model.model_fields[key])
             return f"{title}, {key}: {choice.literals[0] if choice.literals else 'module:Name'}"
-    is_one_of_many = bool(path) and len(keys.blocks(keys.at(JobSpec, path)[0])) > 1
-    return f"{title}, {next(iter(keys.fields(model)))}" if is_one_of_many else title
+    is_one_of_many = bool(path) and len(introspection.blocks(introspection.at(JobSpec, path)[0])) > 1
+    return f"{title}, {next(iter(introspection.fields(model)))}" if is_one_of_many else title
 
 
 def _row(path: KeyPath, field: FieldInfo) -> str:
     kind = Type.of_field(field)
-    wanted = _EXAMPLES.sub("", keys.words(kind)).removeprefix("a ").removeprefix("an ")
+    wanted = _EXAMPLES.sub("", introspection.words(kind)).removeprefix("a ").removeprefix("an ")
     if kind.model is not None:
         wanted = "block"
-    elif kind.items is not None and keys.blocks(kind):
+    elif kind.items is not None and introspection.blocks(kind):
         wanted = "list of blocks"
     cells = [f"`{path[-1]}`", wanted + (", or null" if kind.nullable else ""), _default(field), field.description or ""]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,4 +1,4 @@
-"""The keys of job.yaml: their types, defaults and meaning. What they mean together is launcher.checks.
+"""The keys of job.yaml: their types, defaults and meaning. What they must satisfy together is in launcher.job.checks.
 
 Keys that only a cluster needs are here too: they are checked wherever the file is read.
 """
@@ -6,72 +6,27 @@ Keys that only a cluster needs are here too: they are checked wherever the file 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Discriminator, Field, Tag, WithJsonSchema
+from pydantic import Field
 
-from launcher import accelerators
-from launcher.accelerators import KNOWN, Platform
-from launcher.duration import Duration
-from launcher.keys import Words
-from launcher.quantity import Quantity
+from launcher.job import accelerators
+from launcher.job.accelerators import KNOWN, Platform
+from launcher.job.introspection import Words
+from launcher.job.names import JobName, Label, LabelKey, LabelValue, ObjectName, Text, Variable
+from launcher.job.units import Duration, Quantity
+from launcher.job.volumes import Volume
+from launcher.kube.quantity import amount
+from trainer.contract import AgentJob
 from trainer.spec import Block, Natural, Positive, TrainSpec
 
-_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
-
-
-def _as_name(written: str) -> str | None:
-    name = re.sub(r"[^a-z0-9]+", "-", written.lower()).strip("-").lstrip("-0123456789")
-    return f"write {name}." if name else None
-
-
-def _as_absolute(written: str) -> str | None:
-    return f"write /{written.removeprefix('./')}." if re.fullmatch(r"[\w./-]*[\w-]", written) else None
-
-
-JobName = Annotated[
-    str,
-    Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$"),
-    Words("a name: lower-case letters, digits and inner dashes, a letter first", _as_name),
-]
-Label = Annotated[
-    str,
-    Field(pattern=_LABEL, max_length=63),
-    Words("a name of at most 63 lower-case letters, digits and inner dashes", _as_name),
-]
-ObjectName = Annotated[
-    str,
-    Field(pattern=_SUBDOMAIN, max_length=253),
-    Words("a Kubernetes name: lower-case letters, digits, and inner dashes and dots", _as_name),
-]
-AbsolutePath = Annotated[str, Field(pattern=r"^/[^:\s][^:]*$"), Words("an absolute path below /", _as_absolute)]
-Variable = Annotated[
-    str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$"), Words("a variable's name: letters, digits and _")
-]
-# A scalar taken as it is written: `--lr 3e-4` in a command must not become 0.0003.
-Text = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
-LabelKey = Annotated[
-    str,
-    Field(
-        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
-        max_length=253 + 1 + 63,
-    ),
-    Words("a label's key, such as team or example.com/team"),
-]
-LabelValue = Annotated[
-    Text,
-    Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$", max_length=63),
-    Words("a label's value: at most 63 letters, digits and inner dashes, dots and _"),
-]
-Kind = Literal["cpu", "l4", "a100", "h100", "h200", "b200", "gb200", "v4", "v5e", "v5p", "v6e", "7x"]
+Kind = Literal["cpu", "l4", "a100", "h100", "h200", "b200", "b300", "gb200", "v4", "v5e", "v5p", "v6e", "7x"]
 AS_WRITTEN = ("command", "env", "labels", "annotations", "node_selector")
 
 
 def _whole_machine(given: dict[str, Any]) -> int:
-    """The accelerators of a host, where the job does not say."""
+    """The accelerators of a host, where the job gives none."""
     kind, topology = given["type"], given["topology"]
     if KNOWN[kind].platform == "tpu" and topology is not None:
         return accelerators.chips_per_host(kind, topology)[0]
@@ -82,15 +37,16 @@ class Accelerator(Block):
     """The devices of a host, and for a TPU the shape of a slice."""
 
     type: Kind = Field(description="cpu, a GPU or a TPU generation")
-    topology: str | None = Field(None, description="of a TPU slice, such as 2x4 or 4x4x8; TPUs only, and needed there")
+    topology: str | None = Field(None, description="of a TPU slice, such as 2x4 or 4x4x8; required for TPUs only")
     per_host: Positive = Field(
         default_factory=_whole_machine,
         description="accelerators of a host, for cpu virtual devices; default cpu and l4 1, gb200 4, other GPUs 8, "
-        "TPUs as the topology says",
+        "TPUs by the topology",
     )
 
     @property
     def platform(self) -> Platform:
+        """The platform that JAX calls it: cpu, cuda or tpu."""
         return KNOWN[self.type].platform
 
     @property
@@ -100,19 +56,32 @@ class Accelerator(Block):
 
 
 class Reservation(Block):
-    """Capacity bought beforehand."""
+    """Reserved capacity."""
 
-    reservation: Annotated[ObjectName, Field(max_length=63)] = Field(description="its name")
+    reservation: Annotated[ObjectName, Field(max_length=63)] = Field(
+        description="its name; on Karpenter's nodes its id"
+    )
+    project: Label | None = Field(None, description="gke: the project that shares it, if not the cluster's")
+    block: Label | None = Field(None, description="gke: one block of it")
+    sub_block: Label | None = Field(None, description="gke: one sub-block of the block")
+
+
+Capacity = Literal["on-demand", "spot", "flex-start"] | Reservation
 
 
 class Placement(Block):
-    """Where the pods of a slice should lie."""
+    """Where the pods of a slice are placed: in one domain of a level of Kueue's Topology, such as a rack."""
 
-    preferred: LabelKey = Field(description="a level of Kueue's Topology, such as rack")
+    preferred: LabelKey | None = Field(
+        None, description="the level, if one of its domains has room; a TPU slice also has its node pool to itself"
+    )
+    required: LabelKey | None = Field(
+        None, description="the level; the job waits until one of its domains has room for a slice"
+    )
 
 
 class Rdma(Block):
-    """A fast network whose device has a name of the cluster's own."""
+    """A fast network whose device has a resource name of its own on this cluster."""
 
     profile: Literal["rdma"] = Field(description="the only one so far")
     resource: Annotated[
@@ -125,25 +94,29 @@ Network = Literal["default", "hostnetwork", "efa", "gpudirect-tcpxo"] | Rdma
 
 
 class Resources(Block):
-    """What a host's pod asks for, beside its accelerators. The memory limit is the request."""
+    """What a host's pod requests, beside its accelerators. The memory limit is the request."""
 
     cpu: Quantity | None = Field(None, description="cores")
     memory: Quantity | None = Field(None, description="request and limit")
     ephemeral: Quantity | None = Field(None, description="ephemeral storage")
     shm: Quantity | None = Field(None, description="size of /dev/shm; counts against memory")
+    hugepages: Quantity | None = Field(None, description="huge pages of 2 MiB; Karpenter starts no node for them")
 
 
 class Restarts(Block):
-    """Budgets by cause. Preemption and drained nodes are never charged."""
+    """Limits by cause. Each counts without the others: preemptions and drained nodes are no crashes."""
 
     crash: Natural = Field(5, description="new sets of pods after a crash, a hang or a lost host")
     in_place: Natural = Field(3, description="starts in the same pods in a row without a newly saved step")
+    preempted: Positive | Literal["unlimited"] = Field(
+        20, description="preemptions, evictions and drained nodes in a row without a newly saved step"
+    )
 
 
 class Budgets(Block):
-    """How long a phase may take before it counts as a hang. null: endless."""
+    """Timeouts: how long a phase may take before it counts as a hang. null: none."""
 
-    rendezvous: Duration | None = Field("30m", validate_default=True, description="until every host has said hello")
+    rendezvous: Duration | None = Field("30m", validate_default=True, description="until every host has connected")
     init: Duration | None = Field("5m", validate_default=True, description="jax.distributed and the devices")
     restore: Duration | None = Field("10m", validate_default=True, description="reading the checkpoint")
     compile: Duration | None = Field("30m", validate_default=True, description="one compilation")
@@ -153,91 +126,22 @@ class Budgets(Block):
     data: Duration | None = Field("10m", validate_default=True, description="waiting for one batch")
     eval: Duration | None = Field("30m", validate_default=True, description="one evaluation")
     save: Duration | None = Field("20m", validate_default=True, description="one save, until it is committed")
-    pending: Duration | None = Field(None, description="waiting for a queue and for nodes")
+    pending: Duration | None = Field(None, description="waiting in a queue and for nodes")
 
     def seconds(self) -> dict[str, float | None]:
-        """The budgets an agent keeps, by phase; None: learned (step), or endless."""
+        """The timeouts that an agent enforces, by phase, in seconds; None: learned (step), or none."""
         kept = {name: getattr(self, name) for name in type(self).model_fields if name != "pending"}
         return {name: None if value == "auto" else value for name, value in kept.items()}
 
 
-class Claim(Block):
-    """A PersistentVolumeClaim."""
+class Logs(Block):
+    """The output of the processes on the volume of the checkpoints, beside what the pods' own logs have."""
 
-    claim: ObjectName = Field(description="the claim's name")
-    path: AbsolutePath = Field(description="where it is mounted")
-    read_only: bool = Field(False, description="mounted for reading only")
-
-    @property
-    def name(self) -> str:
-        return self.claim
-
-
-class Bucket(Block):
-    """A bucket, mounted as a folder."""
-
-    bucket: Annotated[
-        str,
-        Field(pattern=r"^(gs|s3)://[a-z0-9][a-z0-9._-]*(/[^\s]*)?$"),
-        Words("a bucket such as gs://name or s3://name"),
-    ] = Field(description="gs:// or s3://, with or without a folder")
-    path: AbsolutePath = Field(description="where it is mounted")
-    read_only: bool = Field(False, description="mounted for reading only")
-
-    @property
-    def name(self) -> str:
-        return self.bucket.partition("://")[2].partition("/")[0]
-
-
-class Ephemeral(Block):
-    """Scratch space that lives as long as the pod."""
-
-    ephemeral: Quantity = Field(description="its size")
-    path: AbsolutePath = Field(description="where it is mounted")
-
-    @property
-    def name(self) -> str:
-        return self.path.strip("/").replace("/", "-")
-
-
-class SecretFiles(Block):
-    """The keys of a Secret as files."""
-
-    secret: ObjectName = Field(description="the Secret's name")
-    path: AbsolutePath = Field(description="where it is mounted")
-
-    @property
-    def name(self) -> str:
-        return self.secret
-
-
-class ConfigFiles(Block):
-    """The keys of a ConfigMap as files."""
-
-    configmap: ObjectName = Field(description="the ConfigMap's name")
-    path: AbsolutePath = Field(description="where it is mounted")
-
-    @property
-    def name(self) -> str:
-        return self.configmap
-
-
-VOLUMES = ("claim", "bucket", "ephemeral", "secret", "configmap")
-
-
-def _volume(value: Any) -> str | None:
-    keys = value if isinstance(value, Mapping) else vars(value) if isinstance(value, Block) else ()
-    return next((kind for kind in VOLUMES if kind in keys), None)
-
-
-Volume = Annotated[
-    Annotated[Claim, Tag("claim")]
-    | Annotated[Bucket, Tag("bucket")]
-    | Annotated[Ephemeral, Tag("ephemeral")]
-    | Annotated[SecretFiles, Tag("secret")]
-    | Annotated[ConfigFiles, Tag("configmap")],
-    Discriminator(_volume),
-]
+    kept: Quantity = Field(
+        "16Mi",
+        description="of each rank over all attempts, in the run folder: beyond it the oldest half is dropped, and "
+        "counted",
+    )
 
 
 class SecretKey(Block):
@@ -250,19 +154,30 @@ class SecretKey(Block):
 
 
 class Toleration(Block):
-    """A taint that the pods put up with, in Kubernetes' words."""
+    """A taint that the pods tolerate, as Kubernetes writes it."""
 
-    key: LabelKey | None = Field(None, description="the taint; left out with Exists: every taint")
+    key: LabelKey | None = Field(None, description="the taint; without it, Exists tolerates every taint")
     operator: Literal["Exists", "Equal"] = Field("Equal", description="whether value is compared")
     value: LabelValue | None = Field(None, description="for Equal")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         None, description="null: every effect"
     )
-    seconds: Natural | None = Field(None, alias="tolerationSeconds", description="with NoExecute; null: for ever")
+    seconds: Natural | None = Field(None, alias="tolerationSeconds", description="with NoExecute; null: without limit")
+
+
+class Code(Block):
+    """The user's code, as a block."""
+
+    folder: Annotated[str, Field(min_length=1)] = Field(
+        ".", description="a folder to ship, relative to this file; what git ignores stays here"
+    )
+    include: list[Annotated[str, Field(min_length=1)]] = Field(
+        [], description="files and folders in it that are shipped although they look like credentials"
+    )
 
 
 def _hosts_of_a_slice(given: dict[str, Any]) -> int:
-    """The hosts of a slice, where the job does not say: a TPU's topology does."""
+    """The hosts of a slice, where the job gives none: for a TPU by its topology."""
     accelerator: Accelerator = given["accelerator"]
     sides = accelerators.sides_of(accelerator.topology or "")
     is_slice = accelerator.platform == "tpu" and sides is not None
@@ -270,45 +185,52 @@ def _hosts_of_a_slice(given: dict[str, Any]) -> int:
 
 
 class JobSpec(Block):
-    """A job: what to run, on how many hosts with which devices, and what becomes of it when something fails."""
+    """A job: what to run, on how many hosts with which devices, and what happens when something fails."""
 
     version: Literal[1] = Field(1, alias="schema", description="of this file's keys")
-    name: JobName = Field(description="of the job and everything it makes")
+    name: JobName = Field(description="of the job and of the objects it creates")
     image: Annotated[str, Field(pattern=r"^\S+$"), Words("an image, such as registry.example/train:1.4")] | None = (
-        Field(None, description="the container image, for submit; default from the profile")
+        Field(None, description="the container image, for submit; default from the cluster defaults")
     )
     accelerator: Accelerator = Field(description="the devices of a host")
     hosts: Positive = Field(
-        default_factory=_hosts_of_a_slice, description="pods per slice; default 1, for a TPU as the topology says"
+        default_factory=_hosts_of_a_slice, description="pods per slice; default 1, for a TPU by the topology"
     )
     slices: Positive = Field(1, description="groups of hosts that share a fast network; each is one child Job")
     processes_per_host: Positive | Literal["all"] = Field(1, description="JAX processes of a host; all: one per device")
     platform: Literal["gke", "eks", "generic"] | None = Field(
-        None, description="default from the profile, else generic"
+        None, description="default from the cluster defaults, else generic"
     )
     namespace: Label | None = Field(None, description="default from the kubeconfig's context")
-    queue: Label | None = Field(None, description="Kueue's LocalQueue; left out: no queue")
+    queue: Label | None = Field(None, description="Kueue's LocalQueue; default from the cluster defaults, else none")
     priority: ObjectName | None = Field(
         None, description="with a queue Kueue's WorkloadPriorityClass, without one a PriorityClass"
     )
-    capacity: Literal["on-demand", "spot", "flex-start"] | Reservation = Field("on-demand", description="kind of nodes")
+    capacity: Capacity = Field("on-demand", description="kind of nodes")
     placement: Placement | None = Field(
         None, description="Kueue's topology; left out: TPU slices are placed exclusively, others anywhere"
     )
     network: Network = Field("default", description="between hosts")
-    network_policy: bool = Field(True, description="only the job's own pods and Prometheus reach it")
-    resources: Resources = Field(Resources(), description="of a host")
-    restarts: Restarts = Field(Restarts(), description="how often to try again")
-    grace: Duration = Field("60s", validate_default=True, description="between SIGTERM and SIGKILL: time to save")
-    deadline: Duration | None = Field(None, description="longest time of the whole job; null: none")
-    ttl: Duration | None = Field(
-        "3d", validate_default=True, description="how long a finished job stays to be looked at; null: for ever"
+    network_policy: bool = Field(True, description="a NetworkPolicy: only the job's own pods and Prometheus reach it")
+    gang_secret: bool = Field(
+        False, description="the hosts know each other by a Secret that submit creates, not by the JobSet's uid"
     )
-    budgets: Budgets = Field(Budgets(), description="longest time of each phase")
+    resources: Resources = Field(Resources(), description="of a host")
+    restarts: Restarts = Field(Restarts(), description="how often to restart")
+    grace: Duration = Field("60s", validate_default=True, description="between SIGTERM and SIGKILL: time to save")
+    deadline: Duration | None = Field(
+        None,
+        description="longest time of the whole job; then it saves and ends with exit code 77; null: no limit",
+    )
+    ttl: Duration | None = Field(
+        "3d", validate_default=True, description="how long a finished job is kept; null: without limit"
+    )
+    budgets: Budgets = Field(Budgets(), description="timeout of each phase")
+    logs: Logs = Field(Logs(), description="how much of the output is kept beside the pods' own logs")
     volumes: list[Volume] = Field([], description="storage, mounted in every pod; `run` maps each to a folder")
     env: dict[Variable, Text] = Field({}, description="environment variables, values as written; no credentials")
-    secrets: dict[Variable, SecretKey] = Field({}, description="environment variables out of Secrets")
-    code: Annotated[str, Field(min_length=1)] | None = Field(
+    secrets: dict[Variable, SecretKey] = Field({}, description="environment variables from Secrets")
+    code: Annotated[str, Field(min_length=1)] | Code | None = Field(
         None, description="a folder to ship, relative to this file; what git ignores stays here"
     )
     workdir: Annotated[str, Field(min_length=1)] | None = Field(
@@ -319,16 +241,17 @@ class JobSpec(Block):
     labels: dict[LabelKey, LabelValue] = Field({}, description="on everything the job makes")
     annotations: dict[LabelKey, Text] = Field({}, description="on everything the job makes")
     node_selector: dict[LabelKey, LabelValue] = Field(
-        {}, description="labels a node must have, beside the accelerator's"
+        {}, description="labels a node must have, beside those of the accelerator"
     )
-    tolerations: list[Toleration] = Field([], description="beside the accelerator's")
-    init: list[dict[str, Any]] = Field([], description="init containers, in Kubernetes' words")
+    tolerations: list[Toleration] = Field([], description="taints to tolerate, beside those of the accelerator")
+    init: list[dict[str, Any]] = Field([], description="init containers, as Kubernetes writes them")
     agent: Literal["auto", "image", "inject"] = Field(
-        "auto", description="where the agent comes from; auto: with the job, where it names an image for its command"
+        "auto",
+        description="where the agent comes from; auto: sent with a job that names an image for its command",
     )
     pod: dict[str, Any] = Field(
         {},
-        description="merged into the pod template last; may not touch our command, labels, restartPolicy or variables",
+        description="merged into the pod template last; may not change our command, labels, restartPolicy or variables",
     )
     command: (
         Annotated[list[Text], Field(min_length=1), Words("a list of arguments, such as [python, train.py]")] | None
@@ -336,24 +259,74 @@ class JobSpec(Block):
     train: TrainSpec | None = Field(None, description="the built-in trainer; or command")
 
     @property
+    def code_folder(self) -> str | None:
+        """The folder to ship, relative to the job's file; None: none."""
+        return self.code.folder if isinstance(self.code, Code) else self.code
+
+    @property
+    def code_include(self) -> Sequence[str]:
+        """What of that folder is shipped although it looks like credentials."""
+        return self.code.include if isinstance(self.code, Code) else ()
+
+    @property
     def host_count(self) -> int:
+        """Pods of all slices."""
         return self.slices * self.hosts
 
     @property
     def devices(self) -> int:
+        """JAX devices of all hosts."""
         return self.host_count * self.accelerator.devices_per_host
 
     @property
     def process_count_per_host(self) -> int:
+        """JAX processes of a host."""
         return self.accelerator.devices_per_host if self.processes_per_host == "all" else self.processes_per_host
 
     @property
     def processes(self) -> int:
+        """JAX processes of all hosts."""
         return self.host_count * self.process_count_per_host
 
     @property
     def devices_per_process(self) -> int:
+        """JAX devices that each process drives."""
         return self.accelerator.devices_per_host // self.process_count_per_host
+
+    def agent_job(
+        self,
+        *,
+        command: Sequence[str] | None,
+        platform: Platform,
+        workdir: str | None,
+        metrics_port: int = 0,
+        search_paths: Mapping[str, str] | None = None,
+        scratch: Mapping[str, int | None] | None = None,
+    ) -> AgentJob:
+        """What every agent reads of the job; what differs between a pod and this machine is given.
+
+        `scratch` are the folders of a pod that its node's disk holds, and the limit of each in bytes.
+        """
+        limit = self.resources.ephemeral
+        return AgentJob(
+            name=self.name,
+            command=None if command is None else tuple(command),
+            processes_per_host=self.process_count_per_host,
+            platform=platform,
+            devices_per_process=self.devices_per_process,
+            budgets_s=self.budgets.seconds(),
+            crash_budget=self.restarts.crash,
+            in_place_budget=self.restarts.in_place,
+            preempted_budget=None if self.restarts.preempted == "unlimited" else self.restarts.preempted,
+            grace_s=self.grace,
+            deadline_s=self.deadline,
+            metrics_port=metrics_port,
+            workdir=workdir,
+            search_paths=search_paths or {},
+            ephemeral_bytes=None if scratch is None or limit is None else int(amount(limit)),
+            scratch=scratch or {},
+            log_bytes=int(amount(self.logs.kept)),
+        )
 
 
 assert set(get_args(Kind)) == set(KNOWN)

@@ -1,43 +1,74 @@
-"""Kubernetes quantities: `8`, `500m`, `32Gi`, `1.5T`. Kept as written, because the API server reads them itself.
+"""Amounts with a unit, as a job writes them.
 
-Source: kubernetes.io, "Quantity" in the API conventions: suffixes n u m, k M G T P E, Ki Mi Gi Ti Pi Ei.
+Durations: `90s`, `10m`, `1h30m`, `3d`; a bare integer is seconds. Quantities are Kubernetes' own: `8`, `500m`, `32Gi`,
+`1.5T`, kept as written, because the API server reads them itself. Source: kubernetes.io, "Quantity" in the API
+conventions: suffixes n u m, k M G T P E, Ki Mi Gi Ti Pi Ei.
 """
 
 from __future__ import annotations
 
 import re
-from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from launcher.keys import Words
+from launcher.job.introspection import Words
+from launcher.kube.quantity import SUFFIXED, amount
 
-_SCALE = (
-    {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1)}
-    | {letter: Decimal(1000) ** power for power, letter in enumerate("kMGTPE", start=1)}
-    | {f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)}
-)
-_QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(" + "|".join(_SCALE) + ")")
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_SPELLED = r"s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?|w|wks?|weeks?"
+_LONGEST_S = 2**31 - 1  # Kubernetes keeps some of them in 32 bits
+_DURATION = re.compile(r"(?:([0-9]{1,6})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,9})s)?")
 
 
-def amount(text: str) -> Decimal:
-    """The number a quantity stands for: 32Gi is 34359738368. Raises ValueError when it is none."""
-    match = _QUANTITY.fullmatch(text)
-    if match is None:
-        raise PydanticCustomError("quantity", "not a quantity")
-    return Decimal(match[1]) * _SCALE[match[2]]
+def seconds(value: Any) -> float:
+    """The seconds of `90s`, `1h30m` or a bare integer. Raises ValueError for anything else, zero and less too."""
+    total = 0
+    if isinstance(value, int) and not isinstance(value, bool):
+        total = value
+    elif isinstance(value, str) and (match := _DURATION.fullmatch(value)):
+        total = sum(int(count or 0) * unit for count, unit in zip(match.groups(), _SECONDS.values(), strict=True))
+    if not 0 < total <= _LONGEST_S:
+        raise PydanticCustomError("duration", "not a duration")
+    return float(total)
+
+
+def text(value_s: float) -> str:
+    """The shortest way to write whole seconds: 5400 is 1h30m."""
+    rest, parts = int(value_s), []
+    for letter, unit in _SECONDS.items():
+        count, rest = divmod(rest, unit)
+        if count:
+            parts.append(f"{count}{letter}")
+    return "".join(parts) or "0s"
+
+
+def _meant_duration(written: str) -> str | None:
+    """What `10 min` or `1.5h` seems to mean."""
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*([a-z]+)", written.strip().lower())
+    letter = match[2][0] if match is not None and re.fullmatch(_SPELLED, match[2]) else ""
+    total = round(float(match[1]) * (_SECONDS | {"w": 604800})[letter]) if match is not None and letter else 0
+    return f"write {text(total)}." if total else None
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(seconds),
+    Words("a duration above 0, such as 90s, 10m, 12h or 3d", _meant_duration),
+    PlainSerializer(text, return_type=str),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$"}, {"type": "integer"}]}),
+]
 
 
 def _written(value: Any) -> str:
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-    if not isinstance(text, str) or amount(text) == 0:
+    if not isinstance(text, str) or not SUFFIXED.fullmatch(text) or amount(text) == 0:
         raise PydanticCustomError("quantity", "not a quantity")
     return text
 
 
-def _suggest(written: str) -> str | None:
+def _meant_quantity(written: str) -> str | None:
     """What `32GB` or `32 gib` seems to mean."""
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgtp])(i?)b?", written.strip().lower())
     if match is None:
@@ -51,6 +82,6 @@ def _suggest(written: str) -> str | None:
 Quantity = Annotated[
     str,
     BeforeValidator(_written),
-    Words("a Kubernetes quantity above 0, such as 8, 500m or 32Gi", _suggest),
-    WithJsonSchema({"anyOf": [{"type": "string", "pattern": rf"^{_QUANTITY.pattern}$"}, {"type": "number"}]}),
+    Words("a Kubernetes quantity above 0, such as 8, 500m or 32Gi", _meant_quantity),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": rf"^{SUFFIXED.pattern}$"}, {"type": "number"}]}),
 ]

@@ -1,4 +1,4 @@
-"""The kinds of object we read or write, and where the API server keeps them. Pure."""
+"""The kinds of object that we read or write, and their paths on the API server. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """One kind at one version, as its paths name it."""
+    """One kind of one API version."""
 
     group: str  # "" is the core group
     version: str
@@ -16,7 +16,7 @@ class Kind(NamedTuple):
 
     @property
     def api_version(self) -> str:
-        """As objects write it: `v1`, `batch/v1`."""
+        """As in `apiVersion`: `v1`, `batch/v1`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
@@ -25,7 +25,7 @@ class Kind(NamedTuple):
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def titled(self, name: str) -> str:
-        """One object, as kubectl says it: `pod/x`, `jobset.jobset.x-k8s.io/x`."""
+        """One object, as kubectl writes it: `pod/x`, `jobset.jobset.x-k8s.io/x`."""
         return f"{self.kind.lower()}{'.' if self.group else ''}{self.group}/{name}"
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
@@ -49,12 +49,14 @@ CONFIGMAPS = Kind("", "v1", "configmaps", "ConfigMap")
 SECRETS = Kind("", "v1", "secrets", "Secret")
 CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 RESOURCE_QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota")
+LIMIT_RANGES = Kind("", "v1", "limitranges", "LimitRange")
 NETWORK_POLICIES = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 DEPLOYMENTS = Kind("apps", "v1", "deployments", "Deployment")
 
 NAMESPACES = Kind("", "v1", "namespaces", "Namespace", namespaced=False)
 NODES = Kind("", "v1", "nodes", "Node", namespaced=False)
 PRIORITY_CLASSES = Kind("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
+RUNTIME_CLASSES = Kind("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass", namespaced=False)
 CRDS = Kind("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False)
 MUTATING_WEBHOOKS = Kind(
     _ADMISSION, "v1", "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", namespaced=False
@@ -75,3 +77,6 @@ WORKLOAD_PRIORITY_CLASSES = Kind(
 ACCESS_REVIEWS = Kind(
     "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False
 )
+
+
+KINDS = {kind.kind: kind for kind in (JOBSETS, NETWORK_POLICIES, CONFIGMAPS, SECRETS)}  # of the objects of a job

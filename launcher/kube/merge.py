@@ -1,18 +1,18 @@
-"""Merges a patch into a manifest as Kubernetes would: blocks deeply, lists by name, null takes away. Pure."""
+"""Merges a patch into a manifest as Kubernetes does: mappings deeply, lists by name, null removes. Pure."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
-# List -> the key its items are told apart by, where that is not `name`.
+# List -> the merge key of its items, where that is not `name`.
 _KEYS = {"volumeMounts": "mountPath"}
-# Lists whose items are one of several kinds: half of one and half of another would be neither.
+# Lists whose items are replaced whole: a merge of two kinds of volume would be neither.
 _WHOLE = ("env", "volumes")
 
 
 def merge(base: Any, patch: Any, key: str = "") -> Any:
-    """`base` with `patch` over it; neither is changed. Lists of blocks without a name are added to, others replaced."""
+    """`base` with `patch` over it; neither is changed. Items of lists are merged by name or added; scalars replaced."""
     if isinstance(patch, dict):
         base = base if isinstance(base, dict) else {}
         merged = {name: copy.deepcopy(value) for name, value in base.items() if patch.get(name, value) is not None}
@@ -30,7 +30,7 @@ def _are_blocks(items: Any) -> bool:
 
 
 def _lists(base: list[dict[str, Any]], patch: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """A list of a handful: it is searched, because a name that a user wrote may be anything."""
+    """Short lists: they are searched, because a name in a patch may be of any type."""
     name = _KEYS.get(key, "name")
     merged = [copy.deepcopy(item) for item in base]
     for item in patch:

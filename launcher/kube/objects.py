@@ -1,4 +1,4 @@
-"""What any API object says of itself: conditions, times, and of a JobSet its pods. Pure."""
+"""What any API object reports of itself: conditions, times, and of a JobSet its state and its pods. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,23 @@ def condition(of: Obj, kind: str) -> Obj:
 
 
 def is_true(of: Obj, kind: str) -> bool:
+    """Whether the condition of that type has status True."""
     return condition(of, kind).get("status") == "True"
 
 
 def replicated(jobset: Obj) -> list[Obj]:
     """The replicated jobs of a JobSet."""
     return list(jobset.get("spec", {}).get("replicatedJobs") or ())
+
+
+def terminal_state(jobset: Obj) -> str | None:
+    """Completed or Failed; None while the JobSet may still run."""
+    return jobset.get("status", {}).get("terminalState") or None
+
+
+def is_suspended(jobset: Obj) -> bool:
+    """Whether the JobSet is suspended: by Kueue until it admits the job, or by whoever stopped it."""
+    return bool(jobset.get("spec", {}).get("suspend"))
 
 
 def template(jobset: Obj) -> Obj:
@@ -37,7 +48,7 @@ def moment(text: str | None) -> datetime | None:
 
 
 def seconds_since(text: str | None, now: datetime) -> float | None:
-    """How long ago that was; never less than nothing, however the clocks differ."""
+    """How long ago that was; never negative, however the clocks differ."""
     then = moment(text)
     return None if then is None else max(0.0, (now - then).total_seconds())
 

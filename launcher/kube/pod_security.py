@@ -1,7 +1,7 @@
 """Which Pod Security level a pod template meets, and what keeps it from a stricter one. Pure.
 
 Source: the Pod Security Standards of Kubernetes 1.35 for Linux pods, and their reference implementation,
-k8s.io/pod-security-admission, whose words for a reason are used, so that a plan and a refusal can be compared.
+k8s.io/pod-security-admission, whose names for reasons are used, so that `launcher plan` and a refusal read the same.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Holder = tuple[str, Part]  # what has a securityContext: `pod`, or `container "m
 
 @dataclasses.dataclass(frozen=True)
 class Violation:
-    """A rule that the pod breaks: the server's word for it, and where."""
+    """A rule that the pod violates: the server's name for it, and where."""
 
     reason: str
     detail: str
@@ -74,18 +74,18 @@ def stricter(than: Level) -> Level | None:
 
 
 def violations(template: Part, enforced: Level) -> list[Violation]:
-    """What a namespace that enforces this level would refuse pods of the template for."""
+    """Why a namespace that enforces this level would refuse pods of the template."""
     rules = [rule for rule in _RULES if LEVELS.index(rule.level) <= LEVELS.index(enforced)]
     replaced = {rule.instead_of for rule in rules}
     found = []
     for rule in rules:
         if rule.reason not in replaced or rule.instead_of:
-            if told := list(dict.fromkeys(rule.details(template))):
-                found.append(Violation(rule.reason, "; ".join(told)))
+            if details := list(dict.fromkeys(rule.details(template))):
+                found.append(Violation(rule.reason, "; ".join(details)))
     return found
 
 
-# --- what the rules look at -------------------------------------------------------------------------------------------
+# --- what the rules read ----------------------------------------------------------------------------------------------
 
 
 def _spec(template: Part) -> Part:
@@ -117,7 +117,7 @@ def _container_contexts(template: Part) -> Iterator[Holder]:
 
 
 def _has_user_namespace(template: Part) -> bool:
-    """Root in such a pod is nobody on the node; two rules of restricted let it pass since Kubernetes 1.35."""
+    """Root in such a pod is no user of the node; two rules of restricted admit it since Kubernetes 1.35."""
     return _spec(template).get("hostUsers") is False
 
 
@@ -235,7 +235,7 @@ def _capabilities(template: Part) -> Iterator[str]:
 
 
 def _as_root(template: Part) -> Iterator[str]:
-    """Who may run as root: the pod's word counts for the containers that say nothing."""
+    """Containers that may run as root; the pod's setting is for those that have none."""
     if _has_user_namespace(template):
         return
     for_all = _security(_spec(template)).get("runAsNonRoot")

@@ -1,7 +1,7 @@
-"""What the API server refuses of a finished pod template, in our words. Pure.
+"""What the API server would refuse of a rendered pod template, found before it is submitted. Pure.
 
-JobSet takes a template as it is: the Job made of it is what the server refuses, over and over, while the JobSet waits
-for ever. What only a typo can bring (a key that does not exist, a value of another type) the server refuses at once.
+JobSet accepts any template: the server then refuses the Job that is made of it, again and again, while the JobSet waits
+for ever. Typos (a key that does not exist, a value of another type) are not checked here: they are refused at once.
 Source: ValidatePodTemplateSpec of Kubernetes 1.35.
 """
 
@@ -10,24 +10,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 from launcher.errors import Fault, KeyPath
-from launcher.quantity import amount
-from launcher.wording import cut, either
+from launcher.kube.quantity import amount
+from launcher.wording import cut
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _A_NAME = "a name of at most 63 lower-case letters, digits and inner dashes"
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _MOST_PORT = 65535
 
-# Where in a template which key of the job is answerable for a container.
+# List of containers in a template -> the key of the job that it comes from.
 _CONTAINERS: Mapping[str, KeyPath] = {"initContainers": ("init",), "containers": ("pod", "spec", "containers")}
 
 
 def faults(template: Mapping[str, Any]) -> Iterator[Fault]:
-    """Everything that keeps the Job of this template from being made."""
+    """Everything for which the server would refuse the Job of this template."""
     spec = template["spec"]
     volumes = _listed(spec, "volumes")
     for volume in volumes:
@@ -41,7 +41,7 @@ def faults(template: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _listed(holder: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    """The blocks of a list; what is none of either is refused by its schema."""
+    """The mappings in a list; anything else the schema refuses."""
     found = holder.get(key)
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
@@ -53,13 +53,13 @@ def _volume(volume: Mapping[str, Any]) -> Iterator[Fault]:
         yield Fault(path, f"volume {cut(name)}: its name is not {_A_NAME}.", "choose another name.")
     if len(kinds) > 1:
         message = f"volume {cut(name)} is of more than one kind: {' and '.join(kinds)}."
-        yield Fault(path, message, "choose another name: a volume of ours has this one.")
+        yield Fault(path, message, "choose another name: the launcher adds a volume of this name.")
 
 
 def _node_selector(selector: Any) -> Iterator[Fault]:
     for key, value in selector.items() if isinstance(selector, dict) else ():
         if isinstance(value, str) and not _LABEL_VALUE.fullmatch(value):
-            message = f"nodeSelector {cut(str(key))} = {cut(value)} is no label's value, and no node has it."
+            message = f"nodeSelector {cut(str(key))} = {cut(value)} is not a valid label value."
             yield Fault(
                 ("pod", "spec", "nodeSelector"), message, "use at most 63 letters, digits and inner -, _ and dots."
             )
@@ -75,7 +75,7 @@ def _container(container: Mapping[str, Any], volumes: set[Any]) -> Iterator[Comp
         yield "it has no image.", "image: registry.example/tool:1"
     for variable in _listed(container, "env"):
         if not (name := str(variable.get("name") or "")) or "=" in name:
-            yield f"env has the variable {cut(name) or 'without a name'}, which no environment can hold.", "name: A"
+            yield f"env has the variable name {cut(name)!r}, which is not valid.", "name: A"
     for port in _listed(container, "ports"):
         number = port.get("containerPort")
         if isinstance(number, int) and not 0 < number <= _MOST_PORT:
@@ -89,7 +89,10 @@ def _mounts(container: Mapping[str, Any], volumes: set[Any]) -> Iterator[Complai
     for mount in _listed(container, "volumeMounts"):
         name, path = mount.get("name"), mount.get("mountPath")
         if name not in volumes:
-            yield f"it mounts {cut(str(name))}, which no volume is called.", f"there is {either(sorted(volumes))}."
+            yield (
+                f"it mounts {cut(str(name))}, and no volume has that name.",
+                f"its volumes are {', '.join(sorted(volumes))}.",
+            )
         if not path:
             yield f"its mount of {cut(str(name))} has no mountPath.", "mountPath: /data"
         elif path in seen:
@@ -104,7 +107,8 @@ def _resources(container: Mapping[str, Any]) -> Iterator[Complaint]:
     requests, limits = _amounts(given.get("requests")), _amounts(given.get("limits"))
     for name, asked in {**requests, **limits}.items():
         if "/" in name and asked % 1:
-            yield f"it asks for {asked:f} of {name}, which is given whole.", "use a whole number."
+            whole = asked.to_integral_value(ROUND_CEILING)
+            yield f"it requests {asked:f} of {name}, which must be a whole number.", f"use {whole:f}."
     for name in requests.keys() & limits.keys():
         if requests[name] > limits[name]:
             both = f"{given['requests'][name]} of {name}, and its limit is {given['limits'][name]}"
@@ -112,7 +116,7 @@ def _resources(container: Mapping[str, Any]) -> Iterator[Complaint]:
 
 
 def _amounts(given: Any) -> dict[str, Decimal]:
-    """The quantities that are any; the others their schema refuses."""
+    """The valid quantities; the others the schema refuses."""
     found = {}
     for name, text in given.items() if isinstance(given, dict) else ():
         with suppress(ValueError):

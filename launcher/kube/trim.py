@@ -1,46 +1,60 @@
-"""What is kept of an object that comes by the thousand. Pure.
+"""The fields that we keep of pods, nodes and events, of which there may be thousands. Pure.
 
-A pod is some 8 kB of JSON, of which a page says less than one: each is cut down as its page comes.
+A pod is some 8 kB of JSON, of which we read less than 1 kB: each is cut down as its page of the list arrives.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from launcher import hosts
-from launcher.checks import REPLICATED_JOB
-from launcher.hosts import GENERATION_LABEL, INDEX_LABEL, REPLICATED_LABEL, SLICE_LABEL
-from launcher.jobset import NAME_LABEL
-from launcher.objects import Obj, replicated
+from launcher.kube.labels import (
+    GENERATION_LABEL,
+    INDEX_LABEL,
+    NAME_LABEL,
+    REPLICATED_LABEL,
+    SLICE_LABEL,
+)
+from launcher.kube.objects import Obj
 
-MAX_MESSAGE = 4_096  # of a kubelet's or a scheduler's words; a termination message is no longer
+MAX_MESSAGE = 4_096  # characters; no termination message is longer
 MAX_KINDS_OF_EVENT = 200
 MAX_NAMED = 8  # objects that a folded event names
 
-# Events that say only that all is well. A thousand pods have thousands of them.
+# Events of normal operation. A thousand pods have thousands of them.
 QUIET = ("Scheduled", "Pulled", "Created", "Started", "SuccessfulCreate", "SuccessfulDelete")
 
 _LABELS = (NAME_LABEL, GENERATION_LABEL, SLICE_LABEL, INDEX_LABEL, REPLICATED_LABEL)
-_SAYS = ("type", "status", "reason", "message")
+_CONDITION = ("type", "status", "reason", "message")
 _RANDOM = re.compile(r"-[a-z0-9]{5}\b|\d+")  # the end of a pod's name, and numbers
 
 
 def pod(full: Obj) -> dict[str, Any]:
-    """Where it is in its gang, where it runs, and what its containers say."""
+    """A pod: its place in the gang, its node, and the states of its containers."""
     metadata, spec, status = full["metadata"], full.get("spec", {}), full.get("status", {})
     labels = metadata.get("labels", {})
     return {
-        "metadata": _keep(metadata, "namespace", "name", "uid", "creationTimestamp", "deletionTimestamp")
+        "metadata": _keep(metadata, "namespace", "name", "uid", "creationTimestamp", "deletionTimestamp", "finalizers")
         | {"labels": _keep(labels, *_LABELS)},
-        "spec": _keep(spec, "nodeName", "schedulingGates"),
+        "spec": _keep(spec, "nodeName", "schedulingGates") | ({} if spec.get("nodeName") else _requests(spec)),
         "status": _keep(status, "phase", "reason", "message")
-        | {"conditions": [_keep(one, *_SAYS) for one in status.get("conditions", ())]}
+        | {"conditions": [_keep(one, *_CONDITION) for one in status.get("conditions", ())]}
         | {kind: [_container(one) for one in status[kind]] for kind in _CONTAINERS if status.get(kind)},
     }
 
 
+def _requests(spec: Obj) -> dict[str, Any]:
+    """What admission made of the requests of a pod without a node: defaults, sidecars, overhead."""
+    kinds = {
+        kind: [_keep(one, *_REQUESTS) for one in spec[kind]]
+        for kind in ("containers", "initContainers")
+        if spec.get(kind)
+    }
+    return kinds | _keep(spec, "overhead", "resources", "nodeSelector", "tolerations")
+
+
+_REQUESTS = ("name", "resources", "restartPolicy")
 _CONTAINERS = ("containerStatuses", "initContainerStatuses")
 
 
@@ -49,7 +63,7 @@ def _container(status: Obj) -> Obj:
 
 
 def node(full: Obj) -> dict[str, Any]:
-    """What the scheduler looks at, as far as we do."""
+    """A node: what the scheduler reads, as far as node_fit does."""
     return {
         "metadata": _keep(full["metadata"], "name", "labels"),
         "spec": _keep(full.get("spec", {}), "taints", "unschedulable"),
@@ -66,7 +80,7 @@ def _cut(value: Any) -> Any:
 
 
 def event(full: Obj) -> dict[str, Any]:
-    """An event of either API: who is meant, what is said, how often and when last."""
+    """An event of either API: its object, message, count, and when it was last seen."""
     series = full.get("series") or {}
     last = series.get("lastObservedTime") or full.get("lastTimestamp") or full.get("eventTime")
     about = full.get("involvedObject") or {}
@@ -83,34 +97,12 @@ def event(full: Obj) -> dict[str, Any]:
 
 
 def _second(moment: str) -> str:
-    """A time to the second: newer events have microseconds, and nothing else compares with those as text."""
+    """A time to the second: newer events have microseconds, which do not compare with the others as text."""
     return f"{moment[:19]}Z" if moment else ""
 
 
-def about(events: Iterable[Mapping[str, Any]], name: str, jobset: Obj | None) -> Iterator[Mapping[str, Any]]:
-    """The events on a job of that name and on what is made of it: Jobs, pods, claims, its Workload.
-
-    Of a JobSet that is there, only those since it was created: one of the same name may have been before.
-    """
-    since = "" if jobset is None else jobset["metadata"].get("creationTimestamp", "")
-    claims = () if jobset is None else hosts.claims(jobset)
-    parts_of = "|".join(re.escape(one["name"]) for one in replicated(jobset or {})) or REPLICATED_JOB
-    job = rf"{re.escape(name)}-(?:{parts_of})-\d+"
-    parts = {
-        "JobSet": re.escape(name),
-        "Job": job,
-        "Pod": rf"{job}-\d+-[a-z0-9]{{5}}",
-        "Workload": rf"jobset-{re.escape(name)}-[a-z0-9]{{5}}",
-    }
-    for one in events:
-        pattern = parts.get(one["kind"])
-        is_its = one["names"][0] in claims if one["kind"] == "PersistentVolumeClaim" else False
-        if is_its or (pattern and re.fullmatch(pattern, one["names"][0]) and one["last"] >= since):
-            yield one
-
-
 def folded(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """One of each kind, the newest first: a thousand pods that wait for one reason make one line."""
+    """Events with the same reason and message as one, the newest first: a thousand pods make one line."""
     kept: dict[tuple[str, str, str], dict[str, Any]] = {}
     for one in events:
         key = one["kind"], one["reason"], _RANDOM.sub("", one["message"])

@@ -1,20 +1,20 @@
-"""The profile that a cluster's owner left in the cluster."""
+"""The cluster defaults that a cluster's owner left in the cluster."""
 
 from __future__ import annotations
 
-from launcher import profile
-from launcher.cluster import ApiError, Cluster
-from launcher.kinds import CONFIGMAPS
-from launcher.profile import Profile
+from launcher.cluster.client import ApiError, Cluster
+from launcher.job import profile
+from launcher.job.profile import ClusterDefaults
+from launcher.kube.kinds import CONFIGMAPS
 
 NAME = "jaxlaunch"  # of the ConfigMap
 SYSTEM = "jaxlaunch-system"  # the namespace of what is every team's
 
 
-def find(cluster: Cluster, namespace: str) -> tuple[Profile, str | None]:
-    """The profile for jobs in a namespace, its own before the cluster's; and where it is, None for the defaults.
+def find(cluster: Cluster, namespace: str) -> tuple[ClusterDefaults, str | None]:
+    """The defaults for jobs in a namespace, its own before the cluster's; and where they are, None for our own.
 
-    Raises JobFaults with everything that is wrong with it.
+    Raises JobFaults with everything that is wrong with them.
     """
     for place in dict.fromkeys((namespace, SYSTEM)):
         try:
@@ -26,4 +26,4 @@ def find(cluster: Cluster, namespace: str) -> tuple[Profile, str | None]:
         if found is not None:
             where = f"ConfigMap {place}/{NAME}"
             return profile.of_config_map(found, where), where
-    return Profile(), None
+    return ClusterDefaults(), None

@@ -1,25 +1,25 @@
-"""A job deleted: its JobSet and pods, and all that goes with them."""
+"""Deletes a job: its JobSet and pods, and the objects that they own."""
 
 from __future__ import annotations
 
-from launcher.cluster import Cluster
-from launcher.kinds import CONFIGMAPS, JOBSETS, NETWORK_POLICIES
-from launcher.objects import Obj, template
+from launcher.cluster.client import Cluster
+from launcher.kube.kinds import CONFIGMAPS, JOBSETS, NETWORK_POLICIES
+from launcher.kube.objects import Obj, template
 
 
 def delete(cluster: Cluster, jobset: Obj) -> list[str]:
-    """Begins to delete a job; names what goes, and what stays because other jobs use it.
+    """Starts to delete a job. Lines that name what is deleted, and what stays because other jobs use it.
 
-    Its pods are told to save and end first. What the JobSet owns is the garbage collector's to remove.
+    Its pods save and end first (SIGTERM). What the JobSet owns is removed by Kubernetes' garbage collector.
     """
     metadata = jobset["metadata"]
-    told = [f"{JOBSETS.titled(metadata['name'])} deleted", *_owned(cluster, jobset)]
+    lines = [f"{JOBSETS.titled(metadata['name'])} deleted", *_owned(cluster, jobset)]
     cluster.delete(JOBSETS, metadata["name"], metadata["namespace"], uid=metadata["uid"], propagation="Foreground")
-    return told
+    return lines
 
 
 def _owned(cluster: Cluster, jobset: Obj) -> list[str]:
-    metadata, told = jobset["metadata"], []
+    metadata, lines = jobset["metadata"], []
     candidates = [(NETWORK_POLICIES, metadata["name"])]
     for volume in template(jobset)["spec"].get("volumes") or ():
         if "configMap" in volume:
@@ -29,5 +29,5 @@ def _owned(cluster: Cluster, jobset: Obj) -> list[str]:
         owners = [] if found is None else [one["uid"] for one in found["metadata"].get("ownerReferences") or ()]
         if metadata["uid"] in owners:
             kept = f"kept: {len(owners) - 1} more of its jobs are here"
-            told.append(f"{kind.titled(name)} {'deleted' if len(owners) == 1 else kept}")
-    return told
+            lines.append(f"{kind.titled(name)} {'deleted' if len(owners) == 1 else kept}")
+    return lines

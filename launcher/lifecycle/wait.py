@@ -2,45 +2,95 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 
-from launcher import status, world
-from launcher.cluster import Cluster
+from launcher.cluster.client import Cluster
+from launcher.cluster.outage import Outage
 from launcher.errors import ClusterError
-from launcher.kinds import JOBSETS
-from launcher.objects import Obj
-from launcher.status import JobStatus, State
-from launcher.stop import has_finished
+from launcher.kube.kinds import JOBSETS
+from launcher.kube.objects import Obj, is_suspended, terminal_state
+from launcher.lifecycle import record
+from launcher.status import collect, job_status
+from launcher.status.job_status import OVER, JobStatus, State
+from launcher.status.snapshot import NoSuchJob, Snapshot
 
-_LOOK_AGAIN_S = 30.0  # at what no event of the JobSet tells
-_SETTLES_S = 2.0  # pods that are about to end
+_LOOK_AGAIN_S = 30.0  # for what no event of the JobSet reports
+_SETTLES_S = 2.0  # while pods end
+_LOOKS = 3  # at pods that could not be read
+_WHEN = {State.DONE: "ended", State.FAILED: "ended", State.QUEUED: "queued"}  # else it is being stopped
 
-OVER = (State.DONE, State.FAILED, State.STOPPED)
+
+Say = Callable[[str], None]
+
+
+def quietly(text: str) -> None:
+    """Says nothing: somebody else does."""
 
 
 class Timeout(Exception):
     """The job is not over yet."""
 
 
-def wait(cluster: Cluster, jobset: Obj, limit_s: float | None = None) -> JobStatus:
-    """How a job stands once it is over.
+def wait(cluster: Cluster, jobset: Obj, limit_s: float | None = None, say: Say = quietly) -> JobStatus:
+    """The status of a job once it is over; `say` gets that the cluster does not answer, which may last for minutes.
 
-    Raises Timeout after `limit_s` seconds, and ClusterError when it is deleted meanwhile or the cluster stays silent.
+    Raises Timeout after `limit_s` seconds, and ClusterError when it is deleted or the cluster refuses.
     """
-    metadata = jobset["metadata"]
     end = None if limit_s is None else time.monotonic() + limit_s
+    try:
+        return _over(cluster, jobset, end, say)
+    except TimeoutError:
+        _record(cluster, jobset["metadata"], say)
+        raise Timeout from None
+
+
+def _record(cluster: Cluster, metadata: Obj, say: Say) -> None:
+    """Writes down how far a job is that runs on, as far as that can be read within seconds."""
+    cluster.hurry()
+    with contextlib.suppress(ClusterError):
+        job = collect.snapshot(cluster, metadata["namespace"], metadata["name"])
+        if isinstance(job, Snapshot):
+            record.write(cluster, job, "running", say)
+
+
+def _over(cluster: Cluster, jobset: Obj, end: float | None, say: Say) -> JobStatus:
+    """The status of a job once it is over; how far it was is written on its JobSet. Raises TimeoutError at `end`."""
+    metadata, outage = jobset["metadata"], Outage(cluster, say)
     while end is None or time.monotonic() < end:
-        found = _changed(cluster, metadata, jobset, end)
-        if has_finished(found) or found["spec"].get("suspend"):
-            stands = status.fold(world.gather(cluster, metadata["namespace"], metadata["name"]))
-            if stands.state in OVER:
-                return stands
-            if stands.state is State.STOPPING:
+        found = outage.ride(partial(_changed, cluster, metadata, jobset, end), end)
+        if terminal_state(found) or is_suspended(found):
+            job = outage.ride(partial(_seen, cluster, metadata), end)
+            if isinstance(job, NoSuchJob):
+                raise _deleted(metadata)
+            status = job_status.status_of(job)
+            record.write(cluster, job, _WHEN.get(status.state, "stopped"), say)
+            if status.state in OVER:
+                return status
+            if status.state is State.STOPPING or _is_leaving(job):
                 time.sleep(_SETTLES_S)
                 continue
         jobset = found
-    raise Timeout
+    raise TimeoutError
+
+
+def _is_leaving(job: Snapshot) -> bool:
+    """Whether its queue took its place, and its pods still save: what they say last is to be heard."""
+    return job.is_suspended and any(not host.has_ended for host in job.hosts)
+
+
+def _seen(cluster: Cluster, metadata: Obj) -> Snapshot | NoSuchJob:
+    """The job; its pods, which have the verdict, are tried again where a server that is unwell did not give them."""
+    for _ in range(_LOOKS - 1):
+        job = collect.snapshot(cluster, metadata["namespace"], metadata["name"])
+        if isinstance(job, NoSuchJob) or "pods" not in job.not_read:
+            return job
+        time.sleep(_SETTLES_S)
+    return collect.snapshot(cluster, metadata["namespace"], metadata["name"])
 
 
 def _changed(cluster: Cluster, metadata: Obj, known: Obj, end: float | None) -> Obj:
@@ -50,7 +100,7 @@ def _changed(cluster: Cluster, metadata: Obj, known: Obj, end: float | None) -> 
     for event, found in cluster.watch(JOBSETS, metadata["namespace"], fields=fields, limit_s=slice_s):
         if event == "DELETED" or found["metadata"]["uid"] != metadata["uid"]:
             raise _deleted(metadata)
-        if has_finished(found) or bool(found["spec"].get("suspend")) != bool(known["spec"].get("suspend")):
+        if terminal_state(found) or is_suspended(found) != is_suspended(known):
             return found
     latest = cluster.get(JOBSETS, metadata["name"], metadata["namespace"])
     if latest is None or latest["metadata"]["uid"] != metadata["uid"]:
@@ -63,26 +113,23 @@ def _deleted(metadata: Obj) -> ClusterError:
 
 
 class Waiting:
-    """wait() beside something else that takes the terminal, such as logs."""
+    """wait() in a thread, while the terminal shows something else, such as logs."""
 
-    def __init__(self, cluster: Cluster, jobset: Obj, limit_s: float | None) -> None:
-        self._result: JobStatus | Exception | None = None
-        self._thread = threading.Thread(target=self._run, args=(cluster, jobset, limit_s), name="wait", daemon=True)
-        self._thread.start()
+    def __init__(self, cluster: Cluster, jobset: Obj, limit_s: float | None, say: Say = quietly) -> None:
+        self._done: concurrent.futures.Future[JobStatus] = concurrent.futures.Future()
+        thread = threading.Thread(target=self._run, args=(cluster, jobset, limit_s, say), name="wait", daemon=True)
+        thread.start()
 
-    def _run(self, cluster: Cluster, jobset: Obj, limit_s: float | None) -> None:
+    def _run(self, cluster: Cluster, jobset: Obj, limit_s: float | None, say: Say) -> None:
         try:
-            self._result = wait(cluster, jobset, limit_s)
-        except Exception as error:  # raised again where somebody asks
-            self._result = error
+            self._done.set_result(wait(cluster, jobset, limit_s, say))
+        except Exception as error:  # raised again by result()
+            self._done.set_exception(error)
 
     def is_over(self) -> bool:
-        return not self._thread.is_alive()
+        """Whether result() returns at once."""
+        return self._done.done()
 
     def result(self) -> JobStatus:
         """What wait() returns or raises, once it does."""
-        self._thread.join()
-        if isinstance(self._result, Exception):
-            raise self._result
-        assert self._result is not None
-        return self._result
+        return self._done.result()

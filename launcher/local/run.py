@@ -1,15 +1,12 @@
-"""Runs a job here: one agent per host of the job, under the very contract that a JobSet's pods get.
+"""Runs a job on this machine: one agent per host of the job, with the same contract as the pods of a JobSet.
 
-Owns the run folder, the agents' environment and the generations; the gang itself lives in launcher.agent.
+Owns the run folder, the agents' environment and the generations; the rest is in launcher.agent.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
-import itertools
-import json
 import os
 import selectors
 import signal
@@ -18,98 +15,87 @@ import sys
 import time
 import types
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from launcher import agentjob
-from launcher import job as jobs
-from launcher.agent.ports import free_port
+from launcher.agent.gang.clock import process_age_s
+from launcher.agent.gang.verdict import is_full_disk
+from launcher.agent.io.lines import Lines
+from launcher.agent.io.ports import free_port
+from launcher.agent.leader.run_folder import RunFolder
+from launcher.agent.leader.summary import Summary
 from launcher.errors import UserError
-from launcher.job import JobSpec
-from launcher.logs import Line, Lines, parse
-from launcher.paths import Paths, of
+from launcher.job import load as jobs
+from launcher.job.load import JobSpec
+from launcher.local import ending, folders, strays
+from launcher.local.earlier import JOB, Earlier
+from launcher.local.lock import Lock, locked
+from launcher.local.paths import Paths, of
+from launcher.logs.lines import Line, parse
 from trainer import contract
 from trainer.contract import Action, AgentJob
 
 Show = Callable[[Line], None]
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+_LONGEST_LINE = 2 * contract.MAX_LINE  # the agents cut at the half, and put the rank before it
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclasses.dataclass(frozen=True)
-class Here:
-    """How a job is fitted to this machine."""
+class LocalRun:
+    """Where and how a job runs on this machine."""
 
     folder: Path  # the run folder
     base: Path  # what relative paths of the job are relative to
-    volumes: Mapping[str, Path] = dataclasses.field(default_factory=dict)  # by claim, bucket or name
-    simulate: bool = False
-    take_over: bool = False
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds a run folder. Raises UserError when another run holds it: two would write one set of files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise UserError(
-                f"{folder} is in use by the run with pid {file.read().strip() or 'unknown'}.",
-                hint="wait for it, stop it with Ctrl-C, or name another folder with --run-dir.",
-            ) from None
-        file.seek(0)
-        file.truncate()
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield
+    volumes: Mapping[str, Path] = dataclasses.field(default_factory=dict)  # folders given for volumes, by name
+    simulate: bool = False  # CPU devices in place of GPUs or TPUs
+    take_over: bool = False  # of the checkpoint folder, from the run that holds it
 
 
 def agent_job(job: JobSpec, paths: Paths, simulate: bool) -> AgentJob:
-    """What an agent here is told of the job."""
-    folder = job.workdir or job.code
-    return agentjob.of(
-        job,
+    """The job as an agent on this machine gets it."""
+    folder = paths.workdir(job)
+    return job.agent_job(
         command=None if job.command is None else [paths.argument(part) for part in job.command],
         platform="cpu" if simulate else job.accelerator.platform,
-        workdir=str(paths.base / folder) if folder else None,
+        workdir=None if folder is None else str(folder),
     )
 
 
-def environment(job: JobSpec, paths: Paths, here: Here, uid: str) -> dict[str, str]:
-    """What every agent's environment holds, beside what tells the hosts apart."""
+def environment(job: JobSpec, paths: Paths, local: LocalRun, uid: str) -> dict[str, str]:
+    """The environment variables that all agents share. Raises UserError when a secret is not set here."""
     # `python` in a command is the one that runs us, activated or not.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    environ = {**os.environ, "PATH": path, **job.env}
+    environ = {**os.environ, "PATH": path, **paths.given(job.env)}
     missing = [name for name in job.secrets if name not in os.environ]
     if missing:
         raise UserError(
-            f"secrets: {', '.join(missing)} is not in the environment.",
-            hint="on a cluster it comes from the Secret; here, export it before `launcher run`.",
+            f"secrets: not set in the environment: {', '.join(missing)}.",
+            hint="export them before `launcher run`; on a cluster they come from the Secret.",
         )
-    if job.code:
-        code = str(paths.base / job.code)
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (code, os.environ.get("PYTHONPATH"))))
-    if here.simulate or job.accelerator.platform == "cpu":
+    if job.code_folder:
+        environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, (str(paths.base / job.code_folder), os.environ.get("PYTHONPATH")))
+        )
+    if local.simulate or job.accelerator.platform == "cpu":
         environ["JAX_PLATFORMS"] = "cpu"
     if job.train is not None:
         environ[contract.TRAIN_SPEC] = paths.train(job.train).model_dump_json(exclude_unset=True)
     return environ | {
-        contract.JOB: agent_job(job, paths, here.simulate).to_json(),
+        contract.JOB: agent_job(job, paths, local.simulate).to_json(),
         contract.HOSTS: str(job.hosts),
         contract.SLICES: str(job.slices),
         contract.UID: uid,
-        contract.RUN_DIR: str(here.folder),
-        contract.TAKE_OVER: "1" if here.take_over else "0",
+        contract.RUN_DIR: str(local.folder),
+        contract.TAKE_OVER: "1" if local.take_over else "0",
         contract.PARENT: str(os.getpid()),
     }
 
 
 class Gang:
-    """One generation: the agents of a job as processes of this one, and their lines."""
+    """One generation: the agents of a job as child processes, and their output."""
 
-    def __init__(self, environ: Mapping[str, str], hosts: int, slices: int, generation: int) -> None:
+    def __init__(self, environ: Mapping[str, str], hosts: int, slices: int, generation: int, lock: Lock) -> None:
         self._selector = selectors.DefaultSelector()
         self._agents: list[subprocess.Popen[bytes]] = []
         leader = f"127.0.0.1:{free_port()}"
@@ -124,106 +110,170 @@ class Gang:
                     contract.GENERATION: str(generation),
                     contract.POD_UID: str(uuid.uuid4()),
                 },
-                stdin=subprocess.DEVNULL,
+                # Nothing reads it: the folder stays locked while an agent lives; its processes do not inherit this.
+                stdin=lock.descriptor,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # a Ctrl-C is ours to pass on, once
+                start_new_session=True,  # a Ctrl-C reaches them through us alone
             )
             self._agents.append(agent)
             for stream in (agent.stdout, agent.stderr):
-                self._selector.register(stream, selectors.EVENT_READ, (host, Lines()))  # type: ignore[arg-type]
+                self._selector.register(stream, selectors.EVENT_READ, (host, Lines(_LONGEST_LINE)))  # type: ignore[arg-type]
 
     def signal(self, number: int) -> None:
+        """Signals every agent that lives."""
         for agent in self._agents:
             if agent.poll() is None:
                 agent.send_signal(number)
 
     def follow(self, show: Show) -> list[int]:
-        """Shows every line until the last agent is gone; returns their exit codes, by host."""
+        """Shows every line until the last agent has ended; returns their exit codes, by host."""
         while self._selector.get_map():
             for key, _ in self._selector.select():
                 host, lines = key.data
                 data = os.read(key.fd, 65536)
                 for text in lines.feed(data) if data else lines.end():
-                    show(parse(host, text))
+                    show(parse(host, text.decode(errors="replace")))
                 if not data:
                     self._selector.unregister(key.fileobj)
         return [agent.wait() for agent in self._agents]
 
 
-@contextlib.contextmanager
-def passing_signals(gang: Gang, say: Callable[[str], None], deadline_at: float | None) -> Iterator[Callable[[], bool]]:
-    """Passes SIGINT and SIGTERM on to the gang: the first stops it, the second kills it. Yields whether one came.
+class Signals:
+    """SIGINT and SIGTERM, while entered: the first stops the gang, the second kills it."""
 
-    At `deadline_at` (monotonic seconds) it is stopped as well.
-    """
-    told = 0
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.received = 0
+        self.gang: Gang | None = None
+        self._say = say
 
-    def heard(number: int, frame: types.FrameType | None) -> None:
-        nonlocal told
-        told += 1
-        if number == signal.SIGALRM:
-            say("the deadline has passed")
-        say("saving and stopping; once more kills" if told == 1 else "killed")
-        gang.signal(signal.SIGTERM if told == 1 else signal.SIGKILL)
+    def __enter__(self) -> Signals:
+        self._before = {number: signal.signal(number, self._handle) for number in STOPPING}
+        return self
 
-    before = {number: signal.signal(number, heard) for number in STOPPING}
-    if deadline_at is not None:
-        signal.setitimer(signal.ITIMER_REAL, max(1e-3, deadline_at - time.monotonic()))
-    try:
-        yield lambda: told > 0
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        for number, handler in before.items():
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
 
-
-def run(job: JobSpec, here: Here, show: Show, say: Callable[[str], None]) -> int:
-    """Trains the job here; returns the exit code of its verdict.
-
-    A SIGINT or SIGTERM makes the gang save and stop, a second one kills it. Raises UserError for what one can mend.
-    """
-    if job.host_count > 1 and job.accelerator.platform != "cpu" and not here.simulate:
-        raise UserError(
-            f"{job.host_count} hosts of {job.accelerator.type} are more than this machine.",
-            hint="--simulate stands in for them with CPU devices, or run one host: hosts=1 slices=1.",
+    def _handle(self, number: int, frame: types.FrameType | None) -> None:
+        self.received += 1
+        is_first = self.received == 1
+        self._say(
+            "saving and stopping; a second signal kills" if is_first else "killing the agents and their processes"
         )
-    with locked(here.folder):
-        paths = of(job, here.base, here.folder, here.volumes)
-        for mount, folder in paths.mounts.items():
-            folder.mkdir(parents=True, exist_ok=True)
-            say(f"{mount} is {folder}")
-        (here.folder / "job.yaml").write_text(jobs.dump(job))
-        return generations(job, here.folder, environment(job, paths, here, uid=str(uuid.uuid4())), show, say)
+        if self.gang is not None:
+            self.gang.signal(signal.SIGTERM if is_first else signal.SIGKILL)
 
 
-def generations(job: JobSpec, folder: Path, environ: Mapping[str, str], show: Show, say: Callable[[str], None]) -> int:
-    """Starts sets of agents as JobSet would, until one ends for good; what it restarts is charged to restarts.crash."""
-    deadline_at = None if job.deadline is None else time.monotonic() + job.deadline
-    for generation in itertools.count():
-        gang = Gang(environ, job.hosts, job.slices, generation)
-        with passing_signals(gang, say, deadline_at) as told:
-            codes = gang.follow(show)
-        if all(code < 0 for code in codes):
-            speak_for_the_dead(folder, -codes[0])
-        ended = contract.outcome(verdict_code(codes))
-        if told() or ended.action is not Action.RESTART or generation >= job.restarts.crash:
-            return ended.code
-        say(f"{ended.meaning} (exit {ended.code}): new agents, restart {generation + 1} of {job.restarts.crash}")
-    raise AssertionError("generations end")
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a run ended."""
+
+    code: int
+    summary: Mapping[str, Any]  # as in summary.json
+    is_restored: bool = False  # it did nothing, and the folder has the record of the run before it again
+    is_refused: bool = False  # ... because it was wrong in itself
+    stands_at: int | None = None  # the step of the run before it
 
 
-def verdict_code(codes: Sequence[int]) -> int:
-    """The gang's code. All agents that lived leave with it; one that was killed knows no better than the signal."""
-    return next((code for code in codes if code >= 0), contract.KILLED)
+def run(
+    job: JobSpec,
+    local: LocalRun,
+    show: Show,
+    say: Callable[[str], None],
+    during: contextlib.AbstractContextManager[object] | None = None,
+) -> Ended:
+    """Runs the job on this machine; `during` is entered while it does.
+
+    A SIGINT or SIGTERM has the gang save and stop, a second one kills it. Raises UserError when the job cannot start.
+    """
+    started = time.time() - process_age_s()
+    if job.host_count > 1 and job.accelerator.platform != "cpu" and not local.simulate:
+        raise UserError(
+            f"The job has {job.host_count} hosts of {job.accelerator.type}; this machine is one host.",
+            hint="use CPU devices in their place with --simulate, or run one host with hosts=1 slices=1.",
+        )
+    paths = of(job, local.base, local.folder, local.volumes)
+    folders.program(job, paths)
+    environ = environment(job, paths, local, uid=str(uuid.uuid4())) | {contract.STARTED: str(started)}
+    resolved = jobs.dump(paths.anywhere(job))
+    folders.check(local.folder, local.volumes)
+    with locked(local.folder) as lock, Signals(say) as signals:
+        earlier = Earlier(local.folder)
+        earlier.keep()
+        made = _make(paths, say)
+        _write(local.folder / JOB, resolved)
+        with during or contextlib.nullcontext():
+            summary = generations(job, RunFolder(local.folder, say), environ, signals, lock, show, say)
+        assert summary.verdict is not None, "a generation that ended has a verdict"
+        is_train = job.train is not None
+        if earlier.is_kept and summary.is_void(is_train) and not lock.is_gone and earlier.restore():
+            for folder in made:
+                _remove(folder)
+            return Ended(summary.verdict.code, summary.to_json(), True, summary.is_refused(is_train), earlier.step)
+        earlier.drop()
+        if lock.is_gone:
+            say(f"{local.folder} was deleted while the run went on: its summary is written anew, the rest is lost")
+            _write(local.folder / JOB, resolved)
+        return Ended(summary.verdict.code, summary.to_json())
 
 
-def speak_for_the_dead(folder: Path, number: int) -> None:
-    """Writes the verdict that no agent could: every one of them was killed, host 0's by signal `number`."""
-    path = folder / "summary.json"
-    summary = json.loads(path.read_text()) if path.exists() else {}
-    message = f"host 0's agent was killed by {signal.Signals(number).name}"
-    verdict = {"cause": "lost", "code": contract.LOST, "host": 0, "rank": 0, "message": message, "traceback": None}
-    written = path.with_suffix(".tmp")
-    written.write_text(json.dumps({"step": None} | summary | {"status": "failed", "verdict": verdict}, indent=2))
-    written.replace(path)
+def generations(
+    job: JobSpec,
+    folder: RunFolder,
+    environ: Mapping[str, str],
+    signals: Signals,
+    lock: Lock,
+    show: Show,
+    say: Callable[[str], None],
+) -> Summary:
+    """Starts sets of agents as JobSet would, until a set ends for good; a restart is charged to restarts.crash."""
+    generation = 0
+    while True:
+        signals.gang = gang = Gang(environ, job.hosts, job.slices, generation, lock)
+        if signals.received:
+            gang.signal(signal.SIGTERM)  # it came while they were started
+        codes = gang.follow(show)
+        strays.end(environ[contract.UID])
+        summary = ending.ended(
+            folder,
+            environ[contract.UID],
+            generation,
+            codes,
+            is_stopped=signals.received > 0,
+            started=float(environ[contract.STARTED]),
+        )
+        assert summary.verdict is not None
+        outcome = contract.outcome(summary.verdict.code)
+        is_last = outcome.action is not Action.RESTART or generation >= job.restarts.crash
+        if signals.received or is_last or is_full_disk(summary.verdict):  # a disk here is as full for the next agents
+            return summary
+        generation += 1
+        restarts = f"restart {generation} of {job.restarts.crash} (restarts.crash)"
+        say(f"{outcome.meaning} (exit {outcome.code}): starting new agents, {restarts}")
+
+
+def _make(paths: Paths, say: Callable[[str], None]) -> list[Path]:
+    """Makes the folders of the volumes; returns those that were not there, the deepest first."""
+    made = []
+    for mount, folder in paths.mounts.items():
+        if not folder.exists():
+            missing = [path for path in (folder, *folder.parents) if not path.exists()]
+            with folders.told(f"The volume at {mount}", "name another folder with --volume."):
+                folder.mkdir(parents=True, exist_ok=True)
+            made += missing
+        say(f"{mount} is {folder}")
+    return sorted(made, key=lambda path: len(path.parts), reverse=True)
+
+
+def _remove(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # something is in it by now
+        folder.rmdir()
+
+
+def _write(path: Path, text: str) -> None:
+    """Replaces a file: who linked to it keeps what it was."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.parent.mkdir(parents=True, exist_ok=True)
+    draft.write_text(text)
+    draft.replace(path)

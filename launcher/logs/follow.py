@@ -1,8 +1,7 @@
-"""A job's lines as they are written: attaches to every pod that starts, and to those of the next generation."""
+"""A job's lines as they are written: from every pod that starts, those of the next generation included."""
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
@@ -10,25 +9,29 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from launcher import hosts, podlogs
-from launcher.cluster import Cluster
+from launcher.cluster.client import Cluster
+from launcher.cluster.outage import Outage
+from launcher.cluster.watch import may_pass
 from launcher.errors import ApiError, Unreachable, UserError
-from launcher.hosts import Host
-from launcher.jobset import NAME_LABEL
-from launcher.kinds import JOBSETS, PODS, Kind
-from launcher.logs import Line, Select
-from launcher.objects import Obj
-from launcher.podlogs import EVERYTHING, Source, Window
+from launcher.kube.kinds import JOBSETS, PODS, Kind
+from launcher.kube.labels import NAME_LABEL
+from launcher.kube.objects import Obj, is_suspended, terminal_state
+from launcher.logs import pods
+from launcher.logs.lines import Line, Select
+from launcher.logs.pods import EVERYTHING, Source, Window
+from launcher.status import hosts
+from launcher.status.hosts import Host
+from launcher.wording import placed
 
 TICK_S = 1.0
 REATTACH_S = 1.0  # after a stream broke
-DRAIN_S = 10.0  # for what ended pods have still to say
+DRAIN_S = 10.0  # without a line, after which the logs of pods that have ended are given up
 GONE = 404  # the pod, and its log with it
 MAX_QUEUED = 10_000  # lines a slow terminal may be behind
 
 Show = Callable[[Line], None]
 Say = Callable[[str], None]
-See = Callable[[str, dict[str, Any]], None]
+OnEvent = Callable[[str, dict[str, Any]], None]  # type of the watch event, object
 
 
 def follow(
@@ -44,42 +47,65 @@ def follow(
 ) -> None:
     """Gives `show` every line that `select` wants, on the calling thread, until JobSet `name` ends or is deleted.
 
-    Restarts are lived through: `say` hears how a generation ended and that the next begins. `until` is asked once a
-    second and ends it earlier. What pods that have ended still have to say is shown first, for at most DRAIN_S.
-    A stream that breaks is taken up where it broke. Raises ClusterError when the cluster refuses or cannot be reached,
-    UserError when more than podlogs.STREAMS pods are wanted at once.
+    Goes on over restarts: `say` gets how a generation ended and that the next begins. `until` is called once a second
+    and ends it earlier. The rest of the logs of pods that have ended is shown first, for at most DRAIN_S where the
+    JobSet runs on; `say` gets which could not be read to the end. A stream that breaks is continued where it broke.
+    Raises ClusterError when the cluster refuses or cannot be reached, UserError when more than
+    launcher.logs.pods.STREAMS pods are selected at once.
     """
     _Follower(cluster, namespace, name, select, show, say, window).run(until)
 
 
-class Scenes:
-    """What is to be said as pods and the JobSet change. Knows no cluster."""
+class Notices:
+    """The messages about generations and suspension as pods and the JobSet change. Never talks to a cluster."""
 
     def __init__(self) -> None:
         self._generation: int | None = None
-        self._judged: set[int] = set()
+        self._ended: set[int] = set()
         self._is_suspended = False
 
     def of_host(self, host: Host) -> Iterator[str]:
-        """That a newer generation begins, and how one ended: each once."""
+        """That a newer generation begins, and how a generation ended: each once."""
         if self._generation is None or host.generation > self._generation:
             if host.generation > 0:
                 yield f"generation {host.generation} begins"
             self._generation = host.generation
-        if host.farewell is not None and host.generation not in self._judged:
-            self._judged.add(host.generation)
-            yield f"generation {host.generation} ended: {host.farewell['verdict']['message']}"
+        if host.termination_report is not None and host.generation not in self._ended:
+            self._ended.add(host.generation)
+            yield f"generation {host.generation} ended: {host.termination_report['verdict']['message']}"
 
     def of_jobset(self, jobset: Obj) -> Iterator[str]:
-        is_suspended = bool(jobset["spec"].get("suspend"))
-        if is_suspended and not self._is_suspended:
+        """That the JobSet was suspended, once each time."""
+        if is_suspended(jobset) and not self._is_suspended:
             yield "suspended: no pods until it is resumed"
-        self._is_suspended = is_suspended
+        self._is_suspended = is_suspended(jobset)
 
 
-def has_ended(jobset: Obj) -> bool:
-    """Whether a JobSet is Completed or Failed for good."""
-    return bool(jobset.get("status", {}).get("terminalState"))
+class Shown:
+    """Which lines of one log were shown: a stream that is taken up again repeats those of its last second."""
+
+    def __init__(self) -> None:
+        self.newest = ""  # the latest time of a line
+        self._count = 0  # lines of that time: the pieces of one line have the same
+        self._left: int | None = None  # of them, still to come once more; None: nothing comes twice
+
+    def begin_again(self) -> None:
+        """The stream begins once more, at the newest line or before it."""
+        self._left = self._count if self.newest else None
+
+    def is_new(self, line: Line) -> bool:
+        """Whether a line comes for the first time; it counts as shown then."""
+        if self._left is not None:
+            if line.at < self.newest:
+                return False
+            if line.at == self.newest and self._left:
+                self._left -= 1
+                return False
+            self._left = None
+        if line.at > self.newest:
+            self.newest, self._count = line.at, 0
+        self._count += line.at == self.newest
+        return True
 
 
 class _Follower:
@@ -88,62 +114,87 @@ class _Follower:
     ) -> None:
         self._cluster, self._namespace, self._name = cluster, namespace, name
         self._select, self._show, self._say, self._window = select, show, say, window
+        self._outage = Outage(cluster, say)
         self._inbox: queue.Queue[Callable[[], None]] = queue.Queue(MAX_QUEUED)
-        self._scenes = Scenes()
+        self._notices = Notices()
         self._jobset: Obj = {}
         self._attached: set[str] = set()  # pods, ended ones too
         self._open: set[str] = set()
-        self._is_over = False
+        self._is_over = False  # nothing more is waited for
+        self._has_ended = False  # the JobSet itself: its pods write no more
 
     def run(self, until: Callable[[], bool]) -> None:
-        self._jobset = self._cluster.get(JOBSETS, self._name, self._namespace) or {}
-        if not self._jobset:
+        """Shows lines until the JobSet ends or `until` is true."""
+        jobset = self._outage.ride(partial(self._cluster.get, JOBSETS, self._name, self._namespace))
+        if jobset is None:
             return
-        self._start(self._watch, JOBSETS, "", f"metadata.name={self._name}", self._see_jobset)
-        self._start(self._watch, PODS, f"{NAME_LABEL}={self._name}", "", self._see_pod)
-        asked_at = time.monotonic()
+        self._jobset = jobset
+        self._start(self._watch, JOBSETS, "", f"metadata.name={self._name}", self._on_jobset)
+        self._start(self._watch, PODS, f"{NAME_LABEL}={self._name}", "", self._on_pod)
+        checked_at = time.monotonic()
         while not self._is_over:
             self._take(TICK_S)
-            if time.monotonic() - asked_at >= TICK_S:
-                self._is_over, asked_at = self._is_over or until(), time.monotonic()
+            if time.monotonic() - checked_at >= TICK_S:
+                self._outage.tell()
+                self._is_over, checked_at = self._is_over or until(), time.monotonic()
         self._drain()
 
     def _drain(self) -> None:
-        """The pods' own watch may be behind the JobSet's: they are asked for once more."""
-        for pod in self._cluster.list(PODS, self._namespace, labels=f"{NAME_LABEL}={self._name}"):
-            self._see_pod("MODIFIED", pod)
+        """The watch of the pods may be behind that of the JobSet: they are listed once more."""
+        labels, end = f"{NAME_LABEL}={self._name}", time.monotonic() + DRAIN_S
+        try:
+            listed = self._outage.ride(partial(self._cluster.list, PODS, self._namespace, labels=labels), end)
+        except TimeoutError:
+            listed = []
+        for pod in listed:
+            self._on_pod("MODIFIED", pod)
+        running = {host.pod for pod in listed for host in hosts.newest(self._jobset, [pod]) if _runs_on(host)}
         end = time.monotonic() + DRAIN_S
-        while self._open and time.monotonic() < end:
-            self._take(0.1)
+        while time.monotonic() < end and self._left(running):
+            if self._take(0.1) and self._has_ended:  # the lines of a job that runs on never end
+                end = time.monotonic() + DRAIN_S
+        if left := self._left(running):
+            pods_left = ", ".join(sorted(left))
+            again = placed(f"`launcher logs {self._name}` reads them again", self._namespace)
+            self._say(f"not read to the end: {pods_left}; {again}")
 
-    def _take(self, seconds: float) -> None:
-        with contextlib.suppress(queue.Empty):
-            self._inbox.get(timeout=seconds)()
+    def _left(self, running: set[str]) -> set[str]:
+        """The pods whose logs are still to be read to their end; those that run on have none yet."""
+        return self._open if self._has_ended else self._open - running
 
-    # --- what is seen -------------------------------------------------------------------------------------------------
+    def _take(self, seconds: float) -> bool:
+        """Acts on what comes first; False when nothing comes within this time."""
+        try:
+            act = self._inbox.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        act()
+        return True
 
-    def _see_jobset(self, event: str, jobset: dict[str, Any]) -> None:
-        if event == "DELETED" or has_ended(jobset):
-            self._is_over = True
+    # --- events of the watches ----------------------------------------------------------------------------------------
+
+    def _on_jobset(self, event: str, jobset: dict[str, Any]) -> None:
+        if event == "DELETED" or terminal_state(jobset) is not None:
+            self._is_over = self._has_ended = True
         else:
-            for text in self._scenes.of_jobset(jobset):
+            for text in self._notices.of_jobset(jobset):
                 self._say(text)
 
-    def _see_pod(self, event: str, pod: dict[str, Any]) -> None:
+    def _on_pod(self, event: str, pod: dict[str, Any]) -> None:
         if "spec" not in pod:
-            return  # gone while the watch was away: nothing but its name is known
-        (host,) = hosts.newest(self._jobset, [pod])
-        for text in self._scenes.of_host(host):
-            self._say(text)
-        source = podlogs.source(self._jobset, host)
-        if host.has_started and host.pod not in self._attached and self._select.wants_any(source.ranks):
-            self._attach(source)
+            return  # deleted while the watch was interrupted: only its name is known
+        for host in hosts.newest(self._jobset, [pod]):
+            for text in self._notices.of_host(host):
+                self._say(text)
+            source = pods.source(self._jobset, host)
+            if host.has_started and host.pod not in self._attached and self._select.wants_any(source.ranks):
+                self._attach(source)
 
     def _attach(self, source: Source) -> None:
-        if len(self._open) >= podlogs.STREAMS:
+        if len(self._open) >= pods.STREAMS:
             raise UserError(
-                f"more than {podlogs.STREAMS} pods are to be followed at once.",
-                f"name the ranks: --rank 0-{podlogs.STREAMS - 1}.",
+                f"--follow reads at most {pods.STREAMS} pods at once, and more are selected.",
+                f"select ranks: --rank 0-{pods.STREAMS - 1}.",
             )
         self._attached.add(source.pod)
         self._open.add(source.pod)
@@ -155,43 +206,47 @@ class _Follower:
     # --- threads ------------------------------------------------------------------------------------------------------
 
     def _start(self, body: Callable[..., None], *args: Any) -> None:
-        """A daemon: a stream that says nothing more cannot be ended from here."""
+        """Runs `body` in a daemon thread: a stream without new lines cannot be ended from here."""
 
         def guarded() -> None:
             try:
                 body(*args)
-            except Exception as error:  # raised again where somebody listens
+            except Exception as error:  # raised again by run()
                 self._inbox.put(partial(_raise, error))
 
         threading.Thread(target=guarded, name=f"follow {body.__name__}", daemon=True).start()
 
-    def _watch(self, kind: Kind, labels: str, fields: str, see: See) -> None:
+    def _watch(self, kind: Kind, labels: str, fields: str, on_event: OnEvent) -> None:
         for event, found in self._cluster.watch(kind, self._namespace, labels=labels, fields=fields):
-            self._inbox.put(partial(see, event, found))
+            self._inbox.put(partial(on_event, event, found))
 
     def _read(self, source: Source) -> None:
-        """One pod's lines to their end. Broken off, it goes on after the last line that came."""
-        newest, window = "", self._window
+        """One pod's lines to their end. After a broken stream it goes on after the last line that came."""
+        shown, window = Shown(), self._window
         while True:
             try:
-                for line in podlogs.lines(self._cluster, self._namespace, source, self._select, window, follow=True):
-                    if line.at > newest:
-                        newest = line.at
+                for line in pods.lines(self._cluster, self._namespace, source, self._select, window, follow=True):
+                    if shown.is_new(line):
                         self._inbox.put(partial(self._show, line))
                 break
             except Unreachable:
                 pass
             except ApiError as error:
-                if error.status < 500:  # else its node may come back
+                if not may_pass(error):  # its node may come back
                     self._give_up(source, error)
                     break
             time.sleep(REATTACH_S)
-            window = Window(since=newest) if newest else window
+            window = Window(since=shown.newest) if shown.newest else window
+            shown.begin_again()
         self._inbox.put(partial(self._close, source))
 
     def _give_up(self, source: Source, error: ApiError) -> None:
         if error.status != GONE:
-            self._inbox.put(partial(self._say, podlogs.unreadable(source.pod, error)))
+            self._inbox.put(partial(self._say, pods.unreadable(source.pod, error)))
+
+
+def _runs_on(host: Host) -> bool:
+    return not (host.has_ended or host.is_leaving)
 
 
 def _raise(error: Exception) -> None:

@@ -1,17 +1,17 @@
-"""The ends of the logs of the generation before: pods are gone with theirs, but the next leader says them. Pure."""
+"""The ends of the logs of the generation before, whose pods are gone: the next leader repeats them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from launcher.logs import Line
-from launcher.testimony import Word
+from launcher.logs.lines import Line
+from launcher.status.agent_report import Record
 
 
-def lines(words: Iterable[Word], processes_per_host: int) -> Iterator[Line]:
+def lines(records: Iterable[Record], processes_per_host: int) -> Iterator[Line]:
     """The last lines of each rank, the failing rank's first."""
-    for kind, said in words:
+    for kind, tail in records:
         if kind == "tail":
-            rank = int(said["rank"])
-            for text in said["lines"]:
-                yield Line(rank // processes_per_host, rank, text, generation=int(said["generation"]))
+            rank = int(tail["rank"])
+            for text in tail["lines"]:
+                yield Line(rank // processes_per_host, rank, text, generation=int(tail["generation"]))

@@ -7,21 +7,17 @@ import gzip
 import io
 import os
 import posixpath
-import re
 import stat
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher import worktree
 from launcher.errors import UserError
+from launcher.manifests import git_files, secret_files
+from launcher.wording import count
 
 NAMED = 5  # of the largest files
-HOPELESS = 64  # times the limit: no source packs that well, and nobody wants to wait for the proof
-
-# A file that git does not track and that says so by its name or form. What git tracks is shared already.
-_SECRET_NAMES = {".env", ".netrc", ".pypirc", ".git-credentials"}
-_PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
+HOPELESS = 64  # times the limit: no source packs that well, so packing is not tried
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,25 +40,61 @@ class Entry:
         return header
 
 
-def pack(folder: Path, limit: int) -> bytes:
-    """A gzipped tar of the folder's code, of `limit` bytes at most. Raises UserError, which says what is in the way."""
+def pack(folder: Path, limit: int, include: Sequence[str] = ()) -> bytes:
+    """A gzipped tar of the folder's code, of `limit` bytes at most.
+
+    `include` names files and folders that are packed although they look like credentials. Raises UserError if the
+    folder cannot be packed.
+    """
     if not folder.is_dir():
         raise UserError(f"code: {folder} is not a folder.", hint="it is relative to the job file.")
-    found = worktree.files(folder)
-    sizes = {name: size for name in found if (size := _size(folder / name)) is not None}
+    sizes = {name: size for name in git_files.files(folder) if (size := _size(folder / name)) is not None}
     if not sizes:
         raise UserError(f"code: {folder} holds no file that git does not ignore.")
     if (total := sum(sizes.values())) > HOPELESS * limit:
         raise _too_large(f"holds {_amount(total)}", sizes, limit)
-    entries = [entry for name in sizes if (entry := _read(folder, name, found[name])) is not None]
+    entries = [_read(folder, name) for name in sizes]
     packed = _packed(entries)
     if len(packed) > limit:
         raise _too_large(f"packs to {_amount(len(packed))}", sizes, limit)
+    _refuse_credentials(entries, include)
     return packed
 
 
+def _refuse_credentials(entries: Sequence[Entry], include: Sequence[str]) -> None:
+    """Raises UserError for files that look like credentials and are not named, and for a name of none of the files."""
+    named = {posixpath.normpath(name) for name in include}
+    unknown = {name for name in named if not any(_is_below(entry.name, name) for entry in entries)}
+    if unknown:
+        message = f"code.include: {', '.join(sorted(unknown))}: no such file or folder is shipped."
+        raise UserError(message, hint="names are relative to code.folder; what git ignores stays here in any case.")
+    found = {}
+    for entry in entries:
+        if entry.is_link or any(_is_below(entry.name, name) for name in named):
+            continue
+        if secret_files.by_name(entry.name):
+            found[entry.name] = "by its name"
+        elif (sign := secret_files.in_content(entry.content)) is not None:
+            found[entry.name] = f"line {sign.line}: {sign.what}"
+    if not found:
+        return
+    shown = "\n".join(f"  {name} ({why})" for name, why in list(found.items())[:NAMED])
+    rest = f"\n  and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    first = next(iter(found))
+    message = f"code: {count(len(found), 'file')} to be shipped {'looks' if len(found) == 1 else 'look'} like"
+    raise UserError(
+        f"{message} credentials, and whoever may read ConfigMaps in the namespace could read them:\n{shown}{rest}",
+        hint=f"leave them out in .gitignore (`git rm --cached {first}` if git tracks it) and mount a Secret: volumes: "
+        f"[{{secret: …, path: …}}]. To ship one all the same: code: {{folder: ., include: [{first}]}}.",
+    )
+
+
+def _is_below(name: str, above: str) -> bool:
+    return above in (".", name) or name.startswith(f"{above}/")
+
+
 def _size(path: Path) -> int | None:
-    """In bytes; None for what is no file and no link, or was deleted and git not told."""
+    """In bytes; None for what is neither a file nor a link, or is deleted and still in git's index."""
     try:
         found = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -70,7 +102,7 @@ def _size(path: Path) -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode) else None
 
 
-def _read(folder: Path, name: str, is_tracked: bool) -> Entry | None:
+def _read(folder: Path, name: str) -> Entry:
     path = folder / name
     try:
         if path.is_symlink():
@@ -78,19 +110,14 @@ def _read(folder: Path, name: str, is_tracked: bool) -> Entry | None:
         content, mode = path.read_bytes(), path.stat().st_mode
     except OSError as error:
         raise UserError(f"code: {path} cannot be read: {error.strerror}.", hint="leave it out in .gitignore.") from None
-    if not is_tracked and (path.name in _SECRET_NAMES or _PRIVATE_KEY.search(content)):
-        message = f"code: {name} looks like a secret: whoever may read ConfigMaps could read it."
-        raise UserError(
-            message, hint="leave it out in .gitignore, and mount a Secret: volumes: [{secret: …, path: …}]."
-        )
     return Entry(name, content, is_executable=bool(mode & stat.S_IXUSR))
 
 
 def _target(name: str, target: str) -> bytes:
     inside = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
     if posixpath.isabs(target) or inside.split("/")[0] == "..":
-        message = f"code: {name} is a link to {target}, outside of the folder: no pod has that."
-        raise UserError(message, hint="leave it out in .gitignore, and mount a volume for what lies there.")
+        message = f"code: {name} is a link to {target}, outside of the folder, which no pod has."
+        raise UserError(message, hint="leave it out in .gitignore, and mount a volume for what it points to.")
     return os.fsencode(target)
 
 
@@ -108,7 +135,7 @@ def _packed(entries: Sequence[Entry]) -> bytes:
 def _too_large(what: str, sizes: dict[str, int], limit: int) -> UserError:
     largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:NAMED]
     named = ", ".join(f"{name} ({_amount(sizes[name])})" for name in largest)
-    message = f"code: the folder {what}, and {_amount(limit)} is what fits into its ConfigMap."
+    message = f"code: the folder {what}, and at most {_amount(limit)} fit into its ConfigMap."
     return UserError(
         f"{message} The largest files: {named}.",
         hint="leave out in .gitignore what no pod needs; data belongs on a volume.",

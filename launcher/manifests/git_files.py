@@ -1,11 +1,14 @@
 """Which files of a folder are the user's code: what git tracks there, and what it would not ignore.
 
-A folder outside of any repository is read the same way: its .gitignore files count there too.
+A folder outside of any repository is read the same way: its .gitignore files count there too. The folder may have come
+from a stranger, with settings of git that run commands and an index that names anything: nothing of it is run, and no
+name leads out of it. A repository inside of another is not asked at all; its index and .gitignore files are read.
 """
 
 from __future__ import annotations
 
 import os
+import posixpath
 import shutil
 import subprocess
 import tempfile
@@ -35,14 +38,20 @@ LEFT_OUT = frozenset(
 RUN_MARKS = ("job.yaml", "summary.json")  # of a run folder
 GIT_S = 60  # a listing takes milliseconds; a network disk may take longer
 
+# The settings of a repository that have a listing run a command, and the variables that keep it from fetching: of a
+# sparse index, git asks the remote for the folders that a partial clone lacks, with whatever command that one names.
+_NO_COMMANDS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
+_NO_FETCHING = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
+_LONGEST_POINTER = 4096  # bytes of a .git that is a file: a path
 
-def files(folder: Path) -> dict[str, bool]:
-    """Name below `folder` → whether git tracks it, sorted. What is no file any more is among them.
 
-    Raises UserError when git cannot list the folder, or is needed and not installed.
+def files(folder: Path) -> list[str]:
+    """Names below `folder`, sorted. What is not a file any more is among them.
+
+    Raises UserError when git cannot list the folder, is needed and not installed, or names what is outside of it.
     """
-    found = dict(_without_git(folder) if shutil.which("git") is None else _listed(folder))
-    return {name: found[name] for name in sorted(found) if not _is_left_out(name) and not _is_of_a_run(name, found)}
+    found = set(_without_git(folder) if shutil.which("git") is None else _listed(folder))
+    return [name for name in sorted(found) if not _is_left_out(name) and not _is_of_a_run(name, found)]
 
 
 def _is_left_out(name: str) -> bool:
@@ -50,50 +59,84 @@ def _is_left_out(name: str) -> bool:
 
 
 def _is_of_a_run(name: str, found: Container[str]) -> bool:
-    """Whether it lies in what `launcher run` left: every run would make other code of the same."""
+    """Whether it is in a run folder of `launcher run`: otherwise each run would change the code."""
     folders = list(PurePosixPath(name).parents)[:-1]
     return any(all(f"{folder}/{mark}" in found for mark in RUN_MARKS) for folder in folders)
 
 
-def _without_git(folder: Path) -> Iterator[tuple[str, bool]]:
+def _without_git(folder: Path) -> Iterator[str]:
     for root, folders, names in os.walk(folder):
         here = Path(root).relative_to(folder)
         if ".gitignore" in names:
-            message = f"{Path(root) / '.gitignore'} says what to leave out, and git, which reads it, is not installed."
+            message = f"{Path(root) / '.gitignore'} lists what to leave out, and git, which reads it, is not installed."
             raise UserError(message, hint="install git.")
         links = [name for name in folders if (Path(root) / name).is_symlink()]
         folders[:] = [name for name in folders if name not in LEFT_OUT and name not in links]
         for name in [*names, *links]:
-            yield (here / name).as_posix(), False
+            yield (here / name).as_posix()
 
 
-def _listed(folder: Path) -> Iterator[tuple[str, bool]]:
-    """Git's answer, with those of the repositories inside of it: submodules, and others that lie there."""
+def _listed(folder: Path) -> Iterator[str]:
+    """The files of the folder and of the repositories inside of it: submodules and others."""
     if any((place / ".git").exists() for place in (folder, *folder.parents)):
-        names = [(name, True) for name in _git(folder, "--cached")]
-        names += [(name, False) for name in _git(folder, "--others", "--exclude-standard")]
+        names = [*_git(folder, "--cached"), *_git(folder, "--others", "--exclude-standard")]
     else:
-        with tempfile.TemporaryDirectory() as bare:
-            _run(folder, "init", "--quiet", "--bare", "--template=", bare)
-            at = (f"--git-dir={bare}", f"--work-tree={folder}")
-            names = [(name, False) for name in _git(folder, "--others", "--exclude-standard", at=at)]
-    for name, is_tracked in names:
+        names = _unasked(folder)
+    yield from _with_repositories(folder, names)
+
+
+def _with_repositories(folder: Path, names: list[str]) -> Iterator[str]:
+    """The names, with the files of a repository in place of its folder.
+
+    A link inside of the folder travels as itself, without the names behind it.
+    """
+    root = folder.resolve()
+    ways = {way: (folder / way).resolve() for way in {posixpath.dirname(name.rstrip("/")) for name in names}}
+    for name in names:
+        way = posixpath.dirname(name.rstrip("/"))
+        if name.startswith("/") or ".." in name.split("/") or not ways[way].is_relative_to(root):
+            message = f"git's index names {name!r}, which is outside of {folder}, and only that folder's files travel."
+            raise UserError(message, hint="`git rm --cached` takes the name out. Did you make this index yourself?")
         inner = folder / name
+        if ways[way] != root / way:
+            continue
         if not inner.is_dir() or inner.is_symlink():
-            yield name, is_tracked
+            yield name
         elif (inner / ".git").exists():
-            yield from ((f"{name.rstrip('/')}/{below}", known) for below, known in _listed(inner))
+            yield from (f"{name.rstrip('/')}/{below}" for below in _with_repositories(inner, _unasked(inner)))
 
 
-def _git(folder: Path, *options: str, at: tuple[str, ...] = ()) -> list[str]:
-    return [os.fsdecode(name) for name in _run(folder, *at, "ls-files", "-z", *options).split(b"\0") if name]
+def _unasked(folder: Path) -> list[str]:
+    """What git lists of a folder for a repository of ours, so that none of the folder's own settings is read."""
+    with tempfile.TemporaryDirectory() as bare:
+        _run(folder, "init", "--quiet", "--bare", "--template=", bare)
+        at = (f"--git-dir={bare}", f"--work-tree={folder}")
+        options = ("--cached", "--others", "--exclude-standard")
+        return _git(folder, *options, at=at, GIT_INDEX_FILE=str(_index(folder)))
 
 
-def _run(folder: Path, *arguments: str) -> bytes:
+def _index(folder: Path) -> Path:
+    """Where the index of a repository is, if the folder is one: in .git, or in the folder that this names."""
+    place = folder / ".git"
+    if place.is_file():
+        with place.open("rb") as file:
+            pointer = file.read(_LONGEST_POINTER)
+        place = folder / os.fsdecode(pointer.removeprefix(b"gitdir:").strip().replace(b"\0", b""))
+    return (place / "index").absolute()
+
+
+def _git(folder: Path, *options: str, at: tuple[str, ...] = (), **variables: str) -> list[str]:
+    listed = _run(folder, *at, "ls-files", "-z", *options, **variables)
+    return [os.fsdecode(name) for name in listed.split(b"\0") if name]
+
+
+def _run(folder: Path, *arguments: str, **variables: str) -> bytes:
     # Of an environment such as a hook's, which names another repository.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environ |= _NO_FETCHING | variables
+    command = ["git", *_NO_COMMANDS, *arguments]
     try:
-        done = subprocess.run(["git", *arguments], cwd=folder, env=environ, capture_output=True, timeout=GIT_S)
+        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, timeout=GIT_S)
     except subprocess.TimeoutExpired:
         raise UserError(f"git did not list {folder} in {GIT_S} s.", hint="run `git status` there.") from None
     if done.returncode != 0:

@@ -1,6 +1,7 @@
-"""render(job, profile, archive) → manifests: the JobSet that runs a job's gang, who may reach it, what it brings.
+"""render(job, bundle) → manifests: the JobSet that runs a job's gang, who may reach it, what it brings.
 
-Pure: no clock, no random, no cluster. Never `Ignore` for a gang: one pod replaced alone would never join its peers.
+Pure: no clock, no random, no cluster; and no judgement, for the job is resolved and accepted. Never `Ignore` for a
+gang: one pod replaced alone would never join its peers.
 """
 
 from __future__ import annotations
@@ -9,84 +10,93 @@ import hashlib
 import json
 from typing import Any
 
-from launcher import bundle, network, placement, pod
-from launcher.bundle import Bundle
-from launcher.checks import MAIN_CONTAINER, REPLICATED_JOB
-from launcher.errors import UserError
-from launcher.profile import Profile
-from launcher.refusals import refusals
-from launcher.schema import JobSpec
+from launcher.kube.labels import (
+    EXCLUSIVE,
+    LONGEST,
+    MAIN_CONTAINER,
+    MANAGED,
+    NAME_LABEL,
+    OWN_LABEL,
+    PRIORITY,
+    PROVISIONING,
+    QUEUE,
+    REPLICATED_JOB,
+    SPEC_HASH,
+)
+from launcher.manifests import bundle, network, pod
+from launcher.manifests.bundle import Bundle
+from launcher.manifests.resolve import ResolvedJob
 from trainer.contract import OUTCOMES, Action
 
 API_VERSION = "jobset.x-k8s.io/v1alpha2"
-NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"  # the JobSet controller puts it on pods
-OWN_LABEL = "jaxlaunch.io/job"
-SPEC_HASH = "jaxlaunch.io/spec-sha256"
-STOPPED_WITH = "jaxlaunch.io/stopped-with"  # how the gang ended that was stopped: its pods are not kept
 
 _TARGETS = {"targetReplicatedJobs": [REPLICATED_JOB]}
 
 
-def render(job: JobSpec, profile: Profile, archive: Bundle | None = None) -> list[dict[str, Any]]:
-    """The manifests of a job: its JobSet, its NetworkPolicy unless it wants none, and the ConfigMap of what it brings.
-
-    Raises UserError for a job that this platform or we cannot run, with everything that is wrong.
-    """
-    job = _connected(job, profile)
-    if found := list(refusals(job, profile)):
-        raise UserError("\n".join(f"{fault.message}\n  hint: {fault.hint}" for fault in found))
-    assert (job.code is None) == (archive is None or archive.code is None), "bundle.of packs what the job brings"
-    manifests = [_jobset(job, profile, archive)]
-    policy = network.policy(job, profile, _metadata(job, profile), {NAME_LABEL: job.name})
-    if policy is not None:
-        manifests.append(policy)
+def render(job: ResolvedJob, archive: Bundle | None = None) -> list[dict[str, Any]]:
+    """The manifests of a job that launcher.manifests.platform_checks accepts: its JobSet, its NetworkPolicy unless it
+    wants none or has the host's network, which no policy reaches, and the ConfigMap of what it brings."""
+    metadata = _metadata(job)
+    manifests = [_jobset(job, metadata, pod.template(job, metadata, archive))]
+    if job.spec.network_policy and job.network != "hostnetwork":
+        members = {NAME_LABEL: job.spec.name}
+        manifests.append(network.policy(metadata, members, job.ports.metrics, job.prometheus))
     if archive is not None:
-        manifests.append(bundle.config_map(archive, job.namespace))
+        manifests.append(bundle.config_map(archive, job.spec.namespace))
     return manifests
 
 
-def _connected(job: JobSpec, profile: Profile) -> JobSpec:
-    """The job with the network that the profile has for its accelerator, where it names none."""
-    usual = profile.network.get(job.accelerator.type)
-    return job if usual is None or "network" in job.model_fields_set else job.model_copy(update={"network": usual})
-
-
-def _metadata(job: JobSpec, profile: Profile) -> dict[str, Any]:
-    metadata: dict[str, Any] = {"name": job.name}
-    if job.namespace is not None:
-        metadata["namespace"] = job.namespace
-    metadata["labels"] = _labels(job, profile)
-    if annotations := dict(profile.annotations | job.annotations):
-        metadata["annotations"] = annotations
+def _metadata(job: ResolvedJob) -> dict[str, Any]:
+    """Of everything that the job alone makes."""
+    metadata: dict[str, Any] = {"name": job.spec.name}
+    if job.spec.namespace is not None:
+        metadata["namespace"] = job.spec.namespace
+    metadata["labels"] = {**job.labels, **MANAGED, OWN_LABEL: job.spec.name}
+    if job.annotations:
+        metadata["annotations"] = dict(job.annotations)
     return metadata
 
 
-def _labels(job: JobSpec, profile: Profile) -> dict[str, str]:
-    own = {"app.kubernetes.io/managed-by": "jaxlaunch", OWN_LABEL: job.name}
-    return {**profile.labels, **job.labels, **own}
-
-
-def _jobset(job: JobSpec, profile: Profile, archive: Bundle | None) -> dict[str, Any]:
-    metadata = _metadata(job, profile)
-    metadata["labels"] = metadata["labels"] | placement.jobset_labels(job, profile)
+def _jobset(job: ResolvedJob, metadata: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:
+    labels = metadata["labels"] | _jobset_labels(job)
+    annotations = metadata.get("annotations", {}) | _jobset_annotations(job)
+    slices = {"name": REPLICATED_JOB, "replicas": job.spec.slices, "template": {"spec": _job(job, template)}}
     spec: dict[str, Any] = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "successPolicy": {"operator": "All", **_TARGETS},
         "failurePolicy": _failure_policy(job),
-        "replicatedJobs": [
-            {"name": REPLICATED_JOB, "replicas": job.slices, "template": {"spec": _job(job, profile, archive)}}
-        ],
+        "replicatedJobs": [slices],
     }
-    if job.ttl is not None:
-        spec["ttlSecondsAfterFinished"] = int(job.ttl)
-    annotations = {**metadata.get("annotations", {}), **placement.jobset_annotations(job, profile)}
-    jobset = {
-        "apiVersion": API_VERSION,
-        "kind": "JobSet",
-        "metadata": metadata | {"annotations": annotations},
-        "spec": spec,
-    }
-    return jobset | {"metadata": metadata | {"annotations": {**annotations, SPEC_HASH: _digest(jobset)}}}
+    if job.spec.ttl is not None:
+        spec["ttlSecondsAfterFinished"] = int(job.spec.ttl)
+    own = {**metadata, "labels": labels, "annotations": annotations}
+    jobset = {"apiVersion": API_VERSION, "kind": "JobSet", "metadata": own, "spec": spec}
+    return jobset | {"metadata": own | {"annotations": {**annotations, SPEC_HASH: _digest(jobset)}}}
+
+
+def _jobset_labels(job: ResolvedJob) -> dict[str, str]:
+    """What Kueue reads of the JobSet's labels."""
+    if job.queue is None:
+        return {}
+    found = {QUEUE: job.queue}
+    if job.spec.priority is not None:
+        found[PRIORITY] = job.spec.priority
+    if job.spec.deadline is not None:
+        found[LONGEST] = str(int(job.spec.deadline))
+    return found
+
+
+def _jobset_annotations(job: ResolvedJob) -> dict[str, str]:
+    """What JobSet and Kueue read of the JobSet's annotations."""
+    found, spec = {}, job.spec
+    # A slice of one host shares its node pool with others; only one that spans hosts must have a pool to itself.
+    spans_hosts = spec.accelerator.platform == "tpu" and spec.hosts > 1
+    is_placed = spec.placement is not None and spec.placement.required is not None
+    if spans_hosts and not is_placed and job.slice_label is not None:
+        found[EXCLUSIVE] = job.slice_label
+    if spec.capacity == "flex-start" and spec.deadline is not None and job.queue is not None:
+        found[PROVISIONING] = str(int(spec.deadline))
+    return found
 
 
 def _digest(manifest: dict[str, Any]) -> str:
@@ -99,7 +109,7 @@ def codes(action: Action) -> list[int]:
     return sorted(code for code, outcome in OUTCOMES.items() if outcome.action is action)
 
 
-def _failure_policy(job: JobSpec) -> dict[str, Any]:
+def _failure_policy(job: ResolvedJob) -> dict[str, Any]:
     """What becomes of the gang, by the message of its Job's failure; the first rule that matches counts.
 
     The messages are those of Kubernetes' pod failure policy. What no rule matches is restarted, and counted.
@@ -109,9 +119,9 @@ def _failure_policy(job: JobSpec) -> dict[str, Any]:
         _rule("stopped_from_outside", Action.RESTART_UNCHARGED, "PodFailurePolicy", free),
         _rule("permanent", Action.FAIL, "PodFailurePolicy", _exit_codes(Action.FAIL)),
     ]
-    if job.deadline is not None:
+    if job.spec.deadline is not None:
         rules.append(_rule("deadline", Action.FAIL, "DeadlineExceeded"))
-    return {"maxRestarts": job.restarts.crash, "restartStrategy": "BlockingRecreate", "rules": rules}
+    return {"maxRestarts": job.spec.restarts.crash, "restartStrategy": "BlockingRecreate", "rules": rules}
 
 
 def _rule(name: str, action: Action, reason: str, pattern: str | None = None) -> dict[str, Any]:
@@ -124,14 +134,13 @@ def _exit_codes(action: Action) -> str:
     return f"failed with exit code {numbers if '|' not in numbers else f'({numbers})'} matching"
 
 
-def _job(job: JobSpec, profile: Profile, archive: Bundle | None) -> dict[str, Any]:
+def _job(job: ResolvedJob, template: dict[str, Any]) -> dict[str, Any]:
     """The Job of one slice. A pod that fails ends it at once: JobSet alone decides what follows."""
-    told = sorted([*codes(Action.FAIL), *codes(Action.RESTART_UNCHARGED)])
-    labels, annotations = _labels(job, profile), dict(profile.annotations | job.annotations)
+    decided = sorted([*codes(Action.FAIL), *codes(Action.RESTART_UNCHARGED)])
     spec: dict[str, Any] = {
         "completionMode": "Indexed",
-        "completions": job.hosts,
-        "parallelism": job.hosts,
+        "completions": job.spec.hosts,
+        "parallelism": job.spec.hosts,
         "backoffLimit": 0,
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {
@@ -139,11 +148,11 @@ def _job(job: JobSpec, profile: Profile, archive: Bundle | None) -> dict[str, An
                 {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 {
                     "action": "FailJob",
-                    "onExitCodes": {"containerName": MAIN_CONTAINER, "operator": "In", "values": told},
+                    "onExitCodes": {"containerName": MAIN_CONTAINER, "operator": "In", "values": decided},
                 },
             ]
         },
     }
-    if job.deadline is not None:
-        spec["activeDeadlineSeconds"] = int(job.deadline)  # of each generation; Kueue alone knows the sum
-    return spec | {"template": pod.template(job, profile, labels, annotations, archive)}
+    if job.spec.deadline is not None:
+        spec["activeDeadlineSeconds"] = int(job.spec.deadline)  # of each generation; Kueue alone knows the sum
+    return spec | {"template": template}

@@ -1,6 +1,6 @@
 """How hosts reach each other: ports, the fast networks, and who may come in. Pure.
 
-Each profile adds exactly what it needs. Sources: AWS's and GKE's documentation of EFA and GPUDirect-TCPXO, and
+Each network adds exactly what it needs. Sources: AWS's and GKE's documentation of EFA and GPUDirect-TCPXO, and
 GoogleCloudPlatform/container-engine-accelerators for the receive daemon.
 """
 
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from launcher import platforms
-from launcher.checks import MAIN_CONTAINER
-from launcher.placement import nodes
-from launcher.profile import Profile, Prometheus, Tcpxo
-from launcher.schema import JobSpec, Rdma
+from launcher.job.accelerators import Platform
+from launcher.job.profile import Prometheus, Tcpxo
+from launcher.job.schema import Network, Rdma
+from launcher.kube.labels import MAIN_CONTAINER
+from launcher.manifests.platforms import eks, gke
 
 METRICS_PORT = 9400
 LEADER_PORT = 9401
@@ -29,36 +29,41 @@ _LIBRARIES = "/usr/local/nvidia"
 _APERTURE = "/dev/aperture_devices"
 
 
-def ports(job: JobSpec) -> tuple[int, int]:
-    """The port of the leader and the one of metrics."""
-    if job.network != "hostnetwork":
-        return LEADER_PORT, METRICS_PORT
-    whose = f"{job.namespace or ''}/{job.name}".encode()
-    first = _HOST_PORTS[zlib.crc32(whose) % len(_HOST_PORTS)]
-    return first, first + 1
+class Ports(NamedTuple):
+    """The ports of a pod that its gang and Prometheus reach."""
+
+    leader: int
+    metrics: int
 
 
-def container_ports(job: JobSpec) -> list[dict[str, Any]]:
-    leader, metrics = ports(job)
-    named = {"leader": leader, "metrics": metrics}
-    if job.accelerator.platform == "tpu":
-        named |= TPU_PORTS
+def ports(network: Network, owner: str) -> Ports:
+    """The ports of every pod of a job; with the host's network, where jobs share them, chosen by `owner`."""
+    if network != "hostnetwork":
+        return Ports(LEADER_PORT, METRICS_PORT)
+    first = _HOST_PORTS[zlib.crc32(owner.encode()) % len(_HOST_PORTS)]
+    return Ports(first, first + 1)
+
+
+def container_ports(ports: Ports, platform: Platform) -> list[dict[str, Any]]:
+    """The ports of the main container."""
+    named = {**ports._asdict(), **(TPU_PORTS if platform == "tpu" else {})}
     return [{"name": name, "containerPort": port} for name, port in named.items()]
 
 
-def patch(job: JobSpec, profile: Profile) -> dict[str, Any]:
-    """The pod template's part of it."""
-    if isinstance(job.network, Rdma):
-        return _rdma(job.network)
-    return _PATCHES[job.network](job, profile)
-
-
-def _none(job: JobSpec, profile: Profile) -> dict[str, Any]:
+def patch(
+    network: Network, efa_interfaces: Sequence[int], tcpxo: Tcpxo | None, *, has_hugepages: bool
+) -> dict[str, Any]:
+    """The pod template's part of it, of a job that launcher.manifests.platform_checks accepts."""
+    match network:
+        case Rdma():
+            return _rdma(network)
+        case "hostnetwork":
+            return {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}
+        case "efa":
+            return _efa(*efa_interfaces, has_hugepages=has_hugepages)
+        case "gpudirect-tcpxo" if tcpxo is not None:
+            return _tcpxo(tcpxo)
     return {}
-
-
-def _host_network(job: JobSpec, profile: Profile) -> dict[str, Any]:
-    return {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}
 
 
 def _rdma(network: Rdma) -> dict[str, Any]:
@@ -67,26 +72,14 @@ def _rdma(network: Rdma) -> dict[str, Any]:
     return _main(_resources({network.resource: network.count}) | {"securityContext": security})
 
 
-def efa_interfaces(job: JobSpec, profile: Profile) -> set[int]:
-    """How many EFA interfaces the nodes that fit have: one number, or it must be said which nodes are meant."""
-    found = nodes(job, profile)
-    types = () if found is None else found.labels.get(platforms.INSTANCE, ())
-    chosen = (profile.node_selector | job.node_selector).get(platforms.INSTANCE)
-    return {platforms.EFA[one] for one in ((chosen,) if chosen else types) if one in platforms.EFA}
+def _efa(interfaces: int, *, has_hugepages: bool) -> dict[str, Any]:
+    container = _resources({eks.EFA_RESOURCE.value: interfaces})
+    return _main(container if has_hugepages else container | {"env": variables(eks.WITHOUT_HUGEPAGES.value)})
 
 
-def _efa(job: JobSpec, profile: Profile) -> dict[str, Any]:
-    (count,) = efa_interfaces(job, profile)
-    env = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
-    return _main(
-        _resources({platforms.EFA_RESOURCE: count, "hugepages-2Mi": platforms.EFA_HUGEPAGES}) | {"env": variables(env)}
-    )
-
-
-def _tcpxo(job: JobSpec, profile: Profile) -> dict[str, Any]:
+def _tcpxo(given: Tcpxo) -> dict[str, Any]:
     """The receive daemon beside the program, the host's libraries and devices, and one interface for each GPU."""
-    assert profile.tcpxo is not None, "refused before"
-    env = {"LD_LIBRARY_PATH": f"{_LIBRARIES}/lib64", "NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY": _APERTURE}
+    env = {"NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY": _APERTURE}
     seen = [{"name": "libraries", "mountPath": _LIBRARIES}, {"name": "aperture-devices", "mountPath": _APERTURE}]
     host = {
         "libraries": "/home/kubernetes/bin/nvidia",
@@ -95,14 +88,14 @@ def _tcpxo(job: JobSpec, profile: Profile) -> dict[str, Any]:
         "aperture-devices": _APERTURE,
     }
     template = _main({"env": variables(env), "volumeMounts": seen})
-    template["metadata"] = {"annotations": _tcpxo_annotations(profile.tcpxo)}
+    template["metadata"] = {"annotations": _tcpxo_annotations(given)}
     template["spec"]["volumes"] = [{"name": name, "hostPath": {"path": path}} for name, path in host.items()]
-    template["spec"]["initContainers"] = [_tcpxo_daemon(profile.tcpxo)]
+    template["spec"]["initContainers"] = [_tcpxo_daemon(given)]
     return template
 
 
 def _tcpxo_annotations(given: Tcpxo) -> dict[str, str]:
-    devices = [f"nvidia{number}" for number in range(platforms.TCPXO_GPUS)]
+    devices = [f"nvidia{number}" for number in range(gke.TCPXO_GPUS.value)]
     devices += ["nvidiactl", "nvidia-uvm", "dmabuf_import_helper"]
     interfaces = [
         {"interfaceName": f"eth{number}", "network": name} for number, name in enumerate(["default", *given.networks])
@@ -123,7 +116,7 @@ def _tcpxo_daemon(given: Tcpxo) -> dict[str, Any]:
         "restartPolicy": "Always",
         "command": ["/bin/sh", "-c"],
         "args": [
-            f"set -ex; chmod 755 {script}; exec {script} --num_hops=2 --num_nics={platforms.TCPXO_GPUS} --uid= "
+            f"set -ex; chmod 755 {script}; exec {script} --num_hops=2 --num_nics={gke.TCPXO_GPUS.value} --uid= "
             "--alsologtostderr"
         ],
         "env": variables({"LD_LIBRARY_PATH": f"{_LIBRARIES}/lib64"}),
@@ -138,14 +131,6 @@ def _tcpxo_daemon(given: Tcpxo) -> dict[str, Any]:
             {"name": "proc-sys", "mountPath": "/hostprocsysfs"},
         ],
     }
-
-
-_PATCHES: Mapping[str, Callable[[JobSpec, Profile], dict[str, Any]]] = {
-    "default": _none,
-    "hostnetwork": _host_network,
-    "efa": _efa,
-    "gpudirect-tcpxo": _tcpxo,
-}
 
 
 def _main(container: dict[str, Any]) -> dict[str, Any]:
@@ -163,22 +148,21 @@ def variables(env: Mapping[str, str]) -> list[dict[str, Any]]:
     return [{"name": name, "value": value.replace("$", "$$")} for name, value in env.items()]
 
 
-def policy(job: JobSpec, profile: Profile, metadata: dict[str, Any], members: dict[str, str]) -> dict[str, Any] | None:
-    """The NetworkPolicy; None where the job wants none, or has the host's network, which no policy reaches."""
-    if not job.network_policy or job.network == "hostnetwork":
-        return None
-    _, metrics = ports(job)
-    own = {"podSelector": {"matchLabels": members}}
+def policy(
+    metadata: Mapping[str, Any], members: Mapping[str, str], metrics_port: int, prometheus: Prometheus
+) -> dict[str, Any]:
+    """The NetworkPolicy: only pods with the labels of `members` reach each other, and Prometheus their metrics."""
+    own = {"podSelector": {"matchLabels": dict(members)}}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": metadata,
+        "metadata": dict(metadata),
         "spec": {
-            "podSelector": {"matchLabels": members},
+            "podSelector": {"matchLabels": dict(members)},
             "policyTypes": ["Ingress"],
             "ingress": [
                 {"from": [own]},
-                {"from": [_scraper(profile.prometheus)], "ports": [{"protocol": "TCP", "port": metrics}]},
+                {"from": [_scraper(prometheus)], "ports": [{"protocol": "TCP", "port": metrics_port}]},
             ],
         },
     }

@@ -1,23 +1,31 @@
-"""Where pods may run: labels and taints of nodes, kinds of capacity, queues and topologies. Pure."""
+"""Where pods may run: labels and taints of nodes, kinds of capacity, topologies. Pure.
+
+The first half finds what a job needs of its nodes, for launcher.manifests.resolve; patch() renders it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from launcher import platforms
-from launcher.platforms import NAME, Nodes
-from launcher.profile import Nodes as ProfileNodes
-from launcher.profile import Profile
-from launcher.schema import JobSpec, Reservation, Toleration
-
-QUEUE = "kueue.x-k8s.io/queue-name"
-JOB_UID = "kueue.x-k8s.io/job-uid"  # Kueue puts it on the Workload of a job
-PRIORITY = "kueue.x-k8s.io/priority-class"
-LONGEST = "kueue.x-k8s.io/max-exec-time-seconds"
-TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"
-PROVISIONING = "provreq.kueue.x-k8s.io/maxRunDurationSeconds"
-EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+from launcher.job.profile import Nodes as ClusterNodes
+from launcher.job.schema import Capacity, Network, Placement, Reservation, Toleration
+from launcher.kube.labels import PREFERRED_TOPOLOGY, REQUIRED_TOPOLOGY, SLICE_SIZE, SLICE_TOPOLOGY
+from launcher.manifests.platforms import eks, gke, table
+from launcher.manifests.platforms.eks import Provisioner
+from launcher.manifests.platforms.facts import (
+    BLOCK,
+    GKE_GPU,
+    GKE_TOPOLOGY,
+    GKE_TPU,
+    INSTANCE,
+    NAME,
+    PROJECT,
+    SUB_BLOCK,
+    Nodes,
+    Where,
+)
 
 # Kubernetes waits five minutes for a node that is gone; the gang knows after seconds and waits for its pod's end.
 _GONE_NODE = tuple(
@@ -26,81 +34,108 @@ _GONE_NODE = tuple(
 )
 
 
-def platform(job: JobSpec, profile: Profile) -> platforms.Where:
-    return job.platform or profile.platform
+def nodes(kind: str, where: Where, own: ClusterNodes | None, per_host: int) -> Nodes | None:
+    """The nodes that have `per_host` of an accelerator, `own` before the platform's usual.
+
+    None where the platform has none of the kind; without a value of a label where it has none with so many.
+    """
+    if own is not None:
+        return _of_cluster(own)
+    if (known := table.NODES[where].get(kind)) is None or INSTANCE not in known.labels:
+        return known
+    types = tuple(one for one in known.labels[INSTANCE] if eks.INSTANCES[one].gpus >= per_host)
+    return dataclasses.replace(known, labels={**known.labels, INSTANCE: types})
 
 
-def queue(job: JobSpec, profile: Profile) -> str | None:
-    return job.queue or profile.queue
-
-
-def nodes(job: JobSpec, profile: Profile) -> Nodes | None:
-    """The nodes that have the job's accelerator; None where the platform has none."""
-    kind = job.accelerator.type
-    own = profile.nodes.get(kind)
-    return _of_profile(own) if own is not None else platforms.NODES[platform(job, profile)].get(kind)
-
-
-def capacity(job: JobSpec, profile: Profile) -> Nodes | None:
-    """The nodes of the job's kind of capacity; None where the platform has no such kind."""
-    if job.capacity == "on-demand":
+def capacity(kind: Capacity, where: Where, provisioner: Provisioner, own: Mapping[Any, ClusterNodes]) -> Nodes | None:
+    """The nodes of a kind of capacity, likewise."""
+    if kind == "on-demand":
         return Nodes()
-    known = platforms.CAPACITY[platform(job, profile)]
-    if not isinstance(job.capacity, Reservation):
-        own = profile.capacity.get(job.capacity)
-        return _of_profile(own) if own is not None else known.get(job.capacity)
-    bought, name = known.get("reservation"), job.capacity.reservation
-    if bought is None:
-        return None
-    labels = {key: tuple(name if value == NAME else value for value in values) for key, values in bought.labels.items()}
-    return Nodes(labels, bought.tolerations)
+    known = table.capacity(where, provisioner)
+    if not isinstance(kind, Reservation):
+        return _of_cluster(own[kind]) if kind in own else known.get(kind)
+    bought = known.get("reservation")
+    return None if bought is None else _reserved(kind, bought, where)
 
 
-def jobset_labels(job: JobSpec, profile: Profile) -> dict[str, str]:
-    """What Kueue reads off the JobSet."""
-    if (name := queue(job, profile)) is None:
+def _reserved(kind: Reservation, bought: Nodes, where: Where) -> Nodes:
+    """The nodes of this very reservation, and of a part of it where the job names one."""
+    parts = {NAME: kind.reservation, PROJECT: kind.project, BLOCK: kind.block, SUB_BLOCK: kind.sub_block}
+    labels = dict(bought.labels)
+    if where == "gke":
+        for part, nodes in gke.IN_RESERVATION.items():
+            if getattr(kind, part) is not None:
+                labels |= nodes.labels
+    filled = {key: tuple(parts.get(value) or value for value in values) for key, values in labels.items()}
+    return Nodes(filled, bought.tolerations, bought.source)
+
+
+def labels(
+    accelerator: Nodes | None,
+    capacity: Nodes | None,
+    selector: Mapping[str, str],
+    topology: str | None,
+    network: Network,
+) -> dict[str, tuple[str, ...]]:
+    """All labels that a node must have; `selector` chooses one value of several, or adds a label."""
+    wanted = {
+        key: values for kind in (accelerator, capacity) if kind is not None for key, values in kind.labels.items()
+    }
+    wanted |= {key: (value,) for key, value in selector.items()}
+    if topology is not None and GKE_TPU in wanted:
+        wanted[GKE_TOPOLOGY] = (topology,)
+    if network == "gpudirect-tcpxo" and gke.TCPXO_GPU.value in wanted.get(GKE_GPU, ()):
+        wanted[GKE_GPU] = (gke.TCPXO_GPU.value,)
+    return wanted
+
+
+def tolerations(
+    accelerator: Nodes | None, capacity: Nodes | None, given: Iterable[Toleration]
+) -> tuple[Mapping[str, Any], ...]:
+    """All taints that the pods tolerate."""
+    of_nodes = [one for kind in (accelerator, capacity) if kind is not None for one in kind.tolerations]
+    return (*_GONE_NODE, *of_nodes, *_tolerations(given))
+
+
+def efa_interfaces(accelerator: Nodes | None, selector: Mapping[str, str]) -> tuple[int, ...]:
+    """How many EFA interfaces the nodes that fit have, ascending: several numbers for several instance types."""
+    types = () if accelerator is None else accelerator.labels.get(INSTANCE, ())
+    if (chosen := selector.get(INSTANCE)) is not None:
+        types = (chosen,)
+    known = (eks.INSTANCES[one].efa for one in types if one in eks.INSTANCES)
+    return tuple(sorted({interfaces for interfaces in known if interfaces}))
+
+
+def _of_cluster(own: ClusterNodes) -> Nodes:
+    return Nodes({key: (value,) for key, value in own.node_selector.items()}, tuple(_tolerations(own.tolerations)))
+
+
+def _tolerations(given: Iterable[Toleration]) -> list[dict[str, Any]]:
+    return [toleration.model_dump(by_alias=True, exclude_none=True) for toleration in given]
+
+
+def patch(
+    labels: Mapping[str, tuple[str, ...]],
+    tolerations: Sequence[Mapping[str, Any]],
+    *,
+    priority_class: str | None,
+    annotations: Mapping[str, str],
+) -> dict[str, Any]:
+    """The pod template's part of it. `annotations`: topology()."""
+    spec: dict[str, Any] = _selection(labels)
+    spec["tolerations"] = [dict(toleration) for toleration in tolerations]
+    if priority_class is not None:
+        spec["priorityClassName"] = priority_class
+    return {"metadata": {"annotations": dict(annotations)}, "spec": spec} if annotations else {"spec": spec}
+
+
+def topology(placement: Placement | None, slices: int, hosts: int) -> dict[str, str]:
+    """What Kueue reads of a pod's annotations: the level of its Topology that a slice of `hosts` pods keeps to."""
+    if placement is None:
         return {}
-    found = {QUEUE: name}
-    if job.priority is not None:
-        found[PRIORITY] = job.priority
-    if job.deadline is not None:
-        found[LONGEST] = str(int(job.deadline))
-    return found
-
-
-def jobset_annotations(job: JobSpec, profile: Profile) -> dict[str, str]:
-    """What JobSet and Kueue read off the JobSet's annotations."""
-    found = {}
-    # A slice of one host shares its node pool with others; only one that spans hosts must have a pool to itself.
-    key = profile.slice_label or platforms.SLICE_LABEL.get(platform(job, profile))
-    if job.accelerator.platform == "tpu" and job.hosts > 1 and job.placement is None and key is not None:
-        found[EXCLUSIVE] = key
-    if job.capacity == "flex-start" and job.deadline is not None and queue(job, profile) is not None:
-        found[PROVISIONING] = str(int(job.deadline))
-    return found
-
-
-def patch(job: JobSpec, profile: Profile) -> dict[str, Any]:
-    """The pod template's part of it."""
-    kinds = [found for found in (nodes(job, profile), capacity(job, profile)) if found is not None]
-    wanted = {key: values for kind in kinds for key, values in kind.labels.items()}
-    for key, value in (profile.node_selector | job.node_selector).items():
-        wanted[key] = (value,)  # the job names one of several, or another
-    if job.accelerator.platform == "tpu" and platforms.GKE_TPU in wanted:
-        wanted[platforms.GKE_TOPOLOGY] = (str(job.accelerator.topology),)
-    if job.network == "gpudirect-tcpxo" and platforms.TCPXO_GPU in wanted.get(platforms.GKE_GPU, ()):
-        wanted[platforms.GKE_GPU] = (platforms.TCPXO_GPU,)
-    spec: dict[str, Any] = _selection(wanted)
-    spec["tolerations"] = [
-        *(dict(toleration) for toleration in _GONE_NODE),
-        *(dict(toleration) for kind in kinds for toleration in kind.tolerations),
-        *_tolerations([*profile.tolerations, *job.tolerations]),
-    ]
-    if job.priority is not None and queue(job, profile) is None:
-        spec["priorityClassName"] = job.priority
-    if job.placement is None:
-        return {"spec": spec}
-    return {"metadata": {"annotations": {TOPOLOGY: job.placement.preferred}}, "spec": spec}
+    if (level := placement.required) is None:
+        return {} if placement.preferred is None else {PREFERRED_TOPOLOGY: placement.preferred}
+    return {REQUIRED_TOPOLOGY: level} if slices == 1 else {SLICE_TOPOLOGY: level, SLICE_SIZE: str(hosts)}
 
 
 def _selection(wanted: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
@@ -113,12 +148,3 @@ def _selection(wanted: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
         required = {"nodeSelectorTerms": [{"matchExpressions": terms}]}
         spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     return spec
-
-
-def _of_profile(own: ProfileNodes) -> Nodes:
-    labels = {key: (value,) for key, value in own.node_selector.items()}
-    return Nodes(labels, tuple(_tolerations(own.tolerations)))
-
-
-def _tolerations(given: Iterable[Toleration]) -> list[dict[str, Any]]:
-    return [toleration.model_dump(by_alias=True, exclude_none=True) for toleration in given]

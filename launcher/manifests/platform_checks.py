@@ -1,6 +1,6 @@
-"""What a job asks for that its platform does not have. Pure.
+"""What a job needs that its platform and the cluster defaults do not give it. Pure.
 
-launcher.checks judges a job by itself; here the cluster's profile has its say.
+launcher.job.checks judges a job by itself; here the resolved job is judged.
 """
 
 from __future__ import annotations
@@ -9,125 +9,195 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from launcher import bundle, network, placement, platforms, pod, podfaults, storage
-from launcher.checks import MAIN_CONTAINER
 from launcher.errors import Fault, KeyPath
-from launcher.profile import Profile
-from launcher.schema import Bucket, Ephemeral, JobSpec, Reservation
-from launcher.wording import either
+from launcher.job import checks
+from launcher.job.schema import Reservation
+from launcher.job.volumes import Bucket, Ephemeral
+from launcher.kube.labels import MAIN_CONTAINER
+from launcher.manifests import network
+from launcher.manifests.platforms import eks, gke, table
+from launcher.manifests.platforms.facts import INSTANCE
+from launcher.manifests.resolve import CODE, ResolvedJob
+from launcher.wording import count, either
 
 
-def refusals(job: JobSpec, profile: Profile) -> Iterator[Fault]:
+def faults(job: ResolvedJob) -> Iterator[Fault]:
     """Everything that keeps the job from running there, with what to do about it."""
-    found = [fault for ask in _QUESTIONS for fault in ask(job, profile)]
-    yield from found or podfaults.faults(pod.template(job, profile, {}, {}, archive=None))
+    for check in _CHECKS:
+        yield from check(job)
 
 
-def _workdir(job: JobSpec, profile: Profile) -> Iterator[Fault]:
-    if job.code is None or job.workdir is None or job.workdir.startswith("/"):
+def _workdir(job: ResolvedJob) -> Iterator[Fault]:
+    code, workdir = job.spec.code_folder, job.spec.workdir
+    if code is None or workdir is None or workdir.startswith("/"):
         return
-    if not PurePosixPath(bundle.workdir(job) or "").is_relative_to(bundle.CODE):
-        message = f"workdir = {job.workdir} lies outside of code = {job.code}, and only that folder travels."
+    if not PurePosixPath(job.workdir or "").is_relative_to(CODE):
+        message = f"workdir = {workdir} is outside of code = {code}, and only that folder travels."
         yield Fault(("workdir",), message, "give the path in the image, or a folder below the code.")
 
 
-def _image(job: JobSpec, profile: Profile) -> Iterator[Fault]:
-    if job.image is None and profile.image is None:
-        yield Fault(("image",), "image is missing, and the profile has none.", "image: registry.example/train:1.4")
+def _image(job: ResolvedJob) -> Iterator[Fault]:
+    if job.image is None:
+        message = "image is missing, and the cluster defaults have none."
+        yield Fault(("image",), message, "image: registry.example/train:1.4")
 
 
-def _accelerator(job: JobSpec, profile: Profile) -> Iterator[Fault]:
-    where, kind = placement.platform(job, profile), job.accelerator.type
-    if placement.nodes(job, profile) is None:
-        have = [name for name, table in platforms.NODES.items() if kind in table]
-        hint = f"use platform: {either(have)}, or name their labels under nodes.{kind} in the profile."
-        yield Fault(("accelerator", "type"), f"accelerator.type = {kind} is not known on platform = {where}.", hint)
-
-
-def _capacity(job: JobSpec, profile: Profile) -> Iterator[Fault]:
-    if placement.capacity(job, profile) is not None:
+def _accelerator(job: ResolvedJob) -> Iterator[Fault]:
+    kind = job.spec.accelerator.type
+    if job.nodes is None:
+        have = [name for name, known in table.NODES.items() if kind in known]
+        hint = f"use platform: {either(have)}, or name their labels under nodes.{kind} in the cluster defaults."
+        message = f"accelerator.type = {kind} is not known on platform = {job.platform}."
+        yield Fault(("accelerator", "type"), message, hint)
         return
-    where, is_bought = placement.platform(job, profile), isinstance(job.capacity, Reservation)
-    kind, path = ("reservation", ("capacity", "reservation")) if is_bought else (job.capacity, ("capacity",))
-    hint = (
-        "use on-demand with node_selector:" if is_bought else f"use on-demand, or name its labels under capacity.{kind}"
-    )
-    message = f"capacity = {kind} is not known on platform = {where}."
-    yield Fault(path, message, f"{hint}{' of those nodes.' if is_bought else ' in the profile.'}")
+    asked, types = job.spec.accelerator.per_host, job.node_labels.get(INSTANCE, ())
+    is_gpu = job.spec.accelerator.platform == "cuda"
+    has = {one: eks.INSTANCES[one].gpus for one in types if is_gpu and one in eks.INSTANCES}
+    if job.nodes.labels.get(INSTANCE) == ():
+        most = max(eks.INSTANCES[one].gpus for one in table.NODES[job.platform][kind].labels[INSTANCE])
+        message = (
+            f"accelerator.per_host = {asked}: the largest {kind} instance of platform = {job.platform} has {most}."
+        )
+        yield Fault(("accelerator", "per_host"), message, "use more hosts with fewer devices each.")
+    elif has and max(has.values()) < asked:
+        (chosen, most), *_ = has.items()
+        message = f"node_selector: {chosen} has {count(most, 'GPU')}, and accelerator.per_host = {asked}."
+        yield Fault(("node_selector",), message, f"use accelerator.per_host: {most}, or another instance type.")
 
 
-def _placement(job: JobSpec, profile: Profile) -> Iterator[Fault]:
-    if job.placement is not None and placement.queue(job, profile) is None:
-        yield Fault(("placement",), "placement is Kueue's to keep, and the job has no queue.", "name one with queue:.")
+def _capacity(job: ResolvedJob) -> Iterator[Fault]:
+    if job.capacity is not None:
+        yield from _deadline(job)
+        yield from _part_of_reservation(job)
+    elif isinstance(job.spec.capacity, Reservation):
+        message = f"capacity = reservation is not known on platform = {job.platform}."
+        yield Fault(("capacity", "reservation"), message, "use on-demand with node_selector: of those nodes.")
+    else:
+        kind = job.spec.capacity
+        hint = f"use on-demand, or name its labels under capacity.{kind} in the cluster defaults."
+        yield Fault(("capacity",), f"capacity = {kind} is not known on platform = {job.platform}.", hint)
 
 
-def _network(job: JobSpec, profile: Profile) -> Iterator[Fault]:
-    where, path = placement.platform(job, profile), ("network",)
-    if job.network == "efa" and where != "eks":
-        yield Fault(path, f"network = efa does not exist on platform = {where}.", "it is eks's.")
-    elif job.network == "efa":
-        yield from _efa(job, profile)
-    elif job.network == "gpudirect-tcpxo" and where != "gke":
-        yield Fault(path, f"network = gpudirect-tcpxo does not exist on platform = {where}.", "it is gke's.")
-    elif job.network == "gpudirect-tcpxo":
-        asked = f"{job.accelerator.type} with {job.accelerator.per_host} per host"
-        if (job.accelerator.type, job.accelerator.per_host) != ("h100", platforms.TCPXO_GPUS):
-            message = f"network = gpudirect-tcpxo does not apply to {asked}."
-            yield Fault(path, message, f"it joins whole hosts of h100, {platforms.TCPXO_GPUS} per host.")
-        if profile.tcpxo is None:
-            message = "network = gpudirect-tcpxo needs the receive daemon's image, and the profile has none."
-            yield Fault(path, message, "tcpxo: {image: …} in the profile.")
+def _deadline(job: ResolvedJob) -> Iterator[Fault]:
+    """flex-start takes its nodes away after some days, whatever runs there."""
+    longest, deadline = gke.LONGEST_FLEX_START_S.value, job.spec.deadline
+    if job.spec.capacity == "flex-start" and job.platform == "gke" and deadline is not None and deadline > longest:
+        days = longest // 86_400
+        message = f"deadline = {deadline / 86_400:g} days: nodes of capacity = flex-start last at most {days} days."
+        yield Fault(("deadline",), message, f"write deadline: {days}d or less, or another capacity.")
 
 
-def _efa(job: JobSpec, profile: Profile) -> Iterator[Fault]:
-    counts = network.efa_interfaces(job, profile)
+def _part_of_reservation(job: ResolvedJob) -> Iterator[Fault]:
+    capacity = job.spec.capacity
+    if not isinstance(capacity, Reservation):
+        return
+    for part in gke.IN_RESERVATION:
+        if getattr(capacity, part) is not None and job.platform != "gke":
+            message = f"capacity.{part} is not known on platform = {job.platform}."
+            yield Fault(("capacity", part), message, "leave it out: reservation names it whole.")
+    if capacity.sub_block is not None and capacity.block is None:
+        message = f"capacity.sub_block = {capacity.sub_block} is part of a block, and capacity.block is missing."
+        yield Fault(("capacity", "sub_block"), message, "block: …")
+
+
+def _slices(job: ResolvedJob) -> Iterator[Fault]:
+    """GKE makes Multislice of slices that span hosts."""
+    spec = job.spec
+    if job.platform == "gke" and spec.accelerator.platform == "tpu" and spec.slices > 1 and spec.hosts == 1:
+        message = (
+            f"slices = {spec.slices}: GKE joins only slices of several hosts, "
+            f"and {spec.accelerator.type} {spec.accelerator.topology} is one host."
+        )
+        yield Fault(("slices",), message, "use a larger accelerator.topology, or slices: 1.")
+
+
+def _one_kind(job: ResolvedJob) -> Iterator[Fault]:
+    """A gang is as fast as its slowest host and as large as its smallest: all its nodes are of one kind."""
+    kind = job.spec.accelerator.type
+    if job.nodes is None or job.spec.host_count == 1 or kind in table.ALIKE:
+        return
+    for key in job.nodes.labels:
+        if len(values := job.node_labels.get(key, ())) > 1:
+            hosts = count(job.spec.host_count, "host")
+            message = f"{hosts} of {kind} could be {either(values)}, which differ in memory or network."
+            hint = f"choose one: node_selector: {{{key}: {values[0]}}}, or nodes.{kind} in the cluster defaults."
+            yield Fault(("accelerator", "type"), message, hint)
+
+
+def _placement(job: ResolvedJob) -> Iterator[Fault]:
+    if job.spec.placement is not None and job.queue is None:
+        yield Fault(("placement",), "placement is done by Kueue, and the job has no queue.", "name one with queue:.")
+
+
+def _network(job: ResolvedJob) -> Iterator[Fault]:
     path: KeyPath = ("network",)
-    if len(counts) > 1:
-        message = f"network = efa: nodes of {job.accelerator.type} have {either(sorted(counts))} interfaces."
-        yield Fault(path, message, f"say which with node_selector: {{{platforms.INSTANCE}: …}}.")
+    accelerator = job.spec.accelerator
+    if (wrong := checks.network_fault(job.network, accelerator.type, job.platform)) is not None:
+        yield wrong
+    elif job.network == "efa":
+        yield from _efa(job)
+    elif job.network == "gpudirect-tcpxo":
+        if (accelerator.type, accelerator.per_host) != ("h100", gke.TCPXO_GPUS.value):
+            asked = f"{accelerator.type} with {accelerator.per_host} per host"
+            message = f"network = gpudirect-tcpxo does not apply to {asked}."
+            yield Fault(path, message, f"it joins whole hosts of h100, {gke.TCPXO_GPUS.value} per host.")
+        if job.tcpxo is None:
+            message = "network = gpudirect-tcpxo needs the receive daemon's image, and the cluster defaults have none."
+            yield Fault(path, message, "tcpxo: {image: …} in the cluster defaults.")
+
+
+def _efa(job: ResolvedJob) -> Iterator[Fault]:
+    """Each fault is of the key that the hint changes: the network may be of the cluster defaults."""
+    kind, counts, resources = job.spec.accelerator.type, job.efa_interfaces, job.spec.resources
+    if len(counts) > 1 and job.spec.host_count == 1:
+        message = f"network = efa: nodes of {kind} have {either(counts)} interfaces."
+        yield Fault(("node_selector",), message, f"choose one with node_selector: {{{INSTANCE}: …}}.")
     elif not counts:
-        message = f"network = efa: how many interfaces nodes of {job.accelerator.type} have is not known."
-        yield Fault(path, message, f"write {{profile: rdma, resource: {platforms.EFA_RESOURCE}, count: …}}.")
-    if job.resources.cpu is None and job.resources.memory is None:
-        message = "network = efa takes huge pages, which Kubernetes gives only beside cpu or memory."
-        yield Fault(path, message, "resources: {cpu: 90, memory: 1500Gi}")
+        message = f"network = efa: how many interfaces nodes of {kind} have is not known."
+        yield Fault(("network",), message, f"write {{profile: rdma, resource: {eks.EFA_RESOURCE.value}, count: …}}.")
+    if resources.hugepages is not None and resources.cpu is None and resources.memory is None:
+        message = f"resources.hugepages = {resources.hugepages}: Kubernetes gives them only beside cpu or memory."
+        yield Fault(("resources",), message, "resources: {cpu: 90, memory: 1500Gi, hugepages: 5Gi}")
 
 
-def _buckets(job: JobSpec, profile: Profile) -> Iterator[Fault]:
-    where = placement.platform(job, profile)
-    for index, volume in enumerate(job.volumes):
-        if not isinstance(volume, Bucket) or (where == "gke" and volume.bucket.startswith("gs://")):
+def _buckets(job: ResolvedJob) -> Iterator[Fault]:
+    for index, volume in enumerate(job.spec.volumes):
+        if not isinstance(volume, Bucket) or (job.platform == "gke" and volume.bucket.startswith("gs://")):
             continue
         scheme = volume.bucket.partition("://")[0]
-        message = f"volumes.{index}.bucket: {scheme}:// cannot be mounted on platform = {where}."
+        message = f"volumes.{index}.bucket: {scheme}:// cannot be mounted on platform = {job.platform}."
         hint = "mount a claim of a CSI driver for it, or give its URL to the trainer."
         yield Fault(("volumes", index, "bucket"), message, hint)
 
 
-def _checkpoints(job: JobSpec, profile: Profile) -> Iterator[Fault]:
+def _checkpoints(job: ResolvedJob) -> Iterator[Fault]:
     """Checkpoints must outlive their pod and be seen by every host."""
-    if job.train is None:
+    if job.spec.train is None:
         return
-    folder, path = storage.checkpoints(job, profile), ("train", "checkpoint", "path")
+    folder, path = job.checkpoints, ("train", "checkpoint", "path")
     if folder is None:
-        hint = "write it, below a volume or as a URL, or give the profile a checkpoint volume."
-        yield Fault(path, "train.checkpoint.path is missing, and the profile has no place for checkpoints.", hint)
+        message = "train.checkpoint.path is missing, and the cluster defaults have no place for checkpoints."
+        yield Fault(
+            path, message, "write it, below a volume or as a URL, or give the cluster defaults a checkpoint volume."
+        )
     elif folder.startswith("/"):
-        holder = _holder(job, profile, folder)
+        holder = _holder(job, folder)
+        own = next((index for index, volume in enumerate(job.spec.volumes) if volume is holder), None)
+        at: KeyPath = ("volumes", own) if own is not None and path in job.filled else path
         if holder is None:
-            message = f"train.checkpoint.path = {folder} lies on no volume: it would be lost with its pod."
+            message = f"train.checkpoint.path = {folder} is on no volume: it would be lost with its pod."
             yield Fault(path, message, "mount a claim there: volumes: [{claim: …, path: …}].")
-        elif isinstance(holder, Ephemeral) and job.host_count > 1:
-            message = f"train.checkpoint.path = {folder} lies on ephemeral space, of which every host has its own."
-            yield Fault(path, message, "mount a ReadWriteMany claim there.")
+        elif isinstance(holder, Ephemeral) and job.spec.host_count > 1:
+            message = f"train.checkpoint.path = {folder} is on ephemeral space, of which every host has its own."
+            yield Fault(at, message, "mount a ReadWriteMany claim there.")
         elif getattr(holder, "read_only", False):
-            yield Fault(path, f"train.checkpoint.path = {folder} lies on a read-only volume.", "mount it for writing.")
+            yield Fault(at, f"train.checkpoint.path = {folder} is on a read-only volume.", "mount it for writing.")
 
 
-def _holder(job: JobSpec, profile: Profile, folder: str) -> Any:
+def _holder(job: ResolvedJob, folder: str) -> Any:
     """The innermost volume that holds a folder; of what `pod:` mounts only that it does."""
-    mounted: list[tuple[Any, Any]] = [(volume.path, volume) for volume in storage.volumes(job, profile)]
-    for container in job.pod.get("spec", {}).get("containers", []):
+    mounted: list[tuple[Any, Any]] = [(volume.path, volume) for volume in job.volumes]
+    for container in job.spec.pod.get("spec", {}).get("containers", []):
         mounts = container.get("volumeMounts") if container["name"] == MAIN_CONTAINER else None
         for mount in mounts if isinstance(mounts, list) else []:
             mounted.append((mount.get("mountPath") if isinstance(mount, dict) else None, mount))
@@ -139,16 +209,16 @@ def _holder(job: JobSpec, profile: Profile, folder: str) -> Any:
     return max(found, key=lambda one: one[0])[1] if found else None
 
 
-def _relative_paths(job: JobSpec, profile: Profile) -> Iterator[Fault]:
+def _relative_paths(job: ResolvedJob) -> Iterator[Fault]:
     """Paths relative to the job file, which no pod has."""
-    if job.train is None:
+    if job.spec.train is None:
         return
     named: dict[KeyPath, Any] = {
-        ("train", "data", key): getattr(job.train.data, key, None) for key in ("path", "eval_path", "data_dir")
+        ("train", "data", key): getattr(job.spec.train.data, key, None) for key in ("path", "eval_path", "data_dir")
     }
-    named[("train", "checkpoint", "path")] = job.train.checkpoint.path
-    named[("train", "compile_cache")] = job.train.compile_cache
-    named[("train", "model", "init_from")] = getattr(job.train.model, "init_from", None)
+    named[("train", "checkpoint", "path")] = job.spec.train.checkpoint.path
+    named[("train", "compile_cache")] = job.spec.train.compile_cache
+    named[("train", "model", "init_from")] = getattr(job.spec.train.model, "init_from", None)
     for path, value in named.items():
         for one in value if isinstance(value, list) else [value]:
             if one is not None and "://" not in one and not one.startswith("/"):
@@ -156,9 +226,9 @@ def _relative_paths(job: JobSpec, profile: Profile) -> Iterator[Fault]:
                 yield Fault(path, message, "write the path in the pod, below a volume or in the image.")
 
 
-def _init(job: JobSpec, profile: Profile) -> Iterator[Fault]:
+def _init(job: ResolvedJob) -> Iterator[Fault]:
     seen = {MAIN_CONTAINER} | ({network.DAEMON} if job.network == "gpudirect-tcpxo" else set())
-    for index, container in enumerate(job.init):
+    for index, container in enumerate(job.spec.init):
         name = container.get("name")
         if not isinstance(name, str):
             yield Fault(("init", index), f"init.{index} has no name.", "name: prepare")
@@ -168,11 +238,13 @@ def _init(job: JobSpec, profile: Profile) -> Iterator[Fault]:
             seen.add(name)
 
 
-_QUESTIONS: tuple[Callable[[JobSpec, Profile], Iterator[Fault]], ...] = (
+_CHECKS: tuple[Callable[[ResolvedJob], Iterator[Fault]], ...] = (
     _workdir,
     _image,
     _accelerator,
     _capacity,
+    _slices,
+    _one_kind,
     _placement,
     _network,
     _buckets,

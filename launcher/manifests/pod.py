@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from launcher import agentjob, bundle, network, placement, platforms, storage
-from launcher.bundle import Bundle
-from launcher.checks import MAIN_CONTAINER, REPLICATED_JOB
-from launcher.merge import merge
-from launcher.network import variables
-from launcher.profile import Profile
-from launcher.schema import JobSpec
+from launcher.job.schema import JobSpec
+from launcher.kube.labels import GENERATION_LABEL, MAIN_CONTAINER, REPLICATED_JOB, SLICE_LABEL, UID_LABEL
+from launcher.kube.merge import merge
+from launcher.manifests import bundle, gang_secret, network, placement, volumes
+from launcher.manifests.bundle import Bundle
+from launcher.manifests.network import variables
+from launcher.manifests.platforms import table
+from launcher.manifests.resolve import ResolvedJob
 from trainer import contract
 from trainer.spec import TrainSpec
 
@@ -18,10 +20,11 @@ AGENT = ["python", "-m", "launcher.agent"]
 
 # What the agent learns from its own pod: variable -> field.
 _FIELDS = {
-    contract.SLICE: "metadata.labels['jobset.sigs.k8s.io/job-index']",
-    contract.UID: "metadata.labels['jobset.sigs.k8s.io/jobset-uid']",
-    contract.GENERATION: "metadata.labels['jobset.sigs.k8s.io/restart-attempt']",
+    contract.SLICE: f"metadata.labels['{SLICE_LABEL}']",
+    contract.UID: f"metadata.labels['{UID_LABEL}']",
+    contract.GENERATION: f"metadata.labels['{GENERATION_LABEL}']",
     contract.POD_UID: "metadata.uid",
+    contract.POD_IP: "status.podIP",
     contract.NODE: "spec.nodeName",
 }
 
@@ -32,106 +35,110 @@ _RESTRICTED = {
 }
 
 
-def template(
-    job: JobSpec, profile: Profile, labels: dict[str, str], annotations: dict[str, str], archive: Bundle | None
-) -> dict[str, Any]:
-    """The template of every pod of the job."""
-    metadata: dict[str, Any] = {"labels": labels} | ({"annotations": annotations} if annotations else {})
-    own: dict[str, Any] = {"metadata": metadata, "spec": _spec(job, profile)}
+def template(job: ResolvedJob, metadata: Mapping[str, Any], archive: Bundle | None) -> dict[str, Any]:
+    """The template of every pod of the job, with the labels and annotations of `metadata`."""
+    spec = job.spec
+    mounts = volumes.mounts(job.volumes, has_shared_memory=job.has_shared_memory)
+    own: dict[str, Any] = {
+        "metadata": {key: dict(metadata[key]) for key in ("labels", "annotations") if key in metadata},
+        "spec": _spec(job, _main(job, mounts)),
+    }
     parts = (
-        storage.patch(job, profile),
-        placement.patch(job, profile),
-        network.patch(job, profile),
+        volumes.patch(job.volumes, has_shared_memory=job.has_shared_memory, shm=spec.resources.shm, user=job.user),
+        placement.patch(
+            job.node_labels,
+            job.tolerations,
+            priority_class=spec.priority if job.queue is None else None,
+            annotations=placement.topology(spec.placement, spec.slices, spec.hosts),
+        ),
+        network.patch(job.network, job.efa_interfaces, job.tcpxo, has_hugepages=spec.resources.hugepages is not None),
         bundle.patch(archive),
+        gang_secret.patch(spec.name) if spec.gang_secret else {},
+        {"spec": {"initContainers": [_init(job.image, mounts, given) for given in spec.init]}} if spec.init else {},
+        spec.pod,
     )
     for part in parts:
         own = merge(own, part)
-    if job.init:
-        own = merge(own, {"spec": {"initContainers": [_init(job, profile, given) for given in job.init]}})
-    merged = merge(own, job.pod)
-    assert isinstance(merged, dict)
-    return merged
+    return own
 
 
-def _spec(job: JobSpec, profile: Profile) -> dict[str, Any]:
-    account = job.service_account or profile.service_account
-    pull = [{"name": name} for name in dict.fromkeys([*profile.image_pull_secrets, *job.image_pull_secrets])]
+def _spec(job: ResolvedJob, main: dict[str, Any]) -> dict[str, Any]:
+    pull = [{"name": name} for name in job.image_pull_secrets]
     return {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": int(job.grace),
+        "terminationGracePeriodSeconds": int(job.spec.grace),
         "enableServiceLinks": False,
-        "automountServiceAccountToken": job.service_account is not None,
-        **({} if account is None else {"serviceAccountName": account}),
+        "automountServiceAccountToken": job.spec.service_account is not None,
+        **({} if job.service_account is None else {"serviceAccountName": job.service_account}),
         **({"imagePullSecrets": pull} if pull else {}),
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": profile.user,
-            "runAsGroup": profile.user,
-            "fsGroup": profile.user,
+            "runAsUser": job.user,
+            "runAsGroup": job.user,
+            "fsGroup": job.user,
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_main(job, profile)],
+        "containers": [main],
     }
 
 
-def _main(job: JobSpec, profile: Profile) -> dict[str, Any]:
+def _main(job: ResolvedJob, mounts: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "name": MAIN_CONTAINER,
-        "image": image(job, profile),
+        "image": job.image,
         "command": list(AGENT),
-        "env": _environment(job, profile),
-        "ports": network.container_ports(job),
-        **({"resources": resources} if (resources := _resources(job)) else {}),
+        "env": _environment(job),
+        "ports": network.container_ports(job.ports, job.spec.accelerator.platform),
+        **({"resources": resources} if (resources := _resources(job.spec)) else {}),
         "securityContext": _RESTRICTED,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": storage.mounts(job, profile),
+        "volumeMounts": mounts,
     }
 
 
-def image(job: JobSpec, profile: Profile) -> str:
-    found = job.image or profile.image
-    assert found is not None, "refused before"
-    return found
-
-
-def _environment(job: JobSpec, profile: Profile) -> list[dict[str, Any]]:
-    """What the agent finds, beside JOB_COMPLETION_INDEX, which the Job controller sets."""
-    leader, metrics = network.ports(job)
-    told = agentjob.of(
-        job, command=job.command, platform=job.accelerator.platform, workdir=bundle.workdir(job), metrics_port=metrics
+def _environment(job: ResolvedJob) -> list[dict[str, Any]]:
+    """The variables of the agent, beside JOB_COMPLETION_INDEX, which the Job controller sets."""
+    spec = job.spec
+    for_agents = spec.agent_job(
+        command=spec.command,
+        platform=spec.accelerator.platform,
+        workdir=job.workdir,
+        metrics_port=job.ports.metrics,
+        search_paths=job.search_paths,
+        scratch=volumes.on_disk(job.volumes),
     )
     values = {
-        contract.LEADER: f"{job.name}-{REPLICATED_JOB}-0-0.{job.name}:{leader}",
-        contract.HOSTS: str(job.hosts),
-        contract.SLICES: str(job.slices),
-        contract.JOB: told.to_json(),
+        contract.LEADER: f"{spec.name}-{REPLICATED_JOB}-0-0.{spec.name}:{job.ports.leader}",
+        contract.HOSTS: str(spec.hosts),
+        contract.SLICES: str(spec.slices),
+        contract.JOB: for_agents.to_json(),
     }
-    if job.train is not None:
-        values[contract.TRAIN_SPEC] = _train(job.train, job, profile).model_dump_json(exclude_unset=True)
-    if (folder := storage.run_folder(job, profile)) is not None:
-        values[contract.RUN_DIR] = folder
+    if spec.train is not None:
+        train = _train(spec.train, job.checkpoints, job.compile_cache)
+        values[contract.TRAIN_SPEC] = train.model_dump_json(exclude_unset=True)
+    if job.run_folder is not None:
+        values[contract.RUN_URL if "://" in job.run_folder else contract.RUN_DIR] = job.run_folder
     fields = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in _FIELDS.items()]
     secrets = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": one.name, "key": one.key}}}
-        for name, one in job.secrets.items()
+        for name, one in spec.secrets.items()
     ]
-    return [*variables(values), *fields, *variables(_defaults(job) | job.env), *secrets]
+    return [*variables(values), *fields, *variables(_defaults(spec) | spec.env), *secrets]
 
 
-def _train(train: TrainSpec, job: JobSpec, profile: Profile) -> TrainSpec:
-    """The job's `train` block, with the folders that the profile has for it."""
-    kept = train.checkpoint.model_copy(update={"path": storage.checkpoints(job, profile)})
-    told: dict[str, Any] = {"checkpoint": kept}
-    if (cache := storage.compile_cache(job, profile)) is not None:
-        told["compile_cache"] = cache
-    return train.model_copy(update=told)
+def _train(train: TrainSpec, checkpoints: str | None, compile_cache: str | None) -> TrainSpec:
+    """The job's `train` block, with the folders that are settled for it."""
+    settled: dict[str, Any] = {"checkpoint": train.checkpoint.model_copy(update={"path": checkpoints})}
+    if compile_cache is not None:
+        settled["compile_cache"] = compile_cache
+    return train.model_copy(update=settled)
 
 
 def _defaults(job: JobSpec) -> dict[str, str]:
     """What a job may set otherwise. JAX falls back to the CPU in silence where its platform is not named."""
     # A numeric user has neither a home nor a name, and the root is read-only.
-    defaults = {"HOME": storage.SCRATCH, "USER": "jaxlaunch"}
+    defaults = {"HOME": volumes.SCRATCH, "USER": "jaxlaunch"}
     if job.accelerator.platform != "cpu":
         defaults["JAX_PLATFORMS"] = f"{job.accelerator.platform},cpu"
     return {name: value for name, value in defaults.items() if name not in job.secrets}
@@ -139,19 +146,19 @@ def _defaults(job: JobSpec) -> dict[str, str]:
 
 def _resources(job: JobSpec) -> dict[str, Any]:
     """Requests and limits. The processor is not limited: a throttled host holds up the whole gang."""
-    asked = {"cpu": job.resources.cpu, "memory": job.resources.memory, "ephemeral-storage": job.resources.ephemeral}
+    asked = {
+        "cpu": job.resources.cpu,
+        "memory": job.resources.memory,
+        "ephemeral-storage": job.resources.ephemeral,
+        "hugepages-2Mi": job.resources.hugepages,
+    }
     requests = {name: amount for name, amount in asked.items() if amount is not None}
-    if (extended := platforms.RESOURCE.get(job.accelerator.platform)) is not None:
-        requests[extended] = str(job.accelerator.per_host)
+    if (extended := table.RESOURCE.get(job.accelerator.platform)) is not None:
+        requests[extended.value] = str(job.accelerator.per_host)
     limits = {name: amount for name, amount in requests.items() if name != "cpu"}
     return {name: amounts for name, amounts in (("requests", requests), ("limits", limits)) if amounts}
 
 
-def _init(job: JobSpec, profile: Profile, given: dict[str, Any]) -> dict[str, Any]:
-    """An init container as the job writes it, with our image, volumes and security where it says nothing else."""
-    ours = {
-        "image": image(job, profile),
-        "securityContext": _RESTRICTED,
-        "volumeMounts": storage.mounts(job, profile),
-    }
-    return {"name": given["name"]} | ours | given
+def _init(image: str | None, mounts: list[dict[str, Any]], given: dict[str, Any]) -> dict[str, Any]:
+    """An init container as the job writes it, with the job's image, volumes and security where it gives no others."""
+    return {"name": given["name"], "image": image, "securityContext": _RESTRICTED, "volumeMounts": mounts} | given

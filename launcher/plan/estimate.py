@@ -1,6 +1,6 @@
-"""What a job will hold before anything is held: bytes of a device, whether they fit, what the cluster is asked. Pure.
+"""What a job will need: bytes of a device, whether they fit, what is requested of the cluster. Pure.
 
-Bytes come from the trainer's own shapes (launcher.shapes); here they meet the memory of the accelerator.
+Bytes come from the trainer's own shapes (launcher.plan.shapes); here they are compared with the accelerator's memory.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from launcher import demand, podsecurity, storage
-from launcher.accelerators import KNOWN
-from launcher.agent.environment import MEMORY_SHARE, NEW_MEMORY_SHARE, TRAINER
-from launcher.fit import requests
-from launcher.objects import template
-from launcher.placement import platform, queue
-from launcher.profile import Profile
-from launcher.quantity import amount
-from launcher.schema import JobSpec
+from launcher.agent.host.environment import MEMORY_SHARE, NEW_MEMORY_SHARE, TRAINER
+from launcher.job.accelerators import KNOWN
+from launcher.job.schema import JobSpec
+from launcher.kube import pod_security
+from launcher.kube import requests as demand
+from launcher.kube.objects import template
+from launcher.kube.quantity import amount
+from launcher.manifests.resolve import ResolvedJob
+from launcher.wording import size
+from trainer.spec import TrainSpec
 
 Shapes = Mapping[str, Any]  # what trainer.plan prints
 GIB = 1024**3
@@ -41,7 +42,7 @@ class Verdict:
 
 
 def memory(job: JobSpec) -> Memory | None:
-    """What the job's devices have for it; None where a CPU job does not say how much memory a host has."""
+    """What the job's devices have for it; None for a CPU job that sets no resources.memory."""
     known = KNOWN[job.accelerator.type]
     if known.platform == "cpu":
         if job.resources.memory is None:
@@ -55,43 +56,50 @@ def memory(job: JobSpec) -> Memory | None:
 
 
 def _share(job: JobSpec) -> float:
-    said = job.env.get(MEMORY_SHARE) or job.env.get(NEW_MEMORY_SHARE) or TRAINER["cuda"][MEMORY_SHARE]
+    share = job.env.get(MEMORY_SHARE) or job.env.get(NEW_MEMORY_SHARE) or TRAINER["cuda"][MEMORY_SHARE]
     try:
-        return float(said)
+        return float(share)
     except ValueError:
         return float(TRAINER["cuda"][MEMORY_SHARE])
 
 
 def together(shapes: Shapes, remat: str = "asked") -> tuple[int, int]:
-    """Bytes of one device at the height of a step, at least and at most."""
+    """Bytes of one device at the peak of a step, at least and at most."""
     held = sum(shapes["device"].values())
     low, high = shapes["activations"][remat]
     return held + low, held + high
 
 
-def verdict(job: JobSpec, shapes: Shapes) -> Verdict:
+def verdict(job: JobSpec, train: TrainSpec, shapes: Shapes) -> Verdict:
     """Whether what a device holds fits into what it has."""
     have, (low, high) = memory(job), together(shapes)
     if have is None:
-        return Verdict(None, "whether that fits is not known", "say how much memory a host has: resources.memory.")
+        return Verdict(None, "whether that fits is not known", "set how much memory a host has: resources.memory.")
     smallest, largest = have.usable[0], have.usable[-1]
     room = f"{size(smallest)} ({have.of})"
     if low > largest:
-        return Verdict(False, f"does not fit into {size(largest)} ({have.of})", _cure(job, shapes, largest))
+        return Verdict(
+            False, f"does not fit into {size(largest)} ({have.of})", _cure(train, job.devices, shapes, largest)
+        )
     if high <= smallest:
         return Verdict(True, f"fits into {room}")
     if high <= largest:
-        return Verdict(None, f"fits only into {size(largest)} ({have.of})", "name those nodes with node_selector.")
+        kind = job.accelerator.type
+        make = f"the {KNOWN[kind].memory_gib[-1]:.0f} GB {kind.upper()}"
+        return Verdict(
+            None,
+            f"fits {make} only: {size(largest)} ({have.of})",
+            f"choose nodes with {make} by node_selector, such as {{nvidia.com/gpu.product: …}}.",
+        )
     return Verdict(None, f"may not fit into {room}", "how much mp splits, the compiler decides: --compile counts it.")
 
 
-def _cure(job: JobSpec, shapes: Shapes, room: float) -> str:
+def _cure(train: TrainSpec, devices: int, shapes: Shapes, room: float) -> str:
     """The one change that would make it fit, where one does."""
-    assert job.train is not None
     if together(shapes, "full")[1] <= room:
         return f"train.remat: full needs {size(together(shapes, 'full')[1])}."
     state = sum(bytes for name, bytes in shapes["device"].items() if name != "batch")
-    dp, _, _ = job.train.mesh.resolve(job.devices)
+    dp, _, _ = train.mesh.resolve(devices)
     if state > room / 2 and dp > 1:
         return f"the state alone takes {size(state)}: train.mesh.fsdp splits it, dp copies it."
     if state > room / 2:
@@ -99,24 +107,15 @@ def _cure(job: JobSpec, shapes: Shapes, room: float) -> str:
     return "use a smaller batch or more train.accumulate, beside train.remat: full."
 
 
-def size(number: float) -> str:
-    """`131.2 MiB`."""
-    if number < 1000:
-        return f"{number:.0f} B"
-    units = ("KiB", "MiB", "GiB")
-    power = next((power for power in (1, 2) if number / 1024**power < 1000), 3)
-    return f"{number / 1024**power:.1f} {units[power - 1]}"
-
-
 # --- the cluster ------------------------------------------------------------------------------------------------------
 
 
-def asked(job: JobSpec, profile: Profile, jobset: Mapping[str, Any]) -> dict[str, Any]:
-    """What the cluster will be asked for."""
-    each, all_pods = requests(template(jobset)["spec"]), demand.together(jobset)
+def asked(job: ResolvedJob, jobset: Mapping[str, Any]) -> dict[str, Any]:
+    """What will be requested of the cluster."""
+    each, all_pods = demand.of_pod(template(jobset)["spec"]), demand.together(jobset)
     return {
-        "platform": platform(job, profile),
-        "queue": queue(job, profile),
+        "platform": job.platform,
+        "queue": job.queue,
         "pods": demand.pods(jobset),
         "per_pod": {name: demand.written(name, much) for name, much in each.items()},
         "together": {name: demand.written(name, much) for name, much in all_pods.items()},
@@ -125,14 +124,25 @@ def asked(job: JobSpec, profile: Profile, jobset: Mapping[str, Any]) -> dict[str
 
 def security(jobset: Mapping[str, Any]) -> dict[str, Any]:
     """The Pod Security level that a namespace may enforce, and what keeps the pods from a stricter one."""
-    met = podsecurity.level(template(jobset))
-    above = podsecurity.stricter(met)
-    because = [] if above is None else [str(broken) for broken in podsecurity.violations(template(jobset), above)]
+    met = pod_security.level(template(jobset))
+    above = pod_security.stricter(met)
+    because = [] if above is None else [str(broken) for broken in pod_security.violations(template(jobset), above)]
     return {"level": met, "because": because}
 
 
-def checkpoints(job: JobSpec, profile: Profile, shapes: Shapes) -> dict[str, Any]:
+def ingress(job: ResolvedJob) -> str:
+    """Who can connect to the job's pods."""
+    ports = f"ports {job.ports.leader} (agents) and {job.ports.metrics} (metrics), and JAX's coordinator"
+    if job.network == "hostnetwork":
+        where = "are on the nodes' own addresses, which no NetworkPolicy protects: close them in the nodes' firewall"
+        return f"whoever reaches the nodes; {ports}, {where}"
+    if not job.spec.network_policy:
+        return f"whoever the namespace's other NetworkPolicies admit; {ports}, are open where there is none"
+    named = job.prometheus.namespace
+    return f"its own hosts, and Prometheus in {'any namespace' if named is None else f'namespace {named}'}"
+
+
+def checkpoints(train: TrainSpec, folder: str | None, shapes: Shapes) -> dict[str, Any]:
     """What the checkpoints take: one more than are kept while one is being written."""
-    assert job.train is not None
-    one, kept = shapes["checkpoint"], job.train.checkpoint.keep
-    return {"folder": storage.checkpoints(job, profile), "bytes": one, "kept": kept, "most": one * (kept + 1)}
+    one, kept = shapes["checkpoint"], train.checkpoint.keep
+    return {"folder": folder, "bytes": one, "kept": kept, "most": one * (kept + 1)}

@@ -1,4 +1,4 @@
-"""Asks the trainer what a job's arrays would be."""
+"""The shapes of a job's arrays, traced by the trainer."""
 
 from __future__ import annotations
 
@@ -6,37 +6,38 @@ import os
 from pathlib import Path
 from typing import Any
 
-from launcher import ask
-from launcher.job import JobSpec
+from launcher.job.accelerators import KNOWN
+from launcher.job.load import JobSpec
+from launcher.local import trainer_process
 from trainer import contract
 from trainer.spec import TASK_DEFAULTS, Mesh, TrainSpec
 
 
-def of(job: JobSpec, base: Path, *, sharding: bool = False, compiled: bool = False) -> dict[str, Any]:
+def of(job: JobSpec, train: TrainSpec, base: Path, *, sharding: bool = False, compiled: bool = False) -> dict[str, Any]:
     """What `python -m trainer.plan` finds of a job's train block; its code and data are relative to `base`.
 
-    Raises UserError with the trainer's own words where the training would not start.
+    Raises UserError with the trainer's own message where the training would not start.
     """
-    assert job.train is not None, "a command's arrays are its own"
     flags = [flag for flag, is_asked in (("--sharding", sharding), ("--compile", compiled)) if is_asked]
-    copies = 1 if compiled else _copies(job)
+    known = KNOWN[job.accelerator.type]
+    flags += ["--platform", known.platform, *(["--capability", known.capability] if known.capability else [])]
+    copies = 1 if compiled else _copies(train, job.devices)
     hint = "the trainer says so of the train block, here."
-    found = ask.the_trainer("trainer.plan", *flags, environ=_environment(job, base, copies), hint=hint)
+    found = trainer_process.run("trainer.plan", *flags, environ=_environment(job, train, base, copies), hint=hint)
     for name in ("flops_per_step", "causal_flops_per_step"):
         if found[name] is not None:
             found[name] *= copies
     return found
 
 
-def _copies(job: JobSpec) -> int:
-    """How many equal parts dp makes: one says it all, and ten thousand virtual devices would take minutes.
+def _copies(train: TrainSpec, devices: int) -> int:
+    """How many equal parts dp makes: one is traced, because ten thousand virtual devices would take minutes.
 
     One, where the user's task may bring a mesh or a batch of its own.
     """
-    train = job.train
-    if train is None or not (train.task in TASK_DEFAULTS or {"mesh", "batch"} <= train.model_fields_set):
+    if not (train.task in TASK_DEFAULTS or {"mesh", "batch"} <= train.model_fields_set):
         return 1
-    return train.mesh.resolve(job.devices)[0]
+    return train.mesh.resolve(devices)[0]
 
 
 def _one_copy(train: TrainSpec, devices: int, copies: int) -> TrainSpec:
@@ -47,16 +48,15 @@ def _one_copy(train: TrainSpec, devices: int, copies: int) -> TrainSpec:
     return train.model_copy(update={"mesh": Mesh(fsdp=fsdp, mp=mp), "batch": train.batch // copies})
 
 
-def _environment(job: JobSpec, base: Path, copies: int) -> dict[str, str]:
+def _environment(job: JobSpec, train: TrainSpec, base: Path, copies: int) -> dict[str, str]:
     """The job's own variables, its code, and as many virtual devices as one copy has."""
-    code = [str(base / job.code)] if job.code else []
+    code = [str(base / job.code_folder)] if job.code_folder else []
     path = os.pathsep.join(filter(None, (*code, os.environ.get("PYTHONPATH"))))
-    assert job.train is not None
     return {
         **os.environ,
         **job.env,
         **({"PYTHONPATH": path} if path else {}),
         "JAX_PLATFORMS": "cpu",
         contract.NUM_CPU_DEVICES: str(job.devices // copies),
-        contract.TRAIN_SPEC: _one_copy(job.train, job.devices, copies).model_dump_json(exclude_unset=True),
+        contract.TRAIN_SPEC: _one_copy(train, job.devices, copies).model_dump_json(exclude_unset=True),
     }

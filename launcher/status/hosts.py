@@ -1,20 +1,17 @@
-"""What the pod of each host says: where it stands between nothing and its end. Pure."""
+"""The hosts of a job, one for each pod: node, phase, containers, and how it ended. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from launcher.agent import words
-from launcher.checks import MAIN_CONTAINER
-from launcher.objects import Obj, condition, is_true, replicated, template
+from launcher.agent.gang import log_lines
+from launcher.kube.labels import GENERATION_LABEL, INDEX_LABEL, MAIN_CONTAINER, REPLICATED_LABEL, SLICE_LABEL
+from launcher.kube.objects import Obj, condition, is_true, replicated, template
 
-# By which a pod's place in the gang is known.
-REPLICATED_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
-GENERATION_LABEL = "jobset.sigs.k8s.io/restart-attempt"
-SLICE_LABEL = "jobset.sigs.k8s.io/job-index"
-INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +23,7 @@ class Host:
     generation: int
     node: str | None
     is_ready: bool
-    is_leaving: bool  # it was told to end
+    is_leaving: bool  # it is being deleted
     phase: str  # the pod's own: Pending, Running, Succeeded, Failed
     container: str  # whose state the next four are: the main one, or the init container that holds it up
     is_init: bool
@@ -38,7 +35,8 @@ class Host:
     disruption: Mapping[str, Any]  # the DisruptionTarget condition: reason, message
     reason: str  # the pod's own reason: Evicted, NodeLost …
     message: str
-    oom_before: bool  # an earlier start of the container ended for want of memory
+    oom_before: bool  # an earlier start of the container was OOMKilled
+    termination_message: str  # of the main container
     created: str
 
     @property
@@ -48,27 +46,29 @@ class Host:
 
     @property
     def has_ended(self) -> bool:
+        """Whether all containers of the pod have ended."""
         return self.phase in ("Succeeded", "Failed")
 
     @property
-    def farewell(self) -> dict[str, Any] | None:
-        """What its agent said at its end."""
-        return words.parse_farewell(self.ended.get("message"))
+    def termination_report(self) -> dict[str, Any] | None:
+        """What its agent wrote as the container's termination message: `verdict`, `attempt`, `generation`, `host`."""
+        return log_lines.parse_termination_message(self.termination_message)
 
     @property
     def name(self) -> str:
+        """ "host 3 (pod lm-w-0-3-x7k2p)"."""
         return f"host {self.number} (pod {self.pod})"
 
 
-def size(one: Obj) -> int:
-    """Hosts of each Job of a replicated job."""
+def _hosts_per_job(one: Obj) -> int:
+    """Pods of each Job of a replicated job."""
     spec = one["template"]["spec"]
     return int(spec.get("parallelism") or spec.get("completions") or 1)
 
 
-def wanted(jobset: Obj) -> int:
+def expected(jobset: Obj) -> int:
     """How many hosts the JobSet asks for."""
-    return sum(int(one.get("replicas", 1)) * size(one) for one in replicated(jobset))
+    return sum(int(one.get("replicas", 1)) * _hosts_per_job(one) for one in replicated(jobset))
 
 
 def main_container(spec: Obj) -> Obj:
@@ -84,30 +84,39 @@ def claims(jobset: Obj) -> list[str]:
 
 
 def environment(jobset: Obj) -> dict[str, str]:
-    """The variables that the program's container is given as they stand."""
+    """The environment variables of the main container whose values are in the JobSet itself."""
     found = main_container(template(jobset).get("spec", {})).get("env") or ()
     return {one["name"]: one.get("value", "") for one in found if "valueFrom" not in one}
 
 
 def newest(jobset: Obj, pods: Iterable[Obj]) -> list[Host]:
-    """The hosts of the last generation that has pods; of one host that is replaced, the newer pod."""
+    """The hosts of the last generation that has pods; of one host that is replaced, the newer pod.
+
+    A pod whose labels are no numbers was not made by JobSet, and is left out: anyone may give one the job's label.
+    """
     offsets, total = {}, 0
     for one in replicated(jobset):
-        offsets[one["name"]] = total, size(one)
-        total += int(one.get("replicas", 1)) * size(one)
+        offsets[one["name"]] = total, _hosts_per_job(one)
+        total += int(one.get("replicas", 1)) * _hosts_per_job(one)
     main = main_container(template(jobset).get("spec", {})).get("name", MAIN_CONTAINER)
-    hosts = [_host(pod, offsets, main) for pod in pods]
+    hosts = [_host(pod, offsets, main) for pod in pods if _has_a_place(pod)]
     last = max((host.generation for host in hosts), default=0)
     newest_of = {host.number: host for host in sorted(hosts, key=lambda host: host.created) if host.generation == last}
     return [newest_of[number] for number in sorted(newest_of)]
+
+
+def _has_a_place(pod: Obj) -> bool:
+    """Whether its labels say where in a gang it is."""
+    labels = pod["metadata"].get("labels", {})
+    return all(_NUMBER.fullmatch(labels.get(name, "0")) for name in (SLICE_LABEL, INDEX_LABEL, GENERATION_LABEL))
 
 
 def _host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> Host:
     metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
     labels = metadata.get("labels", {})
     offset, per_job = offsets.get(labels.get(REPLICATED_LABEL, ""), (0, 1))
-    said, is_init = _holder(status, main)
-    state = said.get("state") or {}
+    container, is_init = _telling_container(status, main)
+    state = container.get("state") or {}
     scheduled = condition(pod, "PodScheduled")
     disruption = condition(pod, "DisruptionTarget")
     return Host(
@@ -118,9 +127,9 @@ def _host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> Host:
         is_ready=is_true(pod, "Ready"),
         is_leaving="deletionTimestamp" in metadata,
         phase=status.get("phase", "Pending"),
-        container=said.get("name", main),
+        container=container.get("name", main),
         is_init=is_init,
-        image=said.get("image", ""),
+        image=container.get("image", ""),
         waiting=state.get("waiting") or {},
         running=state.get("running") or {},
         ended=state.get("terminated") or {},
@@ -128,16 +137,28 @@ def _host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> Host:
         disruption=disruption if disruption.get("status") == "True" else {},
         reason=status.get("reason", ""),
         message=status.get("message", ""),
-        oom_before=((said.get("lastState") or {}).get("terminated") or {}).get("reason") == "OOMKilled",
+        oom_before=((container.get("lastState") or {}).get("terminated") or {}).get("reason") == "OOMKilled",
+        termination_message=((_status_of(status, main).get("state") or {}).get("terminated") or {}).get("message", ""),
         created=metadata.get("creationTimestamp", ""),
     )
 
 
-def _holder(status: Obj, main: str) -> tuple[Obj, bool]:
-    """The container whose state tells how far the pod is, and whether it is an init container."""
+def _telling_container(status: Obj, main: str) -> tuple[Obj, bool]:
+    """The container whose state shows how far the pod is, and whether it is an init container.
+
+    Once the main container has started, it is that one: an init container that still runs is a sidecar.
+    """
+    own = _status_of(status, main)
+    state = own.get("state") or {}
+    if state.get("running") is not None or state.get("terminated") is not None:
+        return own, False
     for one in status.get("initContainerStatuses") or ():
         ended = one.get("state", {}).get("terminated")
         if ended is None and not one.get("ready") or ended is not None and ended.get("exitCode"):
             return one, True
-    found = status.get("containerStatuses") or ()
-    return next((one for one in found if one["name"] == main), {}), False
+    return own, False
+
+
+def _status_of(status: Obj, main: str) -> Obj:
+    """The status of the main container; empty before the kubelet reports one."""
+    return next((one for one in status.get("containerStatuses") or () if one["name"] == main), {})

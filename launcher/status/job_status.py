@@ -1,18 +1,22 @@
-"""API objects in, how the job stands out: one state, and the numbers beside it. Pure."""
+"""The status of a job from its snapshot: one state, and the numbers beside it. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-import json
+import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-from launcher import hosts
-from launcher.objects import is_true, moment, seconds_since
-from launcher.seen import World
+from launcher.agent.gang import forms
+from launcher.agent.gang.recorded import WHEN
+from launcher.kube.objects import age, condition, is_true, moment, seconds_since, terminal_state
+from launcher.status import hosts
+from launcher.status.snapshot import Snapshot
 from trainer import contract
+
+_EXIT_CODE = re.compile(r"failed with exit code (\d{1,3})\b")  # in the condition of a Job, by its pod failure policy
 
 
 class State(enum.StrEnum):
@@ -23,28 +27,35 @@ class State(enum.StrEnum):
     PENDING = "Pending"  # pods wait for nodes
     STARTING = "Starting"  # images, volumes, containers
     GATHERING = "Gathering"  # agents wait for each other
-    RUNNING = "Running"
+    RUNNING = "Running"  # its containers run; where the leader's log was not read, they may still wait for each other
     RESTARTING = "Restarting"  # a generation ended, the next is on its way
     STOPPING = "Stopping"
     STOPPED = "Stopped"
     DELETING = "Deleting"
     DONE = "Done"
     FAILED = "Failed"
+    SUSPENDED = "Suspended"  # by its queue or by a person, or its pods still save: which could not be read
+    UNKNOWN = "Unknown"  # its pods could not be read
+
+
+OVER = (State.DONE, State.FAILED, State.STOPPED)
 
 
 @dataclasses.dataclass(frozen=True)
 class Restarts:
-    """How often the pods were made anew, and what it was charged to."""
+    """How often the JobSet was restarted, and how many of these restarts count against its limit."""
 
     total: int
-    charged: int  # against the budget
-    budget: int
-    by_cause: Mapping[str, int] | None  # attempts that ended, in place or not; None: nobody can say
+    charged: int  # against the limit
+    budget: int  # the limit: maxRestarts of the failure policy
+    by_cause: Mapping[str, int] | None  # attempts that ended, in place or not; None: not known
+    preempted: int | None  # preemptions in a row without a newly saved step; None: not known
+    preempted_budget: int | None  # the limit of these; None: no limit
 
 
 @dataclasses.dataclass(frozen=True)
 class JobStatus:
-    """One job, as a screen, a table's row or JSON shows it. None: not known."""
+    """One job, as `launcher status`, a row of `launcher list` and their JSON show it. None: not known."""
 
     name: str
     namespace: str
@@ -52,7 +63,7 @@ class JobStatus:
     is_ours: bool
     queue: str | None
     hosts: int
-    ready: int
+    ready: int | None
     generation: int
     attempt: int | None
     phase: str | None
@@ -63,168 +74,204 @@ class JobStatus:
     committed: int | None
     committed_age_s: float | None
     goodput: float | None
+    as_of: Mapping[str, str] | None  # `at` and `when` these numbers were true, where no leader's log has newer ones
     restarts: Restarts
     verdict: Mapping[str, Any] | None
-    code: int | None  # the exit code that it ends with
+    code: int | None  # the exit code of the job, once it is over
     nodes: tuple[str, ...]
     age_s: float
     lasted_s: float | None  # from the first start to the end
 
     def to_json(self) -> dict[str, Any]:
+        """The fields under their own names, the state as text."""
         return dataclasses.asdict(self) | {"state": self.state.value}
 
 
-def fold(world: World) -> JobStatus:
-    """How the job stands. There must be one: a JobSet of that name."""
-    assert world.jobset is not None, "the caller has looked"
-    told, beat = world.told, world.told.beat or {}
-    state = state_of(world)
-    created = world.jobset["metadata"].get("creationTimestamp")
-    is_live = state in (State.RUNNING, State.GATHERING)
+def status_of(snapshot: Snapshot) -> JobStatus:
+    """The status of one job."""
+    report, beat = snapshot.report, snapshot.report.heartbeat or {}
+    state = state_of(snapshot)
+    is_live = state in (State.RUNNING, State.GATHERING) and not _is_any_lost(snapshot) and not report.is_judged
     return JobStatus(
-        name=world.name,
-        namespace=world.namespace,
+        name=snapshot.name,
+        namespace=snapshot.namespace,
         state=state,
-        is_ours=world.is_ours,
-        queue=world.queue,
-        hosts=world.wanted,
-        ready=sum(host.is_ready for host in world.hosts),
-        generation=world.restarts,
-        attempt=beat.get("attempt") or (told.verdict.attempt if told.verdict else None),
-        phase=_phase(world) if is_live else None,
-        phase_s=_since(beat.get("since"), world.now) if is_live else None,
-        missing=tuple(told.missing),
-        step=told.step,
-        steps=_steps(world),
-        committed=told.committed,
-        committed_age_s=None
-        if told.committed_at is None
-        else max(0.0, (world.now - told.committed_at).total_seconds()),
-        goodput=told.goodput,
-        restarts=_restarts(world),
-        verdict=_verdict(world, state),
-        code=exit_code(world, state),
-        nodes=tuple(dict.fromkeys(host.node for host in world.hosts if host.node)),
-        age_s=seconds_since(created, world.now) or 0.0,
-        lasted_s=_lasted(world, state),
+        is_ours=snapshot.is_ours,
+        queue=snapshot.queue,
+        hosts=snapshot.expected_hosts,
+        ready=None if "pods" in snapshot.not_read else sum(host.is_ready for host in snapshot.hosts),
+        generation=snapshot.restarts,
+        attempt=beat.get("attempt") or (report.verdict.attempt if report.verdict else None),
+        phase=_phase(snapshot) if is_live else None,
+        phase_s=_age(_utc(beat.get("since")), snapshot.now) if is_live else None,
+        missing=tuple(report.missing),
+        step=report.step,
+        steps=_steps(snapshot),
+        committed=report.committed,
+        committed_age_s=_age(report.committed_at, snapshot.now),
+        goodput=report.goodput,
+        as_of=_as_of(snapshot),
+        restarts=_restarts(snapshot),
+        verdict=_verdict(snapshot, state),
+        code=exit_code(snapshot, state),
+        nodes=tuple(dict.fromkeys(host.node for host in snapshot.hosts if host.node)),
+        age_s=seconds_since(snapshot.created, snapshot.now) or 0.0,
+        lasted_s=_lasted(snapshot, state),
     )
 
 
-def state_of(world: World) -> State:
-    """The one word for where the job is."""
-    assert world.jobset is not None, "the caller has looked"
-    ended = {"Completed": State.DONE, "Failed": State.FAILED}.get(
-        world.jobset.get("status", {}).get("terminalState", "")
-    )
-    if "deletionTimestamp" in world.jobset["metadata"]:
+def state_of(snapshot: Snapshot) -> State:
+    """How far the job is, or how it ended."""
+    ended = {"Completed": State.DONE, "Failed": State.FAILED}.get(terminal_state(snapshot.jobset) or "")
+    if "deletionTimestamp" in snapshot.jobset["metadata"]:
         return State.DELETING
     if ended is not None:
         return ended
-    if world.is_suspended or is_stopped_in_queue(world):
-        return _held(world)
-    if _is_between(world):
+    if snapshot.is_suspended or is_stopped_in_queue(snapshot):
+        return _suspended(snapshot)
+    if "pods" in snapshot.not_read:
+        return State.UNKNOWN
+    if _is_restarting(snapshot):
         return State.RESTARTING
-    return _on_its_way(world)
+    return _progress(snapshot)
 
 
-def is_stopped_in_queue(world: World) -> bool:
-    """Whether its Workload was taken out of the queue: by `launcher stop`, or by Kueue after too many tries."""
-    return world.workload is not None and world.workload.get("spec", {}).get("active") is False
+def is_stopped_in_queue(snapshot: Snapshot) -> bool:
+    """Whether its Workload is deactivated: by `launcher stop`, or by Kueue after too many tries."""
+    return snapshot.workload is not None and snapshot.workload.get("spec", {}).get("active") is False
 
 
-def _held(world: World) -> State:
+def _suspended(snapshot: Snapshot) -> State:
     """Suspended: by a person, or by Kueue."""
-    if world.queue is None or is_stopped_in_queue(world):
-        return State.STOPPING if _are_pods_left(world) else State.STOPPED
-    return State.QUEUED
+    if snapshot.queue is None or is_stopped_in_queue(snapshot):
+        are_left = _are_pods_left(snapshot)
+        return State.SUSPENDED if are_left is None else State.STOPPING if are_left else State.STOPPED
+    return State.SUSPENDED if "workloads" in snapshot.not_read else State.QUEUED
 
 
-def _are_pods_left(world: World) -> bool:
-    return any(not host.has_ended for host in world.hosts)
+def _are_pods_left(snapshot: Snapshot) -> bool | None:
+    """Whether pods have not ended, by what their Jobs count where they could not be read; None: not known."""
+    if "pods" not in snapshot.not_read:
+        return any(not host.has_ended for host in snapshot.hosts)
+    counts = [one.get("status", {}) for one in snapshot.jobs]
+    return any(one.get("active") or one.get("terminating") for one in counts) if counts else None
 
 
-def _is_between(world: World) -> bool:
+def _is_restarting(snapshot: Snapshot) -> bool:
     """The last generation has ended or is ending, and its successor's pods are not here."""
-    if not world.hosts:
-        return world.restarts > 0
-    if world.hosts[0].generation < world.restarts:
+    if not snapshot.hosts:
+        return snapshot.restarts > 0
+    if snapshot.hosts[0].generation < snapshot.restarts:
         return True
-    return all(host.is_leaving or host.has_ended for host in world.hosts) and not _all_succeeded(world)
+    if snapshot.is_ours and any(host.phase == "Failed" for host in snapshot.hosts):
+        return True  # its Job fails with the first pod
+    return all(host.is_leaving or host.has_ended for host in snapshot.hosts) and not _all_succeeded(snapshot)
 
 
-def _all_succeeded(world: World) -> bool:
-    return all(host.phase == "Succeeded" for host in world.hosts)
+def _is_any_lost(snapshot: Snapshot) -> bool:
+    """Whether a host is on its way out, or its node does not answer: what the agents reported last is older."""
+    return any(host.is_leaving or host.disruption or (host.running and not host.is_ready) for host in snapshot.hosts)
 
 
-def _on_its_way(world: World) -> State:
+def _all_succeeded(snapshot: Snapshot) -> bool:
+    return all(host.phase == "Succeeded" for host in snapshot.hosts)
+
+
+def _progress(snapshot: Snapshot) -> State:
     """How far the slowest host is."""
-    if len(world.hosts) < world.wanted:
+    if len(snapshot.hosts) < snapshot.expected_hosts:
         return State.CREATING
-    if any(host.node is None for host in world.hosts):
+    if any(host.node is None for host in snapshot.hosts):
         return State.PENDING
-    if not all(host.has_started for host in world.hosts):
+    if not all(host.has_started for host in snapshot.hosts):
         return State.STARTING
-    return State.GATHERING if world.told.stage == "gather" else State.RUNNING
+    return State.GATHERING if snapshot.report.stage == "gather" else State.RUNNING
 
 
-def _phase(world: World) -> str | None:
-    """What most ranks are in; before they start, that hosts are still awaited."""
-    if world.told.stage == "gather":
+def _phase(snapshot: Snapshot) -> str | None:
+    """The phase of most ranks; before they start, rendezvous."""
+    if snapshot.report.stage == "gather":
         return "rendezvous"
-    return (world.told.beat or {}).get("phase")
+    return (snapshot.report.heartbeat or {}).get("phase")
 
 
-def _since(at: float | None, now: datetime) -> float | None:
-    return None if at is None else max(0.0, now.timestamp() - at)
-
-
-def _steps(world: World) -> int | None:
-    """The last step of the whole run, where the job says it."""
-    assert world.jobset is not None, "the caller has looked"
-    try:
-        steps = json.loads(hosts.environment(world.jobset).get(contract.TRAIN_SPEC, "{}")).get("steps")
-    except ValueError:
+def _as_of(snapshot: Snapshot) -> Mapping[str, str] | None:
+    recorded = snapshot.report.recorded
+    if recorded is None:
         return None
-    return steps if isinstance(steps, int) else None
+    return {"at": datetime.fromtimestamp(recorded.at, UTC).isoformat(timespec="seconds"), "when": WHEN[recorded.when]}
 
 
-def _restarts(world: World) -> Restarts:
-    assert world.jobset is not None, "the caller has looked"
-    policy = world.jobset.get("spec", {}).get("failurePolicy") or {}
-    charged = int(world.jobset.get("status", {}).get("restartsCountTowardsMax", 0))
-    causes = world.told.ends
-    if causes is None and not world.restarts:
+def as_of_line(status: JobStatus, now: datetime) -> str:
+    """ "12:03:11 UTC (7m ago), when it was stopped", or with the date of a day before; empty of numbers of now."""
+    if status.as_of is None:
+        return ""
+    at = datetime.fromisoformat(status.as_of["at"])
+    day = "" if at.date() == now.astimezone(UTC).date() else f"{at:%Y-%m-%d} "
+    return f"{day}{at:%H:%M:%S} UTC ({age(_age(at, now) or 0.0)} ago), {status.as_of['when']}"
+
+
+def _utc(at: float | None) -> datetime | None:
+    return None if at is None else datetime.fromtimestamp(at, UTC)
+
+
+def _age(at: datetime | None, now: datetime) -> float | None:
+    """Seconds since then; never negative, however the clocks differ."""
+    return None if at is None else max(0.0, (now - at).total_seconds())
+
+
+def _steps(snapshot: Snapshot) -> int | None:
+    """The last step of the whole run, where the job has a `train:` block."""
+    steps = _block(snapshot, contract.TRAIN_SPEC).get("steps")
+    return steps if forms.whole(steps) else None
+
+
+def _block(snapshot: Snapshot, variable: str) -> Mapping[str, Any]:
+    """What a variable of the pods holds as JSON; empty where they have none."""
+    return forms.read(hosts.environment(snapshot.jobset).get(variable, "{}")) or {}
+
+
+def _restarts(snapshot: Snapshot) -> Restarts:
+    policy = snapshot.jobset.get("spec", {}).get("failurePolicy") or {}
+    charged = int(snapshot.jobset.get("status", {}).get("restartsCountTowardsMax", 0))
+    causes = snapshot.report.ends_by_cause
+    if causes is None and not snapshot.restarts:
         causes = {}
-    return Restarts(world.restarts, charged, int(policy.get("maxRestarts", 0)), causes)
+    preempted = snapshot.report.preempted
+    if preempted is None and not snapshot.restarts:
+        preempted = 0
+    limit = _block(snapshot, contract.JOB).get("preempted_budget")
+    limit = limit if forms.whole(limit) else None
+    return Restarts(snapshot.restarts, charged, int(policy.get("maxRestarts", 0)), causes, preempted, limit)
 
 
-def _verdict(world: World, state: State) -> Mapping[str, Any] | None:
+def _verdict(snapshot: Snapshot, state: State) -> Mapping[str, Any] | None:
     """The verdict that matters now: on the end, or on the attempt before this one."""
-    last = world.told.last
+    last = snapshot.report.last
     if last is None or (state is State.RUNNING and last.verdict.code == contract.PREEMPTED):
         return None
     return last.verdict.to_json()
 
 
-def exit_code(world: World, state: State) -> int | None:
-    """The code of a run that is over: its verdict's, else that of a container, else what JobSet's end amounts to."""
+def exit_code(snapshot: Snapshot, state: State) -> int | None:
+    """The exit code of a run that is over: its verdict's, else that of a container, else 1; None before."""
     if state is State.DONE:
         return contract.DONE
     if state is not State.FAILED:
         return None
-    if world.told.verdict is not None:
-        return world.told.verdict.verdict.code
-    codes = [host.ended["exitCode"] for host in world.hosts if host.ended.get("exitCode")]
+    if snapshot.report.verdict is not None:
+        return snapshot.report.verdict.verdict.code
+    codes = [host.ended["exitCode"] for host in snapshot.hosts if host.ended.get("exitCode")]
+    messages = [condition(one, "Failed").get("message", "") for one in (*snapshot.jobs, snapshot.jobset)]
+    codes += [int(match[1]) for text in messages if (match := _EXIT_CODE.search(text))]
     return codes[0] if codes else 1
 
 
-def _lasted(world: World, state: State) -> float | None:
+def _lasted(snapshot: Snapshot, state: State) -> float | None:
     """Seconds between the JobSet's creation and its end."""
-    assert world.jobset is not None, "the caller has looked"
     kind = {State.DONE: "Completed", State.FAILED: "Failed"}.get(state)
-    if kind is None or not is_true(world.jobset, kind):
+    if kind is None or not is_true(snapshot.jobset, kind):
         return None
-    conditions = world.jobset["status"]["conditions"]
-    ended = moment(next(one for one in conditions if one["type"] == kind).get("lastTransitionTime"))
-    began = moment(world.jobset["metadata"].get("creationTimestamp"))
+    ended = moment(condition(snapshot.jobset, kind).get("lastTransitionTime"))
+    began = moment(snapshot.created)
     return None if ended is None or began is None else max(0.0, (ended - began).total_seconds())

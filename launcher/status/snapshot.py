@@ -1,69 +1,109 @@
-"""What was seen of one job on a cluster, as plain data, and what follows at once. Pure; launcher.world looks."""
+"""What a cluster holds of one job, as plain data, and what follows from it. Pure; launcher.status.collect reads it."""
 
 from __future__ import annotations
 
 import dataclasses
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 
-from launcher import hosts, placement, testimony
-from launcher.hosts import Host
-from launcher.jobset import OWN_LABEL
-from launcher.objects import Obj
-from launcher.testimony import Testimony, Word
+from launcher.agent.gang.recorded import Recorded
+from launcher.kube.labels import OWN_LABEL, QUEUE
+from launcher.kube.objects import Obj, is_suspended, terminal_state
+from launcher.status import agent_report, hosts
+from launcher.status.agent_report import AgentReport, Record
+from launcher.status.hosts import Host
+from trainer.contract import ANNOTATION
 
 
 @dataclasses.dataclass(frozen=True)
-class World:
-    """The objects of one job, cut down to what is asked of them; what is None was not there or not looked for."""
+class NoSuchJob:
+    """There is no JobSet of that name; what the namespace holds instead."""
+
+    namespace: str
+    name: str
+    events: tuple[Obj, ...] = ()  # folded, the newest first: of a job of that name that is gone
+    other_jobs: tuple[str, ...] = ()  # names of the namespace's JobSets
+    ending_namespace: Obj | None = None  # where it is being deleted
+    unread: tuple[str, ...] = ()  # what could not be read, and why
+    now: datetime = datetime.max.replace(tzinfo=UTC)
+    left: tuple[tuple[str, Obj], ...] = ()  # pods and Jobs of a job of that name, each with its kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """The objects of one job, cut down to what is used of them. None: not there, or not needed and so not read."""
 
     namespace: str
     name: str
     now: datetime
-    jobset: Obj | None = None
+    jobset: Obj
     jobs: tuple[Obj, ...] = ()
-    pods: tuple[Obj, ...] = ()  # as launcher.slim leaves them
+    pods: tuple[Obj, ...] = ()  # as launcher.kube.trim leaves them
     events: tuple[Obj, ...] = ()  # folded, the newest first
     workload: Obj | None = None
+    ending_namespace: Obj | None = None  # where it is being deleted
+    preempted_by: str | None = None  # the JobSet of this namespace for which Kueue evicted it
     local_queue: Obj | None = None
     cluster_queue: Obj | None = None
     nodes: tuple[Obj, ...] | None = None
-    words: tuple[Word, ...] = ()
-    neighbours: tuple[str, ...] = ()  # names of the namespace's JobSets, where this one is not among them
-    unread: tuple[str, ...] = ()  # what could not be looked at, and why
+    records: tuple[Record, ...] = ()  # of the leader's log
+    unread: tuple[str, ...] = ()  # what could not be read, and why
+    not_read: frozenset[str] = frozenset()  # of it the kinds, such as pods; log is the leader's. Empty is unknown then
+    forbidden: frozenset[str] = frozenset()  # of these kinds, those that the user has no permission to read
+    on_volume: Recorded | None = None  # by the files of its run folder, where they were read
 
     @cached_property
     def hosts(self) -> list[Host]:
         """The hosts of the last generation that has pods."""
-        return [] if self.jobset is None else hosts.newest(self.jobset, self.pods)
+        return hosts.newest(self.jobset, self.pods)
 
     @cached_property
-    def told(self) -> Testimony:
-        return testimony.fold(self.words, self.hosts)
+    def report(self) -> AgentReport:
+        """What the agents reported in the leader's log and in termination messages."""
+        known = self.on_volume or self.recorded
+        return agent_report.merge(self.records, self.hosts, known, is_over=terminal_state(self.jobset) is not None)
 
     @property
-    def wanted(self) -> int:
-        return 0 if self.jobset is None else hosts.wanted(self.jobset)
+    def expected_hosts(self) -> int:
+        """How many hosts the JobSet asks for."""
+        return hosts.expected(self.jobset)
 
     @property
     def is_ours(self) -> bool:
-        return self.jobset is not None and OWN_LABEL in self.jobset["metadata"].get("labels", {})
+        """Whether `launcher submit` made the JobSet."""
+        return OWN_LABEL in self._labels
 
     @property
     def queue(self) -> str | None:
-        """The LocalQueue it waits or waited in."""
-        labels = {} if self.jobset is None else self.jobset["metadata"].get("labels", {})
-        return labels.get(placement.QUEUE)
+        """The LocalQueue that the job names."""
+        return self._labels.get(QUEUE)
 
     @property
     def restarts(self) -> int:
-        """Generations that ended before the one of now; JobSet counts them."""
-        return 0 if self.jobset is None else int(self.jobset.get("status", {}).get("restarts", 0))
+        """Generations that ended before the current one; JobSet counts them."""
+        return int(self.jobset.get("status", {}).get("restarts", 0))
 
     @property
     def is_suspended(self) -> bool:
-        return self.jobset is not None and bool(self.jobset.get("spec", {}).get("suspend"))
+        """Whether the JobSet is suspended, by Kueue or by `launcher stop`."""
+        return is_suspended(self.jobset)
 
-    def said(self, *reasons: str, kind: str = "") -> Obj | None:
+    @property
+    def recorded(self) -> Recorded | None:
+        """How far the job was, as `launcher stop`, `submit --wait` or its leader wrote down on the JobSet."""
+        metadata = self.jobset["metadata"]
+        return Recorded.from_json(metadata.get("annotations", {}).get(ANNOTATION, ""), metadata.get("uid", ""))
+
+    @property
+    def created(self) -> str | None:
+        """When the JobSet was created, as the API writes times."""
+        found: str | None = self.jobset["metadata"].get("creationTimestamp")
+        return found
+
+    def event(self, *reasons: str, kind: str = "") -> Obj | None:
         """The newest event with one of these reasons, about objects of that kind."""
         return next((one for one in self.events if one["reason"] in reasons and kind in ("", one["kind"])), None)
+
+    @property
+    def _labels(self) -> dict[str, str]:
+        return self.jobset["metadata"].get("labels") or {}

@@ -1,7 +1,7 @@
-"""YAML text as plain data that remembers where everything stands. Knows YAML; knows nothing of jobs.
+"""YAML text as plain data with the line of every value. Knows YAML; knows nothing of jobs.
 
-Takes a strict part of YAML 1.2: one document, plain data, no anchors, aliases, foreign tags or duplicate keys. What it
-refuses it names, all at once, with the path it leaves unusable, so that no second message need follow from it.
+Accepts a strict subset of YAML 1.2: one document, plain data, no anchors, aliases, custom tags or duplicate keys. It
+reports all faults at once, each with the path of the value that it makes unusable, so that no later check repeats it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from yaml.events import (
 )
 from yaml.reader import ReaderError
 
-from launcher import scalars
 from launcher.errors import Fault, KeyPath, UserError
-from launcher.scalars import Scalar
 from launcher.wording import cut, dotted
+from launcher.yaml12 import scalars
+from launcher.yaml12.scalars import Scalar
 
 MAX_BYTES = 1024 * 1024  # read before parsing: the parser takes 1 s for each of these
 MAX_DEPTH = 64
 MAX_VALUES = 10_000  # a job has a hundred; each that is wrong costs a message
-AFTER_THE_FILE = 10**9  # where faults of overrides sort
+AFTER_THE_FILE = 10**9  # the line by which faults of overrides sort
 
 _LOADER = getattr(
     yaml, "CSafeLoader", yaml.SafeLoader
@@ -58,7 +58,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 class Document:
     """Plain data with, for each path, its line, its text if it is a plain scalar, and what was wrong with it."""
 
-    name: str  # as faults call it
+    name: str  # in messages: the file's path
     data: Any = None
     lines: dict[KeyPath, int] = dataclasses.field(default_factory=dict)
     texts: dict[KeyPath, str] = dataclasses.field(default_factory=dict)
@@ -82,7 +82,7 @@ class Document:
         return dataclasses.replace(fault, where=self.name)
 
     def forget(self, path: KeyPath) -> None:
-        """Drops what is known of a value and all below it: another value stands there now."""
+        """Drops the lines and texts of a value and of all below it, because an override replaced it."""
         known: dict[KeyPath, Any]
         for known in (self.lines, self.texts, self.overrides):
             for old in [old for old in known if old[: len(path)] == path]:
@@ -90,16 +90,16 @@ class Document:
 
 
 def read(path: Path) -> Document:
-    """The document in a file. Raises UserError when it cannot be read at all."""
+    """The document in a file. Raises UserError when the file cannot be read, is too large or not UTF-8."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file.", "`launcher init` writes a first one.") from None
+        raise UserError(f"{path}: no such file.", "create one with `launcher init`.") from None
     except OSError as error:
         raise UserError(f"{path}: {(error.strerror or 'cannot be read').lower()}.") from None
     if len(content) > MAX_BYTES:
-        raise UserError(f"{path}: is larger than 1 MiB.", "a job is a page of text; data belongs beside it.")
+        raise UserError(f"{path}: is larger than 1 MiB.", "a job is a page of text; keep data in other files.")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -110,75 +110,87 @@ def read(path: Path) -> Document:
     return parse(text, str(path))
 
 
-def parse(text: str, name: str) -> Document:
-    """The document in `text`, with its faults; a text that is not YAML has no data and one fault more."""
-    reader = _Reader(name)
+def parse(text: str, name: str, at: KeyPath = ()) -> Document:
+    """The document in `text`, with its faults; of text that is not YAML the data is None.
+
+    Of a text that is a part of another document, `at` is its path there: its own paths begin with that.
+    """
+    reader = _Reader(name, at)
     try:
         reader.read(yaml.parse(text, Loader=_LOADER))
-    except _Stop:
+    except _Abort:
         pass
     except yaml.MarkedYAMLError as error:
         reader.refuse_syntax(error, text)
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         code = error.character if isinstance(error.character, int) else ord(error.character)
-        reader.refuse((), line, f"holds the control character 0x{code:02x}.", "delete it, or write it as an escape.")
+        reader.refuse((), line, f"contains the control character 0x{code:02x}.", "delete it, or write it as an escape.")
     return reader.document
 
 
-class _Stop(Exception):
-    """Nothing more can be read; the fault that says why is on the list."""
+class _Abort(Exception):
+    """Ends the reading; its cause is in the list of faults."""
 
 
 class _Reader:
     """Builds the data of one document from the parser's events, which nest no deeper than MAX_DEPTH here."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, at: KeyPath) -> None:
         self.document = Document(name)
+        self._at = at
         self._events: Iterator[Event] = iter(())
         self._values = 0
         self._seen: set[tuple[int, str]] = set()
 
     def refuse(self, path: KeyPath, line: int, message: str, hint: str | None = None) -> None:
-        """Notes a fault, once for each line: a bomb of aliases is one thing to mend."""
+        """Adds a fault, once for each line: a thousand aliases in a line are one thing to fix."""
         if (line, message) not in self._seen:
             self._seen.add((line, message))
             where = f"{self.document.name}:{line}"
             self.document.faults.append(Fault(path, message, hint, where=where, line=line))
 
     def refuse_syntax(self, error: yaml.MarkedYAMLError, text: str) -> None:
-        """Notes where the text stops being YAML. The line itself is not repeated: it may hold a secret."""
+        """Adds the fault of text that is not YAML. Its line is not shown, because it may contain a secret."""
         self.document.data = None
         mark = error.problem_mark
-        message, hint = _syntax(error, "" if mark is None else text[mark.index : mark.index + 1])
+        message, hint = _syntax(
+            error, "" if mark is None else text[mark.index : mark.index + 1], _is_deeper(mark, text)
+        )
         self.refuse((), _line(mark), message, hint)
 
     def read(self, events: Iterator[Event]) -> None:
-        """Takes the first document; a second one is a fault."""
+        """Reads the first document; a second one is a fault."""
         self._events = events
         for event in events:
             if isinstance(event, NodeEvent):
-                self.document.data = self._node(event, (), 0)
+                self.document.data = self._node(event, self._at, 0)
                 break
         for event in events:
             if isinstance(event, DocumentStartEvent):
-                hint = "keep one job in a file; take the `---` out."
+                hint = "keep one job in a file; remove the `---`."
                 self.refuse((), _line(event.start_mark), "starts a second document.", hint)
-                raise _Stop
+                raise _Abort
 
     def _node(self, event: Event, path: KeyPath, depth: int) -> Any:
         line = _line(event.start_mark)
         if depth > MAX_DEPTH:
             self.refuse(
-                (), line, f"is nested deeper than {MAX_DEPTH} levels.", "no part of a job is; look for a bracket."
+                (),
+                line,
+                f"is nested deeper than {MAX_DEPTH} levels.",
+                "no part of a job is; look for a bracket that is never closed.",
             )
-            raise _Stop
+            raise _Abort
         self._values += 1
         if self._values > MAX_VALUES:
             self.refuse(
-                (), line, f"holds more than {MAX_VALUES} values.", "a job is a page of text; data belongs beside it."
+                (),
+                line,
+                f"contains more than {MAX_VALUES} values.",
+                "a job is a page of text; keep data in other files.",
             )
-            raise _Stop
+            raise _Abort
         self.document.lines.setdefault(path, line)
         if getattr(event, "anchor", None) is not None:
             self.refuse(path, line, *_REFERENCE)
@@ -194,13 +206,14 @@ class _Reader:
         return value
 
     def _scalar(self, event: ScalarEvent, path: KeyPath, line: int) -> Scalar:
-        if not event.implicit[0] and event.tag in (None, f"{_CORE}str"):  # quoted, block, or said to be text
+        if not event.implicit[0] and event.tag in (None, f"{_CORE}str"):  # quoted, block, or tagged as text
             return str(event.value)
         self.document.texts[path] = event.value
         try:
             return scalars.resolve(event.value)
         except ValueError as error:
-            self.refuse(path, line, f"{dotted(path)} {error}.", "quote it if it is text.")
+            what = f"{dotted(path)} = {cut(event.value)}" if scalars.is_not_finite(event.value) else dotted(path)
+            self.refuse(path, line, f"{what} {error}.", "quote it if it is text.")
             return None
 
     def _sequence(self, path: KeyPath, depth: int) -> list[Any]:
@@ -214,9 +227,7 @@ class _Reader:
         while not isinstance(event := next(self._events), MappingEndEvent):
             line = _line(event.start_mark)
             if not isinstance(event, ScalarEvent):
-                self.refuse(
-                    path, line, "has a key that is not a word.", "quote braces and brackets that are meant as text."
-                )
+                self.refuse(path, line, "has a key that is not text.", "quote braces and brackets that are text.")
                 self._skip(event, path, depth)
                 self._skip(next(self._events), path, depth)
                 continue
@@ -233,7 +244,7 @@ class _Reader:
         return block
 
     def _skip(self, event: Event, path: KeyPath, depth: int) -> None:
-        """Reads a node for its faults alone: its data and its lines belong to nothing."""
+        """Reads a node for its faults only; its data and its lines are dropped."""
         document, self.document = self.document, Document(self.document.name)
         try:
             self._node(event, path, depth + 1)
@@ -253,23 +264,23 @@ class _Reader:
 
 
 def _line(mark: Any) -> int:
-    """The line a mark of the parser stands in, from 1; libyaml's marks and the pure parser's are not one type."""
+    """The line of a parser's mark, from 1; the marks of libyaml and of the pure parser have different types."""
     return 1 if mark is None else int(mark.line) + 1
 
 
-# The parser's problem -> what to say and do. libyaml and the pure parser word some of them differently.
+# The parser's problem -> what is wrong, and a hint. libyaml and the pure parser word some of them differently.
 _SYNTAX: tuple[tuple[str, str, str], ...] = (
     (
         "mapping values are not allowed",
-        "a `: ` where none can be",
-        "quote a value that holds `: `, or end the key above with one.",
+        "a `: ` where none is allowed",
+        "quote a value that contains `: `, or end the key above with one.",
     ),
     ("unexpected end of stream", "a quote that is never closed", "close it."),
-    ("expected ',' or", "a bracket that is never closed, or a comma that is missing", "look at where it was opened."),
+    ("expected ',' or", "a bracket that is never closed, or a missing comma", "check the line where it was opened."),
     ("node content", "a bracket that is never closed", "close it."),
     (
         "expected key|<block end>|'-' indicator",
-        "an indentation that fits no block",
+        "an indentation that matches no block",
         "indent all keys of a block alike.",
     ),
     ("expected ':'", "a line that is neither `key: value` nor `- item`", "put `: ` after the key."),
@@ -279,10 +290,25 @@ _SYNTAX: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def _syntax(error: yaml.MarkedYAMLError, sign: str) -> tuple[str, str]:
-    """What to say of a text that is not YAML, and what to do; `sign` is the one character the parser stopped at."""
+def _is_deeper(mark: Any, text: str) -> bool:
+    """Whether the line of a mark is indented deeper than the one above, which has a value and thus nothing below it."""
+    lines = text.splitlines()
+    if mark is None or mark.line >= len(lines):
+        return False
+    above = next(
+        (line for line in reversed(lines[: mark.line]) if line.strip() and not line.strip().startswith("#")), ""
+    )
+    deeper = len(lines[mark.line]) - len(lines[mark.line].lstrip()) > len(above) - len(above.lstrip())
+    return deeper and ":" in above and not above.rstrip().endswith(":")
+
+
+def _syntax(error: yaml.MarkedYAMLError, sign: str, is_deeper: bool) -> tuple[str, str]:
+    """The message and the hint for text that is not YAML; `sign` is the character where the parser stopped."""
+    if is_deeper and "mapping values are not allowed" in (error.problem or ""):
+        hint = "look at this line's indentation: keys of one block begin in one column."
+        return "is not YAML: it is indented deeper than the line above, which has a value.", hint
     began = _line(error.context_mark or error.problem_mark)
-    since = f", in what began in line {began}" if began != _line(error.problem_mark) else ""
+    since = f", in a block that begins in line {began}" if began != _line(error.problem_mark) else ""
     if "cannot start any token" in (error.problem or ""):
         if sign == "\t":
             return "is not YAML: a tab as indentation.", "indent with spaces."
@@ -290,4 +316,4 @@ def _syntax(error: yaml.MarkedYAMLError, sign: str) -> tuple[str, str]:
     for pattern, what, hint in _SYNTAX:
         if re.search(pattern, error.problem or ""):
             return f"is not YAML: {what}{since}.", hint
-    return f"is not YAML{since}.", "look at the indentation, the quotes and the brackets."
+    return f"is not YAML{since}.", "check the indentation, the quotes and the brackets."

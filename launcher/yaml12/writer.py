@@ -1,20 +1,22 @@
-"""Plain data as YAML that every reader takes for the same: 1.1 ones such as kubectl, 1.2 ones such as ours."""
+"""Plain data as YAML that readers of YAML 1.1, such as kubectl, and of 1.2, such as ours, read alike."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import yaml
 
-from launcher import scalars
+from launcher.yaml12 import scalars
 
-_ALSO_TRUTHS = {"y", "Y", "n", "N"}  # to Go's YAML 1.1; PyYAML takes them for text
+_ALSO_BOOLEANS = {"y", "Y", "n", "N"}  # of Go's YAML 1.1; PyYAML reads them as text
 _ONE_LINE = 2**31
+_BREAK = re.compile("[\x85\u2028\u2029]")  # line breaks of YAML 1.1, which quotes would fold into spaces
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what either version would not read as text; PyYAML's own rule is 1.1's."""
+    """Quotes text that either version would read as something else; PyYAML itself follows 1.1 only."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -22,10 +24,10 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     try:
-        is_plain = scalars.resolve(text) == text and not scalars.has_two_readings(text) and text not in _ALSO_TRUTHS
+        is_plain = scalars.resolve(text) == text and not scalars.has_two_readings(text) and text not in _ALSO_BOOLEANS
     except ValueError:
         is_plain = False
-    style = "|" if "\n" in text else None if is_plain else "'"
+    style = '"' if _BREAK.search(text) else "|" if "\n" in text else None if is_plain else "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -33,10 +35,10 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def document(data: Any, width: int = 120) -> str:
-    """One document, keys in the order they have."""
+    """One document, its keys in their order."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
 
 
 def documents(all_data: Iterable[Any]) -> str:
-    """Several, as `kubectl apply -f -` takes them; a value stands on one line, however long."""
+    """Several documents, as `kubectl apply -f -` reads them; a value is on one line, however long."""
     return "---\n".join(document(data, width=_ONE_LINE) for data in all_data)

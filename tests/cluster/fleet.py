@@ -24,6 +24,7 @@ image: registry.example/train:1
 hosts: {hosts}
 accelerator: {{type: cpu}}
 resources: {{cpu: 200}}
+priority: {namespace}
 node_selector: {{{pool}: {namespace}}}
 tolerations: [{{key: {taint}, operator: Exists}}]
 command: [python, train.py]
@@ -92,29 +93,30 @@ class Fleet:
     def seen(self, command: str) -> Cost:
         return self.costs(command, self.name, "-n", self.namespace)
 
-    def pods(self) -> list[str]:
-        """The phase of every pod, as kubectl counts them."""
-        label = f"jobset.sigs.k8s.io/jobset-name={self.name}"
-        columns = "custom-columns=P:.status.phase"
-        return self.cluster.kubectl(
-            "get", "pods", "-n", self.namespace, "-l", label, "--no-headers", "-o", columns
-        ).split()
+    def until(self, count: str, within: float) -> None:
+        """Waits until the Job controller counts every pod as this: `active`, which is made and has not ended, or
+        `ready`. To list a thousand pods again and again would take the machine from those who make them."""
+        jobs = f"/apis/batch/v1/namespaces/{self.namespace}/jobs"
 
-    def until(self, phase: str, within: float) -> None:
-        """Waits until every pod is there and in this phase."""
-        until(self.pods, lambda seen: seen.count(phase) == self.hosts, f"{self.hosts} pods {phase}", within)
+        def counted() -> list[int]:
+            return [job["status"].get(count, 0) for job in self.cluster.api.get(jobs)["items"]]
+
+        until(counted, lambda seen: seen == [self.hosts], f"{self.hosts} pods {count}", within)
 
 
 @contextmanager
 def place(cluster: Access, count: int, taint: str = kwok.TAINT) -> Iterator[Place]:
-    """Such a place, which goes when its pods have gone."""
+    """Such a place, which goes when its pods have gone. The scheduler takes them last: others wait for it too."""
     namespace = preparations.make_namespace(cluster, "restricted")
+    classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    last = {"value": -1000, "preemptionPolicy": "Never", "metadata": {"name": namespace}}
+    cluster.api.create(classes, {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", **last})
     with kwok.fake_nodes(cluster.api, count, {POOL: namespace}, {}, taint) as nodes:
         yield Place(cluster, namespace, nodes)
         # A namespace would delete the pods first: to the Job controller they fail, and it backs off for minutes.
         within = "-n", namespace
         cluster.kubectl("delete", "jobsets", "--all", "--wait=false", *within)
-        until(
-            lambda: cluster.kubectl("get", "pods", "-o", "name", *within), lambda left: not left, "no pods left", GONE_S
-        )
+        pods = f"/api/v1/namespaces/{namespace}/pods?limit=1"
+        until(lambda: cluster.api.get(pods)["items"], lambda left: not left, "no pods left", GONE_S)
         cluster.api.delete(f"/api/v1/namespaces/{namespace}")
+        cluster.api.delete(f"{classes}/{namespace}")

@@ -11,15 +11,19 @@ from typing import Any, TypeVar
 
 import pytest
 
-from launcher import bundle, hosts, podlogs
-from launcher.cluster import Cluster
-from launcher.hosts import Host
-from launcher.jobset import NAME_LABEL, render
-from launcher.kinds import JOBSETS, PODS
-from launcher.logs import Line, Select
-from launcher.profile import Profile
-from launcher.schema import JobSpec
-from launcher.submit import Submission
+from launcher.cluster.client import Cluster
+from launcher.job.profile import ClusterDefaults, Profile
+from launcher.job.schema import JobSpec
+from launcher.kube.kinds import JOBSETS, PODS
+from launcher.kube.labels import NAME_LABEL
+from launcher.lifecycle.submit import Submission
+from launcher.logs import pods as podlogs
+from launcher.logs.lines import Line, Select
+from launcher.manifests import bundle
+from launcher.manifests.jobset import render
+from launcher.manifests.resolve import resolve
+from launcher.status import hosts
+from launcher.status.hosts import Host
 from tests.cluster import preparations, waiting
 from tests.cluster.access import Access
 
@@ -78,7 +82,7 @@ class Gang:
 
     def runs(self, generation: int = 0) -> list[Host]:
         """All hosts of a generation, once their containers run."""
-        wanted = hosts.wanted(self.jobset)
+        wanted = hosts.expected(self.jobset)
 
         def running() -> list[Host]:
             found = [host for host in self.hosts if host.running and host.generation == generation]
@@ -110,7 +114,8 @@ class Place:
         """Submits a job; `change` may alter its JobSet before."""
         document = {"name": name, "namespace": self.namespace, "image": self.image, "accelerator": {"type": "cpu"}}
         spec = JobSpec.model_validate(document | job)
-        manifests = render(spec, profile, bundle.of(spec, Path()))
+        resolved = resolve(spec, ClusterDefaults(profile))
+        manifests = render(resolved, bundle.of(resolved, Path()))
         change(manifests[0])
         Submission(self.cluster, manifests, lambda text: None).run()
         return Gang(self.cluster, self.namespace, name)
@@ -143,4 +148,4 @@ def without_agent(command: list[str]) -> Change:
 
 def verdicts(found: list[Host]) -> list[Mapping[str, Any]]:
     """What the agents of these hosts left at their end."""
-    return [host.farewell["verdict"] for host in found if host.farewell is not None]
+    return [report["verdict"] for host in found if (report := host.termination_report) is not None]

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from tests.cluster.access import Access
 from tests.cluster.harness.api import Refused
+from tests.cluster.harness.places import NODES
+
+
+@contextmanager
+def steady() -> Iterator[None]:
+    """While it lasts, no test of another process changes the nodes."""
+    with _held(fcntl.LOCK_SH):
+        yield
+
+
+@contextmanager
+def changing() -> Iterator[None]:
+    """While it lasts, no test of another process relies on the nodes as they are."""
+    with _held(fcntl.LOCK_EX):
+        yield
+
+
+@contextmanager
+def _held(how: int) -> Iterator[None]:
+    NODES.parent.mkdir(parents=True, exist_ok=True)
+    with open(NODES, "w") as lock:
+        fcntl.flock(lock, how)
+        yield
 
 
 def node(access: Access, name: str) -> Any:
@@ -17,30 +41,32 @@ def node(access: Access, name: str) -> Any:
 @contextmanager
 def cordoned(access: Access, name: str) -> Iterator[None]:
     """Nothing new is put on the node."""
-    access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": True}})
-    try:
-        yield
-    finally:
-        access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": None}})
+    with changing():
+        access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": True}})
+        try:
+            yield
+        finally:
+            access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": None}})
 
 
 @contextmanager
 def tainted(access: Access, name: str, key: str, pods: Collection[str]) -> Iterator[None]:
-    """The node throws out these pods; all others on it are made to tolerate that before."""
-    for pod in access.api.get(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{name}")["items"]:
-        if pod["metadata"]["name"] not in pods:
-            known = pod["spec"].get("tolerations", [])
-            path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
-            with suppress(Refused):  # it is gone meanwhile
-                access.api.merge(path, {"spec": {"tolerations": [*known, {"key": key, "operator": "Exists"}]}})
-    before = node(access, name)["spec"].get("taints", [])
-    taint = {"key": key, "effect": "NoExecute"}
-    access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": [*before, taint]}})
-    try:
-        yield
-    finally:
-        left = [one for one in node(access, name)["spec"].get("taints", []) if one["key"] != key]
-        access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": left}})
+    """The node throws out these pods; all others on it are made to tolerate that before, and no new ones come."""
+    with cordoned(access, name):
+        for pod in access.api.get(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{name}")["items"]:
+            if pod["metadata"]["name"] not in pods:
+                known = pod["spec"].get("tolerations", [])
+                path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+                with suppress(Refused):  # it is gone meanwhile
+                    access.api.merge(path, {"spec": {"tolerations": [*known, {"key": key, "operator": "Exists"}]}})
+        before = node(access, name)["spec"].get("taints", [])
+        taint = {"key": key, "effect": "NoExecute"}
+        access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": [*before, taint]}})
+        try:
+            yield
+        finally:
+            left = [one for one in node(access, name)["spec"].get("taints", []) if one["key"] != key]
+            access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": left}})
 
 
 @contextmanager

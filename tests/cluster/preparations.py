@@ -23,6 +23,7 @@ KUEUE = "kueue.x-k8s.io/v1beta2"
 # Where objects outside namespaces are, which these functions make.
 OUTSIDE = (
     "/api/v1/persistentvolumes",
+    *(f"/apis/storage.k8s.io/v1/{plural}" for plural in ("storageclasses", "csidrivers")),
     *(f"/apis/{KUEUE}/{plural}" for plural in ("clusterqueues", "resourceflavors", "workloadpriorityclasses")),
 )
 

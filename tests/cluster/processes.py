@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import signal
 from collections.abc import Iterator
@@ -16,13 +17,26 @@ def agent(pod: Any) -> int:
 
 
 def child(pod: Any) -> int:
-    """The trainer that its agent started; a spare interpreter is none."""
+    """The trainer that its agent started; a standby process is none."""
     return next(pid for pid in _within(_container(pod)) if _command(pid)[1:3] == ["-m", "trainer"])
 
 
 def everything(pod: Any) -> list[int]:
     """All that runs in the pod, the process that holds its network included."""
     return list(_within(pod["metadata"]["uid"]))
+
+
+def listens(pid: int, port: int) -> list[str]:
+    """The addresses at which the pod of a process listens on a port; an IPv4 one as such."""
+    found = []
+    for file in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{file}").read_text().splitlines()[1:]:
+            (address, _, number), state = line.split()[1].partition(":"), line.split()[3]
+            if state == "0A" and int(number, 16) == port:
+                words = (bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8))
+                whole = ipaddress.ip_address(b"".join(words))
+                found.append(str(getattr(whole, "ipv4_mapped", None) or whole))
+    return found
 
 
 def kill(*pids: int) -> None:

@@ -13,6 +13,8 @@ from tests.cluster.preparations import KUEUE, make_queue
 SMALL = {"cpu": "20m", "memory": "128Mi"}
 POOL = "jaxlaunch.test/pool"  # label of the fake nodes, which are tainted
 
+Prepare = tuple[str, Callable[[Access, str], None]]  # of a namespace: its Pod Security level, what is made in it
+
 
 @dataclasses.dataclass(frozen=True)
 class Situation:
@@ -22,6 +24,9 @@ class Situation:
     job: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     namespace: str = "plain"
     change: Callable[[Object], None] = lambda jobset: None
+    starts_after: str = ""  # the name of a situation that has settled before
+    after: str = ""  # the first line after which `then` happens
+    then: Callable[[Access, str, str], None] | None = None  # with namespace and name
 
 
 # --- what is done to the JobSet ---------------------------------------------------------------------------------------
@@ -61,36 +66,36 @@ def held(jobset: Object) -> None:
 # --- what is done to the namespace ------------------------------------------------------------------------------------
 
 
-def _make(cluster: Access, namespace: str, path: str, version: str, kind: str, name: str, **body: Any) -> None:
+def make(cluster: Access, path: str, version: str, kind: str, name: str, **body: Any) -> None:
     metadata = {"name": name}
     cluster.api.create(path, {"apiVersion": version, "kind": kind, "metadata": metadata, **body})
 
 
 def no_pods(cluster: Access, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
-    _make(cluster, namespace, path, "v1", "ResourceQuota", "few", spec={"hard": {"pods": "0"}})
+    make(cluster, path, "v1", "ResourceQuota", "few", spec={"hard": {"pods": "0"}})
 
 
 def all_limits(cluster: Access, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
-    _make(cluster, namespace, path, "v1", "ResourceQuota", "strict", spec={"hard": {"limits.cpu": "4"}})
+    make(cluster, path, "v1", "ResourceQuota", "strict", spec={"hard": {"limits.cpu": "4"}})
 
 
 def small_containers(cluster: Access, namespace: str) -> None:
     limits = [{"type": "Container", "max": {"memory": "64Mi"}}]
     path = f"/api/v1/namespaces/{namespace}/limitranges"
-    _make(cluster, namespace, path, "v1", "LimitRange", "small", spec={"limits": limits})
+    make(cluster, path, "v1", "LimitRange", "small", spec={"limits": limits})
 
 
 def a_claim_of_no_class(cluster: Access, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
     spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": ""}
-    _make(cluster, namespace, path, "v1", "PersistentVolumeClaim", "unbound", spec=spec)
+    make(cluster, path, "v1", "PersistentVolumeClaim", "unbound", spec=spec)
 
 
 def a_secret(cluster: Access, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/secrets"
-    _make(cluster, namespace, path, "v1", "Secret", "known", stringData={"user": "me"})
+    make(cluster, path, "v1", "Secret", "known", stringData={"user": "me"})
 
 
 def plain(cluster: Access, namespace: str) -> None:
@@ -114,7 +119,7 @@ def dead_webhook(resource: str, group: str) -> Callable[[Access, str], None]:
         kind = "ValidatingWebhookConfiguration"
         version = "admissionregistration.k8s.io/v1"
         path = f"/apis/{version}/validatingwebhookconfigurations"
-        _make(cluster, namespace, path, version, kind, namespace, webhooks=[webhook])
+        make(cluster, path, version, kind, namespace, webhooks=[webhook])
 
     return prepare
 
@@ -131,9 +136,9 @@ def a_policy(cluster: Access, namespace: str) -> None:
     within = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
     binding = {"policyName": namespace, "validationActions": ["Deny"], "matchResources": within}
     path = f"/apis/{version}/validatingadmissionpolicies"
-    _make(cluster, namespace, path, version, "ValidatingAdmissionPolicy", namespace, spec=spec)
+    make(cluster, path, version, "ValidatingAdmissionPolicy", namespace, spec=spec)
     path = f"/apis/{version}/validatingadmissionpolicybindings"
-    _make(cluster, namespace, path, version, "ValidatingAdmissionPolicyBinding", namespace, spec=binding)
+    make(cluster, path, version, "ValidatingAdmissionPolicyBinding", namespace, spec=binding)
 
 
 def queues(cluster: Access, namespace: str) -> None:
@@ -147,10 +152,10 @@ def queues(cluster: Access, namespace: str) -> None:
     cluster.api.merge(f"/apis/{KUEUE}/namespaces/{namespace}/localqueues/held", hold)
     for name, value in (("low", 1), ("high", 2)):
         path = f"/apis/{KUEUE}/workloadpriorityclasses"
-        _make(cluster, namespace, path, KUEUE, "WorkloadPriorityClass", f"{namespace}-{name}", value=value)
+        make(cluster, path, KUEUE, "WorkloadPriorityClass", f"{namespace}-{name}", value=value)
 
 
-PREPARED: Mapping[str, tuple[str, Callable[[Access, str], None]]] = {
+PREPARED: Mapping[str, Prepare] = {
     "plain": ("restricted", plain),
     "no-pods": ("restricted", no_pods),
     "all-limits": ("restricted", all_limits),
@@ -162,31 +167,34 @@ PREPARED: Mapping[str, tuple[str, Callable[[Access, str], None]]] = {
 }
 
 SLEEP = ["sleep", "600"]
+FILL = ["python", "-c", "open('/tmp/block', 'wb').write(bytes(2**26))\nimport time\ntime.sleep(600)"]
 HOARD = ["python", "-c", "hoard = bytearray()\nwhile True: hoard += b'x' * 2**20"]
 
 # A name, which is the job's too. {registry} is a registry that has nothing, {absent} one that is not there.
 SITUATIONS: Mapping[str, Situation] = {
     # images
     "no-image": Situation(
-        "its host cannot get image {registry}/none:1: it does not exist", {"image": "{registry}/none:1"}
+        "its host cannot pull image {registry}/none:1: the image does not exist", {"image": "{registry}/none:1"}
     ),
-    "locked": Situation("image {registry}/locked:1: the registry wants credentials", {"image": "{registry}/locked:1"}),
-    "no-registry": Situation("the registry cannot be reached", {"image": "registry.invalid/none:1"}),
+    "locked": Situation(
+        "image {registry}/locked:1: the registry requires credentials", {"image": "{registry}/locked:1"}
+    ),
+    "no-registry": Situation("the node cannot reach the registry", {"image": "registry.invalid/none:1"}),
     "not-loaded": Situation("the node does not have it", {"image": "localhost/none:1"}, change=never_pulled),
-    "no-name": Situation("that is no image's name", {"image": "localhost/UPPER:1"}),
+    "no-name": Situation("that is not a valid image name", {"image": "localhost/UPPER:1"}),
     # nodes
-    "too-large": Situation("unscheduled: each asks for 500 cpu, the largest node has", {"resources": {"cpu": 500}}),
+    "too-large": Situation("unschedulable: each host requests 500 cpu, the largest", {"resources": {"cpu": 500}}),
     "gpu": Situation(
-        "asks for 8 nvidia.com/gpu, the largest node has 0", {"accelerator": {"type": "h100", "per_host": 8}}
+        "requests 8 nvidia.com/gpu, the largest node has 0", {"accelerator": {"type": "h100", "per_host": 8}}
     ),
-    "no-label": Situation("no node has label disk=ssd; none has that label", {"node_selector": {"disk": "ssd"}}),
+    "no-label": Situation("no node has label disk=ssd; no node has a label disk", {"node_selector": {"disk": "ssd"}}),
     "tainted": Situation(
-        "taint jaxlaunch.test/fake=true:NoSchedule bars it from 2 of 2 nodes", {"node_selector": {POOL: "{pool}"}}
+        "untolerated taint jaxlaunch.test/fake=true:NoSchedule on 2 of 2 nodes", {"node_selector": {POOL: "{pool}"}}
     ),
     # volumes, secrets
-    "no-claim": Situation("volume claim none does not exist", {"volumes": [{"claim": "none", "path": "/x"}]}),
+    "no-claim": Situation("PersistentVolumeClaim none does not exist", {"volumes": [{"claim": "none", "path": "/x"}]}),
     "unbound": Situation(
-        "volume claim unbound is not bound: no persistent", {"volumes": [{"claim": "unbound", "path": "/x"}]}
+        "PersistentVolumeClaim unbound is not bound: no persistent", {"volumes": [{"claim": "unbound", "path": "/x"}]}
     ),
     "no-secret": Situation("Secret none does not exist", {"secrets": {"TOKEN": {"name": "none", "key": "token"}}}),
     "no-key": Situation("Secret known has no key token", {"secrets": {"TOKEN": {"name": "known", "key": "token"}}}),
@@ -194,26 +202,26 @@ SITUATIONS: Mapping[str, Situation] = {
     "no-configmap": Situation("ConfigMap none does not exist", {"volumes": [{"configmap": "none", "path": "/x"}]}),
     # admission
     "quota": Situation(
-        "its pod is refused: ResourceQuota few is exceeded: requested pods=1, used pods=0, limited pods=0",
+        "its pod is rejected: ResourceQuota few is exceeded: requested pods=1, used pods=0, limited pods=0",
         namespace="no-pods",
     ),
-    "unlimited": Situation("ResourceQuota strict wants every pod to say limits.cpu", namespace="all-limits"),
+    "unlimited": Situation("ResourceQuota strict requires every pod to specify limits.cpu", namespace="all-limits"),
     "beyond": Situation(
         "a LimitRange of the namespace forbids it: maximum memory usage per Container is 64Mi", namespace="small"
     ),
     "insecure": Situation('the namespace enforces Pod Security "restricted:latest": host', {"network": "hostnetwork"}),
     "webhook-pods": Situation(
-        "its pod is refused: webhook pods.dead.test does not answer: connection refused", namespace="dead-pods"
+        "its pod is rejected: webhook pods.dead.test does not answer: connection refused", namespace="dead-pods"
     ),
     "webhook-jobs": Situation(
         "has no Jobs: webhook jobs.dead.test does not answer: connection refused", namespace="dead-jobs"
     ),
-    "policy": Situation("ValidatingAdmissionPolicy .* says no: say who pays", namespace="policy"),
-    "no-account": Situation("there is no service account none", {"service_account": "none"}),
-    "no-priority": Situation("there is no PriorityClass none", {"priority": "none"}),
+    "policy": Situation("ValidatingAdmissionPolicy .* denied the request: say who pays", namespace="policy"),
+    "no-account": Situation("service account none does not exist", {"service_account": "none"}),
+    "no-priority": Situation("PriorityClass none does not exist", {"priority": "none"}),
     # queues
     "never": Situation(
-        "can never admit it: it asks for 1 cpu, .* has 100m in all",
+        "can never admit it: it requests 1 cpu, .* has 100m in total",
         {"queue": "small", "resources": {"cpu": 1, "memory": "64Mi"}},
         "queues",
     ),
@@ -224,7 +232,7 @@ SITUATIONS: Mapping[str, Situation] = {
         "runs", {"queue": "busy", "resources": {"cpu": "80m", "memory": "64Mi"}, "command": SLEEP}, "queues"
     ),
     # the program
-    "no-agent": Situation("cannot start on its host: image \\S+ holds no jaxlaunch", {"agent": "image"}),
+    "no-agent": Situation("cannot start on its host: image \\S+ does not contain jaxlaunch", {"agent": "image"}),
     "no-command": Situation("cannot start on its host: command /none", change=without_agent(["/none"])),
     "bad-init": Situation(
         "init container prepare ended with exit code 3",
@@ -236,7 +244,7 @@ SITUATIONS: Mapping[str, Situation] = {
         {"command": program("stumbles.py", "raise")},
     ),
     "crashes": Situation(
-        "crashes and restarts without a committed step: [23] of 9 restarts are used; last: crash \\(83\\)",
+        "crashes and restarts without saving a checkpoint: [23] of 9 restarts are used up; last: crash \\(83\\)",
         {"command": program("ends.py", "83"), "restarts": {"in_place": 0, "crash": 9}},
     ),
     "hangs": Situation(
@@ -247,18 +255,22 @@ SITUATIONS: Mapping[str, Situation] = {
         {"command": program("stumbles.py", "crash-once"), "restarts": {"in_place": 1, "crash": 0}},
     ),
     "alone": Situation(
-        "waits at rendezvous for \\d+s: host 1 of 2 not there", {"hosts": 2, "command": SLEEP}, change=late_host
+        "waits at rendezvous for \\d+s: host 1 of 2 missing", {"hosts": 2, "command": SLEEP}, change=late_host
     ),
     "child-oom": Situation(
         "failed: rank 0 was OOMKilled",
         {"command": program("grows.py", "child", "0"), "resources": {"cpu": "20m", "memory": "96Mi"}},
     ),
     "whole-oom": Situation(
-        "failed: .*(was OOMKilled|the kernel does for want of memory); its memory limit is 96Mi",
+        "failed: .*(was OOMKilled|probably out of memory); its memory limit is 96Mi",
         {"resources": {"cpu": "20m", "memory": "96Mi"}},
         change=without_agent(HOARD),
     ),
-    "late": Situation("failed: its deadline of 3s passed", {"deadline": "3s", "command": SLEEP}),
+    "excess": Situation(  # the kubelet looks at volumes once a minute
+        "failed: its host was evicted: Pod ephemeral local storage usage exceeds .* 16Mi \\(resources.ephemeral\\)",
+        {"resources": {**SMALL, "ephemeral": "16Mi"}, "command": FILL},
+    ),
+    "late": Situation("failed: its deadline of 3s was exceeded", {"deadline": "3s", "command": SLEEP}),
     "runs": Situation("runs: training at step 3", {"command": program("stumbles.py", "hang")}),
     "done": Situation("is done", {"command": ["true"]}),
     "another": Situation("runs: [01] of 1 host ready", change=not_ours),

@@ -10,13 +10,22 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from launcher import podsecurity
-from launcher.cluster import Cluster
+from launcher.cluster.client import Cluster
 from launcher.errors import ApiError
-from launcher.kinds import CONFIGMAPS, JOBS, JOBSETS, NETWORK_POLICIES, PODS, PRIORITY_CLASSES, SERVICE_ACCOUNTS, Kind
+from launcher.kube import pod_security
+from launcher.kube.kinds import (
+    CONFIGMAPS,
+    JOBS,
+    JOBSETS,
+    NETWORK_POLICIES,
+    PODS,
+    PRIORITY_CLASSES,
+    SERVICE_ACCOUNTS,
+    Kind,
+)
 from tests.cluster import preparations
 from tests.cluster.access import Access
-from tests.launcher import test_jobset, wrong
+from tests.launcher.manifests import test_jobset, wrong
 
 Object = dict[str, Any]
 GOOD = {path.stem: test_jobset.manifests(path) for path in test_jobset.FILES} | {
@@ -40,7 +49,7 @@ class Server(NamedTuple):
 
 @pytest.fixture(scope="module")
 def server(cluster: Access) -> Iterator[Server]:
-    namespaces = {level: preparations.make_namespace(cluster, level) for level in podsecurity.LEVELS}
+    namespaces = {level: preparations.make_namespace(cluster, level) for level in pod_security.LEVELS}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", cluster.env["KUBECONFIG"])
         found = Server(Cluster.connect(), namespaces)
@@ -91,9 +100,9 @@ def test_what_we_render_is_taken_as_it_is(server: Server, name: str) -> None:
 @pytest.mark.parametrize("name", GOOD)
 def test_a_pod_meets_the_security_level_that_we_name_and_no_stricter_one(server: Server, name: str) -> None:
     pod = pod_of(GOOD[name][0])
-    met = podsecurity.level(pod)
+    met = pod_security.level(pod)
     server.take(PODS, pod, met)
-    if (stricter := podsecurity.stricter(met)) is not None:
+    if (stricter := pod_security.stricter(met)) is not None:
         with pytest.raises(ApiError, match=f'violates PodSecurity "{stricter}:latest"'):
             server.take(PODS, pod, stricter)
 

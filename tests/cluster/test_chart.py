@@ -44,6 +44,7 @@ def limits(cluster: Access, namespace: str) -> list[Any]:
     return [each["spec"]["hard"] for each in found]
 
 
+@pytest.mark.usefixtures("steady_nodes")
 def test_a_release_comes_changes_goes_back_and_leaves_only_its_claims(
     cluster: Access, namespace: str, release: Release, image: str
 ) -> None:
@@ -79,6 +80,7 @@ def ours(names: set[str]) -> set[str]:
     return {name for name in names if not name.startswith("secret/sh.helm.release")}
 
 
+@pytest.mark.usefixtures("steady_nodes")
 def test_helm_s_test_fails_where_a_right_or_the_queue_is_missing(
     cluster: Access, namespace: str, release: Release, image: str
 ) -> None:
@@ -89,12 +91,12 @@ def test_helm_s_test_fails_where_a_right_or_the_queue_is_missing(
     with pytest.raises(Refused, match="team-test"):
         release.test()
     said = cluster.kubectl("logs", "pod/team-test", "--namespace", namespace)
-    assert "you may not: get networkpolicies" in said
+    assert "missing RBAC permissions: get networkpolicies" in said
     cluster.api.merge(role, {"rules": rules})
     cluster.api.delete(f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{namespace}/localqueues/team")
     with pytest.raises(Refused, match="team-test"):
         release.test()
-    assert "has no such LocalQueue" in cluster.kubectl("logs", "pod/team-test", "--namespace", namespace)
+    assert "does not exist in namespace" in cluster.kubectl("logs", "pod/team-test", "--namespace", namespace)
 
 
 def test_five_lines_run_to_completion_through_the_profile_s_queue_image_and_volumes(
@@ -132,7 +134,7 @@ def test_a_job_that_names_no_resources_counts_against_the_queue_with_the_namespa
         lambda seen: "can never admit it" in seen,
         "the queue's answer",
     )
-    assert "it asks for 250m cpu" in told
+    assert "it requests 250m cpu" in told
 
 
 def test_a_submitter_can_watch_read_stop_and_delete_their_job(
@@ -153,7 +155,7 @@ def test_a_submitter_can_watch_read_stop_and_delete_their_job(
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    assert "You may not do this in namespace" in run(hers, "submit", "job.yaml", code=3)
+    assert "Missing RBAC permissions in namespace" in run(hers, "submit", "job.yaml", code=3)
     run(theirs, "submit", "job.yaml")
     for whose in (theirs, hers):
         until(lambda whose=whose: run(whose, "list"), lambda seen: re.search(r"^mine +Running ", seen, re.M), "it runs")
@@ -236,6 +238,7 @@ def test_without_the_operator_s_kinds_what_needs_them_is_refused_before_anything
     assert ours(everything(cluster, namespace)) == before
 
 
+@pytest.mark.usefixtures("steady_nodes")
 def test_doctor_says_whether_the_namespace_has_the_label_that_the_notes_ask_for(
     cluster: Access, namespace: str, release: Release, tmp_path: Path
 ) -> None:
@@ -243,7 +246,7 @@ def test_doctor_says_whether_the_namespace_has_the_label_that_the_notes_ask_for(
     notes = release.install(values(cluster))["notes"]
     assert f"kubectl label namespace {namespace} {label}=restricted" in notes
     asked = ("doctor", "--namespace", namespace)
-    assert "enforces restricted, which the pods meet" in launcher(cluster, tmp_path, *asked).stdout
+    assert "enforces Pod Security level restricted, which the pods meet" in launcher(cluster, tmp_path, *asked).stdout
     cluster.kubectl("label", "namespace", namespace, f"{label}-")
     assert "enforces no Pod Security level of its own" in launcher(cluster, tmp_path, *asked).stdout
 

@@ -39,7 +39,8 @@ LEADER, METRICS, OTHER = 9401, 9400, 9000
 @pytest.fixture
 def release(helm: Helm, cluster: Access, namespace: str) -> Iterator[Release]:
     found = Release(helm, cluster, namespace)
-    found.install(values(cluster, kueue={"enabled": False}))
+    here = {"prometheus": {"namespace": namespace}}
+    found.install(values(cluster, kueue={"enabled": False}, profile=here))
     yield found
     found.uninstall()
 
@@ -79,8 +80,16 @@ def reached(cluster: Access, pod: str) -> list[int]:
     return ports
 
 
-def test_only_a_job_s_own_hosts_and_prometheus_reach_its_pods(
-    cluster: Access, namespace: str, release: Release, base_image: str, tmp_path: Path
+@pytest.fixture
+def elsewhere(cluster: Access) -> Iterator[str]:
+    """Another team's namespace."""
+    name = preparations.make_namespace(cluster, "restricted")
+    yield name
+    preparations.remove_namespace(cluster, name)
+
+
+def test_only_a_job_s_own_hosts_and_prometheus_of_the_named_namespace_reach_its_pods(
+    cluster: Access, namespace: str, elsewhere: str, release: Release, base_image: str, tmp_path: Path
 ) -> None:
     preparations.make_volume(cluster, namespace, "team-checkpoints")
     program = "import time; print('running', flush=True); time.sleep(600)"
@@ -98,12 +107,15 @@ def test_only_a_job_s_own_hosts_and_prometheus_reach_its_pods(
     wanted = [f"{leader}:{LEADER}", f"{leader}:{METRICS}", f"{server}:{OTHER}"]
     connects = ["python", "-c", CONNECTS, *wanted]
     stranger = start(cluster, namespace, "stranger", base_image, connects, {})
-    scraper = start(cluster, namespace, "scraper", base_image, connects, {"app.kubernetes.io/name": "prometheus"})
-    by_stranger, by_scraper = reached(cluster, stranger), reached(cluster, scraper)
+    prometheus = {"app.kubernetes.io/name": "prometheus"}
+    scraper, impostor = (
+        start(cluster, where, "scraper", base_image, connects, prometheus) for where in (namespace, elsewhere)
+    )
+    by_stranger, by_scraper, by_impostor = (reached(cluster, each) for each in (stranger, scraper, impostor))
     if OTHER in by_stranger:  # no policy lets anybody in there
-        assert by_stranger == by_scraper == [OTHER, METRICS, LEADER]
+        assert by_stranger == by_scraper == by_impostor == [OTHER, METRICS, LEADER]
         pytest.skip("the CNI of this cluster enforces no NetworkPolicy: what this test is for is NOT shown")
-    assert (by_stranger, by_scraper) == ([], [METRICS])
+    assert (by_stranger, by_scraper, by_impostor) == ([], [METRICS], [])
 
 
 def first_host(cluster: Access, namespace: str) -> str:

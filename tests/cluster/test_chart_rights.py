@@ -34,17 +34,19 @@ WITHIN = {
 OUTSIDE = {
     "/api/v1": "nodes namespaces persistentvolumes",
     "/apis/scheduling.k8s.io/v1": "priorityclasses",
+    "/apis/node.k8s.io/v1": "runtimeclasses",
     "/apis/storage.k8s.io/v1": "storageclasses",
     "/apis/rbac.authorization.k8s.io/v1": "clusterroles clusterrolebindings",
     "/apis/apiextensions.k8s.io/v1": "customresourcedefinitions",
-    "/apis/admissionregistration.k8s.io/v1": "validatingwebhookconfigurations mutatingwebhookconfigurations",
+    "/apis/admissionregistration.k8s.io/v1": "validatingwebhookconfigurations mutatingwebhookconfigurations "
+    "validatingadmissionpolicies validatingadmissionpolicybindings",
     "/apis/kueue.x-k8s.io/v1beta2": "clusterqueues resourceflavors workloadpriorityclasses",
     "/apis/authorization.k8s.io/v1": "subjectaccessreviews",
 }
 # What each may do in the namespace, and nothing else anywhere.
 SUBMITTER = {
     "jobsets": "get list watch create patch delete",
-    "networkpolicies": "get create delete",
+    "networkpolicies": "get list create delete",
     "configmaps": "get create patch",
     "pods": "get list watch",
     "pods/log": "get",
@@ -52,6 +54,7 @@ SUBMITTER = {
     "jobs": "get list",
     "events": "get list",
     "resourcequotas": "get list",
+    "limitranges": "get list",
     "persistentvolumeclaims": "get list",
     "serviceaccounts": "get list",
     "localqueues": "get list",
@@ -64,10 +67,17 @@ VIEWER = {
     "jobs": "get list",
     "events": "get list",
     "resourcequotas": "get list",
+    "limitranges": "get list",
     "persistentvolumeclaims": "get list",
     "serviceaccounts": "get list",
     "localqueues": "get list",
     "workloads": "get list",
+}
+# What a reader of the cluster may only get, and of which it may get only the objects with these names.
+GOTTEN = {"namespaces", "runtimeclasses"}
+NAMED = {
+    "customresourcedefinitions": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/jobsets.jobset.x-k8s.io",
+    "deployments": "/apis/apps/v1/namespaces/jobset-system/deployments/jobset-controller-manager",
 }
 ROLES: Mapping[str, Mapping[str, str]] = {"submitters": SUBMITTER, "viewers": VIEWER}
 
@@ -159,11 +169,13 @@ def test_a_cluster_reader_sees_what_is_listed_and_changes_nothing(
         api = preparations.impersonating(cluster, user, namespace, tmp_path_factory.mktemp("reader")).api
         seen = answered(api, list(tries(OUTSIDE, None)))
         hidden = {"persistentvolumes", "storageclasses", "clusterroles", "clusterrolebindings", "subjectaccessreviews"}
+        hidden |= {"validatingadmissionpolicies", "validatingadmissionpolicybindings", *NAMED}
         kinds = {resource for resources in OUTSIDE.values() for resource in resources.split()} - hidden
-        assert seen == {(kind, verb) for kind in kinds for verb in ("get", "list")}
+        listed = {(kind, "list") for kind in kinds - GOTTEN}
+        assert seen == {(kind, "get") for kind in kinds} | listed
         elsewhere = answered(api, list(tries(WITHIN, "default")))
-        assert elsewhere == {
-            (kind, verb) for kind in ("services", "deployments", "endpointslices") for verb in ("get", "list")
-        }
+        assert elsewhere == {(kind, verb) for kind in ("services", "endpointslices") for verb in ("get", "list")}
+        for path in NAMED.values():
+            assert answered(api, [Try(path, "get", Call("GET", path))])
     finally:
         release.uninstall()

@@ -76,7 +76,7 @@ def test_a_healthy_namespace_passes_and_nothing_is_left_in_it(
     )
     assert (found.code, found.failing()) == (0, set()), found.text
     assert {each["check"] for each in found.findings} >= {"server", "clock", "jobset", "kueue", "webhooks", "dry run"}
-    assert found.level("queue", "covers cpu, memory, all that is asked") == "ok"
+    assert found.level("queue", "covers cpu, memory, all that the job requests") == "ok"
     for path in ("/api/v1/namespaces/{}/pods", "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets"):
         assert cluster.api.get(path.format(namespace))["items"] == []
 
@@ -84,7 +84,7 @@ def test_a_healthy_namespace_passes_and_nothing_is_left_in_it(
 def test_a_namespace_is_examined_without_a_job(cluster: Access, namespace: str, tmp_path: Path) -> None:
     done = launcher(cluster, tmp_path, "doctor", "-n", namespace)
     assert done.returncode == 0, done.stdout
-    assert f"namespace {namespace} enforces restricted, which the pods meet" in done.stdout
+    assert f"namespace {namespace} enforces Pod Security level restricted, which the pods meet" in done.stdout
     assert " 0 failures" in done.stderr
 
 
@@ -99,19 +99,23 @@ def active(cluster: Access, namespace: str, name: str, status: str = "True") -> 
 @pytest.mark.parametrize(
     ("job", "check", "what"),
     [
-        ({"queue": "nope"}, "queue", "has no such LocalQueue"),
-        ({"priority": "nope"}, "priority", "no such PriorityClass"),
-        ({"network": "hostnetwork"}, "namespace", "enforces restricted, and the pods meet privileged"),
-        ({"network": "hostnetwork"}, "dry run", "Pod Security refuses a pod of the job"),
-        ({"volumes": [{"claim": "nope", "path": "/nope"}]}, "volumes", "claim nope does not exist"),
+        ({"queue": "nope"}, "queue", "LocalQueue nope does not exist"),
+        ({"priority": "nope"}, "priority", "PriorityClass nope does not exist"),
+        (
+            {"network": "hostnetwork"},
+            "namespace",
+            "enforces Pod Security level restricted, and the pods meet only privileged",
+        ),
+        ({"network": "hostnetwork"}, "dry run", "Pod Security rejects a pod of the job"),
+        ({"volumes": [{"claim": "nope", "path": "/nope"}]}, "volumes", "PersistentVolumeClaim nope does not exist"),
         ({"image_pull_secrets": ["nope"]}, "secrets", "image pull secret nope does not exist"),
         ({"secrets": {"T": {"name": "nope", "key": "k"}}}, "secrets", "Secret nope does not exist"),
         ({"volumes": [{"configmap": "nope", "path": "/nope"}]}, "configmaps", "ConfigMap nope does not exist"),
         ({"service_account": "nope"}, "service account", "service account nope does not exist"),
-        ({"accelerator": {"type": "h100"}}, "nodes", "nvidia.com/gpu.product in NVIDIA-H100-80GB-HBM3"),
+        ({"accelerator": {"type": "h100"}, "hosts": 1}, "nodes", "nvidia.com/gpu.product in NVIDIA-H100-80GB-HBM3"),
         ({"node_selector": {"no/such": "label"}}, "nodes", "no node has no/such=label"),
-        ({"resources": {"cpu": 4000}}, "nodes", "it asks cpu 4000"),
-        ({"pod": {"spec": {"hostUsers": "yes"}}}, "dry run", "the server refuses the JobSet"),
+        ({"resources": {"cpu": 4000}}, "nodes", "a pod requests cpu 4000"),
+        ({"pod": {"spec": {"hostUsers": "yes"}}}, "dry run", "the API server rejects the JobSet"),
     ],
 )
 def test_what_a_job_names_and_the_cluster_lacks_is_the_users_to_mend(
@@ -134,9 +138,12 @@ def test_a_claim_of_one_node_is_refused_to_two_hosts_and_given_to_one(
     create(cluster, namespace, "persistentvolumeclaims", "PersistentVolumeClaim", "own", spec=spec)
     volumes = [{"claim": "own", "path": "/own"}]
     two = examine(cluster, tmp_path, namespace, volumes=volumes)
-    assert two.code == 2 and two.level("volumes", "claim own is ReadWriteOnce, and 2 hosts mount it") == "fail"
+    assert (
+        two.code == 2
+        and two.level("volumes", "PersistentVolumeClaim own is ReadWriteOnce, and 2 hosts mount it") == "fail"
+    )
     one = examine(cluster, tmp_path, namespace, volumes=volumes, hosts=1)
-    assert one.code == 0 and one.level("volumes", "claim own is Pending") == "warn"
+    assert one.code == 0 and one.level("volumes", "PersistentVolumeClaim own is Pending") == "warn"
 
 
 def test_a_secret_of_another_type_or_without_the_key_is_told_without_its_value(
@@ -161,7 +168,7 @@ def test_a_user_without_rights_learns_which_and_the_rest_is_unknown(
     theirs = dataclasses.replace(cluster, kubeconfig=make_user(cluster, namespace, rules, tmp_path))
     found = examine(theirs, tmp_path, namespace, queue="queue")
     assert found.code == 3 and found.failing() == {"rights"}, found.text
-    missing = next(each["what"] for each in found.findings if each.get("why") == "submit needs it.")
+    missing = next(each["what"] for each in found.findings if each.get("why") == "needed by launcher submit.")
     assert "create jobsets.jobset.x-k8s.io" in missing and "localqueues" not in missing
     unknown = {each["check"] for each in found.findings if each["level"] == "unknown"}
     assert unknown >= {"webhooks", "dns", "namespace", "quota", "queue", "dry run", "nodes"}
@@ -170,8 +177,8 @@ def test_a_user_without_rights_learns_which_and_the_rest_is_unknown(
 @pytest.mark.parametrize(
     ("quota", "what"),
     [
-        ({"cpu": "1"}, "does not cover memory, of which the job asks 128Mi"),
-        ({"cpu": "30m", "memory": "1Gi"}, "is too small for the job: it asks 40m of cpu, at most 30m"),
+        ({"cpu": "1"}, "does not cover memory, of which the job requests 128Mi"),
+        ({"cpu": "30m", "memory": "1Gi"}, "is too small: the job requests 40m of cpu (quota 30m)"),
     ],
 )
 def test_a_queue_that_could_never_admit_the_job_is_named(
@@ -189,7 +196,7 @@ def test_a_queue_that_leads_nowhere_is_not_active(cluster: Access, namespace: st
     active(cluster, namespace, "lost", "False")
     found = examine(cluster, tmp_path, namespace, queue="lost")
     assert found.code == 3
-    assert found.level("queue", "queue lost is not active") == "fail"
+    assert found.level("queue", "LocalQueue lost is inactive") == "fail"
     assert found.level("queue", "ClusterQueue no-such does not exist") == "fail"
 
 
@@ -201,8 +208,8 @@ def test_a_queue_that_is_stopped_and_a_class_that_is_missing_are_named(
     active(cluster, namespace, "queue", "False")
     found = examine(cluster, tmp_path, namespace, queue="queue", priority="nope")
     assert found.code == 3
-    assert found.level("queue", f"ClusterQueue {whole} is stopped (Hold)") == "fail"
-    assert found.level("priority", "the cluster has no such WorkloadPriorityClass") == "fail"
+    assert found.level("queue", f"ClusterQueue {whole} is stopped (stopPolicy: Hold)") == "fail"
+    assert found.level("priority", "WorkloadPriorityClass nope does not exist") == "fail"
 
 
 def test_a_quota_that_the_job_is_beyond_is_named_with_both_numbers(
@@ -211,7 +218,9 @@ def test_a_quota_that_the_job_is_beyond_is_named_with_both_numbers(
     spec = {"hard": {"pods": "1", "requests.cpu": "1"}}
     create(cluster, namespace, "resourcequotas", "ResourceQuota", "small", spec=spec)
     found = examine(cluster, tmp_path, namespace)
-    assert found.code == 3 and found.level("quota", "quota small gives pods 1, and the job asks 2") == "fail"
+    assert (
+        found.code == 3 and found.level("quota", "ResourceQuota small allows pods 1, and the job requests 2") == "fail"
+    )
 
 
 @pytest.fixture(params=["jobsets", "pods"])
@@ -251,16 +260,16 @@ def test_nodes_that_have_the_accelerator_and_a_taint_are_told_apart_from_none(
     cluster: Access, namespace: str, tmp_path: Path
 ) -> None:
     pool = {"jaxlaunch.test/pool": namespace}
-    h100: dict[str, Any] = {"accelerator": {"type": "h100", "per_host": 8}, "node_selector": pool}
     labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", **pool}
+    h100: dict[str, Any] = {"accelerator": {"type": "h100", "per_host": 8}, "node_selector": labels}
     with fake_nodes(cluster.api, 1, labels, {"nvidia.com/gpu": "8"}):
         found = examine(cluster, tmp_path, namespace, **h100)
-        assert found.level("nodes", f"taints keep it off: {TAINT}=true:NoSchedule") == "fail"
+        assert found.level("nodes", f"untolerated taints: {TAINT}=true:NoSchedule") == "fail"
         tolerant = [{"key": TAINT, "operator": "Exists"}]
         few = examine(cluster, tmp_path, namespace, **h100, tolerations=tolerant)
-        assert few.level("nodes", "1 node would take 1 of the job's 2 pods, were they empty") == "fail"
+        assert few.level("nodes", "room for 1 of the job's 2 pods on 1 node") == "fail"
         enough = examine(cluster, tmp_path, namespace, **h100, tolerations=tolerant, hosts=1)
-        assert enough.level("nodes", "1 node would take the job's 1 pod") == "ok"
+        assert enough.level("nodes", "room for the job's 1 pod on 1 node") == "ok"
         assert "8 nvidia.com/gpu NVIDIA-H100-80GB-HBM3" in enough.text
 
 
@@ -268,7 +277,10 @@ def test_nodes_that_have_the_accelerator_and_a_taint_are_told_apart_from_none(
     ("change", "says"),
     [
         (lambda config: config["clusters"][0]["cluster"].update(server="https://127.0.0.1:1"), "cannot be reached"),
-        (lambda config: config["users"][0].update(user={"token": CANARY}), "the server does not know who you are"),
+        (
+            lambda config: config["users"][0].update(user={"token": CANARY}),
+            "the API server does not accept your credentials",
+        ),
     ],
 )
 def test_a_server_that_cannot_be_asked_is_one_finding(

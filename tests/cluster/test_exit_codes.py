@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from launcher.profile import Profile
+from launcher.job.profile import Profile
 from tests.cluster.access import Access
 from tests.cluster.gangs import Gang, Place, place, program, verdicts, without_agent
 from trainer import contract

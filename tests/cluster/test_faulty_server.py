@@ -180,7 +180,10 @@ def interrupted(place: Place, part: str, fault: Callable[[Handler], bool]) -> st
 
 def test_ctrl_c_before_the_jobset_exists_says_so(place: Place) -> None:
     said = interrupted(place, "jobsets", hang)
-    assert f"interrupted: JobSet x in namespace {place.namespace} does not exist now, but had been sent" in said
+    assert (
+        f"interrupted: JobSet x in namespace {place.namespace} does not exist now, but its creation had been sent"
+        in said
+    )
     assert place.there(JOBSETS) == []
 
 
@@ -206,7 +209,7 @@ def test_a_jobset_that_is_not_ours_is_never_changed(place: Place, fault: Fault |
     for arguments in ((), ("--replace",)):
         code, out, err = place.submit(*arguments)
         assert (code, out) == (2, "")
-        assert f"JobSet x in namespace {place.namespace} exists and is not ours" in err
+        assert f"JobSet x in namespace {place.namespace} exists and is not managed by launcher" in err
     (after,) = place.there(JOBSETS)
     assert (after["metadata"]["uid"], after["metadata"]["generation"], after["spec"]) == (
         before["metadata"]["uid"],

@@ -31,6 +31,7 @@ def user(cluster: Access, namespace: str, tmp_path: Path) -> Iterator[Access]:
     cluster.kubectl("delete", "--filename", str(INSTALL))
 
 
+@pytest.mark.usefixtures("steady_nodes")
 def test_a_team_s_user_can_use_every_command(
     cluster: Access, user: Access, namespace: str, base_image: str, tmp_path: Path
 ) -> None:
@@ -42,7 +43,7 @@ def test_a_team_s_user_can_use_every_command(
         return done.stdout + done.stderr
 
     run("submit", "job.yaml", "--dry-run=server")
-    assert re.search(r"ok +rights +all \d+ rights", told := run("doctor", "job.yaml")), told
+    assert re.search(r"ok +rights +all \d+ RBAC permissions", told := run("doctor", "job.yaml")), told
     run("submit", "job.yaml")
     cluster.kubectl("wait", "jobset/mine", "-n", namespace, "--for=jsonpath={.status.replicatedJobsStatus[0].ready}=1")
     for command in ("list", "status mine", "explain mine", "logs mine"):

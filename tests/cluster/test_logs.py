@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
-from launcher.profile import Profile
+from launcher.agent.gang.recorded import Recorded
+from launcher.job.profile import Profile
+from launcher.kube.kinds import JOBSETS
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import PATIENCE_S, ROOT, Gang, Place, place, program, until
+from tests.cluster.harness.places import SERVER
 from tests.cluster.proxy import Proxy
 from tests.launcher import apiserver
 from tests.launcher.apiserver import Handler
+from trainer.contract import ANNOTATION
 
+INSTALL = ROOT / "k8s" / "install.yaml"
 SAVED = Profile.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 TALKS = """
 import json, os, time
@@ -28,7 +36,13 @@ for number in range(5):
 def say(**message):
     os.write(int(os.environ["JAXLAUNCH_PROGRESS_FD"]), json.dumps(message).encode() + b"\\n")
 say(phase="step", step=7)
+said = "/checkpoints/said-{}-{}".format
+open(said(generation, rank), "w").close()
 if generation == 0 and rank == 1:
+    end = time.monotonic() + 120
+    files = ["/checkpoints/read", *(said(0, each) for each in range(4))]
+    while not all(map(os.path.exists, files)) and time.monotonic() < end:
+        time.sleep(0.05)
     raise ValueError("a bad batch")
 time.sleep(3600 if generation == 0 else 0.5)
 say(phase="done", step=9)
@@ -38,21 +52,35 @@ say(phase="done", step=9)
 @pytest.fixture(scope="module")
 def here(cluster: Access, base_image: str) -> Iterator[Place]:
     with place(cluster, base_image) as found:
-        preparations.make_claim(cluster, found.namespace)
         yield found
 
 
 @pytest.fixture(scope="module")
-def followed(here: Place) -> tuple[Gang, str, str]:
-    """A gang that crashed once and is done, and what `logs -f` said on stdout and stderr from its start on."""
+def folder(here: Place) -> Path:
+    """What the pods know as /checkpoints."""
+    return preparations.make_claim(here.access, here.namespace)
+
+
+@pytest.fixture(scope="module")
+def followed(here: Place, folder: Path) -> tuple[Gang, str, str]:
+    """A gang that crashed once and is done, and what `logs -f` said on stdout and stderr from its start on.
+
+    It crashes only once its lines are read: a follower may start after a generation that fails at once is gone.
+    """
     restarts = {"restarts": {"in_place": 0, "crash": 1}, "resources": {"cpu": "10m"}, "processes_per_host": 2}
     command = ["python", "-c", TALKS]
     accelerator = {"type": "cpu", "per_host": 2}
     gang = here.start("talks", SAVED, hosts=2, command=command, accelerator=accelerator, **restarts)
     argv = [sys.executable, "-m", "launcher.cli.main", "logs", "-f", gang.name, "-n", here.namespace]
-    done = subprocess.run(argv, capture_output=True, text=True, env=here.access.env, cwd=ROOT, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    return gang, done.stdout, done.stderr
+    pipe, lines = subprocess.PIPE, []
+    with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=here.access.env, cwd=ROOT) as follower:
+        assert follower.stdout is not None
+        while sum("generation 0 line 4" in line for line in lines) < 4 and (line := follower.stdout.readline()):
+            lines.append(line)
+        (folder / "read").touch()
+        out, err = follower.communicate(timeout=PATIENCE_S)
+    assert follower.returncode == 0, err
+    return gang, "".join(lines) + out, err
 
 
 def test_following_lives_through_a_restart(followed: tuple[Gang, str, str]) -> None:
@@ -125,13 +153,87 @@ def test_what_cannot_be_known_is_said(here: Place) -> None:
     assert gang.ended() == "Failed"
     done = here.launcher("logs", gang.name, "--previous")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "launcher: what came before is not known: the job has no folder that outlives its pods\n"
+    said = [line for line in done.stderr.splitlines() if "waiting for an answer of the API server" not in line]
+    unknown = "earlier attempts are not known: the job has no run folder on storage that outlives its pods"
+    assert said == [f"launcher: {unknown}"]
+
+
+@pytest.fixture(scope="module")
+def stopped(here: Place, folder: Path) -> tuple[Gang, int]:
+    """A job that was stopped and has no pods, and the step that it saved."""
+    (folder / "counts").mkdir(mode=0o777)
+    (folder / "counts").chmod(0o777)
+    counts = program("counts.py", "/checkpoints/counts")
+    gang = here.start("counts", SAVED, hosts=2, command=counts, resources={"cpu": "10m"}, grace="20s")
+    gang.says("begins at step 0")
+    until("both count", lambda: sum("begins at step" in line.text for line in gang.lines()) == 2)
+    done = here.launcher("stop", gang.name)
+    saved = re.search(r"saved at step (\d+)", done.stderr)
+    assert done.returncode == 0 and saved is not None, done.stderr
+    until("no pod is left", lambda: not gang.pods)
+    return gang, int(saved[1])
+
+
+def test_a_stopped_job_without_pods_is_known_by_its_jobset(here: Place, stopped: tuple[Gang, int]) -> None:
+    gang, saved = stopped
+    status = json.loads(here.launcher("status", gang.name, "-o", "json").stdout)
+    step, committed = status["step"], status["committed"]
+    assert status["state"] == "Stopped" and step > 0 and abs(committed - saved) <= 1  # ranks stop a step apart
+    assert 0 < status["goodput"] < 1 and status["verdict"]["code"] == 80
+    assert status["as_of"]["when"] == "when it was stopped"
+    (row,) = [line for line in here.launcher("list").stdout.splitlines() if line.startswith(gang.name)]
+    assert row.split()[1:4] == ["Stopped", "2", str(step)]
+    explained = here.launcher("explain", gang.name).stdout
+    assert explained.startswith(f"counts is stopped; step {committed} is saved")
+    known = rf"as of .* ago\), when it was stopped: step {step}, last good checkpoint: step {committed}, goodput"
+    assert re.search(known, explained)
+
+
+def test_a_job_without_pods_is_read_from_its_volume_with_the_rights_of_a_submitter(
+    here: Place, stopped: tuple[Gang, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gang, step = stopped
+    here.cluster.merge(JOBSETS, gang.name, here.namespace, {"metadata": {"annotations": {ANNOTATION: None}}})
+    roles = [one for one in yaml.safe_load_all(INSTALL.read_text()) if one["kind"] == "ClusterRole"]
+    rules = next(one["rules"] for one in roles if one["metadata"]["name"] == "jaxlaunch-user")
+    user = preparations.make_user(here.access, here.namespace, rules, tmp_path)
+    monkeypatch.setattr(here, "access", dataclasses.replace(here.access, kubeconfig=user))
+    shown = here.launcher("status", gang.name, "--from-volume")
+    assert f"saved at step {step}" in shown.stdout.splitlines()[0], shown.stderr
+    assert "by the files on its volume" in shown.stdout
+    told = here.launcher("logs", gang.name, "--previous", "--from-volume")
+    assert {f"[{rank}] begins at step 0" for rank in range(2)} <= set(told.stdout.splitlines()), told.stderr
+    assert "attempt 1 of generation 0: preempted (80): stopped from outside: saved at step" in told.stderr
+    names = [one["metadata"]["name"] for one in here.cluster.list(JOBSETS, here.namespace)]
+    assert not [name for name in names if name.startswith("read-")]
+
+
+def test_a_leader_with_a_service_account_that_may_writes_on_its_jobset_how_far_it_is(here: Place) -> None:
+    about = {"name": "writer", "namespace": here.namespace}
+    rule = {"apiGroups": ["jobset.x-k8s.io"], "resources": ["jobsets"], "verbs": ["patch"]}
+    group = "rbac.authorization.k8s.io"
+    roles = f"/apis/{group}/v1/namespaces/{here.namespace}"
+    here.access.api.create(f"/api/v1/namespaces/{here.namespace}/serviceaccounts", {"metadata": about})
+    here.access.api.create(f"{roles}/roles", {"metadata": about, "rules": [rule]})
+    of = {"roleRef": {"apiGroup": group, "kind": "Role", "name": "writer"}}
+    subject = {"kind": "ServiceAccount", **about}
+    here.access.api.create(f"{roles}/rolebindings", {"metadata": about, **of, "subjects": [subject]})
+    host, port = SERVER.removeprefix("https://").split(":")  # no kube-proxy is here, which makes the usual address work
+    where = {"env": {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}, "resources": {"cpu": "10m"}}
+    may = here.start("may", Profile(), command=["true"], service_account="writer", **where)
+    may_not = here.start("may-not", Profile(), command=["true"], service_account="default", **where)
+    assert (may.ended(), may_not.ended()) == ("Completed", "Completed")
+    known = Recorded.from_json(may.jobset["metadata"]["annotations"][ANNOTATION], may.jobset["metadata"]["uid"])
+    assert known is not None and known.verdict is not None
+    assert (known.when, known.attempt, known.verdict.code) == ("ended", 1, 0)
+    assert ANNOTATION not in may_not.jobset["metadata"]["annotations"]
+    assert may_not.says("cannot be written on its JobSet (patch jobsets may-not): HTTP 403")
 
 
 def test_a_name_that_is_not_there_is_refused(here: Place) -> None:
     done = here.launcher("logs", "nobody")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "There is no job nobody in namespace" in done.stderr
+    assert "Job nobody not found in namespace" in done.stderr
 
 
 def test_a_job_without_pods_says_where_to_look(here: Place) -> None:
@@ -157,7 +259,7 @@ def broken_off(handler: Handler) -> bool:
 
 
 def test_a_stream_that_breaks_is_taken_up_where_it_broke(here: Place, tmp_path: Path) -> None:
-    counts = ["python", "-u", "-c", "import time\nfor n in range(60): print('line', n); time.sleep(0.1)"]
+    counts = ["python", "-u", "-c", "import time\nfor n in range(60): print('line', n); time.sleep(0.2)"]
     gang = here.start("broken", Profile(), command=counts, resources={"cpu": "10m"})
     with apiserver.serving(Proxy(here.access.api)) as proxy:
         proxy.on("GET", "/log", *[broken_off] * 6)

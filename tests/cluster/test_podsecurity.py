@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from launcher import job as jobs
-from launcher import jobset, podsecurity, profile
-from launcher.merge import merge
+from launcher.job import load as jobs
+from launcher.job import profile
+from launcher.kube import pod_security
+from launcher.kube.merge import merge
+from launcher.manifests import jobset
+from launcher.manifests.resolve import resolve
 from tests.cluster.access import Access
 from tests.cluster.harness.api import Refused
 
@@ -50,7 +53,7 @@ RENDERED = {
 
 def template(name: str) -> dict[str, Any]:
     more, known = RENDERED.get(name, ("", ""))
-    manifest = jobset.render(jobs.parse(JOB + more), profile.parse(known or "{}"))[0]
+    manifest = jobset.render(resolve(jobs.parse(JOB + more), profile.parse(known or "{}")))[0]
     found = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     return merge(found, {"spec": BY_HAND[name]}) if name in BY_HAND else found
 
@@ -78,9 +81,9 @@ def reasons(text: str) -> set[str]:
 
 @pytest.mark.parametrize("namespace", ["baseline", "restricted"], indirect=True)
 def test_our_reasons_are_those_of_the_server(cluster: Access, namespace: str, request: pytest.FixtureRequest) -> None:
-    enforced: podsecurity.Level = request.node.callspec.params["namespace"]
+    enforced: pod_security.Level = request.node.callspec.params["namespace"]
     pods = {name: template(name) for name in (*RENDERED, *BY_HAND)}
-    ours = {name: {each.reason for each in podsecurity.violations(pod, enforced)} for name, pod in pods.items()}
+    ours = {name: {each.reason for each in pod_security.violations(pod, enforced)} for name, pod in pods.items()}
     assert ours == {name: refused(cluster, namespace, name, pod) for name, pod in pods.items()}
-    admitted = {name for name, pod in pods.items() if podsecurity.admits(enforced, podsecurity.level(pod))}
+    admitted = {name for name, pod in pods.items() if pod_security.admits(enforced, pod_security.level(pod))}
     assert admitted == {name for name, broken in ours.items() if not broken}

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.profile import Profile
-from tests.cluster import preparations
+from launcher.job.profile import Profile
+from launcher.kube.labels import INDEX_LABEL
+from tests.cluster import preparations, processes
 from tests.cluster.access import Access
 from tests.cluster.gangs import ROOT, Place, place
 from tests.gang.runs import digits
@@ -53,11 +54,18 @@ def test_an_agent_in_a_pod_answers_whoever_may_run_jobs(programs_place: Place, t
     assert "has no job other" in missing.stderr
 
 
-def test_a_job_is_profiled_in_its_pods_while_it_goes_on(trainers_place: Place) -> None:
+def test_a_job_is_profiled_in_its_pods_while_it_goes_on_and_jaxs_coordinator_listens_at_its_pod_alone(
+    trainers_place: Place,
+) -> None:
     here = trainers_place
     folder = preparations.make_claim(here.access, here.namespace)
     gang = here.start("steps", SAVED, hosts=2, train=TRAIN, **SMALL)
     gang.says("step 20/")
+    first = next(pod for pod in gang.pods if pod["metadata"]["labels"][INDEX_LABEL] == "0")
+    rank = processes.child(first)
+    environ = dict(pair.partition("=")[::2] for pair in Path(f"/proc/{rank}/environ").read_text().split("\0"))
+    port = int(environ["JAX_COORDINATOR_ADDRESS"].rpartition(":")[2])
+    assert processes.listens(rank, port) == [first["status"]["podIP"]]
     done = here.launcher("profile", "steps", "--steps", "3", "-o", "json")
     assert done.returncode == 0, done.stderr
     answers = json.loads(done.stdout)["ranks"]

@@ -1,4 +1,4 @@
-"""The README's commands for a cluster, as they stand there, with a profile that says what its job leaves unsaid."""
+"""The README's commands for a cluster, as they stand there, by a submitter of the chart and with no other right."""
 
 from __future__ import annotations
 
@@ -6,34 +6,44 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import yaml
+import pytest
 
+from tests.cluster import preparations
 from tests.cluster.access import Access
+from tests.cluster.releases import Release, values
+from tests.helm.charts import Helm
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture
+def submitter(helm: Helm, cluster: Access, namespace: str, image: str, tmp_path: Path) -> Iterator[Access]:
+    """Who may do what the chart allows, admission policy included; its cluster defaults say what the job leaves out."""
+    user, release = f"alice-{namespace}", Release(helm, cluster, namespace)
+    storage = {"checkpoints": {"size": "1Gi", "storageClass": ""}}
+    people = {"submitters": [{"kind": "User", "name": user}]}
+    plain: dict[str, Any] = {"kueue": {"enabled": False}, "resourceDefaults": {}, "storage": storage}
+    release.install(values(cluster, image, rbac=people, **plain))
+    yield preparations.impersonating(cluster, user, namespace, tmp_path)
+    release.uninstall()
+
+
+@pytest.mark.usefixtures("steady_nodes")
 def test_the_readme_s_commands_for_a_cluster_do_what_it_says(
-    cluster: Access, namespace: str, checkpoints: Path, image: str, tmp_path: Path
+    cluster: Access, namespace: str, submitter: Access
 ) -> None:
-    config = yaml.safe_load(cluster.kubeconfig.read_text())
-    for context in config["contexts"]:
-        context["context"]["namespace"] = namespace
-    (tmp_path / "config").write_text(yaml.safe_dump(config))
-    said = {"image": image, "checkpoint": {"claim": "checkpoints"}}
-    profile = {"metadata": {"name": "jaxlaunch"}, "data": {"profile.yaml": yaml.safe_dump(said)}}
-    cluster.api.create(
-        f"/api/v1/namespaces/{namespace}/configmaps", {"apiVersion": "v1", "kind": "ConfigMap"} | profile
-    )
+    checkpoints = preparations.make_volume(cluster, namespace, "team-checkpoints")
     block = re.search(r"^```sh cluster\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     assert block is not None
-    path = f"{sys.prefix}/bin{os.pathsep}{cluster.env['PATH']}"
+    path = f"{sys.prefix}/bin{os.pathsep}{submitter.env['PATH']}"
     done = subprocess.run(
         ["bash", "-c", "set -ex\n" + block[1]],
         cwd=ROOT,
-        env=cluster.env | {"KUBECONFIG": str(tmp_path / "config"), "PATH": path},
+        env=submitter.env | {"PATH": path},
         capture_output=True,
         text=True,
         timeout=600,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.profile import Profile
+from launcher.job.profile import Profile
 from tests.cluster import nodes, preparations, processes
 from tests.cluster.access import Access
 from tests.cluster.gangs import PATIENCE_S, Gang, Place, place
@@ -22,8 +22,7 @@ STEPS, EVERY = 600, 40
 TRAIN = digits(steps=STEPS, optimizer={"lr": 1e-3, "schedule": {"name": "constant"}}, checkpoint={"every": EVERY})
 JOB: dict[str, Any] = {
     "hosts": 2,
-    "resources": {"cpu": "50m", "memory": "2Gi"},
-    "restarts": {"in_place": 1, "crash": 1},
+    "resources": {"cpu": "50m", "memory": "1Gi"},  # the node has room for all gangs at once
     "grace": "20s",
     "train": TRAIN,
 }
@@ -87,7 +86,8 @@ def gangs(here: Place, folder: Path) -> Mapping[str, tuple[Gang, list[str]]]:
 
 
 def lose(here: Place, folder: Path, name: str) -> tuple[Gang, list[str]]:
-    gang = here.start(name, SAVED, accelerator={"type": "cpu", "per_host": 2}, **JOB)
+    restarts = {"in_place": 1 if name in ("child", "agent", "pod") else 0, "crash": 1}
+    gang = here.start(name, SAVED, accelerator={"type": "cpu", "per_host": 2}, restarts=restarts, **JOB)
     names = [host.pod for host in gang.runs()]
     pods = sorted(gang.pods, key=lambda pod: names.index(pod["metadata"]["name"]))
     # A kill must leave a checkpoint behind. An eviction takes its time, and saves.
@@ -137,5 +137,5 @@ def test_logs_and_explain_tell_how_the_attempt_before_ended(here: Place, gangs: 
 def test_the_lines_of_the_pods_that_are_gone_are_told(here: Place, gangs: Any, name: str) -> None:
     assert gangs[name][0].ended() == "Completed"
     told = here.launcher("logs", name, "--previous").stdout.splitlines()
-    assert {line[:3] for line in told} == {"[0]", "[1]"}
+    assert {line[:3] for line in told} <= {"[0]", "[1]"}
     assert any(line.startswith("[0] step ") for line in told)

@@ -32,8 +32,8 @@ def test_a_thousand_hosts_are_submitted_and_explained_in_a_few_calls(place: Plac
     submitted = thousand.costs("submit", thousand.file)
     assert len(submitted.writes) <= WRITES, submitted.writes
     # The dearest question: every pod, every node, and an event of each pod.
-    thousand.until("Pending", PATIENCE_S)
-    line = f"all 1000 hosts unscheduled: taint {fleet.CLOSED}=true:NoSchedule bars it from 1000 of 1000 nodes"
+    thousand.until("active", PATIENCE_S)
+    line = f"all 1000 hosts are unschedulable: untolerated taint {fleet.CLOSED}=true:NoSchedule on 1000 of 1000 nodes"
     until(
         lambda: thousand.seen("explain").out,
         lambda out: line in out.splitlines()[0],
@@ -42,7 +42,7 @@ def test_a_thousand_hosts_are_submitted_and_explained_in_a_few_calls(place: Plac
     )
     is_cheap(thousand)
     place.open()
-    thousand.until("Running", PATIENCE_S)
+    thousand.until("ready", PATIENCE_S)
     is_cheap(thousand)
     assert "1000 of 1000 hosts ready" in thousand.seen("explain").out.splitlines()[0]
 

@@ -15,6 +15,7 @@ import yaml
 
 from tests.cluster.access import Access
 from tests.cluster.command import PATIENCE_S, launcher, project
+from tests.cluster.waiting import until
 
 # Says that it has the secret without saying it, and what of the cluster it can reach.
 PROGRAM = """
@@ -26,6 +27,7 @@ sys.exit(int(sys.argv[1]))
 CANARY = "canary-7Hq2-in-the-secret"
 OURS = "canary-9Zk4-in-the-environment"
 KEY = "canary-3Rt8-of-the-user"
+GANG = ("gang_secret=true", "hosts=2")  # whose agents know each other by a Secret that `submit` makes
 KINDS = "jobsets,jobs,pods,configmaps,networkpolicies,services,events,roles,rolebindings,serviceaccounts"
 
 
@@ -56,6 +58,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.CompletedP
         assert not [word for word in secret if word in told], f"{' '.join(output.args)}:\n{told}"
 
 
+@pytest.mark.usefixtures("steady_nodes")
 def test_no_command_says_a_secret(
     cluster: Access, namespace: str, checkpoints: Path, folder: Path, said: list[subprocess.CompletedProcess[str]]
 ) -> None:
@@ -70,19 +73,23 @@ def test_no_command_says_a_secret(
     assert "hub" in run("doctor", "job.yaml", "--output", "json").stdout  # it looks whether the key is there
     run("submit", "job.yaml", "--dry-run")
     run("submit", "job.yaml", "--dry-run=server", "--output", "yaml")
-    ended = run("submit", "job.yaml", "--wait", "--follow", "--output", "json")
+    ended = run("submit", "job.yaml", *GANG, "--wait", "--follow", "--output", "json")
     assert hashlib.sha256(CANARY.encode()).hexdigest() in ended.stdout  # the program has it
     assert '"found": []' in ended.stdout
     for command in ("status", "explain", "logs"):
         run(command, "mine", "--namespace", namespace)
         run(command, "mine", "--namespace", namespace, "--output", "json")
     run("list", "--namespace", namespace, "--output", "wide")
+    path = f"/api/v1/namespaces/{namespace}/secrets/mine-gang"
+    keys = [cluster.api.get(path)["data"]["key"]]
     kept = cluster.kubectl("get", KINDS, "--namespace", namespace, "--output", "yaml")
+    assert "mine-gang" in kept and keys[0] not in kept
     assert "secretKeyRef" in kept
     assert CANARY not in kept and OURS not in kept
     run(
         "submit",
         "job.yaml",
+        *GANG,
         "--replace",
         "--wait",
         "--follow",
@@ -94,10 +101,19 @@ def test_no_command_says_a_secret(
     for command in ("status", "explain", "logs"):
         run(command, "mine", "--namespace", namespace)
     run("logs", "mine", "--namespace", namespace, "--previous")
+    keys.append(cluster.api.get(path)["data"]["key"])
+    assert keys[0] != keys[1] and all(len(base64.b64decode(key)) == 32 for key in keys)
+    assert not [key for key in keys for one in said if key in one.stdout + one.stderr]
     run("delete", "mine", "--namespace", namespace)
     run("status", "mine", "--namespace", namespace, code=2)
-    for path in checkpoints.rglob("*"):
-        assert path.is_dir() or CANARY.encode() not in path.read_bytes(), path
+    secrets = path.rpartition("/")[0]
+    until(
+        lambda: [one["metadata"]["name"] for one in cluster.api.get(secrets)["items"]],
+        lambda names: "mine-gang" not in names,
+        "the gang's Secret is deleted with its JobSet",
+    )
+    for file in checkpoints.rglob("*"):
+        assert file.is_dir() or CANARY.encode() not in file.read_bytes(), file
 
 
 def test_a_secret_in_the_job_file_or_the_kubeconfig_is_not_said_either(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from launcher.kinds import JOBSETS, PODS, WORKLOADS
-from launcher.placement import JOB_UID
-from launcher.profile import Profile
+from launcher.job.profile import Profile
+from launcher.kube.kinds import JOBSETS, PODS, WORKLOADS
+from launcher.kube.labels import JOB_UID
 from tests.cluster import nodes, preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import Gang, Place, place, program, until

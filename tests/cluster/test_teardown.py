@@ -12,6 +12,7 @@ import pytest
 
 from tests.cluster import preparations
 from tests.cluster.access import Access
+from tests.cluster.conftest import those_before
 from tests.cluster.harness import build, cgroups, cluster, images, network, places, process
 from tests.cluster.test_harness import ended, pod
 from tests.cluster.waiting import until
@@ -23,6 +24,13 @@ HARNESS = (sys.executable, "-m", "tests.cluster.harness")
 FOLDERS = ("/etc", "/opt", "/run", "/usr/libexec", "/var/lib", "/var/log")
 SETTINGS = ("kernel", "net", "vm")
 VOLATILE = ("kernel/ns_last_pid", "kernel/pty/nr", "kernel/random", "net/netfilter/nf_conntrack_count")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def others_wait(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Other processes of pytest-xdist start a cluster when these tests have run."""
+    yield
+    those_before(tmp_path_factory).touch()
 
 
 @pytest.fixture(autouse=True)

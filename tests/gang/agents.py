@@ -1,4 +1,4 @@
-"""Starts agents as `launcher run` and a JobSet do, with tiny programs as their children, and reads what they leave."""
+"""Starts agents as `launcher run` and a JobSet do, with small programs as their children, and reads their files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.ports import free_port
+from launcher.agent.io.ports import free_port
 from trainer import contract
 from trainer.contract import AgentJob
 
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE_S = 120  # the machine is shared: long enough never to be the reason
 
-# What a plain child needs to speak the progress protocol; prepended to every `program`.
+# What a plain program needs to report on the progress pipe; prepended to every `program`.
 PRELUDE = """
 import json, os, signal, sys, time
 RANK, SIZE, ATTEMPT = (int(os.environ[f"JAX{name}"]) for name in ("_PROCESS_ID", "_NUM_PROCESSES", "LAUNCH_ATTEMPT"))
@@ -43,14 +43,14 @@ def program(folder: Path, text: str, name: str = "program.py") -> tuple[str, ...
 
 
 def script(folder: Path, text: str, name: str = "script.py") -> Path:
-    """A file with `text` alone: a program that knows nothing of us."""
+    """A file with `text` alone: a program that does not know jaxlaunch."""
     (folder / name).write_text(textwrap.dedent(text))
     return folder / name
 
 
 @dataclasses.dataclass
 class Gang:
-    """Agents under way, by host; leaving the block kills what is left of them."""
+    """Running agents, by host; those that still run at the end of the block are killed."""
 
     folder: Path
     job: AgentJob
@@ -143,7 +143,7 @@ class Gang:
 
     @property
     def talk(self) -> str:
-        """What all agents said, host by host."""
+        """What all agents wrote to stderr, host by host."""
         return "".join(path.read_text() for path in sorted(self.folder.glob(f"agent-{self.generation}-*.err")))
 
     @property

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 import trainer.checkpoint.store
-import trainer.step
+import trainer.step.train_step
 from trainer.tasks.classify import Classify
 
 FAULT: dict[str, Any] = json.loads(os.environ.get("FAULT", "{}"))
@@ -86,7 +86,7 @@ def patch(owner: Any, name: str, place: str) -> None:
     setattr(owner, name, patched)
 
 
-patch(trainer.step.Step, "train", "step")
-patch(trainer.step.Step, "evaluate", "eval")
-patch(trainer.step.Step, "compile_train", "compile")
+patch(trainer.step.train_step.Step, "train", "step")
+patch(trainer.step.train_step.Step, "evaluate", "eval")
+patch(trainer.step.train_step.Step, "compile_train", "compile")
 patch(trainer.checkpoint.store.Store, "save", "save")

@@ -9,13 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from trainer.data import sources
+from trainer.data.sources.open import open_source
 from trainer.task import Loss
 from trainer.tasks.classify import Classify, standardized
 
 
 class Pairs:
-    """A map-style dataset as PyTorch has them: pairs of an image and a label. Torch is not imported."""
+    """A map-style dataset as PyTorch has them: pairs of an image and a label. Torch is not imported.
+
+    Where an example is `wrong`, images are floats, and those of that one no numbers.
+    """
 
     def __init__(self, count: int, wrong: int = -1) -> None:
         self._count, self._wrong = count, wrong
@@ -29,7 +32,9 @@ class Pairs:
         label = index % 4
         image = np.full((8, 8), 20 * label, np.uint8)
         image[label] = 255
-        return image, 99 if index == self._wrong else label
+        if self._wrong < 0:
+            return image, label
+        return np.where(index == self._wrong, np.float32("nan"), image.astype(np.float32)), label
 
 
 class Net(nnx.Module):
@@ -80,7 +85,7 @@ class Regression:
         return jnp.square(model.slope[...] * batch["x"] - batch["y"]).mean()
 
     def source(self, spec: Any, split: Any) -> Any:
-        return sources.open(spec, split)
+        return open_source(spec, split)
 
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         return {"x": raw["x"], "y": raw["y"]}

@@ -122,8 +122,8 @@ class Running:
     def _read(self, index: int) -> str:
         return Path(self._streams[index].name).read_text()
 
-    def wait(self) -> Result:
-        self.process.wait(PATIENCE_S)
+    def wait(self, patience_s: float = PATIENCE_S) -> Result:
+        self.process.wait(patience_s)
         return Result(self.process.returncode, *self.text(), self.folder)
 
     def until(self, what: str, happened: Callable[[], Any]) -> Any:
@@ -186,6 +186,12 @@ def launch(folder: Path, document: Mapping[str, Any], *args: str, env: Mapping[s
     """Runs a job to its end."""
     with Running(folder, document, *args, env=env) as running:
         return running.wait()
+
+
+def succeed(result: Result) -> Result:
+    """The result, of a run that ended well."""
+    assert result.code == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    return result
 
 
 def environ(pid: int) -> dict[str, str]:

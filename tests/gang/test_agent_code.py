@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import archive
+from launcher.manifests import archive
 from tests.gang.agents import Gang, job, launch
 from trainer import contract
 
@@ -47,7 +47,7 @@ def test_a_damaged_archive_ends_the_gang_for_good(tmp_path: Path, brought: dict[
 def test_a_disk_that_takes_nothing_may_take_it_elsewhere(tmp_path: Path, brought: dict[str, str]) -> None:
     (tmp_path / "there").write_text("a file")
     gang, codes = launch(tmp_path, job(SHOW), env=brought)
-    assert codes == [contract.STORAGE] and "the job's code cannot be unpacked" in gang.talk
+    assert codes == [contract.STORAGE] and "cannot unpack the job's code" in gang.talk
 
 
 def test_a_signal_before_the_agent_is_ready_is_not_lost(tmp_path: Path) -> None:

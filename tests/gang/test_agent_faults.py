@@ -26,6 +26,12 @@ def test_programs_that_all_end_with_0_are_done(tmp_path: Path) -> None:
     assert not gang.summary["notes"]
 
 
+def test_gloo_s_lines_are_not_the_user_s(tmp_path: Path) -> None:
+    banner = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+    gang, codes = launch(tmp_path, job(program(tmp_path, f"print({banner!r}); print('[Gloo] said the user')")))
+    assert codes == [0] and gang.out == "[0] [Gloo] said the user\n"
+
+
 def test_a_rank_that_raises_ends_everyone_with_its_own_error(tmp_path: Path) -> None:
     command = program(
         tmp_path,
@@ -66,26 +72,50 @@ def test_a_rank_that_raises_ends_everyone_with_its_own_error(tmp_path: Path) -> 
         ("signal.raise_signal(signal.SIGSEGV)", 139, "rank 1 was killed by SIGSEGV"),
     ],
 )
-def test_a_rank_that_dies_without_a_word_is_named(tmp_path: Path, fault: str, code: int, words: str) -> None:
+def test_a_rank_that_dies_without_a_report_is_named(tmp_path: Path, fault: str, code: int, words: str) -> None:
     command = program(tmp_path, f"say(phase='step', step=20)\nif RANK == 1:\n    {fault}\n{FOREVER}")
     gang, codes = launch(tmp_path, job(command), hosts=2)
     assert codes == [code, code]
     assert words in gang.verdict["message"]
 
 
-def test_what_a_program_printed_last_is_kept_when_it_says_no_more(tmp_path: Path) -> None:
+def test_the_last_output_of_a_program_is_kept_when_it_reports_nothing(tmp_path: Path) -> None:
     command = program(tmp_path, "print('the disk is full'); os._exit(3)")
     gang, _ = launch(tmp_path, job(command))
     assert gang.verdict["traceback"] == "the disk is full"
 
 
-@pytest.mark.parametrize("command", [("no-such-program",), ("./not-executable",)])
-def test_a_command_that_cannot_start_is_no_reason_to_try_again(tmp_path: Path, command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("pyhton", "train.py"), "pyhton: command not found; it is not on PATH"),
+        (("./absent.sh",), "./absent.sh: No such file or directory in "),
+        (("./not-executable",), "./not-executable: Permission denied"),
+        (("./no-interpreter",), "./no-interpreter: /bin/no-such-shell: bad interpreter: No such file or directory"),
+        (("./no-first-line",), "./no-first-line: Exec format error; a script begins with a line such as #!/bin/sh"),
+        (("sh", "-c", "pyhton train.py; exit $?"), "pyhton: not found"),
+        (("sh", "-c", "./not-executable; exit $?"), "./not-executable: Permission denied"),
+    ],
+)
+def test_a_command_that_cannot_start_is_named_and_no_reason_to_try_again(
+    tmp_path: Path, command: tuple[str, ...], words: str
+) -> None:
     script(tmp_path, "", "not-executable")
+    script(tmp_path, "#!/bin/no-such-shell\n", "no-interpreter").chmod(0o755)
+    script(tmp_path, "echo there\n", "no-first-line").chmod(0o755)
     gang, codes = launch(tmp_path, job(command, in_place_budget=3))
     assert codes == [70]
-    assert command[0] in gang.verdict["message"] and len(gang.attempts) == 1
-    assert "never said hello" not in gang.talk
+    assert gang.verdict["message"].startswith("rank 0 could not be started: ") and words in gang.verdict["message"]
+    assert len(gang.attempts) == 1
+    assert "has not loaded jaxlaunch" not in gang.talk or command[0] == "sh"
+
+
+def test_a_working_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    gang, codes = launch(tmp_path, job(("true",), workdir=str(tmp_path / "absent")))
+    assert codes == [70]
+    assert (
+        gang.verdict["message"] == f"rank 0 could not be started: workdir {tmp_path}/absent: No such file or directory"
+    )
 
 
 def test_a_rank_that_makes_no_progress_is_named_with_every_ranks_stack(tmp_path: Path) -> None:
@@ -131,7 +161,7 @@ def test_an_agent_that_is_killed_takes_its_processes_along_and_is_named(tmp_path
     assert (gang.verdict["cause"], gang.verdict["rank"]) == ("lost", 1)
 
 
-def test_when_host_0_is_killed_the_others_say_so_and_write_it_down(tmp_path: Path) -> None:
+def test_when_host_0_is_killed_the_others_report_and_record_it(tmp_path: Path) -> None:
     command = program(tmp_path, f"say(phase='step', step=20); say(committed=15); mark('up')\n{FOREVER}")
     with Gang(tmp_path, job(command), hosts=3) as gang:
         gang.start().until_marked("up-0", "up-1", "up-2")
@@ -144,7 +174,7 @@ def test_when_host_0_is_killed_the_others_say_so_and_write_it_down(tmp_path: Pat
     assert [attempt["last_committed"] for attempt in gang.attempts] == [15]
 
 
-def test_an_agent_that_stands_still_is_lost(tmp_path: Path) -> None:
+def test_an_agent_that_is_stopped_is_lost(tmp_path: Path) -> None:
     command = program(tmp_path, f"mark('up')\n{FOREVER}")
     with Gang(tmp_path, job(command), hosts=2) as gang:
         gang.start().until_marked("up-0", "up-1")
@@ -153,7 +183,7 @@ def test_an_agent_that_stands_still_is_lost(tmp_path: Path) -> None:
         gang.agents[0].wait()
         gang.signal(1, signal.SIGCONT)
         assert gang.wait() == [81, 81]
-    assert "host 1 (rank 1) was lost: no word for 10 s" in gang.talk
+    assert "host 1 (rank 1) was lost: no message for 10 s" in gang.talk
 
 
 def test_what_a_program_leaves_behind_goes_with_it(tmp_path: Path) -> None:
@@ -198,5 +228,19 @@ def test_a_warning_says_why_a_program_reports_nothing(tmp_path: Path) -> None:
     interpreter, file = program(tmp_path, "print('quiet')")
     gang, codes = launch(tmp_path, job((interpreter, "-I", file)))
     assert codes == [0]
-    assert "never said hello" in gang.talk and "`python -I`" in gang.talk
-    assert any("never said hello" in note for note in gang.summary["notes"])
+    assert "has not loaded jaxlaunch" in gang.talk and "`python -I`" in gang.talk
+    assert any("has not loaded jaxlaunch" in note for note in gang.summary["notes"])
+
+
+def test_a_descendant_that_left_the_session_and_writes_for_ever_does_not_keep_the_agent(tmp_path: Path) -> None:
+    command = program(
+        tmp_path,
+        """
+        import subprocess
+        subprocess.Popen(["yes", "the daemon writes"], start_new_session=True)
+        print("done", flush=True)
+        os._exit(0)
+        """,
+    )
+    gang, codes = launch(tmp_path, job(command))
+    assert codes == [0]

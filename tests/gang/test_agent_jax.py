@@ -45,11 +45,24 @@ def test_a_bare_initialize_joins_however_the_program_is_started(tmp_path: Path, 
     assert not gang.summary["notes"]
 
 
-def test_several_processes_of_one_host_join_too(tmp_path: Path) -> None:
-    file = script(tmp_path, SUM)
+LISTENS = """
+port = int(os.environ["JAX_COORDINATOR_ADDRESS"].rpartition(":")[2])
+for line in [*open("/proc/net/tcp"), *open("/proc/net/tcp6")]:
+    address, state = line.split()[1], line.split()[3]
+    if state == "0A" and int(address[-4:], 16) == port and rank == 0:
+        print("listens at", address[:-5])
+"""
+
+
+def test_several_processes_of_one_host_join_too_and_jaxs_coordinator_listens_on_loopback_alone(tmp_path: Path) -> None:
+    file = script(tmp_path, SUM + LISTENS)
     gang, codes = launch(tmp_path, job((sys.executable, str(file)), devices_per_process=2, processes_per_host=SIZE))
     assert codes == [0], gang.talk + gang.out
     assert sums(gang.out) == SUMS
+    listening = re.findall(r"listens at (\w+)", gang.out)
+    assert listening and all(address.endswith("0100007F") for address in listening), (
+        gang.out
+    )  # 127.0.0.1, little end first
 
 
 def test_timeouts_that_the_program_gives_are_kept_and_those_it_leaves_out_are_ours(tmp_path: Path) -> None:
@@ -57,13 +70,15 @@ def test_timeouts_that_the_program_gives_are_kept_and_those_it_leaves_out_are_ou
     import jax
     import jax._src.distributed as private
     private.global_state.initialize = lambda *args, **given: print(
-        "got", args[5], given["heartbeat_timeout_seconds"], given["shutdown_timeout_seconds"]
+        "got", args[5], given["heartbeat_timeout_seconds"], given["shutdown_timeout_seconds"], args[6]
     )
     jax.distributed.initialize(heartbeat_timeout_seconds=7)
+    jax.distributed.initialize("mine:1234", 1, 0)
     """
     gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, text))), budgets_s={"rendezvous": 77.0}))
     assert codes == [0]
-    assert "got 77 7 10" in gang.out
+    assert "got 77 7 10 None" in gang.out
+    assert "got 77 30 10 [::]:1234" in gang.out  # the program's own coordinator listens where JAX has it listen
 
 
 RAISES = (
@@ -105,7 +120,7 @@ def test_a_rank_that_leaves_by_itself_is_named(tmp_path: Path, code: int) -> Non
     leaves = RAISES.replace('raise ValueError("a bad batch")', f"sys.exit({code})")
     gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, leaves)))), hosts=SIZE)
     assert codes == [83] * SIZE
-    assert gang.verdict["message"] == "rank 1's program ended, peers went on"
+    assert gang.verdict["message"] == "rank 1's program ended while other ranks went on"
 
 
 def test_a_rank_that_is_killed_is_named_although_its_peers_fail_of_it(tmp_path: Path) -> None:
@@ -119,7 +134,10 @@ def test_without_our_hook_a_bare_program_fails_with_a_warning_and_does_not_hang(
     command = (sys.executable, "-I", str(script(tmp_path, SUM)))
     gang, codes = launch(tmp_path, job(command), hosts=SIZE)
     assert codes == [83] * SIZE
-    assert re.search(r"warning: rank \d never said hello", gang.talk) and "`python -I`" in gang.talk
+    assert (
+        re.search(r"warning: rank \d has not loaded jaxlaunch's sitecustomize.py", gang.talk)
+        and "`python -I`" in gang.talk
+    )
     assert "Number of processes must be defined" in (gang.verdict["traceback"] or "")
 
 

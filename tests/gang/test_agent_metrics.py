@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from launcher.agent.http.server import SCRAPE_INTERVAL_S
 from tests import needs
 from tests.gang.agents import PATIENCE_S, Gang, job, program
 from trainer import contract
@@ -125,4 +127,6 @@ def test_an_agent_that_waits_to_be_read_leaves_when_it_is_told_to(tmp_path: Path
         gang.allow("go")
         gang.until("the verdict", lambda: gang.summary["status"] == "failed")
         gang.signal(0)
+        signalled = time.monotonic()
         assert gang.wait() == [76]
+        assert time.monotonic() - signalled < SCRAPE_INTERVAL_S / 2

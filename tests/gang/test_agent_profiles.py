@@ -1,80 +1,15 @@
-"""What an agent says to who asks for a profile of its processes."""
+"""What an agent answers to a request for a profile."""
 
 from __future__ import annotations
 
 import json
 import urllib.error
 import urllib.request
-from http import HTTPStatus
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from launcher.agent.profiles import Profiles
 from tests.gang.agents import Gang, job, program
-
-
-def child(folder: Path, rank: int) -> Any:
-    status = SimpleNamespace(exit=None)
-    return SimpleNamespace(rank=rank, profile_path=str(folder / f"{rank}"), progress=SimpleNamespace(status=status))
-
-
-def states(profiles: Profiles) -> dict[str, str]:
-    return {rank: one["state"] for rank, one in profiles.reply("GET", "", True)[1]["ranks"].items()}
-
-
-def test_every_process_is_asked_by_a_file_and_its_answer_kept(tmp_path: Path) -> None:
-    children = [child(tmp_path, rank) for rank in (2, 3)]
-    profiles = Profiles(True, lambda: children)
-    assert states(profiles) == {}
-    status, found = profiles.reply("POST", "steps=7", True)
-    assert (status, found["id"]) == (HTTPStatus.ACCEPTED, 1)
-    assert [json.loads((tmp_path / name).read_text()) for name in ("2", "3")] == [{"id": 1, "steps": 7}] * 2
-    profiles.heard(children[0], {"id": 1, "state": "tracing", "step": 40})
-    profiles.heard(children[1], {"id": 0, "state": "done"})  # of an older one
-    assert states(profiles) == {"2": "tracing", "3": "asked"}
-    profiles.heard(children[0], {"id": 1, "state": "done", "folder": "there"})
-    children[1].progress.status.exit = 1
-    assert states(profiles) == {"2": "done", "3": "gone"}
-    assert profiles.reply("GET", "", True)[1]["ranks"]["2"] == {"state": "done", "folder": "there"}
-
-
-def test_one_profile_is_taken_at_a_time(tmp_path: Path) -> None:
-    one = child(tmp_path, 0)
-    profiles = Profiles(True, lambda: [one])
-    profiles.reply("POST", "", True)
-    status, found = profiles.reply("POST", "", True)
-    assert (status, found["error"]) == (HTTPStatus.CONFLICT, "a profile is under way already, on rank 0")
-    profiles.heard(one, {"id": 1, "state": "failed", "fault": "a full disk"})
-    assert profiles.reply("POST", "", True)[1]["id"] == 2
-    assert states(profiles) == {"0": "asked"}
-
-
-@pytest.mark.parametrize(
-    ("method", "query", "is_here", "status", "words"),
-    [
-        ("POST", "", False, 403, "only loopback"),
-        ("GET", "", False, 403, "only loopback"),
-        ("DELETE", "", True, 405, "POST asks for a profile"),
-        ("POST", "steps=0", True, 400, "steps = 0 is not 1 to 100"),
-        ("POST", "steps=1e9", True, 400, "steps = 1e9 is not"),
-        ("POST", "", True, 409, "no process runs"),
-    ],
-)
-def test_a_request_that_cannot_be_met_is_refused(
-    method: str, query: str, is_here: bool, status: int, words: str
-) -> None:
-    refused, found = Profiles(True, list).reply(method, query, is_here)
-    assert refused == status
-    assert words in found["error"]
-
-
-def test_processes_that_cannot_be_asked_are_an_answer(tmp_path: Path) -> None:
-    refused, found = Profiles(True, lambda: [child(tmp_path / "gone", 0)]).reply("POST", "", True)
-    assert refused == HTTPStatus.INTERNAL_SERVER_ERROR
-    assert "No such file" in found["error"]
 
 
 def test_a_command_of_the_job_s_own_is_refused_over_http(tmp_path: Path) -> None:

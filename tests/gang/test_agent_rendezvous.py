@@ -1,4 +1,4 @@
-"""Who comes, who does not, and who is refused, by name and value."""
+"""Which hosts join, which do not, and which are refused, by name and value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent import config
+from launcher.agent.gang import config
 from tests.gang.agents import PATIENCE_S, ROOT, Gang, job, launch, program
 from trainer import contract
 
@@ -17,24 +17,24 @@ SHORT = {"rendezvous": 2.0}
 
 @pytest.mark.parametrize(
     ("present", "words"),
-    [((0, 2), "rendezvous: host 1 never came"), ((1,), "rendezvous: hosts 0, 2 never came"), ((0,), "hosts 1, 2")],
+    [((0, 2), "rendezvous: host 1 did not join"), ((1,), "rendezvous: hosts 0, 2 did not join"), ((0,), "hosts 1, 2")],
 )
-def test_hosts_that_never_come_are_named(tmp_path: Path, present: tuple[int, ...], words: str) -> None:
+def test_hosts_that_do_not_join_are_named(tmp_path: Path, present: tuple[int, ...], words: str) -> None:
     with Gang(tmp_path, job(program(tmp_path, ""), budgets_s=SHORT), hosts=3) as gang:
         codes = gang.start(*present).wait()
     assert codes == [81] * len(present)
     if 0 not in present:
-        words = "rendezvous: host 0 never came: 127.0.0.1"
-        assert "refused for" in gang.talk
+        words = "rendezvous: cannot join host 0 at 127.0.0.1"
+        assert "connection refused for" in gang.talk
     assert words in gang.talk
     assert words in gang.verdict["message"]
 
 
-def test_a_leader_whose_name_is_unknown_is_said_to_be_so(tmp_path: Path) -> None:
+def test_a_leader_whose_name_does_not_resolve_is_reported(tmp_path: Path) -> None:
     with Gang(tmp_path, job(program(tmp_path, ""), budgets_s=SHORT), hosts=2) as gang:
         codes = gang.start(1, env={contract.LEADER: "no-such-host.invalid:4711"}).wait()
     assert codes == [81]
-    assert "host 0 never came: no-such-host.invalid:4711 not resolved for" in gang.talk
+    assert "cannot join host 0 at no-such-host.invalid:4711: name not resolved for" in gang.talk
 
 
 def test_a_second_host_of_the_same_index_is_refused(tmp_path: Path) -> None:
@@ -46,7 +46,8 @@ def test_a_second_host_of_the_same_index_is_refused(tmp_path: Path) -> None:
         assert gang.agents["second"].wait(PATIENCE_S) == 81
         gang.allow("go")
         assert gang.wait() == [0, 0, 81]
-    assert "pod second) came, but host 1" in gang.talk and "pod first) is here already: two hosts have" in gang.talk
+    assert "pod second) has the same index as host 1" in gang.talk
+    assert "pod first), which has already joined" in gang.talk
 
 
 def test_another_jax_version_is_refused_on_every_host(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_another_spec_is_refused_on_every_host(tmp_path: Path) -> None:
         gang.start(0)
         gang.start(1, env={contract.JOB: dataclasses.replace(one, grace_s=1.0).to_json()})
         assert gang.wait() == [64, 64]
-    assert "host 1 has another job: spec " in gang.verdict["message"]
+    assert "host 1 has a different job: spec " in gang.verdict["message"]
 
 
 def test_a_tpu_worker_whose_number_is_not_ours_is_refused(tmp_path: Path) -> None:
@@ -77,12 +78,15 @@ def test_a_tpu_worker_whose_number_is_not_ours_is_refused(tmp_path: Path) -> Non
     assert "TPU_WORKER_ID = 0 but JOB_COMPLETION_INDEX = 1" in gang.verdict["message"]
 
 
-def test_a_stray_of_another_generation_does_not_disturb_the_gang(tmp_path: Path) -> None:
+def test_hosts_of_another_generation_or_run_do_not_disturb_the_gang(tmp_path: Path) -> None:
     command = program(tmp_path, "mark('up'); wait_for('go')")
     with Gang(tmp_path, job(command, budgets_s={"rendezvous": 60.0}), hosts=2) as gang:
         gang.start(0)
         gang.start(1, env={contract.GENERATION: "7"}, name="stray")
-        gang.until("the refusal", lambda: "is a stranger: it has uid uid-1 generation 7" in gang.talk)
+        gang.until("the refusal", lambda: "belongs to another set of pods: it has generation 7" in gang.talk)
+        gang.start(1, env={contract.UID: "uid-2"}, name="stranger")
+        gang.until("its line", lambda: "host 0 did not admit this host: connection closed; it may be" in gang.talk)
+        gang.until("the leader's line", lambda: "127.0.0.1: it does not have this run's key" in gang.talk)
         gang.start(1).until_marked("up-0", "up-1")
         gang.allow("go")
         assert [gang.agents[host].wait(PATIENCE_S) for host in (0, 1)] == [0, 0]
@@ -107,7 +111,7 @@ def test_a_wrong_environment_is_refused_by_name_and_value(tmp_path: Path, name: 
     assert name in gang.talk and value in gang.talk and "Traceback" not in gang.talk
 
 
-def test_a_taken_port_is_said(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     command = program(tmp_path, "mark('up'); wait_for('go')")
     with Gang(tmp_path, job(command)) as gang:
         gang.start(0).until_marked("up-0")
@@ -115,4 +119,4 @@ def test_a_taken_port_is_said(tmp_path: Path) -> None:
         gang.agents["second"].wait(PATIENCE_S)
         gang.allow("go")
         assert gang.wait() == [0, 81]
-    assert "is another agent of this host running?" in gang.talk
+    assert "Is another agent of this host still running?" in gang.talk

@@ -1,10 +1,12 @@
-"""Starting again in place, and what outlives it."""
+"""Restarts in place, and what is kept across them."""
 
 from __future__ import annotations
 
 import os
 import signal
 from pathlib import Path
+
+import pytest
 
 from tests.gang.agents import Gang, children, job, launch, program
 
@@ -28,14 +30,14 @@ def test_a_fault_that_passes_is_restarted_in_the_same_agents(tmp_path: Path) -> 
     assert len(ports) == 3
 
 
-def test_after_the_budget_the_first_error_is_reported(tmp_path: Path) -> None:
+def test_after_the_last_restart_the_first_error_is_reported(tmp_path: Path) -> None:
     gang, codes = launch(tmp_path, job(program(tmp_path, CRASH_TWICE), in_place_budget=1), hosts=2)
     assert codes == [83, 83]
     assert gang.verdict["message"] == "rank 1 raised at step 5: ValueError: fault 1"
     assert len(gang.attempts) == 2
 
 
-def test_a_newly_committed_step_gives_the_budget_back(tmp_path: Path) -> None:
+def test_a_newly_committed_step_resets_the_count_of_restarts(tmp_path: Path) -> None:
     command = program(
         tmp_path,
         """
@@ -64,6 +66,27 @@ def test_a_fault_that_does_not_pass_is_not_tried_again(tmp_path: Path) -> None:
     assert gang.verdict["cause"] == "bad_data" and len(gang.attempts) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("raise ValueError('option reduce=nccl')", "rank 0 raised: ValueError: option reduce=nccl; so did the attempt"),
+        ("import no_such_module", "rank 0 raised: ModuleNotFoundError: No module named 'no_such_module'; so did"),
+        (None, "No such file or directory); so did the attempt before, and neither made progress"),
+    ],
+)
+def test_a_program_that_fails_at_once_and_alike_is_not_started_a_third_time(
+    tmp_path: Path, text: str | None, words: str
+) -> None:
+    command = program(tmp_path, text or "")
+    if text is None:
+        (tmp_path / "program.py").unlink()  # the interpreter cannot open it
+    gang, codes = launch(tmp_path, job(command, in_place_budget=3))
+    assert codes == [70] and len(gang.attempts) == 2
+    assert gang.verdict["cause"] == "startup" and words in gang.verdict["message"]
+    assert "program.py" in gang.verdict["traceback"]
+    assert gang.verdict["traceback"].count("Traceback") == (text is not None)
+
+
 def test_three_generations_without_a_newly_committed_step_are_no_progress(tmp_path: Path) -> None:
     command = program(tmp_path, "say(phase='step', step=3); raise ValueError(f'fault {ATTEMPT}')")
     for generation, code in enumerate((83, 83, 79)):
@@ -72,7 +95,50 @@ def test_three_generations_without_a_newly_committed_step_are_no_progress(tmp_pa
     assert gang.verdict["cause"] == "no_progress" and "the first error was: rank 0 raised" in gang.verdict["message"]
     assert "fault 1" in gang.verdict["message"]
     assert [attempt["generation"] for attempt in gang.attempts] == [0, 1, 2]
-    assert "before: attempt 1 of generation 0: rank 0 raised at step 3: ValueError: fault 1" in gang.talk
+    assert "previous attempt 1 (generation 0): rank 0 raised at step 3: ValueError: fault 1" in gang.talk
+
+
+def test_a_restored_step_is_not_what_an_attempt_committed(tmp_path: Path) -> None:
+    command = program(tmp_path, "say(restored=40); say(phase='step', step=43); raise ValueError('a fault')")
+    for generation, code in enumerate((83, 83, 79)):
+        gang, codes = launch(tmp_path, job(command), generation=generation)
+        assert codes == [code]
+    assert [(each["first_committed"], each["last_committed"]) for each in gang.attempts] == [(None, None)] * 3
+    assert gang.summary["saved"] == 40
+
+
+def test_pods_that_are_refused_leave_the_summary_of_the_run_before(tmp_path: Path) -> None:
+    done = program(tmp_path, "say(phase='step', step=57); say(committed=57)")
+    launch(tmp_path, job(done), env={"JAXLAUNCH_UID": "first"})
+    refused = program(tmp_path, "say(hello='trainer'); say(phase='init'); os._exit(78)", name="refused.py")
+    gang, codes = launch(tmp_path, job(refused), env={"JAXLAUNCH_UID": "second"})
+    assert codes == [78]
+    assert (gang.summary["status"], gang.summary["step"], gang.summary["of"]["uid"]) == ("done", 57, "first")
+    assert [attempt["uid"] for attempt in gang.attempts] == ["first", "second"]
+
+
+def test_lost_pods_end_as_no_progress_in_the_ones_after_them(tmp_path: Path) -> None:
+    command = program(tmp_path, "say(phase='step', step=1); mark(f'up{ATTEMPT}'); time.sleep(3600)")
+    for generation in range(3):
+        with Gang(tmp_path, job(command), generation=generation) as gang:
+            gang.start().until_marked(f"up{generation + 1}-0")
+            gang.signal(0, signal.SIGKILL)
+            assert gang.wait() == [-9]
+    gang, codes = launch(tmp_path, job(command), generation=3)
+    assert codes == [79] and "no newly committed step in 3 generations" in gang.verdict["message"]
+    assert [attempt["cause"] for attempt in gang.attempts] == ["lost", "lost", "lost", "no_progress"]
+
+
+def test_preemptions_in_a_row_end_as_no_progress_in_the_pods_after_them(tmp_path: Path) -> None:
+    command = program(tmp_path, "say(phase='step', step=1); mark(f'up{ATTEMPT}'); time.sleep(3600)")
+    for generation in range(2):
+        with Gang(tmp_path, job(command, preempted_budget=2), generation=generation) as gang:
+            gang.start().until_marked(f"up{generation + 1}-0")
+            gang.signal(0, signal.SIGTERM)
+            assert gang.wait() == [80]
+    gang, codes = launch(tmp_path, job(command, preempted_budget=2), generation=2)
+    assert codes == [79] and "in 2 preemptions in a row, of 2 (restarts.preempted)" in gang.verdict["message"]
+    assert [attempt["cause"] for attempt in gang.attempts] == ["preempted", "preempted", "no_progress"]
 
 
 def test_the_clock_and_the_counters_go_on_across_generations(tmp_path: Path) -> None:
@@ -90,10 +156,10 @@ def test_the_history_of_another_run_is_not_ours(tmp_path: Path) -> None:
     for uid in ("a", "b", "c", "d"):
         gang, codes = launch(tmp_path, job(command), env={"JAXLAUNCH_UID": uid})
         assert codes == [83]
-    assert "before:" not in gang.talk and gang.attempts[-1]["attempt"] == 1
+    assert "previous attempt" not in gang.talk and gang.attempts[-1]["attempt"] == 1
 
 
-def test_a_line_that_was_cut_short_by_a_kill_is_forgotten(tmp_path: Path) -> None:
+def test_a_line_that_a_kill_truncated_is_ignored(tmp_path: Path) -> None:
     command = program(tmp_path, "print('attempt', ATTEMPT); os._exit(3)")
     gang, _ = launch(tmp_path, job(command))
     with (gang.run_dir / "attempts.jsonl").open("a") as file:
@@ -154,10 +220,10 @@ def fake_trainer(folder: Path, text: str = TRAINER) -> dict[str, str]:
     return {"JAXLAUNCH_JOB": job(None, in_place_budget=1, workdir=str(package.parent)).to_json()}
 
 
-def test_a_restart_takes_the_spare_interpreter_with_its_imports_done(tmp_path: Path) -> None:
+def test_a_restart_takes_the_standby_process_with_its_imports_done(tmp_path: Path) -> None:
     with Gang(tmp_path, job(None), env=fake_trainer(tmp_path)) as gang:
         gang.start()
-        gang.until("the spare", lambda: gang.out.count("imported") == 2)
+        gang.until("the standby process", lambda: gang.out.count("imported") == 2)
         gang.allow("go")
         assert gang.wait() == [0]
     lines = gang.out.splitlines()
@@ -165,18 +231,18 @@ def test_a_restart_takes_the_spare_interpreter_with_its_imports_done(tmp_path: P
     assert gang.summary["restarts"] == {"crash": 1} and gang.verdict["cause"] == "done"
 
 
-def test_a_spare_that_fails_only_makes_restarts_cold(tmp_path: Path) -> None:
+def test_a_standby_process_that_fails_only_makes_restarts_slower(tmp_path: Path) -> None:
     with Gang(tmp_path, job(None), env=fake_trainer(tmp_path)) as gang:
         gang.start()
-        gang.until("the spare", lambda: gang.out.count("imported") == 2)
+        gang.until("the standby process", lambda: gang.out.count("imported") == 2)
         trainers = children(gang.agents[0].pid)
         os.kill(max(trainers), signal.SIGKILL)
-        gang.until("the notice", lambda: "restarts will start cold" in gang.talk)
+        gang.until("the notice", lambda: "restarts will take longer" in gang.talk)
         gang.allow("go")
         assert gang.wait() == [0]
 
 
-def test_a_job_that_may_not_restart_in_place_keeps_no_spare(tmp_path: Path) -> None:
+def test_a_job_that_may_not_restart_in_place_keeps_no_standby_process(tmp_path: Path) -> None:
     env = fake_trainer(tmp_path)
     env["JAXLAUNCH_JOB"] = env["JAXLAUNCH_JOB"].replace('"in_place_budget": 1', '"in_place_budget": 0')
     with Gang(tmp_path, job(None), env=env) as gang:
@@ -185,3 +251,32 @@ def test_a_job_that_may_not_restart_in_place_keeps_no_spare(tmp_path: Path) -> N
         gang.allow("go")
         assert gang.wait() == [83]
     assert gang.out.count("imported") == 1
+
+
+FULL = """
+say(hello="trainer")
+say(phase="save", step=5)
+message = "No space left on device: saving step 5 in /ckpt failed"
+say(error={"type": "StorageError", "message": message, "traceback": "", "code": 84})
+os._exit(84)
+"""
+
+
+def test_a_full_disk_is_said_at_once_and_not_tried_again_on_the_same_hosts(tmp_path: Path) -> None:
+    gang, codes = launch(tmp_path, job(program(tmp_path, FULL), in_place_budget=3))
+    assert codes == [84] and len(gang.attempts) == 1
+    assert gang.verdict["cause"] == "storage" and "No space left on device: saving step 5" in gang.verdict["message"]
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_pod_that_is_evicted_for_its_own_excess_is_charged_and_named_with_the_key(tmp_path: Path, host: int) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "scratch" / "block").write_bytes(os.urandom(2**21))
+    command = program(tmp_path, "say(phase='step', step=4); mark('up'); time.sleep(3600)")
+    of = job(command, in_place_budget=3, ephemeral_bytes=2**20, scratch={str(tmp_path / "scratch"): None})
+    with Gang(tmp_path, of, hosts=2) as gang:
+        gang.start().until_marked("up-0", "up-1")
+        gang.signal(host)
+        assert gang.wait() == [84, 84]
+    assert f"host {host} uses 2 MiB of ephemeral storage, over its limit of 1 MiB" in gang.verdict["message"]
+    assert "(resources.ephemeral)" in gang.verdict["message"] and len(gang.attempts) == 1

@@ -1,4 +1,4 @@
-"""SIGTERM: everyone hears of it, whatever follows is part of it, and nobody stays beyond the deadline."""
+"""SIGTERM: it stops every host, all later symptoms are part of it, and no process outlives the deadline."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_pod_gets_a_sigterm_and_that_is_one_stop(tmp_path: Path) -> None:
     assert gang.verdict["message"] == "stopped from outside: saved at step 37"
 
 
-def test_who_holds_the_save_up_is_named_and_all_are_gone_by_the_deadline(tmp_path: Path) -> None:
+def test_the_rank_that_holds_the_save_up_is_named_and_all_end_by_the_deadline(tmp_path: Path) -> None:
     deaf = """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     say(phase="data" if RANK == 1 else "step", step=5)
@@ -89,12 +89,12 @@ def test_an_error_while_saving_is_still_a_stop(tmp_path: Path) -> None:
     assert "not saved: rank" in gang.verdict["message"] and "disk full" in gang.verdict["message"]
 
 
-def test_a_program_that_does_not_listen_ends_as_it_always_does(tmp_path: Path) -> None:
+def test_a_program_without_a_handler_ends_by_the_signal(tmp_path: Path) -> None:
     with started(tmp_path, "mark('up'); time.sleep(3600)") as gang:
         gang.start().until_marked("up-0", "up-1")
         gang.signal(0)
         assert gang.wait() == [80, 80]
-    assert gang.verdict["message"] == "stopped from outside: the program did not say whether it saved"
+    assert gang.verdict["message"] == "stopped from outside: the program did not report whether it saved"
 
 
 def test_the_second_sigterm_kills(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_second_sigterm_kills(tmp_path: Path) -> None:
     assert gang.verdict["message"].endswith("killed")
 
 
-def test_a_stop_before_the_gang_is_complete_ends_it(tmp_path: Path) -> None:
+def test_a_stop_before_every_host_has_joined_ends_the_gang(tmp_path: Path) -> None:
     with Gang(tmp_path, job(program(tmp_path, "")), hosts=3) as gang:
         gang.start(0)
         gang.until("a listening leader", lambda: gang.run_dir.exists())

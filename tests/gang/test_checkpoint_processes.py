@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from etils import epath
 
 from trainer.checkpoint import manifest
+
+pytestmark = pytest.mark.computes
 
 SCRIPT = Path(__file__).parent / "checkpoint_rank.py"
 

@@ -7,7 +7,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.gang.runs import Running, digits, job
+
+pytestmark = pytest.mark.computes
 
 
 def counted(folder: Path, document: dict[str, Any]) -> dict[str, float]:

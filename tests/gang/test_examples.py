@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.gang.runs import launch
+
+pytestmark = pytest.mark.computes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.gang.runs import digits, job, launch
+
+pytestmark = pytest.mark.computes
 
 GPT2 = {"kind": "gpt2", "layers": 1, "width": 32, "heads": 2, "vocab": 64, "length": 16}
 

@@ -1,18 +1,29 @@
-"""The same losses on every mesh and any number of processes, each process its own interpreter."""
+"""The same losses on every mesh and any number of processes, each process its own interpreter.
+
+The processes of each place start once and train every mesh that is compared there, compiled quickly. Two meshes are
+trained as users do, by `train:` and with all of XLA's optimizations.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.gang.runs import Result, digits, job, launch
+from tests.gang.runs import HERE, PATIENCE_S, Result, Running, digits, job, launch, succeed
+
+pytestmark = pytest.mark.computes
 
 MNIST_MLP = digits(
     model={"kind": "mlp", "layers": 2, "width": 64},
     data={"source": "synthetic", "examples": 512, "eval_examples": 64, "shape": [28, 28]},
     batch=32,
+    optimizer={"lr": 3e-4, "schedule": {"name": "constant"}},  # slow: of a loss near 0 only rounding would be compared
 )
 DECODER = digits(
     task="trainer.tasks.lm:NextToken",
@@ -31,80 +42,117 @@ MODELS = {
         "optimizer": {"lr": 3e-3, "schedule": {"name": "constant"}},
     },
 }
-MESHES = {"dp8": {"dp": 8}, "fsdp8": {"fsdp": 8}, "dp2-fsdp2-mp2": {"dp": 2, "fsdp": 2, "mp": 2}}
-PLACES = {
+Losses = dict[int, float]
+
+# What runs in each place. All models on the devices of one process are in tests/trainer/step/test_train_step.py.
+IN_EVERY_PLACE = [("mlp", "dp8"), ("decoder", "fsdp8"), ("decoder", "dp2-fsdp2-mp2")]
+MLP_IN_TWO = ["fsdp8", "dp2-fsdp2-mp2"]
+TRANSFORMERS_IN_TWO = [
+    *[("decoder", mesh) for mesh in ("dp8", "dp4-mp2")],
+    *[("gpt2", mesh) for mesh in ("dp8", "fsdp8", "dp4-mp2")],
+    *[("vit", mesh) for mesh in ("dp8", "fsdp8", "dp4-mp2")],
+]
+OVER_SLICES = ["decoder", "gpt2", "vit"]
+MESHES: dict[str, dict[str, Any]] = {
+    "one": {"dp": -1},
+    "dp8": {"dp": 8},
+    "fsdp8": {"fsdp": 8},
+    "dp4-mp2": {"dp": 4, "mp": 2},
+    "dp2-fsdp2-mp2": {"dp": 2, "fsdp": 2, "mp": 2},
+    "dp2-of-slices": {"dp": 2, "fsdp": 2, "mp": 2, "dcn": {"dp": 2}},
+}
+PLACES: dict[str, dict[str, Any]] = {
     "1-process": {"hosts": 1, "per_host": 8},
     "2-processes": {"hosts": 2, "per_host": 4},
     "4-processes": {"hosts": 4, "per_host": 2},
     "2-hosts-of-2-processes": {"hosts": 2, "per_host": 4, "processes_per_host": 2},
 }
+SHAPES = PLACES | {"1-device": {"per_host": 1}, "2-slices": {"slices": 2, "per_host": 4}}
+# What each start of the processes trains, one after the other: models and meshes.
+TRAINED: dict[str, list[tuple[str, str]]] = {
+    **dict.fromkeys(PLACES, IN_EVERY_PLACE),
+    "2-processes": [*IN_EVERY_PLACE, *[("mlp", mesh) for mesh in MLP_IN_TWO], *TRANSFORMERS_IN_TWO],
+    "1-device": [(name, "one") for name in MODELS],
+    "2-slices": [(name, "dp2-of-slices") for name in OVER_SLICES],
+}
+QUICK_COMPILES = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # they compile far longer than they compute
 
 
 @pytest.fixture(scope="module")
-def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, float]]:
-    folder = tmp_path_factory.mktemp("one")
-    results = {}
-    for name, train in MODELS.items():
-        results[name] = succeed(launch(folder / name, job(train, per_host=1))).losses
-    return results
+def losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, str], Losses]:
+    """The losses of a model on a mesh in a place, whose processes start once and train all that is trained there."""
+
+    @functools.cache
+    def trained(place: str) -> Result:
+        folder = tmp_path_factory.mktemp(place)
+        blocks = {f"{name}-{mesh}": MODELS[name] | {"mesh": MESHES[mesh]} for name, mesh in TRAINED[place]}
+        (folder / "blocks.json").write_text(json.dumps(blocks))
+        command = ["python", str(HERE / "train_each.py"), str(folder / "blocks.json"), str(folder)]
+        with Running(folder, job(command=command, **SHAPES[place]), env=QUICK_COMPILES) as running:
+            return dataclasses.replace(running.wait(PATIENCE_S * len(blocks)), folder=folder)
+
+    def of(place: str, name: str, mesh: str) -> Losses:
+        result = succeed(trained(place))
+        return dataclasses.replace(result, folder=result.folder / f"{name}-{mesh}").losses
+
+    return of
 
 
-def succeed(result: Result) -> Result:
-    assert result.code == 0, result.stdout[-2000:] + result.stderr[-4000:]
-    return result
+@pytest.fixture(scope="module")
+def on_one_device(losses: Callable[[str, str, str], Losses]) -> dict[str, Losses]:
+    return {name: losses("1-device", name, "one") for name in MODELS}
 
 
-def assert_equal_losses(found: dict[int, float], wanted: dict[int, float]) -> None:
+def assert_equal_losses(found: Losses, wanted: Losses) -> None:
     assert sorted(found) == sorted(wanted) == list(range(1, 21))
     for step, loss in wanted.items():
         assert found[step] == pytest.approx(loss, rel=1e-5), f"step {step}"
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_loss_falls_on_one_device(on_one_device: dict[str, dict[int, float]], name: str) -> None:
+def test_the_loss_falls_on_one_device(on_one_device: dict[str, Losses], name: str) -> None:
     losses = on_one_device[name]
     assert losses[20] <= 0.8 * losses[1]
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", [mesh for _, mesh in IN_EVERY_PLACE])
 def test_every_mesh_gives_the_losses_of_one_device(
-    tmp_path: Path, on_one_device: dict[str, dict[int, float]], mesh: str, place: str
+    losses: Callable[[str, str, str], Losses], on_one_device: dict[str, Losses], mesh: str, place: str
 ) -> None:
-    shape: dict[str, Any] = PLACES[place]
-    model, name = (MNIST_MLP, "mlp") if mesh == "dp8" else (DECODER, "decoder")
-    result = succeed(launch(tmp_path, job(model | {"mesh": MESHES[mesh]}, **shape)))
-    assert_equal_losses(result.losses, on_one_device[name])
+    name = next(name for name, axes in IN_EVERY_PLACE if axes == mesh)
+    assert_equal_losses(losses(place, name, mesh), on_one_device[name])
 
 
-@pytest.mark.parametrize("mesh", ["fsdp8", "dp2-fsdp2-mp2"])
+@pytest.mark.parametrize("mesh", MLP_IN_TWO)
 def test_an_mlp_gives_the_losses_of_one_device_too(
-    tmp_path: Path, on_one_device: dict[str, dict[int, float]], mesh: str
+    losses: Callable[[str, str, str], Losses], on_one_device: dict[str, Losses], mesh: str
 ) -> None:
-    result = succeed(launch(tmp_path, job(MNIST_MLP | {"mesh": MESHES[mesh]}, hosts=2, per_host=4)))
-    assert_equal_losses(result.losses, on_one_device["mlp"])
+    assert_equal_losses(losses("2-processes", "mlp", mesh), on_one_device["mlp"])
 
 
-@pytest.mark.parametrize(
-    ("name", "mesh"),
-    [  # a decoder under fsdp is in every place above; all three on one process's devices, in tests/trainer/test_step.py
-        *[("decoder", mesh) for mesh in ("dp8", "dp4-mp2")],
-        *[("gpt2", mesh) for mesh in ("dp8", "fsdp8", "dp4-mp2")],
-        *[("vit", mesh) for mesh in ("dp8", "fsdp8", "dp4-mp2")],
-    ],
-)
+@pytest.mark.parametrize(("name", "mesh"), TRANSFORMERS_IN_TWO)
 def test_a_transformer_in_two_processes_gives_the_losses_of_one_device(
-    tmp_path: Path, on_one_device: dict[str, dict[int, float]], name: str, mesh: str
+    losses: Callable[[str, str, str], Losses], on_one_device: dict[str, Losses], name: str, mesh: str
 ) -> None:
-    axes = (MESHES | {"dp4-mp2": {"dp": 4, "mp": 2}})[mesh]
-    result = succeed(launch(tmp_path, job(MODELS[name] | {"mesh": axes}, hosts=2, per_host=4)))
-    assert_equal_losses(result.losses, on_one_device[name])
+    assert_equal_losses(losses("2-processes", name, mesh), on_one_device[name])
 
 
-@pytest.mark.parametrize("name", ["decoder", "gpt2", "vit"])
+@pytest.mark.parametrize("name", OVER_SLICES)
 def test_a_mesh_over_two_slices_gives_the_losses_of_one_device(
-    tmp_path: Path, on_one_device: dict[str, dict[int, float]], name: str
+    losses: Callable[[str, str, str], Losses], on_one_device: dict[str, Losses], name: str
 ) -> None:
-    mesh = {"dp": 2, "fsdp": 2, "mp": 2, "dcn": {"dp": 2}}
-    result = succeed(launch(tmp_path, job(MODELS[name] | {"mesh": mesh}, slices=2, per_host=4)))
-    assert_equal_losses(result.losses, on_one_device[name])
+    assert_equal_losses(losses("2-slices", name, "dp2-of-slices"), on_one_device[name])
+
+
+@pytest.fixture(scope="module")
+def optimized_on_one_device(tmp_path_factory: pytest.TempPathFactory) -> Losses:
+    return succeed(launch(tmp_path_factory.mktemp("optimized"), job(DECODER, per_host=1))).losses
+
+
+@pytest.mark.parametrize(("place", "mesh"), [("2-processes", "dp2-fsdp2-mp2"), ("2-slices", "dp2-of-slices")])
+def test_a_train_block_with_all_optimizations_gives_the_losses_of_one_device(
+    tmp_path: Path, optimized_on_one_device: Losses, place: str, mesh: str
+) -> None:
+    result = succeed(launch(tmp_path, job(DECODER | {"mesh": MESHES[mesh]}, **SHAPES[place])))
+    assert_equal_losses(result.losses, optimized_on_one_device)

@@ -13,6 +13,8 @@ import pytest
 
 from tests.gang.runs import digits, job, launch
 
+pytestmark = pytest.mark.computes
+
 BATCH = 16
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.gang.runs import job, launch
 
+pytestmark = pytest.mark.computes
+
 DIGITS = {
     "task": "trainer.tasks.classify:Classify",
     "data": {"source": "tfds", "name": "digits"},

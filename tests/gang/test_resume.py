@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.gang.runs import Result, Running, digits, job, launch, until_gone
+from tests.gang.runs import Running, digits, job, launch, succeed, until_gone
+
+pytestmark = pytest.mark.computes
 
 TRACED = {"source": "synthetic", "examples": 100, "eval_examples": 16, "shape": [8, 8], "trace": True}
-
-
-def succeed(result: Result) -> Result:
-    assert result.code == 0, result.stdout[-2000:] + result.stderr[-4000:]
-    return result
 
 
 def test_sixty_steps_are_bit_equal_after_every_process_was_killed_near_step_37(tmp_path: Path) -> None:

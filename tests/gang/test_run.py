@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from tests.gang.agents import program
 from tests.gang.runs import HERE, Running, digits, job, launch, until_gone
 
 
@@ -71,22 +73,89 @@ def test_a_run_folder_in_use_is_refused(tmp_path: Path) -> None:
         assert running.wait().code == 80
 
 
-def test_a_second_interrupt_kills(tmp_path: Path) -> None:
-    with Running(tmp_path, job(command=["sleep", "1000"])) as running:
-        running.until("the start of the program", running.children)
+COMMITS = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+say(phase="step", step=43)
+say(committed=40)
+mark("up")
+time.sleep(3600)
+"""
+
+
+def test_a_second_interrupt_kills_and_what_is_saved_is_said(tmp_path: Path) -> None:
+    command = list(program(tmp_path, COMMITS))
+    with Running(tmp_path, job(command=command), env={"MARKS": str(tmp_path)}) as running:
+        running.until_file(tmp_path / "up-0")
+        running.until("the state on disk", lambda: '"saved": 40' in (running.folder / "summary.json").read_text())
         pids = running.tree()
         running.signal(signal.SIGINT)
-        running.until("its answer", lambda: "once more kills" in running.text()[1])
+        running.until("its answer", lambda: "a second signal kills" in running.text()[1])
         running.signal(signal.SIGINT)
         result = running.wait()
         until_gone(pids)
-    assert result.code == 137
+    assert result.code == result.verdict["code"] == 80
+    assert (result.summary["status"], result.summary["step"], result.summary["saved"]) == ("stopped", 43, 40)
+    assert result.verdict["message"] == "stopped by you; step 40 is saved"
+    assert "stopped at step 43: stopped by you; step 40 is saved (exit 80)" in result.stderr
 
 
-def test_a_deadline_stops_the_run(tmp_path: Path) -> None:
-    result = launch(tmp_path, job(digits(steps=1_000_000), deadline="10s"))
-    assert result.code == 80
-    assert "the deadline has passed" in result.stderr
+def test_a_deadline_that_passes_has_a_code_and_words_of_its_own(tmp_path: Path) -> None:
+    result = launch(tmp_path, job(command=["sleep", "1000"], deadline="3s"))
+    assert result.code == result.verdict["code"] == 77
+    assert (result.summary["status"], result.verdict["cause"]) == ("stopped", "deadline")
+    assert result.verdict["message"].startswith("the job's deadline of 3 s passed")
+
+
+def test_a_deadline_counts_every_generation(tmp_path: Path) -> None:
+    command = program(tmp_path, "say(phase='step', step=ATTEMPT)\nsay(committed=ATTEMPT)\ntime.sleep(1)\nos._exit(3)")
+    document = job(command=list(command), deadline="6s", restarts={"crash": 50, "in_place": 0})
+    result = launch(tmp_path, document, env={"MARKS": str(tmp_path)})
+    assert result.code == 77 and "deadline of 6 s passed" in result.verdict["message"]
+    assert sum(result.summary["goodput"]["seconds"].values()) >= 6
+
+
+def test_a_finished_run_keeps_its_record_beside_one_that_is_refused(tmp_path: Path) -> None:
+    def tree() -> dict[str, bytes]:
+        files = (path for path in (tmp_path / "run").rglob("*") if path.is_file())
+        return {str(path): path.read_bytes() for path in files}
+
+    assert launch(tmp_path, job(digits(steps=6))).code == 0
+    before = tree()
+    refused = launch(tmp_path, job(digits(steps=6, model={"kind": "mlp", "layers": 2, "width": 32})))
+    assert refused.code == 78
+    assert "refused; the run stands at step 6: " in refused.stderr
+    assert tree() == before
+
+
+def test_a_run_folder_deleted_while_running_has_a_summary_again_and_that_is_said(tmp_path: Path) -> None:
+    command = list(program(tmp_path, "mark('up')\nwait_for('go')"))
+    with Running(tmp_path, job(command=command), env={"MARKS": str(tmp_path)}) as running:
+        running.until_file(tmp_path / "up-0")
+        shutil.rmtree(running.folder, ignore_errors=True)
+        (tmp_path / "go").touch()
+        result = running.wait()
+    assert result.code == 0 and result.summary["status"] == "done"
+    assert "was deleted while the run went on" in result.stderr
+    assert (result.folder / "job.yaml").exists()
+
+
+def test_agents_that_are_killed_again_and_again_end_as_no_progress(tmp_path: Path) -> None:
+    command = program(tmp_path, "say(phase='step', step=ATTEMPT)\nmark(f'up{ATTEMPT}')\ntime.sleep(3600)")
+    with Running(tmp_path, job(command=list(command)), env={"MARKS": str(tmp_path)}) as running:
+        for attempt in (1, 2, 3):
+            running.until_file(tmp_path / f"up{attempt}-0")
+            for pid in running.agents().values():
+                os.kill(pid, signal.SIGKILL)
+        result = running.wait()
+    assert result.code == result.verdict["code"] == 79
+    assert "no newly committed step in 3 generations" in result.verdict["message"]
+    assert result.summary["restarts"] == {"lost": 2}
+    records = [json.loads(line) for line in (result.folder / "attempts.jsonl").read_text().splitlines()]
+    assert [(record["attempt"], record["generation"], record["cause"]) for record in records] == [
+        (1, 0, "lost"),
+        (2, 1, "lost"),
+        (3, 2, "lost"),
+    ]
 
 
 def test_an_orphaned_gang_ends(tmp_path: Path) -> None:

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.gang.runs import Result, digits, job, launch
+from tests.gang.runs import Result, digits, job, launch, succeed
 from tests.gang.test_meshes import MODELS
+
+pytestmark = pytest.mark.computes
 
 GPT2 = MODELS["gpt2"]
 DROPPING = GPT2 | {"model": GPT2["model"] | {"dropout": 0.2}, "steps": 23, "log_every": 1}
 
 
 def train(folder: Path, **keys: Any) -> Result:
-    result = launch(folder, job(digits(**(DROPPING | keys)), hosts=2))
-    assert result.code == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    result = succeed(launch(folder, job(digits(**(DROPPING | keys)), hosts=2)))
     assert sorted(result.losses) == list(range(1, DROPPING["steps"] + 1))
     return result
 

@@ -8,13 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.gang.runs import Result, digits, job, launch
+from tests.gang.runs import digits, job, launch, succeed
 from trainer.data import records
 
-
-def succeed(result: Result) -> Result:
-    assert result.code == 0, result.stdout[-2000:] + result.stderr[-4000:]
-    return result
+pytestmark = pytest.mark.computes
 
 
 def test_text_of_one_s_own_trains_a_decoder(tmp_path: Path) -> None:
@@ -37,7 +34,7 @@ def test_text_of_one_s_own_trains_a_decoder(tmp_path: Path) -> None:
     metrics = result.summary["metrics"]
     assert metrics["eval_examples"] == math.ceil((900 - 1) / 32)
     assert metrics["eval_bits_per_byte"] < 6
-    note = "train.attention = cudnn cannot be had here: there is no CUDA device, the devices are cpu. Using xla"
+    note = "train.attention = cudnn is unavailable here: there is no CUDA device, the devices are cpu. Using xla"
     assert result.summary["notes"] == [note]
     assert result.stdout.count(note) == 1  # of two ranks
     assert list(result.losses) == [40]  # the last step is said, however seldom the others are

@@ -1,4 +1,4 @@
-"""The chart's README, of its values' own comments: python -m tests.helm.readme > helm/launcher/README.md"""
+"""The chart's README, from the comments of values.yaml: python -m tests.helm.readme > helm/launcher/README.md"""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ helm install team-a helm/launcher --namespace team-a --create-namespace \\
 helm test team-a --namespace team-a
 ```
 
-Then this is a job, and `launcher submit job.yaml -n team-a` runs it: image, queue and volumes come from the ConfigMap
-`jaxlaunch` that the chart makes.
+Then `launcher submit job.yaml -n team-a` runs this job: image, queue and volumes come from the cluster defaults in the
+ConfigMap `jaxlaunch`, which the chart creates.
 
 ```yaml
 name: first
@@ -34,13 +34,17 @@ train:
   task: trainer.tasks.classify:Classify
 ```
 
-`helm test` is `launcher doctor` in a pod with a submitter's rights; where it fails, its pod stays for its log.
+`helm test` runs `launcher doctor` in a pod with a submitter's rights; if it fails, the pod is kept so that you can read
+its log.
 
-Helm 3 or 4; Kubernetes {kubernetes}; JobSet 0.10 or newer. Whoever installs it needs the rights that it gives on.
+Requirements: Helm 3 or 4, Kubernetes {kubernetes}, JobSet 0.10.1 or newer. The user who installs the chart needs all
+rights that its Roles grant, and the right to create a ValidatingAdmissionPolicy and its binding; without the latter:
+`--set admissionPolicy.enabled=false`.
 
-Claims and namespaces stay when the release goes (`helm.sh/resource-policy: keep`); all else goes with it. Objects
-outside the namespace are named NAMESPACE.RELEASE, so that no two releases share one. A namespace has one profile: of
-two releases in it, one sets `profile.enabled=false`.
+`helm uninstall` keeps PersistentVolumeClaims and namespaces (`helm.sh/resource-policy: keep`) and deletes everything
+else. Cluster-scoped objects are named NAMESPACE.RELEASE, so that two releases never share one. A namespace has one
+ConfigMap of cluster defaults: with two releases in it, set `profile.enabled=false` and `admissionPolicy.enabled=false`
+in one of them.
 
 ## Values
 

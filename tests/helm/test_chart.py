@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher import clusterprofile, job, jobset, profile
-from launcher.profile import CacheClaim, CheckpointClaim, CheckpointUrl, Profile
-from launcher.schema import Rdma
+from launcher.job import load, profile
+from launcher.job.profile import CacheClaim, CheckpointClaim, CheckpointUrl, ClusterDefaults, Profile, Prometheus
+from launcher.job.schema import Rdma
+from launcher.lifecycle import cluster_profile
+from launcher.manifests import jobset
+from launcher.manifests.resolve import resolve
 from tests.helm import readme
 from tests.helm.charts import CHART, Helm, one
 
@@ -55,15 +58,18 @@ def test_every_value_is_described() -> None:
 
 
 def profile_of(helm: Helm, values: dict[str, Any]) -> Profile:
-    config_map = one(helm.render(values), "ConfigMap", clusterprofile.NAME)
+    config_map = one(helm.render(values), "ConfigMap", cluster_profile.NAME)
     assert config_map["metadata"]["namespace"] == "ns"
-    return profile.of_config_map(config_map, "the chart's")
+    return profile.of_config_map(config_map, "the chart's").values
 
 
 def test_the_commands_read_the_chart_s_profile(helm: Helm) -> None:
     plain = profile_of(helm, {})
     assert plain == Profile(
-        checkpoint=CheckpointClaim(claim="team-checkpoints"), service_account="team-jobs", user=profile.DEFAULT_USER
+        checkpoint=CheckpointClaim(claim="team-checkpoints"),
+        service_account="team-jobs",
+        user=profile.DEFAULT_USER,
+        prometheus=Prometheus(namespace="monitoring"),
     )
     full = profile_of(helm, EVERYTHING)
     assert (full.image, full.queue, full.image_pull_secrets) == ("registry.example/train:1", "team", ["registry"])
@@ -87,9 +93,12 @@ def test_the_first_job_of_readme_and_notes_is_whole_with_the_chart_s_profile(hel
     block = re.search(r"```yaml\n(.*?)```", readme.text(), re.DOTALL)
     notes = re.search(r"job\.yaml:\n\n(.*?)\n\n", helm.files(values)["NOTES.txt"], re.DOTALL)
     assert block is not None and notes is not None
-    first, second = (job.parse(textwrap.dedent(text)) for text in (block[1], notes[1]))
+    first, second = (load.parse(textwrap.dedent(text)) for text in (block[1], notes[1]))
     assert first == second
-    assert [each["kind"] for each in jobset.render(first, known)] == ["JobSet", "NetworkPolicy"]
+    assert [each["kind"] for each in jobset.render(resolve(first, ClusterDefaults(known)))] == [
+        "JobSet",
+        "NetworkPolicy",
+    ]
 
 
 def test_a_namespace_can_do_without_a_profile_of_its_own(helm: Helm) -> None:
@@ -168,11 +177,14 @@ def test_the_notes_say_what_was_left_out_and_what_stays(helm: Helm) -> None:
         "alerts (alerts.enabled)",
         "dashboards (dashboards.enabled)",
         "helm test: needs profile.image or test.image",
-        "it names no image",
-        "Nobody is bound to the Role team-submitter yet",
+        "It names no image",
+        "The Role team-submitter has no subjects yet",
+        "The ValidatingAdmissionPolicy ns.team limits what everyone",
         "kubectl delete persistentvolumeclaim/team-checkpoints --namespace ns",
     ):
         assert told in notes
+    unprotected = helm.files({"admissionPolicy": {"enabled": False}})["NOTES.txt"]
+    assert "admissionPolicy.enabled is false: submitters" in unprotected
     full = helm.files(EVERYTHING)["NOTES.txt"]
-    assert "Left out" not in full and "Nobody" not in full and "names no image" not in full
+    assert "Not installed" not in full and "no subjects" not in full and "names no image" not in full
     assert "kubectl delete namespace/team-a-scratch" in full and "priority: ns.team.high" in full

@@ -12,12 +12,19 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher import podsecurity
-from launcher.jobset import OWN_LABEL
-from tests import needs
+from launcher.doctor import controllers
+from launcher.doctor import network as doctor_network
+from launcher.job import load, profile
+from launcher.kube import pod_security
+from launcher.kube.kinds import JOBSETS
+from launcher.kube.labels import OWN_LABEL
+from launcher.kube.objects import template
+from launcher.manifests import jobset
+from launcher.manifests.resolve import resolve
+from tests import golden, needs
 from tests.helm.charts import CHART, Helm, Object, Refused, documents, one
 from tests.helm.test_chart import EVERYTHING, NEWEST, OLDEST
-from tests.launcher.test_jobset import hold_to_golden
+from tests.launcher.manifests.test_jobset import EXAMPLES, manifests
 from tests.launcher.test_k8s import installed
 
 # Kinds of CRDs, which the schemas of Kubernetes do not know. Kueue's own schemas and webhooks judge the first, on a
@@ -27,6 +34,7 @@ FOREIGN = {"kueue.x-k8s.io/v1beta2", "monitoring.coreos.com/v1"}
 WIDE = {
     "": {"nodes", "namespaces", "services"},
     "scheduling.k8s.io": {"priorityclasses"},
+    "node.k8s.io": {"runtimeclasses"},
     "kueue.x-k8s.io": {"clusterqueues", "resourceflavors", "topologies", "workloadpriorityclasses"},
     "admissionregistration.k8s.io": {"mutatingwebhookconfigurations", "validatingwebhookconfigurations"},
     "apiextensions.k8s.io": {"customresourcedefinitions"},
@@ -46,7 +54,7 @@ def objects(helm: Helm, request: pytest.FixtureRequest) -> list[Object]:
 def test_the_chart_renders_to_its_golden_objects(helm: Helm, case: str) -> None:
     """But for the rules and dashboards, which are files of their own."""
     made = {path: text for path, text in helm.files(CASES[case]).items() if not path.startswith("monitoring/")}
-    hold_to_golden(list(documents(made)), GOLDEN / f"{case}.yaml")
+    golden.compare(list(documents(made)), GOLDEN / f"{case}.yaml")
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
@@ -80,10 +88,13 @@ def test_everything_is_labelled(objects: list[Object]) -> None:
         assert all(isinstance(value, str) and len(value) <= 63 for value in labels.values())
 
 
-def test_what_needs_a_crd_or_reaches_beyond_the_namespace_is_off(helm: Helm) -> None:
+def test_what_needs_a_crd_or_reaches_beyond_the_namespace_but_the_admission_policy_is_off(helm: Helm) -> None:
     made = helm.render({"profile": {"image": "i"}})
     assert not [each for each in made if each["apiVersion"] in FOREIGN]
-    assert all(each["metadata"]["namespace"] == "ns" for each in made)
+    beyond = {each["kind"] for each in made if each["metadata"].get("namespace") != "ns"}
+    assert beyond == {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    switched_off = helm.render({"admissionPolicy": {"enabled": False}})
+    assert all(each["metadata"]["namespace"] == "ns" for each in switched_off)
 
 
 # --- rights -----------------------------------------------------------------------------------------------------------
@@ -103,6 +114,13 @@ def test_a_submitter_s_rights_are_those_of_the_installed_role(helm: Helm) -> Non
     assert one(made, "ClusterRole")["rules"] == installed("ClusterRole", "jaxlaunch-cluster-reader")["rules"]
 
 
+def test_submitters_may_create_secrets_where_it_is_asked_for_and_never_read_them(helm: Helm) -> None:
+    plain, asked = (
+        one(helm.render({"rbac": {"gangSecrets": each}}), "Role", "team-submitter")["rules"] for each in (False, True)
+    )
+    assert asked == [*plain, {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]}]
+
+
 def test_a_viewer_only_looks(helm: Helm) -> None:
     rules = one(helm.render({}), "Role", "team-viewer")["rules"]
     assert {verb for rule in rules for verb in rule["verbs"]} == {"get", "list", "watch"}
@@ -110,12 +128,33 @@ def test_a_viewer_only_looks(helm: Helm) -> None:
     assert maps["resourceNames"] == ["jaxlaunch"]
 
 
+def test_a_viewer_reads_what_a_job_s_pods_are_given_by_default(helm: Helm) -> None:
+    """Without it `launcher doctor` cannot tell whether a job that names no resources gets any."""
+    rules = one(helm.render({}), "Role", "team-viewer")["rules"]
+    assert {"get", "list"} <= {verb for rule in rules if "limitranges" in rule["resources"] for verb in rule["verbs"]}
+
+
+def test_a_cluster_reader_s_rights_name_the_objects_whose_names_are_known(helm: Helm) -> None:
+    """Those that `launcher doctor` reads by name."""
+    rules = {
+        resource: rule
+        for rule in one(helm.render(EVERYTHING), "ClusterRole")["rules"]
+        for resource in rule["resources"]
+    }
+    known = {
+        "deployments": [controllers.JOBSET[1], controllers.KUEUE[1]],
+        "customresourcedefinitions": [JOBSETS.resource],
+    }
+    for resource, names in known.items():
+        assert (rules[resource]["resourceNames"], rules[resource]["verbs"]) == (names, ["get"])
+
+
 def test_no_right_reaches_beyond_the_namespace_but_those_listed(objects: list[Object]) -> None:
     for each in objects:
         if each["kind"] == "ClusterRole":
             for rule in each["rules"]:
                 (group,) = rule["apiGroups"]
-                assert set(rule["resources"]) <= WIDE[group] and set(rule["verbs"]) == {"get", "list"}
+                assert set(rule["resources"]) <= WIDE[group] and set(rule["verbs"]) <= {"get", "list"}
     wide = {each["kind"] for each in objects if "namespace" not in each["metadata"]}
     assert wide <= {
         "ClusterRole",
@@ -125,6 +164,8 @@ def test_no_right_reaches_beyond_the_namespace_but_those_listed(objects: list[Ob
         "PriorityClass",
         "WorkloadPriorityClass",
         "Namespace",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
     }
 
 
@@ -138,13 +179,90 @@ def test_bindings_name_who_was_named(helm: Helm) -> None:
     assert one(made, "ClusterRoleBinding")["subjects"] == [group, account, user]
 
 
+# --- the admission policy: what it does is shown in tests/cluster/test_chart_admission.py -----------------------------
+
+
+def policy_of(helm: Helm, **values: Any) -> dict[str, Any]:
+    spec = one(helm.render(values), "ValidatingAdmissionPolicy")["spec"]
+    assert isinstance(spec, dict)
+    return spec
+
+
+def test_the_admission_policy_lets_through_what_the_cluster_defaults_make_jobs_need(helm: Helm) -> None:
+    def has(spec: dict[str, Any], text: str) -> bool:
+        return text in json.dumps([spec["variables"], spec["validations"]])
+
+    closed = policy_of(helm)
+    assert has(closed, "hostNetwork") and has(closed, "hostPID") and has(closed, "hostIPC")
+    opened = policy_of(
+        helm, profile={"network": {"h100": "hostnetwork", "a100": {"profile": "rdma", "resource": "rdma/ib"}}}
+    )
+    assert not has(opened, "hostNetwork") and has(opened, "hostPID") and has(opened, "hostIPC")
+    tcpxo = policy_of(helm, profile={"tcpxo": {"image": "rxdm:1"}})
+    fast = load.parse(
+        "name: a\nimage: i\naccelerator: {type: h100, per_host: 8}\nnetwork: gpudirect-tcpxo\ncommand: [a]"
+    )
+    defaults = profile.parse("platform: gke\ntcpxo: {image: rxdm:1}")
+    volumes = template(jobset.render(resolve(fast, defaults))[0])["spec"]["volumes"]
+    mounted = [volume for volume in volumes if "hostPath" in volume]
+    assert len(mounted) == 4
+    for volume in mounted:
+        path = json.dumps(json.dumps(volume["hostPath"]["path"]))[1:-1]
+        assert has(tcpxo, path) and not has(closed, path)
+    account = json.dumps(json.dumps("trainer"))[1:-1]
+    assert has(policy_of(helm, profile={"service_account": "trainer"}), account) and not has(closed, account)
+
+
+def test_the_admission_policy_judges_every_submitter_but_no_group_that_controllers_are_in(helm: Helm) -> None:
+    subjects = [
+        {"kind": "Group", "name": "system:authenticated"},
+        {"kind": "Group", "name": "system:serviceaccounts"},
+        {"kind": "Group", "name": "team-a"},
+        {"kind": "ServiceAccount", "name": "ci", "namespace": "build"},
+    ]
+    who, *_ = policy_of(helm, rbac={"submitters": subjects})["matchConditions"]
+    assert 'in ["system:serviceaccount:build:ci"]' in who["expression"]
+    assert 'in ["team-a"]' in who["expression"]
+
+
+def test_the_admission_policy_is_for_the_release_s_namespaces_alone(helm: Helm) -> None:
+    (where,) = policy_of(helm, namespaces=["scratch"])["matchConstraints"]["namespaceSelector"]["matchExpressions"]
+    assert where == {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["ns", "scratch"]}
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+
+def test_only_prometheus_of_the_namespace_that_the_values_name_may_scrape(helm: Helm) -> None:
+    for values, named in (({}, "monitoring"), ({"profile": {"prometheus": {"namespace": "metrics"}}}, "metrics")):
+        known = profile.of_config_map(one(helm.render(values), "ConfigMap"), "the chart's")
+        job = load.parse("name: a\nimage: i\nhosts: 2\naccelerator: {type: cpu}\ncommand: [a]")
+        policy = one(jobset.render(resolve(job, known)), "NetworkPolicy")
+        _, scrapes = policy["spec"]["ingress"]
+        (peer,) = scrapes["from"]
+        assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": named}}
+
+
+def test_egress_is_limited_where_asked_and_hosts_still_reach_each_other(helm: Helm) -> None:
+    assert [each["spec"]["policyTypes"] for each in helm.render({}) if each["kind"] == "NetworkPolicy"] == [["Ingress"]]
+    bucket = {"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": [{"port": 443}]}
+    made = helm.render({"networkPolicy": {"egress": {"enabled": True, "rules": [bucket]}}})
+    limited = one(made, "NetworkPolicy", "team-egress")
+    assert (limited["spec"]["podSelector"], limited["spec"]["policyTypes"]) == ({}, ["Egress"])
+    here, dns, more = limited["spec"]["egress"]
+    assert (here, more) == ({"to": [{"podSelector": {}}]}, bucket)
+    assert {(each["protocol"], each["port"]) for each in dns["ports"]} == {("UDP", 53), ("TCP", 53)}
+    labels = {"jobset.sigs.k8s.io/jobset-name": "a"}
+    assert [each.level for each in doctor_network.gang([limited], labels, {}, has_own=False)] == ["ok"]
+
+
 # --- pods and namespaces ----------------------------------------------------------------------------------------------
 
 
 def test_the_test_s_pod_is_restricted_and_no_account_mounts_a_token_unasked(helm: Helm) -> None:
     made = helm.render(EVERYTHING)
     pod = one(made, "Pod")
-    assert podsecurity.level(pod) == "restricted"
+    assert pod_security.level(pod) == "restricted"
     assert pod["spec"]["containers"][0]["resources"]["limits"] == {"memory": "512Mi"}
     for account in (each for each in made if each["kind"] == "ServiceAccount"):
         assert account["automountServiceAccountToken"] is False
@@ -152,7 +270,7 @@ def test_the_test_s_pod_is_restricted_and_no_account_mounts_a_token_unasked(helm
 
 def test_a_namespace_of_the_chart_is_restricted(helm: Helm) -> None:
     made = one(helm.render(EVERYTHING), "Namespace", "team-a-scratch")
-    assert made["metadata"]["labels"][podsecurity.ENFORCE] == "restricted"
+    assert made["metadata"]["labels"][pod_security.ENFORCE] == "restricted"
 
 
 def test_only_what_cannot_be_made_again_stays(helm: Helm) -> None:
@@ -278,12 +396,7 @@ def test_each_dashboard_is_a_config_map_that_grafana_s_sidecar_takes(helm: Helm)
 
 def test_the_operator_finds_the_pods_of_jobs_by_the_port_that_they_name(helm: Helm) -> None:
     monitor = one(helm.render(EVERYTHING), "PodMonitor")["spec"]
-    job = yaml.safe_load(
-        (Path(__file__).parents[1] / "launcher" / "golden" / "examples" / "generic-gpu.yaml")
-        .read_text()
-        .split("\n---\n")[0]
-    )
-    pod = job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    pod = template(manifests(EXAMPLES / "generic-gpu.yaml")[0])
     assert monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
     (endpoint,) = monitor["podMetricsEndpoints"]

@@ -77,7 +77,7 @@ class Server(ThreadingHTTPServer):
         return obj
 
     def on(self, method: str, part: str, *faults: Fault) -> None:
-        """The next requests of a method, on paths that hold `part`, meet these faults, one each."""
+        """The next requests of a method, on paths that hold `part`, meet these faults, one each; DRY: dry runs."""
         self.faults.setdefault((method, part), collections.deque()).extend(faults)
 
     def count(self, method: str, part: str = "") -> int:
@@ -91,6 +91,7 @@ class Handler(BaseHTTPRequestHandler):
     """One request."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body is written after its head, and would wait 40 ms for the client's ACK
     server: Server
 
     def log_message(self, *_: Any) -> None:
@@ -111,8 +112,9 @@ class Handler(BaseHTTPRequestHandler):
         self.server.requests.append((self.command, self.at, self.query))
         self.server.bodies.append(self.body)
         self.server.headers.append(dict(self.headers))
+        command = "DRY" if self.query.get("dryRun") else self.command
         for (method, part), waiting in self.server.faults.items():
-            if method == self.command and part in self.at and waiting and waiting.popleft()(self):
+            if method == command and part in self.at and waiting and waiting.popleft()(self):
                 return
         getattr(self, f"_{self.command.lower()}")()
 
@@ -146,8 +148,8 @@ class Handler(BaseHTTPRequestHandler):
         return [path for path in below if path.split("/")[-2] == plural and self._is_selected(path)]
 
     def _is_selected(self, path: str) -> bool:
-        name = self.query.get("fieldSelector", "").removeprefix("metadata.name=")
-        if not name.startswith("involvedObject") and name not in ("", path.rpartition("/")[2]):
+        fields = self.query.get("fieldSelector", "")
+        if fields.startswith("metadata.name=") and fields != f"metadata.name={path.rpartition('/')[2]}":
             return False
         labels = self.server.objects[path]["metadata"].get("labels", {})
         wanted = filter(None, self.query.get("labelSelector", "").split(","))
@@ -237,8 +239,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 PLURALS = frozenset(
-    "configmaps events jobs jobsets localqueues namespaces networkpolicies nodes pods priorityclasses workloads "
-    "workloadpriorityclasses".split()
+    "configmaps events jobs jobsets limitranges localqueues namespaces networkpolicies nodes pods priorityclasses "
+    "workloads workloadpriorityclasses".split()
 )
 
 

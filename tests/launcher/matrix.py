@@ -1,6 +1,6 @@
 """Accelerator × platform × options: every accelerator where it exists, each time with two of the options it can have.
 
-Each is held to its golden manifests by launcher/test_jobset.py and sent to an API server by cluster/test_admission.py.
+manifests/test_jobset.py compares each with its golden file, cluster/test_admission.py sends each to an API server.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, get_args
 
-from launcher import job, platforms, profile
-from launcher.accelerators import KNOWN
-from launcher.bundle import Bundle
-from launcher.jobset import render
-from launcher.platforms import Where
-from launcher.schema import JobSpec
+from launcher.job import load, profile
+from launcher.job.accelerators import KNOWN
+from launcher.job.schema import JobSpec
+from launcher.manifests.bundle import Bundle
+from launcher.manifests.jobset import render
+from launcher.manifests.platforms import table
+from launcher.manifests.platforms.facts import Where
+from launcher.manifests.resolve import resolve
 
 TOPOLOGIES = {"v4": "2x2x4", "v5e": "4x8", "v5p": "2x4x4", "v6e": "4x4", "7x": "2x2x4"}
 TRAIN = """
@@ -24,7 +26,7 @@ train:
   batch: 1024
   checkpoint: {path: /checkpoints/run}
 """
-# What a job says beside its accelerator and platform.
+# What a job sets besides its accelerator and platform.
 OPTIONS: Mapping[str, str] = {
     "gang": "hosts: 4\nrestarts: {crash: 2, in_place: 0}\ngrace: 30s\ndeadline: 2d\nttl: 1d\nnetwork_policy: false\n",
     "queue": "queue: research\npriority: high\nplacement: {preferred: cloud.google.com/gce-topology-block}\n",
@@ -56,23 +58,38 @@ class Combination(NamedTuple):
         topology = f", topology: {TOPOLOGIES[self.kind]}" if self.kind in TOPOLOGIES else ""
         text = (
             f"name: {self.name}\nimage: registry.example/train:1\nplatform: {self.where}\n"
-            f"accelerator: {{type: {self.kind}{topology}}}\n{OPTIONS[self.option]}"
+            f"accelerator: {{type: {self.kind}{topology}}}\n{OPTIONS.get(self.option, '')}"
         )
         if self.option == "gang" and topology:
             text = text.replace("hosts: 4\n", "")  # the topology says how many
         if self.option != "storage":
             text += "command: [python, train.py]\n"
-        return job.parse(text)
+        return load.parse(text + self._one_kind(text))
+
+    def _one_kind(self, text: str) -> str:
+        """Of several hosts, the label of one of the kinds of node that fit."""
+        labels = table.NODES[self.where][self.kind].labels
+        several = [(key, values[0]) for key, values in labels.items() if len(values) > 1 and self.kind != "l4"]
+        is_gang = "hosts:" in text or "slices:" in text
+        return "".join(f"node_selector: {{{key}: {value}}}\n" for key, value in several) if is_gang else ""
 
     def manifests(self) -> list[dict[str, Any]]:
         spec = self.job()
-        return render(spec, profile.parse(PROFILE), Bundle(b"agent", b"code") if spec.code else None)
+        return render(resolve(spec, profile.parse(PROFILE)), Bundle(b"agent", b"code") if spec.code else None)
+
+
+# The plainest job on each kind of device, from which the golden files of all others say how they differ.
+PLAIN = (
+    Combination("cpu", "generic", "plain"),
+    Combination("b200", "eks", "plain"),
+    Combination("v6e", "gke", "plain"),
+)
 
 
 def combinations() -> Iterator[Combination]:
     options = itertools.cycle(OPTIONS)
     for where in get_args(Where):
-        for kind in platforms.NODES[where]:
+        for kind in table.NODES[where]:
             able = (option for option in options if _can(kind, where, option))
             yield from (Combination(kind, where, option) for option in itertools.islice(able, 2))
 
@@ -81,7 +98,7 @@ def _can(kind: str, where: Where, option: str) -> bool:
     platform = KNOWN[kind].platform
     match option:
         case "spot" | "flex-start" | "reservation":
-            return option in platforms.CAPACITY[where]
+            return option in table.capacity(where, "karpenter")
         case "rdma":
             return platform == "cuda" and where == "generic"
         case "efa":

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from launcher import job, slim
-from launcher.jobset import render
-from launcher.profile import Profile
-from launcher.seen import World
-from launcher.testimony import Word
+from launcher.job import load
+from launcher.job.profile import ClusterDefaults
+from launcher.kube import trim
+from launcher.manifests.jobset import render
+from launcher.manifests.resolve import resolve
+from launcher.status import collect
+from launcher.status.agent_report import Record
+from launcher.status.snapshot import Snapshot
 
 Object = dict[str, Any]
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -35,7 +38,7 @@ def jobset(hosts: int = 2, *, status: Object | None = None, suspend: bool = Fals
         "agent": "image",
         **keys,
     }
-    made = render(job.parse(json.dumps(document)), Profile())[0]
+    made = render(resolve(load.parse(json.dumps(document)), ClusterDefaults()))[0]
     made["metadata"] |= {"uid": "1234", "creationTimestamp": BEGUN}
     if suspend:
         made["spec"]["suspend"] = True
@@ -75,7 +78,7 @@ def condition(kind: str, status: str = "True", reason: str = "", message: str = 
 
 
 def pod(host: int = 0, *, generation: int = 0, node: str | None = "node-1", part: str = "w", **parts: Any) -> Object:
-    """The pod of a host, as it runs; `parts` change that. As launcher.slim leaves it."""
+    """The pod of a host, as it runs; `parts` change that. As launcher.kube.trim leaves it."""
     state = parts.pop("state", {"running": {"startedAt": ago(minutes=9)}})
     phase = parts.pop("phase", "Running" if node and "running" in state else "Pending")
     conditions = parts.pop("conditions", [condition("Ready", "True" if "running" in state else "False")])
@@ -103,7 +106,7 @@ def pod(host: int = 0, *, generation: int = 0, node: str | None = "node-1", part
             **parts,
         },
     }
-    return slim.pod(full)
+    return trim.pod(full)
 
 
 def pending(host: int = 0, message: str = "", reason: str = "Unschedulable") -> Object:
@@ -118,8 +121,8 @@ def waiting(host: int, reason: str, message: str = "", **parts: Any) -> Object:
 
 def over(host: int, code: int, reason: str = "", message: str = "", **parts: Any) -> Object:
     """A pod whose container ended."""
-    said = {"exitCode": code, "reason": reason or ("Error" if code else "Completed"), "message": message}
-    return pod(host, state={"terminated": said}, phase="Failed" if code else "Succeeded", **parts)
+    terminated = {"exitCode": code, "reason": reason or ("Error" if code else "Completed"), "message": message}
+    return pod(host, state={"terminated": terminated}, phase="Failed" if code else "Succeeded", **parts)
 
 
 def event(kind: str, name: str, reason: str, message: str, *, last: str = "", count: int = 1, by: str = "") -> Object:
@@ -182,19 +185,19 @@ def node(
 
 
 def verdict(code: int, message: str = "it ended", **more: Any) -> Object:
-    from launcher.agent.verdict import of_code
+    from launcher.agent.gang.verdict import of_code
 
     return of_code(code, message, **more).to_json()
 
 
 def farewell(code: int, message: str = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any) -> str:
     """The termination message of an agent."""
-    from launcher.agent import words
+    from launcher.agent.gang import log_lines
 
-    return words.farewell(verdict(code, message, **more), 0, generation, attempt)
+    return log_lines.termination_message(verdict(code, message, **more), 0, generation, attempt)
 
 
-def beat(at: float = -5, *, attempt: int = 1, generation: int = 0, **said: Any) -> Word:
+def beat(at: float = -5, *, attempt: int = 1, generation: int = 0, **fields: Any) -> Record:
     """How a leader says that its gang stands; `at` is in seconds from NOW."""
     usual = {
         "stage": "run",
@@ -213,29 +216,29 @@ def beat(at: float = -5, *, attempt: int = 1, generation: int = 0, **said: Any) 
         "overdue": None,
         "metrics": None,
     }
-    return "beat", {"at": NOW.timestamp() + at, "attempt": attempt, "generation": generation, **usual, **said}
+    return "beat", {"at": NOW.timestamp() + at, "attempt": attempt, "generation": generation, **usual, **fields}
 
 
-def past(code: int, message: str = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any) -> Word:
+def past(code: int, message: str = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any) -> Record:
     """An earlier attempt, as a leader tells of it."""
-    said = {"verdict": verdict(code, message, **more), "seconds": {}, "first_committed": None, "last_committed": None}
+    fields = {"verdict": verdict(code, message, **more), "seconds": {}, "first_committed": None, "last_committed": None}
     return "past", {
         "at": NOW.timestamp() - 300,
         "attempt": attempt,
         "generation": generation,
         "ended": NOW.timestamp() - 320,
-        **said,
+        **fields,
     }
 
 
-def judged(code: int, message: str = "it ended", *, attempt: int = 1, at: float = -4, **more: Any) -> Word:
-    said = {"verdict": verdict(code, message, **more), "step": more.get("step"), "committed": None}
-    return "verdict", {"at": NOW.timestamp() + at, "attempt": attempt, "generation": 0, **said}
+def judged(code: int, message: str = "it ended", *, attempt: int = 1, at: float = -4, **more: Any) -> Record:
+    fields = {"verdict": verdict(code, message, **more), "step": more.get("step"), "committed": None}
+    return "verdict", {"at": NOW.timestamp() + at, "attempt": attempt, "generation": 0, **fields}
 
 
-def world(of: Object | None = None, *pods: Object, events: tuple[Object, ...] = (), **more: Any) -> World:
+def snapshot(of: Object | None = None, *pods: Object, events: tuple[Object, ...] = (), **more: Any) -> Snapshot:
     """All that was seen of job lm; whatever is not said is as in a job that was just made."""
     found = jobset(max(1, len(pods))) if of is None else of
-    said = slim.folded(slim.about(map(slim.event, events), "lm", found))
+    folded = trim.folded(collect.about(map(trim.event, events), "lm", found))
     given = {"jobs": (job_object(),), **more}
-    return World("team", "lm", NOW, jobset=found, pods=pods, events=tuple(said), **given)
+    return Snapshot("team", "lm", NOW, jobset=found, pods=pods, events=tuple(folded), **given)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher import clusterprofile, profile
-from launcher.precheck import Right
-from launcher.symptoms import namespace
+from launcher.doctor import namespace
+from launcher.job import profile
+from launcher.kube.rights import Right
+from launcher.lifecycle import cluster_profile
 
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
@@ -44,9 +45,9 @@ def test_a_user_s_role_has_every_right_that_the_commands_use_and_never_reads_a_s
 
 
 def test_the_cluster_s_profile_is_where_the_commands_look_for_it() -> None:
-    found = installed("ConfigMap", clusterprofile.NAME)
-    assert found["metadata"]["namespace"] == clusterprofile.SYSTEM
-    assert profile.of_config_map(found, "here") == profile.Profile()
+    found = installed("ConfigMap", cluster_profile.NAME)
+    assert found["metadata"]["namespace"] == cluster_profile.SYSTEM
+    assert profile.of_config_map(found, "here").values == profile.Profile()
 
 
 @pytest.mark.parametrize("name", ["jobset", "kueue"])

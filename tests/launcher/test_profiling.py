@@ -10,19 +10,20 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from launcher import profiling, runs
+from launcher import profiling
 from launcher.cli.profile import profile_command
 from launcher.errors import UserError
-from launcher.profiling import Agent, Found, Gone
+from launcher.local import run_folders
+from launcher.profiling import Agent, Answer, Gone
 
 DONE = {"state": "done", "folder": "there", "summary": {"first_step": 4, "steps": 5, "devices": 1, "device": "cpu"}}
 
 
-def agent(number: int, posted: Found | int, *looks: Found | None) -> Agent:
+def agent(number: int, posted: Answer | int, *looks: Answer | None) -> Agent:
     """One of rank `number`, which answers with these states in turn, and is gone at None."""
     left = iter(looks)
 
-    def ask(method: str, target: str) -> tuple[int, Found]:
+    def request(method: str, target: str) -> tuple[int, Answer]:
         if method == "POST":
             asked.append((number, target))
             return (
@@ -35,7 +36,7 @@ def agent(number: int, posted: Found | int, *looks: Found | None) -> Agent:
             raise Gone("it left")
         return 200, {"id": found.get("id", 1), "ranks": {str(number): found}}
 
-    return Agent(f"host {number}", ask)
+    return Agent(f"host {number}", request)
 
 
 asked: list[tuple[int, str]] = []
@@ -70,11 +71,11 @@ def test_of_a_large_gang_host_0_alone_is_asked() -> None:
 
 def test_the_first_host_s_refusal_is_everyone_s_and_a_later_one_is_said() -> None:
     said: list[str] = []
-    with pytest.raises(UserError, match="host 0 takes no profile: no"):
+    with pytest.raises(UserError, match="host 0 refused the profile: no"):
         states([agent(0, 409), agent(1, {"state": "asked"}, DONE)], said)
     assert asked == [(0, "/profile?steps=3")]
     assert states([agent(0, {"state": "asked"}, DONE), agent(1, 409)], said) == {0: "done"}
-    assert said == ["host 1 takes no profile: no."]
+    assert said == ["host 1 refused the profile: no."]
 
 
 def test_another_s_profile_is_not_taken_for_the_one_that_was_asked_for() -> None:
@@ -100,9 +101,9 @@ def test_a_run_is_found_by_its_folder_or_its_name(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "lm"
     folder.mkdir(parents=True)
-    assert runs.find("lm") is None
+    assert run_folders.find("lm") is None
     (folder / ".lock").touch()
-    assert runs.find("lm") == runs.find("runs/lm") == folder
+    assert run_folders.find("lm") == run_folders.find("runs/lm") == folder
 
 
 def test_the_command_prints_the_first_rank_s_table_and_what_became_of_the_others(
@@ -111,7 +112,7 @@ def test_the_command_prints_the_first_rank_s_table_and_what_became_of_the_others
     done = DONE | {"table": ["  matmul …"], "summary": DONE["summary"] | {"step_s": 0.25}}
     failed = {"state": "failed", "fault": "a full disk"}
     answers = {0: failed, 1: done, 2: done, 3: {"state": "gone"}}
-    monkeypatch.setattr(runs, "find", lambda run: tmp_path)
+    monkeypatch.setattr(run_folders, "find", lambda run: tmp_path)
     monkeypatch.setattr(profiling, "here", lambda folder: [])
     monkeypatch.setattr(profiling, "profile", lambda agents, steps, say: answers)
     found = CliRunner().invoke(profile_command, ["lm"])

@@ -1,18 +1,22 @@
-"""What a release is made of: workflows that keep to their rules, and one version everywhere."""
+"""What a release is made of: workflows that keep to their rules, one version, and one oldest version of a package."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))
-VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+VERSION = PYPROJECT["project"]["version"]
 
 
 def loaded(path: Path) -> dict[str, Any]:
@@ -25,6 +29,12 @@ def steps(workflow: dict[str, Any]) -> list[dict[str, Any]]:
     return [step for job in workflow["jobs"].values() for step in job.get("steps", [])]
 
 
+def tracked(pattern: str) -> list[Path]:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", f":(glob){pattern}"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / line for line in listed.splitlines()]
+
+
 def test_the_changelog_s_newest_version_is_the_package_s() -> None:
     versions = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert versions[:2] == ["Unreleased", VERSION]
@@ -33,6 +43,50 @@ def test_the_changelog_s_newest_version_is_the_package_s() -> None:
 def test_the_chart_is_of_the_package_s_version() -> None:
     chart = yaml.safe_load((ROOT / "helm" / "launcher" / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
+
+
+def oldest_python() -> str:
+    return str(PYPROJECT["project"]["requires-python"]).removeprefix(">=")
+
+
+def oldest_python_of_the_agent() -> str:
+    (version,) = set(PYPROJECT["tool"]["ruff"]["per-file-target-version"].values())
+    return str(version).replace("py3", "3.")
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern", "oldest"),
+    [
+        ("README.md", r"Python (3\.\d+) or newer", oldest_python()),
+        ("trainer/contract.py", r"Python >= (3\.\d+)", oldest_python_of_the_agent()),
+        ("launcher/agent/pack.py", r"Python >= (3\.\d+)", oldest_python_of_the_agent()),
+        ("launcher/agent/pack.py", r"jaxlaunch needs (3\.\d+)", oldest_python_of_the_agent()),
+        ("launcher/agent/pack.py", r"version_info < \((3, \d+)\)", oldest_python_of_the_agent()),
+        ("docs/your-code.md", r"CPython (3\.\d+)", oldest_python_of_the_agent()),
+    ],
+)
+def test_the_oldest_python_is_the_one_of_pyproject(file: str, pattern: str, oldest: str) -> None:
+    found = re.findall(pattern, (ROOT / file).read_text())
+    assert [version.replace(", ", ".") for version in found] == [oldest]
+
+
+def test_ci_takes_the_oldest_python_from_pyproject() -> None:
+    (command,) = re.findall(r"oldest=\$\((.*)\)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    found = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"3.{found.stdout.strip()}" == oldest_python()
+
+
+def test_the_oldest_version_of_a_package_is_said_once_and_the_pinned_one_is_no_older() -> None:
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    required = [Requirement(text) for text in sum(extras.values(), PYPROJECT["project"]["dependencies"])]
+    floors = [one for one in required if one.specifier]
+    assert len({one.name for one in floors}) == len(floors) >= 20
+    listed = "".join(path.read_text() for path in (ROOT / "requirements").glob("*.txt"))
+    pins = {
+        canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==(\S+)", listed, re.MULTILINE)
+    }
+    for one in floors:
+        assert one.specifier.contains(pins[canonicalize_name(one.name)]), one
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -56,8 +110,62 @@ def test_a_workflow_pastes_nothing_into_a_script_and_keeps_no_credentials(path: 
     for step in steps(loaded(path)):
         assert "${{" not in step.get("run", ""), step
         action = step.get("uses", "")
-        assert not action or re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|[0-9a-f]{40})", action), action
         assert not action.startswith("actions/checkout@") or step["with"]["persist-credentials"] is False
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_an_action_is_a_commit_with_its_version_beside_it(path: Path) -> None:
+    """Whoever takes over an action can move its tags, and the release's jobs sign in the project's name."""
+    used = [use for use in re.findall(r"\buses: (.+)$", path.read_text(), re.MULTILINE) if not use.startswith("./")]
+    assert used
+    for use in used:
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", use), use
+
+
+def test_an_image_that_a_build_or_a_test_starts_from_is_a_digest() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    sources = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+    stages = set(re.findall(r"^FROM .+ AS (\w+)$", text, re.MULTILINE)) | {"${BASE}"}
+    jobs = [job for path in WORKFLOWS for job in loaded(path)["jobs"].values()]
+    images = [name for name in sources if name not in stages]
+    images += [job["container"]["image"] for job in jobs if "container" in job]
+    assert len(images) == 2
+    for name in images:
+        assert re.fullmatch(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", name), name
+
+
+def test_the_dockerfile_s_base_is_the_image_of_its_first_line() -> None:
+    """Where the update bot finds it: it reads no ARG."""
+    text = (ROOT / "Dockerfile").read_text()
+    (base,) = re.findall(r"^ARG BASE=(.+)$", text, re.MULTILINE)
+    first = re.findall(r"^FROM (.+)$", text, re.MULTILINE)[0]
+    assert first.startswith("python:3.12-slim@sha256:") and first.endswith(f" AS {base}")
+
+
+def test_what_pip_installs_for_an_image_a_release_or_a_checkout_has_hashes() -> None:
+    """Of what is ours alone, nothing is asked for (--no-deps); nothing else comes by a build's own search."""
+    files = [ROOT / "Dockerfile", ROOT / "Makefile", ROOT / ".github" / "workflows" / "release.yaml"]
+    lines = "\n".join(path.read_text().replace("\\\n", " ") for path in files).splitlines()
+    installs = [
+        words for line in lines for words in re.split(r"&&|;", line) if re.search(r"\bpip\b.* install\b", words)
+    ]
+    assert len(installs) >= 8
+    for words in installs:
+        assert "--require-hashes" in words or {"--no-deps", "--no-build-isolation"} <= set(words.split()), words
+
+
+def test_a_release_has_an_image_for_each_accelerator() -> None:
+    matrix = loaded(ROOT / ".github" / "workflows" / "release.yaml")["jobs"]["image"]["strategy"]["matrix"]
+    assert matrix == {"extra": ["cpu", "cuda12", "cuda13", "tpu"]}
+
+
+def test_the_update_bot_looks_at_every_kind_of_pin() -> None:
+    updates = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text())["updates"]
+    folders = {one["package-ecosystem"]: one.get("directories") or [one["directory"]] for one in updates}
+    assert folders["github-actions"] == folders["docker"] == ["/"]
+    for kind, pinned in {"pip": "**/requirements/*.txt", "gomod": "tests/cluster/go/*/go.mod"}.items():
+        looked_at = {path for folder in folders[kind] for path in ROOT.glob(folder.strip("/"))}
+        assert {path.parent for path in tracked(pinned)} == looked_at
 
 
 def test_a_release_is_tested_first_and_all_that_it_publishes_is_signed_by_digest() -> None:

@@ -11,7 +11,7 @@ from flax import nnx
 
 from trainer import spec
 from trainer.models.gpt2 import GPT2
-from trainer.skeleton import Skeleton
+from trainer.step.model_arrays import ModelArrays
 
 LARGE = spec.GPT2(layers=12, width=512, heads=8, vocab=8192, length=256)  # 170 MB; its largest array is 0.3 of it
 
@@ -34,7 +34,7 @@ print(1024 * (kilobytes("VmHWM") - before))
 def large() -> dict[str, np.ndarray]:
     """Made-up parameters of LARGE."""
     draw = np.random.default_rng(0)
-    shapes = Skeleton(nnx.eval_shape(lambda: GPT2(LARGE, nnx.Rngs(0)))).params
+    shapes = ModelArrays(nnx.eval_shape(lambda: GPT2(LARGE, nnx.Rngs(0)))).params
     return {name: draw.random(leaf.shape, np.float32) for name, leaf in shapes.items()}
 
 

@@ -12,9 +12,10 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import load_file
 
-from trainer import mesh, spec
-from trainer.skeleton import Skeleton
-from trainer.step import Step
+from trainer import spec
+from trainer.parallel import mesh
+from trainer.step.model_arrays import ModelArrays
+from trainer.step.train_step import Step
 from trainer.tasks.classify import Classify
 from trainer.tasks.lm import NextToken
 
@@ -128,8 +129,8 @@ def batch(case: str) -> dict[str, np.ndarray]:
 def logits(case: str, params: dict[str, Any]) -> np.ndarray:
     """What the model says to the whole input, all 48 tokens of it."""
     given, train = tensors(case, "io"), train_spec(case, None)
-    skeleton = Skeleton(nnx.eval_shape(lambda: task(case).model(train, nnx.Rngs(0))))
-    model = skeleton.merge(params, {}, jax.random.key(0))
+    arrays = ModelArrays(nnx.eval_shape(lambda: task(case).model(train, nnx.Rngs(0))))
+    model = arrays.merge(params, {}, jax.random.key(0))
     if "pixel_values" in given:
         return np.asarray(model(given["pixel_values"].transpose(0, 2, 3, 1)))
     return np.asarray(model(given["input_ids"], given.get("attention_mask")))

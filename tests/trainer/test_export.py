@@ -20,7 +20,7 @@ from trainer import contract
 from trainer.checkpoint.store import Store
 from trainer.errors import CheckpointError, SpecError
 from trainer.export import export
-from trainer.step import TrainState
+from trainer.step.train_step import TrainState
 
 CASES = ("llama_tiny", "llama3_tiny", "gpt2_tiny", "vit_tiny")
 STEPS = 3
@@ -104,7 +104,7 @@ def test_bfloat16_stays_bfloat16(tmp_path: Path) -> None:
     [
         ({"kind": "mlp"}, False, SpecError, "kind = mlp has no Hugging Face form; decoder, gpt2 and vit have one"),
         ({"kind": "gpt2"}, True, SpecError, "step 3 holds no moving average"),
-        (None, False, CheckpointError, "step 3 does not say what model it holds"),
+        (None, False, CheckpointError, "step 3 does not record its model"),
     ],
 )
 def test_what_cannot_be_exported_is_refused(
@@ -120,9 +120,9 @@ def test_what_cannot_be_exported_is_refused(
 
 EXPORTER = """
 from trainer import export
-from trainer.checkpoint import kept
+from trainer.checkpoint import reader
 source, to = sys.argv[1:]
-kept.find(source).part("params")["norm.scale"][:]  # what is imported late is imported
+reader.find(source).part("params")["norm.scale"][:]  # what is imported late is imported
 """
 
 
@@ -146,5 +146,5 @@ def test_a_pod_knows_where_its_checkpoints_lie(hf: Path, tmp_path: Path) -> None
     again = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert again.returncode == contract.BAD_SPEC
     assert again.stderr == (
-        f"trainer: {tmp_path / 'out'} is there already; name a folder that is not, or an empty one (exit 64)\n"
+        f"trainer: {tmp_path / 'out'} already exists; name a new folder or an empty one (exit 64)\n"
     )

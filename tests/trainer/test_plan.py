@@ -21,7 +21,7 @@ from trainer.tasks.lm import NextToken
 
 def planned(task: Any, **keys: Any) -> dict[str, Any]:
     train = tiny.train_spec(task, **keys)
-    return Plan(plan.stand_in(train, task), task).to_dict(sharding=True, compiled=False)
+    return Plan(plan.with_synthetic_data(train, task), task).to_dict(sharding=True, compiled=False)
 
 
 def child(train: dict[str, Any], *flags: str, devices: int = 8) -> subprocess.CompletedProcess[str]:
@@ -42,7 +42,7 @@ def child(train: dict[str, Any], *flags: str, devices: int = 8) -> subprocess.Co
 )  # of the models' own cards
 def test_a_published_model_has_its_published_parameters(model: Any, task: Any, parameters: int, standard: None) -> None:
     train = spec.TrainSpec(task="tests:Tiny", model=model, batch=8, mesh=spec.Mesh(fsdp=8), precision="bf16")
-    planned = Plan(plan.stand_in(train, task()), task())
+    planned = Plan(plan.with_synthetic_data(train, task()), task())
     assert sum(leaf.size for leaf in jax.tree.leaves(planned.step.abstract.params)) == parameters
 
 
@@ -129,7 +129,7 @@ def test_a_wrong_spec_and_missing_data_are_told_apart() -> None:
     absent = child({"task": "trainer.tasks.classify:Classify", "data": {"source": "array_record", "path": "/no"}})
     wrong = child({**TRAIN, "mesh": {"mp": 3}})
     assert (absent.returncode, wrong.returncode) == (BAD_DATA, BAD_SPEC)
-    assert "does not make 8 devices" in wrong.stderr and wrong.stdout == ""
+    assert "devices, there are 8" in wrong.stderr and wrong.stdout == ""
 
 
 def test_epochs_of_data_that_is_not_here_do_not_hinder_a_plan() -> None:

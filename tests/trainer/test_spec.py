@@ -9,8 +9,8 @@ from trainer.architectures import PRESETS
 from trainer.models.decoder import Decoder
 from trainer.models.gpt2 import GPT2
 from trainer.models.vit import ViT
-from trainer.skeleton import Skeleton
 from trainer.spec import LM, OPTIMIZERS, Optimizer, TrainSpec, with_defaults
+from trainer.step.model_arrays import ModelArrays
 
 
 def faults(**train: Any) -> dict[str, str]:
@@ -94,10 +94,34 @@ def test_a_preset_names_sizes_and_with_them_the_kind(name: str, sizes: dict[str,
 def test_a_preset_has_the_published_number_of_parameters(name: str, millions: int) -> None:
     train = TrainSpec(task="my:Task", model={"preset": name})
     built = {"decoder": Decoder, "gpt2": GPT2, "vit": ViT}[train.model.kind]
-    params = Skeleton(nnx.eval_shape(lambda: built(train.model, nnx.Rngs(0)))).params
+    params = ModelArrays(nnx.eval_shape(lambda: built(train.model, nnx.Rngs(0)))).params
     assert round(sum(param.size for param in params.values()) / 1e6) == millions
 
 
 def test_a_key_beside_a_preset_comes_first() -> None:
     model = TrainSpec(task=LM, model={"preset": "gpt2-124m", "length": 128}).model
     assert isinstance(model, spec.GPT2) and (model.length, model.rows, model.width) == (128, 1024, 768)
+
+
+def test_a_seed_of_more_than_64_bits_is_a_fault() -> None:
+    assert faults(seed=2**64)["seed"] == f"Input should be less than or equal to {2**64 - 1}"
+    assert TrainSpec(task=LM, seed=2**64 - 1).seed == 2**64 - 1
+
+
+@pytest.mark.parametrize("path", ["http://host/x", "file:///x", "gs://", "", " "])
+def test_a_place_to_keep_things_is_a_folder_or_a_bucket(path: str) -> None:
+    for block in ({"checkpoint": {"path": path}}, {"compile_cache": path}):
+        with pytest.raises(ValidationError, match="is not a folder or a gs:// or s3:// URL"):
+            TrainSpec(task="a:B", **block)
+    for kept in ("runs/x", "/x", "gs://b/x", "s3://b"):
+        assert TrainSpec(task="a:B", checkpoint={"path": kept}).checkpoint.path == kept
+
+
+@pytest.mark.parametrize("path", ["http://host/x", "gs://b/x", ""])
+def test_weights_to_start_from_are_in_a_folder(path: str) -> None:
+    with pytest.raises(ValidationError, match="init_from.*\n.*is not a folder: download the weights first"):
+        TrainSpec(task="a:B", model={"kind": "gpt2", "init_from": path})
+
+
+def test_more_steps_than_a_device_counts_are_a_fault() -> None:
+    assert faults(steps=2**31)["steps"] == f"Input should be less than or equal to {2**31 - 1}"

@@ -1,9 +1,26 @@
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from flax import linen, nnx
 
+from tests.trainer import tiny
+from trainer import contract, tasks
 from trainer.errors import SpecError
-from trainer.task import load
+from trainer.metrics.progress import Progress
+from trainer.metrics.recorder import Metrics
+from trainer.metrics.timer import StepTimer
+from trainer.plugin import load
+from trainer.process import read_spec
+from trainer.spec import TASK_DEFAULTS
+from trainer.task import PARTS, Loss
 
 
 def test_load_finds_what_a_path_names() -> None:
@@ -12,7 +29,7 @@ def test_load_finds_what_a_path_names() -> None:
 
 
 def test_a_module_that_is_not_there_is_said() -> None:
-    with pytest.raises(SpecError, match="nowhere:Task: importing nowhere failed: ModuleNotFoundError"):
+    with pytest.raises(SpecError, match=r"importing nowhere failed: .* `code: \.` in job.yaml ships"):
         load("nowhere:Task")
 
 
@@ -26,3 +43,162 @@ def test_a_module_that_raises_is_said_with_its_own_words(tmp_path: Path, monkeyp
 def test_a_name_that_is_not_there_is_said_beside_those_that_are() -> None:
     with pytest.raises(SpecError, match=r"has no 'Clasify'. It defines Classify, blended, scaled, standardized"):
         load("trainer.tasks.classify:Clasify")
+
+
+def test_the_built_in_tasks_that_a_job_may_name_are_those_that_there_are() -> None:
+    found = set()
+    for module in pkgutil.iter_modules(tasks.__path__, "trainer.tasks."):
+        for name, thing in vars(importlib.import_module(module.name)).items():
+            if isinstance(thing, type) and all(callable(getattr(thing, part, None)) for part in PARTS):
+                found.add(f"{thing.__module__}:{name}")
+    assert found == set(TASK_DEFAULTS)
+
+
+class Dense(linen.Module):
+    """A module of flax's older API."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return linen.Dense(10)(x)
+
+
+class Model(nnx.Module):
+    """A model that is named in place of a task."""
+
+
+class NoSource:
+    def model(self, spec: Any, rngs: nnx.Rngs) -> Model:
+        return Model()
+
+    def loss(self, model: Model, batch: dict[str, jax.Array], rng: jax.Array) -> jax.Array:
+        return jnp.zeros(())
+
+    def example(self, raw: dict[str, Any]) -> dict[str, Any]:
+        return raw
+
+
+class NeedsAWord(NoSource):
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    def source(self, spec: Any, split: str) -> None:
+        return None
+
+
+def a_function() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("NoSource", "has no source; a task has the methods model, loss, source, example"),
+        ("Model", "is a model, not a task: a task's `model` makes one"),
+        ("Dense", "is a model, not a task"),
+        ("NeedsAWord", r"cannot be made: a task is called without arguments \(missing a required argument: 'word'\)"),
+        ("a_function", "is a function, not a class with model, loss, source, example"),
+    ],
+)
+def test_what_is_no_task_is_said_in_a_sentence(name: str, says: str) -> None:
+    with pytest.raises(SpecError, match=f"train.task = {__name__}:{name} {says}"):
+        read_spec({contract.TRAIN_SPEC: json.dumps({"task": f"{__name__}:{name}"})})
+
+
+class ListsDefaults(NoSource):
+    defaults = ["batch", 8]
+
+
+def test_defaults_that_are_no_dict_are_said_in_a_sentence() -> None:
+    with pytest.raises(SpecError, match="ListsDefaults: its defaults are a list, not a dict of keys of train"):
+        read_spec({contract.TRAIN_SPEC: json.dumps({"task": f"{__name__}:ListsDefaults"})})
+
+
+class Returns(tiny.Digits):
+    """A task whose loss is whatever a test makes of the right one."""
+
+    def __init__(self, change: Any) -> None:
+        self.change = change
+
+    def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
+        return self.change(super().loss(model, batch, rng))
+
+
+def metric(name: Any, value: Any) -> Any:
+    return lambda loss: loss._replace(metrics={name: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda loss: (loss.sum, {}), "loss returned a tuple of 2, not a scalar or a Loss; metrics go into"),
+        (lambda loss: jnp.ones(16) * loss.sum, r"loss returned an array of shape \[16\], not a scalar; a bare loss is"),
+        (lambda loss: None, "loss returned None, not a scalar"),
+        (lambda loss: {"loss": loss.sum}, "loss returned a dict, not a scalar"),
+        (lambda loss: loss._replace(weight=jnp.ones(16)), r"Loss.weight is an array of shape \[16\], not a scalar"),
+        (lambda loss: loss._replace(metrics=[("a", 1.0)]), "Loss.metrics is a list, not a dict"),
+        (metric("hits", 0.5), r"metric 'hits' is the number 0.5, not a pair \(sum, weight\)"),
+        (metric("hits", jnp.ones(2)), r"metric 'hits' is an array of shape \[2\], not a pair"),
+        (metric("hits", (1.0, 2.0, 3.0)), "metric 'hits' is a tuple of 3, not a pair"),
+        (metric("hits", (jnp.ones(16), 16.0)), r"the sum of metric 'hits' is an array of shape \[16\], not a scalar"),
+        (metric(3, (1.0, 1.0)), "the name of metric 3 is an int, not text"),
+    ],
+)
+def test_what_is_no_loss_is_said_in_a_sentence(change: Any, says: str) -> None:
+    task = Returns(change)
+    step, batch = tiny.build(task), task.batch(0)
+    with pytest.raises(SpecError, match=f"tests:Tiny: {says}"):
+        step.forward(batch)
+
+
+def test_numbers_of_python_are_scalars() -> None:
+    task = Returns(lambda loss: Loss(loss.sum, 16.0, {"ones": [16, 16.0]}))
+    assert tiny.build(task).flops(task.batch(0))
+
+
+@pytest.mark.parametrize(
+    "name", ["step", "loss", "epoch", "learning_rate", "time", "data_s", "finite", "weight", "eval_loss"]
+)
+def test_a_metric_of_a_task_cannot_have_a_name_of_the_trainer_s_own(name: str) -> None:
+    task = Returns(metric(name, (1.0, 1.0)))
+    with pytest.raises(SpecError, match=f"a metric cannot be named '{name}'; the trainer's own records use"):
+        tiny.build(task).forward(task.batch(0))
+
+
+def test_no_record_holds_a_name_that_a_task_may_use(tmp_path: Path) -> None:
+    metrics = Metrics(
+        rank=0, run_dir=str(tmp_path), socket=None, report=Progress(None), total_steps=2, examples_per_step=1
+    )
+    metrics.start(0)
+    metrics.interval(1, {"loss": 1.0, "hits": 0.5, "finite": 1.0})
+    metrics.evaluated(1, {"loss": 1.0, "hits": 0.5, "examples": 3.0})
+    metrics.close()
+    lines = [json.loads((tmp_path / f"{name}.jsonl").read_text()) for name in ("metrics", "eval")]
+    assert set().union(*lines) - contract.RESERVED_METRICS == {"hits"}
+    assert tuple(sorted(StepTimer().parts())) == tuple(sorted(contract.PARTS))
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda: Dense(), "model returned the flax.linen module Dense, not a flax.nnx.Module"),
+        (lambda: Model, "model returned the class Model, not a flax.nnx.Module"),
+        (lambda: None, "model returned None, not a flax.nnx.Module"),
+    ],
+)
+def test_what_is_no_model_is_said_in_a_sentence(made: Any, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny.Digits, "model", lambda task, spec, rngs: made())
+    with pytest.raises(SpecError, match=f"tests:Tiny: {says}"):
+        tiny.build(tiny.Digits())
+
+
+def test_a_linen_model_beside_a_task_of_ours_is_named() -> None:
+    task = tiny.Counting()
+    with pytest.raises(SpecError, match="Dense is a flax.linen module; the trainer takes flax.nnx modules"):
+        tiny.build(task, model={"kind": f"{__name__}:Dense"})
+
+
+def test_what_is_no_source_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainer.train import Place, Run
+
+    monkeypatch.setattr(tiny.Digits, "source", lambda task, spec, split: [{"image": 1}])
+    spec, nowhere = tiny.train_spec(tiny.Digits(), mesh={"dp": -1}), Place(str(tmp_path))
+    with pytest.raises(SpecError, match="tests:Tiny: source returned a list; a source has __len__, __getitem__ and"):
+        Run(spec, tiny.Digits(), nowhere, Any, Progress(None))  # type: ignore[arg-type]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gc
+import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from trainer import preflight, train
-from trainer.data import sources
-from trainer.errors import CheckpointError, DataError
-from trainer.progress import Progress
+from trainer.data.sources.open import open_source
+from trainer.errors import CheckpointError, DataError, Stopped
+from trainer.metrics.progress import Progress
 from trainer.spec import TrainSpec
 from trainer.tasks.classify import Classify
 from trainer.train import Place, Run, conditions
@@ -21,7 +24,7 @@ from trainer.train import Place, Run, conditions
 def made(**keys: Any) -> dict[str, Any]:
     data = {"source": "synthetic", "examples": 8, "shape": [2, 2]} | keys.pop("data", {})
     spec = TrainSpec.model_validate({"task": "trainer.tasks.classify:Classify", "data": data} | keys)
-    source = sources.open(spec, "train")
+    source = open_source(spec, "train")
     assert source is not None
     return conditions(spec, source)
 
@@ -31,7 +34,7 @@ def made(**keys: Any) -> dict[str, Any]:
     [
         ({"batch": 64}, CheckpointError, "train.batch is 64, but the checkpoints in here were made with 128"),
         ({"seed": 1}, CheckpointError, "train.seed is 1"),
-        ({"data": {"shuffle": False}}, CheckpointError, "train.data.shuffle is False"),
+        ({"data": {"shuffle": False}}, CheckpointError, "train.data.shuffle is false"),
         ({"data": {"examples": 9}}, DataError, "the training data changed"),
     ],
 )
@@ -95,3 +98,107 @@ def test_garbage_is_collected_beside_evaluations_and_saves_or_every_so_many_step
     Run(spec, Classify(), Place(str(tmp_path)), Never(), collections).run()
     steps = [("eval", 2), ("save", 3), ("eval", 4), ("step", 5), ("eval", 6), ("save", 6)]
     assert collections.seen == [(*each, 2) for each in steps]
+
+
+def test_every_logged_step_of_a_dispatch_has_its_share_of_the_time(tmp_path: Path) -> None:
+    data = {"source": "synthetic", "examples": 64, "eval_examples": 0, "shape": [4, 4]}
+    keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
+    often = {"steps_per_dispatch": 4, "log_every": 2, "checkpoint": {"every": None}}
+    spec = TrainSpec.model_validate({"task": "trainer.tasks.classify:Classify", **keys, **often})
+    Run(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None)).run()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 4, 6, 8]
+    for one, other in (lines[:2], lines[2:]):
+        assert one["data_s"] == pytest.approx(other["data_s"]) and one["wall_s"] < 2 * other["wall_s"]
+        assert one["examples_per_s"] == other["examples_per_s"]
+
+
+class AtFive:
+    """A stop that comes at step 5."""
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+
+    def poll(self) -> bool:
+        return self.run is not None and self.run.done == 5
+
+
+def test_a_stop_where_the_place_of_the_step_is_another_s_is_a_stop(tmp_path: Path) -> None:
+    data = {"source": "synthetic", "examples": 64, "eval_examples": 0, "shape": [4, 4]}
+    keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
+    spec = TrainSpec.model_validate(
+        {"task": "trainer.tasks.classify:Classify", **keys, "checkpoint": {"every": 4}, "log_every": 1}
+    )
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "5" / "theirs").touch()
+    stop = AtFive()
+    stop.run = Run(spec, Classify(), Place(str(tmp_path)), stop, Progress(None))
+    with pytest.raises(Stopped, match="nothing new saved after step 4: 5 in .* is another's"):
+        stop.run.run()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["4", "5"]
+
+
+class Labelled:
+    """A map-style dataset whose labels are given."""
+
+    def __init__(self, labels: list[int]) -> None:
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return np.zeros((2, 2), np.uint8), self.labels[index]
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out", "words"),
+    [
+        ([10] + 7 * [1], [0], "Labelled: example 0 has label 10, outside 0 to 9, the model's classes"),
+        ([*15 * [1], -1], [0], "Labelled: example 15 has label -1, outside 0 to 9"),
+        (8 * [1], [0, 99], "Labelled: example 1 has label 99, outside 0 to 9"),
+    ],
+)
+def test_a_label_out_of_range_ends_the_run_with_65_and_the_example(
+    train: list[int], held_out: list[int], words: str, tmp_path: Path
+) -> None:
+    data = {"source": "torch", "dataset": f"{__name__}:Labelled", "shuffle": False}
+    data |= {"args": {"labels": train}, "eval_args": {"labels": held_out}}
+    keys = {"model": {"kind": "mlp", "layers": 1, "width": 4}, "data": data, "batch": 8, "steps": 3}
+    spec = TrainSpec.model_validate({"task": "trainer.tasks.classify:Classify", **keys})
+    with pytest.raises(DataError, match=words) as caught:
+        Run(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None)).run()
+    assert caught.value.code == 65
+
+
+class Augmented:
+    """A map-style dataset that draws from the global generators, as torch's own transforms do."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        image = np.full((4, 4), 40 * (index % 4), np.int64)
+        if random.random() < 0.5:
+            image += np.random.randint(0, 60, image.shape)
+        return image.astype(np.uint8), index % 4
+
+
+def test_a_run_that_resumes_sees_the_augmentations_of_one_that_was_never_stopped(tmp_path: Path) -> None:
+    def losses(folder: Path, *attempts: int) -> dict[int, float]:
+        for steps in attempts:
+            random.seed(steps), np.random.seed(steps)  # of a process of its own
+            keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "batch": 8, "steps": steps, "log_every": 1}
+            data = {"source": "torch", "dataset": f"{__name__}:Augmented", "eval_args": {}}
+            keys |= {"optimizer": {"schedule": {"name": "constant"}}, "data": data}
+            spec = TrainSpec.model_validate({"task": "trainer.tasks.classify:Classify", **keys})
+            Run(spec, Classify(), Place(str(folder)), Never(), Progress(None)).run()
+        for name in ("metrics", "eval"):
+            lines = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
+            found.setdefault(name, []).append({line["step"]: line["loss"] for line in lines})
+        return found["metrics"][-1]
+
+    found: dict[str, list[dict[int, float]]] = {}
+    whole, resumed = losses(tmp_path / "whole", 7), losses(tmp_path / "resumed", 3, 7)
+    assert list(whole) == list(range(1, 8)) and resumed == whole
+    assert found["eval"][0][7] == found["eval"][1][7]

@@ -9,11 +9,12 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from trainer import mesh, spec
+from trainer import spec
 from trainer.models.mlp import MLP
-from trainer.models.setting import Setting
+from trainer.models.options import ModelOptions
 from trainer.models.vit import ViT
-from trainer.step import Step, TrainState
+from trainer.parallel import mesh
+from trainer.step.train_step import Step, TrainState
 from trainer.tasks.classify import Classify
 from trainer.tasks.lm import NextToken
 
@@ -27,7 +28,7 @@ class Digits(Classify):
     """MNIST-shaped images of two bright halves."""
 
     def model(self, spec: spec.TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
-        return MLP(spec.model, (28, 28), rngs, Setting.of(spec))
+        return MLP(spec.model, (28, 28), rngs, ModelOptions.of(spec))
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(step)
@@ -41,7 +42,7 @@ class Pictures(Classify):
     """Images of one bright row, for a ViT; its length of 16 divides."""
 
     def model(self, spec: spec.TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
-        return ViT(spec.model, rngs, Setting.of(spec))
+        return ViT(spec.model, rngs, ModelOptions.of(spec))
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(step)

@@ -1,7 +1,11 @@
-"""Whether the attention that a job asks for can be had here; what cannot falls back to xla, and the reason is told."""
+"""Which attention a job gets on its devices: the one that it names, or for auto the fastest that is available there.
+
+Where the one that a job names is unavailable, xla is used; a note says so, and what auto is on an accelerator.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -9,15 +13,41 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from trainer import attention, precision
 from trainer.architectures import Model
+from trainer.attention import implementations
+from trainer.attention.implementations import Keys
+from trainer.numerics import precision
 from trainer.spec import GPT2, Decoder, TrainSpec, ViT
 
 ANYWHERE = ("auto", "xla")
+KERNELS: Mapping[str, str] = {"cuda": "cudnn", "tpu": "splash"}  # platform -> what auto is there
+AMPERE, HOPPER = (8, 0), (9, 0)  # compute capabilities
+
+
+class Accelerator(NamedTuple):
+    """As much of a device as the choice depends on."""
+
+    platform: str  # cuda, tpu, cpu, or another of JAX's
+    capability: tuple[int, int] | None = None  # the compute capability of a CUDA device; None: not known
+
+    @classmethod
+    def of(cls, device: jax.Device) -> Accelerator:
+        """What a device is; a ROCm device is one of the platform gpu."""
+        if not _is_cuda(device):
+            return cls(device.platform)
+        return cls("cuda", capability(getattr(device, "compute_capability", None)))
+
+
+def capability(text: str | None) -> tuple[int, int] | None:
+    """`8.0` as (8, 0)."""
+    if text is None:
+        return None
+    major, _, minor = str(text).partition(".")
+    return int(major), int(minor or 0)
 
 
 class Shape(NamedTuple):
-    """Of a model's attention."""
+    """Sizes of a model's attention: tokens, query heads, key and value heads, and the channels of a head."""
 
     length: int
     heads: int
@@ -26,46 +56,93 @@ class Shape(NamedTuple):
     is_causal: bool
 
 
-def fitted(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str | None]:
-    """The spec with attention that works on such devices, and a sentence where that is not what was asked for."""
-    reason = lacks(spec, device)
+def with_fallback(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str | None]:
+    """The spec with attention that works on `device`, and a note where that is not the one it names."""
+    if spec.attention == "auto":
+        return _chosen(spec, device)
+    reason = why_unavailable(spec, device)
     if reason is None:
         return spec, None
-    note = f"train.attention = {spec.attention} cannot be had here: {reason}. Using xla"
-    return spec.model_copy(update={"attention": "xla"}), note
+    note = f"train.attention = {spec.attention} is unavailable here: {reason}. Using xla"
+    return _named(spec, "xla"), note
 
 
-def planned(spec: TrainSpec) -> TrainSpec:
-    """The spec as it is traced where its devices are not: a kernel that they may have keeps what kernels keep."""
-    shape, name = of(spec.model), spec.attention
-    is_fused = name not in ANYWHERE and _dtype_fault(spec) is None
-    if shape is not None and name == "splash":  # which can be asked anywhere; cuDNN only where it is
-        is_fused &= _refusal(name, shape, precision.policy(spec.precision).compute) is None
-    return spec.model_copy(update={"attention": attention.FUSED}) if is_fused else spec
+def _chosen(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str | None]:
+    """The spec with what auto is on `device`, and a note of it where the device has a kernel of its own."""
+    kernel = KERNELS.get(Accelerator.of(device).platform)
+    if kernel is None or shape_of(spec.model) is None:
+        return spec, None
+    named = _named(spec, kernel)
+    reason = _auto_fault(named) or why_unavailable(named, device, is_masked=True)
+    if reason is None:
+        return named, f"train.attention = auto: using {kernel}"
+    return _named(spec, "xla"), f"train.attention = auto: using xla; {kernel} is unavailable here: {reason}"
 
 
-def lacks(spec: TrainSpec, device: jax.Device) -> str | None:
-    """Why the named attention cannot be had, in words; None where it can, or no model of ours asks for any."""
-    shape, name = of(spec.model), spec.attention
-    if shape is None or name in (*ANYWHERE, attention.FUSED):
+def for_plan(spec: TrainSpec, on: Accelerator | None = None) -> TrainSpec:
+    """The spec to trace without its devices: `fused` in place of a kernel that those have, xla in place of others.
+
+    Without `on` a kernel counts as on its own devices, and auto is xla.
+    """
+    name = KERNELS.get(on.platform, "xla") if spec.attention == "auto" and on is not None else spec.attention
+    named, shape = _named(spec, name), shape_of(spec.model)
+    if shape is None or name in ANYWHERE or (spec.attention == "auto" and _auto_fault(named) is not None):
+        return _named(spec, "xla")
+    return _named(spec, implementations.FUSED if _has_kernel(named, shape, on) else "xla")
+
+
+def _has_kernel(spec: TrainSpec, shape: Shape, on: Accelerator | None) -> bool:
+    """Whether an accelerator that is not here has the named kernel; cuDNN's own checks need a GPU, splash's do not."""
+    if on is not None and KERNELS.get(on.platform) != spec.attention:
+        return False
+    if spec.attention == "splash":
+        return _refusal("splash", shape, precision.policy(spec.precision).compute) is None
+    seen = None if on is None else on.capability
+    largest = 256 if seen is None or seen >= HOPPER else 128
+    return shape.size % 8 == 0 and shape.size <= largest and _cudnn_fault(spec, seen) is None
+
+
+def why_unavailable(spec: TrainSpec, device: jax.Device, *, is_masked: bool = False) -> str | None:
+    """Why the named attention is unavailable on `device`; None where it is available, or the model has none.
+
+    `is_masked`: also where the examples hide some keys from some queries.
+    """
+    shape, name = shape_of(spec.model), spec.attention
+    if shape is None or name in (*ANYWHERE, implementations.FUSED):
         return None
-    if name == "cudnn" and not _is_cuda(device):
-        return f"there is no CUDA device, the devices are {device.platform}"
-    if fault := _dtype_fault(spec):
+    here = Accelerator.of(device)
+    if name == "cudnn" and here.platform != "cuda":
+        return f"there is no CUDA device, the devices are {here.platform}"
+    if name == "cudnn" and (fault := _cudnn_fault(spec, here.capability)):
         return fault
-    if name == "splash" and device.platform != "tpu":
+    if name == "splash" and here.platform != "tpu":
         return f"it is a kernel for TPU, the devices are {device.platform}"
-    return _refusal(name, shape, precision.policy(spec.precision).compute)
+    compute = precision.policy(spec.precision).compute
+    return _refusal(name, shape, compute) or (_refusal(name, shape, compute, is_masked=True) if is_masked else None)
 
 
-def _dtype_fault(spec: TrainSpec) -> str | None:
-    if spec.attention == "cudnn" and precision.policy(spec.precision).compute == jnp.float32:
+def _cudnn_fault(spec: TrainSpec, seen: tuple[int, int] | None) -> str | None:
+    """What cuDNN's kernel lacks for the spec on a GPU of this compute capability; None: it is not known."""
+    if precision.policy(spec.precision).compute == jnp.float32:
         return "cuDNN's kernel reads float16 and bfloat16, and train.precision computes in float32"
+    if seen is not None and seen < AMPERE:
+        return f"cuDNN's kernel needs compute capability 8.0 (Ampere), the GPU has {seen[0]}.{seen[1]}"
     return None
 
 
-def of(model: Model) -> Shape | None:
-    """The attention of a built-in model; None of one that has none, or is the user's."""
+def _auto_fault(spec: TrainSpec) -> str | None:
+    """What keeps auto from a kernel that a job may name: a TPU's products of float32 operands are its compiler's."""
+    if spec.attention == "splash" and precision.policy(spec.precision).compute != jnp.bfloat16:
+        return "auto uses it for bfloat16 alone, and train.precision computes in another type"
+    return None
+
+
+def _named(spec: TrainSpec, name: str) -> TrainSpec:
+    return spec.model_copy(update={"attention": name})
+
+
+def shape_of(model: Model) -> Shape | None:
+    """The attention of a built-in model; None for one without attention and for a custom model."""
     match model:
         case Decoder():
             return Shape(model.length, model.heads, model.groups, model.width // model.heads, True)
@@ -81,18 +158,20 @@ def _is_cuda(device: jax.Device) -> bool:
     return device.platform == "gpu" and "cuda" in device.client.platform_version.lower()
 
 
-def _refusal(name: str, shape: Shape, dtype: jnp.dtype) -> str | None:
-    """What JAX says against training with it: head size, cuDNN's version, the device's generation."""
+def _refusal(name: str, shape: Shape, dtype: jnp.dtype, *, is_masked: bool = False) -> str | None:
+    """JAX's reason against training with it (head size, cuDNN's version, the device's generation); None: none."""
     described = partial(jax.ShapeDtypeStruct, dtype=dtype)
     query = described((1, shape.length, shape.heads, shape.size))
     key = described((1, shape.length, shape.groups, shape.size))
-    attend = attention.ATTENTION[name]
+    segments = jax.ShapeDtypeStruct((1, shape.length), jnp.int32)
+    attend = implementations.ATTENTION[name]
 
-    def summed(query: Array, key: Array, value: Array) -> Array:
-        return attend(query, key, value, None, is_causal=shape.is_causal).astype(jnp.float32).sum()
+    def summed(query: Array, key: Array, value: Array, segments: Array) -> Array:
+        keys: Keys = implementations.Visible(segments_BL=segments) if is_masked else None
+        return attend(query, key, value, keys, is_causal=shape.is_causal).astype(jnp.float32).sum()
 
     try:
-        jax.eval_shape(jax.grad(summed, argnums=(0, 1, 2)), query, key, key)
+        jax.eval_shape(jax.grad(summed, argnums=(0, 1, 2)), query, key, key, segments)
     except (NotImplementedError, RuntimeError, ValueError) as error:
         return str(error).splitlines()[0].rstrip(".")
     return None

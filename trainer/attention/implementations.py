@@ -1,4 +1,4 @@
-"""Attention by the name of its implementation. auto is xla; the others are asked for by name.
+"""Attention by the name of its implementation. What auto is, trainer.attention.availability decides; here it is xla.
 
 | name | where | what |
 |---|---|---|
@@ -6,7 +6,8 @@
 | cudnn | CUDA devices, float16 and bfloat16 | cuDNN's fused kernel: no array of all pairs |
 | splash | TPU, lengths that are multiples of 128 | JAX's Pallas kernel, which skips blocks that nothing sees |
 
-trainer.kernels says whether one can be had. B batch, L length, H query heads, G key and value heads, K head size.
+It also says where each is available. B batch, L length, H query heads, G key and value heads,
+K head size.
 """
 
 from __future__ import annotations
@@ -19,19 +20,21 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from trainer import flops
+from trainer.attention import stand_in
 from trainer.errors import SpecError
+from trainer.numerics import flops
 
 
 class Visible(NamedTuple):
-    """Which keys a query may see, of those that causality leaves it. What is None says nothing."""
+    """Which keys a query may see, within what causality leaves it. A field that is None restricts nothing."""
 
     mask_BL: Array | None = None  # no query sees a key whose mask is 0
     segments_BL: Array | None = None  # a query sees the keys of its own segment: rows of several examples
-    lengths_B: Array | None = None  # no query sees a key behind these many: rows that are filled up at their end
+    lengths_B: Array | None = None  # no query sees a key at or after this position: rows padded at their end
 
     def pairs_B1LL(self, length: int) -> Array | None:
-        """All of it as one mask, its third axis of size 1 where every query sees the same; None when all see all."""
+        """All of it as one boolean mask [B, 1, L or 1, L], whose third axis is 1 where every query sees the same keys;
+        None where all see all."""
         parts = []
         if self.mask_BL is not None:
             parts.append((self.mask_BL != 0)[:, None, None, :])
@@ -43,7 +46,7 @@ class Visible(NamedTuple):
 
     @property
     def places_BL(self) -> Array | None:
-        """Where each token stands in its segment, from 0; None without segments."""
+        """Position of each token in its segment, from 0; None without segments."""
         if self.segments_BL is None:
             return None
         index_BL = jnp.broadcast_to(jnp.arange(self.segments_BL.shape[1])[None, :], self.segments_BL.shape)
@@ -52,7 +55,7 @@ class Visible(NamedTuple):
 
 
 UNSEEN = -1e38  # a score: far below all others, and finite after a subtraction
-FUSED = "fused"  # no name for a job
+FUSED = "fused"  # for plans; a job cannot name it
 Keys = Array | Visible | None  # an array is a mask
 # (query_BLHK, key_BLGK, value_BLGK, keys) -> out_BLHK; query head h reads key head h // (H / G).
 # A query that sees no key takes the mean of some values, which is finite: its gradient does no harm where the loss
@@ -61,24 +64,24 @@ Attention = Callable[[Array, Array, Array, Keys], Array]
 
 
 def visible(keys: Keys) -> Visible:
-    """What is said of keys, in full."""
+    """`keys` as a Visible: an array is its mask."""
     return keys if isinstance(keys, Visible) else Visible(keys)
 
 
 def causal(name: str) -> Attention:
-    """The implementation called `name`; a query sees the keys up to its own place. Raises SpecError for others."""
+    """The implementation `name`; a query sees the keys up to its own position. Raises SpecError for an unknown name."""
     return jax.named_scope(flops.CAUSAL)(partial(_named(name), is_causal=True))
 
 
 def full(name: str) -> Attention:
-    """The implementation called `name`; every query sees every key. Raises SpecError for others."""
+    """The implementation `name`; every query sees every key. Raises SpecError for an unknown name."""
     return partial(_named(name), is_causal=False)
 
 
 def _named(name: str) -> Callable[..., Array]:
     if name not in TRACED:
         raise SpecError(f"train.attention = {name!r} is not supported; use one of {', '.join(ATTENTION)}")
-    return jax.named_scope("attention")(TRACED[name])  # by which a profile knows it
+    return jax.named_scope("attention")(TRACED[name])  # the scope by which a profile recognizes it
 
 
 def _xla(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *, is_causal: bool) -> Array:
@@ -88,7 +91,7 @@ def _xla(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *, i
     batch, length, heads, size = query_BLHK.shape
     groups, dtype = key_BLGK.shape[2], query_BLHK.dtype
     operands = query_BLHK * size**-0.5, key_BLGK, value_BLGK
-    if dtype == jnp.float16 and jax.default_backend() == "cpu":  # XLA has no such product there
+    if dtype == jnp.float16 and jax.default_backend() == "cpu":  # XLA has no such product on CPU
         operands = jax.tree.map(lambda operand: operand.astype(jnp.float32), operands)
     query_BHLK, key_BGLK, value_BGLK = (operand.swapaxes(1, 2) for operand in operands)
     rows, sharing = heads // groups * length, heads // groups  # R: the queries that read the same keys
@@ -105,7 +108,7 @@ def _xla(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *, i
 
 
 def _cudnn(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *, is_causal: bool) -> Array:
-    """cuDNN reads a mask as an array of all pairs; of lengths it makes none, and computes nothing behind them."""
+    """cuDNN reads a mask as an array of all pairs; lengths need no such array, and it computes nothing past them."""
     seen, length = visible(keys), query_BLHK.shape[1]
     mask_BLL, lengths_B = None, seen.lengths_B
     if seen.mask_BL is not None or seen.segments_BL is not None:
@@ -137,7 +140,7 @@ def _cudnn(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *,
 
 
 def _splash(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *, is_causal: bool) -> Array:
-    """Keys that none may see are of a segment of their own."""
+    """Keys that no query may see get a segment of their own."""
     seen, (batch, length) = visible(keys), query_BLHK.shape[:2]
     ids = None
     if any(each is not None for each in seen):
@@ -145,20 +148,10 @@ def _splash(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *
         is_seen_B11L = Visible(seen.mask_BL, None, seen.lengths_B).pairs_B1LL(length)
         key_BL = own_BL if is_seen_B11L is None else jnp.where(is_seen_B11L[:, 0, 0], own_BL, -1)
         ids = own_BL.astype(jnp.int32), key_BL.astype(jnp.int32)
-    from trainer import splash  # Pallas takes half a second to import
+    from trainer.attention import splash  # Pallas takes half a second to import
 
     return splash.attend(query_BLHK, key_BLGK, value_BLGK, ids, is_causal=is_causal)
 
 
-def fused(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *, is_causal: bool) -> Array:
-    """xla's answer, of which the backward pass keeps what the kernels keep: the operands, and no array of all pairs.
-
-    For what is traced where no kernel is.
-    """
-    attend = jax.checkpoint(partial(_xla, is_causal=is_causal))
-    mixed_BLHK: Array = attend(query_BLHK, key_BLGK, value_BLGK, keys)
-    return mixed_BLHK
-
-
 ATTENTION: dict[str, Callable[..., Array]] = {"auto": _xla, "xla": _xla, "cudnn": _cudnn, "splash": _splash}
-TRACED = {**ATTENTION, FUSED: fused}
+TRACED = {**ATTENTION, FUSED: stand_in.fused(_xla)}

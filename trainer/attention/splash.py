@@ -1,9 +1,11 @@
-"""JAX's splash attention for TPU: which of its blocks, on which devices.
+"""JAX's splash attention for TPU: its block sizes, and its split over the devices.
 
 B batch, L length, H query heads, G key and value heads, K head size.
 """
 
 from __future__ import annotations
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import PartitionSpec
 
-from trainer.sharding import RULES
+from trainer.parallel.sharding import RULES
 
 LANES = 128  # every block's sides are multiples of it
 BLOCKS = (512, 256, LANES)  # sides of a block, the largest that divides the length
@@ -22,9 +24,9 @@ Ids = tuple[Array, Array]  # segments of queries and of keys, [B, L] each
 def attend(
     query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, ids: Ids | None, *, is_causal: bool, interpret: bool = False
 ) -> Array:
-    """Each device its own rows and heads: the compiler does not know how to split a kernel. out_BLHK.
+    """Attention out_BLHK, each device computing its own rows and heads: the compiler cannot split a kernel.
 
-    Raises ValueError for a length that is not made of blocks. `interpret` computes it on any device, slowly.
+    Raises ValueError for a length that blocks do not divide. `interpret` computes it on any device, slowly.
     """
 
     def on_a_device(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, ids: Ids | None) -> Array:
@@ -33,13 +35,16 @@ def attend(
         heads_first = (each.swapaxes(1, 2) for each in (scaled_BLHK.astype(query_BLHK.dtype), key_BLGK, value_BLGK))
         segments = None if ids is None else kernels.SegmentIds(*ids)
         mixed_BHLK = jax.vmap(kernel)(*heads_first, segments)
-        assert isinstance(mixed_BHLK, Array), "no residuals were asked for"
+        assert isinstance(mixed_BHLK, Array), "the kernel was made without residuals"
         return mixed_BHLK.swapaxes(1, 2)
 
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return on_a_device(query_BLHK, key_BLGK, value_BLGK, ids)
-    rows, query, key = (PartitionSpec(*(RULES[axis] or None for axis in axes)) for axes in AXES)
+    axes_of = dict(RULES)
+    if query_BLHK.shape[0] % math.prod(mesh.shape[axis] for axis in axes_of["batch"]):
+        axes_of["batch"] = ()  # one row at a time, as a bare loss is evaluated
+    rows, query, key = (PartitionSpec(*(axes_of[axis] or None for axis in axes)) for axes in AXES)
     split = jax.shard_map(
         on_a_device,
         mesh=mesh,

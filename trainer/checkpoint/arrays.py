@@ -8,7 +8,9 @@ own, and a count that jumps on one rank can put the agreed stop where that rank 
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,10 +21,10 @@ import orbax.checkpoint as ocp
 import tensorstore
 from etils import epath
 
+from trainer.checkpoint import begun, s3
 from trainer.checkpoint.manifest import each, is_remote
 
 STATE, META = "state", "meta"  # the two items of a step
-COMMITTED = "commit_success.txt"  # Orbax's own mark; on object stores it stands for the rename that they lack
 TIMEOUT_S = 1200  # Orbax's default for the background part of a save
 Leaf = tuple[tuple[int, ...], str]  # shape and dtype
 
@@ -31,13 +33,15 @@ class Arrays:
     """Saves and loads a nested dict of named jax.Arrays. Every process makes the same calls in the same order."""
 
     def __init__(self, root: epath.Path) -> None:
-        remote = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
+        s3.teach()
+        in_place = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(
-                **{STATE: ocp.StandardCheckpointHandler(), META: ocp.JsonCheckpointHandler()}
+                composite_options=ocp.CompositeOptions(atomicity_options=in_place if is_remote(root) else None),
+                **{STATE: ocp.StandardCheckpointHandler(), META: ocp.JsonCheckpointHandler()},
             ),
             timeout_secs=TIMEOUT_S,
-            atomicity_options=remote if is_remote(root) else None,
+            temporary_path_class=_InPlace if is_remote(root) else _Renamed,
         )
 
     def save(self, folder: epath.Path, tree: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
@@ -46,7 +50,7 @@ class Arrays:
         self._checkpointer.save(folder, args=ocp.args.Composite(**args))
 
     def wait(self) -> None:
-        """Until Orbax has put the last save under its name. Raises what went wrong, of whatever type."""
+        """Returns when Orbax has renamed the last save to its final name. Raises what went wrong, of any type."""
         self._checkpointer.wait_until_finished()
 
     def difference(self, folder: epath.Path, abstract: Mapping[str, Any]) -> str | None:
@@ -57,7 +61,7 @@ class Arrays:
         return first_difference(leaves(metadata.tree), leaves(abstract))
 
     def load(self, folder: epath.Path, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """State and meta, each array laid out as `abstract` says. No collective: any process may fail alone."""
+        """State and meta, each array sharded as in `abstract`. Not a collective: one process may fail alone."""
         args = {STATE: ocp.args.StandardRestore(abstract), META: ocp.args.JsonRestore()}
         items = self._checkpointer.handler.restore(folder, args=ocp.args.Composite(**args))
         return items[STATE], items[META]
@@ -65,22 +69,48 @@ class Arrays:
     def probe(self, folder: epath.Path, index: int, count: int) -> None:
         """Reads what process `index` of `count` reads of the stored arrays. Raises what tensorstore does.
 
-        Before Orbax may load a step without a manifest: an Orbax restore that fails leaves dozens of callbacks to a
-        closed event loop, each with a traceback of its own.
+        Called before Orbax loads a step without a manifest: an Orbax restore that fails leaves dozens of callbacks to
+        a closed event loop, each with a traceback of its own.
         """
         path = os.fspath(folder / STATE)
-        database = tensorstore.KvStore.open(f"{path if is_remote(folder) else 'file://' + path}/|ocdbt:").result()
+        base = s3.kvstore(f"{path}/") if path.startswith(s3.S3) else path if is_remote(folder) else f"file://{path}"
+        database = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
         keys = sorted(database.list().result())
         if not keys:
             raise ValueError(f"{STATE}/ holds no arrays")
         each(lambda key: len(database.read(key).result().value), keys[index::count])
 
     def close(self) -> None:
+        """Waits for the last save and ends Orbax's threads."""
         self._checkpointer.close()
+
+
+class _Marked:
+    """A folder in the making that carries our mark from the first. Orbax's `create` would remove what is in its way."""
+
+    _tmp_path: epath.Path
+    _checkpoint_metadata_store: Any
+
+    async def create(self) -> epath.Path:
+        """Makes the folder. Raises FileExistsError when something is there already."""
+        await asyncio.to_thread(begun.begin, self._tmp_path)
+        self._checkpoint_metadata_store.write(
+            file_path=self._tmp_path / begun.METADATA, metadata={"init_timestamp_nsecs": time.time_ns()}
+        )
+        return self._tmp_path
+
+
+class _Renamed(_Marked, ocp.path.atomicity.AtomicRenameTemporaryPath):  # type: ignore[misc]
+    """A step on a file system: made under another name, then renamed."""
+
+
+class _InPlace(_Marked, ocp.path.atomicity.CommitFileTemporaryPath):  # type: ignore[misc]
+    """A step on an object store, which has no rename: made in place, ended by a file."""
 
 
 def shapes(folder: epath.Path) -> dict[str, Any]:
     """The saved state as a nested dict, each array by its metadata: shape and dtype. Raises what Orbax does."""
+    s3.teach()
     tree: dict[str, Any] = ocp.PyTreeCheckpointHandler().metadata(folder / STATE).tree
     return tree
 
@@ -112,7 +142,7 @@ def leaves(tree: Any) -> dict[str, Leaf]:
 
 
 def first_difference(saved: Mapping[str, Leaf], wanted: Mapping[str, Leaf]) -> str | None:
-    """The first leaf in which a checkpoint differs from the model that would take it, in words."""
+    """The first array whose shape or dtype differs between a checkpoint and the model, as a sentence; None: none."""
     for name in [*wanted, *(name for name in saved if name not in wanted)]:
         if saved.get(name) != wanted.get(name):
             then, now = _describe(saved.get(name)), _describe(wanted.get(name))

@@ -1,4 +1,4 @@
-"""What the processes of a gang tell each other about a checkpoint, so that all take the same turn.
+"""Agreement of a gang's processes on a checkpoint: every process gets the same values and the same errors.
 
 Collectives: every process calls them in the same order, from its main thread.
 """
@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from trainer.buckets import faults
 from trainer.errors import CheckpointError, StorageError
 
 BLOCK = 4096  # bytes; messages are padded to a multiple, so that few programs are compiled
@@ -35,7 +36,7 @@ def gather(value: T) -> list[T]:
 def on_primary(act: Callable[[], T]) -> T:
     """What `act` returns (JSON) on process 0, on every process; its CheckpointError or StorageError on every process.
 
-    An OSError becomes a StorageError.
+    What a disk or a client of an object store raises becomes a StorageError: the other processes wait for an answer.
     """
     answer: dict[str, Any] = {}
     if jax.process_index() == 0:
@@ -43,7 +44,9 @@ def on_primary(act: Callable[[], T]) -> T:
             answer = {"value": act()}
         except CheckpointError as error:
             answer = {"checkpoint": str(error)}
-        except (StorageError, OSError) as error:
+        except Exception as error:
+            if not isinstance(error, StorageError) and not faults.is_from_store(error):
+                raise
             answer = {"storage": str(error)}
     answer = gather(answer)[0]
     if "checkpoint" in answer:

@@ -1,7 +1,7 @@
-"""Whose checkpoint folder it is: one file, `jaxlaunch.owner.json`, renewed while its writer lives. Never imports jax.
+"""Which run owns a checkpoint folder: a file, `jaxlaunch.owner.json`, renewed while that run lives. Never imports jax.
 
 Two runs that save into one folder ruin both. The file guards against that mistake; it is no lock: two that claim within
-the same moment both go on, and the one that wrote first learns it before its next manifest and stops. Times are the
+the same moment both go on, and the one that wrote first finds out before its next manifest and stops. Times are the
 writers' clocks, which must agree to within 50 s.
 """
 
@@ -17,17 +17,21 @@ from pathlib import Path
 
 from etils import epath
 
-from trainer.checkpoint.manifest import replace
+from trainer.buckets import faults
+from trainer.checkpoint.manifest import NotAFile, read_small, replace
 from trainer.errors import CheckpointError
 
 NAME = "jaxlaunch.owner.json"
 RENEW_S = 10.0
-STALE_S = 60.0  # a live owner that was not heard of for five renewals has lost its storage too
+STALE_S = 60.0  # an owner that has missed five renewals has lost its storage too
+
+# What a file that is no claim raises when it is read.
+_OTHERS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, NotAFile)
 
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """One process of one run, told apart from every other that ever was."""
+    """One process of one run, distinct from every other process that ever ran."""
 
     uid: str  # the run's: equal across its restarts
     host: str
@@ -36,13 +40,19 @@ class Identity:
     pid: int
     started: int  # clock ticks since boot: tells a process from a later one of the same PID
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if type(value := getattr(self, field.name)).__name__ != field.type:
+                raise TypeError(f"{field.name} is {value!r}")
+
     @classmethod
     def mine(cls, uid: str) -> Identity:
+        """The identity of this process, as part of run `uid`."""
         pid = os.getpid()
         return cls(uid, socket.gethostname(), _boot(), _pid_namespace(), pid, _started(pid) or 0)
 
-    def lives(self) -> bool | None:
-        """Whether this process still runs; None when it is, or was, where we cannot look."""
+    def is_running(self) -> bool | None:
+        """Whether this process still runs; None when it is on another host or in another PID namespace."""
         if (self.host, self.boot, self.pids) != (socket.gethostname(), _boot(), _pid_namespace()):
             return None
         started = _started(self.pid)
@@ -70,42 +80,43 @@ def _started(pid: int) -> int | None:
     try:
         os.kill(pid, 0)
         stat = Path(f"/proc/{pid}/stat").read_text()
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return None
     except (FileNotFoundError, PermissionError):
-        return 0  # another user's, or a system without /proc: it runs, and that is all we know
+        return 0  # another user's, or a system without /proc: it runs; nothing more is known
     state, *fields = stat[stat.rindex(")") + 2 :].split()
     return None if state in "ZX" else int(fields[18])  # a zombie has ended; proc_pid_stat(5): starttime is field 22
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What the owner file says: who, and when it last said so (seconds since the epoch, by its own clock)."""
+    """The content of the owner file: the owner, and when it last renewed its claim (Unix seconds, by its own clock)."""
 
     owner: Identity
     renewed: float
 
     def to_bytes(self) -> bytes:
+        """The claim as JSON, as `read` takes it."""
         return json.dumps({**dataclasses.asdict(self.owner), "renewed": self.renewed}, indent=1).encode() + b"\n"
 
     @classmethod
     def read(cls, path: epath.Path) -> Claim | None:
         """The claim on file, None when there is none. Raises CheckpointError when the file is not one."""
         try:
-            fields = json.loads(path.read_bytes())
+            fields = json.loads(read_small(path))
             renewed = float(fields.pop("renewed"))
             return cls(Identity(**fields), renewed)
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except _OTHERS as error:
             raise CheckpointError(
-                f"{path} cannot be read ({error}), so nobody can tell whose checkpoints these are; "
+                f"{path} cannot be read ({error}), so the owner of these checkpoints is unknown; "
                 "remove that file if no other run uses the folder, or pass --take-over"
             ) from None
 
 
 class Owner:
-    """This process's hold on a checkpoint folder."""
+    """This process's claim on a checkpoint folder, renewed by a thread. A claim is stale after STALE_S seconds."""
 
     def __init__(self, folder: epath.Path, uid: str, renew_s: float = RENEW_S) -> None:
         self._path = folder / NAME
@@ -116,49 +127,51 @@ class Owner:
         self._thread = threading.Thread(target=self._renew, name="checkpoint-owner", daemon=True)
 
     def claim(self, take_over: bool = False) -> str:
-        """Takes the folder; what there is to say of it, or nothing. Raises CheckpointError when it is another's."""
-        said = self._refuse_or_say(take_over)
+        """Takes the folder; a message about its last owner, or "". Raises CheckpointError when another run owns it."""
+        message = self._check_claim(take_over)
         replace(self._path, Claim(self._me, time.time()).to_bytes())
         self._thread.start()
-        return said
+        return message
 
-    def _refuse_or_say(self, take_over: bool) -> str:
+    def _check_claim(self, take_over: bool) -> str:
+        folder = self._path.parent
         try:
             claim = Claim.read(self._path)
         except CheckpointError:
             if take_over:
-                return f"taking over {self._path.parent}, whose owner file cannot be read"
+                return f"taking over {folder}, whose owner file cannot be read"
             raise
         if claim is None or claim.owner == self._me:
             return ""
         run = f"run {claim.owner.uid} (process {claim.owner.pid} on {claim.owner.host})"
-        lives = claim.owner.lives()
-        if claim.owner.uid == self._me.uid:  # our own, before it was restarted; if it lives it will find out and stop
-            return f"taking over {self._path.parent} from {run}, this run's own, which still lives" if lives else ""
-        if lives is False:
-            return f"taking over {self._path.parent} from {run}: that process has ended"
+        is_running = claim.owner.is_running()
+        if claim.owner.uid == self._me.uid:  # this run's, before a restart; if it runs, its next check stops it
+            return f"taking over {folder} from {run}: of this run too, and still running" if is_running else ""
+        if is_running is False:
+            return f"taking over {folder} from {run}: that process has ended"
         age = time.time() - claim.renewed
         if age >= STALE_S:
-            return f"taking over {self._path.parent} from {run}: not renewed for {age:.0f} s"
+            return f"taking over {folder} from {run}: not renewed for {age:.0f} s"
         if take_over:
-            return f"taking over {self._path.parent} from {run}, renewed {age:.0f} s ago, as told"
+            return f"taking over {folder} from {run}, renewed {age:.0f} s ago: --take-over was given"
         raise CheckpointError(
-            f"{self._path.parent} belongs to {run}, which renewed its hold {age:.0f} s ago; "
-            f"stop that run, use another checkpoint.path, or pass --take-over. A run that was killed on another host "
-            f"gives way after {STALE_S:.0f} s"
+            f"{folder} belongs to {run}, which renewed its claim {age:.0f} s ago; "
+            f"stop that run, use another checkpoint.path, or pass --take-over. The claim of a run that was killed on "
+            f"another host expires after {STALE_S:.0f} s"
         )
 
     def check(self) -> None:
-        """Raises CheckpointError when the folder is no longer ours: whoever holds it now, writing would harm."""
+        """Raises CheckpointError when another process owns the folder now: writing there would harm its checkpoints."""
         claim = Claim.read(self._path)
         if claim is not None and claim.owner != self._me:
+            now = f"run {claim.owner.uid}, process {claim.owner.pid} on {claim.owner.host}"
             raise CheckpointError(
-                f"{self._path.parent} is no longer ours (run {self._me.uid}, process {self._me.pid}): it was taken by "
-                f"run {claim.owner.uid}, process {claim.owner.pid} on {claim.owner.host}; nothing more is written there"
+                f"{self._path.parent} no longer belongs to run {self._me.uid}, process {self._me.pid}: it was "
+                f"taken over by {now}. This process writes nothing more"
             )
 
     def release(self) -> None:
-        """Gives the folder up, so that the next run need not wait. Does nothing when it is no longer ours."""
+        """Removes the claim, so that the next run need not wait. Does nothing when another process owns the folder."""
         self._released.set()
         if not self._thread.is_alive():
             return
@@ -174,12 +187,14 @@ class Owner:
                     return
 
     def _renew_once(self) -> bool:
-        """Says that we live; False when the folder was taken: `check` tells the loop, before anything is written."""
+        """Renews the claim; False when the folder was taken over: `check` raises before the loop writes anything."""
         try:
             self.check()
             replace(self._path, Claim(self._me, time.time()).to_bytes())
         except CheckpointError:
             return False
-        except OSError:
-            return True  # tried again in a moment; a save that needs this storage fails by itself, with its own words
+        except Exception as error:
+            if not faults.is_from_store(error):
+                raise
+            return True  # tried again soon; a save to this storage fails by itself, with a message of its own
         return True

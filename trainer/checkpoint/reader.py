@@ -1,4 +1,4 @@
-"""A committed step for a reader who owns nothing: what it holds, one array at a time. Changes nothing in the folder."""
+"""Reads a committed step without owning the folder, one array at a time. Changes nothing in the folder."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trainer.checkpoint.manifest import Damaged, is_remote
 from trainer.errors import CheckpointError, StorageError
 
 
-def find(path: str, step: int | None = None, note: Callable[[str], None] = print) -> Kept:
-    """Step `step` of the folder, or its newest that verifies; what is wrong with newer ones is noted.
+def find(path: str, step: int | None = None, note: Callable[[str], None] = print) -> StoredStep:
+    """Step `step` of the folder, or its newest undamaged step; `note` gets a sentence about each damaged newer one.
 
     Raises CheckpointError when there is none that is whole, StorageError when storage fails.
     """
@@ -27,30 +27,30 @@ def find(path: str, step: int | None = None, note: Callable[[str], None] = print
         raise CheckpointError(f"{path} holds no finished step {step}; it holds {', '.join(map(str, steps))}")
     bad: dict[int, str] = {}
     for each in reversed(steps) if step is None else [step]:
-        fault = _fault(folder / str(each), each)
-        if not fault:
+        damage = _damage(folder / str(each), each)
+        if not damage:
             for worse, why in bad.items():
                 note(f"step {worse}: {why}; using step {each}")
-            return Kept(folder / str(each), each)
-        bad[each] = fault
+            return StoredStep(folder / str(each), each)
+        bad[each] = damage
     raise CheckpointError(f"no usable checkpoint in {path}: " + "; ".join(f"step {n}: {why}" for n, why in bad.items()))
 
 
-def _fault(folder: epath.Path, step: int) -> str:
-    """What is wrong with a step, in words; nothing where every file is as it was written."""
+def _damage(folder: epath.Path, step: int) -> str:
+    """How a step is damaged, as a sentence; "" where every file is as it was written."""
     try:
         written = manifest.read(folder)
         if written is None or written.step != step:
             return "its manifest is that of another step"
-        return next(iter(manifest.faults(folder, written)), "")
+        return next(iter(manifest.find_damage(folder, written)), "")
     except Damaged as error:
         return str(error)
     except OSError as error:
         raise StorageError(f"reading step {step} failed: {error}") from error
 
 
-class Kept:
-    """One step. The array that was read last is held until another is asked for."""
+class StoredStep:
+    """One step on storage. Holds the array that was read last until another is read."""
 
     def __init__(self, folder: epath.Path, step: int) -> None:
         self.step = step
@@ -58,15 +58,17 @@ class Kept:
         self._folder, self._shapes = folder, arrays.shapes(folder)
         self._last: tuple[tuple[str, str], np.ndarray[Any, Any]] | None = None
 
-    def part(self, name: str) -> Mapping[str, Stored]:
-        """The arrays of a part of the state, `params` or `ema`, read when they are sliced; empty when it has none."""
+    def part(self, name: str) -> Mapping[str, StoredArray]:
+        """The arrays of a part of the state, `params` or `ema`, read when they are sliced; empty without that part."""
         found = self._shapes.get(name) or {}
-        return {each: Stored(self, (name, each), tuple(at.shape), np.dtype(at.dtype)) for each, at in found.items()}
+        return {
+            each: StoredArray(self, (name, each), tuple(at.shape), np.dtype(at.dtype)) for each, at in found.items()
+        }
 
     def read(self, place: tuple[str, str]) -> np.ndarray[Any, Any]:
         """An array by its part and name. Raises StorageError."""
         if self._last is None or self._last[0] != place:
-            self._last = None  # gone before the next one comes
+            self._last = None  # freed before the next one is read
             try:
                 self._last = place, arrays.one(self._folder, *place)
             except Exception as error:  # tensorstore's failures come as ValueError, RuntimeError and bare Exception
@@ -75,14 +77,14 @@ class Kept:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
-    """An array on storage."""
+class StoredArray:
+    """An array on storage: slicing it reads it, as a numpy array of `dtype`. Raises StorageError."""
 
-    kept: Kept
+    step: StoredStep
     place: tuple[str, str]
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
     def __getitem__(self, where: Any) -> np.ndarray[Any, Any]:
-        found: np.ndarray[Any, Any] = self.kept.read(self.place)[where]
+        found: np.ndarray[Any, Any] = self.step.read(self.place)[where]
         return found

@@ -1,13 +1,15 @@
-"""Checkpoints that are whole or are not there: saving, verifying, walking back, rotating.
+"""Saves checkpoints, verifies them, falls back to older ones and deletes the oldest.
 
 A step is committed by its manifest, written last. What fails verification is never trained on, never counted, never
 deleted: it is renamed aside once an older step was restored. Only committed steps are rotated, and the newest stays.
+What another put into the folder is named and left, whatever its name.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import secrets
 import time
@@ -18,18 +20,21 @@ from typing import Any, TypeVar
 import jax
 from etils import epath
 
-from trainer.checkpoint import manifest
-from trainer.checkpoint.agree import gather, on_primary
-from trainer.checkpoint.arrays import COMMITTED, STATE, TIMEOUT_S, Arrays
+from trainer.buckets import faults
+from trainer.checkpoint import arrays, begun, manifest
+from trainer.checkpoint.arrays import STATE, TIMEOUT_S, Arrays
+from trainer.checkpoint.consensus import gather, on_primary
 from trainer.checkpoint.manifest import STEP, Damaged, Entry, Manifest, is_remote
 from trainer.checkpoint.owner import NAME as OWNER
 from trainer.checkpoint.owner import Owner
 from trainer.errors import CheckpointError, StorageError, TrainerError
 
 DIGESTS = "jaxlaunch.digests"  # where the processes leave their digests for process 0 to collect
-UNFINISHED = re.compile(r"(0|[1-9][0-9]*)\.orbax-checkpoint-tmp(-[0-9]+)?")  # Orbax's own names
+POST = re.compile(r"[0-9a-f]+\.[0-9]+\.[0-9]+\.json(\.tmp)?")
 ASIDE = re.compile(r"(0|[1-9][0-9]*)\.bad-[0-9]+")  # a step that failed verification
-SHOWN = 3  # faults of a step that are spelled out
+OF_SPACE = tuple(map(os.strerror, faults.FULL))
+OF_THE_SYSTEM = tuple(map(os.strerror, faults.OF_A_DISK))
+SHOWN = 3  # damaged files of a step that are named
 
 T = TypeVar("T")
 Tree = dict[str, Any]
@@ -55,86 +60,137 @@ class Store:
         self._committed: int | None = None
 
     def claim(self) -> None:
-        """Takes the folder and clears what a killed save left. Raises CheckpointError when another run lives there."""
-        self._nonce, said = on_primary(self._claim)
-        if said:
-            self._note(said)
+        """Takes the folder and clears what a killed save left. Raises CheckpointError when another run owns it.
 
-    def _claim(self) -> tuple[str, str]:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        said = self._owner.claim(self._take_over)
-        for child in self._folder.iterdir():
-            if child.is_dir() and (
-                UNFINISHED.fullmatch(child.name) or child.name == DIGESTS or self._is_unfinished(child)
-            ):
-                child.rmtree()
-        return secrets.token_hex(4), said
+        Notes what is named like a step and is another's: it is left.
+        """
+        self._nonce, message, left = on_primary(self._claim)
+        if message:
+            self._note(message)
+        if left:
+            self._note(f"{self._folder} holds what is named like a step but is no run's, left alone: {_some(left)}")
 
-    def _is_unfinished(self, child: epath.Path) -> bool:
-        """Whether this is a step that Orbax began and did not end, on a store without rename."""
-        if not is_remote(child) or not STEP.fullmatch(child.name):
-            return False
-        return not (child / COMMITTED).exists() and not (child / manifest.NAME).exists()
+    def _claim(self) -> tuple[str, str, list[str]]:
+        with _storage(f"claiming {self._folder}", OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            message = self._owner.claim(self._take_over)
+            left = begun.clear(self._folder)
+            if (posts := self._folder / DIGESTS).is_dir():
+                for post in posts.iterdir():
+                    if POST.fullmatch(post.name):
+                        post.unlink()
+        return secrets.token_hex(4), message, left
+
+    def check_free(self, is_due: Callable[[int], bool]) -> None:
+        """Raises CheckpointError when what is another's has the name of a step that `is_due` to be saved."""
+        taken = on_primary(self._others)
+        if due := [name for step, name in taken if is_due(step)]:
+            raise self._in_the_way(due)
+
+    def _others(self) -> list[tuple[int, str]]:
+        """Steps whose place another has, and the name: also that of an unfinished save without our mark."""
+        names = [(step, f"{step}") for step, is_own in self._named().items() if not is_own]
+        if not is_remote(self._folder):
+            every = (child.name for child in self._folder.iterdir() if begun.UNFINISHED.fullmatch(child.name))
+            names += [(int(name.removesuffix(begun.MAKING)), name) for name in every if name.endswith(begun.MAKING)]
+        return sorted(names)
+
+    def taken(self, step: int) -> str:
+        """The name of what is another's where step `step` would be saved; "" where it can be. Every process asks."""
+        return ", ".join(on_primary(lambda: self._taken(step)))
+
+    def _refuse_taken(self, step: int) -> None:
+        """Raises CheckpointError when another's folder is where step `step` is to be written."""
+        if taken := self._taken(step):
+            raise self._in_the_way(taken)
+
+    def _taken(self, step: int) -> list[str]:
+        unfinished = self._folder / f"{step}{begun.MAKING}"
+        if unfinished.exists() and begun.is_begun(unfinished):
+            begun.remove(unfinished)  # of a save of this process that failed
+        places = [self._step(step)] if is_remote(self._folder) else [self._step(step), unfinished]
+        return [path.name for path in places if path.exists()]
+
+    def _in_the_way(self, names: list[str]) -> CheckpointError:
+        return CheckpointError(
+            f"{self._folder} holds {_some(names)}, which no run saved, in the place of checkpoints that this run is to "
+            "save; move that elsewhere, or set checkpoint.path to a folder of this run's own"
+        )
+
+    def _named(self) -> dict[int, bool]:
+        """What is named like a step, and whether it is this product's, or an empty folder."""
+        named = {int(child.name): child for child in self._folder.iterdir() if STEP.fullmatch(child.name)}
+        return {step: begun.is_own(child) or _is_empty(child) for step, child in named.items()}
 
     # Restoring.
 
-    def restore(self, abstract: Mapping[str, Any]) -> tuple[int, Tree, Tree] | None:
-        """The newest step that verifies, its state laid out as `abstract` says, and its meta; None in a new folder.
+    def restore(
+        self, abstract: Mapping[str, Any], changes: Callable[[Tree], str] = lambda meta: ""
+    ) -> tuple[int, Tree, Tree] | None:
+        """The newest undamaged step, its state sharded as in `abstract`, and its meta; None in a new folder.
 
-        What is wrong with newer ones is noted, and they are set aside. Raises CheckpointError when there are steps and
-        none is usable, or when the state is another model's; StorageError when storage fails.
+        `changes` tells of the meta of a step that is another model's how that differs, in words; "" where it cannot.
+
+        Damaged newer steps are noted and renamed. Raises CheckpointError when there are steps and none is usable, or
+        when the state is that of another model; StorageError when storage fails.
         """
         steps, foreign = on_primary(self._survey)
         if foreign:
-            self._note(f"{self._folder} holds what is no checkpoint, left alone: {', '.join(foreign)}")
+            self._note(f"{self._folder} holds files that are not checkpoints, left alone: {', '.join(foreign)}")
         bad: dict[int, str] = {}
         for step in sorted(steps, reverse=True):
-            found = self._restore_step(step, abstract)
+            found = self._restore_step(step, abstract, changes)
             if not isinstance(found, str):
                 on_primary(lambda: self._set_aside(bad, step))  # noqa: B023 (called at once)
                 self._committed = step
                 return step, *found
             bad[step] = found
         if bad:
-            listed = "".join(f"\n  step {step}: {fault}" for step, fault in bad.items())
+            listed = "; ".join(f"step {step}: {fault}" for step, fault in bad.items())
             raise CheckpointError(
-                f"no usable checkpoint in {self._folder}:{listed}\n"
-                "hint: bring one of these folders back from a copy, or set checkpoint.path to a new folder to start "
-                "from the first step; nothing was changed"
+                f"no usable checkpoint in {self._folder}: {listed}. Restore one of these folders from a backup, or set "
+                "checkpoint.path to a new folder to start from the first step; nothing was changed"
             )
         return None
 
     def _survey(self) -> tuple[list[int], list[str]]:
-        """The steps in the folder, good or not, and the names of what is none of ours."""
+        """The steps in the folder, damaged ones included, and the names of files that are not checkpoints."""
         steps, foreign = [], []
-        for child in sorted(self._folder.iterdir()) if self._folder.exists() else []:
+        for child in sorted(self._folder.iterdir()):
             if STEP.fullmatch(child.name):
-                steps.append(int(child.name))
-            elif not (child.name.startswith((".", OWNER, DIGESTS)) or ASIDE.fullmatch(child.name)):
+                if not child.is_dir() or begun.is_step(child) or _is_empty(child):
+                    steps.append(int(child.name))
+            elif not (
+                child.name.startswith((".", OWNER, DIGESTS))
+                or ASIDE.fullmatch(child.name)
+                or begun.UNFINISHED.fullmatch(child.name)
+            ):
                 foreign.append(f"{child.name}/" if child.is_dir() else child.name)
         return steps, foreign
 
-    def _restore_step(self, step: int, abstract: Mapping[str, Any]) -> tuple[Tree, Tree] | str:
-        """State and meta of `step`, or what is wrong with it."""
+    def _restore_step(
+        self, step: int, abstract: Mapping[str, Any], changes: Callable[[Tree], str]
+    ) -> tuple[Tree, Tree] | str:
+        """State and meta of `step`, or a sentence on how it is damaged."""
         text, fault, extra = on_primary(lambda: self._inspect(step))
         if fault:
             return str(fault)
         if text is None:
-            return self._adopt(step, abstract)
+            return self._adopt(step, abstract, changes)
         written = Manifest.from_bytes(text.encode())
         with _storage(f"reading step {step} of {self._folder}"):
-            faults = manifest.faults(self._step(step), written, jax.process_index(), jax.process_count())
+            faults = manifest.find_damage(self._step(step), written, jax.process_index(), jax.process_count())
         faults = sum(gather(faults), [])
         if faults:
             return _some(faults)
         if extra:
-            self._note(f"step {step} holds files that nobody wrote down, left alone: {_some(extra)}")
+            self._note(f"step {step} holds files that its manifest does not list, left alone: {_some(extra)}")
         with _storage(f"reading step {step} of {self._folder}"):
-            self._refuse_other_model(step, abstract)
+            self._refuse_other_model(step, abstract, changes)
             return self._arrays.load(self._step(step), abstract)
 
     def _inspect(self, step: int) -> tuple[str | None, str, list[str]]:
-        """The manifest's text if there is one, what is wrong at first sight, and files the manifest does not know."""
+        """The manifest's text if there is one, what is wrong without reading the arrays, and files it does not list."""
         folder = self._step(step)
         if not folder.is_dir():
             return None, "is a file, not a folder", []
@@ -149,21 +205,21 @@ class Store:
             return None, f"its manifest is that of step {written.step}", []
         return written.to_bytes().decode(), "", sorted(set(names) - set(written.files))
 
-    def _refuse_other_model(self, step: int, abstract: Mapping[str, Any]) -> None:
+    def _refuse_other_model(self, step: int, abstract: Mapping[str, Any], changes: Callable[[Tree], str]) -> None:
         difference = self._arrays.difference(self._step(step), abstract)
         if difference:
+            told = changes(arrays.meta(self._step(step))) or f"was saved by another model: {difference}"
             raise CheckpointError(
-                f"step {step} of {self._folder} is another model's: {difference}; "
-                "restore the model of the spec, or set checkpoint.path to a new folder"
+                f"step {step} of {self._folder} {told}; go on as it was, or set checkpoint.path to a new folder"
             )
 
-    def _adopt(self, step: int, abstract: Mapping[str, Any]) -> tuple[Tree, Tree] | str:
-        """A step that Orbax finished and we had no time to digest: good if it restores."""
+    def _adopt(self, step: int, abstract: Mapping[str, Any], changes: Callable[[Tree], str]) -> tuple[Tree, Tree] | str:
+        """A step that Orbax finished, killed before its manifest was written: good if it can be restored."""
         folder = self._step(step)
         error, found = "", None
         try:
             self._arrays.probe(folder, jax.process_index(), jax.process_count())
-            self._refuse_other_model(step, abstract)
+            self._refuse_other_model(step, abstract, changes)
             found = self._arrays.load(folder, abstract)
         except CheckpointError:
             raise
@@ -177,14 +233,18 @@ class Store:
             mine = manifest.digests(folder, names[jax.process_index() :: jax.process_count()])
         files = _merge(gather(_plain(mine)))
         on_primary(lambda: self._write_manifest(step, files))
-        self._note(f"step {step} had no manifest (killed while saving?); it restores, so it was digested and adopted")
+        self._note(f"step {step} had no manifest (killed while saving?); it can be restored, so a manifest was written")
         return found
 
     def _set_aside(self, bad: Mapping[int, str], good: int) -> None:
         self._owner.check()
+        named = self._named()
         for step, fault in bad.items():
+            if not named[step]:
+                self._note(f"step {step}: {fault}; using step {good} ({step} is left: no run saved it)")
+                continue
             aside = next(path for n in range(1, 1000) if not (path := self._folder / f"{step}.bad-{n}").exists())
-            self._step(step).rename(aside)
+            begun.move(self._step(step), aside)
             self._note(f"step {step}: {fault}; using step {good} ({step} is kept as {aside.name})")
 
     # Saving.
@@ -200,17 +260,18 @@ class Store:
         with _storage(f"saving step {step} in {self._folder}", OSError):  # a ValueError here is of the arrays' making
             if jax.process_index() == 0:
                 self._owner.check()
+                self._refuse_taken(step)
             self._arrays.save(self._step(step), tree, meta)
         self._pending = self._background.submit(self._commit, step)
 
     def committed(self) -> int | None:
-        """The newest step that is whole on storage, manifest and all. Raises what went wrong in the background."""
+        """The newest step that is complete on storage, manifest included. Raises what went wrong in the background."""
         if self._pending is not None and self._pending.done():
             self.wait()
         return self._committed
 
     def wait(self) -> None:
-        """Until the last save is committed and rotation done. Raises StorageError or CheckpointError."""
+        """Returns when the last save is committed and old steps are deleted. Raises StorageError or CheckpointError."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -233,7 +294,7 @@ class Store:
             self._arrays.wait()
         except Exception:
             if jax.process_index() == 0:
-                self._owner.check()  # a folder that was taken from us fails in many ways, and this is the one to say
+                self._owner.check()  # a folder that was taken over fails in many ways: report that
             raise
 
     def _post(self, step: int) -> None:
@@ -253,7 +314,7 @@ class Store:
         names = manifest.listing(folder)
         lost = sorted(set(files) - set(names))
         if lost:
-            raise StorageError(f"files of step {step} that were written are gone: {_some(lost)}")
+            raise StorageError(f"files of step {step} disappeared after they were written: {_some(lost)}")
         files |= manifest.digests(folder, (name for name in names if name not in files))
         for post in posts:
             post.unlink()
@@ -265,27 +326,29 @@ class Store:
 
     def _rotate(self) -> None:
         for step in self.steps()[: -self._keep]:
-            _remove(self._step(step))
+            if left := begun.remove(self._step(step)):
+                self._note(f"step {step} was removed but for what no save wrote: {_some(left)}")
 
-    # Looking.
+    # Reading.
 
     def steps(self) -> list[int]:
-        """Committed steps, oldest first. Their manifests are there; whether they still hold, `restore` finds out."""
+        """Committed steps, oldest first. They have a manifest; only `restore` verifies their files."""
         return manifest.committed(self._folder)
 
     def latest_good(self) -> int | None:
-        """The newest committed step. After `restore` it is a verified one."""
+        """The newest committed step, None without one. After `restore` it is a verified one."""
         return max(self.steps(), default=None)
 
     def close(self) -> None:
-        """Waits for the last save, then gives the folder up. Raises what went wrong in the background."""
+        """Waits for the last save, then releases the folder. Raises what went wrong in the background."""
         try:
             self.wait()
         finally:
             self._background.shutdown()
             self._arrays.close()
             if jax.process_index() == 0:
-                self._owner.release()
+                with _storage(f"giving {self._folder} up", OSError):
+                    self._owner.release()
 
     def _step(self, step: int) -> epath.Path:
         return self._folder / str(step)
@@ -297,20 +360,27 @@ class Store:
 
 @contextlib.contextmanager
 def _storage(doing: str, kind: type[Exception] = Exception) -> Iterator[None]:
-    """What is raised while `doing`, and of that kind, becomes a StorageError that says so.
+    """Turns an exception of `kind`, or of a disk or a store, raised while `doing` into a StorageError that names it.
 
-    Any kind by default: tensorstore's failures come as ValueError, RuntimeError and bare Exception.
+    Any kind by default: tensorstore's failures come as ValueError, RuntimeError and bare Exception. What the system
+    said of a disk is storage's in any of them.
     """
     try:
         yield
     except TrainerError:
         raise
-    except kind as error:
+    except Exception as error:
+        said = _said_by_the_system(error)
+        if said:
+            hint = "; free space there, or lower train.checkpoint.keep" if said in OF_SPACE else ""
+            raise StorageError(f"{said}: {doing} failed{hint} ({_first_line(error)})") from error
+        if not isinstance(error, kind) and not faults.is_from_store(error):
+            raise
         raise StorageError(f"{doing} failed: {_first_line(error)}") from error
 
 
 def _await(read: Callable[[], T | None], what: str) -> T:
-    """What `read` finds, once it finds something. Raises StorageError when that takes longer than a save may."""
+    """What `read` returns, once it is not None. Raises StorageError after TIMEOUT_S."""
     deadline, pause_s = time.monotonic() + TIMEOUT_S, 0.01
     while (found := read()) is None:
         if time.monotonic() > deadline:
@@ -327,12 +397,8 @@ def _read_json(path: epath.Path) -> dict[str, list[Any]] | None:
         return None
 
 
-def _remove(folder: epath.Path) -> None:
-    """Deletes a step, its manifest last: half deleted, it is known by the files that are missing."""
-    for child in folder.iterdir():
-        if child.name != manifest.NAME:
-            child.rmtree() if child.is_dir() else child.unlink()
-    folder.rmtree()
+def _is_empty(folder: epath.Path) -> bool:
+    return folder.is_dir() and next(folder.iterdir(), None) is None
 
 
 def _plain(files: Mapping[str, Entry]) -> dict[str, list[Any]]:
@@ -353,5 +419,16 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:300]}"
 
 
+def _said_by_the_system(error: BaseException | None) -> str:
+    """`No space left on device` and the like, of an error or what it came from: tensorstore says it after all paths."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        if found := next((words for words in OF_THE_SYSTEM if words in str(error)), ""):
+            return found
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return ""
+
+
 def _silent(text: str) -> None:
-    """Process 0 speaks for the gang."""
+    """Discards a note: process 0 writes those of the gang."""

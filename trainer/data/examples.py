@@ -1,78 +1,127 @@
-"""Examples of a source as arrays of one shape, stacked; small sets are read once and kept."""
+"""Examples of a source as arrays of one shape, stacked; small deterministic sets are read once and cached."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from trainer.buckets import faults
+from trainer.data import draws
 from trainer.data.order import Indexes
-from trainer.data.source import Source, called
-from trainer.errors import DataError, StorageError, TrainerError
+from trainer.data.source import Source, name_of
+from trainer.errors import DataError, TrainerError
 
 Array = npt.NDArray[Any]
 Batch = dict[str, Array]
-Example = Callable[[dict[str, Any]], Mapping[str, Any]]
+Example = Callable[..., Mapping[str, Any]]  # of a raw record and, if it has a parameter `rng`, a generator
+# Judges a batch without its weights, which it may mend: the row of an example and what is wrong with it, or None.
+Check = Callable[[Batch], tuple[int, str] | None]
 
-KEEP_BYTES = 64 * 2**20  # a set that takes no more than this is decoded once and kept
-TRIALS = 16  # examples made twice before a set is kept: what is drawn at random must not be frozen
+CACHE_BYTES = 64 * 2**20  # a deterministic set that takes no more than this is decoded once and cached
 # What JAX makes of 64 bits on a device, done here so that half as much is copied there.
 NARROW = {np.dtype(wide): np.dtype(wide.replace("64", "32")) for wide in ("int64", "uint64", "float64")}
 
 
+class Unusable(ValueError):
+    """What `example()` finds wrong with a record, to follow "example 7 has": "label 3.7, which is no whole number"."""
+
+
 class Form(NamedTuple):
-    """What every example has under one key."""
+    """Shape and dtype that every example has under one key."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
 
-class Examples:
-    """`example(source[i])` for many i at once. Raises DataError that names source and index; threads may share one."""
+class Reading(NamedTuple):
+    """How the examples of a run are read, beside from where."""
 
-    def __init__(self, source: Source, example: Example) -> None:
-        self._source, self._example = source, example
+    seed: int = 0
+    purpose: int = draws.TRAIN
+    deterministic: bool | None = None  # None: only this program's own sources and tasks are known to be
+    check: Check | None = None
+
+
+ANYHOW = Reading()
+
+
+class Examples:
+    """`example(source[i])` for many i at once. Raises DataError that names source and index; threads may share one.
+
+    Examples that may be drawn at random are made anew each time, each from generators of its own (trainer.data.draws).
+    """
+
+    def __init__(self, source: Source, example: Example, reading: Reading = ANYHOW) -> None:
+        self._source, self._example, self._reading = source, example, reading
         self._length = len(source)
         if not self._length:
-            raise DataError(f"{called(source)} has no examples")
-        self._forms = self._first()
-        self._kept = self._allocated(self._length) if self._bytes() <= KEEP_BYTES and self._repeats() else None
-        self._is_kept = np.zeros(self._length, bool)
+            raise DataError(f"{name_of(source)} has no examples")
+        self._takes_rng = _takes_rng(source), draws.takes_rng(example)
+        ours = _is_ours(source), getattr(example, "__module__", "").startswith("trainer.")
+        is_known = all(ours) if reading.deterministic is None else reading.deterministic
+        self._is_drawn = not is_known
+        self._is_seeded = self._is_drawn and not all(a or b for a, b in zip(ours, self._takes_rng, strict=True))
+        self.forms = self._first()
+        self._cache = self._allocated(self._length) if is_known and self._bytes() <= CACHE_BYTES else None
+        self._is_cached = np.zeros(self._length, bool)
 
     def __len__(self) -> int:
         return self._length
 
     def threads(self, most: int) -> int:
-        """How many to read with, of `most`: copying what is kept gains nothing from a second."""
-        return most if self._kept is None else 1
+        """How many of `most` threads to read with: a cache, and the global generators, are one thread's at a time."""
+        return most if self._cache is None and not self._is_seeded else 1
 
-    def read(self, index_B: Indexes) -> Batch:
-        """Examples under these indexes, stacked in their order: key -> [B, ...]."""
-        if self._kept is None:
+    @property
+    def note(self) -> str | None:
+        """Why they are read one at a time, and how that ends; None where they are not."""
+        if not self._is_seeded:
+            return None
+        return (
+            f"{name_of(self._source)} may draw random numbers, so its examples are read one at a time, each with "
+            "generators seeded for it. With data.deterministic: true (it draws none), or with a parameter rng, which "
+            "gets a numpy Generator, data.threads read at once"
+        )
+
+    def read(self, index_B: Indexes, position_B: Indexes) -> Batch:
+        """Examples under these indexes, stacked in their order: key -> [B, ...]; drawn as at these positions."""
+        batch = self._read(index_B, position_B)
+        self._judge(batch, index_B)
+        return batch
+
+    def _read(self, index_B: Indexes, position_B: Indexes) -> Batch:
+        if self._cache is None:
             batch = self._allocated(len(index_B))
-            for slot, index in enumerate(index_B.tolist()):
-                self._put(batch, slot, index)
+            for slot, (index, position) in enumerate(zip(index_B.tolist(), position_B.tolist(), strict=True)):
+                self._put(batch, slot, index, position)
             return batch
-        # Two threads may make the same example and write the same bytes twice; it counts as kept when it is whole.
-        for index in np.unique(index_B[~self._is_kept[index_B]]).tolist():
-            self._put(self._kept, index, index)
-            self._is_kept[index] = True
-        return {key: array[index_B] for key, array in self._kept.items()}
+        # Two threads may make the same example and write the same bytes twice; it counts as cached once it is complete.
+        for index in np.unique(index_B[~self._is_cached[index_B]]).tolist():
+            self._put(self._cache, index, index, index)
+            self._is_cached[index] = True
+        return {key: array[index_B] for key, array in self._cache.items()}
 
-    def _put(self, target: Batch, slot: int, index: int) -> None:
-        for key, value in self._checked(index).items():
+    def _judge(self, batch: Batch, index_B: Indexes) -> None:
+        if self._reading.check is not None and (found := self._reading.check(batch)) is not None:
+            row, what = found
+            raise self._fault(int(index_B[row]), what)
+
+    def _put(self, target: Batch, slot: int, index: int, position: int) -> None:
+        for key, value in self._checked(index, position).items():
             target[key][slot] = value
             if value.dtype.kind in "iu" and value.dtype in NARROW and not np.array_equal(target[key][slot], value):
                 raise self._fault(index, f"{key} {value.max()}, too large for the {target[key].dtype} it becomes")
 
-    def _checked(self, index: int) -> Batch:
-        example = self._made(index)
-        if example.keys() != self._forms.keys():
-            raise self._fault(index, f"the keys {_listed(example)}, the first {_listed(self._forms)}")
+    def _checked(self, index: int, position: int) -> Batch:
+        example = self._made(index, position)
+        if example.keys() != self.forms.keys():
+            raise self._fault(index, f"the keys {_listed(example)}, the first {_listed(self.forms)}")
         for key, value in example.items():
-            shape, dtype = self._forms[key]
+            shape, dtype = self.forms[key]
             if value.shape != shape:
                 hint = "pad to one shape in the task's example()"
                 raise self._fault(index, f"{key} {value.shape}, the first {shape}; {hint}")
@@ -80,50 +129,46 @@ class Examples:
                 raise self._fault(index, f"{key} of {value.dtype}, the first of {dtype}")
         return example
 
-    def _made(self, index: int) -> Batch:
+    def _made(self, index: int, position: int) -> Batch:
         try:
-            made = self._example(self._source[index])
+            is_drawn = self._is_drawn or any(self._takes_rng)  # who takes a generator gets one, and may draw nothing
+            made = self._drawn(index, position) if is_drawn else self._example(self._source[index])
             return {key: np.asarray(value) for key, value in made.items()}
         except TrainerError:
             raise
+        except Unusable as error:
+            raise self._fault(index, str(error)) from error
         except Exception as error:
-            kind = StorageError if _is_storage(error) else DataError
-            raise kind(
-                f"{called(self._source)}: example {index} cannot be read: {type(error).__name__}: {error}"
-            ) from error
+            raise faults.unreadable(f"{name_of(self._source)}: example {index} cannot be read", error) from error
+
+    def _drawn(self, index: int, position: int) -> Mapping[str, Any]:
+        """The example, its random numbers those of its position."""
+        start = draws.entropy(self._reading.seed, self._reading.purpose, position)
+        rng: dict[str, Any] = {"rng": np.random.default_rng(start)} if any(self._takes_rng) else {}
+        of_source, of_example = (rng if takes else {} for takes in self._takes_rng)
+        with draws.seeded(start) if self._is_seeded else contextlib.nullcontext():
+            return self._example(self._source.__getitem__(index, **of_source), **of_example)
 
     def _first(self) -> dict[str, Form]:
-        forms = {key: Form(value.shape, value.dtype) for key, value in self._made(0).items()}
+        first = self._made(0, 0)
+        forms = {key: Form(value.shape, value.dtype) for key, value in first.items()}
         for key, form in forms.items():
             if form.dtype.kind in "OSUMm":
                 raise self._fault(0, f"{key} of {form.dtype}; the task's example() must return numbers")
         if "weight" in forms:
-            raise self._fault(0, "a key weight, which the batch uses for what an example counts; name it otherwise")
+            raise self._fault(0, "a key weight, which the batch reserves for the weight of each example; rename it")
+        self._judge({key: value[None].copy() for key, value in first.items()}, np.zeros(1, np.int64))
         return forms
 
     def _fault(self, index: int, what: str) -> DataError:
-        return DataError(f"{called(self._source)}: example {index} has {what}")
-
-    def _repeats(self) -> bool:
-        """Whether a sample comes out equal twice; that of a set which draws at random does not.
-
-        An example that cannot be read is no reason to end here: it is raised with its batch.
-        """
-        for index in np.linspace(0, self._length - 1, min(TRIALS, self._length), dtype=int).tolist():
-            try:
-                once, again = ({key: value.tobytes() for key, value in self._made(index).items()} for _ in range(2))
-            except TrainerError:
-                return False
-            if once != again:
-                return False
-        return True
+        return DataError(f"{name_of(self._source)}: example {index} has {what}")
 
     def _allocated(self, rows: int) -> Batch:
-        return {key: np.empty((rows, *form.shape), _narrow(form.dtype)) for key, form in self._forms.items()}
+        return {key: np.empty((rows, *form.shape), _narrow(form.dtype)) for key, form in self.forms.items()}
 
     def _bytes(self) -> int:
         return self._length * sum(
-            int(np.prod(form.shape, dtype=np.int64)) * _narrow(form.dtype).itemsize for form in self._forms.values()
+            int(np.prod(form.shape, dtype=np.int64)) * _narrow(form.dtype).itemsize for form in self.forms.values()
         )
 
 
@@ -135,7 +180,12 @@ def _listed(keys: Mapping[str, Any]) -> str:
     return "{" + ", ".join(sorted(keys)) + "}"
 
 
-def _is_storage(error: Exception) -> bool:
-    """Whether the disk or the network failed, so that trying again may help; a missing file stays missing."""
-    lasting = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-    return isinstance(error, OSError) and error.errno is not None and not isinstance(error, lasting)
+def _takes_rng(source: Source) -> bool:
+    """Whether reading `source` takes a generator: what wraps a dataset of the user's says it itself."""
+    said = getattr(source, "takes_rng", None)
+    return draws.takes_rng(source.__getitem__) if said is None else bool(said)
+
+
+def _is_ours(source: Source) -> bool:
+    """Whether `source` is one of this program's, which draw nothing; one that wraps a user's says that it may."""
+    return type(source).__module__.startswith("trainer.") and not getattr(source, "may_draw", False)

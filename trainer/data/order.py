@@ -1,6 +1,6 @@
-"""Which example stands at which position of the endless sequence: a pure function of seed and position.
+"""Which example is at which position of the endless sequence: a pure function of seed and position.
 
-Nothing is carried along and nothing is drawn from a generator, so any step can be asked for at any time, by any number
+Nothing is carried along and nothing is drawn from a generator, so any step can be computed at any time, by any number
 of processes. The order is part of what a resumed run relies on: it must never change from one release to the next.
 (grain's `index_shuffle` does the same for 22 µs an index, one at a time; this takes a whole batch in about 0.1 ms.)
 """
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 Indexes = npt.NDArray[np.int64]
 
-SMALL = 2**16  # of a set up to this size the order of a whole epoch is kept: 0.5 MiB for 0.1 ms a step
+SMALL = 2**16  # of a set up to this size the order of a whole epoch is cached: 0.5 MiB for 0.1 ms a step
 ROUNDS = 4  # each mixes both halves once; four make a pseudorandom permutation (Luby and Rackoff 1988)
 
 
@@ -41,7 +41,7 @@ def _whole(length: int, seed: int, epoch: int) -> Indexes:
 
 
 def permuted(offset_P: Indexes, *, length: int, seed: int, epoch: int) -> Indexes:
-    """Where the permutation of 0 … length − 1 that belongs to (seed, epoch) sends each offset.
+    """Image of each offset under the permutation of 0 … length − 1 that belongs to (seed, epoch).
 
     A Feistel network over pairs (high, low) of a grid less than one row larger than the set; an offset that lands
     outside the set goes round again. Black and Rogaway 2002, "Ciphers with arbitrary finite domains", methods 2 and 3.

@@ -1,6 +1,6 @@
 """From a source to batches. Position is a function of the step: nothing else is ever saved.
 
-Example i of step s stands at position p = s × B + i of an endless sequence: epoch p // N, index shuffle(seed, epoch)(p
+Example i of step s is at position p = s × B + i of an endless sequence: epoch p // N, index shuffle(seed, epoch)(p
 mod N). Batches run across epoch ends, so each example comes once per epoch and none is dropped; a process reads a
 contiguous range of rows, so the same step holds the same examples on any number of them.
 
@@ -11,13 +11,13 @@ index at a time.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from trainer.data import order, reader
-from trainer.data.examples import Batch, Example, Examples
+from trainer.data import draws, order, reader
+from trainer.data.examples import Batch, Check, Example, Examples, Form, Reading
 from trainer.data.prefetch import Prefetcher
 from trainer.data.source import Source
 
@@ -38,14 +38,26 @@ class Pipeline:
         shuffle: bool,
         prefetch: int,
         threads: int,
+        deterministic: bool | None = None,
+        check: Check | None = None,
     ) -> None:
-        self._examples = Examples(source, example)
+        self._examples = Examples(source, example, Reading(seed, draws.TRAIN, deterministic, check))
         self._batch, self._rows = batch, _contiguous(rows, batch)
         self._seed, self._shuffle = seed, shuffle
         self._prefetch, self._threads = prefetch, self._examples.threads(threads)
 
+    @property
+    def forms(self) -> Mapping[str, Form]:
+        """Shape and dtype of every example by key, as `example` makes them."""
+        return self._examples.forms
+
+    @property
+    def note(self) -> str | None:
+        """What a user should know of how the examples are read, or None."""
+        return self._examples.note
+
     def batch(self, step: int, count: int = 1) -> Batch:
-        """The rows of `count` steps, as `iterate` has them, and `weight` float32 of ones."""
+        """The rows of `count` steps from `step` on, shaped as by `iterate`, and their `weight`, float32 ones."""
         steps = [range(step, step + count)]
         batches = reader.iterate(self._read, steps, self._rows, threads=self._threads)
         with contextlib.closing(batches):
@@ -61,7 +73,7 @@ class Pipeline:
     @overload
     def iterate(self, spans: Sequence[range], put: Callable[[Batch], T]) -> Prefetcher[T]: ...
     def iterate(self, spans: Sequence[range], put: Callable[[Batch], Any] | None = None) -> Prefetcher[Any]:
-        """What each span of steps is made of, drawn ahead; `get` waits with a time limit.
+        """The batch of each span of steps, drawn ahead; `get` waits with a time limit.
 
         A single step has key -> [rows, ...], several have key -> [rows, steps, ...]. `put` is called on each in the
         thread that draws them: there it sends the batch to the device.
@@ -71,7 +83,8 @@ class Pipeline:
 
     def _read(self, steps: range, rows: range) -> Batch:
         index_BK = np.stack([self._indexes(step, rows) for step in steps], axis=1)
-        batch = self._examples.read(index_BK.reshape(-1))
+        position_BK = np.stack([np.arange(rows.start, rows.stop) + step * self._batch for step in steps], axis=1)
+        batch = self._examples.read(index_BK.reshape(-1), position_BK.reshape(-1))
         batch["weight"] = np.ones(index_BK.size, np.float32)
         if len(steps) == 1:
             return batch
@@ -95,9 +108,19 @@ class Evaluation:
     """
 
     def __init__(
-        self, source: Source, example: Example, *, batch: int, rows: range, batches: int | None = None, threads: int
+        self,
+        source: Source,
+        example: Example,
+        *,
+        batch: int,
+        rows: range,
+        batches: int | None = None,
+        threads: int,
+        seed: int = 0,
+        deterministic: bool | None = None,
+        check: Check | None = None,
     ) -> None:
-        self._examples = Examples(source, example)
+        self._examples = Examples(source, example, Reading(seed, draws.EVAL, deterministic, check))
         self._batch, self._rows = batch, _contiguous(rows, batch)
         self._threads = self._examples.threads(threads)
         whole = -(-len(self._examples) // batch)
@@ -122,7 +145,8 @@ class Evaluation:
     def _read(self, number: int, rows: range) -> Batch:
         position_B = number * self._batch + np.arange(rows.start, rows.stop)
         # Real examples, not zeros: a model may make something that is not finite of zeros, and 0 × nan is nan.
-        batch = self._examples.read(position_B % len(self._examples))
+        index_B = position_B % len(self._examples)
+        batch = self._examples.read(index_B, index_B)  # drawn by index: each evaluation sees the same
         batch["weight"] = (position_B < len(self._examples)).astype(np.float32)
         return batch
 

@@ -1,6 +1,6 @@
 """Batches drawn ahead of their use by one thread; the consumer may wait with a time limit, which grain cannot.
 
-Like grain's threads, this one lets an interpreter that leaves wait for what is being read; the trainer leaves by
+Like grain's threads, this one makes an exiting interpreter wait for the read in progress; the trainer exits by
 os._exit.
 """
 
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 class Prefetcher(Iterator[T]):
-    """What `batches` yields, in order, `ahead` of it drawn before it is asked for.
+    """Yields the items of `batches` in order, `ahead` of them drawn before they are needed.
 
-    What drawing raises comes out of `get` and `next` in its turn, and ends the iteration.
+    What drawing raises is raised by `get` and `next` in its turn, and ends the iteration.
     """
 
     def __init__(self, batches: grain.DatasetIterator[T], *, ahead: int) -> None:
@@ -29,7 +29,7 @@ class Prefetcher(Iterator[T]):
         self._draw(ahead)
 
     def get(self, timeout_s: float | None = None) -> T | None:
-        """The next batch, or None when it is not there in time; ask again for the same one.
+        """The next batch, or None when it is not ready within `timeout_s`; the next call returns the same one.
 
         Raises StopIteration after the last, and whatever reading raised.
         """
@@ -48,7 +48,7 @@ class Prefetcher(Iterator[T]):
         return batch
 
     def close(self) -> None:
-        """Ends the reading after what is in progress."""
+        """Ends the reading after the batch in progress."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._batches.close()
 

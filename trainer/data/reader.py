@@ -1,7 +1,7 @@
 """Batches of consecutive steps, read by grain: its threads read the parts of a batch and begin the next one.
 
 What grain moves is a part of a batch, not an example: each thing it moves costs it about 50 µs. The threads share every
-batch, so one of slow rows comes sooner than if each read its own, and fewer batches are in memory at once.
+batch, so one of slow rows is ready sooner than if each read its own, and fewer batches are in memory at once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from trainer.data.examples import Batch
 
 Steps = TypeVar("Steps")  # a step, or several that make one batch
 
-# Without this grain cuts the traceback of what reading raises and notes on it a flag that we do not have. It does not
-# see `grain.config.update` where, as here, nobody parses absl's flags.
+# Without this grain cuts the traceback of what reading raises and notes on it a flag that we do not have. It ignores
+# `grain.config.update` where, as here, absl's flags are not parsed.
 flags.FLAGS.set_default("grain_py_traceback_filtering", "off")
 
 

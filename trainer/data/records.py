@@ -1,9 +1,9 @@
-"""The record format of array_record files: a dict of arrays as bytes that describe themselves.
+"""Records of array_record files: a dict of arrays as a tf.train.Example, read and written without TensorFlow.
 
-    b"JLR1" | length of the header, 4 bytes little-endian | header, JSON | the arrays' bytes, one after another
-
-The header is `[[key, dtype, shape], ...]` in the order of the arrays, which are C-contiguous and little-endian. No
-pickle: reading a record runs nothing.
+A string is a bytes_list, one integer or boolean an int64_list, one float32 a float_list. Any other array is a
+bytes_list of its bytes, C-contiguous and little-endian, as `tf.io.decode_raw` reads them. The feature
+`jaxlaunch/arrays` lists them as JSON, {key: [dtype, shape]}, the dtype as numpy writes it (`<f4`); records of other
+writers lack it.
 
     from trainer.data import records
     records.write("train-0.array_record", ({"image": image_HW, "label": label} for image_HW, label in mine))
@@ -19,14 +19,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-MAGIC = b"JLR1"
-HEADER = struct.Struct("<4sI")
+ANY_TEXT = "surrogatepass"  # strings of numpy may hold lone surrogates
+ARRAYS = "jaxlaunch/arrays"  # the feature that says of which dtype and shape each array is
+# Records as version 0.1.0 wrote them: magic, length of a header, the header [[key, dtype, shape], ...] as JSON, the
+# arrays' bytes.
+OLD_MAGIC = b"JLR1"
+OLD_HEADER = struct.Struct("<4sI")
 
 
 def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -> int:
-    """Writes one array_record file and returns how many records it holds; the file appears when it is whole."""
+    """Writes one array_record file and returns how many records it holds; the file appears when it is complete.
+
+    Raises TypeError and ValueError as `encode`.
+    """
     from array_record.python import array_record_module
 
     count = 0
@@ -47,26 +53,98 @@ def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -
 
 
 def encode(example: Mapping[str, Any]) -> bytes:
-    """One record. Raises TypeError for what is not an array of numbers, booleans or fixed-width strings."""
-    header, content = [], []
+    """One record: a serialized tf.train.Example.
+
+    Raises TypeError for what is not an array of numbers, booleans or fixed-width strings, ValueError for the key
+    `jaxlaunch/arrays`.
+    """
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    record = tf_example_pb2.Example()
+    features = record.features.feature
+    if ARRAYS in example:
+        raise ValueError(f"the key {ARRAYS} describes the other keys of a record; rename it")
+    described = {}
     for key, value in example.items():
         array = np.asarray(value)
         if array.dtype.kind not in "biufcSU":
             raise TypeError(f"{key} is of {array.dtype}; a record holds numbers, booleans and strings")
-        array = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(array.shape)
-        header.append([key, array.dtype.str, array.shape])
-        content.append(array.tobytes())
-    described = json.dumps(header, separators=(",", ":")).encode()
-    return b"".join([HEADER.pack(MAGIC, len(described)), described, *content])
+        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        _fill(features[key], array)
+        described[key] = [array.dtype.str, array.shape]
+    features[ARRAYS].bytes_list.value.append(json.dumps(described).encode())
+    return bytes(record.SerializeToString(deterministic=True))
 
 
-def decode(record: bytes) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of one record, read-only views of it. Raises ValueError when it is not one, or not whole."""
-    if len(record) < HEADER.size or record[:4] != MAGIC:
-        raise ValueError(f"not a record of trainer.data.records: it begins with {record[:8]!r}, not {MAGIC!r}")
-    offset = HEADER.size + HEADER.unpack_from(record)[1]
+def _fill(feature: Any, array: np.ndarray[Any, Any]) -> None:
+    kind, is_one = array.dtype.kind, array.ndim == 0
+    if kind in "SU":
+        texts = array.ravel().tolist()
+        feature.bytes_list.value.extend(text if kind == "S" else text.encode(errors=ANY_TEXT) for text in texts)
+    elif is_one and (kind in "bi" or (kind == "u" and array.itemsize < 8)):
+        feature.int64_list.value.append(int(array))
+    elif is_one and array.dtype == np.float32:
+        feature.float_list.value.append(float(array))
+    else:
+        feature.bytes_list.value.append(array.tobytes())
+
+
+def decode(record: bytes) -> dict[str, Any]:
+    """The values of one record by key: arrays of the shapes and dtypes that `encode` was given, in any order of keys.
+
+    Of another writer: int64 or float32, a scalar for one number, else [numbers]; bytes for one string, else a list.
+    Raises ValueError when it is not a tf.train.Example, or not complete.
+    """
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    if record[:4] == OLD_MAGIC:
+        return _decode_old(record)
+    try:
+        features = tf_example_pb2.Example.FromString(record).features.feature
+    except Exception as error:  # protobuf's DecodeError
+        raise ValueError(f"not a tf.train.Example, or not complete: {error}") from None
+    if not features:
+        raise ValueError("not a tf.train.Example: it has no features")
+    if ARRAYS not in features:
+        return {key: _plain(feature) for key, feature in features.items()}
+    described = json.loads(features[ARRAYS].bytes_list.value[0])
+    return {key: _array(key, features[key], np.dtype(dtype), shape) for key, (dtype, shape) in described.items()}
+
+
+def _array(key: str, feature: Any, dtype: np.dtype[Any], shape: list[int]) -> np.ndarray[Any, Any]:
+    """The array of a feature; read-only where it is a view of the record's bytes."""
+    if dtype.kind in "SU":
+        texts = feature.bytes_list.value
+        array = np.array([text.decode(errors=ANY_TEXT) if dtype.kind == "U" else text for text in texts], dtype)
+    elif feature.WhichOneof("kind") == "bytes_list":
+        array = np.frombuffer(feature.bytes_list.value[0], dtype)
+    else:
+        array = np.array(_values(feature), dtype)
+    if array.size != math.prod(shape):
+        raise ValueError(f"{key} holds {array.size} values, but its shape is {shape}")
+    return array.reshape(shape)
+
+
+def _plain(feature: Any) -> Any:
+    values = _values(feature)
+    dtype = {"int64_list": np.int64, "float_list": np.float32}.get(feature.WhichOneof("kind"))
+    if dtype is None:
+        return values[0] if len(values) == 1 else values
+    return np.array(values[0] if len(values) == 1 else values, dtype)
+
+
+def _values(feature: Any) -> list[Any]:
+    kind = feature.WhichOneof("kind")
+    return [] if kind is None else list(getattr(feature, kind).value)
+
+
+def _decode_old(record: bytes) -> dict[str, Any]:
+    """The arrays of a record as version 0.1.0 wrote it, read-only views of it."""
+    if len(record) < OLD_HEADER.size:
+        raise ValueError(f"a record of {len(record)} bytes is cut short")
+    offset = OLD_HEADER.size + OLD_HEADER.unpack_from(record)[1]
     arrays = {}
-    for key, dtype_name, shape in json.loads(record[HEADER.size : offset]):
+    for key, dtype_name, shape in json.loads(record[OLD_HEADER.size : offset]):
         dtype, count = np.dtype(dtype_name), math.prod(shape)
         if offset + count * dtype.itemsize > len(record):
             raise ValueError(f"{key} ends at byte {offset + count * dtype.itemsize}, the record at {len(record)}")

@@ -1,4 +1,4 @@
-"""What the trainer reads from: random access, a length, an identity."""
+"""The interface that the trainer reads examples by: random access, a length, an identity."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 class Source(Protocol):
     """A set of examples under indexes 0 … len − 1; reading one does not depend on what was read before.
 
-    A source may also have `name`, a word or two that error messages call it by; without one its class names it.
+    A source may also have `name`, one or two words by which error messages call it; without one they use its class.
     """
 
     def __len__(self) -> int:
@@ -25,6 +25,6 @@ class Source(Protocol):
         ...
 
 
-def called(source: Source) -> str:
-    """What error messages call `source`."""
+def name_of(source: Source) -> str:
+    """The name of `source` in error messages."""
     return str(getattr(source, "name", type(source).__name__))

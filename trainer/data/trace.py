@@ -33,6 +33,7 @@ class Trace:
         self._file.flush()
 
     def close(self) -> None:
+        """Closes the file."""
         self._file.close()
 
     def _path(self, process: int) -> Path:

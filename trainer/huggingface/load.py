@@ -1,6 +1,6 @@
-"""Weights from a Hugging Face folder: config.json and safetensors, one file or many with an index.
+"""Loads weights from a Hugging Face folder: config.json and safetensors, one file or many with an index.
 
-Leaf by leaf and part by part: a process reads what its own devices hold and no more.
+Parameter by parameter and part by part: a process reads only what its own devices hold.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from jax import Array
 from safetensors import SafetensorError, safe_open
 
-from trainer import huggingface
 from trainer.errors import SpecError
-from trainer.huggingface import Leaf
+from trainer.huggingface import names
+from trainer.huggingface.names import Leaf
 from trainer.spec import Published
 
 INDEX = "model.safetensors.index.json"
@@ -26,7 +26,7 @@ Slices = tuple[slice, ...]
 
 
 class Files:
-    """The tensors of a folder by name. Raises SpecError when there are none, or a file is not what it should be."""
+    """The tensors of a folder by name. Raises SpecError when there are none, or a file cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         self._places, self._open = _places(folder), dict[Path, Any]()
@@ -38,7 +38,7 @@ class Files:
         return name in self._places
 
     def __getitem__(self, name: str) -> Any:
-        """A tensor that is read where it is sliced."""
+        """The tensor `name`, read when it is sliced. Raises SpecError when its file cannot be read."""
         path = self._places[name]
         try:
             if path not in self._open:
@@ -47,13 +47,13 @@ class Files:
         except (OSError, SafetensorError) as error:
             raise SpecError(f"train.model.init_from: {path} cannot be read: {error}") from None
 
-    def let_go(self) -> None:
-        """Closes the files: what was read of them is mapped, and counts as this process's memory, until then."""
+    def close(self) -> None:
+        """Closes the files: the pages that were read are mapped, and count as this process's memory, until then."""
         self._open.clear()
 
 
 def _places(folder: Path) -> dict[str, Path]:
-    """Tensor -> file. Without an index all safetensors files of the folder are looked through."""
+    """Tensor -> file. Without an index all safetensors files of the folder are opened."""
     index = folder / INDEX
     try:
         if index.exists():
@@ -70,14 +70,14 @@ def _places(folder: Path) -> dict[str, Path]:
 
 
 def load(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Array]:
-    """The parameters of `model` out of its folder, as `wanted` describes them: name -> shape, dtype and sharding.
+    """The parameters of `model` from its folder, with the shapes, dtypes and shardings of `wanted`, by name.
 
     Raises SpecError when config.json describes another model, or a tensor is missing, left over or of another shape.
     """
     folder = Path(model.init_from or "")
     _check_config(model, folder)
     files = Files(folder)
-    leaves = _renamed(huggingface.family(model), files)
+    leaves = _renamed(names.family(model), files)
     _check_tensors(model, leaves, wanted, files)
     return {name: _read(leaves[name], like, files) for name, like in wanted.items()}
 
@@ -87,13 +87,15 @@ def _check_config(model: Published, folder: Path) -> None:
         given = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise SpecError(f"train.model.init_from = {folder}: config.json cannot be read: {error}") from None
-    differing = huggingface.differences(model, given)
+    if not isinstance(given, dict):
+        raise SpecError(f"{folder / 'config.json'} is not a block of keys, as transformers writes it")
+    differing = names.differences(model, given)
     if differing:
         raise SpecError(f"{folder / 'config.json'} describes another model than train.model: {'; '.join(differing)}")
 
 
-def _renamed(family: huggingface.Family, files: Files) -> dict[str, Leaf]:
-    """The leaves by the names of this folder: those of a model without its head begin later."""
+def _renamed(family: names.Family, files: Files) -> dict[str, Leaf]:
+    """The leaves under the names of this folder: files of a model without its head lack the prefix."""
     if any(name.startswith(family.prefix) for name in files):
         return dict(family.leaves)
     return {
@@ -105,19 +107,21 @@ def _renamed(family: huggingface.Family, files: Files) -> dict[str, Leaf]:
 def _check_tensors(
     model: Published, leaves: Mapping[str, Leaf], wanted: Mapping[str, jax.ShapeDtypeStruct], files: Files
 ) -> None:
-    strangers = [name for name in wanted if name not in leaves]
-    if strangers:
-        raise SpecError(f"train.model.init_from: Hugging Face has no counterpart of {', '.join(strangers)}")
+    unknown = [name for name in wanted if name not in leaves]
+    if unknown:
+        raise SpecError(f"train.model.init_from: Hugging Face has no counterpart of {', '.join(unknown)}")
     shapes = {name: shape for ours, like in wanted.items() for name, shape in leaves[ours].tensors(like.shape)}
     faults = [f"{name} is missing" for name in shapes if name not in files]
     for name, shape in shapes.items():
         if name in files and tuple(files[name].get_shape()) != shape:
             faults.append(f"{name} is {files[name].get_shape()}, train.model makes it {list(shape)}")
-    unread = huggingface.family(model).unread
-    faults += [f"{name} is of no use" for name in files if name not in shapes and not name.endswith(unread)]
+    unread = names.family(model).unread
+    faults += [
+        f"{name} is not used by train.model" for name in files if name not in shapes and not name.endswith(unread)
+    ]
     if faults:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise SpecError(f"{model.init_from} does not hold train.model: {'; '.join(faults[:5])}{more}")
+        raise SpecError(f"{model.init_from} does not match train.model: {'; '.join(faults[:5])}{more}")
 
 
 def _read(leaf: Leaf, like: jax.ShapeDtypeStruct, files: Files) -> Array:
@@ -125,15 +129,15 @@ def _read(leaf: Leaf, like: jax.ShapeDtypeStruct, files: Files) -> Array:
     parts: dict[str, np.ndarray[Any, Any]] = {}
 
     def part(index: Slices | None) -> np.ndarray[Any, Any]:
-        assert index is not None, "every device of ours holds a part"
+        assert index is not None, "every local device holds a part"
         spans = tuple(slice(*each.indices(size)[:2]) for each, size in zip(index, like.shape, strict=True))
         if str(spans) not in parts:
             parts[str(spans)] = _part(leaf, spans, like, files)
         return parts[str(spans)]
 
-    assert like.sharding is not None, "a parameter has its place before it has numbers"
+    assert like.sharding is not None, "the train step gives every parameter a sharding"
     array = jax.make_array_from_callback(like.shape, like.sharding, part)
-    files.let_go()
+    files.close()
     return array
 
 
@@ -152,7 +156,7 @@ def _part(leaf: Leaf, spans: Slices, like: jax.ShapeDtypeStruct, files: Files) -
 
 
 class Cut(NamedTuple):
-    """What is read along one axis of theirs, and how what was read is cut into axes of ours."""
+    """The slice to read along one axis of a tensor, and how the result is cut into axes of the parameter."""
 
     read: slice
     shape: list[int]
@@ -160,7 +164,7 @@ class Cut(NamedTuple):
 
 
 def _cut(letters: str, sizes: Mapping[str, int], span: Mapping[str, slice]) -> Cut:
-    """The span along an axis of theirs that runs over these axes of ours; whole where it does not lie in one piece."""
+    """The slice of a tensor's axis that covers `span` of these axes of the parameter; all of it if not contiguous."""
     whole = [sizes[axis] for axis in letters]
     if not letters:
         return Cut(slice(0, 1), [], [])

@@ -1,4 +1,4 @@
-"""What Hugging Face calls the parameters and sizes of our models: tables, and the questions to them. Touches no file.
+"""Names and layouts of our models' parameters and sizes in Hugging Face's files, as tables. Reads no file.
 
 A parameter of ours is a stack of tensors of theirs, each with its axes permuted and grouped. `Leaf("ldhk", "hk d",
 "model.layers.{l}.self_attn.q_proj.weight")` reads: ours has the axes layer, D, heads, head size; for every layer there
@@ -17,12 +17,14 @@ from trainer import spec
 from trainer.errors import SpecError
 
 GPT2_END = 50256  # the token that transformers takes for a beginning and an end where a config.json names none
+# What a config.json may switch on and our models do not have.
+UNSUPPORTED = {"attention_bias": "biases in attention are", "mlp_bias": "biases in the feed-forward layers are"}
 QKV = ("query", "key", "value")  # what the axis t of a name counts
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """Where one parameter lies in their files."""
+    """How one of our parameters is stored in their files."""
 
     ours: str  # a letter for each axis
     theirs: str  # a word for each axis: the letters of ours that it runs over, the last one fastest; 1: of size one
@@ -30,7 +32,7 @@ class Leaf:
 
     @property
     def stacked(self) -> str:
-        """The axes along which every tensor is one place."""
+        """The axes along which every tensor of theirs is one index."""
         return "".join(letter for letter in self.ours if "{" + letter + "}" in self.name)
 
     @property
@@ -40,12 +42,12 @@ class Leaf:
 
     @property
     def order(self) -> list[int]:
-        """Where each axis of a tensor's part in ours lies among the axes of theirs."""
+        """For each axis of `inside`, its index among the axes of their tensor: the transposition theirs -> ours."""
         letters = "".join(self.theirs.split()).replace("1", "")
         return [letters.index(axis) for axis in self.inside]
 
     def places(self, span: Mapping[str, slice]) -> Iterator[dict[str, int]]:
-        """The places along the stacked axes that lie in the span: one tensor each."""
+        """The indexes along the stacked axes within `span`, by axis: one tensor each."""
         ranges = [range(span[axis].start, span[axis].stop) for axis in self.stacked]
         return (dict(zip(self.stacked, places, strict=True)) for places in itertools.product(*ranges))
 
@@ -60,7 +62,7 @@ class Leaf:
         return ((self.tensor(places), theirs) for places in self.places(self.whole(shape)))
 
     def tensor(self, places: Mapping[str, int]) -> str:
-        """The name of the tensor at these places of the stacked axes."""
+        """The name of the tensor at these indexes of the stacked axes."""
         return self.name.format(**{axis: QKV[at] if axis == "t" else at for axis, at in places.items()})
 
 
@@ -122,14 +124,14 @@ def _norm(ours: str, theirs: str, stacked: str) -> Iterator[tuple[str, Leaf]]:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A kind of model in their words."""
+    """A kind of model as Hugging Face names it: class, tensors and keys of config.json."""
 
     architecture: str  # their class
     leaves: Mapping[str, Leaf]
-    prefix: str  # that names lack in the files of a model without its head
-    fixed: Mapping[str, Any]  # what our model always is
+    prefix: str  # missing from names in the files of a model without its head
+    fixed: Mapping[str, Any]  # keys of their config.json with the values that our models always have
     keys: Mapping[str, str]  # key of their config.json -> key, or property, of our block
-    absent: Mapping[str, Any]  # what a key means that their config.json leaves out
+    absent: Mapping[str, Any]  # values of keys that their config.json leaves out
     unread: tuple[str, ...]  # ends of names of tensors that are not parameters
 
 
@@ -191,16 +193,16 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def family(model: spec.Published) -> Family:
-    """The words for a model. Raises SpecError for a ViT that pools in a way theirs does not."""
+    """The family of a model. Raises SpecError for a ViT whose pooling theirs does not have."""
     if isinstance(model, spec.ViT) and model.pool != "cls":
         raise SpecError(f"train.model.pool = {model.pool}: Hugging Face's ViT knows only cls")
     return FAMILIES[model.kind]
 
 
 def config(model: spec.Published) -> dict[str, Any]:
-    """The config.json of a model."""
-    words = family(model)
-    sizes = {theirs: getattr(model, ours) for theirs, ours in words.keys.items()}
+    """The config.json of a model, as a dict."""
+    known = family(model)
+    sizes = {theirs: getattr(model, ours) for theirs, ours in known.keys.items()}
     extra: dict[str, Any] = {}
     if isinstance(model, spec.Decoder):
         extra = {"max_position_embeddings": model.length, "head_dim": model.width // model.heads, **_rope(model)}
@@ -209,7 +211,7 @@ def config(model: spec.Published) -> dict[str, Any]:
     elif isinstance(model, spec.ViT):
         labels = {str(label): f"LABEL_{label}" for label in range(model.classes)}
         extra = {"id2label": labels, "label2id": {name: int(label) for label, name in labels.items()}}
-    return {"architectures": [words.architecture], **words.fixed, **sizes, **extra}
+    return {"architectures": [known.architecture], **known.fixed, **sizes, **extra}
 
 
 def _rope(model: spec.Decoder) -> dict[str, Any]:
@@ -228,20 +230,30 @@ def _rope(model: spec.Decoder) -> dict[str, Any]:
 
 
 def differences(model: spec.Published, given: Mapping[str, Any]) -> list[str]:
-    """What a config.json says that `model` is not, in words; other numbers would come out of the same weights."""
-    words, found = family(model), []
-    for key, ours in {**dict.fromkeys(words.fixed), **words.keys}.items():
-        value = given.get(key, words.absent.get(key))
+    """How a config.json differs from `model`, a sentence for each key: the same weights would give other numbers."""
+    known, found = family(model), []
+    for key, ours in {**dict.fromkeys(known.fixed), **known.keys}.items():
+        value = given.get(key, known.absent.get(key))
         if key == "image_size" and isinstance(value, int):
             value = [value, value]
-        wanted = words.fixed[key] if ours is None else getattr(model, ours)
+        wanted = known.fixed[key] if ours is None else getattr(model, ours)
         if value is None and key in ("n_inner", "num_key_value_heads"):  # theirs: the usual, which ours is as well
             value = 4 * given.get("n_embd", 0) if key == "n_inner" else given.get("num_attention_heads")
-        if value != wanted:
+        if value != wanted and key in UNSUPPORTED and value:
+            found.append(f"{key} is {value}: {UNSUPPORTED[key]} not supported")
+        elif value != wanted:
             found.append(f"{key} is {value}, train.model makes it {wanted}")
     if isinstance(model, spec.Decoder):
         found += _rope_differences(model, given)
     return found
+
+
+def _head_difference(given: Mapping[str, Any]) -> list[str]:
+    """A head size of its own. One that follows from width and heads is not named: one of these two is what differs."""
+    head, width, heads = (given.get(key) for key in ("head_dim", "hidden_size", "num_attention_heads"))
+    if not (head and width and heads) or head * heads == width:
+        return []
+    return [f"head_dim is {head}, not hidden_size / num_attention_heads = {width} / {heads}: that is not supported"]
 
 
 def _rope_differences(model: spec.Decoder, given: Mapping[str, Any]) -> list[str]:
@@ -251,9 +263,7 @@ def _rope_differences(model: spec.Decoder, given: Mapping[str, Any]) -> list[str
     written["rope_type"] = written.get("rope_type", written.pop("type", "default"))
     ours = _rope(model)
     wanted = {"rope_type": "default", **(ours["rope_scaling"] or {}), "rope_theta": ours["rope_theta"]}
-    head = given.get("head_dim") or model.width // model.heads
-    found = [] if head == model.width // model.heads else [f"head_dim is {head}, which is not hidden_size / heads"]
-    return found + [
+    return _head_difference(given) + [
         f"{key} is {written.get(key)}, train.model makes it {value}"
         for key, value in wanted.items()
         if written.get(key) != value

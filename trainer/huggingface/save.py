@@ -1,6 +1,6 @@
-"""Weights to a Hugging Face folder: config.json and safetensors, one file or many with an index.
+"""Saves weights as a Hugging Face folder: config.json and safetensors, one file or many with an index.
 
-Written tensor by tensor, under another name until all is there: no reader takes a part for the whole.
+Written tensor by tensor, under another name until it is complete: no reader sees a partial folder.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from trainer import huggingface
 from trainer.errors import SpecError
-from trainer.huggingface import Leaf
+from trainer.huggingface import names
+from trainer.huggingface.load import INDEX
+from trainer.huggingface.names import Leaf
 from trainer.spec import Published
-from trainer.weights import INDEX
 
 FILE_BYTES = 2 * 2**30  # of a written file
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # what safetensors calls them
@@ -32,10 +32,12 @@ class Parameter(Protocol):
     """An array on a device, on the host, or still on storage."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of its axes."""
 
     @property
-    def dtype(self) -> Any: ...
+    def dtype(self) -> Any:
+        """A dtype of numpy or JAX: float32, float16 or bfloat16."""
 
     def __getitem__(self, where: Any, /) -> Any: ...
 
@@ -51,16 +53,17 @@ class Tensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the tensor in its file."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def save(to: str, model: Published, params: Mapping[str, Parameter], file_bytes: int = FILE_BYTES) -> list[str]:
-    """Writes the parameters of `model` as a folder, in files of up to `file_bytes` (or of one tensor); their names.
+    """Writes the parameters of `model` as a folder, in files of up to `file_bytes` or of one tensor; their names.
 
-    Each parameter is read once, tensor by tensor, and no more than one tensor is held here. One process must see them
-    whole. Raises SpecError where Hugging Face has no counterpart of a parameter, or `to` holds something already.
+    Each parameter is read once, tensor by tensor, and no more than one is held in memory. One process must be able
+    to read them whole. Raises SpecError where Hugging Face has no counterpart of a parameter, or `to` is not empty.
     """
-    leaves = huggingface.family(model).leaves
+    leaves = names.family(model).leaves
     _check(model, leaves, params)
     with _whole_or_not_at_all(target(to)) as folder:
         files = _named(list(_grouped(_tensors(leaves, params), file_bytes)))
@@ -70,34 +73,36 @@ def save(to: str, model: Published, params: Mapping[str, Parameter], file_bytes:
         if len(files) > 1:
             _write_json(folder / INDEX, _index(files))
         dtype = next(iter(params.values())).dtype.name
-        _write_json(folder / "config.json", huggingface.config(model) | {"dtype": dtype})
+        _write_json(folder / "config.json", names.config(model) | {"dtype": dtype})
     return list(files)
 
 
 def _check(model: Published, leaves: Mapping[str, Leaf], params: Mapping[str, Parameter]) -> None:
-    strangers = [name for name in params if name not in leaves]
-    if strangers:
-        raise SpecError(f"train.model: Hugging Face has no counterpart of {', '.join(strangers)}")
+    unknown = [name for name in params if name not in leaves]
+    if unknown:
+        raise SpecError(f"train.model: Hugging Face has no counterpart of {', '.join(unknown)}")
     absent = [name for name in leaves if name not in params and not (name == "head" and getattr(model, "tied", False))]
     if absent:
-        raise SpecError(f"train.model: Hugging Face's {model.kind} also has what is not here: {', '.join(absent)}")
+        raise SpecError(
+            f"train.model: Hugging Face's {model.kind} also needs parameters that it does not have: {', '.join(absent)}"
+        )
 
 
 def target(to: str) -> Path:
-    """The folder to write. Raises SpecError where no other folder can get that name."""
+    """The folder to write, as an absolute path. Raises SpecError where no new folder can be renamed to it."""
     if "://" in to:
-        raise SpecError(f"{to} is no folder of this machine; write to one, and copy it from there")
+        raise SpecError(f"{to} is not a local folder; write to a local one, and copy it from there")
     folder = Path(to).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise SpecError(f"{folder} is there already; name a folder that is not, or an empty one")
+        raise SpecError(f"{folder} already exists; name a new folder or an empty one")
     if folder.is_symlink() or folder.is_mount():
-        raise SpecError(f"{folder} is a link or a volume's own folder, which cannot be made anew; name a folder in it")
+        raise SpecError(f"{folder} is a symbolic link or a mount point, which cannot be replaced; name a folder in it")
     return folder
 
 
 @contextlib.contextmanager
 def _whole_or_not_at_all(wanted: Path) -> Iterator[Path]:
-    """A new folder beside the one that is wanted, which it becomes at the end, unless something is raised."""
+    """A new folder beside `wanted`, renamed to it at the end, or removed when something is raised."""
     wanted.parent.mkdir(parents=True, exist_ok=True)
     folder = wanted.with_name(f".{wanted.name}.part-{secrets.token_hex(4)}")
     folder.mkdir()
@@ -111,7 +116,7 @@ def _whole_or_not_at_all(wanted: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _synced(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that is on the disk at the end: after a power cut the folder's name must not stand for less."""
+    """A new file, synced to the disk at the end: after a power cut the renamed folder must be complete."""
     with open(path, "xb") as file:
         yield file
         file.flush()

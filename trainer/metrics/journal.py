@@ -1,6 +1,6 @@
-"""What a run leaves in its folder for people: JSON lines, and TensorBoard events where tensorboardX is installed.
+"""The metrics in a run's folder: JSON lines, and TensorBoard events where tensorboardX is installed.
 
-Each step stands in a file once, whatever happened in between: a run that resumes at step r drops the lines behind it.
+Each step is in a file once, whatever happened in between: a run that resumes at step r drops the lines after it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainer.progress import finite
+from trainer.contract import Key
+from trainer.metrics.progress import finite
 
 
 class Journal:
@@ -31,24 +32,25 @@ class Journal:
         self._file = open(path, "a")
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """One line, on its way to the disk when this returns. A step that is there already is not written again."""
+        """Appends one line and flushes it to the system. A step that is in the file already is not written again."""
         if step > self._last:
             self._last = step
-            self._file.write(json.dumps({"step": step, **finite(values)}) + "\n")
+            self._file.write(json.dumps({Key.STEP: step, **finite(values)}) + "\n")
             self._file.flush()
 
     def close(self) -> None:
+        """Closes the file."""
         self._file.close()
 
 
 def _lines(path: str) -> Iterator[tuple[int, str]]:
-    """The lines of `path` with their steps; one that a kill or a bad disk left unreadable is dropped."""
+    """The lines of `path` with their steps, without those that a kill or a bad disk left unreadable."""
     if not os.path.exists(path):
         return
     with open(path, errors="replace") as file:
         for line in file:
             try:
-                step = json.loads(line)["step"]
+                step = json.loads(line)[Key.STEP]
             except (ValueError, TypeError, KeyError):
                 continue
             if isinstance(step, int) and line.endswith("\n"):
@@ -56,9 +58,9 @@ def _lines(path: str) -> Iterator[tuple[int, str]]:
 
 
 class TensorBoard:
-    """Scalars as TensorBoard events: one record a call, handed to the system when it returns.
+    """Scalars as TensorBoard events: one record a call, written to the system when it returns.
 
-    tensorboardX gives the messages and their checksum. Its SummaryWriter makes an event of every scalar, for another
+    Uses tensorboardX for the messages and their checksum. Its SummaryWriter makes an event of every scalar, for another
     thread, through a queue of ten that blocks: half a millisecond for a dozen, and a kill loses what waits. Its own
     flush is an fsync: 3 ms.
     """
@@ -86,6 +88,7 @@ class TensorBoard:
         self._record(event)
 
     def close(self) -> None:
+        """Closes the file."""
         self._file.close()
 
     def _record(self, event: Any) -> None:
@@ -96,5 +99,5 @@ class TensorBoard:
 
 
 def tensorboard_installed() -> bool:
-    """Whether the extra `tensorboard` is: installing it is asking for it."""
+    """Whether the extra `tensorboard` is installed: if it is, events are written."""
     return importlib.util.find_spec("tensorboardX") is not None

@@ -1,7 +1,7 @@
-"""What the trainer tells its agent: lines on the progress pipe, newest state first, never blocking the loop.
+"""The trainer's reports to its agent: lines on the progress pipe, newest state first, never blocking the loop.
 
-Steps and metrics are free to report and leave at most ten times a second, by a thread; the newest always leaves.
-Everything else leaves at once and in order. Without a pipe every call does nothing.
+Steps and metrics cost nothing to report: a thread sends the newest at most ten times a second. Everything else is
+sent at once and in order. Without a pipe every call does nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 import platform
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -19,8 +18,7 @@ from typing import Any
 from trainer import contract
 
 PERIOD_S = 0.1  # between two updates of the same phase
-BURST = 10  # changes of phase that may leave at once before they too wait for their turn
-MESSAGE_CHARS, TRACEBACK_CHARS = 2_000, 8_000  # at six bytes a character, escaped, both fit a line of the contract
+BURST = 10  # changes of phase that may be sent at once before they too wait for the thread
 
 
 class Progress:
@@ -28,7 +26,7 @@ class Progress:
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
-        self._state = self._sent = ("", 0)  # nothing said yet
+        self._state = self._sent = ("", 0)  # nothing sent yet
         self._metrics: Mapping[str, Any] | None = None  # not sent yet
         self._outbox: deque[Mapping[str, Any]] = deque(maxlen=64)  # an agent that stalls costs us bounded memory
         self._credit = float(BURST)
@@ -41,7 +39,7 @@ class Progress:
             self._thread.start()
 
     def hello(self) -> None:
-        """Says that the built-in trainer speaks: from now on its exit code is read as the contract's."""
+        """Identifies the built-in trainer: from now on the agent reads the exit code as one of the contract."""
         self._post({"hello": "trainer", "python": platform.python_version(), "jax": importlib.metadata.version("jax")})
 
     def phase(self, name: str, step: int) -> None:
@@ -54,7 +52,12 @@ class Progress:
         elif not self._due.is_set():
             self._due.set()
 
+    def restored(self, step: int) -> None:
+        """Training goes on from the checkpoint of `step`."""
+        self._post({"restored": step})
+
     def committed(self, step: int) -> None:
+        """The checkpoint of `step` is complete on storage."""
         self._post({"committed": step})
 
     def metrics(self, values: Mapping[str, Any]) -> None:
@@ -65,31 +68,23 @@ class Progress:
             self._due.set()
 
     def stopped(self, step: int, saved: bool, note: str = "") -> None:
+        """The process stopped after `step`, as SIGTERM asked; `saved` says whether it saved a checkpoint for that."""
         self._post({"stopped": {"step": step, "saved": saved, "note": note}})
 
     def profile(self, values: Mapping[str, Any]) -> None:
-        """How a profile that the agent asked for stands."""
+        """The state of a profile that the agent requested."""
         self._post({"profile": values})
 
     def note(self, text: str) -> None:
+        """A sentence for the reader of summary.json."""
         self._post({"note": text})
 
     def error(self, exception: BaseException, code: int | None) -> None:
-        """Last words: what was raised, where, and the exit code that follows."""
-        text = "".join(traceback.format_exception(exception))
-        self._post(
-            {
-                "error": {
-                    "type": type(exception).__qualname__,
-                    "message": str(exception)[:MESSAGE_CHARS],
-                    "traceback": text[-TRACEBACK_CHARS:],
-                    "code": code,
-                }
-            }
-        )
+        """Reports the exception that ends the process, and the exit code that follows."""
+        self._post(contract.error_line(exception, code))
 
     def close(self) -> None:
-        """Sends what is left, as far as the pipe takes it. The pipe itself stays open: it was lent."""
+        """Sends what is left, as far as the pipe takes it. Leaves the pipe open: its owner closes it."""
         if self._fd is not None:
             self._closed.set()
             self._due.set()
@@ -100,7 +95,7 @@ class Progress:
         if self._fd is None:
             return
         with self._lock:
-            if self._state != self._sent:  # the reader hears of the step before it hears what came of it
+            if self._state != self._sent:  # the agent reads the step before what follows from it
                 self._sent = self._state
                 self._outbox.append(_line(self._state))
             self._outbox.append(message)
@@ -116,7 +111,7 @@ class Progress:
         return True
 
     def _flush(self) -> None:
-        """Writes what waits; what a full pipe refuses stays, and the thread tries again."""
+        """Writes what waits; what a full pipe refuses stays queued, and the thread tries again."""
         assert self._fd is not None
         with self._lock:
             while self._outbox:
@@ -145,7 +140,7 @@ def _line(state: tuple[str, int]) -> dict[str, Any]:
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with None for every float that is not finite: JSON has no word for those."""
+    """`values` with None for every float that is not finite: JSON has no such numbers."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
     }

@@ -1,10 +1,11 @@
 """Serves this process's metrics to its agent: one connection, one Prometheus text, over a Unix socket.
 
-Values are read when a scrape asks for them, by a thread of its own, so the loop pays nothing for them.
+Values are read at each scrape, by a thread of its own, so they cost the loop nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -25,7 +26,7 @@ PATIENCE_S = 5.0  # for a reader that connects and does not read
 
 
 class Histogram(NamedTuple):
-    """Observations by upper bound; one more count than bounds, for what lies above them all."""
+    """Number of observations by upper bound, and their sum; the last count is of those above every bound."""
 
     bounds: Sequence[float]
     counts: Sequence[int]
@@ -44,6 +45,7 @@ class RankCollector(Collector):
         self._read = read
 
     def collect(self) -> Iterable[Family]:
+        """One family for each row; NaN for what is not known."""
         values = self._read()
         for row in ROWS:
             yield self._family(row, values[row.name])
@@ -63,7 +65,7 @@ class RankCollector(Collector):
 
 
 class Exporter:
-    """Answers every connection on the socket `path` with the text of one scrape. Raises OSError when it cannot bind."""
+    """Answers every connection to the Unix socket `path` with one scrape. Raises OSError when it cannot bind."""
 
     def __init__(self, path: str, rank: int, read: Callable[[], Mapping[str, Value]]) -> None:
         self._registry = CollectorRegistry()
@@ -78,10 +80,13 @@ class Exporter:
         self._thread.start()
 
     def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
-        self._thread.join()
+        """Stops answering and removes the socket, which others may have removed before: its folder is temporary."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
+        self._thread.join(2 * PATIENCE_S)
         self._listener.close()
-        os.unlink(self._path)
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
 
     def _serve(self) -> None:
         while True:
@@ -94,4 +99,4 @@ class Exporter:
                 try:
                     connection.sendall(generate_latest(self._registry))
                 except OSError:
-                    continue  # the reader left: its loss
+                    continue  # the reader has gone

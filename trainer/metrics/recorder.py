@@ -1,7 +1,7 @@
-"""One run's numbers, told to everyone who asks: Prometheus, the run folder, the agent, and a person reading along.
+"""One run's metrics and where they go: Prometheus, the run folder, the agent, and standard output.
 
 The loop calls in at log intervals, evaluations and saves; per step it only touches `timer`. Every process exports to
-Prometheus, process 0 also writes and prints. Nothing here raises because a disk or a socket failed: it is said, once.
+Prometheus, process 0 also writes and prints. A disk or a socket that fails raises nothing here: it is noted, once.
 """
 
 from __future__ import annotations
@@ -15,17 +15,22 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.monitoring
 
-from trainer.exporter import Exporter, Histogram, Value
-from trainer.journal import Journal, TensorBoard, tensorboard_installed
-from trainer.progress import Progress
-from trainer.timer import BOUNDS, StepTimer
+from trainer.contract import PROMETHEUS, Key
+from trainer.metrics.journal import Journal, TensorBoard, tensorboard_installed
+from trainer.metrics.progress import Progress
+from trainer.metrics.prometheus import Exporter, Histogram, Value
+from trainer.metrics.timer import BOUNDS, StepTimer
 
 CACHE_EVENTS = "/jax/compilation_cache/cache_"  # + hits, misses: the names jax records
-SPEEDS = ("examples_per_s", "tokens_per_s", "mfu")
+SPEEDS = (Key.EXAMPLES_PER_S, Key.TOKENS_PER_S, Key.TARGETS_PER_S, Key.MFU)
+FLAGS = (Key.FINITE, Key.SKIPPED, Key.WEIGHT)  # of a step, for the loop alone
+OF_THE_STEP = (Key.GRAD_NORM, Key.LEARNING_RATE, Key.LOSS_SCALE)  # means that are not the task's
+# Prometheus name of each number that is also one of a line of metrics.jsonl.
+GAUGES = {row.key: row.name for row in PROMETHEUS if row.key is not None and row.type == "gauge"}
 
 
 class Metrics:
-    """Made before the first compile, so that a scrape finds every name from then on; `start` when the loop begins."""
+    """The metrics of one process. Made before the first compile, so that every scrape has every name."""
 
     def __init__(
         self,
@@ -42,15 +47,17 @@ class Metrics:
         self.timer = StepTimer()
         self._rank, self._run_dir, self._report = rank, run_dir, report
         self._total, self._dataset = total_steps, dataset_examples
-        self._units = {"examples": examples_per_step} | ({"tokens": tokens_per_step} if tokens_per_step else {})
+        self._examples, self._tokens = examples_per_step, tokens_per_step
         self._first = 0  # complete steps when the loop began
         self._flops: float | None = None
         self._peak: float | None = None
         self._trained: dict[str, float] = {}
-        self._numbers: dict[str, float | None] = {}  # of the last interval, as they are written and told
+        self._numbers: dict[str, float | None] = {}  # of the last interval, as they are written and reported
         self._evaluated: dict[str, float] = {}
         self._speeds: dict[str, float | None] = dict.fromkeys(SPEEDS)
-        self._skipped = 0
+        self._skipped = self._empty = 0
+        self._targets = 0.0  # of all steps
+        self._recent: list[float] = []  # targets of each step since the last interval
         self._saves, self._blocked_s = 0, 0.0
         self._committed: int | None = None
         self._committed_at = time.monotonic()
@@ -77,56 +84,66 @@ class Metrics:
             self._try("no metrics in the run folder", lambda: self._open(folder, step))
         self.timer.start()
 
-    def interval(self, step: int, values: Mapping[str, float]) -> None:
-        """The means of `step`, as the loop read them. Once per log interval, on every process."""
-        self._trained = {name: float(value) for name, value in values.items() if name not in ("finite", "skipped")}
-        took = self.timer.interval()
+    def interval(self, step: int, values: Mapping[str, float], share: float = 1.0) -> None:
+        """Records the means of `step`, and this share of the time since the last call: a dispatch may hold several.
+
+        Called once per log interval, on every process.
+        """
+        self._trained = {name: float(value) for name, value in values.items() if name not in FLAGS}
+        took = self.timer.interval(share)
         if took.steps_per_s is not None:
             self._speeds = self._speeds_at(took.steps_per_s)
+        self._recent.clear()
         self._device_bytes = _device_bytes()
         if self._rank != 0:
             return
-        overall = {"epoch": self._epoch(step), "step_s": self.timer.median_s()}
+        overall = {Key.EPOCH: self._epoch(step), Key.STEP_S: self.timer.median_s()}
         self._numbers = {**self._trained, **self._speeds, **overall}
-        split = {f"{part}_s": seconds for part, seconds in took.parts.items()}
+        split = {Key.PART_S.format(part=part): seconds for part, seconds in took.parts.items()}
         self._write("metrics", step, {**self._numbers, **split, "wall_s": took.seconds, "time": time.time()})
-        self._tell(step)
+        self._report_numbers(step)
         busy = {part: took.parts[part] / took.seconds for part in ("data", "save")} if took.seconds else {}
         print(interval_line(step, self._total, self._trained, self._speeds, busy), flush=True)
 
+    def trained(self, step: int, weight: float) -> None:
+        """Counts the targets of `step`, the weight of its loss. Of none, a step changed nothing, which is said."""
+        self._targets += weight
+        self._recent.append(weight)
+        if weight == 0:
+            self._empty += 1
+            if self._rank == 0:
+                print(f"step {step}/{self._total}  empty: its batch has no target, nothing is changed", flush=True)
+
     def skipped(self, step: int, scale: float) -> None:
-        """The gradients of `step` overflowed under this loss scale, and changed nothing but the scale."""
+        """Counts `step`, whose gradients overflowed under this loss scale: it changed nothing but the scale."""
         self._skipped += 1
         if self._rank == 0:
             print(f"step {step}/{self._total}  skipped: float16 overflowed, loss scale {scale:g} is halved", flush=True)
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
-        """The means over the held-out set after `step` steps, on every process."""
+        """Records the means over the held-out set after `step` steps, on every process."""
         self._evaluated = {name: float(value) for name, value in values.items()}
         if self._rank != 0:
             return
         self._write("eval", step, {**self._evaluated, "time": time.time()})
-        self._tell(step)
-        print(f"step {step}/{self._total}  eval  {_words(self._evaluated)}", flush=True)
+        self._report_numbers(step)
+        print(f"step {step}/{self._total}  eval  {_formatted(self._evaluated)}", flush=True)
 
     def saved(self, step: int, blocking_s: float) -> None:
-        """A save of `step` was begun and held the loop for `blocking_s`."""
+        """Counts a save of `step` that held up the loop for `blocking_s` seconds."""
         self._saves += 1
         self._blocked_s += blocking_s
 
     def committed(self, step: int) -> None:
-        """`step` is safe on storage."""
+        """Records that the checkpoint of `step` is complete on storage."""
         self._committed, self._committed_at = step, time.monotonic()
 
     def close(self) -> None:
-        """Ends the export and closes the files."""
-        jax.monitoring.unregister_event_listener(self._count)
-        if self._exporter is not None:
-            self._exporter.close()
-        for journal in self._journals.values():
-            journal.close()
-        if self._board is not None:
-            self._board.close()
+        """Ends the export and closes the files. Never raises: the run is complete and saved, whatever fails here."""
+        ends = [lambda: jax.monitoring.unregister_event_listener(self._count)]  # raises where the user cleared them all
+        ends += [each.close for each in (self._exporter, *self._journals.values(), self._board) if each is not None]
+        for end in ends:
+            self._try("the metrics could not be closed", end, Exception)
 
     # --- where the numbers go -----------------------------------------------------------------------------------------
 
@@ -151,15 +168,15 @@ class Metrics:
                 self._board = None
                 board.close()
 
-    def _tell(self, step: int) -> None:
+    def _report_numbers(self, step: int) -> None:
         held_out = {f"eval_{name}": value for name, value in self._evaluated.items()}
-        self._report.metrics({"step": step, **self._numbers, **held_out})
+        self._report.metrics({Key.STEP: step, **self._numbers, **held_out})
 
-    def _try(self, lost: str, action: Callable[[], None]) -> bool:
-        """Does what a full disk or a taken socket may refuse. Then the run goes on without it, and says so."""
+    def _try(self, lost: str, action: Callable[[], None], kind: type[Exception] = OSError) -> bool:
+        """Whether `action` succeeded; an OSError (a full disk, a taken socket) is noted, and the run goes on."""
         try:
             action()
-        except OSError as fault:
+        except kind as fault:
             self._report.note(f"{lost}: {fault}")
             print(f"{lost}: {fault}", file=sys.stderr, flush=True)
             return False
@@ -168,14 +185,17 @@ class Metrics:
     # --- what the numbers are -----------------------------------------------------------------------------------------
 
     def _speeds_at(self, steps_per_s: float) -> dict[str, float | None]:
-        speeds: dict[str, float | None] = dict.fromkeys(SPEEDS)
-        speeds |= {f"{unit}_per_s": count * steps_per_s for unit, count in self._units.items()}
-        if self._flops is not None and self._peak is not None:
-            speeds["mfu"] = self._flops * steps_per_s / self._peak
-        return speeds
+        """Examples, tokens and FLOPs per second of all ranks together; None for what is not known."""
+        flops, tokens, recent = self._flops, self._tokens, self._recent
+        return {
+            Key.EXAMPLES_PER_S: self._examples * steps_per_s,
+            Key.TOKENS_PER_S: None if tokens is None else tokens * steps_per_s,
+            Key.TARGETS_PER_S: None if tokens is None or not recent else sum(recent) / len(recent) * steps_per_s,
+            Key.MFU: None if flops is None or self._peak is None else flops * steps_per_s / self._peak,
+        }
 
     def _epoch(self, step: int) -> float | None:
-        return step * self._units["examples"] / self._dataset if self._dataset else None
+        return step * self._examples / self._dataset if self._dataset else None
 
     def _count(self, event: str, **_: object) -> None:
         kind = event.removeprefix(CACHE_EVENTS)
@@ -186,27 +206,22 @@ class Metrics:
         """The trainer's rows of contract.PROMETHEUS; called by the scraping thread."""
         timer = self.timer
         step, steps = self._first + timer.steps, timer.steps
-        task: dict[tuple[str, ...], float | None] = {(split, "loss"): None for split in ("train", "eval")}
-        task |= {("train", name): value for name, value in self._trained.items() if name not in NOT_OF_THE_TASK}
+        task: dict[tuple[str, ...], float | None] = {(split, Key.LOSS): None for split in ("train", "eval")}
+        task |= {("train", name): value for name, value in self._trained.items() if name not in OF_THE_STEP}
         task |= {("eval", name): value for name, value in self._evaluated.items()}
-        return {
-            "jaxlaunch_step": step,
+        numbers = self._trained | self._speeds | {Key.STEP: step, Key.EPOCH: self._epoch(step)}
+        values: dict[str, Value] = {name: numbers.get(key) for key, name in GAUGES.items()}
+        return values | {
             "jaxlaunch_target_step": self._total,
             "jaxlaunch_steps_total": steps,
             "jaxlaunch_step_seconds": Histogram(BOUNDS, tuple(timer.counts), timer.seconds),
             "jaxlaunch_part_seconds_total": {(part,): seconds for part, seconds in timer.parts().items()},
-            "jaxlaunch_examples_total": self._units["examples"] * steps,
-            "jaxlaunch_tokens_total": self._units.get("tokens", 0) * steps,
-            "jaxlaunch_examples_per_second": self._speeds["examples_per_s"],
-            "jaxlaunch_tokens_per_second": self._speeds["tokens_per_s"],
-            "jaxlaunch_epoch": self._epoch(step),
+            "jaxlaunch_examples_total": self._examples * steps,
+            "jaxlaunch_tokens_total": (self._tokens or 0) * steps,
+            "jaxlaunch_targets_total": 0 if self._tokens is None else self._targets,
             "jaxlaunch_model_flops_per_step": self._flops,
-            "jaxlaunch_mfu_ratio": self._speeds["mfu"],
-            "jaxlaunch_loss": self._trained.get("loss"),
-            "jaxlaunch_grad_norm": self._trained.get("grad_norm"),
-            "jaxlaunch_learning_rate": self._trained.get("learning_rate"),
-            "jaxlaunch_loss_scale": self._trained.get("loss_scale"),
             "jaxlaunch_skipped_steps_total": self._skipped,
+            "jaxlaunch_empty_steps_total": self._empty,
             "jaxlaunch_task_metric": task,
             "jaxlaunch_resident_memory_bytes": _resident_bytes(),
             "jaxlaunch_device_memory_bytes": self._device_bytes,
@@ -219,30 +234,32 @@ class Metrics:
         }
 
 
-NOT_OF_THE_TASK = ("grad_norm", "learning_rate", "loss_scale")
-
-
 def interval_line(
     step: int, total: int, trained: Mapping[str, float], speeds: Mapping[str, float | None], busy: Mapping[str, float]
 ) -> str:
-    """`step 120/600  loss 0.4321  grad 1.23  lr 3.0e-04  12.3k examples/s  mfu 4.2 %  data 1 %  save 0 %`."""
-    words = [f"step {step}/{total}", _words(trained)]
-    unit = "examples" if speeds.get("tokens_per_s") is None else "tokens"
-    speed, mfu = speeds.get(f"{unit}_per_s"), speeds.get("mfu")
+    """`step 120/600  loss 0.4321  grad 1.23  lr 3.0e-04  12.3k examples/s  mfu 4.2 %  data 1 %  save 0 %`.
+
+    Of tokens: `29.1k tokens/s  1.8k targets/s`, all of them and those that are predicted and count.
+    """
+    words = [f"step {step}/{total}", _formatted(trained)]
+    tokens, examples, mfu = (speeds.get(key) for key in (Key.TOKENS_PER_S, Key.EXAMPLES_PER_S, Key.MFU))
+    speed, unit = (examples, "examples") if tokens is None else (tokens, "tokens")
     if speed is not None:
         words.append(f"{short(speed)} {unit}/s")
+    if (targets := speeds.get(Key.TARGETS_PER_S)) is not None:
+        words.append(f"{short(targets)} targets/s")
     if mfu is not None:
         words.append(f"mfu {mfu:.1%}".replace("%", " %"))
     words += [f"{part} {share:.0%}".replace("%", " %") for part, share in busy.items()]
     return "  ".join(words)
 
 
-def _words(values: Mapping[str, float]) -> str:
+def _formatted(values: Mapping[str, float]) -> str:
     known = {
-        "loss": "loss {:.4f}",
-        "grad_norm": "grad {:.3g}",
-        "learning_rate": "lr {:.1e}",
-        "loss_scale": "scale {:g}",
+        Key.LOSS: "loss {:.4f}",
+        Key.GRAD_NORM: "grad {:.3g}",
+        Key.LEARNING_RATE: "lr {:.1e}",
+        Key.LOSS_SCALE: "scale {:g}",
     }
     named = known | {name: f"{name} {{:.4g}}" for name in values if name not in known}
     return "  ".join(text.format(values[name]) for name, text in named.items() if name in values)

@@ -1,4 +1,4 @@
-"""Where the loop's time goes: steps and their parts, measured on the host at about a microsecond a step.
+"""How the loop spends its time: steps and their parts, measured on the host at about a microsecond a step.
 
 Steps are asynchronous, so the parts say what the loop waited for, not what the device did: `device` is the wait for the
 step before, `host` is what is left when every other part is taken away.
@@ -31,15 +31,16 @@ class Part:
         self.clear()
 
     def clear(self) -> None:
+        """Forgets the time spent so far."""
         self._spent: tuple[float, float | None] = (0.0, None)
 
     @property
     def seconds(self) -> float:
-        """Of the visits that have ended."""
+        """Seconds of the visits that have ended."""
         return self._spent[0]
 
     def until(self, now: float) -> float:
-        """Those of a visit that lasts included: a reader at any time sees them grow, never fall."""
+        """Seconds including those of the present visit until `now`: they never fall."""
         seconds, began = self._spent
         return seconds if began is None else seconds + max(0.0, now - began)
 
@@ -51,7 +52,7 @@ class Part:
 
 
 class Interval(NamedTuple):
-    """What happened between two looks at the timer."""
+    """What happened between two calls of `StepTimer.interval`."""
 
     seconds: float  # of wall time
     parts: dict[str, float]  # seconds by part; they add up to `seconds`
@@ -107,10 +108,11 @@ class StepTimer:
         elif self._dispatches == WARMUP:
             self._warm = self._last
 
-    def interval(self) -> Interval:
-        """What happened since the last call."""
-        before, self._seen = self._seen, self.parts()
-        parts = {name: seconds - before[name] for name, seconds in self._seen.items()}
+    def interval(self, share: float = 1.0) -> Interval:
+        """What happened since the last call; of the time only this share, whose rest is left for the next call."""
+        before, now = self._seen, self.parts()
+        parts = {name: (seconds - before[name]) * share for name, seconds in now.items()}
+        self._seen = now if share == 1.0 else {name: before[name] + seconds for name, seconds in parts.items()}
         steps_per_s = None
         if self._warm is not None and self._last.steps > self._warm.steps:
             busy = self._last.ended - self._warm.ended - (self._last.paused - self._warm.paused)

@@ -11,21 +11,23 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from trainer import attention, remat, spec
+from trainer import spec
+from trainer.attention import implementations
 from trainer.models import stack
-from trainer.models.language import LanguageModel
+from trainer.models.language_model import LanguageModel
 from trainer.models.layers import Drop, LayerNorm, split, weight, whole
+from trainer.models.options import DEFAULTS, ModelOptions
 from trainer.models.prenorm import NAMES, STD, Block, paths
-from trainer.models.setting import PLAIN, Setting
-from trainer.sharding import constrain
+from trainer.numerics import remat
+from trainer.parallel.sharding import constrain
 
 
 class GPT2(LanguageModel):
-    """The blocks' parameters are stacked: [layers, ...]."""
+    """tokens_BL -> logits_BLV. The blocks' parameters are stacked: [layers, ...]."""
 
-    def __init__(self, config: spec.GPT2, rngs: nnx.Rngs, setting: Setting = PLAIN) -> None:
-        super().__init__(setting)
-        block = partial(Block, config=config, attend=attention.causal(setting.attention))
+    def __init__(self, config: spec.GPT2, rngs: nnx.Rngs, options: ModelOptions = DEFAULTS) -> None:
+        super().__init__(options)
+        block = partial(Block, config=config, attend=implementations.causal(options.attention))
         self.embedding = weight(rngs, (config.vocab, config.width), ("vocab", "embed"), STD)
         self.head = None
         self.positions = weight(rngs, (config.rows, config.width), (None, "embed"), STD / 2)
@@ -33,12 +35,13 @@ class GPT2(LanguageModel):
         self.norm = LayerNorm(config.width, config.norm_eps)
         self.drop = Drop(config.dropout, False, rngs)
         self.paths = partial(paths, config)
-        self.apply = remat.layer(Block.__call__, setting.remat, NAMES, scanned=config.scan)
+        self.apply = remat.layer(Block.__call__, options.remat, NAMES, scanned=config.scan)
         self.scanned = config.scan
 
-    def features(self, tokens_BL: Array, keys: attention.Keys = None) -> Array:
+    def features(self, tokens_BL: Array, keys: implementations.Keys = None) -> Array:
+        """The normalized stream x_BLD after the last layer, in the dtype of the weights."""
         positions_ND = constrain(self.positions[...], None, "embed")
-        places_BL = attention.visible(keys).places_BL  # each example of a packed row begins at 0
+        places_BL = implementations.visible(keys).places_BL  # each example of a packed row begins at 0
         all_1LD = positions_ND[None, : tokens_BL.shape[1]]
         at_BLD = all_1LD if places_BL is None else jnp.take(positions_ND, places_BL, axis=0)
         x_BLD = split(whole(self.embedded(tokens_BL) + at_BLD))

@@ -1,4 +1,4 @@
-"""What a model of tokens is to its task: features, then logits, so that a loss may take the second in parts.
+"""The interface of a model of tokens: features, then logits, so that a loss may compute the logits in parts.
 
 B batch, L length, D model, V vocabulary.
 """
@@ -9,27 +9,27 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from trainer.attention import Keys
-from trainer.models.setting import Setting
-from trainer.sharding import constrain
+from trainer.attention.implementations import Keys
+from trainer.models.options import ModelOptions
+from trainer.parallel.sharding import constrain
 
 
 class LanguageModel(nnx.Module):
-    """tokens_BL -> logits_BLV. Without a head of its own it takes the embedding's."""
+    """tokens_BL -> logits_BLV. Without a head of its own it uses the embedding."""
 
     embedding: nnx.Param[Array]  # [V, D]
     head: nnx.Param[Array] | None  # [D, V]
 
-    def __init__(self, setting: Setting) -> None:
-        self.output, self.loss = setting.output, setting.loss
+    def __init__(self, options: ModelOptions) -> None:
+        self.output, self.loss = options.output, options.loss
         self.deterministic = False  # nnx's name for evaluation
 
     def __call__(self, tokens_BL: Array, keys: Keys = None) -> Array:
-        """Logits_BLV in the output dtype; those of position l have seen those of 0..l that `keys` leaves visible."""
+        """Logits_BLV in the output dtype; position l sees the positions 0..l that `keys` leaves visible."""
         return self.project(self.features(tokens_BL, keys), self.head_DV)
 
     def features(self, tokens_BL: Array, keys: Keys = None) -> Array:
-        """What the logits are made of: the normalized stream x_BLD."""
+        """The normalized stream x_BLD, of which the logits are a product with the head."""
         raise NotImplementedError
 
     def embedded(self, tokens_BL: Array) -> Array:
@@ -41,12 +41,15 @@ class LanguageModel(nnx.Module):
 
     @property
     def table_VD(self) -> Array:
-        """The embedding with its rows whole: what looks up and a tied head then share one copy of it."""
+        """The embedding [V, D] with its rows whole: the lookup and a tied head then share one copy of it."""
         return constrain(self.embedding[...], "vocab", "embed")
 
     @property
     def head_DV(self) -> Array:
-        """Whole columns: a loss in chunks would otherwise gather a head split along D once for every chunk."""
+        """The output matrix [D, V] with its columns whole.
+
+        A loss in chunks would otherwise gather a head split along D once for every chunk.
+        """
         return self.table_VD.T if self.head is None else constrain(self.head[...], "embed", "vocab")
 
     def project(self, x_BLD: Array, head_DV: Array) -> Array:

@@ -14,16 +14,16 @@ from flax import nnx
 from jax import Array
 
 from trainer.architectures import RopeScaling
-from trainer.sharding import Axes, constrain
+from trainer.parallel.sharding import Axes, constrain
 
 
 def weight(rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, std: float) -> nnx.Param[Array]:
-    """A float32 parameter drawn from a normal distribution, its axes named."""
+    """A float32 parameter drawn from a normal distribution of deviation `std`, its axes named for sharding."""
     return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
 
 
 def bias(shape: tuple[int, ...], axes: Axes) -> nnx.Param[Array]:
-    """A float32 parameter of zeros, its axes named."""
+    """A float32 parameter of zeros, its axes named for sharding."""
     return nnx.Param(jnp.zeros(shape, jnp.float32), axes=axes)
 
 
@@ -124,7 +124,7 @@ def _frequencies(size: int, theta: float, scaling: RopeScaling | None) -> np.nda
 
 
 class Drop(nnx.Module):
-    """What training leaves out of a residual branch: single numbers (Srivastava et al. 2014), or all of an example's
+    """Dropout of a residual branch: single numbers (Srivastava et al. 2014), or all of an example's
     branch (stochastic depth, Huang et al. 2016). What is kept is scaled up to the same mean."""
 
     def __init__(self, rate: float, has_paths: bool, rngs: nnx.Rngs) -> None:

@@ -14,10 +14,11 @@ from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from trainer import remat, spec
+from trainer import spec
 from trainer.models.layers import Linear
-from trainer.models.setting import PLAIN, Setting
-from trainer.sharding import constrain
+from trainer.models.options import DEFAULTS, ModelOptions
+from trainer.numerics import remat
+from trainer.parallel.sharding import constrain
 
 NAMES = ("hidden",)  # what remat may keep by name
 
@@ -30,13 +31,13 @@ class MLP(nnx.Module):
         config: spec.MLP,
         shape: Sequence[int],
         rngs: nnx.Rngs,
-        setting: Setting = PLAIN,
+        options: ModelOptions = DEFAULTS,
     ) -> None:
         sizes = list(pairwise([math.prod(shape), *[config.width] * config.layers]))
         self.layers = nnx.List([Linear(*size, (_side(i), _side(i + 1)), rngs) for i, size in enumerate(sizes)])
         self.head = Linear(config.width, config.classes, (_side(config.layers), "classes"), rngs)
-        self.apply = remat.layer(_hidden, setting.remat, NAMES, scanned=False)
-        self.output, self.loss = setting.output, setting.loss
+        self.apply = remat.layer(_hidden, options.remat, NAMES, scanned=False)
+        self.output, self.loss = options.output, options.loss
         self.deterministic = False  # nnx's name for evaluation
 
     def __call__(self, x: Array) -> Array:

@@ -1,4 +1,4 @@
-"""What the built-in models are told beside their sizes."""
+"""Options of the built-in models beside their sizes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from trainer import precision
+from trainer.numerics import precision
 from trainer.spec import Loss, Remat, TrainSpec
 
 
-class Setting(NamedTuple):
-    """How a model computes and what its loss adds; the sizes are the model's own business."""
+class ModelOptions(NamedTuple):
+    """How a model computes, and what its loss adds; the sizes are in its own block."""
 
     attention: str = "auto"
     remat: Remat = "none"
@@ -19,8 +19,9 @@ class Setting(NamedTuple):
     loss: Loss = Loss()
 
     @classmethod
-    def of(cls, spec: TrainSpec) -> Setting:
+    def of(cls, spec: TrainSpec) -> ModelOptions:
+        """The options that a train block asks for."""
         return cls(spec.attention, spec.remat, precision.policy(spec.precision).output, spec.loss)
 
 
-PLAIN = Setting()
+DEFAULTS = ModelOptions()

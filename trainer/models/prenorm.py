@@ -14,9 +14,9 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from trainer import spec
-from trainer.attention import Attention, Keys
+from trainer.attention.implementations import Attention, Keys
 from trainer.models.layers import Drop, LayerNorm, bias, gelu, product, split, weight, whole
-from trainer.sharding import constrain
+from trainer.parallel.sharding import constrain
 
 NAMES = ("qkv", "mixed", "up")  # what remat may keep by name
 STD = 0.02  # of initial weights; those added to the stream are smaller by its depth. Radford et al. 2019, section 2.3
@@ -60,7 +60,7 @@ class MLP(nnx.Module):
 
 
 class Block(nnx.Module):
-    """One layer."""
+    """One layer of the stack: x_BLD -> x_BLD."""
 
     def __init__(self, rngs: nnx.Rngs, config: spec.ViT | spec.GPT2, attend: Attention) -> None:
         self.attention_norm = LayerNorm(config.width, config.norm_eps)
@@ -80,6 +80,6 @@ class Block(nnx.Module):
 def paths(config: spec.ViT | spec.GPT2) -> Array | None:
     """The share of examples that skip a branch, by layer: 0 to `drop_path`. Huang et al. 2016.
 
-    Asked for inside the trace: an array made before it would be an argument that a compiled step is not given.
+    Called inside the trace: an array made before it would be an argument that a compiled step does not have.
     """
     return None if not config.drop_path else jnp.linspace(0.0, config.drop_path, config.layers, dtype=jnp.float32)

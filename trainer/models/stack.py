@@ -20,7 +20,7 @@ PyTree = Any
 def run(
     apply: Callable[..., Array], layers: Any, x: Array, *shared: PyTree, each: tuple[PyTree, ...] = (), scanned: bool
 ) -> Array:
-    """`x` after `x = apply(layer, x, *shared, *own)` for every layer, `own` being its place in the arrays of `each`."""
+    """`x` after `x = apply(layer, x, *shared, *own)` for every layer, `own` being its slice of the arrays of `each`."""
     if scanned:
         axes = (0, nnx.Carry, *[None] * len(shared), *[0] * len(each))
         through: Array = nnx.scan(apply, in_axes=axes, out_axes=nnx.Carry)(layers, x, *shared, *each)

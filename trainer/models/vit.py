@@ -12,20 +12,22 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from trainer import attention, remat, spec
+from trainer import spec
+from trainer.attention import implementations
 from trainer.models import stack
 from trainer.models.layers import Drop, LayerNorm, bias, product, split, weight, whole
+from trainer.models.options import DEFAULTS, ModelOptions
 from trainer.models.prenorm import NAMES, STD, Block, paths
-from trainer.models.setting import PLAIN, Setting
-from trainer.sharding import constrain
+from trainer.numerics import remat
+from trainer.parallel.sharding import constrain
 
 
 class ViT(nnx.Module):
     """images_BYXC, floats -> logits_BV. The blocks' parameters are stacked: [layers, ...]."""
 
-    def __init__(self, config: spec.ViT, rngs: nnx.Rngs, setting: Setting = PLAIN) -> None:
+    def __init__(self, config: spec.ViT, rngs: nnx.Rngs, options: ModelOptions = DEFAULTS) -> None:
         side, width, has_class = config.patch, config.width, config.pool == "cls"
-        block = partial(Block, config=config, attend=attention.full(setting.attention))
+        block = partial(Block, config=config, attend=implementations.full(options.attention))
         self.patches = weight(rngs, (side, side, config.channels, width), (None, None, None, "embed"), STD)
         self.patches_bias = bias((width,), ("embed",))
         self.cls = weight(rngs, (width,), ("embed",), STD) if has_class else None
@@ -36,14 +38,14 @@ class ViT(nnx.Module):
         self.head_bias = bias((config.classes,), ("classes",))
         self.drop = Drop(config.dropout, False, rngs)
         self.paths = partial(paths, config)
-        self.apply = remat.layer(Block.__call__, setting.remat, NAMES, scanned=config.scan)
+        self.apply = remat.layer(Block.__call__, options.remat, NAMES, scanned=config.scan)
         self.pixels = None if config.pixel_mean is None else (tuple(config.pixel_mean), tuple(config.pixel_std or ()))
         self.scanned = config.scan
-        self.output, self.loss = setting.output, setting.loss
+        self.output, self.loss = options.output, options.loss
         self.deterministic = False  # nnx's name for evaluation
 
     def __call__(self, images_BYXC: Array) -> Array:
-        """Logits_BV in the output dtype; images without channels may lack their axis."""
+        """Logits_BV in the output dtype; images of one channel may lack the axis C."""
         x_BLD = self._embedded(images_BYXC if images_BYXC.ndim == 4 else images_BYXC[..., None])
         x_BLD = stack.run(self.apply, self.blocks, self.drop(x_BLD), None, each=(self.paths(),), scanned=self.scanned)
         x_BLD = whole(self.norm(x_BLD))

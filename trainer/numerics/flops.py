@@ -1,9 +1,9 @@
-"""Counts a model's floating-point operations from its jaxpr, and knows the peak of devices by their name.
+"""Counts a model's floating-point operations from its jaxpr, and lists the peak of devices by their name.
 
-The convention, ours everywhere: model FLOPs only, two per multiply-add, of matrix multiplications and convolutions; a
+The convention everywhere: model FLOPs only, two per multiply-add, of matrix multiplications and convolutions; a
 training step is the forward pass plus twice that for the backward pass. What rematerialization repeats is not counted,
-what attention computes and masks away is, unless asked otherwise: then causal attention counts half. XLA's own cost
-analysis counts the body of a scan once, so it is not asked.
+what attention computes and masks away is, unless `causal` is 0.5: then causal attention counts half. XLA's own cost
+analysis counts the body of a scan once, so it is not used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 # Dense bf16 FLOP/s of one device by its exact `device_kind`: the makers' data sheets, without sparsity. A name that is
-# not here (a MIG slice, a new chip) has no peak, rather than a wrong one.
+# not listed (a MIG slice, a new chip) has no peak, rather than a wrong one.
 PEAK_FLOPS: Mapping[str, float] = {
     "NVIDIA A100-SXM4-40GB": 312e12,
     "NVIDIA A100-SXM4-80GB": 312e12,
@@ -41,20 +41,20 @@ PEAK_FLOPS: Mapping[str, float] = {
 
 
 def peak(devices: Iterable[jax.Device]) -> float | None:
-    """Peak FLOP/s of all `devices` together; None when one of them is not known."""
+    """Peak FLOP/s of all `devices` together, dense bf16; None when one of them is not in PEAK_FLOPS."""
     peaks = [PEAK_FLOPS.get(device.device_kind) for device in devices]
     known = [each for each in peaks if each is not None]
     return sum(known) if known and len(known) == len(peaks) else None
 
 
-CAUSAL = "causal"  # the scope in which trainer.attention computes what a causal mask half hides
+CAUSAL = "causal"  # the scope in which trainer.attention.implementations computes causal attention
 
 
 def train_step(forward: Jaxpr, causal: float = 1.0) -> float | None:
     """FLOPs of a training step whose forward pass is `forward`.
 
-    `causal`: what a FLOP of causal attention counts, 0.5 for those that its mask leaves. None when they depend on the
-    data: a loop of unknown length around a matrix multiplication.
+    `causal` is the weight of a FLOP of causal attention: 0.5 counts those that its mask leaves. None when the FLOPs
+    depend on the data: a loop of unknown length around a matrix multiplication.
     """
     counted = count(forward, causal)
     return None if math.isnan(counted) else 3 * counted
@@ -82,7 +82,7 @@ def _of_equation(equation: JaxprEqn, causal: float) -> float:
 
 
 def _times(name: str, params: Mapping[str, Any]) -> int:
-    """How often the body of a primitive runs."""
+    """How many times the body of a primitive runs."""
     if name == "scan":
         return int(params["length"])
     if name == "shard_map":  # its body has the shapes of one device

@@ -1,8 +1,8 @@
-"""What a train step holds on one device, by the shapes of its arrays. Nothing is allocated or computed.
+"""Memory of a train step on one device, from the shapes of its arrays. Nothing is allocated or computed.
 
-What the backward pass keeps of the forward pass is read from the program itself, so that any model and any
-rematerialization count as they are. It is split over devices by what is known: rows of the batch over dp × fsdp. How
-much of it mp splits only the compiler knows; both ends are given.
+The residuals (what the backward pass keeps of the forward pass) are read from the traced program, so that any model
+and any rematerialization count as they are. Those that grow with the batch are split over dp × fsdp. How much of them
+mp splits only the compiler knows, so the result is a range.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ PyTree = Any
 
 
 class Range(NamedTuple):
-    """Bytes, at least and at most."""
+    """At least and at most so many bytes."""
 
     low: int
     high: int
 
 
-def per_device(tree: PyTree) -> int:
+def bytes_per_device(tree: PyTree) -> int:
     """Bytes of the arrays of `tree` on one device; ShapeDtypeStructs with shardings."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def in_all(tree: PyTree) -> int:
+def total_bytes(tree: PyTree) -> int:
     """Bytes of the arrays of `tree`, each counted once."""
     return _bytes(jax.tree.leaves(tree))
 
 
-def kept(loss: Callable[..., Any], params: PyTree, *args: Any) -> int:
-    """Bytes that the gradient of `loss(params, *args)` reads of its forward pass, beside the arguments themselves.
+def residual_bytes(loss: Callable[..., Any], params: PyTree, *args: Any) -> int:
+    """Bytes that the gradient of `loss(params, *args)` reads of its forward pass, without the arguments themselves.
 
-    `loss` gives (value, aux); the arguments are arrays or ShapeDtypeStructs. On all devices together.
+    `loss` returns (value, aux); the arguments are arrays or ShapeDtypeStructs. On all devices together.
     """
 
     def backward(params: PyTree, *args: Any) -> Any:
@@ -49,10 +49,10 @@ def kept(loss: Callable[..., Any], params: PyTree, *args: Any) -> int:
     return _bytes(variable.aval for key, variable in outputs.items() if key not in given)
 
 
-def on_a_device(of_batch: int, of_twice: int, shards: int, fsdp: int, mp: int) -> Range:
-    """What one device keeps, of what all keep for a batch and for one of twice the rows.
+def residuals_per_device(of_batch: int, of_twice: int, shards: int, fsdp: int, mp: int) -> Range:
+    """Residuals of one device, from those of all devices for a batch (`of_batch`) and for one of twice the rows.
 
-    What grows with the rows is split over the `shards` of the batch. The rest is copies of weights, which are split as
+    Those that grow with the rows are split over the `shards` of the batch. The others are copies of weights, split as
     the weights are.
     """
     rows = of_twice - of_batch

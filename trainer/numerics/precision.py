@@ -1,14 +1,14 @@
-"""Which dtypes a run computes in, by name, and what XLA may do to a float32 matrix product.
+"""The dtypes that a run computes in, by name, and how precise XLA's float32 matrix products are.
 
 | name | compute | float32 products |
 |---|---|---|
 | fp32 | float32 | highest: true float32 on CPU and GPU, six bfloat16 passes on TPU |
 | tf32 | float32 | tensorfloat32: 10-bit mantissas on GPUs since Ampere, three bfloat16 passes on TPU, float32 on CPU |
 | bf16 | bfloat16 | as JAX is configured; the layers' own products are of bfloat16 operands |
-| fp16 | float16 | likewise of float16 operands; the loss is scaled (trainer.loss_scale) |
+| fp16 | float16 | likewise of float16 operands; the loss is scaled (trainer.optim.loss_scale) |
 
-Parameters and outputs of all four are float32. JAX left alone rounds float32 products to TF32 on such GPUs and to
-bfloat16 on TPU, so fp32 must ask for more. Whatever `compute` is, softmax, norms' statistics, loss, gradient sums and
+Parameters and outputs of all four are float32. By default JAX rounds float32 products to TF32 on such GPUs and to
+bfloat16 on TPU, so fp32 sets `highest`. Whatever `compute` is, softmax, norms' statistics, loss, gradient sums and
 optimizer state are float32.
 """
 
@@ -33,7 +33,7 @@ class Precision(NamedTuple):
 
     @property
     def is_scaled(self) -> bool:
-        """Whether gradients are too small for the compute dtype unless the loss is scaled."""
+        """Whether the loss is scaled: in float16 gradients underflow otherwise."""
         return bool(self.compute == jnp.float16)
 
 
@@ -46,7 +46,7 @@ NAMED = {
 
 
 def policy(precision: spec.Precision) -> Precision:
-    """The dtypes of a name, or of a policy in full."""
+    """The dtypes of a precision given by name, or in full."""
     full = precision if isinstance(precision, spec.Policy) else NAMED[precision]
     return Precision(
         params=jnp.dtype(full.params),

@@ -1,4 +1,4 @@
-"""What the backward pass recomputes, by name: memory bought with arithmetic, not with a result.
+"""What the backward pass recomputes, by name: it saves memory at the cost of arithmetic.
 
 | name | kept from the forward pass |
 |---|---|

@@ -4,6 +4,7 @@ Every parameter decays, biases and norms too, as with torch's `optimizer(model.p
 is multiplied by the learning rate. docs/optimizers.md holds the formulas.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,16 +12,17 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from trainer import schedules, spec
+from trainer import spec
+from trainer.optim import schedules
 
 PyTree = Any
 
 
 def build(optimizer: spec.Optimizer, total_steps: int) -> optax.GradientTransformation:
-    """The chain gradients -> updates to add to the parameters; `init` and `update` both want the parameters.
+    """The optax transformation gradients -> updates; `init` and `update` both need the parameters.
 
     State and arithmetic are float32 whatever the parameters are: the second moment of Adam in bfloat16 would never
-    move (1 - b2 = 0.001 is below its resolution of 0.004). The updates come in the dtypes of the parameters.
+    change (1 - b2 = 0.001 is below its resolution of 0.004). The updates come in the dtypes of the parameters.
     """
     clip = optax.identity() if optimizer.clip is None else optax.clip_by_global_norm(optimizer.clip)
     return _in_float32(optax.chain(clip, _named(optimizer, schedules.build(optimizer, total_steps))))
@@ -58,14 +60,14 @@ def _float32(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), tree)
 
 
-def scheduled(opt: PyTree, after: PyTree) -> PyTree:
-    """`opt` with the counts of its schedules as in `after`: of a step that counts and changes nothing else."""
+def with_schedule_counts(opt: PyTree, after: PyTree, when: jax.Array | bool = True) -> PyTree:
+    """`opt` with the step counts of its schedules taken from `after` if `when`: a skipped step changes only these."""
 
     def is_schedule(state: Any) -> bool:
         return getattr(state, "_fields", None) == ("count",)
 
     def counted(old: Any, new: Any) -> Any:
-        return new if is_schedule(old) else old
+        return jax.tree.map(partial(jnp.where, when), new, old) if is_schedule(old) else old
 
     return jax.tree.map(counted, opt, after, is_leaf=is_schedule)
 
@@ -76,17 +78,17 @@ def ema_init(params: PyTree) -> PyTree:
 
 
 def ema_update(ema: PyTree, params: PyTree, decay: float) -> PyTree:
-    """decay × ema + (1 - decay) × params, float32: in bfloat16 a decay above 0.996 would never move."""
+    """decay × ema + (1 - decay) × params, float32: in bfloat16 a decay above 0.996 would never change it."""
     return optax.incremental_update(_float32(params), ema, 1.0 - decay)
 
 
 def state_shardings(transformation: optax.GradientTransformation, params: PyTree, shardings: PyTree) -> PyTree:
-    """Where each leaf of `transformation.init(params)` lives, given where each parameter does.
+    """The sharding of each leaf of `transformation.init(params)`, given those of the parameters.
 
-    `params` are arrays or ShapeDtypeStructs, `shardings` a NamedSharding for each of them in the same tree; what comes
-    back has the tree of the optimizer's state, to be used as jit's `out_shardings`. A leaf of its parameter's shape
-    (moments, momentum) lives as the parameter does. A parameter's mean over one axis (adafactor's rows and columns)
-    lives as the parameter does without that axis. The rest (counts, adafactor's unused leaves) is on every device.
+    `params` are arrays or ShapeDtypeStructs, `shardings` a NamedSharding for each of them in the same tree; the
+    result has the tree of the optimizer's state, for jit's `out_shardings`. A leaf of its parameter's shape (moments,
+    momentum) is sharded as the parameter. A parameter's mean over one axis (adafactor's rows and columns) is sharded as
+    the parameter without that axis. The rest (counts, adafactor's unused leaves) is on every device.
     """
     mesh = jax.tree.leaves(shardings)[0].mesh
     everywhere = NamedSharding(mesh, PartitionSpec())

@@ -12,7 +12,7 @@ from trainer.spec import Optimizer
 
 
 def build(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
-    """Step (int32, from 0) -> learning rate (float32): warm-up, then lr held, then the descent.
+    """The schedule step (int32, from 0) -> learning rate (float32): warm-up, then constant lr, then the decay.
 
     Raises SpecError when warm-up and decay do not fit in `total_steps`.
     """

@@ -1,29 +1,36 @@
-"""The global mesh: axes dp, fsdp, mp over all devices of all processes, and which rows of a batch live here."""
+"""The global mesh: axes dp, fsdp, mp over all devices of all processes; and the batch rows that a process reads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from trainer import spec
 from trainer.contract import MESH_AXES
 from trainer.errors import SpecError
 
+Grid = np.ndarray[Any, Any]  # of devices, [dp, fsdp, mp]
 BATCH_AXES = ("dp", "fsdp")  # the mesh axes that split a batch
 
 
-def build(mesh: spec.Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
-    """The mesh of the spec, each process's devices together; across slices, the dcn part of an axis is outermost.
+def build(
+    mesh: spec.Mesh, devices: Sequence[jax.Device] | None = None, note: Callable[[str], None] = lambda text: None
+) -> jax.sharding.Mesh:
+    """The mesh of the spec; across slices, the dcn part of an axis is outermost.
 
-    Axis types are Auto: `jax.make_mesh` defaults to Explicit, under which a ported model does not trace.
-    Raises SpecError when the axes do not multiply to the devices.
+    On TPU the axes follow the torus, mp first. Elsewhere each process's devices are adjacent. `note` gets a sentence
+    where a torus could not be followed. Axis types are Auto: `jax.make_mesh` defaults to Explicit, under which a ported
+    model does not trace. Raises SpecError when the axes do not multiply to the devices.
     """
-    near = sorted(jax.devices() if devices is None else devices, key=_place)
+    given = list(jax.devices() if devices is None else devices)
     try:
-        sizes = mesh.resolve(len(near))
+        sizes = mesh.resolve(len(given))
     except ValueError as error:
         raise SpecError(f"train.mesh: {error}") from None
     across = [mesh.dcn.get(axis, 1) for axis in ("dp", "fsdp", "mp")]
@@ -31,12 +38,45 @@ def build(mesh: spec.Mesh, devices: Sequence[jax.Device] | None = None) -> jax.s
         if size % count:
             raise SpecError(f"train.mesh.dcn: {axis} = {count} does not divide {axis} = {size}")
     inside = [size // count for size, count in zip(sizes, across, strict=True)]
-    grid = np.array(near).reshape(*across, *inside).transpose(0, 3, 1, 4, 2, 5).reshape(sizes)
+    grid = _on_torus(given, inside, across, note) if getattr(given[0], "platform", None) == "tpu" else None
+    if grid is None:
+        near = np.array(sorted(given, key=_place))
+        grid = near.reshape(*across, *inside).transpose(0, 3, 1, 4, 2, 5).reshape(sizes)
     return jax.sharding.Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def _place(device: jax.Device) -> tuple[int, int, int]:
-    return (getattr(device, "slice_index", 0), device.process_index, device.id)
+    return (_slice(device), device.process_index, device.id)
+
+
+def _slice(device: jax.Device) -> int:
+    return getattr(device, "slice_index", 0)
+
+
+def _on_torus(
+    devices: list[jax.Device], inside: Sequence[int], across: Sequence[int], note: Callable[[str], None]
+) -> Grid | None:
+    """The devices of TPU slices, each axis along neighbours of the torus; None where JAX finds no such assignment.
+
+    Without dcn the outermost axis spans the slices. Physical axes are split only where no other assignment exists.
+    """
+    slices = len({_slice(device) for device in devices})
+    if slices > 1 and math.prod(across) == 1 and inside[0] % slices == 0:
+        inside, across = [inside[0] // slices, *inside[1:]], [slices, *across[1:]]
+    granules = math.prod(across)
+    of_processes = granules != slices and granules == len({device.process_index for device in devices})
+    reason = ""
+    for is_split in (False, True):
+        try:
+            if granules == slices == 1:
+                return mesh_utils.create_device_mesh(inside, devices, allow_split_physical_axes=is_split)
+            return mesh_utils.create_hybrid_device_mesh(
+                inside, across, devices, process_is_granule=of_processes, allow_split_physical_axes=is_split
+            )
+        except (AssertionError, AttributeError, NotImplementedError, ValueError) as error:  # holes, odd shapes
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    note(f"train.mesh does not follow the TPU's torus, its devices are in the order of their processes: {reason[:200]}")
+    return None
 
 
 def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
@@ -44,17 +84,33 @@ def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
-def rows(mesh: jax.sharding.Mesh, batch: int) -> range:
-    """The rows of a global batch that this process's devices need; processes that share an mp group share rows.
+def rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None) -> range:
+    """The rows of a global batch that a process, by default this one, reads; those that share an mp group share rows.
 
-    Raises SpecError when dp × fsdp does not divide `batch`, or when the rows are not contiguous.
+    Where a torus gives processes parts of the batch that are not contiguous, each reads as many rows as it holds, in
+    the order of the processes' first parts: every row is read, and lies elsewhere in the batch. Raises SpecError when
+    dp × fsdp does not divide `batch`, or where the parts of two processes overlap and are not equal.
     """
+    process = jax.process_index() if process is None else process
     shards = mesh.shape["dp"] * mesh.shape["fsdp"]
     if batch % shards:
         raise SpecError(f"train.batch = {batch} does not divide over dp × fsdp = {shards} devices")
-    places = batch_sharding(mesh).addressable_devices_indices_map((batch,)).values()
-    spans = sorted({index[0].indices(batch)[:2] for index in places if index is not None})
-    for (_, stop), (start, _) in zip(spans, spans[1:], strict=False):
-        if stop != start:
-            raise SpecError(f"train.mesh: process {jax.process_index()} holds rows up to {stop} and from {start} on")
-    return range(spans[0][0], spans[-1][1])
+    held, each = _parts(mesh), batch // shards
+    if all(parts[-1] - parts[0] + 1 == len(parts) for parts in held.values()):
+        return range(held[process][0] * each, (held[process][-1] + 1) * each)
+    groups = sorted(set(held.values()))
+    if sum(map(len, groups)) != shards:
+        mine = ", ".join(map(str, held[process]))
+        raise SpecError(
+            f"train.mesh: process {process} holds the parts {mine} of the batch, which overlap with others'"
+        )
+    start = sum(len(group) for group in groups[: groups.index(held[process])])
+    return range(start * each, (start + len(held[process])) * each)
+
+
+def _parts(mesh: jax.sharding.Mesh) -> dict[int, tuple[int, ...]]:
+    """Which of the dp × fsdp parts of a batch each process's devices hold."""
+    processes = np.vectorize(lambda device: device.process_index)(mesh.devices).reshape(-1, mesh.shape["mp"])
+    return {
+        int(process): tuple(np.flatnonzero((processes == process).any(1)).tolist()) for process in np.unique(processes)
+    }

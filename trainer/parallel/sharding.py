@@ -1,4 +1,4 @@
-"""Where every array lives, said once: logical axis -> mesh axis, as data.
+"""The sharding of every array, in one table: logical axis -> mesh axis.
 
 A model names the axes of a parameter (`nnx.Param(value, axes=("embed", "hidden"))`), or its task names them by path
 (`sharding = {r".*kernel": ("embed", "hidden")}`). Names cover the last dimensions; one in front of them, which nnx.vmap
@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from trainer.errors import SpecError
-from trainer.mesh import BATCH_AXES
+from trainer.parallel.mesh import BATCH_AXES
 
 Axes = tuple[str | None, ...]  # a logical axis, a mesh axis, or None for each of the last dimensions
 Entry = tuple[str, ...]  # the mesh axes that split one dimension, outermost first
@@ -24,8 +25,8 @@ Entry = tuple[str, ...]  # the mesh axes that split one dimension, outermost fir
 RULES: Mapping[str, Entry] = {
     "batch": BATCH_AXES,
     "layers": (),
-    "length": (),  # of whole examples, as attention wants them
-    "sequence": ("mp",),  # the same where every position is for itself: norms and the stream between products
+    "length": (),  # of whole examples, as attention needs them
+    "sequence": ("mp",),  # the same where positions do not interact: norms and the stream between products
     "embed": (),  # the residual stream
     "heads": ("mp",),
     "kv_heads": ("mp",),
@@ -34,7 +35,7 @@ RULES: Mapping[str, Entry] = {
     "vocab": ("mp",),
     "classes": (),
 }
-# These stay whole where they do not divide: a class token makes a sequence longer by one, GPT-2's vocabulary is odd.
+# These are not split where they do not divide: a class token makes a sequence longer by one, GPT-2's vocabulary is odd.
 WHOLE = ("sequence", "vocab")
 
 
@@ -50,7 +51,7 @@ def state_sharding(name: str, shape: tuple[int, ...], axes: Axes | None, mesh: j
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """`x` held to the sharding of its named axes on the current mesh; `x` itself where there is none.
+    """`x` constrained to the sharding of its named axes on the current mesh; `x` itself without a mesh.
 
     Without it the compiler may split activations like the weights they meet, and gather the batch instead.
     """
@@ -65,15 +66,30 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
 def by_path(rules: Mapping[str, Sequence[str | None]], named: Mapping[str, Axes | None]) -> dict[str, Axes | None]:
     """The axes of every parameter: those of the first rule whose pattern matches the whole name, else the model's own.
 
-    Raises SpecError for a rule that matches no parameter: a typing error would silently copy what should be split.
+    Raises SpecError for what is no rule, and for one that matches no parameter: a typing error would silently copy what
+    should be split.
     """
-    for pattern in rules:
+    if not isinstance(rules, Mapping):
+        raise SpecError(
+            f"sharding is a {type(rules).__name__}, not a dict of patterns: {{r'.*kernel': ('embed', 'hidden')}}"
+        )
+    for pattern, axes in rules.items():
+        _check_rule(pattern, axes)
         if not any(re.fullmatch(pattern, name) for name in named):
             raise SpecError(f"sharding rule {pattern!r} matches no parameter. There are: {', '.join(sorted(named))}")
     return {
         name: next((tuple(axes) for pattern, axes in rules.items() if re.fullmatch(pattern, name)), own)
         for name, own in named.items()
     }
+
+
+def _check_rule(pattern: Any, axes: Any) -> None:
+    if not isinstance(axes, list | tuple) or not all(axis is None or isinstance(axis, str) for axis in axes):
+        raise SpecError(f"sharding rule {pattern!r}: {axes!r} is not a tuple of axes, such as ('embed', None)")
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise SpecError(f"sharding rule {pattern!r} is not a pattern: {error}") from None
 
 
 def _pad(name: str, shape: tuple[int, ...], axes: Axes) -> Axes:

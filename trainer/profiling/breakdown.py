@@ -1,4 +1,4 @@
-"""What a step spends, from what ran when. Pure: intervals in, seconds by kind out.
+"""How a step spends its time, from the operations that ran. Pure: intervals in, seconds by kind out.
 
 Every moment of a step counts once, so the parts add up to it: a moment in which operations of several kinds run on one
 device is that of the first in ORDER. Collectives therefore count where nothing hides them, and `host` is the time in
@@ -15,7 +15,7 @@ from trainer.profiling.kinds import ATTENTION, COLLECTIVES, ELEMENTWISE, MATMUL
 
 HOST = "host"
 ORDER = (MATMUL, ATTENTION, ELEMENTWISE, COLLECTIVES)
-TOP = 10  # operations that are named
+TOP = 10  # operations in `top`
 
 Span = tuple[float, float]  # from, until; seconds
 
@@ -40,6 +40,7 @@ class Breakdown(NamedTuple):
     top: Sequence[tuple[str, str, float]]  # the longest operations: name, kind, seconds
 
     def to_json(self) -> dict[str, Any]:
+        """The breakdown as summary.json of a profile holds it: seconds to the nanosecond, and shares."""
         return {
             "steps": self.steps,
             "devices": self.devices,
@@ -52,13 +53,14 @@ class Breakdown(NamedTuple):
 
     @property
     def shares(self) -> dict[str, float]:
+        """Share of the step by kind; they add up to 1."""
         return {kind: spent / self.step_s for kind, spent in self.seconds.items()}
 
 
 def of(ops: Sequence[Op], window: Span, pauses: Sequence[Span], steps: int) -> Breakdown:
-    """What each of `steps` in `window` spent; what lies in `pauses` (evaluation, saves) belongs to no step.
+    """The mean breakdown of `steps` within `window`; `pauses` (evaluation, saves) belong to no step.
 
-    Raises ValueError when no device ran anything in it.
+    Raises ValueError when no device ran an operation within it.
     """
     paused = merged(clipped(pauses, window))
     by_device: dict[str, list[Op]] = defaultdict(list)
@@ -121,7 +123,7 @@ def length(spans: Iterable[Span]) -> float:
     return sum(end - start for start, end in spans)
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- text -------------------------------------------------------------------------------------------------------------
 
 
 def line(found: Breakdown) -> str:
@@ -131,7 +133,7 @@ def line(found: Breakdown) -> str:
 
 
 def table(found: Breakdown) -> list[str]:
-    """A line for each kind."""
+    """The breakdown as lines of text, one for each kind and one for the step."""
     lines = [
         f"  {kind:<12}{spent * 1e3:>10.3f} ms{spent / found.step_s:>6.0%}".replace("%", " %")
         for kind, spent in found.seconds.items()

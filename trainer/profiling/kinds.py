@@ -1,7 +1,7 @@
-"""What an operation of a compiled program is for, read from the program's text. Pure.
+"""The kind of each operation of a compiled program, read from the program's text. Pure.
 
-The names of operations say little: `fusion.12` may hold a matrix product or add two vectors. XLA's own text of the
-compiled program says what is in it, and from which scope of ours it came; it is the same on CPU, GPU and TPU.
+The names of operations tell little: `fusion.12` may hold a matrix product or add two vectors. XLA's own text of the
+compiled program states what is in it, and which scope of ours it comes from; it is the same on CPU, GPU and TPU.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class _Instruction(NamedTuple):
 
 
 def of_programs(texts: Iterable[str]) -> dict[str, str | None]:
-    """The kind of each operation of compiled programs; None for those that only hold others.
+    """The kind of each operation of compiled programs; None for those that only contain others.
 
-    By `program/operation`, and by the operation alone for readers that do not know the program: the first one's counts.
+    By `program/operation`, and by the operation alone for readers that do not know the program: the first program's.
     """
     found: dict[str, str | None] = {}
     for text in texts:

@@ -1,7 +1,7 @@
-"""Traces some steps of the loop, as the job or a person asks, and says what they spend.
+"""Traces some steps of the loop, at the request of the job or of a person, and reports how they spend their time.
 
-Costs a look for a file per step while nothing is traced. Every rank traces for itself: none waits for another beyond
-what its own steps do. What fails here is told, and never ends a run.
+Costs a check for a file per step while nothing is traced. Every rank traces by itself: none waits for another beyond
+what its steps do anyway. A failure here is noted, and never ends a run.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import jax
 
+from trainer.metrics.progress import Progress
 from trainer.profiling import breakdown, kinds, xplane
 from trainer.profiling.breakdown import Breakdown
-from trainer.progress import Progress
 from trainer.spec import Profile
 
 KEPT = 10  # traces of a rank; older ones are removed
@@ -28,24 +28,24 @@ MAX_BYTES = 1 << 30  # of a trace that is kept
 FOLDER, SUMMARY = "profiles", "summary.json"
 
 
-class Wanted(NamedTuple):
-    """A profile that was asked for: by an agent, which gave it a number, or by the job."""
+class Request(NamedTuple):
+    """A requested profile: by an agent, which gives it a number, or by the job (None)."""
 
     number: int | None
     steps: int
 
 
 class Tracing(NamedTuple):
-    """A trace under way."""
+    """A trace in progress."""
 
-    wanted: Wanted
+    wanted: Request
     folder: Path
     first: int  # steps that were complete when it began
     until: int
 
 
 class Profiler:
-    """One process's part. `between` is called before every step, by the thread that runs the steps."""
+    """The profiler of one process. `between` is called before every step, by the thread that runs the steps."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class Profiler:
         settle: Callable[[], None],
         programs: Callable[[], list[str]],
     ) -> None:
-        """`request` is the file in which an agent asks; `settle` waits for the steps that were dispatched; `programs`
-        are the texts of what they run."""
+        """`request` is the path of the file by which an agent requests a profile; `settle` waits for the dispatched
+        steps; `programs` returns the texts of their compiled programs."""
         self._spec, self._rank, self._report = spec, rank, report
         self._request, self._settle, self._programs = request, settle, programs
         self._base = None if run_dir is None or "://" in run_dir else Path(run_dir, FOLDER)
@@ -69,50 +69,50 @@ class Profiler:
         self._readers: list[threading.Thread] = []
 
     def between(self, step: int) -> None:
-        """Begins or ends a trace where one is due; `step` steps are complete, or were dispatched."""
+        """Begins or ends a trace where one is due; `step` steps are complete or dispatched."""
         if self._tracing is not None:
             self._annotate(None)
             if step >= self._tracing.until:
-                self._end(step)
+                self._end(self._tracing, step)
             else:
                 self._annotate(step)
         elif self._is_due(step):
-            self._begin(step, Wanted(None, self._spec.steps))
+            self._begin(step, Request(None, self._spec.steps))
         elif self._request is not None and os.access(self._request, os.F_OK):
-            if (wanted := self._take(self._request)) is not None:
+            if (wanted := self._take_request(self._request)) is not None:
                 self._begin(step, wanted)
 
     def _is_due(self, step: int) -> bool:
-        """Whether the job's own profile begins: once its step is reached, unless this attempt resumed behind it."""
+        """Whether the job's own profile begins: once its step is reached, unless this attempt resumed after it."""
         before, self._last = step - 1 if self._last is None else self._last, step
         return self._spec.at is not None and before < self._spec.at <= step
 
     def pause(self) -> contextlib.AbstractContextManager[Any]:
-        """Marks what belongs to no step: an evaluation, a save."""
+        """A context that marks time of no step: an evaluation, a save."""
         return jax.profiler.TraceAnnotation(xplane.PAUSE)
 
     def finish(self, step: int) -> None:
-        """After the last step: ends what is traced, and waits until all is said."""
+        """Called after the last step: ends the trace in progress, and waits until it is read and reported."""
         if self._tracing is not None:
             self._annotate(None)
-            self._end(step)
+            self._end(self._tracing, step)
         for reader in self._readers:
             reader.join()
 
     # --- the trace ----------------------------------------------------------------------------------------------------
 
-    def _take(self, request: str) -> Wanted | None:
+    def _take_request(self, request: str) -> Request | None:
         try:
             with open(request) as file:
-                asked = json.load(file)
+                content = json.load(file)
             os.unlink(request)
-            return Wanted(int(asked["id"]), int(asked["steps"]))
+            return Request(int(content["id"]), int(content["steps"]))
         except (OSError, ValueError, LookupError, TypeError) as fault:
-            self._request = None  # not to be met again at every step
-            self._report.note(f"rank {self._rank} can be profiled no more: what asks it cannot be read: {fault}")
+            self._request = None  # not to be read again at every step
+            self._report.note(f"rank {self._rank} can no longer be profiled: the request file cannot be read: {fault}")
             return None
 
-    def _begin(self, step: int, wanted: Wanted) -> None:
+    def _begin(self, step: int, wanted: Request) -> None:
         self._settle()  # so that the trace begins with a step
         try:
             folder = self._folder(step)
@@ -122,20 +122,19 @@ class Profiler:
         except (OSError, RuntimeError) as fault:
             return self._fail(wanted, step, fault)
         self._tracing = Tracing(wanted, folder, step, step + wanted.steps)
-        self._tell(wanted, "tracing", step=step, steps=wanted.steps)
+        self._report_state(wanted, "tracing", step=step, steps=wanted.steps)
         self._annotate(step)
 
     def _annotate(self, step: int | None) -> None:
-        """Marks that a step begins; None that it ended."""
+        """Marks in the trace that `step` begins; None: that the last one ended."""
         if self._annotation is not None:
             self._annotation.__exit__(None, None, None)
         self._annotation = None if step is None else jax.profiler.StepTraceAnnotation(xplane.STEP, step_num=step)
         if self._annotation is not None:
             self._annotation.__enter__()
 
-    def _end(self, step: int) -> None:
-        assert self._tracing is not None, "the caller has looked"
-        tracing, self._tracing = self._tracing, None
+    def _end(self, tracing: Tracing, step: int) -> None:
+        self._tracing = None
         with jax.profiler.StepTraceAnnotation(xplane.STEP, step_num=step - 1):
             self._settle()  # so that the trace ends with a step
         self._report.phase("save", step)
@@ -156,18 +155,18 @@ class Profiler:
         shutil.rmtree(folder, ignore_errors=True)  # of an attempt whose steps are done again
         for old in mine[: max(0, len(mine) + 1 - KEPT)]:
             shutil.rmtree(old, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another rank's lies there too
+            with contextlib.suppress(OSError):  # another rank's is there too
                 old.parent.rmdir()
         folder.mkdir(parents=True)
         return folder
 
-    # --- what it says -------------------------------------------------------------------------------------------------
+    # --- the report --------------------------------------------------------------------------------------------------
 
     def _conclude(self, tracing: Tracing, end: int) -> None:
-        """Reads the trace beside the loop."""
+        """Reads the trace in a thread, while the loop goes on, and reports its breakdown."""
         try:
             found = self._read(tracing, end)
-        except Exception as fault:  # whatever it is, the run goes on, and who asked is answered
+        except Exception as fault:  # whatever it is, the run goes on, and the agent gets an answer
             return self._fail(tracing.wanted, tracing.first, fault)
         steps = f"steps {tracing.first}-{end - 1}" if found.steps > 1 else f"step {tracing.first}"
         if self._rank == 0:
@@ -175,7 +174,7 @@ class Profiler:
             head = f"profile of {steps} on {found.devices} devices of rank 0, in {tracing.folder}"
             print("\n".join([head, *breakdown.table(found)]), flush=True)
         summary, table = self._summary(tracing, found), breakdown.table(found)
-        self._tell(tracing.wanted, "done", folder=str(tracing.folder), summary=summary, table=table)
+        self._report_state(tracing.wanted, "done", folder=str(tracing.folder), summary=summary, table=table)
 
     def _read(self, tracing: Tracing, end: int) -> Breakdown:
         files = sorted(tracing.folder.rglob("*.xplane.pb"))
@@ -201,13 +200,13 @@ class Profiler:
             **found.to_json(),
         }
 
-    def _fail(self, wanted: Wanted, step: int, fault: Exception) -> None:
+    def _fail(self, wanted: Request, step: int, fault: Exception) -> None:
         text = f"no profile at step {step} of rank {self._rank}: {fault}"
         print(text, flush=True)
         self._report.note(text)
-        self._tell(wanted, "failed", fault=str(fault)[:1000])
+        self._report_state(wanted, "failed", fault=str(fault)[:1000])
 
-    def _tell(self, wanted: Wanted, state: str, **values: Any) -> None:
-        """Answers the agent that asked."""
+    def _report_state(self, wanted: Request, state: str, **values: Any) -> None:
+        """Reports the state of a profile to the agent that requested it."""
         if wanted.number is not None:
             self._report.profile({"id": wanted.number, "state": state, **values})

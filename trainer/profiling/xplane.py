@@ -1,4 +1,4 @@
-"""Reads what JAX's profiler wrote: which operations ran when, and when the steps and their pauses were.
+"""Reads a trace of JAX's profiler: which operations ran when, and when the steps and their pauses were.
 
 JAX's own reader, jax.profiler.ProfileData, does without TensorFlow (jax 0.10 and 0.11 are alike).
 """
@@ -16,15 +16,15 @@ from jax.profiler import ProfileData
 from trainer.profiling import kinds
 from trainer.profiling.breakdown import Op, Span
 
-STEP, PAUSE = "train", "jaxlaunch pause"  # of our annotations: a step, and what belongs to none
-_HOST, _DEVICE = "/host:CPU", re.compile(r"/device:\w+:\d+$")  # the parts of a chip, such as SparseCores, are none
+STEP, PAUSE = "train", "jaxlaunch pause"  # names of our annotations: a step, and time of no step
+_HOST, _DEVICE = "/host:CPU", re.compile(r"/device:\w+:\d+$")  # the parts of a chip, such as SparseCores, do not match
 # On GPU a stream's kernels name their operation. On TPU operations are events of a line, which begin with their text.
 _LINES = re.compile(r"Stream|XLA Ops$")
 _TEXT = re.compile(r"%?([\w.\-]+) = ")
 
 
 class Event(Protocol):
-    """What the reader gives of an event."""
+    """What the reader returns of an event."""
 
     name: str
     start_ns: float
@@ -33,7 +33,7 @@ class Event(Protocol):
 
 
 class Trace(NamedTuple):
-    """A trace, as far as it is ours to understand; times in seconds since its beginning."""
+    """The part of a trace that a breakdown needs; times in seconds since its beginning."""
 
     ops: list[Op]
     steps: list[Span]
@@ -43,13 +43,13 @@ class Trace(NamedTuple):
 def read(path: Path, known: Mapping[str, str | None]) -> Trace:
     """The trace in a file; `known` has the kinds of the operations of the train steps."""
     with warnings.catch_warnings():
-        # Under `-W error` Python 3.12's word on the reader's types ends the process (jaxlib 0.11, by nanobind).
+        # Under `-W error` Python 3.12's warning about the reader's types ends the process (jaxlib 0.11, by nanobind).
         warnings.simplefilter("ignore", DeprecationWarning)
         return of_planes(ProfileData.from_file(str(path)).planes, known)
 
 
 def of_planes(planes: Any, known: Mapping[str, str | None]) -> Trace:
-    """The trace of what JAX calls planes: one of the host, one of each device, each of lines of events."""
+    """The trace of JAX's planes: one of the host, one of each device, each of lines of events."""
     found = Trace([], [], [])
     on_host: list[Op] = []
     for plane in planes:
@@ -60,7 +60,7 @@ def of_planes(planes: Any, known: Mapping[str, str | None]) -> Trace:
             for line in plane.lines:
                 if _LINES.match(line.name):
                     found.ops.extend(_ops(line.events, known, plane.name))
-    found.ops.extend([] if found.ops else on_host)  # where there are devices, what the host computes is the host's
+    found.ops.extend([] if found.ops else on_host)  # with devices, what the host computes is no device time
     return found
 
 
@@ -78,7 +78,7 @@ def _host_line(events: Any, known: Mapping[str, str | None], found: Trace) -> It
 
 
 def _may_be_op(event: Event) -> bool:
-    """Whether it may be an operation: most of what a CPU's threads say is not, and reading statistics takes time."""
+    """Whether it may be an operation: most events of a CPU's threads are not, and reading statistics takes time."""
     return not event.name.startswith(("end: ", "Threadpool", "ThunkExecutor")) and event.duration_ns > 0
 
 

@@ -1,7 +1,7 @@
-"""Which steps go to the device together. A tiny model's step is shorter than the time it takes the host to send one.
+"""Which steps are dispatched together. A tiny model's step is shorter than the time the host needs to dispatch one.
 
-Evaluations, saves and the last step come between dispatches, so the steps between them are cut into spans of as many as
-are asked for, and the rest goes one by one: two shapes, hence two programs, on any run.
+Evaluations and saves come between dispatches, so the steps between them are cut into spans of `steps_per_dispatch`, and
+the rest is dispatched one by one: two shapes, hence two programs, on any run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A step compiled ahead of time. It never traces again: arrays of another kind are an error that says what changed."""
+"""A step compiled ahead of time. It never traces again: other shapes or dtypes are an error that names them."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Executable:
             raise TypeError(f"the {self.name} step was compiled once and is not traced again:\n" + "\n".join(changed))
 
     def text(self) -> str:
-        """The compiled program as XLA writes it, each operation with the scope that it comes from."""
+        """The compiled program as HLO text, each operation with the scope that it comes from."""
         return self._compiled.as_text() or ""
 
     def analysis(self) -> dict[str, float]:
-        """What XLA says of it: bytes on a device, operations and bytes moved, and its collectives by name.
+        """XLA's analysis: bytes on a device, FLOPs and bytes accessed, and the number of collectives by name.
 
-        A loop's body counts once.
+        The body of a loop counts once.
         """
         memory, text = self._compiled.memory_analysis(), self.text()
         costs = self._compiled.cost_analysis() or {}

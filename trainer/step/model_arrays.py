@@ -1,6 +1,6 @@
-"""An nnx model without its arrays: split once, put together again inside each trace.
+"""The arrays of an nnx model by name: the model is split once, and merged again inside each trace.
 
-Outside of a trace the arrays lie in flat dicts by name ("blocks.mlp.up"), the cheapest tree a step can be called with.
+Outside of a trace the arrays are in flat dicts by name ("blocks.mlp.up"), the cheapest tree to call a step with.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from trainer.sharding import Axes
+from trainer.parallel.sharding import Axes
 
 State = Any  # nnx.State, a tree of nnx variables
-Named = dict[str, Any]  # name -> array, or what describes one
+Named = dict[str, Any]  # name -> array, or ShapeDtypeStruct
 
 
-class Skeleton:
-    """How the arrays of `model` make a model. `params` and `rest` describe them, `axes` says how they are named."""
+class ModelArrays:
+    """The structure of `model`: `params` and `rest` describe its arrays by name, `axes` has their named axes."""
 
     def __init__(self, model: nnx.Module) -> None:
         self._graph, params, self._rngs, rest = _split(model)
@@ -27,7 +27,7 @@ class Skeleton:
         self.axes = _axes(params) | _axes(rest)
         self._params_tree, self._rest_tree = jax.tree.structure(params), jax.tree.structure(rest)
 
-    def arrays(self, model: nnx.Module) -> tuple[Named, Named]:
+    def split(self, model: nnx.Module) -> tuple[Named, Named]:
         """The parameters of `model`, and what else it holds but random streams (BatchNorm's statistics, counters)."""
         _, params, _, rest = _split(model)
         return _named(params), _named(rest)
@@ -54,7 +54,7 @@ def _named(state: State) -> Named:
 
 
 def _axes(state: State) -> dict[str, Axes | None]:
-    """Names by the model (ours: `axes`), or by flax's own `nnx.with_partitioning`."""
+    """The named axes of each array: by our metadata `axes`, or by flax's own `nnx.with_partitioning`."""
     found: dict[str, Axes | None] = {}
     for path, variable in nnx.to_flat_state(state):
         metadata = variable.get_metadata()
@@ -64,7 +64,7 @@ def _axes(state: State) -> dict[str, Axes | None]:
 
 
 def _seeded(rngs: State, rng: Array) -> State:
-    """The random streams with a key of its own each, all counts 0."""
+    """The random streams, each with its own key from `rng` and count 0."""
     leaves, tree = jax.tree.flatten(rngs)
     keys = jax.random.split(rng, max(len(leaves), 1))
     fresh = [

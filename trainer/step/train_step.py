@@ -1,6 +1,6 @@
-"""The train state, and the two compiled steps that read it: train and evaluate.
+"""The train state, and the two compiled steps on it: train and evaluate.
 
-Everything is a sum with a weight until the very end: micro-batches and devices add up to one global mean.
+Every mean is a sum with a weight until the end: micro-batches and devices add up to one global mean.
 """
 
 from __future__ import annotations
@@ -19,27 +19,32 @@ from jax import Array
 from jax.extend.core import Jaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
-from trainer import flops, kernels, loss_scale, memory, optim, precision, schedules, sharding, weights
-from trainer import mesh as meshes
+from trainer.attention import availability
+from trainer.contract import Key
 from trainer.errors import SpecError
-from trainer.executable import Executable
-from trainer.loss_scale import LossScale
-from trainer.skeleton import Named, Skeleton
-from trainer.spec import Published, TrainSpec
-from trainer.task import Loss, Task
+from trainer.huggingface import load
+from trainer.numerics import flops, memory, precision
+from trainer.optim import loss_scale, optimizers, schedules
+from trainer.optim.loss_scale import LossScale
+from trainer.parallel import mesh as meshes
+from trainer.parallel import sharding
+from trainer.spec import CustomModel, Published, TrainSpec
+from trainer.step.executable import Executable
+from trainer.step.model_arrays import ModelArrays, Named
+from trainer.task import Loss, Task, checked_loss, checked_model
 
 Batch = Mapping[str, Any]
 
 
 class TrainState(NamedTuple):
-    """All that a run carries from step to step. Flat dicts by parameter name; donated to every train step."""
+    """What a run carries from step to step, in flat dicts by parameter name. Donated to every train step."""
 
     step: Any  # int32 scalar: optimizer steps that are complete
     params: Named
     opt: Any  # optax's state over `params`
     ema: Named | None  # float32 moving average of `params`
-    rest: Named  # what the model holds besides: BatchNorm's statistics
-    scale: LossScale | None = None  # of float16
+    rest: Named  # other arrays of the model: BatchNorm's statistics
+    scale: LossScale | None = None  # under float16
 
 
 class Step:
@@ -50,35 +55,42 @@ class Step:
 
     def __init__(self, task: Task, spec: TrainSpec, mesh: jax.sharding.Mesh, total_steps: int) -> None:
         self._task, self._mesh = task, mesh
-        self._spec, self.note = kernels.fitted(spec, mesh.devices.flat[0])  # what a reader should know, or None
+        # The note is for the run's log and summary, or None.
+        self._spec, self.note = availability.with_fallback(spec, mesh.devices.flat[0])
         self._precision = precision.policy(spec.precision)
-        self._optimizer = optim.build(spec.optimizer, total_steps)
+        self._optimizer = optimizers.build(spec.optimizer, total_steps)
         self._rate = schedules.build(spec.optimizer, total_steps)
         self._total = total_steps
         self._check_batch()
+        self._is_ours = type(task).__module__.startswith("trainer.") and not isinstance(spec.model, CustomModel)
         with self._context():
-            self._skeleton = Skeleton(nnx.eval_shape(self._model))
-        self.axes = sharding.by_path(getattr(task, "sharding", {}), self._skeleton.axes)
+            self._arrays = ModelArrays(nnx.eval_shape(self._model))
+        self.axes = sharding.by_path(getattr(task, "sharding", {}), self._arrays.axes)
         self.abstract = self._abstract()
         self._train: dict[int, Executable] = {}  # by the steps of one dispatch
         self._evaluate: Executable | None = None
 
+    @property
+    def attention(self) -> str:
+        """The implementation of attention in use: what `auto` is here, or `xla` in place of one that is unavailable."""
+        return "xla" if self._spec.attention == "auto" else self._spec.attention
+
     # --- state --------------------------------------------------------------------------------------------------------
 
     def init(self) -> TrainState:
-        """A new state, each device making or reading its own part: equal numbers on every mesh.
+        """A new state, each device computing or reading its own part: equal numbers on every mesh.
 
         Raises SpecError when the folder to start from does not hold this model.
         """
         model, read = self._spec.model, {}
         if isinstance(model, Published) and model.init_from is not None:
-            read = weights.load(model, self.abstract.params)
+            read = load.load(model, self.abstract.params)
         with self._context():
             state: TrainState = jax.jit(self._fresh, donate_argnums=0, out_shardings=self._shardings())(read)
         return state
 
     def named(self, state: TrainState) -> dict[str, Any]:
-        """The state as dicts of leaves by name, for a checkpoint; parts that are empty are left out."""
+        """The state as dicts of leaves by name, for a checkpoint; empty parts are left out."""
         leaves = jax.tree_util.tree_flatten_with_path(state.opt)[0]
         opt = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
         scale = None if state.scale is None else state.scale._asdict()
@@ -86,7 +98,7 @@ class Step:
         return {"step": state.step, **{name: dict(part) for name, part in parts.items() if part}}
 
     def unnamed(self, tree: Mapping[str, Any]) -> TrainState:
-        """The state that `named` made `tree` of."""
+        """The inverse of `named`: the state of such a tree."""
         names = self.named(self.abstract).get("opt", {})
         opt = jax.tree.unflatten(jax.tree.structure(self.abstract.opt), [tree["opt"][name] for name in names])
         ema = None if self.abstract.ema is None else dict(tree["ema"])
@@ -104,7 +116,7 @@ class Step:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def compile_train(self, batch: Batch, steps: int = 1) -> None:
-        """Compiles `train` of so many steps for global batches like this one.
+        """Compiles `train` of `steps` steps for global batches like this one.
 
         Raises TypeError for a second kind of batch.
         """
@@ -125,21 +137,23 @@ class Step:
             self._evaluate = Executable("eval", self._sums, (self.abstract, self._like(batch)))
 
     def train(self, state: TrainState, batch: Batch, steps: int = 1) -> tuple[TrainState, dict[str, Array]]:
-        """One optimizer step, or several, of a batch [B, steps, ...] and with metrics [steps].
+        """One optimizer step; or several, on a batch [B, steps, ...] and with metrics [steps].
 
-        `state` is donated; the metrics are means on the device, to be read later.
+        `state` is donated; the metrics are means on the device, float32 scalars by the names of contract.Key and the
+        task's own, to be read later.
 
-        A step whose loss or gradients are not finite says `finite` False and gives back the state as it was. Under a
-        loss scale it is `skipped` instead, as long as there is a scale to halve: it counts, and changes nothing else.
-        Raises TypeError when the batch is not of the kind that was compiled for.
+        A step whose loss or gradients are not finite has `finite` False and returns the state unchanged. Under a loss
+        scale it is `skipped` instead, as long as the scale can be halved: it counts, and changes nothing else. Nor does
+        a step of `weight` 0, of a batch without a target: its means are NaN. Raises TypeError when the batch has other
+        shapes or dtypes than the step was compiled for.
         """
         new, metrics = self._train[steps](state, batch)
         return new, metrics
 
     def evaluate(self, state: TrainState, batch: Batch) -> dict[str, tuple[Array, Array]]:
-        """Sums and weights of the loss and the task's metrics; `examples` sums the rows' weights.
+        """Sums and weights, float32 scalars, of the loss and the task's metrics; `examples` is the sum of row weights.
 
-        The averaged weights are used where there are any.
+        Uses the moving average of the parameters where there is one.
         """
         assert self._evaluate is not None, "compile_eval comes before evaluate"
         sums: dict[str, tuple[Array, Array]] = self._evaluate(state, batch)
@@ -150,24 +164,26 @@ class Step:
         return flops.train_step(self.forward(batch))
 
     def forward(self, batch: Batch) -> Jaxpr:
-        """The forward pass over global batches like this one, as its FLOPs are counted."""
-        plain = self._spec.model_copy(update={"attention": "xla"})  # a kernel does not say what it computes
-        step = self if self._spec.attention in kernels.ANYWHERE else Step(self._task, plain, self._mesh, self._total)
+        """The jaxpr of the forward pass on global batches like this one, for counting FLOPs."""
+        plain = self._spec.model_copy(update={"attention": "xla"})  # a kernel's FLOPs are not in its jaxpr
+        step = (
+            self if self._spec.attention in availability.ANYWHERE else Step(self._task, plain, self._mesh, self._total)
+        )
         with step._context():
             forward: Jaxpr = jax.make_jaxpr(step._loss)(*step._arguments(batch)).jaxpr
         return forward
 
-    def kept(self, batch: Batch) -> int:
-        """Bytes that the backward pass of one micro-batch like this keeps of its forward pass, on all devices."""
+    def residual_bytes(self, batch: Batch) -> int:
+        """Bytes that the backward pass of a micro-batch like this one keeps of its forward pass, on all devices."""
         with self._context():
-            return memory.kept(self._loss, *self._arguments(batch))
+            return memory.residual_bytes(self._loss, *self._arguments(batch))
 
     def programs(self) -> list[str]:
-        """What was compiled to train, as XLA writes it, that of most steps first."""
+        """The HLO texts of the compiled train steps, that of most steps per dispatch first."""
         return [self._train[steps].text() for steps in sorted(self._train, reverse=True)]
 
     def analysis(self) -> dict[str, float]:
-        """What XLA says of the compiled train step: bytes on a device, and cost."""
+        """XLA's analysis of the compiled train step; see Executable.analysis."""
         return self._train[1].analysis()
 
     def _updates(self, state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
@@ -183,31 +199,35 @@ class Step:
         rng = jax.random.fold_in(self._keys()[1], state.step)
         loss, grads, rest = self._gradients(state, batch, rng)
         norm = optax.tree.norm(grads)
-        mean = loss.sum / loss.weight
-        finite = jnp.isfinite(mean) & jnp.isfinite(norm)
+        is_empty = loss.weight == 0
+        finite = jnp.isfinite(loss.sum / _divisor(loss.weight)) & jnp.isfinite(norm)
         updates, opt = self._optimizer.update(grads, state.opt, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = None
         if state.ema is not None and self._spec.optimizer.ema is not None:
-            ema = optim.ema_update(state.ema, params, self._spec.optimizer.ema)
+            ema = optimizers.ema_update(state.ema, params, self._spec.optimizer.ema)
         new = TrainState(state.step + 1, params, opt, ema, rest, state.scale)
-        kept = jax.tree.map(partial(jnp.where, finite), new, state)
-        told = {"finite": finite}
+        kept = jax.tree.map(partial(jnp.where, finite & ~is_empty), new, state)
+        counts, flags = finite, {Key.FINITE: finite, Key.WEIGHT: loss.weight}
         if state.scale is not None:
-            scale, opt = loss_scale.after(state.scale, finite), optim.scheduled(kept.opt, new.opt)
-            kept = kept._replace(step=new.step, opt=opt, scale=scale)
-            told = {"finite": finite | ~loss_scale.is_exhausted(state.scale), "skipped": ~finite}
-            told |= {"loss_scale": state.scale.value}
+            scale = loss_scale.updated(state.scale, finite)
+            kept = kept._replace(scale=jax.tree.map(partial(jnp.where, is_empty & finite), state.scale, scale))
+            counts = jnp.ones((), bool)
+            flags |= {Key.FINITE: finite | ~loss_scale.is_exhausted(state.scale), Key.SKIPPED: ~finite}
+            flags |= {Key.LOSS_SCALE: state.scale.value}
+        # A step that changes nothing else still counts, in the run and in the schedule, a function of the step.
+        opt = optimizers.with_schedule_counts(kept.opt, new.opt, counts)
+        kept = kept._replace(step=jnp.where(counts, new.step, state.step), opt=opt)
         return kept, {
             **{name: total / weight for name, (total, weight) in loss.metrics.items()},
-            "loss": mean,
-            "grad_norm": norm,
-            "learning_rate": jnp.asarray(self._rate(state.step), jnp.float32),
-            **told,
+            Key.LOSS: loss.sum / loss.weight,
+            Key.GRAD_NORM: norm,
+            Key.LEARNING_RATE: jnp.asarray(self._rate(state.step), jnp.float32),
+            **flags,
         }
 
     def _gradients(self, state: TrainState, batch: dict[str, Array], rng: Array) -> tuple[Loss, Named, Named]:
-        """The loss, the gradient of its global mean, and the rest after it: a scan over the micro-batches."""
+        """The loss, the gradient of its global mean, and `rest` after it: a scan over the micro-batches."""
 
         def micro(carry: tuple[Named, Named], part: tuple[dict[str, Array], Array]) -> Any:
             total, rest = carry
@@ -222,7 +242,7 @@ class Step:
         zeros = jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.float32), state.params)
         (grads, rest), losses = jax.lax.scan(micro, (zeros, state.rest), parts)
         loss = jax.tree.map(lambda per_micro_batch: per_micro_batch.sum(0), losses)
-        return loss, jax.tree.map(lambda grad: grad / loss.weight, grads), rest
+        return loss, jax.tree.map(lambda grad: grad / _divisor(loss.weight), grads), rest
 
     def _micro_batches(self, rows: Array) -> Array:
         """[B, ...] -> [A, B / A, ...]: row i goes to micro-batch i mod A, so that no row leaves its device."""
@@ -239,51 +259,62 @@ class Step:
         self, params: Named, rest: Named, batch: dict[str, Array], rng: Array, scale: LossScale | None = None
     ) -> tuple[Array, tuple[Loss, Named]]:
         model_rng, loss_rng = jax.random.split(rng)
-        model = self._skeleton.merge(self._cast(params), rest, model_rng)
-        loss = _float32(self._task.loss(model, batch, loss_rng))
+        model = self._arrays.merge(self._cast(params), rest, model_rng)
+        loss = self._task_loss(model, batch, loss_rng)
         if not isinstance(loss, Loss):
             weight = batch["weight"].sum()
             loss = Loss(loss * weight, weight)
         total = loss.sum if scale is None else loss.sum * loss_scale.factor(scale, loss.weight)
-        return total, (loss, self._skeleton.arrays(model)[1])
+        return total, (loss, self._arrays.split(model)[1])
+
+    def _task_loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Any:
+        """The task's loss in float32. Raises SpecError where it is none."""
+        loss = checked_loss(self._spec.task, self._task.loss(model, batch, rng))
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), loss)
 
     def _sums(self, state: TrainState, batch: dict[str, Array]) -> dict[str, tuple[Array, Array]]:
         params = self._cast(state.params if state.ema is None else state.ema)
 
         def loss(batch: dict[str, Array]) -> Any:
-            model = self._skeleton.merge(params, state.rest, self._keys()[1])
+            model = self._arrays.merge(params, state.rest, self._keys()[1])
             model.eval()
-            return _float32(self._task.loss(model, batch, self._keys()[1]))
+            return self._task_loss(model, batch, self._keys()[1])
 
         sums, weight_B = loss(batch), batch["weight"]
         examples = weight_B.sum()
         if not isinstance(sums, Loss):  # a mean over rows cannot leave padded rows out: one row at a time can
             mean_B = jax.vmap(lambda row: loss(jax.tree.map(lambda x: x[None], row)))(batch)
             sums = Loss(jnp.where(weight_B != 0, mean_B * weight_B, 0.0).sum(), examples)
-        return {**sums.metrics, "loss": (sums.sum, sums.weight), "examples": (examples, examples)}
+        return {**sums.metrics, Key.LOSS: (sums.sum, sums.weight), Key.EXAMPLES: (examples, examples)}
 
-    # --- what the steps are made of -----------------------------------------------------------------------------------
+    # --- parts of the steps -------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _context(self) -> Iterator[None]:
-        """The mesh and the matmul precision that everything is traced under; flax leaves placement to us."""
+        """The mesh and the matmul precision that everything is traced under; flax places nothing by itself.
+
+        What is ours from end to end never broadcasts by rank, which would hide a wrong shape; what users bring may.
+        """
         matmul = self._precision.matmul
-        with jax.set_mesh(self._mesh), nnx.use_eager_sharding(False):  # type: ignore[no-untyped-call]
+        ranks = jax.numpy_rank_promotion("raise") if self._is_ours else contextlib.nullcontext()
+        with ranks, jax.set_mesh(self._mesh), nnx.use_eager_sharding(False):  # type: ignore[no-untyped-call]
             with jax.default_matmul_precision(matmul) if matmul else contextlib.nullcontext():
                 yield
 
     def _keys(self) -> Array:
-        """Two keys: of the initial weights, and of the steps."""
-        return jax.random.split(jax.random.key(self._spec.seed))
+        """Two random keys: one of the initial weights, one of the steps."""
+        high, low = divmod(self._spec.seed, 2**32)
+        key = jax.random.key(low)  # JAX keeps the low 32 bits of a seed, as it is configured by default
+        return jax.random.split(jax.random.fold_in(key, high) if high else key)
 
     def _model(self) -> nnx.Module:
-        return self._task.model(self._spec, nnx.Rngs(self._keys()[0]))
+        return checked_model(self._spec.task, self._task.model(self._spec, nnx.Rngs(self._keys()[0])))
 
     def _fresh(self, read: Named) -> TrainState:
-        """The state before the first step, with the parameters that were read; none were: random ones."""
-        made, rest = self._skeleton.arrays(self._model())
+        """The state before the first step, with the parameters `read`, or random ones where it is empty."""
+        made, rest = self._arrays.split(self._model())
         params = {name: _as(param, self._precision.params) for name, param in (read or made).items()}
-        ema = None if self._spec.optimizer.ema is None else optim.ema_init(params)
+        ema = None if self._spec.optimizer.ema is None else optimizers.ema_init(params)
         scale = loss_scale.init() if self._precision.is_scaled else None
         return TrainState(jnp.zeros((), jnp.int32), params, self._optimizer.init(params), ema, rest, scale)
 
@@ -302,7 +333,7 @@ class Step:
         where = TrainState(
             step=everywhere,
             params=params,
-            opt=optim.state_shardings(self._optimizer, shapes.params, params),
+            opt=optimizers.state_shardings(self._optimizer, shapes.params, params),
             ema=None if shapes.ema is None else params,
             rest={name: placed[name] for name in shapes.rest},
             scale=jax.tree.map(lambda leaf: everywhere, shapes.scale),
@@ -334,8 +365,9 @@ class Step:
             )
 
 
-def _float32(loss: Loss | Array) -> Any:
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), loss)
+def _divisor(weight: Array) -> Array:
+    """What a sum of this weight is divided by: of no weight the mean is 0, so that what is not finite still shows."""
+    return jnp.where(weight == 0, 1.0, weight)
 
 
 def _as(array: Array, dtype: jnp.dtype) -> Array:

@@ -14,39 +14,46 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from trainer import losses
 from trainer import spec as specs
-from trainer.data import sources
+from trainer.data.examples import Batch, Examples
 from trainer.data.source import Source
+from trainer.data.sources.open import open_source
 from trainer.errors import DataError, SpecError
 from trainer.models import custom
 from trainer.models.mlp import MLP
-from trainer.models.setting import Setting
+from trainer.models.options import ModelOptions
 from trainer.models.vit import ViT
 from trainer.spec import TrainSpec
 from trainer.task import Loss, Split
+from trainer.tasks import losses, ranges
 
 
 class Classify:
     """Cross-entropy of the labels; `accuracy` is the share of images whose label has the largest logit."""
 
+    _classes: int | None = None  # of the logits, known from when the loss was traced
+
     def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
         """An MLP for images like the first example's, a ViT, or a model of the user's: images [B, ...] -> logits_BV.
 
-        A model's `pixels`, if it has any, are the mean and deviation of each channel that it expects taken out.
+        A model's attribute `pixels`, if any, is the mean and deviation of each channel to normalize images by.
         """
-        setting = Setting.of(spec)
+        options = ModelOptions.of(spec)
         match spec.model:
             case specs.MLP() as config:
-                return MLP(config, self._image_shape(spec), rngs, setting)
+                return MLP(config, self._image_shape(spec), rngs, options)
             case specs.ViT() as config:
                 self._check_image(spec, config)
-                return ViT(config, rngs, setting)
+                return ViT(config, rngs, options)
             case specs.CustomModel() as config:
                 return custom.build(spec, config, rngs)
         raise SpecError(f"train.model.kind = {spec.model.kind} does not classify images; use mlp, vit or module:Name")
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
+        """Cross-entropy of `label` [B] on the normalized `image` [B, ...], times `weight` [B]; and `accuracy`.
+
+        In training smoothing, z-loss and mixup of a built-in model are added.
+        """
         pixels = getattr(model, "pixels", None)
         images = standardized(batch["image"]) if pixels is None else scaled(batch["image"], *pixels)
         label_B, weight_B = batch["label"], batch["weight"]
@@ -54,16 +61,35 @@ class Classify:
         extras = model.loss if is_training else specs.Loss()
         options = losses.Options(extras.z, extras.smoothing)
         if extras.mixup:
-            return blended(model, images, label_B, weight_B, rng, extras.mixup, options)
-        sums = losses.cross_entropy(model(images), label_B, weight_B, options)
+            loss, self._classes = blended(model, images, label_B, weight_B, rng, extras.mixup, options)
+            return loss
+        logits_BV = model(images)
+        self._classes = logits_BV.shape[-1]
+        sums = losses.cross_entropy(logits_BV, label_B, weight_B, options)
         return Loss(sums.total, sums.weight, {"accuracy": (sums.correct, sums.weight)})
 
     def source(self, spec: TrainSpec, split: Split) -> Source | None:
-        return sources.open(spec, split)
+        """The source that `train.data` describes. Raises DataError, SpecError."""
+        return open_source(spec, split)
 
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-        """The image as it is stored: bytes travel to the device, floats are made there."""
-        return {"image": np.asarray(raw["image"]), "label": np.asarray(raw["label"], np.int32)}
+        """`image` as it is stored, and `label` int32: bytes are copied to the device and become floats there.
+
+        Raises Unusable for a label that is not one whole number; its shape may be [], [1] or [1, 1].
+        """
+        return {"image": np.asarray(raw["image"]), "label": ranges.label(raw["label"])}
+
+    def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
+        """The first row whose label is no class of the model, and a sentence on it; None where there is none.
+
+        Nothing is judged for a task that computes another loss: its labels may mean something else.
+        """
+        if type(self).loss is not Classify.loss:
+            return None
+        classes = self._classes
+        if isinstance(spec.model, specs.MLP | specs.ViT) and type(self).model is Classify.model:
+            classes = spec.model.classes
+        return None if classes is None else ranges.outside("label", batch["label"], classes, "the model's classes")
 
     def _check_image(self, spec: TrainSpec, config: specs.ViT) -> None:
         shape, wanted = self._image_shape(spec), (*config.image, config.channels)
@@ -77,23 +103,29 @@ class Classify:
         source = self.source(spec, "train")
         if source is None:
             raise DataError("train.data has no training examples to take the images' shape from")
-        return tuple(self.example(source[0])["image"].shape)
+        return Examples(source, self.example).forms["image"].shape  # which gives who takes a generator one
 
 
 def blended(
     model: Any, images: Array, label_B: Array, weight_B: Array, rng: Array, alpha: float, options: losses.Options
-) -> Loss:
-    """mixup: each image and its label blended with those at the other end of the batch. Zhang et al. 2018."""
+) -> tuple[Loss, int]:
+    """mixup: each image and its label blended, in a share drawn from Beta(alpha, alpha), with another of the batch.
+
+    Returns the loss and the number of classes V.
+
+    Zhang et al. 2018, "mixup".
+    """
     share = jax.random.beta(rng, alpha, alpha)
     logits_BV = model(share * images + (1.0 - share) * images[::-1])
     one = losses.cross_entropy(logits_BV, label_B, weight_B * share, options)
     other = losses.cross_entropy(logits_BV, label_B[::-1], weight_B * (1.0 - share), options)
     weight = weight_B.sum()
-    return Loss(one.total + other.total, weight, {"accuracy": (one.correct + other.correct, weight)})
+    loss = Loss(one.total + other.total, weight, {"accuracy": (one.correct + other.correct, weight)})
+    return loss, logits_BV.shape[-1]
 
 
 def standardized(image: Array) -> Array:
-    """Each image [B, ...] in float32 with mean 0 and variance 1: whether its bytes end at 16 or 255 does not matter."""
+    """Each image [B, ...] in float32 with mean 0 and variance 1: the range of its bytes does not matter."""
     pixels = image.astype(jnp.float32)
     axes = tuple(range(1, image.ndim))
     centred = pixels - pixels.mean(axes, keepdims=True)
@@ -101,7 +133,7 @@ def standardized(image: Array) -> Array:
 
 
 def scaled(image: Array, mean: Sequence[float], std: Sequence[float]) -> Array:
-    """(image - mean) / std in float32, each of the last axis, the channels, by its own."""
+    """(image - mean) / std in float32, by channel, the last axis."""
     pixels = image.astype(jnp.float32)
     shape = (1,) * (image.ndim - 1) + (-1,)
     mean_C, std_C = (jnp.asarray(values, jnp.float32).reshape(shape) for values in (mean, std))

@@ -1,14 +1,14 @@
 """Next-token prediction: examples of `tokens` [L + 1], and a `mask` [L] that is 0 where there is nothing to predict.
 
-An example may say more of its tokens, all of it [L + 1] but the last:
+An example may have more about its tokens, [L + 1] but for the last:
 
-| key | says |
+| key | meaning |
 |---|---|
 | `attention_mask` | no position sees a token where it is 0 |
-| `segments` | which of several examples in the row a token is of: no position sees, or predicts, another's tokens |
-| `length` | how many tokens there are: those behind them fill the row up, are not seen and not predicted |
+| `segments` | which of several examples in the row a token is of: no position sees or predicts another one's tokens |
+| `length` | how many tokens there are: the rest is padding, neither seen nor predicted |
 
-A mask may say what the others do, and costs a fused kernel most of its gain.
+A mask can express the others, and costs a fused kernel most of its gain.
 
 B batch, L length, V vocabulary.
 """
@@ -24,38 +24,43 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from trainer import losses
 from trainer import spec as specs
-from trainer.attention import Visible
-from trainer.data import sources
+from trainer.attention.implementations import Visible
+from trainer.data.examples import Batch, Unusable
 from trainer.data.source import Source
+from trainer.data.sources.open import open_source
 from trainer.errors import SpecError
 from trainer.models import custom
 from trainer.models.decoder import Decoder
 from trainer.models.gpt2 import GPT2
-from trainer.models.language import LanguageModel
-from trainer.models.setting import Setting
+from trainer.models.language_model import LanguageModel
+from trainer.models.options import ModelOptions
 from trainer.spec import TrainSpec
 from trainer.task import Loss, Split
+from trainer.tasks import losses, ranges
 
-SAID = ("attention_mask", "segments", "length")  # of the tokens of an example, by the example
+TOKEN_KEYS = ("attention_mask", "segments", "length")  # keys of an example about its tokens
 
 
 class NextToken:
-    """Cross-entropy of every token after the first, each target weighing the same; `bits_per_byte` where a token is a
-    byte, and `accuracy`."""
+    """Cross-entropy of every token after the first, each target weighing the same; `accuracy`, and `bits_per_byte`
+    where `source` finds that a token is a byte."""
+
+    are_bytes = False  # whether a token is a byte, as far as is known
+
+    _vocab: int | None = None  # of the logits of a model, known from when the loss was traced
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
         """A decoder, GPT-2, or a model of the user's: tokens_BL -> logits_BLV.
 
-        A model is given the attention mask as its second argument where the examples have one.
+        A custom model gets the attention mask as its second argument where the examples have one.
         """
-        setting = Setting.of(spec)
+        options = ModelOptions.of(spec)
         match spec.model:
             case specs.Decoder() as config:
-                return Decoder(config, rngs, setting)
+                return Decoder(config, rngs, options)
             case specs.GPT2() as config:
-                return GPT2(config, rngs, setting)
+                return GPT2(config, rngs, options)
             case specs.CustomModel() as config:
                 return custom.build(spec, config, rngs)
         raise SpecError(
@@ -63,27 +68,77 @@ class NextToken:
         )
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
+        """Cross-entropy of tokens[:, 1:] given those before, each target times its `mask` and its row's `weight`.
+
+        `batch` has `tokens` int32 [B, L + 1], `mask` float32 [B, L], `weight` [B], and any of TOKEN_KEYS.
+        """
         tokens_BT = batch["tokens"]
-        sums = _sums(model, (tokens_BT[:, :-1], *_keys(model, batch)), tokens_BT[:, 1:], _weights(batch))
-        bits = sums.nats / math.log(2)
-        return Loss(
-            sums.total,
-            sums.weight,
-            {"bits_per_byte": (bits, sums.weight), "accuracy": (sums.correct, sums.weight)},
-        )
+        inputs, labels_BL, weight_BL = (tokens_BT[:, :-1], *_keys(model, batch)), tokens_BT[:, 1:], _weights(batch)
+        if isinstance(model, LanguageModel):
+            self._vocab = model.head_DV.shape[1]
+            sums = _sums(model, inputs, labels_BL, weight_BL)
+        else:
+            logits_BLV = model(*inputs)
+            self._vocab = logits_BLV.shape[-1]
+            sums = losses.cross_entropy(logits_BLV, labels_BL, weight_BL)
+        metrics = {"accuracy": (sums.correct, sums.weight)}
+        if self.are_bytes:
+            metrics |= {"bits_per_byte": (sums.nats / math.log(2), sums.weight)}
+        return Loss(sums.total, sums.weight, metrics)
 
     def source(self, spec: TrainSpec, split: Split) -> Source | None:
-        return sources.open(spec, split)
+        """The source that `train.data` describes. Raises DataError, SpecError."""
+        self.are_bytes = isinstance(spec.data, specs.Text) and spec.data.tokenizer == "bytes"
+        return open_source(spec, split)
 
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-        tokens_T = np.asarray(raw["tokens"], np.int32)
-        mask_L = np.asarray(raw.get("mask", np.ones(len(tokens_T) - 1)), np.float32)
-        said = {key: np.asarray(raw[key], np.int32) for key in SAID if key in raw}
-        return {"tokens": tokens_T, "mask": mask_L, **said}
+        """`tokens` int32 [L + 1], `mask` float32 [L] (ones by default), and those of TOKEN_KEYS in it as int32.
+
+        Raises Unusable for tokens that are no whole numbers or no row, and for a key of another shape.
+        """
+        tokens_T = ranges.whole("tokens", raw["tokens"])
+        if tokens_T.ndim != 1 or len(tokens_T) < 2:
+            raise Unusable(f"tokens of shape {list(tokens_T.shape)}, but an example is one row of at least 2")
+        example = {"tokens": tokens_T, "mask": np.asarray(raw.get("mask", np.ones(len(tokens_T) - 1)), np.float32)}
+        example |= {key: ranges.whole(key, raw[key]) for key in TOKEN_KEYS if key in raw}
+        for key, value in example.items():
+            wanted = () if key == "length" else (len(tokens_T) - (key == "mask"),)
+            if value.shape != wanted:
+                raise Unusable(
+                    f"{key} of shape {list(value.shape)}, but its {len(tokens_T)} tokens go with {list(wanted)}"
+                )
+        return example
+
+    def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
+        """The first row that is longer than the model's, or whose tokens it does not have, and a sentence on it.
+
+        A token that is neither seen nor predicted may be any number, such as the -100 that others ignore; it becomes 0.
+        Nothing is judged for a task that computes another loss. Of a custom model only the targets are.
+        """
+        if type(self).loss is not NextToken.loss:
+            return None
+        config, tokens_BT, vocab = spec.model, batch["tokens"], self._vocab
+        is_ours = isinstance(config, specs.Decoder | specs.GPT2) and type(self).model is NextToken.model
+        if is_ours:
+            assert isinstance(config, specs.Decoder | specs.GPT2)
+            length, vocab = tokens_BT.shape[1] - 1, config.vocab
+            if length > config.length:
+                return 0, (
+                    f"{length + 1} tokens, and train.model.length = {config.length} is of {config.length + 1}: "
+                    f"make the length {length}, or cut the examples"
+                )
+        if vocab is None or (tokens_BT.min() >= 0 and tokens_BT.max() < vocab):
+            return None
+        wrong_BT = (tokens_BT < 0) | (tokens_BT >= vocab)
+        counts_BT = ranges.counting(batch, np.flatnonzero(wrong_BT.any(1)), seen=is_ours)
+        found = ranges.first("token", tokens_BT, wrong_BT & counts_BT, f"outside 0 to {vocab - 1}, the vocabulary")
+        if found is None and is_ours:
+            tokens_BT[wrong_BT] = 0
+        return found
 
 
 def _weights(batch: dict[str, Array]) -> Array:
-    """What each target weighs, [B, L]: a token that is of another example than the one before it, nothing."""
+    """Weight of each target, [B, L]: 0 for a token of another example than the token before it."""
     weight_BL = batch["mask"] * batch["weight"][:, None]
     if (segments_BT := batch.get("segments")) is not None:
         weight_BL = weight_BL * (segments_BT[:, 1:] == segments_BT[:, :-1]).astype(weight_BL.dtype)
@@ -94,22 +149,22 @@ def _weights(batch: dict[str, Array]) -> Array:
 
 
 def _keys(model: Any, batch: dict[str, Array]) -> tuple[Array | Visible, ...]:
-    """What a model is told of the keys, beside the tokens."""
-    given = {key: batch[key] for key in SAID if key in batch}
+    """The arguments of a model after the tokens: which keys its queries may see."""
+    given = {key: batch[key] for key in TOKEN_KEYS if key in batch}
     if not given:
         return ()
     if isinstance(model, LanguageModel):
-        mask, segments = (given[key][:, :-1] if key in given else None for key in SAID[:2])
+        mask, segments = (given[key][:, :-1] if key in given else None for key in TOKEN_KEYS[:2])
         return (Visible(mask, segments, given.get("length")),)
     if set(given) != {"attention_mask"}:
-        raise SpecError("the examples have segments or a length, which a model of your own is not told; give it a mask")
+        raise SpecError(
+            "the examples have segments or a length, which a custom model does not get; use an attention_mask instead"
+        )
     return (given["attention_mask"][:, :-1],)
 
 
-def _sums(model: Any, inputs: tuple[Any, ...], labels_BL: Array, weight_BL: Array) -> losses.Sums:
-    """The cross-entropy of `model`; a built-in one's in chunks where its logits would fill a device."""
-    if not isinstance(model, LanguageModel):
-        return losses.cross_entropy(model(*inputs), labels_BL, weight_BL)
+def _sums(model: LanguageModel, inputs: tuple[Any, ...], labels_BL: Array, weight_BL: Array) -> losses.Sums:
+    """The cross-entropy of a built-in model, in chunks where its logits would fill a device."""
     options = losses.Options() if model.deterministic else losses.Options(model.loss.z, model.loss.smoothing)
     count, head_DV = _chunks(model.loss.chunks, labels_BL.shape, model.head_DV), model.head_DV
     if count == 1:
@@ -117,10 +172,10 @@ def _sums(model: Any, inputs: tuple[Any, ...], labels_BL: Array, weight_BL: Arra
     return losses.in_chunks(model.project, head_DV, model.features(*inputs), labels_BL, weight_BL, count, options)
 
 
-def _chunks(asked: int | str, shape: tuple[int, ...], head_DV: Array) -> int:
-    """One where the logits are not far larger than the head's gradient: its sum over chunks is an array more."""
-    if isinstance(asked, int):
-        return asked
+def _chunks(chunks: int | str, shape: tuple[int, ...], head_DV: Array) -> int:
+    """How many chunks: 1 where the logits are not far larger than the head's gradient, which chunks hold once more."""
+    if isinstance(chunks, int):
+        return chunks
     (batch, length), (width, vocab), mesh = shape, head_DV.shape, jax.sharding.get_abstract_mesh()
     devices = max(1, mesh.size)
     rows = batch * length * mesh.shape.get("mp", 1) / devices  # of a device's logits; mp splits both along V

@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-LOGITS_BYTES = 2**28  # of a device's float32 logits at a time, where nobody says how many chunks
+from trainer.errors import SpecError
+
+LOGITS_BYTES = 2**28  # of a device's float32 logits at a time, where the job sets no number of chunks
 
 
 class Options(NamedTuple):
-    """What training adds to the cross-entropy."""
+    """Terms that training adds to the cross-entropy."""
 
     z: float = 0.0  # times the squared log of the softmax's denominator: keeps logits near 0. Chowdhery et al. 2022
     smoothing: float = 0.0  # of the label's weight, spread over all classes. Szegedy et al. 2016
@@ -38,8 +40,15 @@ def cross_entropy(logits: Array, labels: Array, weight: Array, options: Options 
     """Cross-entropy and hits of `logits` [..., V] against `labels` [...] (integers), each position times `weight`.
 
     Positions of weight 0 add exactly 0, to the gradient too, whatever they hold. Any other position's label outside the
-    vocabulary makes the sum NaN, so that it is found at the first step rather than learned around.
+    vocabulary makes the sum NaN, so that it is found at the first step. Raises SpecError for shapes that do not fit:
+    labels [B, 1] would broadcast to all pairs of examples.
     """
+    for name, array in (("labels", labels), ("weights", weight)):
+        if array.shape != logits.shape[:-1]:
+            raise SpecError(
+                f"logits of shape {list(logits.shape)} go with {name} of shape {list(logits.shape[:-1])}, not "
+                f"{list(array.shape)}: the loss compares the last axis of each of the model's logits with one label"
+            )
     counts, labels = weight != 0.0, labels.astype(jnp.int32)
     logits = jnp.where(counts[..., None], logits.astype(jnp.float32), 0.0)
     largest = jax.lax.stop_gradient(logits.max(-1))
@@ -71,7 +80,7 @@ def in_chunks(
     count: int,
     options: Options = PLAIN,
 ) -> Sums:
-    """`cross_entropy` of the logits `project(x, head)`, of which only one part of `count` along L is held at a time.
+    """`cross_entropy` of the logits `project(x, head)`, computed in `count` parts along L: one is in memory at a time.
 
     The backward pass computes each part's logits again. The head's gradient is summed over the parts in float32.
     """

@@ -1,9 +1,9 @@
-{{/* Names of this release's objects in its namespace: RELEASE-PART. No two parts begin alike, so that a cut is harmless. */}}
+{{/* Names of this release's objects in its namespace: RELEASE-PART. Parts differ within 9 characters, so truncated names stay unique. */}}
 {{- define "launcher.name" -}}
 {{- printf "%s-%s" .root.Release.Name .part | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* Names of its objects outside namespaces: NAMESPACE.RELEASE. No namespace has a dot, so that no two releases share one. */}}
+{{/* Names of cluster-scoped objects: NAMESPACE.RELEASE. A namespace has no dot in its name, so names of two releases never collide. */}}
 {{- define "launcher.wideName" -}}
 {{- $name := printf "%s.%s" .root.Release.Namespace .root.Release.Name -}}
 {{- with .part -}}{{- $name = printf "%s.%s" $name . -}}{{- end -}}
@@ -22,7 +22,7 @@
 {{- toYaml (merge $own .Values.commonLabels) -}}
 {{- end -}}
 
-{{/* The LocalQueue's name: the release's, unless it has a dot, which no queue's may have. */}}
+{{/* Name of the LocalQueue: the release's name, unless that has a dot, which the name of a queue may not have. */}}
 {{- define "launcher.queue" -}}
 {{- if contains "." .Release.Name -}}
 {{- printf "%s-%s" (.Release.Name | replace "." "-" | trunc 52) (.Release.Name | sha256sum | trunc 10) -}}
@@ -43,7 +43,7 @@
 {{- include "launcher.name" (dict "root" . "part" "compile-cache") -}}
 {{- end -}}
 
-{{/* metadata of an object: `root`, `name`, and `labels` of its own. */}}
+{{/* metadata of an object: `root`, `name` and its additional `labels`. */}}
 {{- define "launcher.metadata" -}}
 name: {{ .name }}
 {{- if not .wide }}

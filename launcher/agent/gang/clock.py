@@ -2,62 +2,70 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections import deque
 from collections.abc import Mapping
 
 from trainer import contract
 
-SAMPLES = 4096  # steps between two commits whose time is remembered
+SAMPLES = 4096  # steps between two commits whose time is kept
 
 
 class Clock:
-    """Time comes from outside, in monotonic seconds. It follows one rank: a gang moves in step."""
+    """Follows one rank, since a gang moves in step. The caller gives the time, in monotonic seconds."""
 
     def __init__(self, now: float) -> None:
         self._seconds = dict.fromkeys(contract.CLOCK, 0.0)
         self._cause = "rendezvous"
-        self._since = now
+        self._since = self.began = now
         self._reached: deque[tuple[int, float]] = deque(maxlen=SAMPLES)  # step -> seconds of stepping until it
         self._safe_s = 0.0  # seconds of stepping that are committed
 
     def carry(self, seconds: Mapping[str, float]) -> None:
-        """Adds what earlier attempts and generations spent."""
+        """Adds the seconds by cause of earlier attempts and generations."""
         for cause, spent in seconds.items():
             if cause in self._seconds:
                 self._seconds[cause] += spent
         self._safe_s += seconds.get("step", 0.0)
 
     def enter(self, cause: str, now: float) -> None:
-        """From `now` on seconds go to `cause`; a cause the clock does not know (`done`) stops nothing."""
+        """Counts seconds to `cause` from `now` on; a cause that is not in contract.CLOCK (`done`) changes nothing."""
         self._settle(now)
         if cause in self._seconds:
             self._cause = cause
 
     def reached(self, step: int, now: float) -> None:
+        """Notes that `step` was complete at `now`."""
         self._settle(now)
         self._reached.append((step, self._seconds["step"]))
 
     def committed(self, step: int) -> None:
-        """The seconds that led to `step` cannot be lost any more."""
+        """Notes that `step` is on storage: the seconds that led to it cannot be lost any more."""
         while self._reached and self._reached[0][0] <= step:
             self._safe_s = self._reached.popleft()[1]
 
     def died(self, now: float) -> None:
-        """An attempt ended: its steps since the last commit were for nothing. Then nothing runs."""
-        self._settle(now)
-        lost = max(0.0, self._seconds["step"] - self._safe_s)
+        """Ends an attempt that failed: its seconds of stepping since the last commit become lost work."""
+        lost = self.unsafe_s(now)
         self._seconds["step"] -= lost
         self._seconds["lost_work"] += lost
         self._reached.clear()
         self._cause = "down"
 
     def ended(self, now: float) -> None:
-        """An attempt ended as it should: what it did stays."""
+        """Ends an attempt that finished: all of its steps count."""
         self._settle(now)
         self._safe_s = self._seconds["step"]
         self._cause = "down"
 
+    def unsafe_s(self, now: float) -> float:
+        """Seconds of stepping since the last commit: lost work, if the attempt died now."""
+        self._settle(now)
+        return max(0.0, self._seconds["step"] - self._safe_s)
+
     def seconds(self, now: float) -> dict[str, float]:
+        """Seconds by cause, until `now`."""
         self._settle(now)
         return dict(self._seconds)
 
@@ -67,6 +75,16 @@ class Clock:
 
 
 def ratio(seconds: Mapping[str, float]) -> float | None:
-    """The share of all seconds that went into steps that count; None when no step was ever reported."""
+    """The goodput ratio: the share of all seconds in steps that count; None before the first step."""
     total = sum(seconds.values())
     return seconds["step"] / total if total > 0 and seconds["step"] > 0 else None
+
+
+def process_age_s() -> float:
+    """Seconds since this process started: the imports before its first line are part of the run."""
+    try:
+        with open("/proc/self/stat") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])  # proc_pid_stat(5): field 22, starttime
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0  # not Linux

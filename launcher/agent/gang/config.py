@@ -1,4 +1,4 @@
-"""What an agent is told at its start: the environment, read once and checked."""
+"""The agent's configuration: its environment variables, read once and checked."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from pathlib import Path
 from trainer import contract
 from trainer.contract import AgentJob
 
-PROTOCOL = "1"  # the version of what agents say to each other
+PROTOCOL = "3"  # the version of the messages between agents
+MIN_SECRET = 16  # bytes of a gang's secret
 
 
 class ConfigError(Exception):
-    """The environment does not describe an agent; ends it with BAD_SPEC."""
+    """An environment variable of the contract is missing or wrong; the agent ends with BAD_SPEC."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """One agent's place in its gang, and the job."""
+    """The place of this host in its gang, and the job."""
 
     leader: tuple[str, int]
     hosts: int  # of all slices
@@ -33,22 +34,34 @@ class Config:
     pod: str
     job: AgentJob
     spec: str  # sha256 over the job and the train block
-    run_dir: Path | None = None
+    key: bytes = dataclasses.field(repr=False)  # of the gang's handshake
+    pod_ip: str = ""  # empty outside of Kubernetes
+    run_dir: Path | None = None  # a bucket's copy included; None: there is none, or no copy could be made
+    keeps_run: bool = False  # the job has a run folder, whether or not this host has it or a copy
     code: tuple[str, str] | None = None  # an archive, and the folder that it is unpacked to
     node: str = ""  # where the pod runs; empty outside of Kubernetes
-    fault: str | None = None  # what this host alone can see to be wrong; the leader refuses the gang for it
+    is_launched: bool = False  # by `launcher run`, which says itself how it ended
+    started: float | None = None  # when the run did, in Unix time; None: with this agent
+    fault: str | None = None  # an error that only this host can see; the leader ends the gang for it
 
     @property
     def is_leader(self) -> bool:
+        """Whether this is host 0, whose agent leads the gang."""
         return self.host == 0
 
     @property
     def is_pod(self) -> bool:
-        """Whether the Kubernetes API is where this agent is read."""
+        """Whether this agent runs in a pod, where its log and its termination message are read."""
         return bool(self.node)
 
     @property
+    def address(self) -> str:
+        """The address that the leader listens on; empty: every interface."""
+        return self.leader[0] if self.is_local else self.pod_ip
+
+    @property
     def processes(self) -> int:
+        """The processes of all hosts."""
         return self.hosts * self.job.processes_per_host
 
     @property
@@ -76,25 +89,34 @@ def read(environ: Mapping[str, str] = os.environ) -> Config:
         leader=_address(environ),
         hosts=hosts * slices,
         host=slice_index * hosts + index,
-        uid=environ.get(contract.UID, ""),
+        uid=_uid(environ),
         generation=_number(environ, contract.GENERATION, 0),
         pod=environ.get(contract.POD_UID) or f"{socket.gethostname()}:{os.getpid()}",
         job=job,
-        spec=hashlib.sha256((environ[contract.JOB] + environ.get(contract.TRAIN_SPEC, "")).encode()).hexdigest(),
+        spec=_digest(environ[contract.JOB] + environ.get(contract.TRAIN_SPEC, "")),
+        key=_key(environ),
+        pod_ip=environ.get(contract.POD_IP, ""),
         run_dir=Path(run_dir) if run_dir and "://" not in run_dir else None,
+        keeps_run=bool(run_dir or environ.get(contract.RUN_URL)),
         code=(environ[contract.CODE], environ[contract.CODE_ROOT]) if environ.get(contract.CODE) else None,
         node=environ.get(contract.NODE, ""),
+        is_launched=bool(environ.get(contract.PARENT)),
+        started=float(environ[contract.STARTED]) if environ.get(contract.STARTED) else None,
         fault=_disagreement(environ, job, index, slice_index),
     )
 
 
 def versions() -> dict[str, str | None]:
-    """What must be equal on every host. JAX's version is read from its metadata: the agent never imports it."""
+    """Versions that must be equal on every host. JAX's is read from its metadata: the agent never imports it."""
     try:
         jax = importlib.metadata.version("jax")
     except importlib.metadata.PackageNotFoundError:
-        jax = None  # the program may bring an interpreter of its own
+        jax = None  # the program may run another interpreter
     return {"python": platform.python_version(), "jax": jax, "agent": PROTOCOL}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
@@ -114,16 +136,37 @@ def _address(environ: Mapping[str, str]) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def _uid(environ: Mapping[str, str]) -> str:
+    uid = environ.get(contract.UID, "")
+    if not uid:  # agents of one gang know each other by it
+        raise ConfigError(f"{contract.UID} is not set; `launcher run` sets it, and a JobSet of version 0.10 or later")
+    return uid
+
+
+def _key(environ: Mapping[str, str]) -> bytes:
+    """The gang's key: the run's uid, after its secret where it has one, which may outlive a JobSet of that name."""
+    path = environ.get(contract.GANG_SECRET, "")
+    if not path:
+        return _uid(environ).encode()
+    try:
+        secret = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{contract.GANG_SECRET} = {path!r} cannot be read: {error.strerror}") from None
+    if len(secret) < MIN_SECRET:
+        raise ConfigError(f"{contract.GANG_SECRET} = {path!r} holds {len(secret)} bytes, not at least {MIN_SECRET}")
+    return secret + _uid(environ).encode()
+
+
 def _job(environ: Mapping[str, str]) -> AgentJob:
     text = environ.get(contract.JOB, "")
     try:
         return AgentJob.from_json(text)
     except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{contract.JOB} = {text[:200]!r} is not a job: {error}") from None
+        raise ConfigError(f"{contract.JOB} = {text[:200]!r} is not a valid job: {error}") from None
 
 
 def _disagreement(environ: Mapping[str, str], job: AgentJob, index: int, slice_index: int) -> str | None:
-    """On TPU, Google's variables rule JAX's ranks: where they differ from ours, ranks would be swapped in silence."""
+    """On TPU, JAX takes its ranks from Google's variables; where those differ from ours, ranks would be swapped."""
     if job.platform != "tpu":
         return None
     for name, ours, value in (
@@ -132,5 +175,5 @@ def _disagreement(environ: Mapping[str, str], job: AgentJob, index: int, slice_i
     ):
         theirs = environ.get(name)
         if theirs is not None and theirs != str(value):
-            return f"{name} = {theirs} but {ours} = {value}"
+            return f"{name} = {theirs} but {ours} = {value}; JAX would number the hosts differently"
     return None

@@ -1,4 +1,4 @@
-"""What one child says of itself, folded: its phase, its steps, and when its silence becomes a hang."""
+"""The state of one process, from its reports: its phase, its steps, and when its silence becomes a hang."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from launcher.agent.io import wire
 from trainer import contract
 
-# Seconds a phase may last when the job does not say. A phase ends with the next line that changes it or its step.
-BUDGETS_S: Mapping[str, float | None] = {
+# Seconds that a phase may last, unless `budgets` of the job says otherwise. It ends with the next line that changes the
+# phase or its step.
+TIMEOUTS_S: Mapping[str, float | None] = {
     "rendezvous": 1800.0,
     "init": 300.0,
     "restore": 600.0,
@@ -22,25 +24,27 @@ BUDGETS_S: Mapping[str, float | None] = {
     "save": 1200.0,
     "done": 300.0,  # a process that has finished must also leave
 }
-STEP_FLOOR_S, STEP_FACTOR = 60.0, 10.0  # a learned step budget: max(60 s, 10 × median)
+MAX_NUMBER = 2**63 - 1  # of steps and exit codes: a float holds it, and so do the readers of metrics
+STEP_FLOOR_S, STEP_FACTOR = 60.0, 10.0  # the learned timeout of a step: max(60 s, 10 × median)
 
 
-def budgets(given: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Every phase's budget in seconds: what the job gives over our defaults."""
-    return {**BUDGETS_S, **given}
+def phase_timeouts(given: Mapping[str, float | None]) -> dict[str, float | None]:
+    """The timeout of every phase in seconds: `given` by the job, else the default. None: endless, or learned (step)."""
+    return {**TIMEOUTS_S, **given}
 
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """A rank's state as its agent tells it to the leader."""
+    """The state of a rank, as its agent sends it to the leader."""
 
     phase: str | None = None
     step: int | None = None
-    committed: int | None = None
-    trainer: bool = False  # the built-in trainer speaks: its exit code is the contract's
+    committed: int | None = None  # the newest step on storage, restored or committed
+    first_committed: int | None = None  # the first that this attempt committed
+    trainer: bool = False  # it is the built-in trainer: its exit code is the contract's
     stepped: bool = False  # it reported a step in this attempt
-    left: bool = False  # its interpreter is leaving by itself
-    waits: bool = False  # ... and sits in JAX's shutdown barrier
+    left: bool = False  # its interpreter is exiting by itself
+    waits: bool = False  # ... and is in JAX's shutdown barrier
     done: bool = False
     jax: str | None = None  # the version that the program imported
     stopped: Mapping[str, Any] | None = None
@@ -48,91 +52,165 @@ class Status:
 
     @classmethod
     def from_wire(cls, fields: Mapping[str, Any]) -> Status:
-        known = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in fields.items() if name in known})
+        """The status in a message between agents, as `changed` reads it; a field that is left out has its default."""
+        return _UNKNOWN.changed(fields)
 
     def to_wire(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """The fields for a message between agents."""
+        return dict(vars(self))
+
+    def changed(self, fields: Mapping[str, Any]) -> Status:
+        """The status with these fields of a message; unknown ones are ignored. Raises TypeError for a wrong type."""
+        if not isinstance(fields, dict):
+            raise TypeError(f"a status is {fields!r}")
+        known = {}
+        for name, value in fields.items():
+            types = _TYPES.get(name)
+            if types is None:
+                continue
+            if type(value) not in types or (type(value) is int and abs(value) > MAX_NUMBER):
+                raise TypeError(f"{name} of a status is {value!r}")
+            known[name] = value
+        after = object.__new__(Status)  # dataclasses.replace takes five times as long, and a leader does this all day
+        vars(after).update(vars(self), **known)
+        return after
+
+    def changes_to(self, after: Status) -> dict[str, Any]:
+        """The fields that `changed` needs to make `after` of this status."""
+        mine = vars(self)
+        return {name: value for name, value in vars(after).items() if value != mine[name]}
 
     @property
     def where(self) -> str:
-        """ "in data at step 20", for a sentence about the rank; in a step the step is all there is to say."""
+        """Where the rank is, for a message: "in data at step 20", or "at step 20" within a step; may be empty."""
         place = f"in {self.phase}" if self.phase and not (self.phase == "step" and self.stepped) else ""
         return " ".join(part for part in (place, f"at step {self.step}" if self.stepped else "") if part)
 
     @property
     def ended_clean(self) -> bool:
+        """Whether the process has ended without an error, or as the trainer does when it is stopped."""
         if self.exit == contract.PREEMPTED:
             return self.trainer
         return self.exit == contract.DONE and (self.done or not self.trainer)
 
 
+_UNKNOWN = Status()
+_TYPES = wire.types_of(Status)
+
+
+class Changes:
+    """What one end of a link still has to tell the other about the ranks of a host."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, Status] = {}
+
+    def told(self, rank: int, status: Status) -> None:
+        """Notes that another message carried the whole status of a rank."""
+        self._told[rank] = status
+
+    def take(self, statuses: Mapping[int, Status]) -> dict[str, dict[str, Any]]:
+        """The fields that differ from those last told: {"0-7": {"step": 12}} when eight ranks changed alike."""
+        runs: list[tuple[int, int, dict[str, Any]]] = []
+        for rank in sorted(statuses):
+            fields = self._told.get(rank, _UNKNOWN).changes_to(statuses[rank])
+            if not fields:
+                continue
+            if runs and runs[-1][1] == rank - 1 and runs[-1][2] == fields:
+                runs[-1] = runs[-1][0], rank, fields
+            else:
+                runs.append((rank, rank, fields))
+        self._told.update(statuses)
+        return {str(first) if first == last else f"{first}-{last}": fields for first, last, fields in runs}
+
+
+def ranks_of(key: str, own: range) -> range:
+    """The ranks of a key that `Changes.take` wrote, of a host with the ranks `own`. Raises ValueError for others."""
+    first, _, last = key.partition("-")
+    ranks = range(int(first), int(last or first) + 1)
+    if not ranks or ranks[0] not in own or ranks[-1] not in own:
+        raise ValueError(f"{key} is not of ranks {own.start} to {own.stop - 1}")
+    return ranks
+
+
 class Progress:
-    """The fold. Time comes from outside, in monotonic seconds."""
+    """Follows the reports of one process. The caller gives the time, in monotonic seconds."""
 
     def __init__(self, now: float, phase: str | None = None) -> None:
         self.status = Status(phase=phase)
-        self.first_committed: int | None = None
+        self._first_phase = phase
         self.has_hello = False
         self._since = now
-        self._stepped_at: float | None = None
+        self._stepping_s = 0.0  # in the phase `step` since the last step was complete
         self._steps_s: deque[float] = deque(maxlen=64)
 
     def take(self, message: Mapping[str, Any], now: float) -> None:
-        """Folds one line of the progress pipe; keys it does not know are left alone."""
+        """Takes in one line of the progress pipe; unknown keys are ignored."""
         if "hello" in message:
+            if self.has_hello and message["hello"] == "site" and message.get("jax") is None:
+                self._begin_again(now)
             self.has_hello = True
             is_trainer = self.status.trainer or message["hello"] == "trainer"
             self._set(trainer=is_trainer, jax=message.get("jax") or self.status.jax)
         if isinstance(message.get("phase"), str):
             self._phase(message["phase"], message.get("step"), now)
         if isinstance(message.get("committed"), int):
-            step = message["committed"]
-            self.first_committed = step if self.first_committed is None else self.first_committed
-            self._set(committed=max(step, self.status.committed or 0))
+            step, first = message["committed"], self.status.first_committed
+            self._set(committed=max(step, self.status.committed or 0), first_committed=step if first is None else first)
+        if isinstance(message.get("restored"), int):
+            self._set(committed=max(message["restored"], self.status.committed or 0))
         if isinstance(message.get("stopped"), Mapping):
             self._set(stopped=message["stopped"])
         if "atexit" in message:
             self._set(left=True, waits=bool(message.get("waits")))
 
     def ended(self, code: int) -> None:
+        """Notes the exit code, or minus the signal."""
         self._set(exit=code)
 
-    def limit_s(self, budgets: Mapping[str, float | None]) -> float | None:
-        """Seconds the present phase may last; None: endless, or the program never said what it is in."""
+    def timeout_s(self, timeouts_s: Mapping[str, float | None]) -> float | None:
+        """Seconds that the present phase may last; None: endless, or the program never reported a phase."""
         phase = self.status.phase
         if phase is None or self.status.left or self.status.exit is not None:
             return None
-        if phase != "step" or budgets.get("step") is not None:
-            return budgets.get(phase)
+        if phase != "step" or timeouts_s.get("step") is not None:
+            return timeouts_s.get(phase)
         if len(self._steps_s) < 3:
-            return budgets.get("compile")  # the first steps still connect, tune and compile
+            return timeouts_s.get("compile")  # the first steps still connect, tune and compile
         return max(STEP_FLOOR_S, STEP_FACTOR * statistics.median(self._steps_s))
 
     def in_phase_s(self, now: float) -> float:
+        """Seconds since the phase or its step last changed."""
         return now - self._since
 
-    def overdue(self, budgets: Mapping[str, float | None], now: float) -> bool:
-        limit = self.limit_s(budgets)
+    def overdue(self, timeouts_s: Mapping[str, float | None], now: float) -> bool:
+        """Whether the present phase has lasted longer than its timeout."""
+        limit = self.timeout_s(timeouts_s)
         return limit is not None and self.in_phase_s(now) > limit
+
+    def _begin_again(self, now: float) -> None:
+        """Another interpreter took over: the next of a `sh -c`, or the program executed itself anew."""
+        self._since, self._stepping_s = now, 0.0
+        self._steps_s.clear()
+        self._set(phase=self._first_phase, trainer=False, left=False, waits=False, done=False, jax=None)
 
     def _phase(self, phase: str, step: Any, now: float) -> None:
         step = step if isinstance(step, int) else self.status.step
         if (phase, step) == (self.status.phase, self.status.step):
             return
-        if phase == "step":
-            self._learn(step, now)
-        else:
-            self._stepped_at = None  # what an evaluation or a save took is no step's time
+        self._learn(step, now)
         self._since = now
         stepped = self.status.stepped or phase == "step"
         self._set(phase=phase, step=step, stepped=stepped, done=self.status.done or phase == "done")
 
     def _learn(self, step: int | None, now: float) -> None:
+        """Notes the time of a step, of which waits for data, evaluations and saves between two steps are no part."""
         before = self.status.step
-        if self._stepped_at is not None and step is not None and before is not None and step > before:
-            self._steps_s.append(now - self._stepped_at)  # of one report, which may be of several steps
-        self._stepped_at = now
+        if self.status.phase == "step":
+            self._stepping_s += now - self._since
+        if step is not None and before is not None and step > before and self._stepping_s > 0:
+            self._steps_s.append(self._stepping_s)  # of one report, which may be of several steps
+        if step != before:
+            self._stepping_s = 0.0
 
     def _set(self, **changes: Any) -> None:
         self.status = dataclasses.replace(self.status, **changes)

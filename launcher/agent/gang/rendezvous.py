@@ -1,20 +1,25 @@
-"""Who belongs to the gang. Pure: a hello and those before it in, a refusal by name and value out."""
+"""Which hosts may join the gang. A refusal names the host and both values that differ."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import os
+import socket
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launcher.agent.gang.config import Config, versions
+from launcher.agent.io import wire
 from trainer import contract
+
+MAX_TEXT, MAX_NUMBER = 1_000, 2**31  # characters of a text in a hello, and the greatest number
 
 
 @dataclasses.dataclass(frozen=True)
 class Hello:
-    """How an agent introduces itself."""
+    """The first message of an agent to the leader."""
 
     host: int
-    uid: str
     generation: int
     pod: str
     hostname: str
@@ -26,20 +31,49 @@ class Hello:
     fault: str | None = None
 
     @classmethod
+    def of(cls, config: Config, metrics_port: int) -> Hello:
+        """The hello of this host."""
+        return cls(
+            host=config.host,
+            generation=config.generation,
+            pod=config.pod,
+            hostname=socket.gethostname(),
+            node=config.node,
+            versions=versions(),
+            spec=config.spec,
+            pid=os.getpid(),
+            metrics_port=metrics_port,
+            fault=config.fault,
+        )
+
+    @classmethod
     def from_wire(cls, fields: Mapping[str, Any]) -> Hello:
-        """Raises KeyError or TypeError when this is no hello."""
-        hello = cls(**{field.name: fields[field.name] for field in dataclasses.fields(cls)})
-        if not isinstance(hello.host, int) or not isinstance(hello.versions, Mapping):
-            raise TypeError("not a hello")
-        return hello
+        """Raises KeyError, TypeError or ValueError when the fields are not a hello's."""
+        found = {field.name: fields[field.name] for field in dataclasses.fields(cls)}
+        for name, value in found.items():
+            if type(value) not in _TYPES[name]:
+                raise TypeError(f"{name} of a hello is {value!r}")
+        if not all(type(version) in wire.TYPES["str | None"] for version in found["versions"].values()):
+            raise TypeError(f"versions of a hello are {found['versions']!r}")
+        for value in (*found.values(), *found["versions"], *found["versions"].values()):
+            if isinstance(value, str) and len(value) > MAX_TEXT:
+                raise ValueError(f"a text of a hello has {len(value)} characters, and {MAX_TEXT} are allowed")
+            if isinstance(value, int) and not 0 <= value <= MAX_NUMBER:
+                raise ValueError(f"a number of a hello is not in 0 to {MAX_NUMBER}")
+        return cls(**found)
 
     def to_wire(self) -> dict[str, Any]:
+        """The fields for a message between agents."""
         return dataclasses.asdict(self)
 
     @property
     def name(self) -> str:
+        """The host with its hostname, node and pod, for a message."""
         node = f" on {self.node}" if self.node else ""
         return f"host {self.host} ({self.hostname}{node}, pod {self.pod})"
+
+
+_TYPES = wire.types_of(Hello)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,24 +81,27 @@ class Refusal:
     """Why an agent may not join."""
 
     message: str
-    ends_gang: bool = False  # no gang can come of this: everyone ends with BAD_SPEC
-    may_retry: bool = False  # a leader of another generation may still be answering to the name
+    ends_gang: bool = False  # the gang cannot start like this: every host ends with BAD_SPEC
+    may_retry: bool = False  # the name may still resolve to the leader of another generation
 
     @property
     def code(self) -> int:
+        """The exit code of the agent that is refused."""
         return contract.BAD_SPEC if self.ends_gang else contract.LOST
 
 
 def refusal(hello: Hello, leader: Hello, present: Mapping[int, Hello], hosts: int) -> Refusal | None:
-    """Why `hello` is refused, or None. `leader` is what host 0's agent says of itself."""
-    if (hello.uid, hello.generation) != (leader.uid, leader.generation):
-        theirs, ours = (f"uid {each.uid} generation {each.generation}" for each in (hello, leader))
-        return Refusal(f"{hello.name} is a stranger: it has {theirs}, this gang {ours}", may_retry=True)
+    """Why `hello` is refused, or None. `leader` is host 0's own hello, `present` are those of the hosts that joined."""
+    if hello.generation != leader.generation:
+        theirs, ours = (f"generation {each.generation}" for each in (hello, leader))
+        return Refusal(
+            f"{hello.name} belongs to another set of pods: it has {theirs}, host 0 has {ours}", may_retry=True
+        )
     if not 0 <= hello.host < hosts:
-        return Refusal(f"{hello.name} is not below the number of hosts, {hosts}")
+        return Refusal(f"{hello.name} has an index that is not below the number of hosts, {hosts}")
     other = present.get(hello.host)
     if other is not None and other.pod != hello.pod:
-        return Refusal(f"{hello.name} came, but {other.name} is here already: two hosts have one index")
+        return Refusal(f"{hello.name} has the same index as {other.name}, which has already joined")
     if hello.fault is not None:
         return Refusal(f"{hello.name}: {hello.fault}", ends_gang=True)
     for name, ours_version in leader.versions.items():
@@ -73,14 +110,14 @@ def refusal(hello: Hello, leader: Hello, present: Mapping[int, Hello], hosts: in
             message = f"host {hello.host} has {name} {theirs_version or 'none'}, host 0 has {ours_version or 'none'}"
             return Refusal(message, ends_gang=True)
     if hello.spec != leader.spec:
-        message = f"host {hello.host} has another job: spec {hello.spec[:12]}, host 0 has {leader.spec[:12]}"
+        message = f"host {hello.host} has a different job: spec {hello.spec[:12]}, host 0 has {leader.spec[:12]}"
         return Refusal(message, ends_gang=True)
     return None
 
 
-def names(hosts: list[int]) -> str:
-    """ "host 3" or "hosts 2, 5"; a long list is cut."""
-    if len(hosts) == 1:
-        return f"host {hosts[0]}"
-    shown = ", ".join(map(str, hosts[:20]))
-    return f"hosts {shown}" + (f" and {len(hosts) - 20} more" if len(hosts) > 20 else "")
+def names(numbers: Sequence[int], noun: str = "host") -> str:
+    """ "host 3" or "hosts 2, 5"; after 20 the list is cut."""
+    if len(numbers) == 1:
+        return f"{noun} {numbers[0]}"
+    shown = ", ".join(map(str, numbers[:20]))
+    return f"{noun}s {shown}" + (f" and {len(numbers) - 20} more" if len(numbers) > 20 else "")

@@ -1,6 +1,6 @@
-"""One verdict for many symptoms. Pure: events in, the cause out.
+"""The verdict on an attempt: which of many symptoms is the cause. Pure.
 
-When a rank dies its peers fail too, of broken connections and aborts, within milliseconds. So events are weighed by how
+When a rank dies its peers fail within milliseconds too, with broken connections and aborts. So events are ranked by how
 close they can be to a cause; among equals the first to arrive wins.
 """
 
@@ -10,32 +10,65 @@ import dataclasses
 import enum
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launcher.agent.progress import Status
+from launcher.agent.gang.progress import Status
 from trainer import contract
 
-# How a peer's death reads on the ranks that survive it (jax 0.10 and 0.11; Gloo, NCCL, gRPC, the coordination service).
-ECHO = re.compile(
-    r"connection (closed|reset) by peer|connection refused|broken pipe|socket closed|gloo|nccl|"
-    r"coordination ?service|distributed service detected fatal errors|heartbeat|barrier|"
-    r"\b(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED)\b",
-    re.IGNORECASE,
+# How a peer's death appears on the surviving ranks (jax 0.10 and 0.11; Gloo, NCCL, gRPC, the coordination service).
+# Phrases, not a pattern: when a host dies thousands of ranks send 16,000 characters each.
+ECHOES = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "socket closed",
+    "gloo",
+    "nccl",
+    "coordination service",
+    "coordinationservice",
+    "distributed service detected fatal errors",
+    "heartbeat",
+    "barrier",
 )
-# Whom the coordination service of JAX misses, in the last words of those that it aborts for that.
+# As gRPC writes them; "Fatal Python error: Aborted" is said of every abort.
+STATUSES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
+BANNER = re.compile(r"\[Gloo\] Rank \d+ is connected to .*")  # printed at every start: no fault
+# A program that ended itself says so before it aborts; JAX, when it aborts a peer, does not.
+ASSERTED = ("assertion failed", "' failed.", "assertionerror", "check failed", "terminate called", "panicked at")
+TRACEBACK = "Traceback (most recent call last)"
+LAST_LINES = 5  # of the output of a program without a traceback
+# Whose exceptions can be an echo before the first step, when a user's own words may be any: the OS's of a connection,
+# and with such words JAX's and any of the OS. What Gloo says comes as a ValueError.
+OF_A_CONNECTION = frozenset(
+    """ConnectionError ConnectionAbortedError ConnectionRefusedError ConnectionResetError BrokenPipeError
+    TimeoutError""".split()
+)
+OF_JAX_OR_OS = OF_A_CONNECTION | {"JaxRuntimeError", "XlaRuntimeError", "OSError"}
+OF_GLOO = re.compile(r"^Gloo [\w-]+ (failed|timed out)|/gloo/transport/")
+# The rank that JAX's coordination service misses, in the output of those that it aborts for that.
 MISSED = re.compile(r"tasks are unhealthy \(stopped sending heartbeats\):\s*(\d+)")
+_RAISED = re.compile(r" raised(?: [^:]*)?: ([\w.]+)(?:: (.*))?")  # of a verdict's message: type, what it says
+_ENDED = re.compile(r" ended with exit code \d+")
+FULL_DISK = re.compile(
+    r"no space left on device|disk quota exceeded|of ephemeral storage|\b(ENOSPC|EDQUOT)\b", re.IGNORECASE
+)
+LAST_SIGNAL = 64  # of Linux: SIGRTMAX
+UNSTARTED = "could not be started"  # of a verdict's message, behind the rank
+NOT_FOUND = (126, 127)  # a shell's exit codes of a command that it cannot start
 TAIL_CHARS = 8_000  # of a traceback or a log's end, kept in a verdict
+WHOLE, CUT_CHARS = 64, 500  # events of each closeness that are kept whole; characters that are kept of the others
 
 
 class Kind(str, enum.Enum):
-    """What was noticed."""
+    """Which symptom it is."""
 
-    ERROR = "error"  # a rank said what it raised
+    ERROR = "error"  # a rank reported an exception
     EXIT = "exit"  # a rank's process ended
     LEFT = "left"  # a rank's program ended by itself while others went on
-    LOST = "lost"  # a host's agent is gone
-    HANG = "hang"  # a rank missed its budget
+    LOST = "lost"  # the connection to a host's agent is lost
+    HANG = "hang"  # a phase of a rank exceeded its timeout
     UNSTARTABLE = "unstartable"  # the command could not be started
 
 
@@ -44,17 +77,19 @@ class Closeness(enum.IntEnum):
 
     CAUSE = 0
     HOST = 1
-    ABORT = 2  # JAX aborts the peers of a host that died, and its last words may be missing
-    LEFT = 3
-    HANG = 4
-    ECHO = 5
+    ABORT = 2  # JAX aborts the peers of a host that died, and may do so without a message
+    EXIT = 3  # an exit code alone: a peer's program that reports nothing ends with one too
+    LEFT = 4
+    HANG = 5
+    ECHO = 6
 
 
 # Seconds to wait for something closer to the cause before an event is believed.
 SETTLE_S: Mapping[Closeness, float] = {
     Closeness.CAUSE: 0.0,
-    Closeness.HOST: 0.5,  # a dying host may still have sent its rank's last words
-    Closeness.ABORT: 0.0,  # once every other host has spoken
+    Closeness.HOST: 0.5,  # a dying host may still have sent the exception of its rank
+    Closeness.ABORT: 0.0,  # once every other host has sent a message
+    Closeness.EXIT: 0.5,  # what broke the connections of a peer is reported at the same time
     Closeness.LEFT: 1.0,
     Closeness.HANG: 0.0,  # the leader has collected the stacks by then
     Closeness.ECHO: 2.0,
@@ -63,19 +98,24 @@ SETTLE_S: Mapping[Closeness, float] = {
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One symptom, as the leader heard of it."""
+    """One symptom, as it reached the leader."""
 
     kind: Kind
     host: int
-    rank: int | None = None
+    rank: int
     status: Status = Status()
     exit: int = 0  # EXIT: exit code, or minus the signal
-    oom: bool = False  # EXIT: the kernel sent the signal, for want of memory
+    oom: bool = False  # EXIT: the OOM killer sent the signal
     error: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # ERROR: type, message, traceback, code
-    text: str = ""  # EXIT: the last lines of output; else what to say
+    text: str = ""  # EXIT: the last lines of output; else the message
+    is_alone: bool = False  # the process has no peers, whose death it could echo
 
     @classmethod
     def from_wire(cls, host: int, fields: Mapping[str, Any]) -> Event:
+        """The event in a message of `host`. Raises KeyError, TypeError or ValueError when it is not one."""
+        error = fields.get("error") or {}
+        if not isinstance(error, Mapping):
+            raise TypeError(f"the error of an event is {error!r}")
         return cls(
             kind=Kind(fields["kind"]),
             host=host,
@@ -83,14 +123,19 @@ class Event:
             status=Status.from_wire(fields["status"]),
             exit=int(fields.get("exit", 0)),
             oom=bool(fields.get("oom", False)),
-            error=fields.get("error") or {},
+            error=error,
             text=str(fields.get("text", "")),
         )
+
+    def cut(self) -> Event:
+        """The event without most of its texts."""
+        error = {name: value[-CUT_CHARS:] if isinstance(value, str) else value for name, value in self.error.items()}
+        return dataclasses.replace(self, text=self.text[-CUT_CHARS:], error=error)
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """How an attempt or a run ended, and by whom."""
+    """How an attempt or a run ended, and where the cause was."""
 
     cause: str
     code: int
@@ -101,10 +146,12 @@ class Verdict:
     traceback: str | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """The fields, as in summary.json, attempts.jsonl, log lines and messages between agents."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Verdict:
+        """The verdict with these fields; a missing one is None, an unknown one is ignored."""
         return cls(**{field.name: fields.get(field.name) for field in dataclasses.fields(cls)})  # type: ignore[arg-type]
 
 
@@ -113,8 +160,38 @@ def of_code(code: int, message: str, **where: Any) -> Verdict:
     return Verdict(contract.outcome(code).cause, code, message, **where)
 
 
+def echoes(text: str) -> bool:
+    """Whether a text reads as the death of a peer."""
+    lowered = text.lower()
+    return any(phrase in lowered for phrase in ECHOES) or any(status in text for status in STATUSES)
+
+
+def _asserts(text: str) -> bool:
+    lowered = text.lower()
+    return any(phrase in lowered for phrase in ASSERTED)
+
+
+def may_pass(verdict: Verdict) -> bool:
+    """Whether a crash, as its message says, may be a connection's or a peer's: the next attempt may not see it."""
+    if (raised := _RAISED.search(verdict.message)) is None:
+        return _ENDED.search(verdict.message) is None
+    kind, message = raised[1], raised[2] or ""
+    is_echo = kind in OF_JAX_OR_OS and echoes(message)
+    return is_echo or kind in OF_A_CONNECTION or OF_GLOO.search(message) is not None
+
+
+def is_full_disk(verdict: Verdict) -> bool:
+    """Whether storage failed for want of space, or a pod took too much: it will be as full at the next attempt."""
+    return verdict.code == contract.STORAGE and FULL_DISK.search(verdict.message) is not None
+
+
+def is_unstartable(verdict: Verdict) -> bool:
+    """Whether the program was never run: there is none of that name, or it cannot be executed."""
+    return verdict.code == contract.STARTUP and verdict.message.startswith(f"rank {verdict.rank} {UNSTARTED}: ")
+
+
 def closeness(event: Event) -> Closeness | None:
-    """How close `event` can be to the cause; None when it is no fault at all."""
+    """How close `event` can be to the cause; None when it is not a fault."""
     if event.kind is Kind.LOST:
         return Closeness.HOST
     if event.kind is Kind.HANG:
@@ -127,35 +204,130 @@ def closeness(event: Event) -> Closeness | None:
         return Closeness.LEFT
     if dataclasses.replace(event.status, exit=event.exit).ended_clean:
         return None
-    if event.exit == -signal.SIGABRT:
-        return Closeness.ECHO if ECHO.search(event.text) else Closeness.ABORT
-    return Closeness.CAUSE
+    if event.is_alone:
+        return Closeness.CAUSE
+    if event.exit in (-signal.SIGABRT, 128 + signal.SIGABRT):  # the second as a shell passes it on
+        text = BANNER.sub("", event.text)
+        if echoes(text):
+            return Closeness.ECHO
+        return Closeness.CAUSE if _asserts(text) else Closeness.ABORT
+    return _closeness_of_code(event) if event.exit > 0 else Closeness.CAUSE
+
+
+def _closeness_of_code(event: Event) -> Closeness:
+    """Of a program that ended with an exit code and without a report of why."""
+    status = event.status
+    if (status.trainer and event.exit in contract.OUTCOMES) or is_signals(event.exit):
+        return Closeness.CAUSE
+    if _reports(status):
+        return Closeness.EXIT  # our hook would have reported an exception
+    words = _last_words(event.text)
+    if echoes(words):
+        return Closeness.ECHO
+    return Closeness.CAUSE if words.startswith(TRACEBACK) or _asserts(words) else Closeness.EXIT
+
+
+def is_signals(code: int) -> bool:
+    """Whether an exit code is one with which a shell passes a signal on; 255 is `exit(-1)`."""
+    return 128 < code <= 128 + LAST_SIGNAL
+
+
+def settle_s(event: Event, close: Closeness) -> float:
+    """Seconds to wait for something closer to the cause. A program that reports nothing may have any reason."""
+    return SETTLE_S[Closeness.ECHO if close is Closeness.EXIT and not _reports(event.status) else close]
+
+
+def _reports(status: Status) -> bool:
+    """Whether the program has our hook, as far as what it reported tells."""
+    return status.trainer or status.phase is not None or status.jax is not None
+
+
+def _last_words(text: str) -> str:
+    """The last traceback in the output of a program, or its last lines."""
+    text = BANNER.sub("", text)
+    trace = text.rfind(TRACEBACK)
+    return text[trace:] if trace >= 0 else "\n".join(text.splitlines()[-LAST_LINES:])
 
 
 def _closeness_of_error(event: Event) -> Closeness | None:
     code = event.error.get("code")
     if code == contract.PREEMPTED:
-        return None  # the trainer's way to say that it stopped when told
-    if code in (None, contract.STARTUP, contract.CRASH) and ECHO.search(str(event.error.get("message", ""))):
+        return None  # so the trainer ends after a SIGTERM
+    if code in (None, contract.STARTUP, contract.CRASH) and _is_echo(event):
         return Closeness.ECHO
     return Closeness.CAUSE
 
 
+def _is_echo(event: Event) -> bool:
+    """Whether an exception can tell of a peer's death."""
+    kind, message = event.error.get("type"), str(event.error.get("message", ""))
+    if event.is_alone or not echoes(message):
+        return False
+    return event.status.stepped or kind in OF_JAX_OR_OS or OF_GLOO.search(message) is not None
+
+
+class Symptoms:
+    """The events of an attempt by closeness: the nearest is found without a look at all of them."""
+
+    def __init__(self) -> None:
+        self._events: dict[Closeness, list[tuple[float, Event]]] = {close: [] for close in Closeness}
+        self._passed = dict.fromkeys(Closeness, 0)  # at the front of each list: explained by an exception
+        self._raised: set[int] = set()
+        self._count = 0
+
+    def add(self, event: Event, now: float) -> None:
+        """Takes in an event that arrived at `now`; one that is no fault is left out."""
+        close = closeness(event)
+        if close is None:
+            return
+        if event.kind is Kind.ERROR:
+            self._raised.add(event.rank)
+        self._count += 1
+        of_its_kind = self._events[close]
+        of_its_kind.append((now, event if len(of_its_kind) < WHOLE else event.cut()))
+
+    def any_but(self, close: Closeness) -> bool:
+        """Whether there is an event of another closeness."""
+        return any(events for other, events in self._events.items() if other is not close)
+
+    def of(self, *close: Closeness) -> list[Event]:
+        """All events of these closenesses, the nearest first."""
+        return [event for each in sorted(close) for _, event in self._events[each]]
+
+    def nearest(
+        self, is_withdrawn: Callable[[Event], bool] = lambda event: False, *, but: Closeness | None = None
+    ) -> tuple[float, Event, Closeness] | None:
+        """The event that explains the others, when it arrived and how close it is; None when there is none.
+
+        Events of closeness `but` are left out, and for good those that turn out to be withdrawn.
+        """
+        if not self._count:
+            return None
+        for close, events in self._events.items():
+            at = self._passed[close]
+            while at < len(events) and (self._is_explained(events[at][1]) or is_withdrawn(events[at][1])):
+                at += 1
+            self._passed[close] = at
+            if close is not but and at < len(events):
+                return *events[at], close
+        return None
+
+    def _is_explained(self, event: Event) -> bool:
+        """Whether an exception of the same rank explains how it ended."""
+        return event.kind is Kind.EXIT and event.rank in self._raised
+
+
 def decide(events: Sequence[Event]) -> tuple[Event, Closeness] | None:
     """The event that explains the others, or None when nothing went wrong. `events` in order of arrival."""
-    explained = {event.rank for event in events if event.kind is Kind.ERROR}
-    best: tuple[Event, Closeness] | None = None
+    symptoms = Symptoms()
     for event in events:
-        if event.kind is Kind.EXIT and event.rank in explained:
-            continue  # it said what it raised; how it then ended says less
-        close = closeness(event)
-        if close is not None and (best is None or close < best[1]):
-            best = event, close
-    return best
+        symptoms.add(event, 0.0)
+    found = symptoms.nearest()
+    return None if found is None else found[1:]
 
 
 def verdict_of(event: Event) -> Verdict:
-    """The sentence and the code of the event that explains an attempt's end."""
+    """The message and the code of the event that explains an attempt's end."""
     where = {"rank": event.rank, "host": event.host, "step": event.status.step}
     name, place = f"rank {event.rank}", f" {event.status.where}" if event.status.where else ""
     if event.kind is Kind.LOST:
@@ -163,42 +335,56 @@ def verdict_of(event: Event) -> Verdict:
     if event.kind is Kind.HANG:
         return of_code(contract.HANG, event.text, **where)
     if event.kind is Kind.UNSTARTABLE:
-        return of_code(contract.STARTUP, f"{name} could not be started: {event.text}", **where)
+        return of_code(contract.STARTUP, f"{name} {UNSTARTED}: {event.text}", **where)
     if event.kind is Kind.ERROR:
-        message = f"{name} raised{place}: {_title(event.error)}"
+        message = f"{name} {'raised' if event.error.get('code') in _CRASHED else 'ended'}{place}: {_title(event.error)}"
         return of_code(_code(event), message, traceback=_tail(event.error.get("traceback")), **where)
     if closeness(event) is Closeness.LEFT:
-        return of_code(_code(event), f"{name}'s program ended, peers went on", **where)
+        return of_code(_code(event), f"{name}'s program ended while other ranks went on", **where)
     missed = MISSED.search(event.text)
     if closeness(event) is Closeness.ECHO and missed is not None:
         message = f"rank {missed[1]} stopped sending heartbeats to JAX, which then aborted its peers"
         return of_code(contract.HANG, message, rank=int(missed[1]), step=event.status.step, traceback=_tail(event.text))
     if event.oom:
-        message = f"{name} was OOMKilled{place}: its container had no memory left"
+        message = f"{name} was OOMKilled{place}: its container reached its memory limit"
     elif event.exit < 0:
         message = f"{name} was killed by {_signal(-event.exit)}{place}{_hint(-event.exit)}"
     elif event.exit == 0:
         message = f"{name}'s program ended{place}, before its last step"
+    elif _is_not_found(event):
+        message = f"{name} {UNSTARTED}: {event.text.strip().rpartition(chr(10))[2] or f'exit code {event.exit}'}"
     else:
         message = f"{name}'s program ended with exit code {event.exit}{place}"
     return of_code(_code(event), message, traceback=_tail(event.text), **where)
 
 
 def _code(event: Event) -> int:
-    """The exit code of the gang: the program's own where it speaks the contract, 70 or 83 where it does not."""
+    """The exit code of the gang: the trainer's own where it is of the contract, 70 or 83 for any other program."""
     if event.kind is Kind.EXIT and event.exit < 0:
         return 128 - event.exit
-    said = event.error.get("code") if event.kind is Kind.ERROR else event.exit
+    if _is_not_found(event):
+        return contract.STARTUP
+    own = event.error.get("code") if event.kind is Kind.ERROR else event.exit
     crash = contract.STARTUP if event.status.phase is not None and not event.status.stepped else contract.CRASH
     if closeness(event) is Closeness.ECHO:
-        return contract.CRASH  # whatever broke the connection may pass
-    if event.status.trainer and isinstance(said, int) and said in contract.OUTCOMES and said != contract.DONE:
-        return said
+        return contract.CRASH  # what broke the connection may be temporary
+    if event.status.trainer and isinstance(own, int) and own in contract.OUTCOMES and own != contract.DONE:
+        return own
     return crash
+
+
+def _is_not_found(event: Event) -> bool:
+    """Whether a shell did not find its command, or could not execute it: no attempt will."""
+    return event.kind is Kind.EXIT and event.exit in NOT_FOUND and not _reports(event.status)
+
+
+_CRASHED = (None, contract.STARTUP, contract.CRASH)  # the code of an error that is no sentence of the trainer's
 
 
 def _title(error: Mapping[str, Any]) -> str:
     kind, message = error.get("type", "an error"), str(error.get("message", "")).strip()
+    if error.get("code") not in _CRASHED:
+        return contract.in_one_line(message) or str(kind)  # a sentence of the trainer's, for a person
     first = message.splitlines()[0][:500] if message else ""
     return f"{kind}: {first}" if first else str(kind)
 
@@ -215,4 +401,4 @@ def _signal(number: int) -> str:
 
 
 def _hint(number: int) -> str:
-    return " (by the kernel for want of memory, or by a person)" if number == signal.SIGKILL else ""
+    return " (by the kernel because memory ran out, or by a person)" if number == signal.SIGKILL else ""

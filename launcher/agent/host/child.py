@@ -1,10 +1,11 @@
-"""One process of ours: started by fork and exec, read through pipes, never outliving its agent."""
+"""One child process: started by fork and exec, read through pipes, never outliving its agent."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import json
 import os
+import re
 import signal
 import sys
 import time
@@ -12,22 +13,30 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from launcher.agent.loop import Loop
-from launcher.agent.pipes import LinePipe
-from launcher.agent.progress import Progress
+from launcher.agent.gang import reports
+from launcher.agent.gang.progress import Progress
+from launcher.agent.gang.reports import UNSTARTABLE
+from launcher.agent.host import programs
+from launcher.agent.io import files, limits
+from launcher.agent.io.loop import Loop
+from launcher.agent.io.pipes import LinePipe
 from trainer import contract
 
-TAIL_LINES = 100
+TAIL_LINES = 100  # of output that a verdict may quote
+MAX_STACKS = 1024 * 1024  # bytes: of thousands of frames
+# Printed by Gloo, the network of JAX on CPU, at every start of every rank: no word of the program's.
+_BANNER = re.compile(
+    rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+"
+)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-UNSTARTABLE = "unstartable"  # a progress line of ours: exec failed, and why
 _prctl: Any = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
 
-Line = Callable[["Child", bytes], None]
-Heard = Callable[["Child", Mapping[str, Any]], None]
+OnOutput = Callable[["Child", bytes], None]
+OnReport = Callable[["Child", Mapping[str, Any]], None]
 
 
 class Child:
-    """A running process of a rank, or a spare for one."""
+    """A running process of a rank, or the standby process of one."""
 
     def __init__(
         self,
@@ -39,21 +48,24 @@ class Child:
         cwd: str | None,
         control: int | None = None,
         phase: str | None = None,
-        on_output: Line,
-        on_progress: Heard,
+        on_output: OnOutput,
+        on_report: OnReport,
     ) -> None:
-        """Forks and executes; a command that cannot be executed says so as a progress line.
+        """Forks and executes `argv`; that it cannot be executed arrives as a progress line.
 
-        `phase` is what it is in until it says otherwise: a program that may never report is in none. `control` is a
-        descriptor that it keeps.
+        `phase` holds until it reports one: None for a program that may never report. `control` is a descriptor that it
+        inherits.
         """
         self.rank = rank
         self.metrics_path, self.stacks_path = environ[contract.METRICS], environ[contract.STACKS]
         self.profile_path = environ[contract.PROFILE]
         self.progress = Progress(time.monotonic(), phase)
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
-        self._reporter = 0  # the pid of the Python that speaks; a wrapper, as `sh -c`, is not it
-        self._on_output, self._on_progress = on_output, on_progress
+        self.handled: Mapping[str, Any] | None = None  # the exception of a Python whose wrapper went on
+        self.notes: set[str] = set()  # that were passed on
+        self._reporter = 0  # the pid of the Python that reports; not that of a wrapper such as `sh -c`
+        self._has_met_reporter = False  # it ran when its hello came: a pid of another namespace never does
+        self._on_output, self._on_report = on_output, on_report
         self._output = LinePipe(loop, contract.MAX_LINE, self._take_output)
         self._reports = LinePipe(loop, contract.MAX_LINE, self._take_report)
         os.set_blocking(self._reports.write_end, False)
@@ -69,53 +81,83 @@ class Child:
 
     @property
     def tail_text(self) -> str:
+        """The last TAIL_LINES lines of its output."""
         return b"\n".join(self.tail).decode(errors="replace")
 
-    def signal(self, number: int) -> None:
-        """Signals the program alone: the Python that speaks, else the process that was started."""
+    @property
+    def stacks(self) -> str:
+        """The stacks that the process has written so far, the last MAX_STACKS bytes; empty before the first."""
         try:
-            is_ours = self._reporter > 0 and os.getsid(self._reporter) == self.pid
-            os.kill(self._reporter if is_ours else self.pid, number)
-        except ProcessLookupError:
-            pass  # it ended and is not reaped yet
+            return files.read(self.stacks_path, MAX_STACKS, at_end=True).decode(errors="replace")
+        except OSError:  # not there yet, or what the process put in its place
+            return ""
+
+    @property
+    def is_program(self) -> bool:
+        """Whether what reports is the process that was started: how it ends is then how the program ends.
+
+        A wrapper (`sh -c "python a.py || python b.py"`) may handle that, and go on with something else.
+        """
+        return self._reporter in (0, self.pid)
+
+    @property
+    def has_lost_reporter(self) -> bool:
+        """Whether a wrapper went on without the Python that reported: its last phase says nothing any more."""
+        return not self.is_program and self._has_met_reporter and not programs.exists(self._reporter)
+
+    def signal(self, number: int) -> None:
+        """Signals the program alone: the Python that reports, else what a wrapper runs, else the started process."""
+        if not self.is_program and programs.session(self._reporter) == self.pid:
+            return programs.signal(self._reporter, number)
+        for pid in programs.below(self.pid, number, is_wrapper=self.has_lost_reporter):
+            programs.signal(pid, number)
+
+    def dump_stacks(self) -> None:
+        """Has the Python with our site hook write its stacks; a program without the handler would die of the signal."""
+        is_wrapped = not self.is_program and programs.session(self._reporter) == self.pid
+        pid = self._reporter if is_wrapped else self.pid
+        if self.progress.has_hello and programs.catches(pid, signal.SIGUSR1):
+            programs.signal(pid, signal.SIGUSR1)
 
     def kill(self) -> None:
-        """Kills the process and all of its session that stayed in its group."""
+        """Kills the process and its process group."""
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:
             os.kill(self.pid, signal.SIGKILL)  # between fork and setsid there is no group yet
 
     def reaped(self) -> None:
-        """The process is gone: reads its last words and lets go of what it held."""
+        """Reads what the ended process left in its pipes, and removes its files."""
         for pipe in (self._reports, self._output):
             pipe.drain()
             pipe.close()
         for path in (self.metrics_path, self.stacks_path, self.profile_path):
-            try:
+            with contextlib.suppress(OSError):  # it never was there, or the process put a folder in its place
                 os.unlink(path)
-            except FileNotFoundError:
-                pass
 
     def _take_output(self, line: bytes) -> None:
-        text = line.rstrip(b"\r").rpartition(b"\r")[2]  # of a progress bar, what it would show
+        text = line.rstrip(b"\r").rpartition(b"\r")[2]  # of a progress bar, what a terminal would show
+        if _BANNER.fullmatch(text):
+            return
         self.tail.append(text)
         self._on_output(self, text)
 
     def _take_report(self, line: bytes) -> None:
-        try:
-            message = json.loads(line)
-        except ValueError:
-            message = {"note": f"rank {self.rank} reported a line that cannot be read"}
-        if isinstance(message, dict):
-            if isinstance(message.get("pid"), int):
-                self._reporter = message["pid"]
-            self.progress.take(message, time.monotonic())
-            self._on_progress(self, message)
+        if not line:
+            return  # it ends a line that a full pipe cut
+        message = reports.read(line, self.rank)
+        if "pid" in message:
+            self._reporter, self.handled = message["pid"], None
+            self._has_met_reporter = programs.exists(self._reporter)
+        self.progress.take(message, time.monotonic())
+        if "error" in message and not self.is_program:
+            self.handled = message["error"]
+            self.progress.take({"atexit": True}, time.monotonic())
+        self._on_report(self, message)
 
 
 def die_with_parent(number: int, parent: int) -> bool:
-    """Asks the kernel for signal `number` when the parent dies; False when it is dead already."""
+    """Has the kernel send signal `number` when the parent dies; False when it is dead already."""
     if _prctl is not None:
         _prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     return os.getppid() == parent
@@ -131,6 +173,7 @@ def _become(
         os.setsid()
         if not die_with_parent(signal.SIGKILL, agent):
             os._exit(1)
+        limits.forget()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -142,6 +185,7 @@ def _become(
             os.chdir(cwd)
         os.execvpe(argv[0], list(argv), dict(environ))
     except OSError as error:
-        contract.send(report_fd, {UNSTARTABLE: f"{error.filename or argv[0]}: {error.strerror}"})
+        why = programs.why_unstartable(argv[0], error, environ.get("PATH"))
+        contract.send(report_fd, {UNSTARTABLE: why if error.filename != cwd else f"workdir {cwd}: {error.strerror}"})
     finally:
         os._exit(127)

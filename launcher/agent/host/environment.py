@@ -1,28 +1,34 @@
-"""What a child finds in its environment. Pure."""
+"""The environment variables of a child process. Pure."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-from launcher.agent.config import Config
-from launcher.agent.progress import budgets
+from launcher.agent.gang.config import Config
+from launcher.agent.gang.progress import phase_timeouts
+from launcher.agent.io.ports import bracketed
 from trainer import contract
 
 MEMORY_SHARE, NEW_MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
-# What a train block gets by platform. O1 turns on what overlaps collectives with compute, the latency-hiding scheduler
-# above all, and needs no list of flags (NVIDIA/JAX-Toolbox, docs/GPU_performance.md, as is the share of the memory).
-# XLA for TPU has its scheduler on. On CPU it takes its temporary memory from malloc at every step; glibc, which would
-# give that back to the kernel after each and have it mapped and zeroed again, is told to keep it. Only its first arena
-# can grow that far (HEAP_MAX_SIZE in its malloc/arena.c).
+# Variables for the built-in trainer, by platform. O1 turns on the latency-hiding scheduler, which overlaps collectives
+# with compute, without a list of flags (NVIDIA/JAX-Toolbox, docs/GPU_performance.md, as is the memory fraction). XLA
+# for TPU has its scheduler on. On CPU it takes its temporary memory from malloc at every step; glibc would return that
+# to the kernel after each step, to be mapped and zeroed again; it is set to keep it. Only its first arena can grow so
+# far (HEAP_MAX_SIZE in its malloc/arena.c).
 TRAINER: Mapping[str, Mapping[str, str]] = {
     "cpu": {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)},
     "cuda": {"JAX_OPTIMIZATION_LEVEL": "O1", MEMORY_SHARE: "0.9"},
 }
 
+_EMPTY = {"PATH": os.defpath}  # what is searched where the variable is not set
+
 
 def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> dict[str, str]:
-    """The environment of `rank` that no attempt changes. What the job's own environment says of JAX's devices wins."""
+    """The variables of `rank` that are equal in all attempts. What `base`, the job's own, sets for JAX's devices wins.
+
+    `site` is the folder of the site hook.
+    """
     job, local = config.job, rank % config.job.processes_per_host
     first = local * job.devices_per_process
     environ = {}
@@ -31,11 +37,13 @@ def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> di
     elif job.platform == "cuda" and job.processes_per_host > 1:
         environ = {contract.LOCAL_DEVICE_IDS: ",".join(map(str, range(first, first + job.devices_per_process)))}
     if contract.TRAIN_SPEC in base:
-        environ |= {name: value for name, value in TRAINER.get(job.platform, {}).items() if not _says(base, name)}
-    timeout = budgets(job.budgets_s)["rendezvous"]
+        environ |= {name: value for name, value in TRAINER.get(job.platform, {}).items() if not _is_set(base, name)}
+    paths = {name: _before(folder, base.get(name) or _EMPTY.get(name)) for name, folder in job.search_paths.items()}
+    timeout = phase_timeouts(job.budgets_s)["rendezvous"]
     return {
         **environ,
         **base,
+        **paths,
         "PYTHONPATH": os.pathsep.join(filter(None, (site, config.code and config.code[1], base.get("PYTHONPATH")))),
         contract.NUM_PROCESSES: str(config.processes),
         contract.PROCESS_ID: str(rank),
@@ -43,11 +51,23 @@ def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> di
     }
 
 
-def _says(base: Mapping[str, str], name: str) -> bool:
-    """Whether the job sets it itself; JAX refuses to be told both names of the share."""
+def _before(folder: str, path: str | None) -> str:
+    """A search path with this folder first; the image's own stays behind it."""
+    return folder if not path else os.pathsep.join((folder, path))
+
+
+def _is_set(base: Mapping[str, str], name: str) -> bool:
+    """Whether the job sets it itself; JAX refuses both names of the memory fraction at once."""
     return name in base or (name == MEMORY_SHARE and NEW_MEMORY_SHARE in base)
 
 
-def of_attempt(attempt: int, coordinator: str) -> dict[str, str]:
-    """What is new with every attempt: a fresh port keeps the dead of the last one out."""
-    return {contract.ATTEMPT: str(attempt), contract.COORDINATOR: coordinator}
+def of_attempt(attempt: int, coordinator: str, listens: str | None) -> dict[str, str]:
+    """The variables that change with every attempt: a new port keeps processes of the last one out.
+
+    `listens` is the address of this host at which JAX's coordinator listens, where it is on this host: JAX would listen
+    on every interface.
+    """
+    found = {contract.ATTEMPT: str(attempt), contract.COORDINATOR: coordinator}
+    if listens is not None:
+        found[contract.BIND] = f"{bracketed(listens)}:{coordinator.rpartition(':')[2]}"
+    return found

@@ -1,69 +1,77 @@
-"""One host of the gang: tells the leader what its processes do, and does what the leader says.
+"""One host of the gang: reports its processes to the leader, and does what the leader decides.
 
-Decides nothing while the leader lives; when the leader is gone it ends its processes and says so.
+Decides nothing itself while it has a leader; when the leader is lost it ends its processes and reports that.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.agent import oom
-from launcher.agent.child import UNSTARTABLE, Child
-from launcher.agent.clock import Clock
-from launcher.agent.config import Config
-from launcher.agent.crew import Crew
-from launcher.agent.dial import Dialer
-from launcher.agent.kit import Kit
-from launcher.agent.loop import Loop
-from launcher.agent.output import Outlet
-from launcher.agent.profiles import Profiles
-from launcher.agent.progress import budgets
-from launcher.agent.rendezvous import Hello
-from launcher.agent.stacks import MAX_CHARS
-from launcher.agent.verdict import Kind, Verdict, of_code
-from launcher.agent.wire import BEAT_S, SILENCE_S, Link, Message
+from launcher.agent.gang.clock import Clock
+from launcher.agent.gang.config import Config
+from launcher.agent.gang.handshake import HostSide, NotProven
+from launcher.agent.gang.progress import Changes, phase_timeouts
+from launcher.agent.gang.rendezvous import Hello
+from launcher.agent.gang.reports import UNSTARTABLE
+from launcher.agent.gang.stacks import MAX_CHARS
+from launcher.agent.gang.verdict import Kind, Verdict, is_signals, of_code
+from launcher.agent.host import ephemeral
+from launcher.agent.host.child import Child
+from launcher.agent.host.processes import Processes
+from launcher.agent.host.profiles import Profiles
+from launcher.agent.host.site_folder import SiteFolder
+from launcher.agent.io import cgroup
+from launcher.agent.io.dial import RETRY_S, Dialer
+from launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message
+from launcher.agent.io.loop import Loop
+from launcher.agent.io.output import OutputStream
 from trainer import contract
 
 TICK_S = 0.2
-HELLO_S = 10.0  # a Python program has loaded our hook by then
-ONE_PRESS_S = 0.5  # signals closer than this are one: a terminal and a launcher may both pass a Ctrl-C on
+CHALLENGE_S = 60.0  # the leader's silence on a new connection: it may have thousands to accept before this one
+HELLO_S = 10.0  # by then a Python program has loaded our site hook
+ONE_PRESS_S = 0.5  # closer signals count as one: a terminal and the launcher may both pass a Ctrl-C on
 RETRY_REFUSED_S = 2.0
-STACKS_S = 2.0
+MAX_NOTES = 50  # of a process
+STACKS_S = 2.0  # for the processes to write their stacks
 
 Finish = Callable[[Verdict], None]
 
 
 class Member:
-    """Calls `finish` once, when this host may leave; `orphaned` before that, if it leaves without its leader."""
+    """Calls `finish` once, when this host may exit; `orphaned` before that, if it has lost its leader."""
 
     def __init__(
         self,
         config: Config,
         loop: Loop,
-        kit: Kit,
+        site_folder: SiteFolder,
         hello: Hello,
-        outlet: Outlet,
+        stdout: OutputStream,
         clock: Clock | None,
         *,
         say: Callable[[str], None],
         finish: Finish,
         orphaned: Finish,
     ) -> None:
-        self.gang: Mapping[str, Any] = {}  # what the leader last said of everyone
-        self.heard_at = time.monotonic()
-        self.budgets = budgets(config.job.budgets_s)
+        self.gang: Mapping[str, Any] = {}  # the leader's last report of all hosts
+        self.last_message_at = time.monotonic()
+        self.timeouts_s = phase_timeouts(config.job.budgets_s)
         self._config, self._loop, self._hello, self._clock = config, loop, hello, clock
         self._say, self._finish, self._orphaned = say, finish, orphaned
-        self.crew = Crew(config, loop, kit, outlet, say=say, heard=self._heard, ended=self._child_ended)
-        self.profiles = Profiles(config.job.command is None, self.crew.alive)
+        self.processes = Processes(
+            config, loop, site_folder, stdout, say=say, on_report=self._on_report, on_end=self._child_ended
+        )
+        self.profiles = Profiles(config.job.command is None, self.processes.alive)
         self._dialer = Dialer(loop, config.leader, say=say, connected=self._connected)
         self._link: Link | None = None
-        self._refusal: str | None = None  # by a leader of another generation
+        self._patience_s = SILENCE_S  # with the leader
+        self._side = HostSide(config.key)  # of the handshake with the leader
+        self._refusal: str | None = None  # why the leader that was reached last is not this host's
         self._attempt = 0
         self._has_started = False
         self._is_stopping = False
@@ -71,16 +79,15 @@ class Member:
         self._signalled_at: float | None = None
         self._ticked_at = self._beat_at = time.monotonic()
         self._metrics: Mapping[str, Any] | None = None
-        self._overdue: set[int] = set()  # ranks that were told of in this attempt
-        self._warned: set[int] = set()  # ranks whose silence was explained
-        self._oom_kills = oom.kills()
+        self._changes = Changes()  # of the ranks' states, for the leader
+        self._overdue: set[int] = set()  # ranks whose timeout was reported in this attempt
+        self._warned_of_hook: set[int] = set()  # ranks without our site hook
+        self._oom_kills = cgroup.oom_kills()
         self._stacks_until: float | None = None
-        self._stacks: dict[int, str] = {}  # what was read of each rank's at the last tick
+        self._stacks: dict[int, str] = {}  # of each rank, as of the last tick
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.on_signal(number, self.told_to_stop)
-        self._handlers: dict[str, Callable[[Message], None]] = {
-            "welcome": self._welcomed,
-            "refused": self._refused,
+            loop.on_signal(number, self.request_stop)
+        self._handlers: dict[str, Callable[[Link, Message], None]] = {
             "ping": self._pinged,
             "start": self._start,
             "stop": self._stop,
@@ -91,146 +98,187 @@ class Member:
 
     @property
     def attempt(self) -> int:
+        """The number of the present attempt, across generations."""
         return self._attempt
 
+    @property
+    def is_signalled(self) -> bool:
+        """Whether this agent has received SIGTERM or SIGINT."""
+        return self._signalled_at is not None
+
     def begin(self) -> None:
+        """Connects to the leader."""
         self._dialer.dial()
         self._loop.every(TICK_S, self._tick)
-        budget = self.budgets["rendezvous"]
-        if budget is not None and not self._config.is_leader:  # host 0 counts for everyone, itself included
-            self._loop.after(budget, self._rendezvous_over)
+        timeout_s = self.timeouts_s["rendezvous"]
+        if timeout_s is not None and not self._config.is_leader:  # host 0's leader has this timeout for all hosts
+            self._loop.after(timeout_s, self._rendezvous_timed_out)
 
-    def told_to_stop(self) -> None:
-        """SIGTERM or SIGINT: the leader hears of it before any process does. The second one kills."""
+    def request_stop(self) -> None:
+        """Handles SIGTERM and SIGINT: the leader is asked to stop all hosts. The second one kills the processes."""
         now = time.monotonic()
         first, self._signalled_at = self._signalled_at, self._signalled_at or now
         if first is not None and now - first < ONE_PRESS_S:
             return
+        excess = ephemeral.excess(self._config.job, self._config.host) if first is None else None
         if self._link is None or self._link.epoch is None:
-            self.crew.kill()
-            return self._finish(of_code(contract.PREEMPTED, "stopped from outside before the gang was complete"))
+            self.processes.kill()
+            code = contract.PREEMPTED if excess is None else contract.STORAGE
+            return self._finish(of_code(code, f"{excess or 'stopped from outside'} before every host had joined"))
         if first is None:
-            self._say("told to stop")
-            return self._link.send("stop")
-        self._say("told to stop again: killed")
+            self._say("received a signal to stop" + (f": {excess}" if excess else ""))
+            return self._link.send("stop", excess=excess)
+        self._say("received a second signal to stop: killing the processes")
         self._link.send("kill")
-        self.crew.kill()
+        self.processes.kill()
 
     # --- the leader ---------------------------------------------------------------------------------------------------
 
     def _connected(self, sock: socket.socket) -> None:
-        self._link = Link(self._loop, sock, self._message, self._leader_lost)
-        self._link.send("hello", **self._hello.to_wire())
+        try:
+            self._link = Link(self._loop, sock, self._message, self._leader_lost, str(sock.getpeername()[0]))
+        except OSError:  # the other side closed meanwhile
+            sock.close()
+            return self._dialer.dial(RETRY_S)
+        self._side = HostSide(self._config.key)
+        self.last_message_at, self._patience_s = time.monotonic(), CHALLENGE_S
 
     def _message(self, link: Link, message: Message) -> None:
-        self.heard_at = time.monotonic()
+        self.last_message_at, self._patience_s = time.monotonic(), SILENCE_S
+        if link.epoch is None:
+            return self._shake_hands(link, message)
         handler = self._handlers.get(message["type"])
         if handler is not None:
-            handler(message)
+            handler(link, message)
 
-    def _welcomed(self, message: Message) -> None:
-        assert self._link is not None, "a message came over it"
-        self._link.epoch = message["epoch"]
-
-    def _refused(self, message: Message) -> None:
-        assert self._link is not None, "a message came over it"
-        self._say(f"refused: {message['message']}")
-        self._link.close()
-        self._link = None
-        if message["may_retry"]:
-            self._refusal = f"refused it: {message['message']}"
-            self._dialer.dial(RETRY_REFUSED_S)
+    def _shake_hands(self, link: Link, message: Message) -> None:
+        """Takes the messages before this host is admitted: whoever answers may be no leader of this run."""
+        try:
+            if message["type"] == "challenge":
+                return link.send("hello", **self._side.hello(message, self._hello.to_wire()))
+            answer = self._side.opened(message)
+        except NotProven as error:
+            link.close()
+            return self._leader_lost(link, str(error))
+        if message["type"] == "welcome":
+            link.epoch = answer["epoch"]
         else:
-            self._finish(of_code(message["code"], message["message"]))
+            self._refused(link, answer)
 
-    def _pinged(self, message: Message) -> None:
+    def _refused(self, link: Link, answer: Mapping[str, Any]) -> None:
+        link.close()
+        self._link = None
+        if answer["may_retry"]:
+            self._try_again(f"refused this host: {answer['message']}")
+        else:
+            self._say(f"host 0 refused this host: {answer['message']}")
+            self._finish(of_code(answer["code"], answer["message"]))
+
+    def _try_again(self, reason: str) -> None:
+        """Dials once more in a while; why is said once."""
+        if reason != self._refusal:
+            self._say(f"host 0 {reason}")
+        self._refusal = reason
+        self._dialer.dial(RETRY_REFUSED_S)
+
+    def _pinged(self, link: Link, message: Message) -> None:
         self.gang = message["gang"]
 
     def _leader_lost(self, link: Link, reason: str) -> None:
         self._link = None
+        if link.epoch is None:
+            hint = "it may be of another run, or have another gang_secret"
+            return self._try_again(f"did not admit this host: {reason}; {hint}")
         if self._verdict is None and not self._has_started:
-            return self._dialer.dial()  # a leader that starts anew is said hello to anew
+            return self._dialer.dial()  # it may start again
         self._abandon(f"host 0 was lost: {reason}")
 
     def _abandon(self, message: str) -> None:
-        """Ends this host's part without a leader."""
+        """Ends the processes of this host, which has lost its leader."""
         if self._verdict is None:
             self._say(message)
             code = contract.PREEMPTED if self._is_stopping else contract.LOST
             ranks = self._config.ranks(0)
             self._verdict = of_code(code, message, rank=ranks[0], host=0)
             self._orphaned(self._verdict)
-        self.crew.kill()
+        self.processes.kill()
         self._report_gone()
 
-    def _rendezvous_over(self) -> None:
+    def _rendezvous_timed_out(self) -> None:
         is_admitted = self._link is not None and self._link.epoch is not None
         if not is_admitted and not self._has_started:
             address = ":".join(map(str, self._config.leader))
-            message = f"rendezvous: host 0 never came: {address} {self._refusal or self._dialer.obstacle}"
+            message = f"rendezvous: cannot join host 0 at {address}: {self._refusal or self._dialer.reason}"
             self._say(message)
             verdict = of_code(contract.LOST, message, rank=0, host=0)
             self._orphaned(verdict)
             self._finish(verdict)
 
-    # --- what it says -------------------------------------------------------------------------------------------------
+    # --- the leader's orders ------------------------------------------------------------------------------------------
 
-    def _start(self, message: Message) -> None:
+    def _start(self, link: Link, message: Message) -> None:
         self._attempt, self._has_started, self._verdict = message["attempt"], True, None
         self._overdue.clear()
-        self._warned.clear()
-        self._metrics = None
+        self._warned_of_hook.clear()
+        self._metrics, self._changes = None, Changes()
         if self._clock is not None:
             self._clock.enter("init", time.monotonic())
-        self.crew.start(message["attempt"], message["coordinator"])
-        children = list(self.crew.children.values())
+        listens = link.peer if self._config.is_leader else None  # as the other hosts reach it
+        self.processes.start(message["attempt"], message["coordinator"], listens)
+        children = list(self.processes.children.values())
         self._loop.after(HELLO_S, lambda: self._check_hellos(children))
 
-    def _stop(self, message: Message) -> None:
+    def _stop(self, link: Link, message: Message) -> None:
         self._is_stopping = True
-        self.crew.signal(signal.SIGTERM)
+        self.processes.signal(signal.SIGTERM)
 
-    def _dump(self, message: Message) -> None:
-        self.crew.dump_stacks()
+    def _dump(self, link: Link, message: Message) -> None:
+        self.processes.dump_stacks()
         self._stacks_until, self._stacks = time.monotonic() + STACKS_S, {}
 
-    def _judged(self, message: Message) -> None:
+    def _judged(self, link: Link, message: Message) -> None:
         self._attempt, self._verdict = message["attempt"], Verdict.from_json(message["verdict"])
-        self.crew.kill()
+        self.processes.kill()
         self._report_gone()
 
-    def _leave(self, message: Message) -> None:
-        if not self._config.is_leader:  # host 0 stays until everyone has heard
+    def _leave(self, link: Link, message: Message) -> None:
+        if not self._config.is_leader:  # host 0 stays until every host has this message
             self._finish(Verdict.from_json(message["verdict"]))
 
     # --- the processes ------------------------------------------------------------------------------------------------
 
-    def _heard(self, child: Child, message: Mapping[str, Any]) -> None:
+    def _on_report(self, child: Child, message: Mapping[str, Any]) -> None:
         self._count(child, message)
-        if "error" in message:
-            self._tell(Kind.ERROR, child, error=message["error"])
+        if "error" in message and child.is_program:
+            self._send_event(Kind.ERROR, child, error=message["error"])
         if UNSTARTABLE in message:
-            self._warned.add(child.rank)
-            self._tell(Kind.UNSTARTABLE, child, text=message[UNSTARTABLE])
-        if "atexit" in message:
-            self._tell(Kind.LEFT, child)
-        if "note" in message and self._link is not None:
-            self._link.send("note", text=str(message["note"])[:2000])
+            self._warned_of_hook.add(child.rank)
+            self._send_event(Kind.UNSTARTABLE, child, text=message[UNSTARTABLE])
+        if "atexit" in message and (child.is_program or child.progress.status.waits):
+            self._send_event(Kind.LEFT, child)
+        if "note" in message:
+            self._pass_on(child, str(message["note"])[:2000])
         if isinstance(message.get("profile"), dict):
-            self.profiles.heard(child, message["profile"])
+            self.profiles.update(child, message["profile"])
         if "metrics" in message and child.rank == 0:
             self._metrics = message["metrics"]
-        if "stopped" in message or message.get("phase") == "done":
-            self._beat()
+        if "stopped" in message or "committed" in message or message.get("phase") == "done":
+            self._beat()  # what may be the last that the leader hears
         if (
             "phase" in message
             and not self._is_stopping
-            and all(each.progress.status.stepped for each in self.crew.alive())
+            and all(each.progress.status.stepped for each in self.processes.alive())
         ):
-            self.crew.keep_spares()
+            self.processes.keep_standbys()
+
+    def _pass_on(self, child: Child, note: str) -> None:
+        """Sends a note of a process to the leader: each once, and no more of them than the summary holds."""
+        if self._link is not None and note not in child.notes and len(child.notes) < MAX_NOTES:
+            child.notes.add(note)
+            self._link.send("note", text=note)
 
     def _count(self, child: Child, message: Mapping[str, Any]) -> None:
-        """The clock follows rank 0."""
+        """Passes rank 0's phases to the clock, on host 0."""
         if self._clock is None or child.rank != 0 or self._verdict is not None:
             return
         now, status = time.monotonic(), child.progress.status
@@ -244,12 +292,14 @@ class Member:
     def _child_ended(self, child: Child, code: int) -> None:
         self._check_hello(child)
         self._beat()
-        self._tell(Kind.EXIT, child, exit=code, oom=self._was_for_memory(code), text=child.tail_text[-MAX_CHARS:])
+        if child.handled is not None and code > 0 and not is_signals(code):  # its wrapper passed the failure on
+            self._send_event(Kind.ERROR, child, error=child.handled)
+        self._send_event(Kind.EXIT, child, exit=code, oom=self._is_oom_kill(code), text=child.tail_text[-MAX_CHARS:])
         self._report_gone()
 
-    def _was_for_memory(self, code: int) -> bool:
-        """Whether the kernel sent this SIGKILL. On a machine that is no container its count is everyone's."""
-        before, self._oom_kills = self._oom_kills, oom.kills()
+    def _is_oom_kill(self, code: int) -> bool:
+        """Whether the OOM killer sent this SIGKILL. Outside of a container its count is the whole machine's."""
+        before, self._oom_kills = self._oom_kills, cgroup.oom_kills()
         return code == -signal.SIGKILL and self._config.is_pod and self._oom_kills > before
 
     def _check_hellos(self, children: list[Child]) -> None:
@@ -257,27 +307,29 @@ class Member:
             self._check_hello(child)
 
     def _check_hello(self, child: Child) -> None:
-        is_of_now = self.crew.children.get(child.rank) is child
-        if child.progress.has_hello or child.rank in self._warned or not is_of_now or self._verdict is not None:
+        is_of_now = self.processes.children.get(child.rank) is child
+        if child.progress.has_hello or child.rank in self._warned_of_hook or not is_of_now or self._verdict is not None:
             return
-        self._warned.add(child.rank)
+        self._warned_of_hook.add(child.rank)
         text = (
-            f"rank {child.rank} never said hello: our hook is not loaded. With `python -I` or `-S`, or another "
-            "interpreter than Python, a bare jax.distributed.initialize() does not find the gang, and neither "
-            "progress nor an exception is reported"
+            f"rank {child.rank} has not loaded jaxlaunch's sitecustomize.py: it runs `python -I` or `python -S`, has "
+            "another PYTHONPATH, or is not Python. So jax.distributed.initialize() without arguments does not find the "
+            "other processes, and neither progress nor exceptions are reported"
         )
         self._say(f"warning: {text}")
         if self._link is not None:
             self._link.send("note", text=text)
 
-    def _tell(self, kind: Kind, child: Child, **fields: Any) -> None:
+    def _send_event(self, kind: Kind, child: Child, **fields: Any) -> None:
         if self._link is not None:
-            about = {"attempt": self._attempt, "rank": child.rank, "status": child.progress.status.to_wire()}
+            status = child.progress.status
+            self._changes.told(child.rank, status)
+            about = {"attempt": self._attempt, "rank": child.rank, "status": status.to_wire()}
             self._link.send("event", kind=kind.value, **about, **fields)
 
     def _report_gone(self) -> None:
-        """Once judged and with no process left, the leader is told; without a leader this host leaves."""
-        if self._verdict is None or self.crew.alive():
+        """Reports to the leader that no process is left after a verdict; without a leader this host exits."""
+        if self._verdict is None or self.processes.alive():
             return
         if self._link is not None:
             self._link.send("gone", attempt=self._attempt)
@@ -289,71 +341,50 @@ class Member:
     def _tick(self) -> None:
         now = time.monotonic()
         away, self._ticked_at = now - self._ticked_at, now
-        if away > SILENCE_S / 2:  # this process was stopped or starved: what it did not hear proves nothing
-            self.heard_at += away
-        if self._link is not None and self._link.epoch is not None and now - self.heard_at > SILENCE_S:
+        if away > SILENCE_S / 2:  # this process itself was stopped or starved: it could not receive anything
+            self.last_message_at += away
+        if self._link is not None and now - self.last_message_at > self._patience_s:
             self._link.close()
-            self._leader_lost(self._link, f"no word for {SILENCE_S:.0f} s")
+            self._leader_lost(self._link, f"no message for {self._patience_s:.0f} s")
         if now - self._beat_at >= BEAT_S:
             self._beat()
         if self._verdict is None:
-            self._check_budgets(now)
+            self._check_timeouts(now)
         self._send_stacks(now)
-        self.crew.flush()
+        self.processes.flush()
 
     def _beat(self) -> None:
         self._beat_at = time.monotonic()
         if self._link is None or self._link.epoch is None:
             return
-        statuses = {rank: child.progress.status.to_wire() for rank, child in self.crew.children.items()}
+        changes = self._changes.take({rank: child.progress.status for rank, child in self.processes.children.items()})
         metrics, self._metrics = self._metrics, None
-        self._link.send("beat", attempt=self._attempt, ranks=statuses, metrics=metrics)
+        self._link.send("beat", attempt=self._attempt, ranks=changes, metrics=metrics)
 
-    def _check_budgets(self, now: float) -> None:
-        for child in self.crew.alive():
-            if child.rank in self._overdue or not child.progress.overdue(self.budgets, now):
+    def _check_timeouts(self, now: float) -> None:
+        for child in self.processes.alive():
+            if child.rank in self._overdue or not child.progress.overdue(self.timeouts_s, now):
+                continue
+            if child.has_lost_reporter:
                 continue
             self._overdue.add(child.rank)
-            limit = child.progress.limit_s(self.budgets) or 0.0
+            limit = child.progress.timeout_s(self.timeouts_s) or 0.0
             phase, seconds = child.progress.status.phase, child.progress.in_phase_s(now)
-            text = f"{phase} budget of {limit:.0f} s was missed first by rank {child.rank}, after {seconds:.0f} s"
-            self._tell(Kind.HANG, child, text=text)
+            text = f"the {phase} timeout of {limit:.0f} s passed first on rank {child.rank}, after {seconds:.0f} s"
+            self._send_event(Kind.HANG, child, text=text)
 
     def _send_stacks(self, now: float) -> None:
-        """Sends the stacks once they grow no more; a process that cannot write any has none to send."""
+        """Sends the stacks once they are complete; a process that cannot write any sends an empty text."""
         if self._stacks_until is None:
             return
-        before, self._stacks = self._stacks, {child.rank: _stacks(child) for child in self.crew.alive()}
+        before, self._stacks = self._stacks, {child.rank: child.stacks for child in self.processes.alive()}
         is_growing = any(not text or text != before.get(rank) for rank, text in self._stacks.items())
         if is_growing and now < self._stacks_until:
             return
         self._stacks_until = None
         for rank, text in self._stacks.items():
-            status = self.crew.children[rank].progress.status.to_wire()
+            status = self.processes.children[rank].progress.status
+            self._changes.told(rank, status)
             if self._link is not None:
-                self._link.send("stacks", attempt=self._attempt, rank=rank, status=status, text=text[-MAX_CHARS:])
-
-
-def _stacks(child: Child) -> str:
-    try:
-        with open(child.stacks_path, errors="replace") as file:
-            return file.read()
-    except FileNotFoundError:
-        return ""
-
-
-def hello_of(config: Config, versions: Mapping[str, str | None], metrics_port: int) -> Hello:
-    """How this host introduces itself."""
-    return Hello(
-        host=config.host,
-        uid=config.uid,
-        generation=config.generation,
-        pod=config.pod,
-        hostname=socket.gethostname(),
-        node=config.node,
-        versions=versions,
-        spec=config.spec,
-        pid=os.getpid(),
-        metrics_port=metrics_port,
-        fault=config.fault,
-    )
+                about = {"attempt": self._attempt, "rank": rank, "status": status.to_wire()}
+                self._link.send("stacks", **about, text=text[-MAX_CHARS:])

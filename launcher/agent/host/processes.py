@@ -1,132 +1,140 @@
-"""The processes of this host: all started together, all killed together, a spare for each kept ready."""
+"""The processes of this host: started together, killed together, with a standby process for each kept ready."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launcher.agent import environment
-from launcher.agent.child import Child
-from launcher.agent.config import Config
-from launcher.agent.kit import Kit
-from launcher.agent.loop import Loop
-from launcher.agent.output import Outlet, RankLog
-from launcher.agent.progress import Progress
+from launcher.agent.gang.config import Config
+from launcher.agent.gang.progress import Progress
+from launcher.agent.host import environment
+from launcher.agent.host.child import Child
+from launcher.agent.host.site_folder import SiteFolder
+from launcher.agent.io.loop import Loop
+from launcher.agent.io.output import OutputStream, RankLog
 from trainer import contract
 
 TRAINER = "trainer"  # the module that a job without a command runs
 
 
-class Spare:
-    """An interpreter with the trainer's imports done, waiting on a pipe for what is new in the next attempt."""
+class Standby:
+    """A process with the trainer's imports done, which waits on a pipe for the environment of the next attempt."""
 
     def __init__(self, child: Child, control: int) -> None:
         self.child, self._control = child, control
 
     def activate(self, environ: Mapping[str, str]) -> Child:
-        """Becomes the rank's process of the next attempt."""
+        """The process of the next attempt, which it becomes with these variables."""
         has_hello = self.child.progress.has_hello
         self.child.progress = Progress(time.monotonic(), phase="init")
         self.child.progress.has_hello = has_hello
         try:
             os.write(self._control, json.dumps(dict(environ)).encode() + b"\n")
         except BrokenPipeError:
-            pass  # it died this moment: its end is a crash like any other
+            pass  # it died at this moment: that is a crash like any other
         self.close()
         return self.child
 
     def close(self) -> None:
+        """Closes the pipe; a process that still waits on it exits."""
         if self._control >= 0:
             os.close(self._control)
             self._control = -1
 
 
-class Crew:
-    """Owns every process that this agent started, and their lines."""
+class Processes:
+    """Owns every process that this agent started, and writes their output."""
 
     def __init__(
         self,
         config: Config,
         loop: Loop,
-        kit: Kit,
-        outlet: Outlet,
+        site_folder: SiteFolder,
+        stdout: OutputStream,
         *,
         say: Callable[[str], None],
-        heard: Callable[[Child, Mapping[str, Any]], None],
-        ended: Callable[[Child, int], None],
+        on_report: Callable[[Child, Mapping[str, Any]], None],
+        on_end: Callable[[Child, int], None],
     ) -> None:
         self.children: dict[int, Child] = {}  # of this attempt, by rank; those that ended stay until the next
-        self._config, self._loop, self._kit, self._outlet = config, loop, kit, outlet
-        self._say, self._heard, self._ended = say, heard, ended
-        self._spares: dict[int, Spare] = {}
-        self._has_failed_spare = False
-        self._logs = {rank: RankLog(config.run_dir, rank, self._complain) for rank in config.ranks()}
+        self._config, self._loop, self._site_folder, self._stdout = config, loop, site_folder, stdout
+        self._say, self._on_report, self._on_end = say, on_report, on_end
+        self._standbys: dict[int, Standby] = {}
+        self._has_failed_standby = False
+        self._logs = {
+            rank: RankLog(config.run_dir, rank, config.job.log_bytes, self._log_failed) for rank in config.ranks()
+        }
         self._argv = [sys.executable, "-m", TRAINER] if config.job.command is None else config.job.command
         loop.on_child(self._ending, self._reap)
 
     # --- an attempt ---------------------------------------------------------------------------------------------------
 
-    def start(self, attempt: int, coordinator: str) -> None:
-        """Starts every rank of this host: a spare that is ready, or the command."""
-        fresh = environment.of_attempt(attempt, coordinator)
+    def start(self, attempt: int, coordinator: str, listens: str | None) -> None:
+        """Starts every rank of this host: its standby process if there is one, else the command.
+
+        `listens` is the address of this host at which JAX's coordinator listens; None where it is on another host.
+        """
+        fresh = environment.of_attempt(attempt, coordinator, listens)
         self.children = {}
         for rank in self._config.ranks():
-            spare = self._spares.pop(rank, None)
-            self.children[rank] = spare.activate(fresh) if spare else self._start(rank, self._argv, fresh)
+            standby = self._standbys.pop(rank, None)
+            self.children[rank] = standby.activate(fresh) if standby else self._start(rank, self._argv, fresh)
 
     def alive(self) -> list[Child]:
+        """The processes of this attempt that have not ended."""
         return [child for child in self.children.values() if child.progress.status.exit is None]
 
     def signal(self, number: int) -> None:
+        """Signals every program of this attempt."""
         for child in self.alive():
             child.signal(number)
 
     def kill(self) -> None:
+        """Kills every process of this attempt, with its process group."""
         for child in self.alive():
             child.kill()
 
     def dump_stacks(self) -> None:
-        """Asks every process that has our hook for its stacks; the signal would end any other."""
+        """Has every process with our site hook write its stacks."""
         for child in self.alive():
-            if child.progress.has_hello:
-                child.signal(signal.SIGUSR1)
+            child.dump_stacks()
 
     def flush(self) -> None:
+        """Has the logs reach their files."""
         for log in self._logs.values():
             log.flush()
 
     def dismiss(self) -> None:
-        """Kills everything, spares too."""
+        """Kills every process, standby processes included."""
         self.kill()
-        for spare in self._spares.values():
-            spare.child.kill()
-            spare.close()
-        self._spares.clear()
+        for standby in self._standbys.values():
+            standby.child.kill()
+            standby.close()
+        self._standbys.clear()
 
-    # --- spares -------------------------------------------------------------------------------------------------------
+    # --- standby processes --------------------------------------------------------------------------------------------
 
-    def keep_spares(self) -> None:
-        """Starts the spares that are missing: once the ranks step, so that no start waits for it."""
-        if self._config.job.command is not None or self._config.job.in_place_budget == 0 or self._has_failed_spare:
+    def keep_standbys(self) -> None:
+        """Starts the standby processes that are missing. Called once the ranks step, so that it delays no start."""
+        if self._config.job.command is not None or self._config.job.in_place_budget == 0 or self._has_failed_standby:
             return
         for rank in self._config.ranks():
-            if rank not in self._spares:
+            if rank not in self._standbys:
                 waits, control = os.pipe()
-                argv = [sys.executable, os.path.join(self._kit.site, "spare.py"), str(waits), TRAINER]
-                self._spares[rank] = Spare(self._start(rank, argv, {}, control=waits), control)
+                argv = [sys.executable, os.path.join(self._site_folder.site, "standby.py"), str(waits), TRAINER]
+                self._standbys[rank] = Standby(self._start(rank, argv, {}, control=waits), control)
                 os.close(waits)
 
     # --- one process --------------------------------------------------------------------------------------------------
 
     def _start(self, rank: int, argv: Sequence[str], extra: Mapping[str, str], control: int | None = None) -> Child:
-        environ = environment.of_rank(self._config, os.environ, rank, self._kit.site)
+        environ = environment.of_rank(self._config, os.environ, rank, self._site_folder.site)
         kinds = {contract.METRICS: "metrics", contract.STACKS: "stacks", contract.PROFILE: "profile"}
-        paths = {variable: self._kit.path(kind) for variable, kind in kinds.items()}
+        paths = {variable: self._site_folder.path(kind) for variable, kind in kinds.items()}
         return Child(
             self._loop,
             rank,
@@ -136,20 +144,20 @@ class Crew:
             control=control,
             phase="init" if self._config.job.command is None else None,
             on_output=self._print,
-            on_progress=self._hear,
+            on_report=self._report,
         )
 
     def _print(self, child: Child, line: bytes) -> None:
-        self._outlet.line(b"[%d] %s" % (child.rank, line))
+        self._stdout.line(b"[%d] %s" % (child.rank, line))
         self._logs[child.rank].line(line)
 
-    def _hear(self, child: Child, message: Mapping[str, Any]) -> None:
+    def _report(self, child: Child, message: Mapping[str, Any]) -> None:
         if self.children.get(child.rank) is child:
-            self._heard(child, message)
+            self._on_report(child, message)
 
     def _ending(self, pid: int) -> None:
-        """What a process of ours leaves behind in its group goes with it."""
-        for child in [*self.children.values(), *(spare.child for spare in self._spares.values())]:
+        """Kills what an ended process leaves behind in its process group."""
+        for child in [*self.children.values(), *(standby.child for standby in self._standbys.values())]:
             if child.pid == pid:
                 child.kill()
 
@@ -158,14 +166,14 @@ class Crew:
             if child.pid == pid:
                 child.reaped()
                 child.progress.ended(code)
-                return self._ended(child, code)
-        for rank, spare in list(self._spares.items()):
-            if spare.child.pid == pid:
-                spare.close()
-                spare.child.reaped()
-                del self._spares[rank]
-                self._has_failed_spare = True
-                return self._say(f"the spare interpreter of rank {rank} ended with {code}; restarts will start cold")
+                return self._on_end(child, code)
+        for rank, standby in list(self._standbys.items()):
+            if standby.child.pid == pid:
+                standby.close()
+                standby.child.reaped()
+                del self._standbys[rank]
+                self._has_failed_standby = True
+                return self._say(f"the standby process of rank {rank} ended with {code}; restarts will take longer")
 
-    def _complain(self, error: OSError) -> None:
-        self._say(f"a log in the run folder cannot be written: {error}")
+    def _log_failed(self, error: OSError) -> None:
+        self._say(f"cannot write a log in the run folder: {error}")

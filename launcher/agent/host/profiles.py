@@ -1,6 +1,6 @@
-"""Profiles of this host's processes on demand: asks each through a file, keeps what it answered, tells who comes back.
+"""Profiles of this host's processes on demand: each is requested through a file, and its answers are kept.
 
-Only this machine may ask: `launcher profile` comes by loopback, for a pod through the API server's port-forward.
+Only this machine may request one: `launcher profile` connects by loopback, in a pod through a port-forward.
 """
 
 from __future__ import annotations
@@ -9,73 +9,80 @@ import http
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from launcher.agent.child import Child
+from launcher.agent.host.child import Child
 from trainer import contract
 
-ENDED = ("done", "failed", "gone")  # states of a rank that change no more; the others are asked and tracing
-STEPS = 5  # where nobody says how many
+ENDED = ("done", "failed", "gone")  # final states of a rank; the others are asked and tracing
+STEPS = 5  # the default
+MAX_SHOWN = 60  # characters of a wrong value
+_STEPS = re.compile(r"[0-9]{1,9}")  # int() raises for thousands of digits
 
 Reply = tuple[http.HTTPStatus, Mapping[str, Any]]
 
 
 class Profiles:
-    """The newest profile that was asked for, and the answers of the processes that were alive then."""
+    """The newest request for a profile, and the answers of the processes that were alive then."""
 
     def __init__(self, is_trainer: bool, alive: Callable[[], Iterable[Child]]) -> None:
-        """`is_trainer`: the processes are the built-in trainer's, which alone knows how."""
+        """`is_trainer`: the processes run the built-in trainer, which alone can be profiled."""
         self._is_trainer, self._alive = is_trainer, alive
         self._numbers = itertools.count(1)
         self._number: int | None = None
-        self._asked: dict[int, Child] = {}
+        self._requested: dict[int, Child] = {}
         self._answers: dict[int, Mapping[str, Any]] = {}
 
-    def reply(self, method: str, query: str, is_here: bool) -> Reply:
-        """The answer to a request over HTTP: POST asks for a profile, GET for how the newest stands."""
-        if not is_here:
-            return _refusal(http.HTTPStatus.FORBIDDEN, "only loopback may ask for profiles")
+    def reply(self, method: str, query: str, is_local: bool) -> Reply:
+        """The answer to an HTTP request: POST requests a profile, GET reads the state of the newest."""
+        if not is_local:
+            return _refusal(
+                http.HTTPStatus.FORBIDDEN,
+                "profiles are for loopback only: connect from this host, or by kubectl port-forward",
+            )
         if method == "GET":
-            return http.HTTPStatus.OK, self._standing()
+            return http.HTTPStatus.OK, self._state()
         if method != "POST":
-            return _refusal(http.HTTPStatus.METHOD_NOT_ALLOWED, "POST asks for a profile, GET for how it stands")
+            return _refusal(http.HTTPStatus.METHOD_NOT_ALLOWED, "use POST to request a profile, GET to read its state")
         text = parse_qs(query).get("steps", [str(STEPS)])[-1]
-        if not text.isdecimal() or not 1 <= int(text) <= contract.PROFILE_STEPS:
-            return _refusal(http.HTTPStatus.BAD_REQUEST, f"steps = {text} is not 1 to {contract.PROFILE_STEPS}")
-        if (why := self._obstacle()) is not None:
-            return _refusal(http.HTTPStatus.CONFLICT, why)
-        return self._ask(int(text))
+        if not _STEPS.fullmatch(text) or not 1 <= int(text) <= contract.PROFILE_STEPS:
+            why = f"steps = {text[:MAX_SHOWN]} is not a number from 1 to {contract.PROFILE_STEPS}"
+            return _refusal(http.HTTPStatus.BAD_REQUEST, why)
+        if (against := self._reason_against()) is not None:
+            return _refusal(http.HTTPStatus.CONFLICT, against)
+        return self._request(int(text))
 
-    def heard(self, child: Child, message: Mapping[str, Any]) -> None:
-        """A process said how its profile stands."""
-        if self._asked.get(child.rank) is child and message.get("id") == self._number:
+    def update(self, child: Child, message: Mapping[str, Any]) -> None:
+        """Takes in what a process reports of its profile."""
+        if self._requested.get(child.rank) is child and message.get("id") == self._number:
             self._answers[child.rank] = {key: value for key, value in message.items() if key != "id"}
 
-    def _obstacle(self) -> str | None:
+    def _reason_against(self) -> str | None:
         if not self._is_trainer:
-            return "this job runs a command of its own; only the built-in trainer can be profiled"
+            return "this job runs its own command; only the built-in trainer can be profiled"
         if not any(True for _ in self._alive()):
-            return "no process runs at this moment"
-        busy = [rank for rank, one in self._standing()["ranks"].items() if one["state"] not in ENDED]
-        return f"a profile is under way already, on rank {', '.join(busy)}" if busy else None
+            return "no process is running"
+        busy = [rank for rank, one in self._state()["ranks"].items() if one["state"] not in ENDED]
+        return f"a profile is already being taken, on rank {', '.join(busy)}" if busy else None
 
-    def _ask(self, steps: int) -> Reply:
+    def _request(self, steps: int) -> Reply:
         self._number, self._answers = next(self._numbers), {}
-        self._asked = {child.rank: child for child in self._alive()}
+        self._requested = {child.rank: child for child in self._alive()}
         try:
-            for child in self._asked.values():
+            for child in self._requested.values():
                 with open(f"{child.profile_path}.draft", "w") as file:
                     json.dump({"id": self._number, "steps": steps}, file)
-                os.replace(file.name, child.profile_path)  # a process finds all of it, or nothing
+                os.replace(file.name, child.profile_path)  # atomic: a process reads all of it or nothing
         except OSError as error:
-            self._asked = {}
-            return _refusal(http.HTTPStatus.INTERNAL_SERVER_ERROR, f"the processes cannot be asked: {error}")
-        return http.HTTPStatus.ACCEPTED, self._standing()
+            self._requested = {}
+            return _refusal(http.HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot write the request: {error}")
+        return http.HTTPStatus.ACCEPTED, self._state()
 
-    def _standing(self) -> dict[str, Any]:
-        return {"id": self._number, "ranks": {str(rank): self._of(child) for rank, child in self._asked.items()}}
+    def _state(self) -> dict[str, Any]:
+        return {"id": self._number, "ranks": {str(rank): self._of(child) for rank, child in self._requested.items()}}
 
     def _of(self, child: Child) -> Mapping[str, Any]:
         answer = self._answers.get(child.rank, {"state": "asked"})

@@ -1,6 +1,6 @@
-"""The agent's temporary folder: the site hook its children load, their sockets and their stacks.
+"""The agent's temporary folder: the site hook that child processes load, their sockets and their stacks.
 
-Written out because the agent may run from a zipapp, and children cannot load a file from inside one.
+The files are copied because the agent may run from a zipapp, which its children cannot import from.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import pkgutil
 import shutil
 import tempfile
 
-HOOKS = ("sitecustomize.py", "jaxhook.py", "spare.py")  # of launcher/agent/site
+HOOKS = ("sitecustomize.py", "jaxhook.py", "standby.py")  # of launcher/agent/site
 MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux
 
 
-class Kit:
-    """Made once per agent, removed by `close`."""
+class SiteFolder:
+    """The folder, made once per agent; `site` is the part that comes first on a child's PYTHONPATH."""
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="jaxlaunch-")
@@ -31,10 +31,11 @@ class Kit:
         self._copy("trainer", "contract.py", "contract.py")
 
     def path(self, suffix: str) -> str:
-        """A path in the folder that nothing has used before."""
+        """A path in the folder that was not returned before."""
         return os.path.join(self._folder, f"{next(self._numbers)}.{suffix}")
 
     def close(self) -> None:
+        """Removes the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _copy(self, package: str, resource: str, name: str) -> None:

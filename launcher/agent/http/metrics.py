@@ -1,18 +1,20 @@
-"""The text of /metrics: the agent's own rows of contract.PROMETHEUS, and what its children's processes say. Pure."""
+"""The text of /metrics: the agent's rows of contract.PROMETHEUS, merged with those of its processes. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
 import platform
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from launcher.agent.clock import ratio
-from launcher.agent.config import PROTOCOL
-from launcher.agent.progress import Progress
+from launcher.agent.gang.clock import ratio
+from launcher.agent.gang.config import PROTOCOL
+from launcher.agent.gang.progress import Progress
 from trainer import contract
 
 NAN = float("nan")
+_SAMPLE = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")  # how one begins
 Labels = tuple[str, ...]
 Values = Mapping[Labels, float]  # by the row's labels, in its order
 
@@ -29,13 +31,13 @@ def own(
     generation: int,
     gang: Mapping[str, Any],
     ranks: Mapping[int, Progress],
-    budgets: Mapping[str, float | None],
+    timeouts_s: Mapping[str, float | None],
     silence_s: float,
     memory: Mapping[str, float | None],
     now: float,
 ) -> str:
-    """The agent's rows. `gang` is what the leader last said of everyone; what is not known is NaN, never missing."""
-    values = _of_gang(generation, gang, silence_s) | _of_ranks(ranks, gang.get("foremost"), budgets, now)
+    """The agent's rows. `gang` is the leader's last report of all hosts; an unknown value is NaN, never missing."""
+    values = _of_gang(generation, gang, silence_s) | _of_ranks(ranks, gang.get("foremost"), timeouts_s, now)
     values["jaxlaunch_host_memory_bytes"] = {(kind,): _number(size) for kind, size in memory.items()}
     lines: list[str] = []
     for row in contract.PROMETHEUS:
@@ -46,18 +48,18 @@ def own(
 
 
 def merge(texts: Iterable[str]) -> str:
-    """Several expositions as one: each metric once, with the samples of all."""
+    """Several expositions as one: each metric appears once, with the samples of all. Lines of no form are left out."""
     families: dict[str, Family] = {}
     for text in texts:
         name = ""
-        for line in text.splitlines():
+        for line in text.split("\n"):
             if line.startswith(("# HELP ", "# TYPE ")):
                 name = line.split(" ", 3)[2]
                 header = families.setdefault(name, Family([], [])).header
                 if not any(known.startswith(line[: len("# HELP ") + len(name) + 1]) for known in header):
                     header.append(line)
-            elif line.strip() and not line.startswith("#"):
-                families.setdefault(name or line.split("{")[0].split()[0], Family([], [])).samples.append(line)
+            elif (sample := _SAMPLE.match(line)) is not None:
+                families.setdefault(name or sample[0], Family([], [])).samples.append(line)
     return "".join("\n".join([*family.header, *family.samples]) + "\n" for family in families.values())
 
 
@@ -71,7 +73,7 @@ def _of_gang(generation: int, gang: Mapping[str, Any], silence_s: float) -> dict
         "jaxlaunch_clock_seconds": {(cause,): spent for cause, spent in seconds.items()},
         "jaxlaunch_restarts_total": {(cause,): float(gang.get("ended", {}).get(cause, 0)) for cause in causes},
         "jaxlaunch_restarts_left": {
-            (budget,): float(gang.get("left", {}).get(budget, NAN)) for budget in ("crash", "in_place")
+            (budget,): float(gang.get("left", {}).get(budget, NAN)) for budget in ("crash", "in_place", "preempted")
         },
         "jaxlaunch_last_verdict_code": _one(gang.get("code")),
         "jaxlaunch_generation": _one(generation),
@@ -81,14 +83,14 @@ def _of_gang(generation: int, gang: Mapping[str, Any], silence_s: float) -> dict
 
 
 def _of_ranks(
-    ranks: Mapping[int, Progress], foremost: int | None, budgets: Mapping[str, float | None], now: float
+    ranks: Mapping[int, Progress], foremost: int | None, timeouts_s: Mapping[str, float | None], now: float
 ) -> dict[str, Values]:
     steps: dict[Labels, float] = {}
     lags: dict[Labels, float] = {}
     left: dict[Labels, float] = {}
     phases: dict[Labels, float] = {}
     for rank, progress in ranks.items():
-        label, status, limit = str(rank), progress.status, progress.limit_s(budgets)
+        label, status, limit = str(rank), progress.status, progress.timeout_s(timeouts_s)
         steps[(label,)] = NAN if status.step is None else float(status.step)
         lags[(label,)] = NAN if status.step is None or foremost is None else float(max(0, foremost - status.step))
         left[(label,)] = NAN if limit is None else limit - progress.in_phase_s(now)

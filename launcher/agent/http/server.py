@@ -1,6 +1,6 @@
-"""The agent's HTTP: GET /metrics and what is asked of profiles. Never makes the loop wait.
+"""The agent's HTTP server: GET /metrics, and /profile. Never blocks the loop.
 
-Metrics are asked of the children's sockets, and joined as far as they come in time.
+Metrics are read from the sockets of this host's processes; a process that does not answer in time is left out.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from launcher.agent.loop import READ, WRITE, Loop, Timer
+from launcher.agent.io.loop import READ, WRITE, Loop, Timer
+from launcher.agent.io.ports import listen
 
 MAX_REQUEST, MAX_EXPOSITION = 8 * 1024, 4 * 1024 * 1024  # bytes
-MAX_CONNECTIONS = 16
-PATIENCE_S, CHILD_PATIENCE_S = 5.0, 1.0
-LAST_READ_S = 75.0  # Prometheus reads every minute unless it is told otherwise
+MAX_CONNECTIONS = 16  # a further one takes the place of the oldest that waits for its client
+TIMEOUT_S, CHILD_TIMEOUT_S = 5.0, 1.0
+SCRAPE_INTERVAL_S = 75.0  # Prometheus scrapes every minute by default
 
 PLAIN, JSON = "text/plain; version=0.0.4; charset=utf-8", "application/json"
 
-Answer = Callable[[Sequence[str]], str]  # the children's texts in, ours out
-Profile = Callable[[str, str, bool], tuple[HTTPStatus, Mapping[str, Any]]]  # of a method and query, from this machine?
+Exposition = Callable[[Sequence[str]], str]  # of the texts of this host's processes
+Profile = Callable[[str, str, bool], tuple[HTTPStatus, Mapping[str, Any]]]  # of method, query, is_local
 
 
 class MetricsServer:
-    """Listens until the agent ends. Raises OSError when the port is taken."""
+    """Listens until the agent ends. Raises OSError when the port is in use."""
 
     def __init__(
         self,
@@ -34,71 +35,71 @@ class MetricsServer:
         host: str,
         port: int,
         sockets: Callable[[], Sequence[str]],
-        answer: Answer,
+        exposition: Exposition,
         profile: Profile,
     ) -> None:
-        self._loop, self._sockets, self._answer, self._profile = loop, sockets, answer, profile
-        self._open = 0
-        self._read_at: float | None = None
-        self._once_read: Callable[[], None] = lambda: None
-        if host:
-            self._listener = socket.create_server((host, port))
-        elif socket.has_dualstack_ipv6():
-            self._listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        else:
-            self._listener = socket.create_server(("", port))
+        self._loop, self._sockets, self._exposition, self._profile = loop, sockets, exposition, profile
+        self._open: dict[Request, None] = {}  # the oldest first
+        self._scraped_at: float | None = None
+        self._on_scrape: Callable[[], None] = lambda: None
+        self._listener = listen(host, port)
         self._listener.setblocking(False)
         loop.watch(self._listener.fileno(), READ, lambda mask: self._accept())
 
     @property
     def port(self) -> int:
+        """The port that it listens on, also where any free one was requested."""
         return int(self._listener.getsockname()[1])
 
-    def when_read(self, call: Callable[[], None]) -> None:
-        """Calls after the next answer, within LAST_READ_S; at once where nobody came to read within as long before."""
-        if self._read_at is None or time.monotonic() - self._read_at > LAST_READ_S:
+    def after_scrape(self, call: Callable[[], None]) -> None:
+        """Calls back after the next scrape, or SCRAPE_INTERVAL_S later; at once if nobody scraped for that long."""
+        if self._scraped_at is None or time.monotonic() - self._scraped_at > SCRAPE_INTERVAL_S:
             return call()
-        self._once_read = call
-        self._loop.after(LAST_READ_S, call)
+        self._on_scrape = call
+        self._loop.after(SCRAPE_INTERVAL_S, call)
 
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
         except OSError:
-            return  # it left before it was taken
-        if self._open >= MAX_CONNECTIONS:
-            return sock.close()
-        self._open += 1
-        Request(self._loop, sock, self._sockets, self._answer, self._profile, self._was_read, self._closed)
+            return  # the client closed before it was accepted
+        if len(self._open) >= MAX_CONNECTIONS:
+            slow = next((one for one in self._open if one.waits_for_client), None)
+            if slow is None:
+                return sock.close()
+            slow.close()
+        one = Request(self._loop, sock, self._sockets, self._exposition, self._profile, self._scraped, self._closed)
+        self._open[one] = None
 
-    def _was_read(self) -> None:
-        self._read_at = time.monotonic()
-        self._once_read()
+    def _scraped(self) -> None:
+        self._scraped_at = time.monotonic()
+        self._on_scrape()
 
-    def _closed(self) -> None:
-        self._open -= 1
+    def _closed(self, one: Request) -> None:
+        del self._open[one]
 
 
 class Request:
-    """One connection: one request, one answer."""
+    """One connection: one request, one response."""
 
     def __init__(
         self,
         loop: Loop,
         sock: socket.socket,
         sockets: Callable[[], Sequence[str]],
-        answer: Answer,
+        exposition: Exposition,
         profile: Profile,
-        was_read: Callable[[], None],
-        closed: Callable[[], None],
+        scraped: Callable[[], None],
+        closed: Callable[[Request], None],
     ) -> None:
         sock.setblocking(False)
+        self.waits_for_client = True  # to send its request, or to read the response
         self._loop, self._sock = loop, sock
-        self._sockets, self._answer, self._profile = sockets, answer, profile
-        self._was_read, self._closed = was_read, closed
+        self._sockets, self._exposition, self._profile = sockets, exposition, profile
+        self._scraped, self._closed = scraped, closed
         self._request, self._response = bytearray(), bytearray()
-        self._is_found = False
-        self._patience = loop.after(PATIENCE_S, self._close)
+        self._is_scrape = False
+        self._timeout = loop.after(TIMEOUT_S, self.close)
         loop.watch(sock.fileno(), READ, lambda mask: self._read())
 
     def _read(self) -> None:
@@ -110,38 +111,45 @@ class Request:
             data = b""
         self._request += data
         if not data or len(self._request) > MAX_REQUEST:
-            return self._close()
+            return self.close()
         if b"\r\n\r\n" not in self._request:
             return
         self._loop.unwatch(self._sock.fileno())
-        method, _, target = bytes(self._request).split(b"\r\n", 1)[0].decode(errors="replace").partition(" ")
+        self.waits_for_client = False
+        first, *headers = bytes(self._request).decode(errors="replace").split("\r\n")
+        method, _, target = first.partition(" ")
         path, _, query = target.partition(" ")[0].partition("?")
-        self._route(method, path, query)
+        self._route(method, path, query, any(line.lower().startswith("origin:") for line in headers))
 
-    def _route(self, method: str, path: str, query: str) -> None:
-        if path == "/profile":
-            status, found = self._profile(method, query, self._is_from_here())
+    def _route(self, method: str, path: str, query: str, is_from_page: bool) -> None:
+        if path == "/profile" and is_from_page:
+            self._respond(
+                HTTPStatus.FORBIDDEN, json.dumps({"error": "web pages may not ask for profiles"}) + "\n", JSON
+            )
+        elif path == "/profile":
+            status, found = self._profile(method, query, self._is_local())
             self._respond(status, json.dumps(found) + "\n", JSON)
         elif method == "GET" and path in ("/metrics", "/metrics/"):
-            self._is_found = True
-            Gather(self._loop, self._sockets(), lambda texts: self._respond(HTTPStatus.OK, self._answer(texts)))
+            self._is_scrape = True
+            Gather(self._loop, self._sockets(), lambda texts: self._respond(HTTPStatus.OK, self._exposition(texts)))
         else:
-            self._respond(HTTPStatus.NOT_FOUND, "GET /metrics and /profile are all there is\n")
+            self._respond(HTTPStatus.NOT_FOUND, "not found: this server has /metrics and /profile\n")
 
-    def _is_from_here(self) -> bool:
+    def _is_local(self) -> bool:
         try:
             address = str(self._sock.getpeername()[0])
         except OSError:
-            return False  # it left
-        return address.removeprefix("::ffff:") in ("127.0.0.1", "::1")  # a proxy beside us is 127.0.0.6
+            return False  # it has closed
+        return address.removeprefix("::ffff:") in ("127.0.0.1", "::1")  # a service mesh's sidecar is 127.0.0.6
 
     def _respond(self, status: HTTPStatus, text: str, kind: str = PLAIN) -> None:
-        body = text.encode()
+        body = text.encode(errors="backslashreplace")
         head = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         self._response += head.encode() + body
+        self.waits_for_client = True
         if self._sock.fileno() >= 0:
             self._loop.watch(self._sock.fileno(), WRITE, lambda mask: self._write())
 
@@ -151,29 +159,30 @@ class Request:
         except BlockingIOError:
             return
         except OSError:
-            return self._close()
+            return self.close()
         del self._response[:sent]
         if not self._response:
-            self._close()
-            if self._is_found:
-                self._was_read()
+            self.close()
+            if self._is_scrape:
+                self._scraped()
 
-    def _close(self) -> None:
-        self._patience.cancel()
+    def close(self) -> None:
+        """Closes the connection, answered or not."""
+        self._timeout.cancel()
         if self._sock.fileno() >= 0:
             self._loop.unwatch(self._sock.fileno())
             self._sock.close()
-            self._closed()
+            self._closed(self)
 
 
 class Gather:
-    """Reads every Unix socket to its end at the same time; what has not ended in time is left out."""
+    """Reads every Unix socket to its end at the same time; one that has not ended in CHILD_TIMEOUT_S is left out."""
 
     def __init__(self, loop: Loop, paths: Sequence[str], done: Callable[[Sequence[str]], None]) -> None:
         self._loop, self._done = loop, done
         self._open: dict[socket.socket, bytearray] = {}
         self._texts: list[str] = []
-        self._patience: Timer = loop.after(CHILD_PATIENCE_S, self._finish)
+        self._timeout: Timer = loop.after(CHILD_TIMEOUT_S, self._finish)
         for path in paths:
             self._connect(path)
         if not self._open:
@@ -184,7 +193,7 @@ class Gather:
         sock.setblocking(False)
         try:
             sock.connect(path)
-        except OSError:  # it serves none (yet), or it is as busy as can be
+        except OSError:  # it serves no metrics (yet), or its backlog is full
             return sock.close()
         self._open[sock] = bytearray()
         self._loop.watch(sock.fileno(), READ, lambda mask: self._read(sock))
@@ -212,7 +221,7 @@ class Gather:
             self._finish()
 
     def _finish(self) -> None:
-        self._patience.cancel()
+        self._timeout.cancel()
         for sock in list(self._open):
             self._loop.unwatch(sock.fileno())
             sock.close()

@@ -1,4 +1,4 @@
-"""Connects an agent to its leader, again and again, and says every ten seconds what stands in the way."""
+"""Connects an agent to its leader; retries until it succeeds, and logs every ten seconds why it does not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from launcher.agent.loop import READ, WRITE, Loop, Timer
+from launcher.agent.io.loop import READ, WRITE, Loop, Timer
 
 RETRY_S, SAY_S, CONNECT_S = 0.3, 10.0, 5.0
 
@@ -18,7 +18,7 @@ Addresses = list[tuple[Any, ...]]
 
 
 class Dialer:
-    """Dials until `connected` takes a socket; `dial` begins anew."""
+    """Calls `connected` with a socket once the leader accepts it; `dial` starts over."""
 
     def __init__(
         self,
@@ -30,35 +30,37 @@ class Dialer:
     ) -> None:
         self._loop, self._address, self._say, self._connected = loop, address, say, connected
         self._since: float | None = None
-        self._retry, self._complaint = Timer(lambda: None), Timer(lambda: None)
+        self._retry, self._reminder = Timer(lambda: None), Timer(lambda: None)
         self._reason = "not tried yet"
 
     @property
-    def obstacle(self) -> str:
-        """ "not resolved for 40 s", for a sentence about the leader."""
+    def reason(self) -> str:
+        """Why there is no connection yet, as "connection refused for 40 s"."""
         return f"{self._reason} for {time.monotonic() - (self._since or time.monotonic()):.0f} s"
 
     def dial(self, after_s: float = 0.0) -> None:
+        """Connects after `after_s` seconds, and retries until it succeeds or `stop` is called."""
         if self._since is None:
             self._since = time.monotonic()
-            self._complaint = self._loop.after(SAY_S, self._complain)
+            self._reminder = self._loop.after(SAY_S, self._log_reason)
         self._retry = self._loop.after(after_s, self._resolve)
 
     def stop(self) -> None:
+        """Stops the retries; a connection under way is closed."""
         self._retry.cancel()
-        self._complaint.cancel()
+        self._reminder.cancel()
         self._since = None
 
-    def _complain(self) -> None:
-        self._say(f"leader {self._address[0]}:{self._address[1]} {self.obstacle}")
-        self._complaint = self._loop.after(SAY_S, self._complain)
+    def _log_reason(self) -> None:
+        self._say(f"cannot reach the leader (host 0) at {self._address[0]}:{self._address[1]}: {self.reason}")
+        self._reminder = self._loop.after(SAY_S, self._log_reason)
 
     def _resolve(self) -> None:
         host, port = self._address
         try:
             return self._connect(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
         except socket.gaierror:
-            pass  # a name: looked up in a thread, since a resolver may take a minute and a SIGTERM must not wait
+            pass  # a name: resolved in a thread, since DNS may take a minute and a SIGTERM must not wait
         found: list[Addresses] = []
         read_end, write_end = os.pipe()
 
@@ -73,11 +75,11 @@ class Dialer:
             self._loop.unwatch(read_end)
             os.close(read_end)
             if self._since is None:
-                return  # stopped meanwhile
+                return  # stopped in the meantime
             if found and found[0]:
                 self._connect(found[0])
             else:
-                self._failed("not resolved")
+                self._failed("name not resolved")
 
         self._loop.watch(read_end, READ, resolved)
         threading.Thread(target=look_up, daemon=True).start()
@@ -89,11 +91,11 @@ class Dialer:
         code = sock.connect_ex(address)
         if code not in (0, errno.EINPROGRESS):
             sock.close()
-            return self._failed(_words(code))
-        patience = self._loop.after(CONNECT_S, lambda: self._settled(sock, errno.ETIMEDOUT))
+            return self._failed(_reason_of(code))
+        timeout = self._loop.after(CONNECT_S, lambda: self._settled(sock, errno.ETIMEDOUT))
 
         def ready(mask: int) -> None:
-            patience.cancel()
+            timeout.cancel()
             self._settled(sock, sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
         self._loop.watch(sock.fileno(), WRITE, ready)
@@ -105,12 +107,12 @@ class Dialer:
             return self._connected(sock)
         sock.close()
         if self._since is not None:
-            self._failed(_words(code))
+            self._failed(_reason_of(code))
 
     def _failed(self, reason: str) -> None:
         self._reason = reason
         self._retry = self._loop.after(RETRY_S, self._resolve)
 
 
-def _words(code: int) -> str:
-    return "refused" if code == errno.ECONNREFUSED else os.strerror(code).lower()
+def _reason_of(code: int) -> str:
+    return os.strerror(code).lower()

@@ -1,7 +1,7 @@
-"""JSON lines over TCP between an agent and the leader: bounded, stamped, never blocking.
+"""JSON lines over TCP between an agent and the leader: bounded, numbered, never blocking.
 
 A line is one object with a `type`. Once both ends know the leader's epoch every line carries it and a counter; a line
-from another epoch or out of order closes the connection, and the other side says hello again.
+from another epoch or out of order closes the connection, and the other side connects again.
 """
 
 from __future__ import annotations
@@ -11,13 +11,21 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from launcher.agent.loop import READ, WRITE, Loop
+from launcher.agent.io import wire
+from launcher.agent.io.loop import READ, WRITE, Loop
 
 MAX_LINE = 256 * 1024  # bytes; the longest lines are one rank's stacks or traceback, bounded where they are made
-BEAT_S, SILENCE_S = 1.0, 10.0  # how often each end speaks, and when the other counts as lost
-MAX_UNSENT = 4 * 1024 * 1024  # bytes a peer may be behind before it counts as gone
+MAX_FIRST = 16 * 1024  # ... until the epoch is known: whoever sends it may be a stranger
+BEAT_S, SILENCE_S = 1.0, 10.0  # how often each end sends a message, and when the other counts as lost
+MAX_UNSENT = 4 * 1024 * 1024  # bytes a peer may be behind before it counts as lost
 
 Message = dict[str, Any]
+
+
+def encoded(kind: str, /, **fields: Any) -> bytes:
+    """A message of type `kind` as JSON without its closing brace, so that each link can add its own stamp to it."""
+    text = json.dumps({"type": kind, **fields}, separators=(",", ":"), default=str)
+    return text[:-1].encode("utf-8", "backslashreplace")
 
 
 class Link:
@@ -29,35 +37,59 @@ class Link:
         sock: socket.socket,
         on_message: Callable[[Link, Message], None],
         on_close: Callable[[Link, str], None],
+        peer: str = "",
     ) -> None:
+        """Takes over `sock`; `peer` is the other side's address. Raises OSError where it is closed already.
+
+        `on_message` and `on_close` may be replaced later.
+        """
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.peer: str = sock.getpeername()[0]
-        self.epoch: str | None = None
+        self.peer = peer  # as accept gave it: a connection that was reset since has no peer to ask for
+        self._epoch: str | None = None
+        self._epoch_json = b""
         self._sent = self._received = 0
+        self._is_full = False  # the system takes no more for now
         self._loop, self._sock = loop, sock
-        self._on_message, self._on_close = on_message, on_close
+        self.on_message, self.on_close = on_message, on_close
         self._inbox, self._outbox = bytearray(), bytearray()
         loop.watch(sock.fileno(), READ, self._ready)
 
     @property
     def is_open(self) -> bool:
+        """Whether neither side has closed the connection."""
         return self._sock.fileno() >= 0
 
+    @property
+    def epoch(self) -> str | None:
+        """The leader's epoch, once this end knows it."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, epoch: str) -> None:
+        """Every message from now on, in both directions, carries the epoch and a number."""
+        self._epoch, self._epoch_json = epoch, json.dumps(epoch).encode()
+
     def send(self, kind: str, /, **fields: Any) -> None:
+        """Queues a message of type `kind`; does nothing once the connection is closed."""
+        self.send_encoded(encoded(kind, **fields))
+
+    def send_encoded(self, message: bytes) -> None:
+        """Queues what `encoded` made: a message to thousands of hosts is encoded once."""
         if not self.is_open:
             return
-        message: Message = {"type": kind, **fields}
-        if self.epoch is not None:
-            message |= {"epoch": self.epoch, "n": self._sent}
+        if self._epoch is None:
+            self._outbox += message + b"}\n"
+        else:
+            self._outbox += b'%b,"epoch":%b,"n":%d}\n' % (message, self._epoch_json, self._sent)
             self._sent += 1
-        self._outbox += json.dumps(message, separators=(",", ":"), default=str).encode() + b"\n"
         if len(self._outbox) > MAX_UNSENT:
-            return self._lost(f"it read nothing of the last {len(self._outbox)} bytes")
-        self._write()
+            return self._lost(f"it has not read the last {len(self._outbox)} bytes")
+        if not self._is_full:
+            self._write()
 
     def close(self) -> None:
-        """Closes without telling the owner, who knows."""
+        """Closes without calling `on_close`."""
         if self.is_open:
             self._loop.unwatch(self._sock.fileno())
             self._sock.close()
@@ -65,7 +97,7 @@ class Link:
     def _lost(self, reason: str) -> None:
         if self.is_open:
             self.close()
-            self._on_close(self, reason)
+            self.on_close(self, reason)
 
     def _ready(self, mask: int) -> None:
         if mask & WRITE:
@@ -81,7 +113,9 @@ class Link:
         except OSError as error:
             return self._lost(_reason(error))
         del self._outbox[:sent]
-        self._loop.watch(self._sock.fileno(), READ | WRITE if self._outbox else READ, self._ready)
+        if self._is_full != bool(self._outbox):
+            self._is_full = bool(self._outbox)
+            self._loop.watch(self._sock.fileno(), READ | WRITE if self._is_full else READ, self._ready)
 
     def _read(self) -> None:
         try:
@@ -93,39 +127,33 @@ class Link:
         if not data:
             return self._lost("connection closed")
         self._inbox += data
-        while self.is_open and (end := self._inbox.find(b"\n")) >= 0:
+        while self.is_open:
+            end = self._inbox.find(b"\n")
+            longest = MAX_FIRST if self._epoch is None else MAX_LINE
+            if (end if end >= 0 else len(self._inbox)) > longest:
+                return self._lost(f"it sent a line of more than {longest} bytes")
+            if end < 0:
+                return
             line = bytes(self._inbox[:end])
             del self._inbox[: end + 1]
             self._take(line)
-        if len(self._inbox) > MAX_LINE:
-            self._lost(f"a line of more than {MAX_LINE} bytes")
 
     def _take(self, line: bytes) -> None:
         try:
-            message = json.loads(line)
+            message = wire.decoded(line)
         except ValueError:
-            return self._lost("a line that is not JSON")
+            return self._lost("it sent a line that is not JSON")
         if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-            return self._lost("a line that is not a message")
-        if self.epoch is not None:
-            stamp, due = (message.get("epoch"), message.get("n")), (self.epoch, self._received)
+            return self._lost("it sent a line that is not a message")
+        if self._epoch is not None:
+            stamp, due = (message.get("epoch"), message.get("n")), (self._epoch, self._received)
             if stamp != due:
-                return self._lost(f"a message of epoch {stamp[0]} number {stamp[1]}, not {due[0]} number {due[1]}")
+                return self._lost(
+                    f"it sent message {stamp[1]} of epoch {stamp[0]}, expected message {due[1]} of epoch {due[0]}"
+                )
             self._received += 1
-        self._on_message(self, message)
+        self.on_message(self, message)
 
 
 def _reason(error: OSError) -> str:
     return error.strerror or str(error)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket: on `host` alone when it names this machine, else on every interface, IPv6 included.
-
-    Raises OSError when the port is taken.
-    """
-    if host in ("127.0.0.1", "localhost"):
-        return socket.create_server(("127.0.0.1", port), backlog=1024)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
-    return socket.create_server(("", port), backlog=1024)

@@ -1,4 +1,4 @@
-"""One thread, one selector: descriptors, timers, signals and ended children, each handled as it happens."""
+"""The event loop: one thread and one selector for descriptors, timers, signals and ended child processes."""
 
 from __future__ import annotations
 
@@ -18,28 +18,33 @@ Ready = Callable[[int], None]  # takes the mask of what is ready
 
 
 class Timer:
-    """A call to come. `cancel` may be called at any time, also after it was made."""
+    """A callback that is due later."""
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
+        """Drops the callback; allowed at any time, also after it ran."""
         self._callback = None
 
     def fire(self) -> None:
+        """Runs the callback, unless it was cancelled."""
         if self._callback is not None:
             self._callback()
 
 
 class Loop:
-    """Runs callbacks until `stop`; descriptors before timers, so that who speaks in time is heard in time."""
+    """Runs callbacks until `stop`; descriptors before timers, so that a message in time is read before its timeout."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
+        self._watched: dict[int, Ready] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._signals: dict[int, Callable[[], None]] = {}
+        self._ends: dict[int, Callable[[int], None]] = {}
         self._running = True
+        self._pause_s = 0.0
         self._wake_read, self._wake_write = socket.socketpair()
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
@@ -47,22 +52,25 @@ class Loop:
         self.watch(self._wake_read.fileno(), READ, lambda mask: self._drain_signals())
 
     def watch(self, fd: int, mask: int, ready: Ready) -> None:
-        """Calls `ready` whenever `fd` is; replaces what was watched for on it."""
-        if fd in self._selector.get_map():
-            self._selector.modify(fd, mask, ready)
-        else:
-            self._selector.register(fd, mask, ready)
+        """Calls `ready` whenever `fd` is; replaces an earlier watch of the same descriptor."""
+        change = self._selector.modify if fd in self._watched else self._selector.register
+        change(fd, mask, ready)
+        self._watched[fd] = ready
 
     def unwatch(self, fd: int) -> None:
-        if fd in self._selector.get_map():
+        """Ends the watch of `fd`, if there is one."""
+        if self._watched.pop(fd, None) is not None:
             self._selector.unregister(fd)
 
     def after(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        """Calls back once, after `seconds`."""
         timer = Timer(callback)
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), timer))
         return timer
 
     def every(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Calls back `seconds` after each return of the callback, for ever."""
+
         def again() -> None:
             callback()
             self.after(seconds, again)
@@ -70,15 +78,16 @@ class Loop:
         self.after(seconds, again)
 
     def on_signal(self, number: int, callback: Callable[[], None]) -> None:
-        """Calls back from the loop, not from the handler, so that nothing is interrupted half-way."""
+        """Calls back from the loop, not from the signal handler, so that no other callback is interrupted."""
         self._signals[number] = callback
         signal.signal(number, lambda *_: None)
 
     def on_child(self, ending: Callable[[int], None], ended: Callable[[int, int], None]) -> None:
-        """Calls back for every child that ends, ours or an adopted orphan: as PID 1 of a container we reap them all.
+        """Calls back for every child that ends, an adopted orphan included: PID 1 of a container has to reap them all.
 
-        `ending` is called with the pid while its number cannot be anybody else's yet, `ended` with the exit code (minus
-        the signal) once it was reaped. The only wait of the agent.
+        `ending` gets the pid while the kernel cannot reuse it yet, `ended` the pid and the exit code (minus the signal)
+        after it was reaped. What else waits for a process while the loop runs (Popen.wait) learns no exit code: it asks
+        `on_end_of`.
         """
 
         def reap() -> None:
@@ -91,20 +100,38 @@ class Loop:
                     return
                 ending(found.si_pid)
                 _, status = os.waitpid(found.si_pid, 0)
-                ended(found.si_pid, os.waitstatus_to_exitcode(status))
+                code = os.waitstatus_to_exitcode(status)
+                ended(found.si_pid, code)
+                if (on_end := self._ends.pop(found.si_pid, None)) is not None:
+                    on_end(code)
 
         self.on_signal(signal.SIGCHLD, reap)
 
+    def on_end_of(self, pid: int, ended: Callable[[int], None]) -> None:
+        """Calls back with the exit code (minus the signal) when this child has ended; needs `on_child`."""
+        self._ends[pid] = ended
+
+    def pause_between(self, seconds: float) -> None:
+        """Waits this long after each look at the descriptors: the next one then finds many that are ready.
+
+        With thousands of connections most of the time would go into being woken for each message.
+        """
+        self._pause_s = seconds
+
     def stop(self) -> None:
+        """Has `run` return after the present callback."""
         self._running = False
 
     def run(self) -> None:
+        """Runs callbacks until `stop`."""
         while self._running:
+            if self._pause_s:
+                time.sleep(self._pause_s)
             wait = IDLE_S
             if self._timers:
                 wait = max(0.0, self._timers[0][0] - time.monotonic())
             for key, mask in self._selector.select(wait):
-                if key.fd in self._selector.get_map():  # an earlier callback may have closed it
+                if self._watched.get(key.fd) == key.data:  # an earlier callback may have closed it, or opened another
                     key.data(mask)
             while self._running and self._timers and self._timers[0][0] <= time.monotonic():
                 heapq.heappop(self._timers)[2].fire()

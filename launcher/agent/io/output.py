@@ -1,106 +1,166 @@
-"""Where lines go: the agent's own streams, and one bounded log per rank. Nothing here may block the loop for long."""
+"""Writes lines to the agent's own streams and to one bounded log per rank, without blocking the loop for long."""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import select
+import stat
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.agent.loop import WRITE, Loop
-from launcher.agent.memory import log_path
+from launcher.agent.io import files
+from launcher.agent.io.loop import WRITE, Loop
 
 CHUNK = 4096  # PIPE_BUF: a pipe that is ready takes this much without blocking
-MAX_QUEUED = 4 * 1024 * 1024  # bytes a slow reader may be behind
-LOG_BYTES = 8 * 1024 * 1024  # of a rank's log; twice that with the one before it
+MAX_QUEUED = 4 * 1024 * 1024  # bytes a slow reader may be behind before the oldest lines are dropped
+LAST_BYTES = 64 * 1024  # kept of what a slow reader has not read in time at the end
+ROTATED = b"(%d bytes of this log are before this file; logs.kept = %d bytes are kept)"  # its first line
+_ROTATED = re.compile(ROTATED.replace(b"(", rb"\(").replace(b")", rb"\)").replace(b"%d", rb"(\d{1,18})"))
 
 
-class Outlet:
-    """A stream of ours whose reader may be slow or gone. Lines that do not fit are dropped and counted.
+class OutputStream:
+    """stdout or stderr, whose reader may be slow or gone. Of lines that do not fit the oldest are dropped, and counted.
 
-    Blocking instead would stop heartbeats and make a paused terminal look like a lost host.
+    To block instead would stop heartbeats: a paused terminal would look like a lost host.
     """
 
     def __init__(self, loop: Loop, fd: int) -> None:
         self._loop, self._fd = loop, fd
-        self._queue = bytearray()
-        self._dropped = 0
+        self._writing = bytearray()  # a line may be half out: none of it is dropped
+        self._lines: deque[bytes] = deque()
+        self._queued = 0  # bytes in _lines
+        self._dropped = 0  # lines, and not said yet
         self._is_gone = False
 
     def line(self, text: bytes) -> None:
+        """Queues a line, given without its newline."""
         if self._is_gone:
             return
-        if len(self._queue) > MAX_QUEUED:
-            self._dropped += 1
-            return
-        if self._dropped:
-            self._queue += b"(%d lines were dropped: the reader was too slow)\n" % self._dropped
-            self._dropped = 0
-        self._queue += text + b"\n"
+        self._lines.append(text + b"\n")
+        self._queued += len(text) + 1
+        self._keep(MAX_QUEUED)
         self._pump()
 
     def flush(self, seconds: float) -> None:
-        """Writes what is queued, for at most `seconds`."""
+        """Writes what is queued, for at most `seconds`; of what is left after half of them, its count and its end."""
+        self._write_for(seconds / 2)
+        self._keep(LAST_BYTES)
+        self._write_for(seconds / 2)
+
+    def _write_for(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while self._queue and not self._is_gone and time.monotonic() < end:
+        while self._has_more() and time.monotonic() < end:
             select.select([], [self._fd], [], 0.05)
             self._pump()
 
+    def _has_more(self) -> bool:
+        return bool(self._writing or self._lines) and not self._is_gone
+
+    def _keep(self, size: int) -> None:
+        """Drops the oldest lines but the last `size` bytes; the newest line is always kept."""
+        while self._queued > size and len(self._lines) > 1:
+            self._queued -= len(self._lines.popleft())
+            self._dropped += 1
+
     def _pump(self) -> None:
-        while self._queue and not self._is_gone and self._is_ready():
+        while self._has_more() and self._is_ready():
+            self._fill()
             try:
-                written = os.write(self._fd, self._queue[:CHUNK])
+                written = os.write(self._fd, self._writing[:CHUNK])
             except BlockingIOError:
                 break
             except OSError:
                 self._is_gone = True
                 break
-            del self._queue[:written]
-        if self._queue and not self._is_gone:  # never a plain file: that is always ready
+            del self._writing[:written]
+        if self._has_more():  # never a plain file: that is always ready
             self._loop.watch(self._fd, WRITE, lambda mask: self._pump())
         else:
             self._loop.unwatch(self._fd)
+
+    def _fill(self) -> None:
+        """Takes lines for the next write; that some were dropped is said in their place, before those that follow."""
+        if self._dropped and self._lines:
+            self._writing += b"(%d lines were dropped here: the reader of this stream is too slow)\n" % self._dropped
+            self._dropped = 0
+        while self._lines and len(self._writing) < CHUNK:
+            line = self._lines.popleft()
+            self._queued -= len(line)
+            self._writing += line
 
     def _is_ready(self) -> bool:
         return bool(select.select([], [self._fd], [], 0)[1])
 
 
 class RankLog:
-    """logs/rank-N.log: the last lines of a rank over all attempts, in at most two files."""
+    """logs/rank-N.log: the last `kept` bytes of a rank's output over all attempts, or half of them after a rotation.
 
-    def __init__(self, folder: Path | None, rank: int, complain: Callable[[OSError], None]) -> None:
+    They are in two files at most. The second and every later one begins with a line that says how much was before it,
+    so that what was dropped with the oldest is known from the files alone.
+    """
+
+    def __init__(self, folder: Path | None, rank: int, kept: int, on_error: Callable[[OSError], None]) -> None:
         self._path = None if folder is None else log_path(folder, rank)
-        self._complain = complain
+        self._kept, self._on_error = kept, on_error
         self._file: BinaryIO | None = None
-        self._size = 0
+        self._size = 0  # of the file
+        self._before = 0  # bytes of this log before the file
 
     def line(self, text: bytes) -> None:
+        """Appends a line, given without its newline. The first error is passed on once and ends the log."""
         if self._path is None:
             return
         try:
             file = self._file or self._open(self._path)
             file.write(text + b"\n")
             self._size += len(text) + 1
-            if self._size > LOG_BYTES:
-                file.close()
-                self._file = None
-                self._path.replace(self._path.with_suffix(".log.1"))
+            if self._size > self._kept // 2:
+                self._rotate(file, self._path)
         except OSError as error:
             self._path = None
-            self._complain(error)
+            self._on_error(error)
 
     def flush(self) -> None:
+        """Has what was written reach the file."""
         if self._file is not None:
             try:
                 self._file.flush()
             except OSError as error:
                 self._file, self._path = None, None
-                self._complain(error)
+                self._on_error(error)
 
     def _open(self, path: Path) -> BinaryIO:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab")
-        self._size = self._file.tell()
+        self._file = open(path, "ab", opener=_at_once)
+        first, newline, _ = files.read(path, 200).partition(b"\n")
+        told = _ROTATED.fullmatch(first)
+        self._before, head = (0, 0) if told is None else (int(told[1]), len(first + newline))
+        self._size = self._file.tell() - head
         return self._file
+
+    def _rotate(self, file: BinaryIO, path: Path) -> None:
+        file.close()
+        self._file = None
+        path.replace(path.with_suffix(".log.1"))
+        self._before += self._size
+        self._file, self._size = open(path, "ab", opener=_at_once), 0
+        self._file.write(ROTATED % (self._before, self._kept) + b"\n")
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Opens a regular file; a FIFO in its place would have the agent wait for a reader. Raises OSError for others."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return descriptor
+
+
+def log_path(folder: Path, rank: int) -> Path:
+    """The file of a rank's lines in all attempts; older lines are in the same name with .1 at its end."""
+    return folder / "logs" / f"rank-{rank}.log"

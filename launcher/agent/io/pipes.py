@@ -1,61 +1,70 @@
-"""Lines from a pipe of a child, as they come."""
+"""Reads lines from the pipe of a child process as they arrive."""
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
+import termios
 from collections.abc import Callable
 
-from launcher.agent.loop import READ, Loop
+from launcher.agent.io.lines import Lines
+from launcher.agent.io.loop import READ, Loop
+
+CHUNK = 65536
 
 
 class LinePipe:
-    """The reading end of a pipe whose lines go to `on_line`, without their end; those over `max_line` are split."""
+    """A pipe whose lines go to `on_line`, without their newline; one of more than `max_line` bytes in pieces."""
 
     def __init__(self, loop: Loop, max_line: int, on_line: Callable[[bytes], None]) -> None:
         self._fd, self.write_end = os.pipe()
         os.set_blocking(self._fd, False)
-        self._loop, self._max_line, self._on_line = loop, max_line, on_line
-        self._buffer = bytearray()
+        self._loop, self._on_line = loop, on_line
+        self._lines = Lines(max_line)
         loop.watch(self._fd, READ, self._ready)
 
     def _ready(self, mask: int) -> None:
         self._read()
 
     def opened(self) -> None:
-        """The child holds its end now; ours would keep the pipe open for ever."""
+        """Closes our copy of the writing end, once the child has its own: the pipe could not end otherwise."""
         os.close(self.write_end)
 
     def drain(self) -> None:
-        """Reads what a child left in the pipe. Whoever else still holds it open is not waited for."""
-        while self._read():
-            pass
+        """Reads what is in the pipe now, not what processes that hold it open go on to write: they may never stop."""
+        left = self._size()
+        while left > 0 and (count := self._read(left)):
+            left -= count
 
     def close(self) -> None:
+        """Closes the reading end; a last line without a newline is passed on first."""
         if self._fd >= 0:
             self._loop.unwatch(self._fd)
             os.close(self._fd)
             self._fd = -1
-            if self._buffer:
-                self._on_line(bytes(self._buffer))
-                self._buffer.clear()
+            for line in self._lines.end():
+                self._on_line(line)
 
-    def _read(self) -> bool:
-        """Reads once; False when there is nothing (more) to read."""
+    def _size(self) -> int:
+        """Bytes in the pipe."""
         if self._fd < 0:
-            return False
+            return 0
+        count = array.array("i", [0])
+        fcntl.ioctl(self._fd, termios.FIONREAD, count)
+        return count[0]
+
+    def _read(self, most: int = CHUNK) -> int:
+        """Reads once, at most `most` bytes; returns how many, 0 when there is nothing to read."""
+        if self._fd < 0:
+            return 0
         try:
-            data = os.read(self._fd, 65536)
+            data = os.read(self._fd, min(most, CHUNK))
         except BlockingIOError:
-            return False
+            return 0
         if not data:
             self.close()
-            return False
-        self._buffer += data
-        *lines, rest = self._buffer.split(b"\n")
-        for line in lines:
-            self._on_line(bytes(line))
-        if len(rest) > self._max_line:
-            self._on_line(bytes(rest))
-            rest.clear()
-        self._buffer = rest
-        return True
+            return 0
+        for line in self._lines.feed(data):
+            self._on_line(line)
+        return len(data)

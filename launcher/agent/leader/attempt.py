@@ -1,117 +1,177 @@
-"""One start of all children as the leader sees it, and when it has heard enough to decide. Knows no socket or clock."""
+"""One attempt, as the leader sees it: its symptoms, and when they suffice for a verdict. No socket, no clock."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from launcher.agent import stacks
-from launcher.agent.progress import Status
-from launcher.agent.verdict import SETTLE_S, Closeness, Event, Kind, Verdict, closeness, decide, of_code, verdict_of
+from launcher.agent.gang import stacks
+from launcher.agent.gang.progress import Status, ranks_of
+from launcher.agent.gang.rendezvous import names
+from launcher.agent.gang.verdict import (
+    Closeness,
+    Event,
+    Kind,
+    Symptoms,
+    Verdict,
+    decide,
+    of_code,
+    settle_s,
+    verdict_of,
+)
+from launcher.agent.leader.tally import Tally
 from trainer import contract
 
 BARRIER_PATIENCE_S = contract.SHUTDOWN_TIMEOUT_S - 2.0  # less than JAX waits: after that all ranks abort alike
-_OF_A_DEATH = (Closeness.ABORT, Closeness.ECHO)  # how the death of one host reads on the others
-ON_ITS_WAY_S = 0.2  # what is heard within this may have been sent before
+_OF_A_LOST_HOST = (Closeness.ABORT, Closeness.ECHO)  # how the death of one host reads on the others
+ON_ITS_WAY_S = 0.2  # a message that arrives within this may have been sent before
+STOPPED = (contract.PREEMPTED, "stopped from outside")
+WHOLE_STACKS_CHARS = 4_000_000  # of all ranks together: thousands of ranks have hundreds of megabytes
 STACKS_S = 4.0  # every rank's stacks come within this, or never
 
 
 class Attempt:
-    """Told of every symptom; `verdict` is asked again whenever something was told or time has passed."""
+    """Collects the symptoms; call `verdict` again after each of them and as time passes."""
 
     def __init__(self, number: int, ranks: Mapping[int, range]) -> None:
         self.number = number
-        self.statuses = {rank: Status() for of_host in ranks.values() for rank in of_host}
+        self._tally = Tally(rank for of_host in ranks.values() for rank in of_host)
         self.stacks: dict[int, str] = {}
-        self.first_committed: int | None = None
+        self._stack_chars = 0
         self._ranks = ranks
-        self._events: list[tuple[float, Event]] = []
+        self._symptoms = Symptoms()
         self._overdue: tuple[float, Event] | None = None
+        self._hung: Event | None = None  # ... with the rank that is to blame, once all stacks are there
+        self._without_stacks: list[int] | None = None  # ranks whose stacks may still come
+        self._silent: tuple[float, list[int]] | None = None  # hosts without a message since then
         self._stop_by: float | None = None
+        self._stopped_by = STOPPED  # the code of a stop, and its words
         self._is_killed = False
 
-    # --- what is told -------------------------------------------------------------------------------------------------
+    # --- symptoms -----------------------------------------------------------------------------------------------------
 
-    def see(self, statuses: Mapping[int, Status]) -> None:
-        """What ranks newly say of themselves."""
-        self.statuses |= statuses
-        if self.first_committed is None:
-            self.first_committed = self.committed
+    @property
+    def statuses(self) -> Mapping[int, Status]:
+        """The newest status of every rank."""
+        return self._tally.statuses
 
-    def hear(self, event: Event, now: float) -> None:
-        if event.rank is not None:
-            self.see({event.rank: event.status})
+    def update(self, statuses: Mapping[int, Status]) -> None:
+        """Takes in the newest status of some ranks."""
+        for rank, status in statuses.items():
+            self._tally.put((rank,), status)
+
+    def merge(self, host: int, changes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Takes in what changed on a host, as progress.Changes wrote it. Raises TypeError or ValueError for others."""
+        statuses = self._tally.statuses
+        known = given = after = None
+        for key, fields in changes.items():
+            ranks: Sequence[int] = ranks_of(key, self._ranks[host])
+            while ranks:
+                before = statuses[ranks[0]]
+                alike = next((at for at, rank in enumerate(ranks) if statuses[rank] is not before), len(ranks))
+                if after is None or before is not known or fields != given:
+                    known, given, after = before, fields, before.changed(fields)
+                self._tally.put(ranks[:alike], after)
+                ranks = ranks[alike:]
+
+    def add(self, event: Event, now: float) -> None:
+        """Takes in an event, with the status of its rank."""
+        self.update({event.rank: event.status})
+        event = dataclasses.replace(event, is_alone=len(self.statuses) == 1)
         if event.kind is Kind.HANG:
             self._overdue = self._overdue or (now, event)
-        elif closeness(event) is not None:
-            self._events.append((now, event))
+        else:
+            self._symptoms.add(event, now)
 
-    def lost(self, host: int, reason: str, now: float) -> None:
+    def add_stacks(self, rank: int, text: str) -> None:
+        """Takes in the stacks of a rank; of a large gang most are cut to what the verdict needs."""
+        is_much = self._stack_chars + len(text) > WHOLE_STACKS_CHARS
+        self.stacks[rank] = stacks.cut(text) if is_much else text
+        self._stack_chars += len(self.stacks[rank])
+
+    def host_lost(self, host: int, reason: str, now: float) -> None:
+        """Takes in that the connection to a host's agent was lost."""
         ranks = self._ranks[host]
-        names = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
-        text = f"host {host} ({names}) was lost: {reason}"
-        self._events.append((now, Event(Kind.LOST, host, ranks[0], self.statuses[ranks[0]], text=text)))
+        of = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+        text = f"host {host} ({of}) was lost: {reason}"
+        self._symptoms.add(Event(Kind.LOST, host, ranks[0], self.statuses[ranks[0]], text=text), now)
 
-    def stop(self, deadline_s: float, now: float) -> None:
-        """Told to stop from outside: whatever follows is part of that."""
+    def stop(self, deadline_s: float, now: float, by: tuple[int, str] = STOPPED) -> None:
+        """Starts a stop from outside: all later symptoms are part of it. It ends after `deadline_s`, with code and
+        words of `by`."""
         if self._stop_by is None:
-            self._stop_by = now + deadline_s
+            self._stop_by, self._stopped_by = now + deadline_s, by
 
     def kill(self, now: float) -> None:
-        """Told twice: nobody waits any longer."""
+        """Ends a stop from outside at once, after a second signal."""
         self._stop_by, self._is_killed = now, True
 
-    # --- what follows -------------------------------------------------------------------------------------------------
+    # --- the verdict --------------------------------------------------------------------------------------------------
 
     @property
     def wants_stacks(self) -> bool:
+        """Whether a rank has exceeded a timeout, so that every rank's stacks are needed."""
         return self._overdue is not None
 
     @property
     def overdue(self) -> str | None:
-        """The budget that was missed, in words."""
+        """The timeout that was exceeded, as a message."""
         return None if self._overdue is None else self._overdue[1].text
 
     @property
     def committed(self) -> int | None:
-        return max(
-            (status.committed for status in self.statuses.values() if status.committed is not None), default=None
-        )
+        """The newest step on storage: restored, or committed by any rank."""
+        return self._tally.committed
+
+    @property
+    def first_committed(self) -> int | None:
+        """The first step that this attempt committed; what it restored is none."""
+        return self._tally.first_committed
+
+    @property
+    def last_committed(self) -> int | None:
+        """The last step that this attempt committed."""
+        return None if self.first_committed is None else self.committed
 
     @property
     def step(self) -> int | None:
         """Steps complete on every rank that reports."""
-        return min((status.step for status in self.statuses.values() if status.step is not None), default=None)
+        return self._tally.first_step
 
-    def verdict(self, now: float, heard_at: Mapping[int, float]) -> Verdict | None:
-        """How the attempt ends, or None: it goes on, or a symptom may still find its cause.
+    @property
+    def foremost(self) -> int | None:
+        """Steps complete on the rank that is furthest."""
+        return self._tally.last_step
 
-        `heard_at` says of every host whose agent was not lost when it last spoke.
+    def verdict(self, now: float, last_message_at: Mapping[int, float]) -> Verdict | None:
+        """How the attempt ends, or None: it goes on, or the cause of a symptom may still arrive.
+
+        `last_message_at` has the time of the last message of each host that is not lost.
         """
-        everyone_ended = all(status.exit is not None for status in self.statuses.values())
+        everyone_ended = self._tally.alive == 0
         if self._stop_by is not None:
             if everyone_ended or now >= self._stop_by:
                 return self._stopped(everyone_ended)
             return None
-        if all(status.ended_clean for status in self.statuses.values()):
+        if self._tally.unclean == 0:
             return self._ended()
-        mixed = self._mixed_versions()
+        mixed = self._mixed_versions() if len(self._tally.versions) > 1 else None
         if mixed is not None:
             return mixed
-        found = decide(self._faults(now))
+        found = self._nearest(now)
         if found is None:
             return None
-        event, close = found
-        if close is Closeness.LEFT and not self._peers_went_on(event, now):
+        arrived, event, close = found
+        if close is Closeness.LEFT and not self._peers_went_on(arrived, event, now):
             return None
-        arrived = next((at for at, known in self._events if known is event), now)
-        others = [at for host, at in heard_at.items() if host != event.host]
-        if close in _OF_A_DEATH and any(at <= arrived + ON_ITS_WAY_S for at in others):
-            return None  # a host that is silent since then may be the one that died
-        return verdict_of(event) if now - arrived >= SETTLE_S[close] else None
+        if close in _OF_A_LOST_HOST and self._is_any_silent(arrived + ON_ITS_WAY_S, event.host, last_message_at):
+            return None  # a host without a message since then may be the one that died
+        return verdict_of(event) if now - arrived >= settle_s(event, close) else None
 
-    # --- how it gets there --------------------------------------------------------------------------------------------
+    # --- its parts ----------------------------------------------------------------------------------------------------
 
     def _mixed_versions(self) -> Verdict | None:
         """Two versions of JAX in one gang: the agents' own may agree where the programs bring other interpreters."""
@@ -121,37 +181,58 @@ class Attempt:
                 continue
             first = first or (rank, status.jax)
             if status.jax != first[1]:
-                message = f"rank {rank} imported jax {status.jax}, rank {first[0]} {first[1]}"
+                message = f"rank {rank} imported jax {status.jax}, rank {first[0]} imported {first[1]}"
                 return of_code(contract.BAD_SPEC, message, rank=rank)
         return None
 
-    def _faults(self, now: float) -> list[Event]:
-        everyone_left = all(status.left or status.exit is not None for status in self.statuses.values())
-        events = [event for _, event in self._events]
-        if everyone_left:  # the end of the program: who left first means nothing
-            events = [event for event in events if closeness(event) is not Closeness.LEFT]
+    def _nearest(self, now: float) -> tuple[float, Event, Closeness] | None:
+        """The symptom nearest to the cause, and when it arrived."""
+        everyone_left = self._tally.staying == 0  # the end of the program: who left first means nothing
+        found = self._symptoms.nearest(self._is_withdrawn, but=Closeness.LEFT if everyone_left else None)
         hang = self._hang(now)
-        return events if hang is None else [*events, hang]
+        return found if hang is None or (found is not None and found[2] < Closeness.HANG) else (now, *hang)
 
-    def _peers_went_on(self, event: Event, now: float) -> bool:
-        """A rank may end before its peers. It is a fault once they fail of it, or hold it in JAX's barrier too long."""
-        if any(closeness(other) is not Closeness.LEFT for _, other in self._events) or self._hang(now) is not None:
+    def _is_withdrawn(self, event: Event) -> bool:
+        """Whether a rank that left has come again: `sh -c` started its next Python."""
+        status = self.statuses[event.rank]
+        return event.kind is Kind.LEFT and not status.left and status.exit is None
+
+    def _is_any_silent(self, since: float, but: int, last_message_at: Mapping[int, float]) -> bool:
+        """Whether a host, `but` apart, has sent nothing since then. Each is looked at once, and again when it has."""
+        if self._silent is None or self._silent[0] != since:
+            self._silent = since, [host for host in last_message_at if host != but]
+        silent = self._silent[1]
+        while silent and last_message_at.get(silent[-1], math.inf) > since:
+            silent.pop()
+        return bool(silent)
+
+    def _peers_went_on(self, arrived: float, event: Event, now: float) -> bool:
+        """A rank may end before its peers. It is a fault once they fail of it, or keep it in JAX's barrier too long."""
+        if self._symptoms.any_but(Closeness.LEFT) or self._hang(now) is not None:
             return True
-        arrived = next(at for at, known in self._events if known is event)
-        assert event.rank is not None, "only a rank leaves"
         status = self.statuses[event.rank]
         return status.waits and status.exit is None and now - arrived >= BARRIER_PATIENCE_S
 
-    def _hang(self, now: float) -> Event | None:
-        """The hang, once every living rank's stacks have come or are not to come any more."""
+    def _hang(self, now: float) -> tuple[Event, Closeness] | None:
+        """The hang, once the stacks of every living rank have arrived or can no longer be expected."""
         if self._overdue is None:
             return None
-        since, event = self._overdue
-        alive = {rank for rank, status in self.statuses.items() if status.exit is None}
-        if not alive <= self.stacks.keys() and now - since < STACKS_S:
-            return None
-        assert event.rank is not None, "only a rank is overdue"
-        living = {rank: self.statuses[rank] for rank in sorted(alive)} or {event.rank: event.status}
+        if self._hung is None and (now - self._overdue[0] >= STACKS_S or self._are_stacks_complete()):
+            self._hung = self._suspected(self._overdue[1])
+        return None if self._hung is None else (self._hung, Closeness.HANG)
+
+    def _are_stacks_complete(self) -> bool:
+        if self._without_stacks is None:
+            self._without_stacks = list(self.statuses)
+        waited = self._without_stacks
+        while waited and (waited[-1] in self.stacks or self.statuses[waited[-1]].exit is not None):
+            waited.pop()
+        return not waited
+
+    def _suspected(self, event: Event) -> Event:
+        """The hang that `event` reported, of the rank that the others wait for."""
+        living = {rank: status for rank, status in sorted(self.statuses.items()) if status.exit is None}
+        living = living or {event.rank: event.status}
         first = event.rank if event.rank in living else min(living)
         culprit = stacks.suspect(living, self.stacks, first)
         host = next(host for host, ranks in self._ranks.items() if culprit in ranks)
@@ -170,19 +251,20 @@ class Attempt:
         statuses = self.statuses.values()
         if all(status.exit == contract.DONE and status.done for status in statuses):
             return self._ended()
-        return of_code(contract.PREEMPTED, f"stopped from outside: {self._saved(everyone_ended)}", step=self.step)
+        code, words = self._stopped_by
+        return of_code(code, f"{words}: {self._saved(everyone_ended)}", step=self.step)
 
     def _saved(self, everyone_ended: bool) -> str:
-        """What became of the work: "saved at step 37", or who held it up."""
-        told = [status.stopped for status in self.statuses.values() if status.stopped is not None]
-        if told and (everyone_ended or len(told) == len(self.statuses)):
-            if any(stopped.get("saved") for stopped in told):
-                return f"saved at step {max(int(stopped.get('step', 0)) for stopped in told)}"
-            return next((str(stopped["note"]) for stopped in told if stopped.get("note")), "not saved")
+        """Whether the work was saved: "saved at step 37", or which ranks held it up."""
+        reports = [status.stopped for status in self.statuses.values() if status.stopped is not None]
+        if reports and (everyone_ended or len(reports) == len(self.statuses)):
+            if any(stopped.get("saved") for stopped in reports):
+                steps = [stopped.get("step") for stopped in reports]
+                return f"saved at step {max((step for step in steps if isinstance(step, int)), default=0)}"
+            return next((str(stopped["note"]) for stopped in reports if stopped.get("note")), "not saved")
         if everyone_ended and all(status.phase is None for status in self.statuses.values()):
-            return "the program did not say whether it saved"
-        own = (Closeness.CAUSE, Closeness.ABORT)
-        faults = [event for _, event in self._events if closeness(event) in own]
+            return "the program did not report whether it saved"
+        faults = self._symptoms.of(Closeness.CAUSE, Closeness.ABORT, Closeness.EXIT)
         found = decide([event for event in faults if event.exit != -signal.SIGTERM])
         if found is not None and not self._is_killed:
             return f"not saved: {verdict_of(found[0]).message}"
@@ -195,8 +277,4 @@ class Attempt:
         phases: dict[str, list[int]] = {}
         for rank, status in (outside or late).items():
             phases.setdefault(status.phase or "its program", []).append(rank)
-        return ", ".join(f"{_named(ranks)} in {phase}" for phase, ranks in phases.items())
-
-
-def _named(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        return ", ".join(f"{names(ranks, 'rank')} in {phase}" for phase, ranks in phases.items())

@@ -1,22 +1,29 @@
-"""What past attempts teach: whether to start again, in place or at all. Pure folds over attempts.jsonl."""
+"""Whether to restart after an attempt, in place or at all. Pure functions of the records in attempts.jsonl."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.agent.verdict import Verdict, of_code
+from launcher.agent.gang import forms
+from launcher.agent.gang.verdict import Verdict, is_full_disk, may_pass, of_code
 from trainer import contract
 from trainer.contract import Action
 
-FRUITLESS_GENERATIONS = 3  # in a row without a newly committed step: then no progress is the verdict
+MAX_GENERATIONS_WITHOUT_PROGRESS = 3  # in a row; then the verdict is NO_PROGRESS
+AT_ONCE_S = 600.0  # a program that ran longer has done something, although it reported nothing
+_WAITS = ("rendezvous", "down")  # of contract.CLOCK: no process runs
+_PLACE = re.compile(r'^ *File ".*", line \d+.*$', re.MULTILINE)  # of a traceback; the last is where it was raised
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")  # addresses, pids, times: not what an exception says
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One line of attempts.jsonl: an attempt that ended."""
+    """One line of attempts.jsonl: an attempt that ended. What it restored is not among what it committed."""
 
     uid: str
     generation: int
@@ -30,10 +37,30 @@ class Record:
     started: float  # Unix time
     ended: float
 
+    def to_json(self) -> dict[str, Any]:
+        """The fields, as in attempts.jsonl."""
+        return dataclasses.asdict(self)
+
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Record:
-        """Raises KeyError when a field is missing; one that is not known is left out."""
-        return cls(**{field.name: fields[field.name] for field in dataclasses.fields(cls)})
+    def from_json(cls, fields: Mapping[str, Any]) -> Record | None:
+        """The record of these fields; None where one is missing or has another form. Unknown ones are ignored."""
+        return cls(**{name: fields[name] for name in _FORMS}) if _RECORD(fields) else None
+
+
+_FORMS: Mapping[str, forms.Form] = {
+    "uid": forms.text,
+    "generation": forms.whole,
+    "attempt": forms.whole,
+    "cause": forms.text,
+    "rank": forms.or_none(forms.whole),
+    "first_committed": forms.or_none(forms.whole),
+    "last_committed": forms.or_none(forms.whole),
+    "seconds": forms.named(forms.seconds),
+    "verdict": forms.VERDICT,
+    "started": forms.seconds,
+    "ended": forms.seconds,
+}
+_RECORD = forms.record(_FORMS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,31 +72,69 @@ class Next:
 
 
 def advanced(records: Sequence[Record]) -> list[bool]:
-    """Of each attempt, whether it committed a step that none before it had."""
+    """Of each attempt, whether it committed a step beyond those of all attempts before it."""
     best, result = -1, []
     for record in records:
         step = -1 if record.last_committed is None else record.last_committed
-        result.append(step > best)
+        result.append(step > best and record.first_committed is not None)
         best = max(best, step)
     return result
 
 
 def next_move(records: Sequence[Record], in_place_budget: int, everyone_lives: bool) -> Next:
-    """What follows the last of `records`, all of one uid. The first error since the last progress is reported."""
+    """What follows the last of `records`, all of one uid. The first error since the last progress is reported, unless
+    the last one alone tells why no other attempt helps."""
     last = records[-1]
     verdict = Verdict.from_json(last.verdict)
     outcome = contract.outcome(verdict.code)
     if not outcome.in_place:
         return Next(False, verdict)
+    if _has_repeated(records):
+        where = {"rank": verdict.rank, "host": verdict.host, "traceback": verdict.traceback}
+        said = "" if _is_raised(verdict) else _last_line(verdict)
+        message = (
+            f"{verdict.message}{said and f' ({said[:300]})'}; so did the attempt before, and neither made progress"
+        )
+        return Next(False, of_code(contract.STARTUP, message, **where))
+    if is_full_disk(verdict):
+        return Next(False, verdict)  # whatever came before it: this is what to mend
     if everyone_lives and restarts_before(records) < in_place_budget:
         return Next(True, verdict)
     first = first_error(records)
-    fruitless = fruitless_generations(records)
-    if fruitless >= FRUITLESS_GENERATIONS:
-        message = f"no newly committed step in {fruitless} generations; the first error was: {first.message}"
+    count = generations_without_progress(records)
+    if count >= MAX_GENERATIONS_WITHOUT_PROGRESS:
+        message = f"no newly committed step in {count} generations (sets of pods); the first error was: {first.message}"
         where = {"rank": first.rank, "host": first.host, "step": first.step, "traceback": first.traceback}
         return Next(False, of_code(contract.NO_PROGRESS, message, **where))
     return Next(False, first)
+
+
+def _has_repeated(records: Sequence[Record]) -> bool:
+    """Whether the last two attempts failed at once and alike, before any progress: a third would fail too."""
+    failures = [_failure(record) for record in records[-2:]]
+    return len(failures) == 2 and failures[0] is not None and failures[0] == failures[1]
+
+
+def _failure(record: Record) -> tuple[str, str] | None:
+    """What failed and where, whichever the rank was; None where there was progress, or where it may pass by itself."""
+    verdict = Verdict.from_json(record.verdict)
+    has_progress = record.last_committed is not None or verdict.step is not None
+    if verdict.code != contract.CRASH or has_progress or record.ended - record.started > AT_ONCE_S or may_pass(verdict):
+        return None
+    said = verdict.message.removeprefix(f"rank {verdict.rank}")
+    if not _is_raised(verdict):
+        return said, _last_line(verdict)
+    return _NUMBER.sub("#", said), next(reversed(_PLACE.findall(verdict.traceback or "")), "")
+
+
+def _is_raised(verdict: Verdict) -> bool:
+    """Whether the crash is known by its exception, not only by an exit code."""
+    return verdict.message.startswith(f"rank {verdict.rank} raised: ")
+
+
+def _last_line(verdict: Verdict) -> str:
+    """What the program printed last."""
+    return (verdict.traceback or "").strip().rpartition("\n")[2]
 
 
 def restarts_before(records: Sequence[Record]) -> int:
@@ -83,21 +148,68 @@ def restarts_used(records: Sequence[Record], generation: int) -> int:
 
 
 def first_error(records: Sequence[Record]) -> Verdict:
-    """The verdict that began the row of failures which the last record ends."""
+    """The first error since the last newly committed step."""
     faults = [record for record in _since_progress(records) if contract.outcome(record.verdict["code"]).in_place]
     return Verdict.from_json(faults[0].verdict)
 
 
-def fruitless_generations(records: Sequence[Record]) -> int:
-    """Generations in a row, the last one included, that committed nothing new. Those that were stopped do not count."""
-    fruitful = {record.generation for record, ahead in zip(records, advanced(records), strict=True) if ahead}
+def generations_without_progress(records: Sequence[Record]) -> int:
+    """Generations in a row, the last one included, that committed no new step; those that were stopped do not count."""
+    with_progress = {record.generation for record, ahead in zip(records, advanced(records), strict=True) if ahead}
     ends = {record.generation: record.verdict["code"] for record in records}
     count = 0
     for generation in sorted(ends, reverse=True):
-        if generation in fruitful:
+        if generation in with_progress:
             break
         count += contract.outcome(ends[generation]).action is not Action.RESTART_UNCHARGED
     return count
+
+
+def given_up(records: Sequence[Record], generation: int, preempted_budget: int | None) -> Verdict | None:
+    """The verdict on pods of `generation` that have not started yet, where the attempts before them used up what may
+    pass without progress: pods that were lost or preempted could not say so. None: they may start."""
+    if not records:
+        return None
+    free = preemptions_without_progress(records)
+    if preempted_budget is not None and free >= preempted_budget:
+        return _too_often_preempted(f"in {free} preemptions", preempted_budget, records[-1].verdict["message"])
+    if records[-1].generation == generation:
+        return None
+    verdict = next_move(records, 0, everyone_lives=False).verdict
+    return verdict if verdict.code == contract.NO_PROGRESS else None
+
+
+def given_up_unseen(generation: int, crash_budget: int, preempted_budget: int | None) -> Verdict | None:
+    """The same of a trainer that keeps no checkpoints, and so no record of earlier pods: the restarts that brought it
+    to `generation` beyond `crash_budget` were free."""
+    free = generation - crash_budget
+    if preempted_budget is None or free < preempted_budget:
+        return None
+    return _too_often_preempted(f"in at least {free} preemptions", preempted_budget, "the job keeps no checkpoints")
+
+
+def _too_often_preempted(how_often: str, budget: int, last: str) -> Verdict:
+    message = f"no newly committed step {how_often} in a row, of {budget} (restarts.preempted): {last}"
+    return of_code(contract.NO_PROGRESS, message)
+
+
+def preemptions_without_progress(records: Sequence[Record]) -> int:
+    """Attempts since the last newly committed step that were stopped from outside."""
+    fruitless = itertools.takewhile(lambda pair: not pair[1], zip(records[::-1], advanced(records)[::-1], strict=True))
+    return sum(_is_fruitless_preemption(record) for record, _ in fruitless)
+
+
+def _is_fruitless_preemption(record: Record) -> bool:
+    """Whether an attempt was stopped and left nothing. A program that reports no step has, once it ran for long."""
+    verdict = Verdict.from_json(record.verdict)
+    is_silent = verdict.step is None and record.last_committed is None
+    has_run = is_silent and not _has_only_waited(record) and record.ended - record.started > AT_ONCE_S
+    return contract.outcome(verdict.code).action is Action.RESTART_UNCHARGED and not has_run
+
+
+def _has_only_waited(record: Record) -> bool:
+    """Whether an attempt ended before its processes started: every other cause has seconds only after that."""
+    return bool(record.seconds) and not any(spent for cause, spent in record.seconds.items() if cause not in _WAITS)
 
 
 def ends_by_cause(records: Sequence[Record]) -> dict[str, int]:

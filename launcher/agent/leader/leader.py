@@ -1,55 +1,71 @@
-"""Host 0's second task: gathers the gang, starts attempts, decides once, and lets everyone leave together."""
+"""Host 0's second task: waits for every host, starts attempts, decides how each ended, ends all hosts together."""
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import itertools
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.agent import history, report, wire
-from launcher.agent.attempt import Attempt
-from launcher.agent.clock import Clock
-from launcher.agent.config import Config
-from launcher.agent.herald import Herald, View
-from launcher.agent.loop import READ, Loop
-from launcher.agent.memory import AGENTS, SUMMARY, Memory
-from launcher.agent.ports import free_port
-from launcher.agent.progress import Status, budgets
-from launcher.agent.rendezvous import Hello, Refusal, names, refusal
-from launcher.agent.verdict import Event, Verdict, of_code
-from launcher.agent.wire import BEAT_S, SILENCE_S, Link, Message
+from launcher.agent.gang.clock import Clock, ratio
+from launcher.agent.gang.config import Config
+from launcher.agent.gang.handshake import LeaderSide
+from launcher.agent.gang.progress import Status, phase_timeouts
+from launcher.agent.gang.recorded import Recorded
+from launcher.agent.gang.rendezvous import Hello, Refusal, names, refusal
+from launcher.agent.gang.verdict import Event, Verdict, of_code
+from launcher.agent.io import limits
+from launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message, encoded
+from launcher.agent.io.loop import Loop
+from launcher.agent.io.ports import bracketed, free_port
+from launcher.agent.leader import history, jobset, report, unfinished
+from launcher.agent.leader.attempt import STOPPED, Attempt
+from launcher.agent.leader.gate import Gate
+from launcher.agent.leader.herald import Herald, View
+from launcher.agent.leader.keeper import Keeper
+from launcher.agent.leader.run_folder import AGENTS, RunFolder
+from launcher.agent.leader.summary import Of, Summary, stored
 from trainer import contract
+from trainer.contract import Action
 
 TICK_S = 0.2
-SAY_S = 10.0
-HELLO_S = 10.0  # a connection that has not said hello by then is closed
-LINGER_S = 10.0  # hosts that are still to come may hear of a refusal within this
-GONE_S = 10.0  # a process that SIGKILL cannot end by then is the kernel's
-CLOSE_S = 3.0  # for agents to take their leave
-GRACE_MARGIN_S = 5.0  # of the grace period, kept for killing, writing and leaving
-MAX_NOTES = 50
+TURNS = round(BEAT_S / TICK_S)  # ticks in which every host is sent a beat; a share of them at each
+MANY, PAUSE_S = 100, 0.02  # from so many hosts on, messages are read so many seconds apart
+LOG_S = 10.0
+KEEP_S = 1.0  # between two writes of the summary, on this machine
+ANNOTATE_S = 60.0  # between two writes on the JobSet
+ANNOTATE_WAIT_S = 2.0  # for the last of them
+LINGER_S = 10.0  # in which hosts that have not joined yet can learn that the gang was refused
+GONE_S = 10.0  # after which a process that SIGKILL does not end is given up
+CLOSE_S = 3.0  # for the other agents to close their connections
+GRACE_MARGIN_S = 5.0  # of the grace period, for killing, writing the summary and exiting
+MAX_NOTES, NOTE_CHARS = 50, 2_000
+MAX_REFUSED = 50  # different refusals that are logged
 
 
 class Stage(enum.Enum):
+    """What the leader is doing."""
+
     GATHER = "waiting for every host"
     RUN = "the processes run"
-    KILL = "decided; the processes are being ended"
-    LEAVE = "everyone may go"
+    KILL = "there is a verdict; the processes are being killed"
+    LEAVE = "every host may exit"
 
 
-class Seat:
-    """One host's connection."""
+class Peer:
+    """A host that has joined, and its connection."""
 
-    def __init__(self, hello: Hello, link: Link, now: float) -> None:
-        self.hello, self.link, self.heard_at = hello, link, now
-        self.excused_s = 0.0  # since then: time in which the leader could not have heard it
-        self.is_gone = False  # its processes of this attempt
+    def __init__(self, hello: Hello, link: Link) -> None:
+        self.hello, self.link = hello, link
+        self.excused_s = 0.0  # since its last message: time in which the leader could not receive
 
 
 class Leader:
-    """Calls `finish` once, after every other agent was told to leave. Raises OSError when its port is taken."""
+    """Calls `finish` once, after every other agent was sent the verdict. Raises OSError when its port is in use."""
 
     def __init__(
         self,
@@ -57,361 +73,477 @@ class Leader:
         loop: Loop,
         hello: Hello,
         clock: Clock,
-        memory: Memory,
+        run_folder: RunFolder,
         herald: Herald,
         *,
         say: Callable[[str], None],
         finish: Callable[[Verdict], None],
     ) -> None:
         self._config, self._loop, self._hello = config, loop, hello
-        self._clock, self._memory, self._herald, self._say, self._finish = clock, memory, herald, say, finish
-        self._listener = wire.listen(*config.leader)
-        self._listener.setblocking(False)
-        loop.watch(self._listener.fileno(), READ, lambda mask: self._accept())
+        self._keeper = Keeper[Summary](lambda summary: summary.write(run_folder))
+        self._annotator = jobset.keeper(config, loop, say)
+        self._clock, self._run_folder, self._herald, self._say, self._finish = clock, run_folder, herald, say, finish
+        self._gate = Gate(config, loop, say=say, admitted=self._greet)
+        most = limits.allow_connections(config.hosts)
+        if most is not None:
+            say(f"warning: a limit of {most} open files (ulimit -Hn) is too low for {config.hosts} hosts")
+        if config.hosts >= MANY:
+            loop.pause_between(PAUSE_S)
         self._epoch = secrets.token_hex(8)
         self._stage = Stage.GATHER
-        self._strangers: dict[Link, float] = {}  # connections without a hello, since when
-        self._seats: dict[int, Seat] = {}
-        self._came: set[int] = set()  # hosts that were ever here, refused ones included
-        self._refused: list[str] = []
-        self._records = memory.records(config.uid)
+        self._peers: dict[int, Peer] = {}
+        self._by_link: dict[Link, Peer] = {}
+        self._heard: OrderedDict[int, float] = OrderedDict()  # when each host sent its last message, the oldest first
+        self._not_gone: set[int] = set()  # hosts with processes of this attempt
+        self._arrived: set[int] = set()  # hosts that ever connected, refused ones included
+        self._refused: dict[str, None] = {}  # the newest last
+        self._earlier = {} if config.is_launched else stored(run_folder)  # `launcher run` keeps it itself
+        self._records = unfinished.settle(run_folder, config.uid)
         self._number = self._records[-1].attempt if self._records else 0
         self._attempt = Attempt(self._number, {})
         self._started = time.time()
         self._seconds_before: dict[str, float] = {}
         self._verdict: Verdict | None = None
-        self._is_stopping = False
-        self._has_asked_for_stacks = False
+        self._is_stopping = self._has_requested_stacks = False
+        self._stopped_by = STOPPED
         self._notes: list[str] = []
         self._metrics: Mapping[str, Any] | None = None
-        now = self._since = self._ticked_at = self._beat_at = self._said_at = time.monotonic()
+        now = self._since = self._ticked_at = self._logged_at = self._annotated_at = self._kept_at = time.monotonic()
+        self._turn = 0  # of the hosts that are sent a beat at the next tick
         self._until = now  # when the stage ends at the latest; of KILL and LEAVE
-        budget = budgets(config.job.budgets_s)["rendezvous"]
-        self._gather_until = None if budget is None else now + budget
+        self._kept: tuple[int | None, Stage] | None = None  # of what the summary was written last
+        timeout_s = phase_timeouts(config.job.budgets_s)["rendezvous"]
+        self._gather_until = None if timeout_s is None else now + timeout_s
 
     def begin(self) -> None:
-        """Remembers, and begins to wait for every host."""
-        self._clock.carry(report.carried(self._records, time.time()))
-        self._seconds_before = self._clock.seconds(time.monotonic())
+        """Reads the attempts of earlier pods, and starts to wait for every host."""
+        now = time.monotonic()
+        began = time.time() - (now - self._clock.began)
+        self._clock.carry(report.carried(self._records, began, self._config.started))
+        self._seconds_before = self._clock.seconds(self._clock.began)
         for record in self._records[-3:]:
             message = record.verdict["message"]
-            self._say(f"before: attempt {record.attempt} of generation {record.generation}: {message}")
-        self._herald.begin(self._records, self._memory, self._config.processes)
-        self._memory.write(SUMMARY, self._summary("running", None))
+            self._say(f"previous attempt {record.attempt} (generation {record.generation}): {message}")
+        self._herald.begin(self._records, self._run_folder, self._config.processes)
+        self._keep_summary(now)
+        self._give_up()
         self._loop.every(TICK_S, self._tick)
+
+    def _give_up(self) -> None:
+        """Ends the gang at once, where the attempts of earlier pods already used up what may pass without progress."""
+        generation, job = self._config.generation, self._config.job
+        verdict = history.given_up(self._records, generation, job.preempted_budget)
+        if job.command is None and not self._config.keeps_run:
+            verdict = history.given_up_unseen(generation, job.crash_budget, job.preempted_budget)
+        if verdict is not None:
+            self._verdict, self._gather_until = verdict, time.monotonic() + LINGER_S
 
     # --- connections --------------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:
-            return  # it left before it was taken
-        if len(self._strangers) > self._config.hosts + 16:
-            return sock.close()
-        self._strangers[Link(self._loop, sock, self._message, self._disconnected)] = time.monotonic()
-
     def _message(self, link: Link, message: Message) -> None:
-        if link in self._strangers:
-            return self._greet(link, message)
-        seat = next((seat for seat in self._seats.values() if seat.link is link), None)
-        if seat is None:
+        peer = self._by_link.get(link)
+        if peer is None:
             return
-        seat.heard_at, seat.excused_s = time.monotonic(), 0.0
+        self._heard[peer.hello.host], peer.excused_s = time.monotonic(), 0.0
+        self._heard.move_to_end(peer.hello.host)
         try:
-            self._take(seat, message)
-        except (KeyError, TypeError, ValueError) as error:
-            self._say(f"{seat.hello.name} sent a message that cannot be read: {error!r}")
+            self._take(peer, message)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self._say(f"{peer.hello.name} sent an invalid message: {str(error)[:200]}")
             link.close()
-            self._disconnected(link, "it sent a message that cannot be read")
+            return self._disconnected(link, "it sent an invalid message")
+        self._consider()
 
-    def _greet(self, link: Link, message: Message) -> None:
-        del self._strangers[link]
-        try:
-            hello = Hello.from_wire(message)
-        except (KeyError, TypeError):
-            return link.close()
-        why = refusal(hello, self._hello, {host: seat.hello for host, seat in self._seats.items()}, self._config.hosts)
-        if why is None and self._stage is not Stage.GATHER and self._verdict is None:
-            why = Refusal(f"{hello.name} came after the start")
+    def _greet(self, link: Link, side: LeaderSide, hello: Hello) -> None:
+        """Takes in a host that has the run's key, or refuses it."""
+        before = self._peers.get(hello.host)
+        present = {} if before is None else {hello.host: before.hello}
+        why = refusal(hello, self._hello, present, self._config.hosts)
+        is_late = self._stage is not Stage.GATHER
+        if is_late and (self._verdict is None if why is None else why.ends_gang):
+            why = Refusal(f"{hello.name} tried to join after the start")
         if why is not None:
-            return self._refuse(link, hello, why)
-        before = self._seats.get(hello.host)
-        if before is not None:
-            before.link.close()  # the same pod came again: the old connection is half dead
-        link.send("welcome", epoch=self._epoch)
+            return self._refuse(link, side, hello, why)
+        if before is not None:  # the same pod has connected again: the old connection is dead
+            before.link.close()
+            self._remove(before)
+        link.send("welcome", **side.sealed("welcome", epoch=self._epoch))
+        if not link.is_open:
+            return  # the host was killed after its hello
         link.epoch = self._epoch
-        self._seats[hello.host] = Seat(hello, link, time.monotonic())
-        self._came.add(hello.host)
+        link.on_message, link.on_close = self._message, self._disconnected
+        self._peers[hello.host] = self._by_link[link] = Peer(hello, link)
+        self._heard[hello.host] = time.monotonic()
+        self._arrived.add(hello.host)
+        if self._verdict is None:
+            self._not_gone.add(hello.host)
         if self._verdict is not None:
-            self._seats[hello.host].is_gone = True
             link.send("leave", verdict=self._verdict.to_json())
-        elif len(self._seats) == self._config.hosts:
-            self._memory.write(AGENTS, self._addresses())
+        elif len(self._peers) == self._config.hosts:
+            self._run_folder.write(AGENTS, self._addresses())
             self._start()
 
-    def _refuse(self, link: Link, hello: Hello, why: Refusal) -> None:
-        self._say(f"refused: {why.message}")
-        self._refused.append(why.message)
-        link.send("refused", message=why.message, code=why.code, may_retry=why.may_retry)
-        self._loop.after(CLOSE_S, link.close)
+    def _refuse(self, link: Link, side: LeaderSide, hello: Hello, why: Refusal) -> None:
+        self._note_refusal(why.message)
+        link.send("refused", **side.sealed("refused", message=why.message, code=why.code, may_retry=why.may_retry))
+        link.close()
         if why.ends_gang:
-            self._came.add(hello.host)
+            self._arrived.add(hello.host)
             if self._verdict is None:
                 rank = self._config.ranks(hello.host)[0]
                 self._gather_until = time.monotonic() + LINGER_S
                 self._verdict = of_code(contract.BAD_SPEC, why.message, rank=rank, host=hello.host)
-                for seat in self._seats.values():
-                    seat.link.send("verdict", attempt=self._number + 1, verdict=self._verdict.to_json())
+                self._broadcast("verdict", attempt=self._number + 1, verdict=self._verdict.to_json())
+
+    def _note_refusal(self, message: str) -> None:
+        """Logs a refusal, the first time: a host may try again for as long as it waits."""
+        is_new = message not in self._refused
+        if is_new and len(self._refused) >= MAX_REFUSED:
+            return
+        self._refused.pop(message, None)
+        self._refused[message] = None
+        if is_new:
+            self._say(f"refused: {message}")
 
     def _disconnected(self, link: Link, reason: str) -> None:
-        self._strangers.pop(link, None)
-        host = next((host for host, seat in self._seats.items() if seat.link is link), None)
-        if host is None:
+        peer = self._by_link.get(link)
+        if peer is None:
             return
+        self._remove(peer)
         if self._stage is Stage.GATHER and self._verdict is None:
-            self._say(f"{self._seats.pop(host).hello.name} went away: {reason}")
-        else:
-            del self._seats[host]
-            if self._stage is Stage.RUN:
-                self._attempt.lost(host, reason, time.monotonic())
+            self._say(f"{peer.hello.name} disconnected: {reason}")
+        elif self._stage is Stage.RUN:
+            self._attempt.host_lost(peer.hello.host, reason, time.monotonic())
         self._consider()
 
-    # --- what is heard ------------------------------------------------------------------------------------------------
+    def _remove(self, peer: Peer) -> None:
+        """Forgets a host whose connection is closed."""
+        host = peer.hello.host
+        del self._peers[host], self._by_link[peer.link], self._heard[host]
+        self._not_gone.discard(host)
 
-    def _take(self, seat: Seat, message: Message) -> None:
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def _take(self, peer: Peer, message: Message) -> None:
         now, kind, attempt = time.monotonic(), message["type"], self._attempt
         if kind == "stop":
-            self._told_to_stop(now)
+            excess = message.get("excess")
+            self._stop_requested(now, STOPPED if excess is None else (contract.STORAGE, str(excess)))
         elif kind == "kill":
-            self._say(f"{seat.hello.name} was told to stop again")
+            self._say(f"{peer.hello.name} received a second signal to stop")
             attempt.kill(now)
         elif kind == "note":
-            self._note(message["text"])
+            self._note(str(message["text"])[:NOTE_CHARS])
         elif message["attempt"] != self._number:
-            return  # of the attempt before: it was decided without this
+            return  # of an earlier attempt, which already has its verdict
         elif kind == "gone":
-            seat.is_gone = True
-        elif kind == "beat":
-            self._metrics = message["metrics"] or self._metrics
-            if self._stage is Stage.RUN:
-                attempt.see({int(rank): Status.from_wire(said) for rank, said in message["ranks"].items()})
-        elif kind == "stacks":
-            rank = int(message["rank"])
-            attempt.see({rank: Status.from_wire(message["status"])})
-            attempt.stacks[rank] = message["text"]
-        elif kind == "event":
-            attempt.hear(Event.from_wire(seat.hello.host, message), now)
-        self._consider()
+            self._not_gone.discard(peer.hello.host)
+        elif self._stage in (Stage.RUN, Stage.KILL):
+            self._take_report(peer.hello.host, message, now)
 
-    def _told_to_stop(self, now: float) -> None:
+    def _take_report(self, host: int, message: Message, now: float) -> None:
+        """Takes in what a host reports of its ranks. After the verdict their states still count, no symptom does."""
+        kind, attempt = message["type"], self._attempt
+        if kind == "beat":
+            metrics = message.get("metrics")
+            if metrics is not None and not isinstance(metrics, Mapping):
+                raise TypeError(f"metrics are {metrics!r}")
+            self._metrics = metrics or self._metrics
+            attempt.merge(host, message["ranks"])
+        elif kind in ("stacks", "event"):
+            rank = message["rank"]
+            if rank not in self._config.ranks(host):
+                raise ValueError(f"it has no rank {rank!r}")
+            attempt.update({rank: Status.from_wire(message["status"])})
+            if kind == "stacks":
+                attempt.add_stacks(rank, str(message["text"]))
+            elif self._stage is Stage.RUN:
+                attempt.add(Event.from_wire(host, message), now)
+
+    def _stop_requested(self, now: float, by: tuple[int, str] = STOPPED) -> None:
         if self._is_stopping:
             return
-        self._is_stopping = True
-        deadline_s = max(0.0, self._config.job.grace_s - GRACE_MARGIN_S)
-        self._say(f"stopping: the processes have {deadline_s:.0f} s to save")
+        self._is_stopping, self._stopped_by = True, by
+        code, words = by
+        is_evicted = code == contract.STORAGE  # for its own excess: that pod is gone in a second
+        deadline_s = 0.0 if is_evicted else max(0.0, self._config.job.grace_s - GRACE_MARGIN_S)
+        can_save = self._stage is Stage.RUN and not is_evicted
+        self._say(f"{words}: the processes have {deadline_s:.0f} s to save" if can_save else words)
         if self._stage is Stage.GATHER and self._verdict is None:
-            self._judge(of_code(contract.PREEMPTED, "stopped from outside before the gang was complete"))
+            self._decide(of_code(code, f"{words} before every host had joined"))
         elif self._stage is Stage.RUN:
-            self._attempt.stop(deadline_s, now)
-            self._tell("stop")
+            self._attempt.stop(deadline_s, now, by)
+            self._broadcast("stop")
+
+    def _check_deadline(self, now: float) -> None:
+        """Stops the job once its deadline has passed: the seconds of all its generations count."""
+        limit_s = self._config.job.deadline_s
+        if self._stage is Stage.LEAVE:
+            return  # it has ended: there is nothing left to stop
+        if limit_s is not None and not self._is_stopping and sum(self._clock.seconds(now).values()) >= limit_s:
+            self._stop_requested(now, (contract.DEADLINE, f"the job's deadline of {limit_s:g} s passed"))
 
     def _note(self, text: str) -> None:
         if text not in self._notes and len(self._notes) < MAX_NOTES:
             self._notes.append(text)
 
-    # --- what follows -------------------------------------------------------------------------------------------------
+    # --- attempts -----------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """All children start, on a port nobody has used."""
+        """Starts the processes of all hosts, with a new port for JAX's coordinator."""
         self._number += 1
         self._attempt = Attempt(self._number, {host: self._config.ranks(host) for host in range(self._config.hosts)})
-        self._stage, self._verdict, self._has_asked_for_stacks = Stage.RUN, None, False
+        self._stage, self._verdict, self._has_requested_stacks = Stage.RUN, None, False
         self._started = time.time()
-        for seat in self._seats.values():
-            seat.is_gone = False
+        self._not_gone = set(self._peers)
         counts = (self._config.processes, "process", "es"), (self._config.hosts, "host", "s")
         size = " on ".join(f"{count} {name}{plural if count > 1 else ''}" for count, name, plural in counts)
-        self._say(f"attempt {self._number}: {size}")
-        coordinator = f"{_bracketed(self._config.leader[0])}:{free_port()}"
-        self._tell("start", attempt=self._number, coordinator=coordinator)
+        self._say(f"starting attempt {self._number}: {size}")
+        coordinator = f"{bracketed(self._config.leader[0])}:{free_port()}"
+        self._broadcast("start", attempt=self._number, coordinator=coordinator)
+        self._keep_summary(time.monotonic())
 
     def _consider(self) -> None:
-        """Takes the next step of the stage, if it is time: after every message and every tick."""
+        """Goes to the next stage if it is time. Called after every message and every tick."""
         now = time.monotonic()
         if self._stage is Stage.GATHER:
-            self._gather(now)
+            self._check_rendezvous(now)
         elif self._stage is Stage.RUN:
             self._watch(now)
-        elif self._stage is Stage.KILL and (self._are_gone or now > self._until):
-            self._after_all_are_gone()
-        elif self._stage is Stage.LEAVE and (self._have_left or now > self._until):
-            assert self._verdict is not None, "the stage is LEAVE"
+        elif self._verdict is not None and self._stage is Stage.KILL and (not self._not_gone or now > self._until):
+            self._after_all_are_gone(self._verdict)
+        elif self._verdict is not None and self._stage is Stage.LEAVE and (self._have_left or now > self._until):
             self._finish(self._verdict)
 
     def _watch(self, now: float) -> None:
-        if self._attempt.wants_stacks and not self._has_asked_for_stacks:
-            self._has_asked_for_stacks = True
-            self._tell("stacks")
-        verdict = self._attempt.verdict(now, {host: seat.heard_at for host, seat in self._seats.items()})
+        if self._attempt.wants_stacks and not self._has_requested_stacks:
+            self._has_requested_stacks = True
+            self._broadcast("stacks")
+        verdict = self._attempt.verdict(now, self._heard)
         if verdict is not None:
-            self._judge(verdict)
+            self._decide(verdict)
 
-    def _judge(self, verdict: Verdict) -> None:
-        """The one decision about an attempt. Everyone ends its processes and says when they are gone."""
+    def _decide(self, verdict: Verdict) -> None:
+        """Takes the verdict on an attempt: every host kills its processes and reports when none is left."""
         self._verdict = verdict
-        self._say(f"{verdict.cause} ({verdict.code}): {verdict.message}")
+        is_final = contract.outcome(verdict.code).action in (Action.FAIL, Action.COMPLETE)
+        if not (is_final and self._config.is_launched):
+            self._say(f"{verdict.cause} ({verdict.code}): {verdict.message}")
         if self._stage is Stage.GATHER:
-            self._number += 1  # it ended before its processes started; it is remembered all the same
+            self._number += 1  # it ended before its processes started, and counts as an attempt
         self._herald.judged(verdict, self._number)
-        self._stage, self._until = Stage.KILL, time.monotonic() + GONE_S
-        self._tell("verdict", attempt=self._number, verdict=verdict.to_json())
-
-    def _after_all_are_gone(self) -> None:
-        """Remembers the attempt, and starts another or ends the generation."""
-        assert self._verdict is not None, "the stage is KILL"
         now = time.monotonic()
-        if self._verdict.code == contract.DONE:
+        self._stage, self._until = Stage.KILL, now + GONE_S
+        self._keep_summary(now, is_urgent=True)  # first: who is killed from here on has died of this verdict
+        self._broadcast("verdict", attempt=self._number, verdict=verdict.to_json())
+
+    def _after_all_are_gone(self, verdict: Verdict) -> None:
+        """Records the attempt, then starts another or ends this generation."""
+        now = time.monotonic()
+        if verdict.code == contract.DONE:
             self._clock.ended(now)
         else:
             self._clock.died(now)
-        self._remember(now)
+        self._record(verdict, now)
         move = history.next_move(self._records, self._config.job.in_place_budget, self._everyone_lives)
         if not move.again:
             return self._end(move.verdict)
         if self._is_stopping:
-            return self._end(of_code(contract.PREEMPTED, f"stopped from outside, after: {move.verdict.message}"))
+            code, words = self._stopped_by
+            return self._end(of_code(code, f"{words}, after: {move.verdict.message}"))
         count = history.restarts_used(self._records, self._config.generation)
-        budget = self._config.job.in_place_budget
-        self._say(f"starting again in place, {count} of {budget} without a newly committed step")
+        limit = self._config.job.in_place_budget
+        self._say(f"restarting in place: {count} of {limit} restarts (restarts.in_place) since the last committed step")
         self._start()
 
     @property
     def _everyone_lives(self) -> bool:
-        return len(self._seats) == self._config.hosts
+        return len(self._peers) == self._config.hosts
 
-    def _remember(self, now: float) -> None:
-        assert self._verdict is not None, "an attempt is remembered with its verdict"
+    def _record(self, verdict: Verdict, now: float) -> None:
         seconds = self._clock.seconds(now)
         record = report.record(
             self._config,
             self._number,
-            self._verdict,
-            self._attempt,
-            {cause: spent - self._seconds_before.get(cause, 0.0) for cause, spent in seconds.items()},
-            self._started,
+            verdict,
+            first_committed=self._attempt.first_committed,
+            last_committed=self._attempt.last_committed,
+            seconds=self._own(seconds),
+            started=self._started,
         )
         self._seconds_before = seconds
         self._records.append(record)
-        self._memory.append(report.line(record))
+        self._run_folder.append(record)
 
     def _end(self, verdict: Verdict) -> None:
-        """Everyone leaves with this verdict's code."""
-        self._verdict, self._stage, self._until = verdict, Stage.LEAVE, time.monotonic() + CLOSE_S
-        self._memory.write(SUMMARY, self._summary(report.status_of(verdict), verdict))
-        self._herald.look(self._view, time.monotonic(), is_news=True)
-        self._tell("ping", gang=self._gang(time.monotonic()))
-        self._tell("leave", verdict=verdict.to_json())
+        """Has every agent exit with this verdict's code."""
+        self._verdict, self._stage = verdict, Stage.LEAVE
+        self._keeper.finish()
+        self._summary(verdict).write_after(self._earlier, self._run_folder, self._config.job.command is None)
+        now = time.monotonic()
+        self._until = now + CLOSE_S  # from here on: storage may stall
+        self._herald.look(self._view, now, is_news=True)
+        self._broadcast("ping", gang=self._gang(now))
+        self._broadcast("leave", verdict=verdict.to_json())
+        is_final = contract.outcome(verdict.code).action in (Action.FAIL, Action.COMPLETE)
+        self._annotate("ended" if is_final else "left", verdict, wait_s=ANNOTATE_WAIT_S)
 
-    def _tell(self, kind: str, **fields: Any) -> None:
-        for seat in list(self._seats.values()):
-            seat.link.send(kind, **fields)
+    def _broadcast(self, kind: str, **fields: Any) -> None:
+        message = encoded(kind, **fields)
+        for peer in list(self._peers.values()):
+            peer.link.send_encoded(message)
+
+    def _beat(self, now: float) -> None:
+        """Sends the state of all hosts to those whose turn it is: to all at once would delay what is urgent."""
+        turn = [self._peers[host] for host in range(self._turn, self._config.hosts, TURNS) if host in self._peers]
+        self._turn = (self._turn + 1) % TURNS
+        if turn:
+            message = encoded("ping", gang=self._gang(now))
+            for peer in turn:
+                peer.link.send_encoded(message)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         now = time.monotonic()
         away, self._ticked_at = now - self._ticked_at, now
-        if away > SILENCE_S / 2:  # this process was stopped or starved: what it did not hear proves nothing
-            for seat in self._seats.values():
-                seat.excused_s += away
-        for link in [link for link, since in self._strangers.items() if now - since > HELLO_S]:
-            del self._strangers[link]
-            link.close()
-        for seat in [seat for seat in self._seats.values() if now - seat.heard_at - seat.excused_s > SILENCE_S]:
-            seat.link.close()
-            self._disconnected(seat.link, f"no word for {SILENCE_S:.0f} s")
-        if now - self._beat_at >= BEAT_S:
-            self._beat_at = now
-            self._tell("ping", gang=self._gang(now))
+        if away > SILENCE_S / 2:  # this process itself was stopped or starved: it could not receive anything
+            for peer in self._peers.values():
+                peer.excused_s += away
+        self._gate.tick(now)
+        silent = itertools.takewhile(lambda host: now - self._heard[host] > SILENCE_S, self._heard)
+        for peer in [self._peers[host] for host in silent]:
+            if now - self._heard.get(peer.hello.host, now) - peer.excused_s > SILENCE_S:
+                peer.link.close()
+                self._disconnected(peer.link, f"no message for {SILENCE_S:.0f} s")
+        self._beat(now)
         self._herald.look(self._view, now)
         self._consider()
-
-    @property
-    def _are_gone(self) -> bool:
-        return all(seat.is_gone for seat in self._seats.values())
+        self._check_deadline(now)
+        state = self._attempt.committed, self._stage
+        if self._stage is not Stage.LEAVE and (state != self._kept or now - self._kept_at >= self._keep_every_s):
+            self._keep_summary(now)
+        if self._stage is Stage.RUN and now - self._annotated_at >= ANNOTATE_S:
+            self._annotate("running", None)
 
     @property
     def _have_left(self) -> bool:
-        return not any(seat.link.is_open for host, seat in self._seats.items() if host != self._config.host)
+        return self._peers.keys() <= {self._config.host}
 
     @property
     def _missing(self) -> list[int]:
-        return [host for host in range(self._config.hosts) if host not in self._seats]
+        return [host for host in range(self._config.hosts) if host not in self._peers]
 
-    def _gather(self, now: float) -> None:
-        missing = self._missing
-        if self._verdict is not None:  # refused; those still to come are told, for a while
-            if len(self._came) == self._config.hosts or (self._gather_until or 0.0) <= now:
-                self._judge(self._verdict)
+    def _check_rendezvous(self, now: float) -> None:
+        if self._verdict is not None:  # refused: hosts that join in a while still get to know
+            if len(self._arrived) == self._config.hosts or (self._gather_until or 0.0) <= now:
+                self._decide(self._verdict)
             return
         waited = now - self._since
         if self._gather_until is not None and now >= self._gather_until:
-            refused = f"; refused: {'; '.join(dict.fromkeys(self._refused))}" if self._refused else ""
-            message = f"rendezvous: {names(missing)} never came in {waited:.0f} s{refused}"
+            missing = self._missing
+            refused = f"; refused: {'; '.join(self._refused)}" if self._refused else ""
+            message = f"rendezvous: {names(missing)} did not join within {waited:.0f} s (budgets.rendezvous){refused}"
             where = {"rank": self._config.ranks(missing[0])[0], "host": missing[0]}
-            return self._judge(of_code(contract.LOST, message, **where))
-        if now - self._said_at >= SAY_S:
-            self._said_at = now
-            self._say(f"waiting for {names(missing)} of {self._config.hosts} for {waited:.0f} s")
+            return self._decide(of_code(contract.LOST, message, **where))
+        if now - self._logged_at >= LOG_S:
+            self._logged_at = now
+            self._say(f"waiting for {names(self._missing)} of {self._config.hosts}, for {waited:.0f} s so far")
 
     # --- reports ------------------------------------------------------------------------------------------------------
 
     def _gang(self, now: float) -> dict[str, Any]:
-        """What every agent's metrics say of all."""
-        steps = [status.step for status in self._attempt.statuses.values() if status.step is not None]
-        heard = [seat.heard_at for host, seat in self._seats.items() if host != self._config.host]
+        """The state of all hosts, for the metrics of every agent."""
+        seconds = self._clock.seconds(now)
+        oldest = next((at for host, at in self._heard.items() if host != self._config.host), now)
         return {
             "attempt": self._number,
-            "seconds": self._clock.seconds(now),
-            "foremost": max(steps, default=None),
-            "silence_s": now - min(heard, default=now),
+            "of": {**dataclasses.asdict(self._of(seconds, now)), "uid": ""},  # which is the key, and never sent
+            "seconds": seconds,
+            "unsafe_s": self._clock.unsafe_s(now),
+            "foremost": self._attempt.foremost,
+            "silence_s": now - oldest,
             **report.counters(self._records, self._config.generation, self._config.job),
         }
 
     def _view(self) -> View:
-        """What the pod's log tells of the gang."""
+        """The state of all hosts, for the log of the pod."""
         has_ended = self._stage is Stage.LEAVE
         return View(
             stage=self._stage.name.lower(),
             attempt=self._number,
             missing=self._missing,
-            refused=list(dict.fromkeys(self._refused[-3:])),
+            refused=list(self._refused)[-3:],
             step=self._attempt.step,
             committed=self._attempt.committed,
             statuses=self._attempt.statuses,
             overdue=self._attempt.overdue,
             seconds=self._clock.seconds(time.monotonic()),
             restarts=(history.restarts_by_cause if has_ended else history.ends_by_cause)(self._records),
+            preempted=None if self._run_folder.gap else history.preemptions_without_progress(self._records),
             metrics=self._metrics,
         )
 
-    def _summary(self, status: str, verdict: Verdict | None) -> dict[str, Any]:
-        return report.summary(
-            status,
+    def _keep_summary(self, now: float, *, is_urgent: bool = False) -> None:
+        """Writes the state of the run, from which its end is known if every agent is killed.
+
+        Storage that stalls delays this a second at most, and only where it is urgent or the folder is on this machine.
+        """
+        self._kept, self._kept_at = (self._attempt.committed, self._stage), now
+        self._keeper.keep(self._summary(None), wait_s=KEEP_S if self._config.is_local or is_urgent else 0.0)
+
+    def _annotate(self, when: str, verdict: Verdict | None, wait_s: float = 0.0) -> None:
+        """Writes on the JobSet how far the job is, where its service account may."""
+        self._annotated_at = time.monotonic()
+        if self._annotator is None:
+            return
+        view, saved = self._view(), self._summary(verdict).saved
+        seconds = {"step": 0.0, **view.seconds}
+        of = self._config.uid, time.time(), when, self._number, self._config.generation
+        known = Recorded(*of, view.step, saved, ratio(seconds), history.ends_by_cause(self._records), verdict)
+        self._annotator.keep(known, wait_s)
+
+    @property
+    def _keep_every_s(self) -> float:
+        """Seconds between two writes of the summary; storage that outlives a pod may be slow."""
+        return KEEP_S if self._config.is_local else LOG_S
+
+    def _own(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """The seconds of this attempt alone, of those of the run."""
+        return {cause: spent - self._seconds_before.get(cause, 0.0) for cause, spent in seconds.items()}
+
+    def _of(self, seconds: Mapping[str, float], now: float) -> Of:
+        """The attempt that the summary is of."""
+        judged = self._verdict.to_json() if self._verdict is not None and self._stage is Stage.KILL else None
+        return Of(
+            uid=self._config.uid,
+            generation=self._config.generation,
+            attempt=self._number + (self._stage is Stage.GATHER),
+            started=self._started,
+            at=time.time(),
+            seconds={cause: round(spent, 3) for cause, spent in self._own(seconds).items()},
+            first_committed=self._attempt.first_committed,
+            last_committed=self._attempt.last_committed,
+            unsafe_s=round(self._clock.unsafe_s(now), 3),
+            judged=judged,
+        )
+
+    def _summary(self, verdict: Verdict | None) -> Summary:
+        now = time.monotonic()
+        seconds = self._clock.seconds(now)
+        steps = [*(record.last_committed for record in self._records), self._attempt.committed]
+        return Summary(
             verdict,
             step=self._attempt.step,
+            saved=max((step for step in steps if step is not None), default=None),
+            of=self._of(seconds, now),
+            seconds=seconds,
+            restarts=history.restarts_by_cause(self._records),
             metrics=self._metrics,
-            seconds=self._clock.seconds(time.monotonic()),
-            records=self._records,
             notes=self._notes,
             stacks=self._attempt.stacks,
         )
 
     def _addresses(self) -> list[dict[str, Any]]:
-        seats = sorted(self._seats.items())
-        return [report.address(seat.hello, seat.link.peer, self._config.ranks(host)) for host, seat in seats]
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+        peers = sorted(self._peers.items())
+        return [report.address(peer.hello, peer.link.peer, self._config.ranks(host)) for host, peer in peers]

@@ -1,35 +1,39 @@
-"""What is written of a run: the records, the summary, the addresses. Pure."""
+"""What host 0 reports of a run beside its summary: records of attempts, counters, addresses. Pure."""
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.agent import history
-from launcher.agent.attempt import Attempt
-from launcher.agent.clock import ratio
-from launcher.agent.config import Config
-from launcher.agent.history import Record
-from launcher.agent.rendezvous import Hello
-from launcher.agent.verdict import Verdict
+from launcher.agent.gang.config import Config
+from launcher.agent.gang.rendezvous import Hello
+from launcher.agent.gang.verdict import Verdict
+from launcher.agent.leader import history
+from launcher.agent.leader.history import Record
 from trainer import contract
 from trainer.contract import Action, AgentJob
 
 
 def record(
-    config: Config, number: int, verdict: Verdict, attempt: Attempt, seconds: Mapping[str, float], started: float
+    config: Config,
+    number: int,
+    verdict: Verdict,
+    *,
+    first_committed: int | None,
+    last_committed: int | None,
+    seconds: Mapping[str, float],
+    started: float,
 ) -> Record:
-    """An attempt that ended now."""
+    """The record of attempt `number`, which ended now; `seconds` by cause, `started` in Unix time."""
     return Record(
         uid=config.uid,
         generation=config.generation,
         attempt=number,
         cause=verdict.cause,
         rank=verdict.rank,
-        first_committed=attempt.first_committed,
-        last_committed=attempt.committed,
+        first_committed=first_committed,
+        last_committed=last_committed,
         seconds={cause: round(spent, 3) for cause, spent in seconds.items()},
         verdict=verdict.to_json(),
         started=started,
@@ -37,65 +41,40 @@ def record(
     )
 
 
-def line(of: Record) -> dict[str, Any]:
-    return dataclasses.asdict(of)
+def carried(records: Sequence[Record], now: float, started: float | None = None) -> dict[str, float]:
+    """Seconds by cause that were spent until `now`, on attempts with a record and around them; in Unix time.
 
-
-def carried(records: Sequence[Record], now: float) -> dict[str, float]:
-    """Seconds by cause that were spent before this generation; `now` in Unix time."""
+    What lies between attempts is down. Without `started`, when the run did, it started with the first of these
+    attempts, whose own seconds may not be known.
+    """
     total = dict.fromkeys(contract.CLOCK, 0.0)
     for each in records:
         for cause, spent in each.seconds.items():
             total[cause] = total.get(cause, 0.0) + spent
-    if records:
-        total["down"] += max(0.0, now - records[-1].ended)
+    if started is None and records:
+        started = min(records[0].started, records[0].ended - sum(records[0].seconds.values()))
+    if started is not None:
+        total["down" if records else "rendezvous"] += max(0.0, now - started - sum(total.values()))
     return total
 
 
 def counters(records: Sequence[Record], generation: int, job: AgentJob) -> dict[str, Any]:
-    """Ends by cause, restarts left by budget, and the newest verdict's code."""
+    """For the metrics of every agent: ends by cause, restarts left by limit, and the newest verdict's code."""
     last_codes = {each.generation: each.verdict["code"] for each in records if each.generation != generation}
     charged = sum(contract.outcome(code).action is Action.RESTART for code in last_codes.values())
     used = history.restarts_used(records, generation)
+    left = {"crash": max(0, job.crash_budget - charged), "in_place": max(0, job.in_place_budget - used)}
+    if job.preempted_budget is not None:
+        left["preempted"] = max(0, job.preempted_budget - history.preemptions_without_progress(records))
     return {
         "ended": history.ends_by_cause(records),
-        "left": {"crash": max(0, job.crash_budget - charged), "in_place": max(0, job.in_place_budget - used)},
+        "left": left,
         "code": records[-1].verdict["code"] if records else None,
     }
 
 
-def status_of(verdict: Verdict) -> str:
-    """The one word of a run that ended: done, stopped or failed."""
-    return {contract.DONE: "done", contract.PREEMPTED: "stopped"}.get(verdict.code, "failed")
-
-
-def summary(
-    status: str,
-    verdict: Verdict | None,
-    *,
-    step: int | None,
-    metrics: Mapping[str, Any] | None,
-    seconds: Mapping[str, float],
-    records: Sequence[Record],
-    notes: Sequence[str],
-    stacks: Mapping[int, str],
-) -> dict[str, Any]:
-    """summary.json: how the run stands, or how it ended. `status` is running, done, stopped or failed."""
-    rounded = {cause: round(spent, 3) for cause, spent in seconds.items()}
-    return {
-        "status": status,
-        "step": step,
-        "verdict": verdict.to_json() if verdict else None,
-        "metrics": metrics,
-        "goodput": {"ratio": ratio(seconds), "seconds": rounded},
-        "restarts": history.restarts_by_cause(records),
-        "notes": list(notes),
-        **({"stacks": {str(rank): stacks[rank] for rank in sorted(stacks)}} if stacks else {}),
-    }
-
-
 def address(hello: Hello, ip: str, ranks: range) -> dict[str, Any]:
-    """One line of agents.json: where a host's metrics are scraped."""
+    """One entry of agents.json: where a host's metrics are scraped."""
     plain = ip.removeprefix("::ffff:")  # an IPv4 peer on a dual-stack socket
     where = f"[{plain}]:{hello.metrics_port}" if ":" in plain else f"{plain}:{hello.metrics_port}"
     return {"host": hello.host, "address": where, "pid": hello.pid, "ranks": list(ranks)}

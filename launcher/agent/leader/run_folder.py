@@ -1,22 +1,28 @@
-"""What must outlive a pod: the files of the run folder. A folder that fails is said once and costs no run."""
+"""The files of the run folder, which outlive a pod. An error of the folder is logged once and never ends a run."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from launcher.agent.history import Record
+from launcher.agent.gang import forms
+from launcher.agent.io import files, wire
+from launcher.agent.io.output import log_path
+from launcher.agent.leader.history import Record
 
-ATTEMPTS, SUMMARY, AGENTS = "attempts.jsonl", "summary.json", "agents.json"
+ATTEMPTS, AGENTS = "attempts.jsonl", "agents.json"
+# What is read of one file, in bytes and in values: who shares the storage can write as much as it holds.
+MAX_READ = 8 * 1024 * 1024  # of attempts.jsonl
+MAX_JSON, MAX_VALUES = 32 * 1024 * 1024, 1_000_000  # the stacks of thousands of ranks; the ranks of as many hosts
 TAIL_BYTES = 64 * 1024  # of all ranks' logs together
 FIRST_BYTES, LEAST_BYTES = 16 * 1024, 2 * 1024  # of the log that matters most; of any other
 
 
-class Memory:
-    """The run folder, or none: then nothing is written and nothing is known of the past."""
+class RunFolder:
+    """The run folder; without one nothing is written, and earlier attempts are unknown."""
 
     def __init__(self, folder: Path | None, say: Callable[[str], None]) -> None:
         self._folder, self._say = folder, say
@@ -24,44 +30,47 @@ class Memory:
 
     @property
     def gap(self) -> str | None:
-        """Why the past is not known; None when it is."""
-        return "the job has no folder that outlives its pods" if self._folder is None else self._fault
+        """Why earlier attempts are unknown; None when they are known."""
+        return "the job has no run folder on storage that outlives its pods" if self._folder is None else self._fault
 
     def records(self, uid: str) -> list[Record]:
-        """Every attempt of `uid` that ended, oldest first. Lines of others, or cut short by a kill, are left out."""
+        """Every attempt of `uid` that ended, oldest first: in the last MAX_READ bytes, thousands of attempts.
+
+        Lines that are no records, truncated ones among them, and those of another uid are left out.
+        """
         if self._folder is None:
             return []
         try:
-            lines = (self._folder / ATTEMPTS).read_text().splitlines()
+            lines = files.read(self._folder / ATTEMPTS, MAX_READ, at_end=True).splitlines()
         except FileNotFoundError:
             return []
         except OSError as error:
-            self._complain(error)
+            self._failed(error)
             return []
         records = []
         for line in lines:
-            try:
-                record = Record.from_json(json.loads(line))
-            except (ValueError, KeyError, TypeError):
-                continue
-            if record.uid == uid:
+            fields = forms.read(line)
+            record = None if fields is None else Record.from_json(fields)
+            if record is not None and record.uid == uid:
                 records.append(record)
         return records
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: Record) -> None:
+        """Adds an attempt to attempts.jsonl, on storage before this returns."""
         if self._folder is None:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with (self._folder / ATTEMPTS).open("a") as file:
-                file.write(json.dumps(record, default=str) + "\n")
+            with (self._folder / ATTEMPTS).open("a+b") as file:
+                line = json.dumps(record.to_json(), default=str).encode() + b"\n"
+                file.write(line if _ends_a_line(file) else b"\n" + line)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            self._complain(error)
+            self._failed(error)
 
-    def write(self, name: str, value: dict[str, Any] | Sequence[Any]) -> None:
-        """Replaces a file at once: a reader finds the old one or the new one, never half of either."""
+    def write(self, name: str, value: Mapping[str, Any] | Sequence[Any]) -> None:
+        """Replaces a file by `value` as JSON, atomically: a reader finds the old content or the new."""
         if self._folder is None:
             return
         draft = self._folder / f".{name}.{os.getpid()}"
@@ -70,12 +79,22 @@ class Memory:
             draft.write_text(json.dumps(value, indent=2, default=str) + "\n")
             draft.replace(self._folder / name)
         except OSError as error:
-            self._complain(error)
+            self._failed(error)
+
+    def read(self, name: str) -> dict[str, Any]:
+        """What `write` put into a file; nothing where there is none, or one of more than MAX_JSON bytes."""
+        if self._folder is None:
+            return {}
+        try:
+            found = _json(self._folder / name)
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def tails(self, ranks: Sequence[int]) -> list[tuple[int, list[str]]]:
         """The last lines of the ranks' logs, the first rank's most; ranks beyond what fits in TAIL_BYTES are left out.
 
-        A rank's log holds all attempts, so before this one's first line it ends with the attempt before.
+        A rank's log holds all attempts, so before the first line of this one it ends with the attempt before.
         """
         if self._folder is None:
             return []
@@ -90,24 +109,48 @@ class Memory:
                 left -= size
         return found
 
-    def _complain(self, error: OSError) -> None:
+    def _failed(self, error: OSError) -> None:
         if self._fault is None:
             self._fault = f"the run folder {self._folder} cannot be used: {error}"
-            self._say(f"{self._fault}; this run will not be remembered")
+            self._say(f"{self._fault}; its summary and attempts will be incomplete")
 
 
-def log_path(folder: Path, rank: int) -> Path:
-    """Where a rank's lines of all attempts lie; what no longer fitted lies beside it."""
-    return folder / "logs" / f"rank-{rank}.log"
+def agents(folder: Path) -> list[dict[str, Any]]:
+    """Where each host's agent answers, host 0's first: `host`, `address`, `pid`; empty where agents.json does not say.
+
+    Raises OSError when it cannot be read.
+    """
+    try:
+        found = _json(folder / AGENTS)
+    except ValueError:  # half written
+        return []
+    return found if _AGENTS(found) else []
+
+
+_AGENTS = forms.each(forms.record({"host": forms.whole, "address": forms.text, "pid": forms.whole}))
+
+
+def _json(path: Path) -> Any:
+    """The value in a file. Raises OSError, and ValueError where it is none, or larger than ours get."""
+    data = files.read(path, MAX_JSON + 1)
+    if len(data) > MAX_JSON or sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise ValueError(f"{path} is too large")
+    return wire.decoded(data)
+
+
+def _ends_a_line(file: BinaryIO) -> bool:
+    """Whether what is appended to a file begins a line; a writer that was killed may have left half of one."""
+    if not file.seek(0, os.SEEK_END):
+        return True
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
 
 
 def _end(path: Path, size: int) -> list[str]:
     """The last whole lines of a file, `size` bytes at most; none where it cannot be read."""
     try:
-        with path.open("rb") as file:
-            start = max(0, file.seek(0, os.SEEK_END) - size)
-            file.seek(start)
-            lines = file.read(size).decode(errors="replace").splitlines()
+        found = files.read(path, size + 1, at_end=True)
     except OSError:
         return []
-    return lines[1:] if start else lines
+    lines = found[-size:].decode(errors="replace").splitlines()
+    return lines[1:] if len(found) > size else lines

@@ -15,12 +15,13 @@ from typing import Any
 
 
 class JaxFinder(importlib.abc.MetaPathFinder):
-    """Finds `jax` as everyone else does, and has `after` called once it is imported."""
+    """Finds `jax` on the usual path, and calls `after` with the module once it is imported."""
 
     def __init__(self, after: Any) -> None:
         self._after = after
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """The usual spec of `jax`, with a loader that calls `after`; None for any other module."""
         if name != "jax":
             return None
         sys.meta_path.remove(self)
@@ -41,12 +42,15 @@ def install(contract: Any, reporter: Any) -> None:
 
     def after(jax: Any) -> None:
         try:
-            if _platform(contract) != "tpu":  # there Google's variables rule, and JAX reads them itself
-                _stand_first(contract)
-            _fill_timeouts(jax, contract)
+            if _platform(contract) != "tpu":  # there JAX reads Google's own variables
+                _register_cluster(contract)
+            _fill_arguments(jax, contract)
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             if reporter is not None:
-                reporter.note(f"jax {jax.__version__} could not be hooked: {error!r}; pass initialize its arguments")
+                reporter.note(
+                    f"jaxlaunch cannot set up jax.distributed.initialize() of jax {jax.__version__}: {error!r}; "
+                    "pass it coordinator_address, num_processes and process_id"
+                )
         if reporter is not None:
             reporter.hello(jax.__version__)
             atexit.unregister(reporter.leave)
@@ -59,12 +63,12 @@ def _platform(contract: Any) -> str:
     return str(contract.AgentJob.from_json(os.environ[contract.JOB]).platform) if contract.JOB in os.environ else "cpu"
 
 
-def _stand_first(contract: Any) -> None:
-    """Puts our environment before JAX's own: its detection would ask Kubernetes, and count one Job's pods."""
+def _register_cluster(contract: Any) -> None:
+    """Puts our ClusterEnv before JAX's own: its detection would query Kubernetes, and count the pods of one Job."""
     from jax._src.clusters import ClusterEnv
 
     class Gang(ClusterEnv):
-        """The gang that the agent describes."""
+        """The gang, from the variables that the agent sets."""
 
         name = "jaxlaunch"
 
@@ -93,8 +97,11 @@ def _stand_first(contract: Any) -> None:
     types.insert(0, Gang)
 
 
-def _fill_timeouts(jax: Any, contract: Any) -> None:
-    """Wraps `initialize`: timeouts that the caller left out are the gang's, not JAX's minutes."""
+def _fill_arguments(jax: Any, contract: Any) -> None:
+    """Wraps `initialize`: timeouts that the caller left out are the gang's, not JAX's minutes.
+
+    A coordinator at an address of the caller's own listens as JAX has it: JAX would take the port of ours.
+    """
     import jax._src.distributed as private
 
     original = private.initialize
@@ -108,7 +115,10 @@ def _fill_timeouts(jax: Any, contract: Any) -> None:
     @functools.wraps(original)
     def initialize(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
-        kwargs |= {name: value for name, value in ours.items() if name in signature.parameters and name not in given}
+        address, fill = given.get("coordinator_address"), dict[str, Any](ours)
+        if address is not None and address != os.environ.get(contract.COORDINATOR):
+            fill["coordinator_bind_address"] = "[::]:" + address.rpartition(":")[2]
+        kwargs |= {name: value for name, value in fill.items() if name in signature.parameters and name not in given}
         return original(*args, **kwargs)
 
     private.initialize = jax.distributed.initialize = initialize

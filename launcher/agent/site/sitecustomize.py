@@ -1,4 +1,4 @@
-"""Runs first in every Python below the agent: reports for the program, hooks JAX when it is imported, steps aside.
+"""The site hook: runs first in every Python below the agent, reports for the program, and hooks the import of JAX.
 
 Never imports JAX, never raises into the program, and lets the next sitecustomize on the path run as if alone.
 """
@@ -14,7 +14,6 @@ import platform
 import signal
 import stat
 import sys
-import traceback
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +21,10 @@ if TYPE_CHECKING:
     from trainer import contract
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-MESSAGE_CHARS, TRACEBACK_CHARS = 2_000, 8_000  # at six bytes a character, escaped, both fit a line of the contract
 
 
 class Reporter:
-    """Speaks for the program on the progress pipe, from the one process that the agent started."""
+    """Reports for the program on the progress pipe, from the one process that the agent started."""
 
     def __init__(self, fd: int) -> None:
         self._fd, self._pid = fd, os.getpid()
@@ -36,9 +34,11 @@ class Reporter:
         atexit.register(self.leave)
 
     def hello(self, jax: "str | None" = None) -> None:
+        """Reports this interpreter, and the version of JAX once it is imported."""
         self._send({"hello": "site", "python": platform.python_version(), "jax": jax, "pid": self._pid})
 
     def note(self, text: str) -> None:
+        """Adds a note to the summary of the run."""
         self._send({"note": text})
 
     def excepthook(
@@ -50,19 +50,17 @@ class Reporter:
             self._raised(error)
 
     def leave(self) -> None:
-        """At exit, before JAX's own handler: says that the program ended, and whether a barrier comes next."""
+        """Reports at exit, before JAX's own handler, that the program ended, and whether JAX's barrier comes next."""
         if self._has_left or os.getpid() != self._pid:
             return
         self._has_left = True
         error = getattr(sys, "last_value", None)
-        if error is not None:  # another excepthook than ours has printed it
+        if error is not None:  # the program's own excepthook has printed it
             self._raised(error)
         self._send({"atexit": True, "waits": _is_distributed()})
 
     def _raised(self, error: BaseException) -> None:
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        said = {"type": type(error).__qualname__, "message": str(error)[:MESSAGE_CHARS]}
-        self._send({"error": {**said, "traceback": text[-TRACEBACK_CHARS:], "code": None}})
+        self._send(contract.error_line(error, code=None))
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None: nothing left to flush
                 stream.flush()
@@ -79,7 +77,7 @@ def _is_distributed() -> bool:
 
 
 def _load(name: str, path: str) -> Any:
-    """The module in the file `path`, known to no import: our names must not hide the program's."""
+    """The module in the file `path`, under a private name: our names must not hide the program's."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "the agent wrote this file"
     module = importlib.util.module_from_spec(spec)
@@ -89,9 +87,10 @@ def _load(name: str, path: str) -> Any:
 
 
 def _claim() -> "Reporter | None":
-    """The reporter, where this process is the first Python of its rank.
+    """The reporter, where this process is the first Python of its rank, or it has executed itself anew.
 
-    A Python that the program starts inherits the environment, but the descriptor may be another file by then.
+    A Python that the program starts inherits the environment, but the descriptor may be another file by then. The
+    descriptor stays open across an exec: `subprocess` closes it for others, and by REPORTER they know it is not theirs.
     """
     if os.environ.get(contract.REPORTER, str(os.getpid())) != str(os.getpid()):
         return None
@@ -101,13 +100,12 @@ def _claim() -> "Reporter | None":
             return None
     except (KeyError, ValueError, OSError):
         return None
-    os.set_inheritable(fd, False)
     os.environ[contract.REPORTER] = str(os.getpid())
     return Reporter(fd)
 
 
 def _print_whole_lines() -> None:
-    """A line leaves when it is printed: not 8 KiB at a time, nor in pieces that other writers get between.
+    """Has stdout written line by line: not 8 KiB at a time, nor in pieces that other writers get between.
 
     Under PYTHONUNBUFFERED the text and its newline would be two writes.
     """
@@ -124,7 +122,7 @@ def _dump_stacks_on_signal() -> None:
 
 
 def _run_the_next() -> None:
-    """Runs the sitecustomize that ours stands in front of, and takes our folder off the program's path."""
+    """Runs the sitecustomize that ours shadows, and removes our folder from the program's sys.path."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
@@ -139,6 +137,6 @@ reporter = _claim()
 if reporter is not None:
     _print_whole_lines()
     _dump_stacks_on_signal()
-    reporter.hello()  # only now: the agent sends the signal to whom said hello
+    reporter.hello()  # only now: after it the agent may send SIGUSR1
 _load("_jaxlaunch_jaxhook", os.path.join(HERE, "jaxhook.py")).install(contract, reporter)
 _run_the_next()

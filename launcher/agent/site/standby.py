@@ -1,6 +1,7 @@
-"""A spare interpreter: imports what the trainer needs, then waits until it is needed.
+"""A standby process: imports what the trainer needs, then waits for the next attempt.
 
-Arguments: the descriptor it is told on, the module it becomes. No JAX backend may start here: it would hold devices.
+Arguments: the descriptor on which it receives its environment, and the module it then runs. No JAX backend may start
+here: it would hold the devices.
 """
 
 import importlib
@@ -14,21 +15,22 @@ NICE = 10
 
 
 def warm(module: str) -> None:
-    """Imports `module`'s main file, politely: on Linux a nice value belongs to a thread, and cannot be taken back."""
+    """Imports `module`'s main file at low priority. On Linux a nice value belongs to a thread and cannot be lowered."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
     importlib.import_module(f"{module}.__main__")
 
 
 def main() -> None:
+    """Waits for the environment of an attempt, then runs the module in it."""
     fd, module = int(sys.argv[1]), sys.argv[2]
     sys.path[0] = os.getcwd()  # as `python -m` has it
-    polite = threading.Thread(target=warm, args=(module,), name="warm")
-    polite.start()
-    polite.join()
+    importer = threading.Thread(target=warm, args=(module,), name="warm")
+    importer.start()
+    importer.join()
     with open(fd) as control:
         line = control.readline()
     if not line:
-        os._exit(0)  # the agent has no use for it any more
+        os._exit(0)  # the agent closed its end: no restart comes
     os.environ.update(json.loads(line))
     sys.argv = [module]
     sys.modules.pop(f"{module}.__main__")

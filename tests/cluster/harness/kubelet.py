@@ -70,7 +70,7 @@ def config() -> dict[str, object]:
         "nodeLeaseDurationSeconds": 10,
         "syncFrequency": "5s",
         "seccompDefault": True,
-        "maxPods": 110,
+        "maxPods": 300,
         "kubeAPIQPS": 200,
         "kubeAPIBurst": 400,
         "eventRecordQPS": 0,

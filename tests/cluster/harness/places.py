@@ -15,6 +15,7 @@ STORE = CACHE / "containerd"  # containerd's root: images stay unpacked from one
 IMAGES = CACHE / "images"  # image archives
 LOCK = CACHE / ".lock"  # held by whoever starts or stops the cluster
 USERS = CACHE / ".users"  # held shared by every test session that uses it
+NODES = CACHE / ".nodes"  # held by tests that change the nodes, shared by those that judge them
 
 LOGS = RUN / "log"
 PKI = RUN / "pki"

@@ -15,10 +15,10 @@ import yaml
 from launcher.cli import main as command_line
 from launcher.cli.main import COMMANDS
 from launcher.errors import ClusterError
-from tests.launcher.cli import launcher
+from tests.launcher.invoke import launcher
 
-ROOT = Path(__file__).parents[2]
-HEAVY = ("pydantic", "yaml", "rich", "kubernetes", "jax", "numpy")
+ROOT = Path(__file__).parents[3]
+HEAVY = ("pydantic", "yaml", "kubernetes", "jax", "numpy")
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -46,7 +46,7 @@ def test_rendering_imports_no_client_of_a_cluster(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: x\nimage: i\naccelerator: {type: cpu}\ncommand: [a]\n")
     code = (
         "import sys; from launcher.cli.main import cli; cli.main(['render', 'job.yaml'], standalone_mode=False);"
-        "print([name for name in ('kubernetes', 'rich', 'jax', 'urllib3') if name in sys.modules], file=sys.stderr)"
+        "print([name for name in ('kubernetes', 'jax', 'urllib3') if name in sys.modules], file=sys.stderr)"
     )
     said = python("-c", code, cwd=tmp_path)
     assert said.stderr == "[]\n"
@@ -78,6 +78,21 @@ def test_a_command_that_does_not_exist_is_a_usage_error(capsys: Capture, monkeyp
     assert "No such command 'vaildate'. Did you mean 'validate'?" in left.err
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--steps", "A key of the job has no dashes, as in hosts=2; arguments of your program belong in its"),
+        ("--simulte", "No such option '--simulte'. Did you mean '--simulate'?"),
+    ],
+)
+def test_an_option_that_does_not_exist_names_the_nearest_or_how_a_key_is_set(
+    given: str, said: str, capsys: Capture, monkeypatch: Patch
+) -> None:
+    left = launcher(capsys, monkeypatch, "run", "job.yaml", given)
+    assert left.code == 2
+    assert said in left.err and "--help'?" not in left.err
+
+
 def test_the_version_is_the_packages(capsys: Capture, monkeypatch: Patch) -> None:
     left = launcher(capsys, monkeypatch, "--version")
     assert (left.code, left.out.split()[0]) == (0, "launcher,")
@@ -99,7 +114,7 @@ def test_init_writes_a_job_that_validates_and_never_overwrites(
         "batch: 128 examples a step, 32 per device\n"
     )
     left = launcher(capsys, monkeypatch, "init", "first")
-    assert (left.code, left.out, left.err) == (2, "", "first.yaml exists.\n  hint: give the job another name.\n")
+    assert (left.code, left.out, left.err) == (2, "", "first.yaml already exists.\n  hint: choose another name.\n")
     assert Path("first.yaml").read_text() == text
 
 
@@ -154,7 +169,7 @@ def test_a_job_with_faults_leaves_2_and_says_nothing_on_stdout(
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("missing.yaml", "no such file.\n  hint: `launcher init` writes a first one.\n"), ("", "is a directory.\n")],
+    [("missing.yaml", "no such file.\n  hint: create one with `launcher init`.\n"), ("", "is a directory.\n")],
 )
 def test_a_file_that_cannot_be_read_is_told(
     name: str, said: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cluster import Cluster
+from launcher.cluster.client import Cluster
 from launcher.errors import ApiError, Unreachable
 from tests.launcher import apiserver
 
@@ -88,7 +88,7 @@ def test_a_request_reaches_the_port_and_its_answer_comes_back_whole(
 
     asked: list[bytes] = []
     with reached(tmp_path, monkeypatch, answers) as (cluster, server):
-        assert cluster.through("team-a", "lm-w-0-0", 9400, b"hello") == b"one, two"
+        assert cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello") == b"one, two"
     assert asked == [b"hello"]
     (head,) = server.heads
     assert head.startswith("GET /api/v1/namespaces/team-a/pods/lm-w-0-0/portforward?ports=9400 HTTP/1.1\r\n")
@@ -103,8 +103,8 @@ def test_a_port_that_nothing_listens_on_is_said(tmp_path: Path, monkeypatch: pyt
         pod.close()
 
     with reached(tmp_path, monkeypatch, answers) as (cluster, _):
-        with pytest.raises(Unreachable, match="The pod does not answer: connection refused"):
-            cluster.through("team-a", "lm-w-0-0", 9400, b"hello")
+        with pytest.raises(Unreachable, match="The pod did not answer: connection refused"):
+            cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello")
 
 
 def test_a_refusal_is_in_the_server_s_words_and_names_the_right_that_is_lacking(
@@ -116,12 +116,12 @@ def test_a_refusal_is_in_the_server_s_words_and_names_the_right_that_is_lacking(
 
     with reached(tmp_path, monkeypatch, answers) as (cluster, _):
         with pytest.raises(ApiError, match="pods is forbidden") as refused:
-            cluster.through("team-a", "lm-w-0-0", 9400, b"hello")
+            cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello")
     assert refused.value.status == 403
     assert "pods/portforward" in (refused.value.hint or "")
 
 
 def test_a_server_that_breaks_off_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with reached(tmp_path, monkeypatch, lambda pod: None) as (cluster, _):
-        with pytest.raises(Unreachable, match="opens no way to the pod"):
-            cluster.through("team-a", "lm-w-0-0", 9400, b"hello")
+        with pytest.raises(Unreachable, match="did not open a port-forward to the pod"):
+            cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from launcher import watch
+from launcher.cluster import watch
+from launcher.cluster.watch import Watch
 from launcher.errors import ApiError, Unreachable
-from launcher.watch import Watch
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What each check concludes from what the server told it."""
+"""What each check concludes from the objects that it reads."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import datetime
 import re
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from launcher import finding, kinds
 from launcher.cli.doctor import lines, summary
-from launcher.doctor import CHECKS, SERVER
-from launcher.errors import ApiError
-from launcher.finding import Finding
-from launcher.symptoms import controllers, namespace, nodes, queues, references, server
+from launcher.cluster.client import Cluster
+from launcher.doctor import controllers, finding, namespace, nodes, queues, references, server
+from launcher.doctor.checks import CHECKS, SERVER
+from launcher.doctor.finding import Finding
+from launcher.doctor.target import Checkpoints, Target
+from launcher.errors import ApiError, UserError
+from launcher.kube import kinds
+from trainer.contract import OLDEST_DRIVER
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 
@@ -32,11 +35,11 @@ def levels(found: Any) -> list[str]:
     [
         ([], 0),
         ([finding.ok("a"), finding.warn("b", "", ""), finding.unknown("c", "")], 0),
-        ([finding.yours("a", "", "")], 2),
-        ([finding.yours("a", "", ""), finding.clusters("b", "", "")], 3),
+        ([finding.fail("a", "", "")], 2),
+        ([finding.fail("a", "", ""), finding.fail_admin("b", "", "")], 3),
     ],
 )
-def test_the_exit_code_says_who_must_mend_what_fails(found: list[Finding], code: int) -> None:
+def test_the_exit_code_says_who_must_fix_what_fails(found: list[Finding], code: int) -> None:
     assert finding.exit_code(found) == code
 
 
@@ -58,7 +61,7 @@ def test_a_check_is_named_once_and_reasons_stand_below() -> None:
 
 
 def test_every_check_is_documented_in_its_order() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
     assert re.findall(r"^\| (\w[\w ]*) \|", page, re.MULTILINE) == ["check", SERVER, *CHECKS]
 
 
@@ -81,7 +84,7 @@ def test_clocks_may_differ_by_half_a_minute(off_s: int, level: str, why: str) ->
     assert found.level == level and why in found.why
 
 
-def test_a_server_that_is_not_ready_is_the_owners() -> None:
+def test_a_server_that_is_not_ready_is_for_the_administrator_to_fix() -> None:
     assert finding.exit_code([server.ready("v1.35.4", "https://a", False)]) == 3
 
 
@@ -113,7 +116,7 @@ def deployment(available: int, *args: str) -> dict[str, Any]:
     return {"spec": {"template": {"spec": {"containers": [container]}}}, "status": status}
 
 
-def test_a_controller_is_told_with_its_image_and_gates() -> None:
+def test_a_controller_is_named_with_its_image_and_gates() -> None:
     up = controllers.controller("JobSet", deployment(1, "--feature-gates=A=true,B=false"), controllers.JOBSET)
     assert up.level == "ok" and up.what.endswith("jobset:v0.12.0, gates A=true,B=false")
     down = controllers.controller("JobSet", deployment(0), controllers.JOBSET)
@@ -122,9 +125,9 @@ def test_a_controller_is_told_with_its_image_and_gates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "queue", "told"),
+    ("config", "queue", "expected"),
     [
-        ("manageJobsWithoutQueueName: true", None, ["fail: no queue is named, and Kueue wants one"]),
+        ("manageJobsWithoutQueueName: true", None, ["fail: the job names no queue, and Kueue requires one"]),
         ("manageJobsWithoutQueueName: true", "research", []),
         ("integrations: {frameworks: [batch/job]}", "research", ["fail: Kueue does not manage JobSets"]),
         ("integrations: {frameworks: [batch/job, jobset.x-k8s.io/jobset]}", "research", []),
@@ -138,9 +141,11 @@ def test_a_controller_is_told_with_its_image_and_gates() -> None:
         ("text", None, []),
     ],
 )
-def test_kueues_own_configuration_says_what_becomes_of_a_job(config: str, queue: str | None, told: list[str]) -> None:
-    said = [f"{each.level}: {each.what}" for each in controllers.kueue_config(config, queue)]
-    assert len(said) == len(told) and all(map(str.startswith, said, told))
+def test_kueues_own_configuration_says_what_becomes_of_a_job(
+    config: str, queue: str | None, expected: list[str]
+) -> None:
+    found = [f"{each.level}: {each.what}" for each in controllers.kueue_config(config, queue)]
+    assert len(found) == len(expected) and all(map(str.startswith, found, expected))
 
 
 def hook(name: str, resource: str, group: str, **more: Any) -> dict[str, Any]:
@@ -165,8 +170,8 @@ def test_only_webhooks_that_judge_what_a_job_makes_here_count() -> None:
     found = controllers.hooks([configuration], {"team": "a"})
     assert [each.name for each in found] == ["jobs", "all", "scale", "url"]
     assert [each.name for each in controllers.hooks([configuration], None)][-2:] == ["elsewhere", "url"]
-    told = list(controllers.endpoints(found, {("system", "jobs"): 1, ("system", "scale"): 2}))
-    assert [each.what for each in told] == ["webhook all: service system/all has no ready endpoint"]
+    down = list(controllers.endpoints(found, {("system", "jobs"): 1, ("system", "scale"): 2}))
+    assert [each.what for each in down] == ["webhook all: service system/all has no ready endpoint"]
 
 
 @pytest.mark.parametrize(
@@ -192,27 +197,40 @@ def test_an_endpoint_that_does_not_say_is_ready() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "message", "level", "whose", "says"),
+    ("status", "message", "level", "whose", "expected"),
     [
         (500, 'Internal error occurred: failed calling webhook "v.kb.io": connection refused', "fail", "cluster",
          "webhook v.kb.io does not answer"),
         (403, 'pods is forbidden: User "u" cannot create resource "pods" in', "unknown", "yours", "not known"),
         (403, 'pods "a" is forbidden: violates PodSecurity "restricted:latest": hostNetwork', "fail", "yours",
-         "Pod Security refuses"),
-        (403, 'pods "a" is forbidden: exceeded quota: few, requested: pods=1', "fail", "cluster", "a quota refuses"),
-        (403, 'pods "a" is forbidden: failed quota: strict: must specify limits.cpu', "fail", "cluster", "quota"),
-        (400, 'strict decoding error: unknown field "spec.x"', "fail", "cluster", "does not know a field"),
-        (422, 'admission webhook "p" denied the request: no', "fail", "yours", "the server refuses"),
+         "Pod Security rejects"),
+        (403, 'pods "a" is forbidden: exceeded quota: few, requested: pods=1', "fail", "cluster",
+         "a ResourceQuota rejects"),
+        (403, 'pods "a" is forbidden: failed quota: strict: must specify limits.cpu', "fail", "cluster",
+         "a ResourceQuota rejects"),
+        (400, 'strict decoding error: unknown field "spec.x"', "fail", "cluster",
+         "the API server does not know a field"),
+        (422, 'admission webhook "p" denied the request: no', "fail", "yours", "the API server rejects"),
     ],
 )  # fmt: skip
-def test_a_refusal_is_read_for_who_must_mend_it(status: int, message: str, level: str, whose: str, says: str) -> None:
-    found = controllers.rehearsal(ApiError(message, None, status), "the JobSet")
+def test_a_rejection_is_read_for_who_must_fix_it(
+    status: int, message: str, level: str, whose: str, expected: str
+) -> None:
+    found = controllers.dry_run(ApiError(message, None, status), "the JobSet")
     assert (found.level, found.whose) == (level, whose)
-    assert says in found.what and message in found.why
+    assert expected in found.what and message in found.why
+
+
+def test_a_rejection_by_an_admission_policy_is_told_in_its_words() -> None:
+    told = "JobSet a: hostPID: true is not allowed in namespace team-a. Leave it out."
+    message = f"jobsets \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: {told}"
+    found = controllers.dry_run(ApiError(message, None, 422), "the JobSet")
+    assert (found.level, found.what) == ("fail", "ValidatingAdmissionPolicy p rejects the JobSet")
+    assert found.why == told
 
 
 def test_a_job_of_that_name_that_is_there_passed_all_admission() -> None:
-    assert controllers.rehearsal(ApiError("exists", None, 409, "AlreadyExists"), "the JobSet").level == "ok"
+    assert controllers.dry_run(ApiError("exists", None, 409, "AlreadyExists"), "the JobSet").level == "ok"
 
 
 # --- queues -----------------------------------------------------------------------------------------------------------
@@ -224,32 +242,33 @@ def cluster_queue(*quotas: dict[str, str], **spec: Any) -> dict[str, Any]:
     return {"spec": {"namespaceSelector": {}, "resourceGroups": [group], **spec}}
 
 
-ASKED = {"cpu": Decimal(8), "memory": Decimal(2**34)}
+REQUESTED = {"cpu": Decimal(8), "memory": Decimal(2**34)}
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "expected"),
     [
         (cluster_queue({"cpu": "8", "memory": "16Gi"}), ["ok: whole covers cpu, memory"]),
         (cluster_queue({"cpu": "4", "memory": "1Gi"}, {"cpu": "8", "memory": "16Gi"}), ["ok: whole covers"]),
-        (cluster_queue({"cpu": "8"}), ["fail: whole does not cover memory, of which the job asks 16Gi"]),
-        (cluster_queue({"cpu": "4", "memory": "16Gi"}), ["fail: whole is too small for the job: it asks 8 of cpu"]),
+        (cluster_queue({"cpu": "8"}), ["fail: whole does not cover memory, of which the job requests 16Gi"]),
+        (cluster_queue({"cpu": "4", "memory": "16Gi"}), ["fail: whole is too small: the job requests 8 of cpu (q"]),
         (cluster_queue({"cpu": "4", "memory": "16Gi"}, cohortName="all"), ["warn: whole is too small"]),
-        (cluster_queue({"cpu": "8", "memory": "16Gi", "pods": "1"}), ["fail: whole is too small for the job: it a"]),
-        (cluster_queue({"cpu": "8", "memory": "16Gi"}, namespaceSelector=None), ["fail: whole is closed", "ok: whole"]),
+        (cluster_queue({"cpu": "8", "memory": "16Gi", "pods": "1"}), ["fail: whole is too small: the job r"]),
+        (cluster_queue({"cpu": "8", "memory": "16Gi"}, namespaceSelector=None), ["fail: whole does not", "ok: whole"]),
         (cluster_queue({"cpu": "8", "memory": "16Gi"}, stopPolicy="Hold"), ["fail: whole is stopped", "ok: whole"]),
         (None, ["fail: whole does not exist"]),
     ],
 )  # fmt: skip
-def test_a_queue_is_judged_by_what_its_largest_flavor_can_ever_give(found: Any, told: list[str]) -> None:
-    said = [
+def test_a_queue_is_judged_by_what_its_largest_flavor_can_ever_give(found: Any, expected: list[str]) -> None:
+    judged = [
         f"{each.level}: {each.what.removeprefix('ClusterQueue ')}"
-        for each in queues.whole("whole", found, {}, ASKED, 2)
+        for each in queues.cluster_queue("whole", found, {}, REQUESTED, 2)
     ]
-    assert len(said) == len(told) and all(one.startswith(start) for one, start in zip(said, told, strict=True)), said
+    assert len(judged) == len(expected), judged
+    assert all(one.startswith(start) for one, start in zip(judged, expected, strict=True)), judged
 
 
-def test_a_local_queue_that_is_missing_names_those_that_are_there() -> None:
+def test_a_local_queue_that_is_missing_names_those_that_exist() -> None:
     assert queues.local("nope", "team-a", None, ["research", "spare"]).fix == "use research or spare."
     condition = {"type": "Active", "status": "False", "message": "Can't submit new workloads to clusterQueue"}
     idle = {"spec": {"clusterQueue": "c"}, "status": {"conditions": [condition]}}
@@ -266,47 +285,60 @@ JOBSET: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("hard", "used", "told"),
+    ("hard", "used", "expected"),
     [
         ({"pods": "6", "cpu": "12", "memory": "6Gi"}, {}, "ok"),
-        ({"pods": "5"}, {}, "quota q gives pods 5, and the job asks 6"),
-        ({"requests.cpu": "20"}, {"requests.cpu": "9"}, "of which 11 is left for the job's 12"),
-        ({"limits.memory": "5Gi"}, {}, "quota q gives limits.memory 5Gi, and the job asks 6Gi"),
-        ({"count/jobs.batch": "1"}, {}, "quota q gives count/jobs.batch 1, and the job asks 2"),
+        ({"pods": "5"}, {}, "ResourceQuota q allows pods 5, and the job requests 6"),
+        ({"requests.cpu": "20"}, {"requests.cpu": "9"}, "of which 11 is left, and the job requests 12"),
+        ({"limits.memory": "5Gi"}, {}, "ResourceQuota q allows limits.memory 5Gi, and the job requests 6Gi"),
+        ({"limits.memory": "1e12"}, {"limits.memory": "1E3"}, "ok"),
+        ({"limits.memory": "5e9"}, {}, "ResourceQuota q allows limits.memory 5e9, and the job requests 6Gi"),
+        ({"count/jobs.batch": "1"}, {}, "ResourceQuota q allows count/jobs.batch 1, and the job requests 2"),
         ({"count/jobsets.jobset.x-k8s.io": "1"}, {"count/jobsets.jobset.x-k8s.io": "1"}, "of which 0 is left"),
-        ({"services": "0"}, {}, "quota q gives services 0, and the job asks 1"),
+        ({"services": "0"}, {}, "ResourceQuota q allows services 0, and the job requests 1"),
         ({"secrets": "0", "requests.nvidia.com/gpu": "0"}, {}, "ok"),
     ],
 )
-def test_quotas_are_held_against_the_whole_job(hard: dict[str, str], used: dict[str, str], told: str) -> None:
+def test_quotas_are_compared_with_the_whole_job(hard: dict[str, str], used: dict[str, str], expected: str) -> None:
     quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"used": used}}
     (found,) = namespace.quotas([quota], JOBSET)
-    assert found.level == "ok" if told == "ok" else told in found.what
+    assert found.level == "ok" if expected == "ok" else expected in found.what
 
 
 @pytest.mark.parametrize(
-    ("labels", "level", "says"),
+    ("labels", "level", "expected"),
     [
         ({}, "ok", "no Pod Security level of its own"),
-        ({"pod-security.kubernetes.io/enforce": "baseline"}, "ok", "enforces baseline"),
-        ({"pod-security.kubernetes.io/enforce": "restricted"}, "fail", "and the pods meet baseline"),
+        ({"pod-security.kubernetes.io/enforce": "baseline"}, "ok", "enforces Pod Security level baseline"),
+        ({"pod-security.kubernetes.io/enforce": "restricted"}, "fail", "and the pods meet only baseline"),
         ({"pod-security.kubernetes.io/enforce": "strictest"}, "unknown", "strictest"),
     ],
 )
-def test_the_level_of_the_namespace_is_held_against_the_pods(labels: dict[str, str], level: str, says: str) -> None:
+def test_the_level_of_the_namespace_is_compared_with_that_of_the_pods(
+    labels: dict[str, str], level: str, expected: str
+) -> None:
     found = namespace.pod_security("team-a", labels, TEMPLATE)
-    assert found.level == level and says in found.what
+    assert found.level == level and expected in found.what
 
 
 def test_a_right_that_is_missing_names_the_commands_that_need_it() -> None:
-    asked = {right: True for needed in namespace.COMMANDS.values() for right in needed}
-    assert levels(namespace.rights(asked, in_queue=False)) == ["ok"]
-    less = {**asked, namespace.Right("patch", kinds.JOBSETS): False, namespace.Right("create", kinds.JOBSETS): False}
-    told = {each.why: (each.level, each.what) for each in namespace.rights(less, in_queue=False)}
-    assert told == {
-        "submit needs it.": ("fail", "you may not: create jobsets.jobset.x-k8s.io"),
-        "stop needs it.": ("warn", "you may not: patch jobsets.jobset.x-k8s.io"),
+    granted = {right: True for needed in namespace.COMMANDS.values() for right in needed}
+    assert levels(namespace.rights(granted, [namespace.COMMANDS])) == ["ok"]
+    less = {**granted, namespace.Right("patch", kinds.JOBSETS): False, namespace.Right("create", kinds.JOBSETS): False}
+    missing = {each.why: (each.level, each.what) for each in namespace.rights(less, [namespace.COMMANDS])}
+    assert missing == {
+        "needed by launcher submit.": ("fail", "missing RBAC permissions: create jobsets.jobset.x-k8s.io"),
+        "needed by launcher stop.": ("warn", "missing RBAC permissions: patch jobsets.jobset.x-k8s.io"),
     }
+
+
+def test_the_right_to_create_secrets_is_needed_by_jobs_with_a_gang_s_secret_alone() -> None:
+    granted = {right: True for needed in namespace.COMMANDS.values() for right in needed}
+    assert not any(right.kind is kinds.SECRETS for right in granted)
+    tables = [namespace.COMMANDS, namespace.WITH_A_GANG_SECRET]
+    (found,) = namespace.rights({**granted, namespace.Right("create", kinds.SECRETS): False}, tables)
+    assert (found.level, found.what) == ("fail", "missing RBAC permissions: create secrets")
+    assert found.why == "needed by launcher submit."
 
 
 def test_a_namespace_on_its_way_out_is_no_place_for_a_job() -> None:
@@ -333,22 +365,22 @@ BIG = {"cpu": "100", "nvidia.com/gpu": "8"}
 
 
 @pytest.mark.parametrize(
-    ("all_nodes", "pods", "level", "says"),
+    ("all_nodes", "pods", "level", "expected"),
     [
-        ([node(BIG, gpu_product="A"), node(BIG, gpu_product="B")], 2, "ok", "2 nodes would take the job's 2 pods"),
-        ([node(BIG, gpu_product="A")], 2, "fail", "1 node would take 1 of the job's 2 pods"),
+        ([node(BIG, gpu_product="A"), node(BIG, gpu_product="B")], 2, "ok", "room for the job's 2 pods on 2 nodes"),
+        ([node(BIG, gpu_product="A")], 2, "fail", "room for 1 of the job's 2 pods on 1 node"),
         ([node(BIG, gpu_product="C")], 1, "fail", "no node has gpu/product in A, B"),
         ([], 1, "fail", "none of 0 nodes"),
-        ([node(BIG, "busy", gpu_product="A")], 1, "fail", "taints keep it off: busy:NoSchedule"),
+        ([node(BIG, "busy", gpu_product="A")], 1, "fail", "untolerated taints: busy:NoSchedule"),
         ([node({"cpu": "100", "nvidia.com/gpu": "4"}, gpu_product="A")], 1, "fail",
-         "it asks nvidia.com/gpu 8, the most of a node is 4"),
+         "a pod requests nvidia.com/gpu 8, the largest node has 4"),
     ],
 )  # fmt: skip
-def test_nodes_are_held_against_the_labels_taints_and_sizes_of_the_pods(
-    all_nodes: list[dict[str, Any]], pods: int, level: str, says: str
+def test_nodes_are_compared_with_the_labels_taints_and_sizes_of_the_pods(
+    all_nodes: list[dict[str, Any]], pods: int, level: str, expected: str
 ) -> None:
     found = nodes.place(all_nodes, gpu_pod("A", "B"), pods, grows=False)
-    assert found.level == level and says in found.what
+    assert found.level == level and expected in found.what
     if level == "fail":
         assert nodes.place(all_nodes, gpu_pod("A", "B"), pods, grows=True).level == "warn"
 
@@ -359,7 +391,46 @@ def test_accelerators_are_counted_by_the_label_that_names_them() -> None:
     assert found.what == "3 nodes with 16 nvidia.com/gpu NVIDIA-L4"
 
 
-def test_dns_is_known_only_as_far_as_it_is_seen() -> None:
+def driver(major: str, product: str = "A") -> dict[str, Any]:
+    return node(BIG, gpu_product=product, **{"nvidia.com_cuda.driver.major": major})
+
+
+@pytest.mark.parametrize(
+    ("all_nodes", "image", "level", "expected"),
+    [
+        ([driver("550"), driver("580")], "r.example/train:1.2.3-cuda13", "warn",
+         "drivers 550 (1 node), 580 (1 node): 550 is too old for CUDA 13 of image train:1.2.3-cuda13, which needs 580"),
+        ([driver("470")], "train-cuda12@sha256:0", "warn", "470 is too old for CUDA 12"),
+        ([driver("550")], "train:1-cuda12", "ok", "drivers 550 (1 node); an image needs at least 525 for CUDA 12"),
+        ([driver("550", product="C"), driver("580")], "train:1-cuda13", "ok", "NVIDIA drivers 580 (1 node)"),
+        ([driver("550")], "r.example/cuda13/train:1", "ok", "NVIDIA drivers 550 (1 node)"),
+    ],
+)  # fmt: skip
+def test_a_driver_that_is_too_old_for_the_cuda_of_the_image_is_named(
+    all_nodes: list[dict[str, Any]], image: str, level: str, expected: str
+) -> None:
+    spec = gpu_pod("A", "B")
+    spec["containers"][0]["image"] = image
+    (found,) = nodes.drivers(all_nodes, spec)
+    assert found.level == level and expected in found.what
+    if level == "warn":
+        assert ("EXTRA=cuda12" in found.fix) == (image.endswith("cuda13"))
+
+
+def test_the_documented_minimum_of_a_driver_is_the_one_that_is_checked_and_has_its_extra() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
+    rows = re.findall(r"^\| `cuda(\d+)` \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    assert {(int(extra), int(cuda)): int(oldest) for extra, cuda, oldest in rows} == {
+        (cuda, cuda): oldest for cuda, oldest in OLDEST_DRIVER.items()
+    }
+
+
+def test_of_drivers_that_no_label_tells_and_of_pods_without_gpus_nothing_is_said() -> None:
+    assert levels(nodes.drivers([node(BIG, gpu_product="A")], gpu_pod("A"))) == []
+    assert levels(nodes.drivers([driver("470")], {"containers": [{"name": "main"}]})) == []
+
+
+def test_dns_is_judged_by_its_endpoints() -> None:
     service = [{"metadata": {"name": "kube-dns"}}]
     assert levels(nodes.dns([], 0)) == ["unknown"]
     assert levels(nodes.dns(service, 0)) == ["fail"] and levels(nodes.dns(service, 2)) == ["ok"]
@@ -391,6 +462,39 @@ def test_a_claim_must_be_bound_and_shared_by_as_many_hosts_as_mount_it(
     assert references.claim("ckpt", found, hosts=hosts, is_read=is_read).level == level
 
 
+def sized(size: str | None, asked: str = "10Gi") -> dict[str, Any]:
+    capacity = {} if size is None else {"capacity": {"storage": size}}
+    return {"spec": {"resources": {"requests": {"storage": asked}}}, "status": capacity}
+
+
+@pytest.mark.parametrize(
+    ("found", "levels", "words"),
+    [
+        (sized("20Gi"), ["ok"], "of 20Gi has room for 12.0 GiB of checkpoints, 3 kept and one being written"),
+        (sized("12Gi"), ["ok"], "12Gi has room"),
+        (sized("11Gi", asked="20Gi"), ["warn"], "of 11Gi has no room for 12.0 GiB of checkpoints"),
+        (sized(None, asked="1Ti"), ["ok"], "of 1Ti has room"),
+        (sized(None), ["warn"], "of 10Gi has no room"),
+        ({"spec": {}}, [], ""),
+        (None, [], ""),
+    ],
+)
+def test_a_claim_must_have_room_for_the_checkpoints(found: Any, levels: list[str], words: str) -> None:
+    told = list(references.room(Checkpoints("ckpt", kept=3, bytes=12 * 1024**3), found))
+    assert [one.level for one in told] == levels
+    assert all(words in one.what for one in told)
+    assert all("; if its storage enforces that, " in one.why for one in told if one.level == "warn")
+
+
+def test_a_job_whose_checkpoints_cannot_be_traced_here_is_not_known_to_fit() -> None:
+    def refuses() -> Checkpoints | None:
+        raise UserError("trainer: importing mine failed")
+
+    jobset = {"spec": {"replicatedJobs": [{"template": {"spec": {"template": {"spec": {"containers": []}}}}}]}}
+    told = list(CHECKS["volumes"](Target(cast(Cluster, None), "team", [jobset], refuses)))
+    assert [(one.level, one.why) for one in told] == [("unknown", "trainer: importing mine failed")]
+
+
 def test_what_pods_name_is_found_wherever_they_name_it() -> None:
     key = {"valueFrom": {"secretKeyRef": {"name": "s", "key": "token"}}}
     optional = {"valueFrom": {"secretKeyRef": {"name": "o", "key": "k", "optional": True}}}
@@ -411,7 +515,7 @@ def test_what_pods_name_is_found_wherever_they_name_it() -> None:
     assert dict(references.config_maps(spec)) == {"settings": ()}
 
 
-def test_a_missing_key_names_those_that_are_there_and_no_value() -> None:
+def test_a_missing_key_names_those_that_exist_and_no_value() -> None:
     found = references.keys("Secret", references.Keys("s", ("token",)), {"data": {"password": "aHVudGVyMg=="}})
     assert found.level == "fail" and "it has password" in found.fix and "aHVudGVyMg" not in str(found)
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher import job as jobs
-from launcher import keys, layout
 from launcher.errors import JobFaults
-from launcher.job import JobSpec
-from launcher.schema import AS_WRITTEN
+from launcher.job import introspection, mesh_checks
+from launcher.job import load as jobs
+from launcher.job.load import JobSpec
+from launcher.job.schema import AS_WRITTEN
 from trainer import spec
 
 LM = "trainer.tasks.lm:NextToken"
@@ -33,6 +33,7 @@ capacity: {reservation: big-one}
 placement: {preferred: rack}
 network: {profile: rdma, resource: rdma/ib, count: 8}
 network_policy: true
+gang_secret: false
 resources: {cpu: 8, memory: 32Gi, ephemeral: 10Gi, shm: 8Gi}
 restarts: {crash: 5, in_place: 3}
 grace: 60s
@@ -207,7 +208,7 @@ def test_a_mesh_that_fits_is_accepted(mesh: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("devices", [1, 2, 6, 8, 12, 16, 36, 64, 97, 256, 1024, 9216])
 def test_every_divisor_a_message_offers_divides(devices: int) -> None:
-    offered = layout.divisors(devices, near=devices // 2)
+    offered = mesh_checks.divisors(devices, near=devices // 2)
     assert offered == sorted(offered)
     assert all(devices % divisor == 0 for divisor in offered)
 
@@ -246,11 +247,46 @@ def test_overrides_are_read_as_yaml_and_name_themselves_in_faults(tmp_path: Path
     with pytest.raises(JobFaults) as faults:
         jobs.load(file, ["train.steps=abc", "train.mesh.fsdp=3", "train.stesp=1"])
     assert str(faults.value).splitlines() == [
-        "train.steps=abc (override): train.steps = abc is not a whole number above 0.",
+        "train.steps=abc (override): train.steps = abc is not a whole number above 0 and of at most 2147483647.",
         'train.stesp=1 (override): unknown key "stesp" in train. Did you mean "steps"?',
         "train.mesh.fsdp=3 (override): train.mesh.fsdp = 3 does not divide 8 devices (1 host × 8).",
         "  hint: use 1, 2, 4 or 8, or -1 to take what remains.",
     ]
+
+
+def test_an_override_that_is_no_number_names_key_value_and_what_is_wanted(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("name: a\naccelerator: {type: cpu}\ntrain: {task: 'a:B'}\n")
+    with pytest.raises(JobFaults) as faults:
+        jobs.load(file, ["train.optimizer.lr=.nan", "hosts=-.inf", "train.loss.z=.inf"])
+    assert str(faults.value).splitlines() == [
+        "train.optimizer.lr=.nan (override): train.optimizer.lr = .nan is not a finite number above 0.",
+        "hosts=-.inf (override): hosts = -.inf is not a whole number above 0.",
+        "train.loss.z=.inf (override): train.loss.z = .inf is not a finite number of at least 0.",
+    ]
+
+
+@pytest.mark.parametrize("argument", ["steps", "--steps", "--steps=3"])
+def test_an_argument_that_is_no_override_gets_an_example_that_every_job_has(argument: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("name: a\naccelerator: {type: cpu}\ncommand: [a]\n")
+    with pytest.raises(JobFaults) as faults:
+        jobs.load(file, [argument])
+    assert "hosts=2" in str(faults.value) and "train.steps" not in str(faults.value)
+
+
+def test_an_override_into_what_is_not_there_names_how_far_it_came(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("name: a\naccelerator: {type: cpu}\ncommand: [a]\n")
+    said = {
+        "command.1=b": "command has no entry 1.",
+        "volumes.0.path=/x": "volumes has no entry 0.",
+        "name.first=a": "name has no entry first.",
+        "env.\udcff=a": "is not UTF-8.",
+    }
+    with pytest.raises(JobFaults) as faults:
+        jobs.load(file, list(said))
+    assert [fault.message for fault in faults.value.faults] == list(said.values())
 
 
 CANARY = "correct-horse-battery-staple"
@@ -284,7 +320,7 @@ def test_no_fault_repeats_a_secret(place: str) -> None:
 
 
 def _paths() -> list[str]:
-    return sorted({".".join(map(str, path)) for path, _ in keys.walk(JobSpec)})
+    return sorted({".".join(map(str, path)) for path, _ in introspection.walk(JobSpec)})
 
 
 @pytest.mark.parametrize("value", ["[[1]]", "{zz: {y: 1}}", "0.5", "-7", "true", "null", "'?!'", "2026-01-01"])
@@ -333,4 +369,4 @@ def test_a_job_with_scrambled_lines_is_accepted_or_told() -> None:
 
 
 def test_a_key_taken_as_written_is_a_key_of_the_schema() -> None:
-    assert set(AS_WRITTEN) <= set(keys.fields(JobSpec))
+    assert set(AS_WRITTEN) <= set(introspection.fields(JobSpec))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from launcher import job as jobs
 from launcher.errors import JobFaults, UserError
-from launcher.schema import JobSpec
+from launcher.job import load as jobs
+from launcher.job import mesh_checks
+from launcher.job.schema import JobSpec
 
 GOLDEN = Path(__file__).parent / "malformed.txt"
 LIMIT_S = 2.0
@@ -39,7 +40,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "two megabytes": (b"# " + b"x" * 2**21, "job.yaml: is larger than 1 MiB."),
     "one megabyte of keys": (
         HEAD.encode() + b"".join(b"k%d: 1\n" % i for i in range(90_000)),
-        "job.yaml:9998: holds more than 10000 values.",
+        "job.yaml:9998: contains more than 10000 values.",
     ),
     "nine thousand unknown keys": (
         HEAD.encode() + b"".join(b"k%d: 1\n" % i for i in range(9_000)),
@@ -63,7 +64,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "latin-1": ("name: größe\n".encode("latin-1"), "job.yaml:1: is not UTF-8 (byte 0xf6)."),
     "utf-16": (HEAD.encode("utf-16"), "job.yaml:1: is not UTF-8 (byte 0xff)."),
     "a binary": (bytes(range(256)) * 100, "job.yaml:2: is not UTF-8 (byte 0x80)."),
-    "a control character": (b"name: a\x07b\n", "job.yaml:1: holds the control character 0x07."),
+    "a control character": (b"name: a\x07b\n", "job.yaml:1: contains the control character 0x07."),
 }
 
 
@@ -96,20 +97,25 @@ def test_faults_come_in_the_order_of_their_lines(said: str) -> None:
     assert lines == sorted(lines)
 
 
+def cpu_of_children_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 @pytest.mark.parametrize("title", HOSTILE)
 def test_a_hostile_file_is_refused_by_a_real_process_in_time(title: str, tmp_path: Path) -> None:
     content, begins = HOSTILE[title]
     (tmp_path / "job.yaml").write_bytes(content)
-    started = time.monotonic()
+    before = cpu_of_children_s()
     left = subprocess.run(
         [sys.executable, "-m", "launcher.cli.main", "validate", "job.yaml"],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""},
+        env={"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": ""},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
-    assert time.monotonic() - started < LIMIT_S * SLACK
+    assert cpu_of_children_s() - before < LIMIT_S * SLACK  # the clock would measure what else this machine runs
     assert (left.returncode, left.stdout) == (2, "")
     assert left.stderr.startswith(begins), left.stderr[:400]
     assert len(left.stderr) < 20_000
@@ -121,3 +127,13 @@ def test_a_job_judged_in_parts_is_never_returned() -> None:
     for _, text, _ in CASES:
         with pytest.raises(UserError):
             assert not isinstance(jobs.parse(text), JobSpec)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "tpu"])
+def test_rows_that_are_not_contiguous_and_do_not_overlap_are_no_fault(kind: str) -> None:
+    mesh = {"dp": 2, "fsdp": 16, "dcn": {"fsdp": 2}}
+    accelerator = {"type": "cpu", "per_host": 16} if kind == "cpu" else {"type": "v6e", "topology": "4x4"}
+    job = JobSpec.model_validate(
+        {"name": "lm", "accelerator": accelerator, "slices": 2, "train": {"task": "a:B", "mesh": mesh}}
+    )
+    assert not list(mesh_checks.row_faults(job))

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher import profile
 from launcher.errors import JobFaults, UserError
-from launcher.profile import Profile
+from launcher.job import profile
+from launcher.job.profile import Profile
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def faults(text: str) -> str:
@@ -19,17 +19,18 @@ def faults(text: str) -> str:
 
 def test_no_file_and_an_empty_one_are_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("# nothing\n")
-    assert profile.load(None) == profile.load(tmp_path / "empty.yaml") == Profile()
+    assert profile.load(None).values == profile.load(tmp_path / "empty.yaml").values == Profile()
 
 
 def test_a_configmap_and_a_plain_file_say_the_same() -> None:
     plain = "platform: gke\nimage: registry.example/train:1\n"
     wrapped = "kind: ConfigMap\nmetadata: {name: x}\ndata:\n  profile.yaml: |\n    " + plain.replace("\n", "\n    ")
-    assert profile.parse(wrapped) == profile.parse(plain) == Profile(platform="gke", image="registry.example/train:1")
+    found = Profile(platform="gke", image="registry.example/train:1")
+    assert profile.parse(wrapped).values == profile.parse(plain).values == found
 
 
 def test_the_profile_that_the_repository_shows_is_a_profile() -> None:
-    assert profile.load(ROOT / "k8s" / "profile.yaml").platform == "gke"
+    assert profile.load(ROOT / "k8s" / "profile.yaml").values.platform == "gke"
 
 
 @pytest.mark.parametrize(

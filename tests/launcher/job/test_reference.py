@@ -1,9 +1,9 @@
 from pathlib import Path
 
-from launcher import keys, reference
-from launcher.schema import JobSpec
+from launcher.job import introspection, reference
+from launcher.job.schema import JobSpec
 
-PAGE = Path(__file__).parents[2] / "docs" / "job-yaml.md"
+PAGE = Path(__file__).parents[3] / "docs" / "job-yaml.md"
 
 
 def test_the_page_is_what_the_schema_says() -> None:
@@ -12,7 +12,7 @@ def test_the_page_is_what_the_schema_says() -> None:
 
 
 def test_every_key_says_what_it_means() -> None:
-    for path, field in keys.walk(JobSpec):
+    for path, field in introspection.walk(JobSpec):
         assert field.description, path
         assert not field.description.endswith("."), path
         assert "`" + str(path[-1]) + "`" in reference.markdown()
@@ -25,7 +25,7 @@ def test_every_block_says_what_it_is() -> None:
 
 def test_the_json_schema_is_closed_and_names_every_key() -> None:
     schema = reference.json_schema()
-    assert set(schema["properties"]) == set(keys.fields(JobSpec))
+    assert set(schema["properties"]) == set(introspection.fields(JobSpec))
     assert schema["required"] == ["name", "accelerator"]
     blocks = [schema, *schema["$defs"].values()]
     open_blocks = [block["title"] for block in blocks if block.get("additionalProperties") is not False]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.merge import merge
+from launcher.kube.merge import merge
 
 
 @pytest.mark.parametrize(

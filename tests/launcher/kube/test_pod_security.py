@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
-from launcher import job as jobs
-from launcher import jobset, podsecurity, profile
-from launcher.merge import merge
-from launcher.podsecurity import level, violations
+from launcher.job import load as jobs
+from launcher.job import profile
+from launcher.kube import pod_security
+from launcher.kube.merge import merge
+from launcher.kube.pod_security import level, violations
+from launcher.manifests import jobset
+from launcher.manifests.resolve import resolve
 
 JOB = """
 name: one
@@ -23,7 +26,7 @@ agent: image
 
 
 def template(more: str = "", cluster: str = "") -> dict[str, Any]:
-    manifest = jobset.render(jobs.parse(JOB + more), profile.parse(cluster or "{}"))[0]
+    manifest = jobset.render(resolve(jobs.parse(JOB + more), profile.parse(cluster or "{}")))[0]
     found: dict[str, Any] = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     return found
 
@@ -50,11 +53,11 @@ def template(more: str = "", cluster: str = "") -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_a_job_meets_the_level_that_its_network_and_pod_leave_it(
-    more: str, cluster: str, met: podsecurity.Level, reasons: set[str]
+    more: str, cluster: str, met: pod_security.Level, reasons: set[str]
 ) -> None:
     found = template(more, cluster)
     assert level(found) == met
-    refusing = podsecurity.stricter(met) or "restricted"
+    refusing = pod_security.stricter(met) or "restricted"
     assert {violation.reason for violation in violations(found, refusing)} == reasons
 
 
@@ -103,10 +106,10 @@ def container(**security: Any) -> dict[str, Any]:
         ({"spec": {"securityContext": {"seccompProfile": None}}}, "baseline", "seccompProfile"),
     ],
 )  # fmt: skip
-def test_each_rule_names_what_breaks_it(patch: dict[str, Any], met: podsecurity.Level, said: str) -> None:
+def test_each_rule_names_what_breaks_it(patch: dict[str, Any], met: pod_security.Level, said: str) -> None:
     found = merge(CLEAN, patch)
     assert level(found) == met
-    enforced = podsecurity.stricter(met)
+    enforced = pod_security.stricter(met)
     told = [str(violation) for violation in violations(found, enforced)] if enforced else []
     assert len(told) == bool(enforced) and said in "".join(told)
 
@@ -117,5 +120,5 @@ def test_a_weaker_rule_is_not_told_beside_the_stricter_one() -> None:
 
 
 def test_a_namespace_admits_what_meets_its_level_or_a_stricter_one() -> None:
-    assert podsecurity.admits("baseline", "restricted") and podsecurity.admits("privileged", "privileged")
-    assert not podsecurity.admits("restricted", "baseline")
+    assert pod_security.admits("baseline", "restricted") and pod_security.admits("privileged", "privileged")
+    assert not pod_security.admits("restricted", "baseline")

@@ -1,18 +1,20 @@
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from launcher import job as jobs
-from launcher import paths
 from launcher.errors import UserError
-from launcher.job import JobSpec
+from launcher.job import load as jobs
+from launcher.job.load import JobSpec
+from launcher.job.profile import ClusterDefaults
+from launcher.local import paths, run
+from launcher.manifests.resolve import resolve
 
 
 def spec(folder: Path, **keys: Any) -> JobSpec:
     document: dict[str, Any] = {"name": "t", "accelerator": {"type": "cpu"}, "train": {"task": "a.b:C"}} | keys
-    (folder / "job.yaml").write_text(yaml.safe_dump(document))
+    (folder / "job.yaml").write_text(json.dumps(document))
     return jobs.load(folder / "job.yaml")
 
 
@@ -22,16 +24,16 @@ VOLUMES = [{"claim": "ckpt", "path": "/ckpt"}, {"bucket": "gs://corpus/a", "path
 def test_a_volume_is_a_folder_of_the_run(tmp_path: Path) -> None:
     job = spec(tmp_path, volumes=VOLUMES)
     here = paths.of(job, tmp_path, tmp_path / "run", {"corpus": Path("/mnt/corpus")})
-    assert here.here("/ckpt/lm") == str(tmp_path / "run/volumes/ckpt/lm")
-    assert here.here("/data/*.txt") == "/mnt/corpus/*.txt"
-    assert here.here("/ckptother") == "/ckptother"
+    assert here.resolve("/ckpt/lm") == str(tmp_path / "run/volumes/ckpt/lm")
+    assert here.resolve("/data/*.txt") == "/mnt/corpus/*.txt"
+    assert here.resolve("/ckptother") == "/ckptother"
 
 
 def test_a_relative_path_starts_at_the_job_file_and_a_url_stays(tmp_path: Path) -> None:
     here = paths.of(spec(tmp_path), tmp_path, tmp_path / "run", {})
-    assert here.here("data/*.txt") == str(tmp_path / "data/*.txt")
-    assert here.here("gs://bucket/x") == "gs://bucket/x"
-    assert here.here("stdlib://*.py") == "stdlib://*.py"
+    assert here.resolve("data/*.txt") == str(tmp_path / "data/*.txt")
+    assert here.resolve("gs://bucket/x") == "gs://bucket/x"
+    assert here.resolve("stdlib://*.py") == "stdlib://*.py"
 
 
 def test_only_paths_below_a_volume_are_rewritten_in_a_command(tmp_path: Path) -> None:
@@ -77,3 +79,85 @@ def test_a_volume_that_the_job_does_not_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no volume of that name") as raised:
         paths.of(spec(tmp_path, volumes=VOLUMES), tmp_path, tmp_path, {"ckpnt": Path("/x")})
     assert "ckpt, corpus" in str(raised.value)
+
+
+@pytest.mark.parametrize("code", [".", {"folder": ".", "include": [".env.example"]}])
+def test_the_job_that_a_run_keeps_says_the_same_from_any_folder(tmp_path: Path, code: object) -> None:
+    """`launcher run runs/one/job.yaml` trains what `launcher run job.yaml` did."""
+    train = {
+        "task": "mine:Task",
+        "data": {"source": "array_record", "path": ["/data/a", "b/*.rec", "gs://c/d"], "eval_path": "/elsewhere/e"},
+        "checkpoint": {"path": "kept"},
+        "compile_cache": "cache",
+        "model": {"kind": "gpt2", "init_from": "../weights"},
+    }
+    job = spec(tmp_path, volumes=VOLUMES, train=train, code=code, workdir="inside")
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    kept = tmp_path / "runs" / "one" / "job.yaml"
+    here = paths.of(job, tmp_path, kept.parent, {})
+    kept.write_text(jobs.dump(here.anywhere(job)))
+    again = jobs.load(kept)
+    there = paths.of(again, kept.parent, kept.parent, {})
+    assert job.train is not None and again.train is not None
+    assert there.train(again.train) == here.train(job.train)
+    assert run.agent_job(again, there, False) == run.agent_job(job, here, False)
+    assert (there.base / str(again.code_folder), there.base / str(again.workdir)) == (tmp_path, tmp_path / "inside")
+    assert again.code_include == job.code_include
+    assert jobs.dump(there.anywhere(again)) == kept.read_text()
+    assert resolve(again, ClusterDefaults()).workdir == resolve(job, ClusterDefaults()).workdir == "/code/inside"
+
+
+def test_one_claim_at_two_mounts_is_one_folder(tmp_path: Path) -> None:
+    job = spec(tmp_path, volumes=[{"claim": "c", "path": "/a"}, {"claim": "c", "path": "/b", "read_only": True}])
+    here = paths.of(job, tmp_path, tmp_path / "run", {})
+    assert here.resolve("/a/x") == here.resolve("/b/x") == str(tmp_path / "run/volumes/c/x")
+    assert here.resolve("/a") != "/a"
+    given = paths.of(job, tmp_path, tmp_path / "run", {"/b": Path("/mnt")})
+    assert given.resolve("/a/x") == "/mnt/x"
+
+
+def test_volumes_that_only_share_a_name_are_folders_of_their_own(tmp_path: Path) -> None:
+    volumes = [
+        {"bucket": "gs://corpus/a", "path": "/a"},
+        {"bucket": "gs://corpus/b", "path": "/b"},
+        {"claim": "corpus", "path": "/c"},
+        {"ephemeral": "1Gi", "path": "/corpus"},
+    ]
+    job = spec(tmp_path, volumes=volumes)
+    here = paths.of(job, tmp_path, tmp_path / "run", {"/b": Path("/mnt/b")})
+    assert len({here.resolve(path) for path in ("/a", "/b", "/c", "/corpus")}) == 4
+    assert (here.resolve("/a"), here.resolve("/b")) == (str(tmp_path / "run/volumes/corpus"), "/mnt/b")
+    with pytest.raises(UserError, match=r"has 4 of that name.\n  hint: name one by its path: /a, /b, /c or /corpus"):
+        paths.of(job, tmp_path, tmp_path, {"corpus": Path("/x")})
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_nested_mounts_the_innermost_counts(turned: bool, tmp_path: Path) -> None:
+    volumes = [{"claim": "outer", "path": "/data"}, {"claim": "inner", "path": "/data/deep/er"}]
+    job = spec(tmp_path, volumes=volumes[::-1] if turned else volumes)
+    here, base = paths.of(job, tmp_path, tmp_path, {}), tmp_path / "volumes"
+    assert here.resolve("/data/deep/er/x") == str(base / "inner/x")
+    assert here.resolve("/data/deep/erst") == str(base / "outer/deep/erst")
+    assert here.resolve("/data/deep/er/../x") == str(base / "outer/deep/x")
+    assert here.resolve("/data/../etc/x") == "/data/../etc/x"
+
+
+def test_texts_for_the_user_s_code_are_rewritten_where_they_name_a_mounted_path(tmp_path: Path) -> None:
+    args = {"root": "/data/images", "deep": [{"at": "/data"}], "name": "data", "other": "/dataset", "n": 3}
+    below = str(tmp_path / "volumes/corpus")
+    mine = {"root": f"{below}/images", "deep": [{"at": below}], "name": "data", "other": "/dataset", "n": 3}
+    train = {"task": "a.b:C", "data": {"source": "torch", "dataset": "a.b:D", "args": args, "eval_args": args}}
+    job = spec(tmp_path, volumes=VOLUMES, train=train | {"model": {"kind": "a.b:Net", "words": "/data/words"}})
+    assert job.train is not None
+    found = paths.of(job, tmp_path, tmp_path, {}).train(job.train).model_dump(exclude_unset=True)
+    assert (found["data"]["args"], found["data"]["eval_args"]) == (mine, mine)
+    assert found["model"] == {"kind": "a.b:Net", "words": f"{below}/words"}
+
+
+def test_the_working_folder_and_the_variables_of_a_program_are_on_this_machine(tmp_path: Path) -> None:
+    keys = {"train": None, "command": ["a"], "workdir": "/data/code", "env": {"DATA": "/data/x", "A": "/dat"}}
+    job = spec(tmp_path, volumes=VOLUMES, **keys)
+    here = paths.of(job, tmp_path, tmp_path, {})
+    environ = run.environment(job, here, run.LocalRun(tmp_path, tmp_path), "uid")
+    assert (environ["DATA"], environ["A"]) == (str(tmp_path / "volumes/corpus/x"), "/dat")
+    assert run.agent_job(job, here, False).workdir == str(tmp_path / "volumes/corpus/code")

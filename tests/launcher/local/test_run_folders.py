@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from launcher import runs
 from launcher.errors import UserError
-from tests.launcher.cli import launcher
+from launcher.job import load as jobs
+from launcher.job.load import JobSpec
+from launcher.local import paths, run_folders
+from tests.launcher.invoke import launcher
 
 JOB = {"name": "one", "accelerator": {"type": "cpu"}, "volumes": [{"claim": "ckpt", "path": "/ckpt"}]}
+ROOT = Path(__file__).parents[3]
 DIGITS = "trainer.tasks.classify:Classify"
 
 
@@ -29,9 +34,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_run_is_named_or_its_folder_is(here: Path) -> None:
     folder = run(here / "runs" / "one", train={"task": DIGITS})
-    assert runs.folder("one") == runs.folder("runs/one") == runs.folder(str(folder)) == folder
+    assert run_folders.folder("one") == run_folders.folder("runs/one") == run_folders.folder(str(folder)) == folder
     with pytest.raises(UserError, match="There is no run two: neither two nor runs/two is a folder"):
-        runs.folder("two")
+        run_folders.folder("two")
 
 
 @pytest.mark.parametrize(
@@ -45,22 +50,40 @@ def test_a_run_is_named_or_its_folder_is(here: Path) -> None:
 )
 def test_a_run_s_checkpoints_are_where_its_job_says(path: str | None, found: str, here: Path) -> None:
     run(here / "runs" / "one", train={"task": DIGITS, "checkpoint": {"path": path}})
-    assert runs.checkpoints("one") == (found if "://" in found else os.path.join(here, found))
+    assert run_folders.checkpoints("one") == (found if "://" in found else os.path.join(here, found))
 
 
 def test_checkpoints_are_found_by_their_own_folder_too(here: Path) -> None:
     (here / "kept").mkdir()
-    assert runs.checkpoints("kept") == str(here / "kept")
-    assert runs.checkpoints("s3://bucket/kept") == "s3://bucket/kept"
+    assert run_folders.checkpoints("kept") == str(here / "kept")
+    assert run_folders.checkpoints("s3://bucket/kept") == "s3://bucket/kept"
 
 
 def test_a_folder_that_only_the_job_s_file_places_is_asked_for(here: Path) -> None:
     run(here / "runs" / "one", train={"task": DIGITS, "checkpoint": {"path": "kept"}})
-    with pytest.raises(UserError, match="keeps its checkpoints in kept, relative to the file of its job"):
-        runs.checkpoints("one")
+    with pytest.raises(UserError, match="keeps its checkpoints in kept, relative to a folder that is unknown"):
+        run_folders.checkpoints("one")
     run(here / "runs" / "mine", command=["python", "train.py"])
-    with pytest.raises(UserError, match="Run mine is of a command"):
-        runs.checkpoints("mine")
+    with pytest.raises(UserError, match="Run mine runs its own command"):
+        run_folders.checkpoints("mine")
+
+
+def test_a_run_s_checkpoints_are_found_wherever_its_command_line_put_them(here: Path) -> None:
+    (here / "jobs").mkdir()
+    job = JOB | {"train": {"task": "nowhere:Task", "steps": 1, "checkpoint": {"path": "/ckpt/deep"}}}  # ends at once
+    (here / "jobs" / "one.yaml").write_text(yaml.safe_dump(job))
+    argv = [sys.executable, "-m", "launcher.cli.main", "run", "jobs/one.yaml", "--volume", "ckpt=kept"]
+    left = subprocess.run(argv, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert left.returncode == 64, left.stderr
+    assert run_folders.checkpoints("one") == str(here / "kept" / "deep")
+
+
+def test_a_run_s_job_has_the_folder_to_which_its_path_is_relative(here: Path) -> None:
+    job = JobSpec.model_validate(JOB | {"train": {"task": DIGITS, "checkpoint": {"path": "kept"}}})
+    folder = here / "runs" / "one"
+    folder.mkdir(parents=True)
+    (folder / "job.yaml").write_text(jobs.dump(paths.of(job, here / "jobs", folder, {}).anywhere(job)))
+    assert run_folders.checkpoints("one") == str(here / "jobs" / "kept")
 
 
 def test_what_cannot_be_exported_is_the_user_s_to_mend(

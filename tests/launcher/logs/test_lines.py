@@ -3,14 +3,15 @@ import re
 
 import pytest
 
-from launcher import past
-from launcher.agent import words
-from launcher.agent.verdict import of_code
+from launcher.agent.gang import log_lines
+from launcher.agent.gang.verdict import of_code
+from launcher.agent.io.lines import CONTINUED, Lines
 from launcher.errors import UserError
-from launcher.follow import Scenes
-from launcher.hosts import Host, newest
-from launcher.logs import Line, Lines, merged, parse, select, stamped
-from launcher.podlogs import source
+from launcher.logs import previous
+from launcher.logs.follow import Notices, Shown
+from launcher.logs.lines import Line, exist, merged, parse, select, stamped
+from launcher.logs.pods import source
+from launcher.status.hosts import Host, newest
 
 
 def test_a_ranked_line_is_a_process_s_and_every_other_the_agent_s() -> None:
@@ -28,14 +29,28 @@ def test_lines_are_whole_however_the_bytes_come() -> None:
     lines = Lines()
     text = "one\ntwo ünd\n\nlast".encode()
     found = [line for byte in text for line in lines.feed(bytes([byte]))] + lines.end()
-    assert found == ["one", "two ünd", "", "last"]
+    assert [line.decode() for line in found] == ["one", "two ünd", "", "last"]
     assert lines.end() == []
+
+
+def test_a_line_that_is_too_long_comes_in_marked_pieces_that_cut_no_character() -> None:
+    text = ("ab" + "é" * 14 + "\nshort\n" + "x" * 10 + "\n").encode()
+    for size in (1, 3, len(text)):
+        lines = Lines(limit=10)
+        fed = [lines.feed(text[at : at + size]) for at in range(0, len(text), size)]
+        assert [piece.decode() for found in fed for piece in found] == [
+            "abéééé",
+            f"{CONTINUED}ééééé",
+            f"{CONTINUED}ééééé",
+            "short",
+            "x" * 10,
+        ]
 
 
 def test_a_line_that_never_ends_takes_bounded_memory() -> None:
     lines = Lines(limit=10)
-    assert lines.feed(b"x" * 11) == ["x" * 11]
-    assert lines.feed(b"y\n") == ["y"]
+    assert lines.feed(b"\x80" * 25) == [b"\x80" * 10, CONTINUED.encode() + b"\x80" * 10]
+    assert lines.end() == [CONTINUED.encode() + b"\x80" * 5]
 
 
 def at(second: int, text: str) -> str:
@@ -74,13 +89,41 @@ def host(number: int = 0, generation: int = 0, state: dict | None = None) -> Hos
 def ended(text: str, code: int = 83, rank: int = 0, host: int = 0, generation: int = 0) -> dict:
     """The state of a container whose agent left a verdict."""
     verdict = of_code(code, text, rank=rank, host=rank).to_json()
-    return {"terminated": {"exitCode": code, "message": words.farewell(verdict, host, generation, 1)}}
+    return {"terminated": {"exitCode": code, "message": log_lines.termination_message(verdict, host, generation, 1)}}
 
 
-def test_the_kubelet_s_time_stands_before_the_rank() -> None:
+def test_the_kubelet_s_timestamp_comes_before_the_rank() -> None:
     assert stamped(1, 2, at(5, "[3] step 2")) == Line(1, 3, "step 2", "2026-01-02T03:04:05.000000000Z", 2)
     assert stamped(0, 0, at(5, "")).text == ""
     assert stamped(0, 0, "no time") == Line(0, None, "no time")
+
+
+def test_a_further_piece_of_a_line_has_the_time_and_the_rank_of_the_first() -> None:
+    first = stamped(0, 1, at(5, "[3] begin"))
+    assert stamped(0, 1, "… 2026-01-02Tthe rest", first) == Line(0, 3, "… 2026-01-02Tthe rest", first.at, 1)
+
+
+def test_what_the_kubelet_says_after_a_line_is_not_that_line_s() -> None:
+    before = stamped(0, 1, at(5, "[3] begin"))
+    assert stamped(0, 1, "failed to watch file: no such file", before) == Line(
+        0, None, "failed to watch file: no such file", "", 1
+    )
+
+
+@pytest.mark.parametrize("words", ["unable to retrieve container logs", "2026-13-41T99:99:99Z odd", "2026-01-02Tx"])
+def test_what_the_kubelet_says_without_a_time_comes_first(words: str) -> None:
+    """It answers so, with 200, when a container's log is gone."""
+    streams = [[stamped(0, 0, at(1, "[0] a"))], [stamped(1, 0, words)]]
+    assert list(merged(map(iter, streams)))[0].host == 1
+
+
+def test_a_stream_that_is_taken_up_again_shows_each_line_once() -> None:
+    shown = Shown()
+    first = [stamped(0, 0, at(second, text)) for second, text in ((1, "a"), (3, "b"), (2, "late"), (3, "c"))]
+    assert all(map(shown.is_new, first))
+    shown.begin_again()
+    again = [stamped(0, 0, at(second, text)) for second, text in ((2, "late"), (3, "b"), (3, "c"), (3, "d"), (4, "e"))]
+    assert [line.text for line in again if shown.is_new(line)] == ["d", "e"]
 
 
 def test_lines_of_many_pods_come_in_order_of_time() -> None:
@@ -94,12 +137,12 @@ def test_times_of_nodes_in_other_zones_are_compared_as_times() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "wanted"),
+    ("text", "expected"),
     [(None, {0, 1, 2, 3}), ("all", {0, 1, 2, 3}), ("2", {2}), ("0,2-3", {0, 2, 3}), ("7", set())],
 )
-def test_ranks_are_asked_for_one_by_one_or_in_ranges(asked: str | None, wanted: set[int]) -> None:
-    chosen = select(asked, None)
-    assert {rank for rank in range(4) if chosen.wants(Line(rank, rank, "x"), range(rank, rank + 1))} == wanted
+def test_ranks_are_selected_one_by_one_or_in_ranges(text: str | None, expected: set[int]) -> None:
+    chosen = select(text, None)
+    assert {rank for rank in range(4) if chosen.wants(Line(rank, rank, "x"), range(rank, rank + 1))} == expected
 
 
 def test_an_agent_s_own_line_comes_with_any_of_its_ranks() -> None:
@@ -112,9 +155,9 @@ def test_a_pattern_is_searched_for_in_the_text() -> None:
     assert not select(None, "^2").wants(Line(2, 2, "step 2"), range(2, 3))
 
 
-@pytest.mark.parametrize(("rank", "pattern", "said"), [("1-", None, "--rank 1-"), (None, "(", "--grep (")])
-def test_what_cannot_be_read_is_refused_with_its_option(rank: str | None, pattern: str | None, said: str) -> None:
-    with pytest.raises(UserError, match=re.escape(said)):
+@pytest.mark.parametrize(("rank", "pattern", "expected"), [("1-", None, "--rank 1-"), (None, "(", "--grep (")])
+def test_what_cannot_be_read_is_refused_with_its_option(rank: str | None, pattern: str | None, expected: str) -> None:
+    with pytest.raises(UserError, match=re.escape(expected)):
         select(rank, pattern)
 
 
@@ -127,28 +170,40 @@ def test_a_source_knows_the_ranks_of_its_host() -> None:
 def test_the_ends_of_earlier_logs_are_what_the_leader_says_at_its_start() -> None:
     ends = {3: ["ValueError: x", "[0] odd"], 0: ["step 7"]}
     about = {"at": 1.0, "attempt": 1, "generation": 0}
-    said = [words.word("tail", about | {"rank": rank, "lines": lines}) for rank, lines in ends.items()]
-    found = list(past.lines(filter(None, map(words.parse, [*said, words.word("past", about)])), processes_per_host=2))
+    records = [log_lines.line("tail", about | {"rank": rank, "lines": lines}) for rank, lines in ends.items()]
+    found = list(
+        previous.lines(
+            filter(None, map(log_lines.parse, [*records, log_lines.line("past", about)])), processes_per_host=2
+        )
+    )
     assert [line.prefixed() for line in found] == ["[3] ValueError: x", "[3] [0] odd", "[0] step 7"]
     assert [(line.host, line.generation) for line in found] == [(1, 0), (1, 0), (0, 0)]
 
 
-def test_each_generation_s_begin_and_end_is_said_once() -> None:
-    scenes = Scenes()
-    seen = [
+def test_each_generation_s_begin_and_end_is_shown_once() -> None:
+    notices = Notices()
+    found = [
         host(0, 0, {"running": {}}),
         host(1, 0, ended("rank 1 raised", rank=1)),
         host(0, 0, ended("rank 1 raised", rank=1)),
         host(0, 1),
         host(1, 1, {"running": {}}),
     ]
-    assert [text for one in seen for text in scenes.of_host(one)] == [
+    assert [text for one in found for text in notices.of_host(one)] == [
         "generation 0 ended: rank 1 raised",
         "generation 1 begins",
     ]
 
 
-def test_a_suspension_is_said_when_it_begins() -> None:
-    scenes = Scenes()
-    said = [list(scenes.of_jobset({"spec": {"suspend": value}})) for value in (False, True, True, False, True)]
-    assert [len(texts) for texts in said] == [0, 1, 0, 0, 1]
+def test_a_suspension_is_shown_when_it_begins() -> None:
+    notices = Notices()
+    shown = [list(notices.of_jobset({"spec": {"suspend": value}})) for value in (False, True, True, False, True)]
+    assert [len(texts) for texts in shown] == [0, 1, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("processes", "known"), [(1, "the only rank is 0"), (2, "ranks are 0–1")])
+def test_a_rank_that_no_process_has_is_refused_with_those_that_exist(processes: int, known: str) -> None:
+    exist(select("0", None), processes)
+    exist(select(None, None), processes)
+    with pytest.raises(UserError, match=f"--rank 7 does not exist: {known}"):
+        exist(select("0,7-9", None), processes)

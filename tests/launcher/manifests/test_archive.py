@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
+import shutil
 import socket
 import subprocess
 import tarfile
@@ -13,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher import archive, worktree
-from launcher.agent import code
+from launcher.agent import unpack
 from launcher.errors import UserError
+from launcher.manifests import archive, git_files
 
 LIMIT = 1024 * 1024
+RANDOM = "7f3a9c51e0b84d26af19"  # of nothing
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -48,7 +51,7 @@ def names(packed: bytes) -> list[str]:
 
 
 def test_a_folder_in_no_repository_is_taken_whole(folder: Path) -> None:
-    assert list(worktree.files(folder)) == ["pkg/__init__.py", "pkg/model.py", "train.py"]
+    assert git_files.files(folder) == ["pkg/__init__.py", "pkg/model.py", "train.py"]
 
 
 @pytest.mark.parametrize("is_repository", [True, False])
@@ -56,28 +59,28 @@ def test_what_git_ignores_stays_here(folder: Path, is_repository: bool) -> None:
     if is_repository:
         git(folder, "init")
     write(folder, {".gitignore": "data/\n*.npz\n", "data/a": "a", "b.npz": "b", "pkg/c.npz": "c", "new.py": ""})
-    assert set(worktree.files(folder)) == {".gitignore", "new.py", "pkg/__init__.py", "pkg/model.py", "train.py"}
+    assert set(git_files.files(folder)) == {".gitignore", "new.py", "pkg/__init__.py", "pkg/model.py", "train.py"}
 
 
 def test_a_folder_inside_of_a_repository_is_seen_alone(folder: Path) -> None:
     git(folder, "init")
     write(folder, {".gitignore": "*.log\n", "pkg/x.log": "x"})
-    assert list(worktree.files(folder / "pkg")) == ["__init__.py", "model.py"]
+    assert list(git_files.files(folder / "pkg")) == ["__init__.py", "model.py"]
 
 
 def test_what_git_tracks_travels_though_it_is_ignored_by_now(folder: Path) -> None:
     git(folder, "init")
     git(folder, "add", "train.py")
     write(folder, {".gitignore": "train.py\n"})
-    assert worktree.files(folder)["train.py"] is True and worktree.files(folder)["pkg/model.py"] is False
+    assert "train.py" in git_files.files(folder)
 
 
 def test_what_programs_leave_behind_never_travels(folder: Path) -> None:
-    for name in sorted(worktree.LEFT_OUT - {".git"}):
+    for name in sorted(git_files.LEFT_OUT - {".git"}):
         write(folder / name, {"a": "a"})
     write(folder / "pkg" / "__pycache__", {"a.pyc": "a"})
     write(folder, {"b.pyc": "b"})
-    assert list(worktree.files(folder)) == ["pkg/__init__.py", "pkg/model.py", "train.py"]
+    assert git_files.files(folder) == ["pkg/__init__.py", "pkg/model.py", "train.py"]
 
 
 def test_what_runs_here_left_is_no_code(folder: Path) -> None:
@@ -85,47 +88,150 @@ def test_what_runs_here_left_is_no_code(folder: Path) -> None:
     write(folder / "runs" / "digits", {"job.yaml": "x", "summary.json": "x", "logs/rank-0.log": "x"})
     assert archive.pack(folder, LIMIT) == before
     write(folder, {"runs/notes.txt": "x", "job.yaml": "x", "summary.json": "x"})
-    assert {"runs/notes.txt", "job.yaml", "summary.json", "train.py"} <= worktree.files(folder).keys()
+    assert {"runs/notes.txt", "job.yaml", "summary.json", "train.py"} <= set(git_files.files(folder))
 
 
 def test_repositories_inside_of_one_travel_too(folder: Path, tmp_path: Path) -> None:
-    inner = write(tmp_path / "lib", {"a.py": "a", ".gitignore": "b.py\n", "b.py": "b"})
+    inner = write(tmp_path / "lib", {"a.py": "a", ".gitignore": "b.py\n*.log\n", "b.py": "b", "kept.log": "c"})
     git(inner, "init")
-    git(inner, "add", "a.py", ".gitignore")
+    git(inner, "add", "--force", "a.py", ".gitignore", "kept.log")
     git(inner, "commit", "-m", "a")
     git(folder, "init")
     git(folder, "submodule", "add", str(inner), "sub")
     git(folder, "clone", str(inner), "clone")
     write(folder, {"sub/b.py": "b", "sub/c.py": "c"})
-    found = worktree.files(folder)
-    assert found["sub/a.py"] is True and found["sub/c.py"] is False and found["clone/a.py"] is True
+    found = git_files.files(folder)
+    assert {"sub/a.py", "sub/c.py", "sub/kept.log", "clone/a.py", "clone/kept.log"} <= set(found)
     assert "sub/b.py" not in found and not any(".git/" in name for name in found)
+
+
+def ran_by(folder: Path) -> Path:
+    """Has every setting of a repository that names a command leave a mark; gives the folder of the marks."""
+    marks = folder.parent / f"ran-by-{folder.name}"
+    marks.mkdir(exist_ok=True)
+    for setting in COMMANDS:
+        git(folder, "config", setting, f"touch {marks}/{setting} #")
+    for hook in ("post-index-change", "fsmonitor-watchman", "post-checkout", "reference-transaction"):
+        write(folder / ".git" / "hooks", {hook: f"#!/bin/sh\ntouch {marks}/{hook}\n"})
+        (folder / ".git" / "hooks" / hook).chmod(0o755)
+    write(folder, {".gitattributes": "* filter=x diff=x\n"})
+    return marks
+
+
+COMMANDS = (
+    *("core.fsmonitor", "core.sshCommand", "core.gitProxy", "core.pager", "core.editor", "core.askPass"),
+    *("core.alternateRefsCommand", "pager.ls-files", "credential.helper", "diff.external", "diff.x.textconv"),
+    *("filter.x.clean", "filter.x.smudge", "filter.x.process", "alias.ls-files", "uploadpack.packObjectsHook"),
+)
+
+
+def test_no_setting_of_a_repository_runs_a_command(folder: Path, tmp_path: Path) -> None:
+    inner = write(folder / "inner", {"a.py": "a"})
+    for repository in (inner, folder):
+        git(repository, "init")
+        git(repository, "add", ".")
+        git(repository, "commit", "-m", "a")
+    marks = [ran_by(repository) for repository in (inner, folder)]
+    subprocess.run(["git", "ls-files", "--others"], cwd=inner, check=True, capture_output=True)
+    assert [path.name for path in marks[0].iterdir()] == ["core.fsmonitor"]  # a listing runs it unless told not to
+    (marks[0] / "core.fsmonitor").unlink()
+    write(folder, {"train.py": "print(2)", "inner/b.py": "b"})
+    assert {"train.py", "inner/a.py", "inner/b.py"} <= set(git_files.files(folder))
+    assert not any(path for one in marks for path in one.iterdir())
+
+
+def test_a_listing_fetches_nothing_from_a_remote_that_the_repository_names(folder: Path, tmp_path: Path) -> None:
+    git(folder, "init")
+    git(folder, "add", ".")
+    git(folder, "commit", "-m", "a")
+    git(folder, "config", "uploadpack.allowFilter", "true")
+    clone, mark = tmp_path / "clone", tmp_path / "fetched"
+    git(tmp_path, "clone", "--no-checkout", "--filter=tree:0", folder.as_uri(), str(clone))
+    git(clone, "sparse-checkout", "init", "--cone", "--sparse-index")
+    git(clone, "read-tree", "-mu", "HEAD")
+    for objects in (clone / ".git" / "objects").iterdir():
+        shutil.rmtree(objects)
+    git(clone, "config", "remote.origin.uploadpack", f"touch {mark}; git-upload-pack")
+    assert git_files.files(clone) == ["train.py"] and not mark.exists()
+    git(clone, "ls-files")
+    assert mark.exists()  # as git would do by itself
+
+
+def indexed(folder: Path, *names: str) -> Path:
+    """A repository whose index names these files; git itself would refuse most, so longer names are replaced."""
+    git(folder, "init")
+    git(folder, "config", "index.version", "2")
+    stand_ins = {f"{'q' * (len(name) - 1)}{at}": name for at, name in enumerate(names)}
+    write(folder, dict.fromkeys(stand_ins, "x"))
+    git(folder, "add", *stand_ins)
+    content = (folder / ".git" / "index").read_bytes()[:-20]
+    for stand_in, name in stand_ins.items():
+        assert content.count(stand_in.encode()) == 1
+        content = content.replace(stand_in.encode(), name.encode())
+        (folder / stand_in).unlink()
+    (folder / ".git" / "index").write_bytes(content + hashlib.sha1(content).digest())
+    return folder
+
+
+@pytest.mark.parametrize("is_inner", [False, True])
+@pytest.mark.parametrize("name", ["../secret", "pkg/../../secret", "/etc/hostname", "out/secret", "out/deep/secret"])
+def test_an_index_that_names_what_is_outside_is_refused(
+    folder: Path, tmp_path: Path, name: str, is_inner: bool
+) -> None:
+    write(tmp_path, {"secret": "s3cret", "deep/secret": "s3cret"})
+    repository = write(folder / "inner", {"a.py": "a"}) if is_inner else folder
+    (repository / "out").symlink_to(tmp_path)
+    write(repository, {".gitignore": "out\n"})
+    indexed(repository, name)
+    if is_inner and name == "../secret":
+        write(folder, {"secret": "of the outer folder"})
+    with pytest.raises(UserError, match=r"git's index names .*, which is outside of .*\n.*git rm --cached"):
+        archive.pack(folder, LIMIT)
+
+
+def test_what_lies_behind_a_link_inside_of_the_folder_travels_as_the_link_alone(folder: Path) -> None:
+    git(folder, "init")
+    write(folder, {"old/model.py": "x = 1"})
+    git(folder, "add", ".")
+    shutil.rmtree(folder / "old")
+    (folder / "old").symlink_to("pkg")
+    assert [name for name in names(archive.pack(folder, LIMIT)) if name.startswith("old")] == ["old"]
+
+
+def test_a_git_folder_that_is_a_pipe_or_names_itself_is_no_repository_to_wait_for(folder: Path) -> None:
+    git(folder, "init")
+    for name, pointer in (("loop", "gitdir: .git\n"), ("odd", "\0" * 9000), ("elsewhere", "gitdir: /nonexistent")):
+        write(folder, {f"{name}/a.py": "a", f"{name}/.git": pointer})
+    (folder / "pipe").mkdir()
+    os.mkfifo(folder / "pipe" / ".git")
+    write(folder, {"pipe/a.py": "a"})
+    assert "train.py" in git_files.files(folder)
 
 
 def test_another_repositorys_environment_does_not_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_DIR", "/nonexistent")
     monkeypatch.setenv("GIT_INDEX_FILE", "/nonexistent/index")
-    assert "train.py" in worktree.files(folder)
+    assert "train.py" in git_files.files(folder)
 
 
 def test_a_repository_that_git_cannot_read_is_refused_in_gits_words(folder: Path) -> None:
     (folder / ".git").write_text("gitdir: /nonexistent\n")
     with pytest.raises(UserError, match="git cannot list .* not a git repository"):
-        worktree.files(folder)
+        git_files.files(folder)
 
 
 def test_without_git_a_folder_is_walked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, {"node_modules/a": "a"})
     (folder / "link").symlink_to("pkg")
     monkeypatch.setenv("PATH", "")
-    assert list(worktree.files(folder)) == ["link", "pkg/__init__.py", "pkg/model.py", "train.py"]
+    assert git_files.files(folder) == ["link", "pkg/__init__.py", "pkg/model.py", "train.py"]
 
 
 def test_without_git_nothing_that_is_to_stay_here_is_sent_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, {"pkg/.gitignore": "keys\n", "pkg/keys": "secret"})
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="git, which reads it, is not installed"):
-        worktree.files(folder)
+        git_files.files(folder)
 
 
 # --- one archive ------------------------------------------------------------------------------------------------------
@@ -176,7 +282,7 @@ def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(folder: Pa
     write(folder, {**noise, "small.txt": "x" * 9_000_000})
     with pytest.raises(UserError) as error:
         archive.pack(folder, LIMIT)
-    assert "packs to 4.8 MiB, and 1.0 MiB is what fits into its ConfigMap." in str(error.value)
+    assert "packs to 4.8 MiB, and at most 1.0 MiB fit into its ConfigMap." in str(error.value)
     assert "small.txt (8.6 MiB), data/huge.bin (2.9 MiB), big.bin (1.9 MiB)" in str(error.value)
     assert "hint: leave out in .gitignore" in str(error.value)
 
@@ -200,18 +306,37 @@ def test_a_link_that_leads_out_is_refused(folder: Path, target: str) -> None:
         archive.pack(folder, LIMIT)
 
 
-KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----\nabc"
-
-
-@pytest.mark.parametrize(("name", "content"), [(".env", "TOKEN=x"), (".netrc", "x"), ("key.pem", KEY)])
-def test_a_secret_that_nobody_shared_yet_is_refused(folder: Path, name: str, content: str) -> None:
-    write(folder, {name: content})
-    with pytest.raises(UserError, match="looks like a secret") as error:
+@pytest.mark.parametrize("is_tracked", [True, False])
+def test_what_looks_like_credentials_is_refused_tracked_or_not(folder: Path, is_tracked: bool) -> None:
+    write(folder, {".env": "X=1", "run.sh": f"set -e\nexport WANDB_API_KEY={RANDOM}\n", "a/.netrc": ""})
+    if is_tracked:
+        git(folder, "init")
+        git(folder, "add", ".")
+    with pytest.raises(UserError) as error:
         archive.pack(folder, LIMIT)
-    assert "abc" not in str(error.value)
-    git(folder, "init")
-    git(folder, "add", ".")
-    archive.pack(folder, LIMIT)  # whoever may read the repository has it
+    first, *files = str(error.value).splitlines()[:4]
+    assert first.startswith("code: 3 files to be shipped look like credentials, and whoever may read ConfigMaps")
+    assert files == [
+        "  .env (by its name)",
+        "  a/.netrc (by its name)",
+        "  run.sh (line 2: WANDB_API_KEY)",
+    ]
+    assert RANDOM not in str(error.value)
+    assert "mount a Secret" in str(error.value) and "code: {folder: ., include: [.env]}" in str(error.value)
+
+
+def test_what_is_named_in_include_travels_though_it_looks_like_credentials(folder: Path) -> None:
+    write(folder, {".env.example": "X=", "tests/certs/a.p12": "1", "tests/certs/deep/b.p12": "1", "tests/c.p12": "1"})
+    with pytest.raises(UserError, match=r"code: 1 file to be shipped looks like(.|\n)*tests/c\.p12"):
+        archive.pack(folder, LIMIT, [".env.example", "tests/certs/"])
+    packed = archive.pack(folder, LIMIT, [".env.example", "./tests"])
+    assert {".env.example", "tests/certs/deep/b.p12", "tests/c.p12"} <= set(names(packed))
+
+
+def test_a_name_in_include_that_names_no_file_is_refused(folder: Path) -> None:
+    write(folder, {".gitignore": ".env\n", ".env": "X=1"})
+    with pytest.raises(UserError, match=r"code\.include: \.env, nowhere: no such file or folder is shipped\."):
+        archive.pack(folder, LIMIT, ["nowhere", ".env", "train.py"])
 
 
 # --- unpacked by the agent --------------------------------------------------------------------------------------------
@@ -236,7 +361,7 @@ def test_a_folder_arrives_as_it_was_sent(folder: Path, tmp_path: Path) -> None:
     (folder / "pkg" / "link.py").symlink_to("../train.py")
     packed = tmp_path / "code.tar.gz"
     packed.write_bytes(archive.pack(folder, LIMIT))
-    code.unpack(str(packed), str(tmp_path / "there"))
+    unpack.unpack(str(packed), str(tmp_path / "there"))
     sent, there = ({path.relative_to(at) for path in at.rglob("*")} for at in (folder, tmp_path / "there"))
     assert sent == there
     for path in there:
@@ -262,8 +387,8 @@ def test_a_folder_arrives_as_it_was_sent(folder: Path, tmp_path: Path) -> None:
 )
 def test_nothing_is_unpacked_elsewhere(tmp_path: Path, bad: tarfile.TarInfo) -> None:
     packed = tarball(tmp_path / "a.tar.gz", member("b"), bad)
-    with pytest.raises(code.CodeError):
-        code.unpack(packed, str(tmp_path / "there"))
+    with pytest.raises(unpack.CodeError):
+        unpack.unpack(packed, str(tmp_path / "there"))
     assert {path.name for path in tmp_path.rglob("*")} <= {"a.tar.gz", "there", "b"}
 
 
@@ -271,5 +396,5 @@ def test_nothing_is_unpacked_elsewhere(tmp_path: Path, bad: tarfile.TarInfo) -> 
 def test_a_damaged_archive_is_named(folder: Path, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     packed = tmp_path / "code.tar.gz"
     packed.write_bytes(damage(archive.pack(folder, LIMIT)))
-    with pytest.raises(code.CodeError, match="is damaged"):
-        code.unpack(str(packed), str(tmp_path / "there"))
+    with pytest.raises(unpack.CodeError, match="is damaged"):
+        unpack.unpack(str(packed), str(tmp_path / "there"))

@@ -1,33 +1,38 @@
 """Rendering: whole manifests against golden files, and what no manifest may ever lack or hold.
 
-After a change that is meant: GOLDEN=write pytest tests/launcher/test_jobset.py, and read the diff.
+After a change that is meant: GOLDEN=write pytest tests/launcher/manifests/test_jobset.py, and read the diff.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import yaml
 
-from launcher import bundle, emit, job, jobset, network, platforms, profile
-from launcher.bundle import Bundle
 from launcher.errors import UserError
-from launcher.jobset import render
-from launcher.profile import Profile
-from launcher.schema import Kind
+from launcher.job import load, profile
+from launcher.job.profile import ClusterDefaults
+from launcher.job.schema import Kind
+from launcher.kube import labels
+from launcher.manifests import bundle, network
+from launcher.manifests.bundle import Bundle
+from launcher.manifests.jobset import render
+from launcher.manifests.platforms import table
+from launcher.manifests.prepare import prepare
+from launcher.manifests.resolve import resolve
+from launcher.yaml12 import writer
+from tests.golden import compare, compare_difference, difference, patched
 from tests.launcher import matrix
 from trainer import contract
 from trainer.contract import Action
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parent / "golden"
-CASES = Path(__file__).parent / "render"
+CASES = Path(__file__).parent / "cases"
 EXAMPLES = ROOT / "k8s" / "examples"
 PROFILE = ".profile.yaml"
 
@@ -45,24 +50,24 @@ PRIVILEGED = {"cpu-hostnetwork", "h100-tcpxo-gke", "a100-generic", "generic-gpu"
 
 def manifests(path: Path) -> list[dict[str, Any]]:
     beside = path.with_name(path.stem + PROFILE)
-    spec = job.load(path)
-    return render(spec, profile.load(beside if beside.exists() else None), brought(spec))
+    spec = load.load(path)
+    return render(resolve(spec, profile.load(beside if beside.exists() else None)), brought(spec))
 
 
-def brought(spec: job.JobSpec) -> Bundle | None:
+def brought(spec: load.JobSpec) -> Bundle | None:
     """What a job brings where it asks for it, with contents that no change of ours changes."""
     agent = b"agent" if spec.agent == "inject" else None
     code = b"code" if spec.code is not None else None
     return None if agent is None and code is None else Bundle(agent, code)
 
 
-def rendered(text: str, cluster: Profile | None = None) -> dict[str, Any]:
+def rendered(text: str, cluster: ClusterDefaults | None = None) -> dict[str, Any]:
     """The JobSet of a job in a text."""
-    return render(job.parse(text), cluster or Profile())[0]
+    return prepare(load.read_text(text), cluster or ClusterDefaults()).manifests[0]
 
 
-def rendered_with(spec: job.JobSpec, archive: Bundle) -> dict[str, Any]:
-    return render(spec, Profile(), archive)[0]
+def rendered_with(spec: load.JobSpec, archive: Bundle) -> dict[str, Any]:
+    return render(resolve(spec, ClusterDefaults()), archive)[0]
 
 
 def spec_of(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -83,27 +88,26 @@ def env_of(manifest: dict[str, Any]) -> dict[str, Any]:
     return {one["name"]: one.get("value", "").replace("$$", "$") or one["valueFrom"] for one in main["env"]}
 
 
-def hold_to_golden(documents: list[dict[str, Any]], golden: Path) -> None:
-    text = emit.documents(documents)
-    if os.environ.get("GOLDEN") == "write":
-        golden.parent.mkdir(parents=True, exist_ok=True)
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
-    assert list(yaml.safe_load_all(text)) == documents
+WHOLES = {GOLDEN / f"{one.name}.yaml": one.manifests() for one in matrix.PLAIN}
+
+
+@pytest.mark.parametrize("golden", WHOLES, ids=lambda path: path.stem)
+def test_the_plainest_job_renders_to_its_golden_manifests(golden: Path) -> None:
+    compare(WHOLES[golden], golden)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_job_renders_to_its_golden_manifests(path: Path) -> None:
-    hold_to_golden(manifests(path), GOLDEN / path.name if path.parent == CASES else GOLDEN / "examples" / path.name)
+def test_a_job_differs_from_the_plainest_as_its_golden_file_says(path: Path) -> None:
+    compare_difference(manifests(path), GOLDEN / path.parent.name / f"{path.stem}.diff", WHOLES)
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS, ids=lambda one: one.name)
-def test_a_combination_renders_to_its_golden_manifests(combination: matrix.Combination) -> None:
-    hold_to_golden(combination.manifests(), GOLDEN / "matrix" / f"{combination.name}.yaml")
+def test_a_combination_differs_from_the_plainest_as_its_golden_file_says(combination: matrix.Combination) -> None:
+    compare_difference(combination.manifests(), GOLDEN / "matrix" / f"{combination.name}.diff", WHOLES)
 
 
 def test_every_accelerator_and_every_option_is_combined_and_they_are_many() -> None:
-    pairs = {(kind, where) for where, known in platforms.NODES.items() for kind in known}
+    pairs = {(kind, where) for where, known in table.NODES.items() for kind in known}
     assert {(one.kind, one.where) for one in COMBINATIONS} == pairs
     written = {"tcpxo": "h100-tcpxo-gke", "efa": "h100-efa-eks"}
     assert {one.option for one in COMBINATIONS} | written.keys() == set(matrix.OPTIONS)
@@ -111,22 +115,22 @@ def test_every_accelerator_and_every_option_is_combined_and_they_are_many() -> N
 
 
 def test_every_golden_file_has_its_job() -> None:
-    names = {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*.yaml")}
-    written = {path.name if path.parent == CASES else f"examples/{path.name}" for path in FILES}
-    assert names == written | {f"matrix/{one.name}.yaml" for one in COMBINATIONS}
+    differences = [f"{path.parent.name}/{path.stem}" for path in FILES] + [f"matrix/{one.name}" for one in COMBINATIONS]
+    names = {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*.*")}
+    assert names == {path.name for path in WHOLES} | {f"{name}.diff" for name in differences}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_rendering_twice_gives_the_same_and_changes_nothing(path: Path) -> None:
-    spec, cluster = job.load(path), Profile()
+    spec, cluster = load.load(path), ClusterDefaults()
     if (beside := path.with_name(path.stem + PROFILE)).exists():
         cluster = profile.load(beside)
-    before = spec.model_dump_json(), cluster.model_dump_json()
-    first, second = (render(spec, cluster, brought(spec)) for _ in range(2))
+    before = spec.model_dump_json(), cluster.values.model_dump_json()
+    first, second = (render(resolve(spec, cluster), brought(spec)) for _ in range(2))
     assert first == second
     first[0]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0].clear()
-    assert render(spec, cluster, brought(spec)) == second
-    assert (spec.model_dump_json(), cluster.model_dump_json()) == before
+    assert render(resolve(spec, cluster), brought(spec)) == second
+    assert (spec.model_dump_json(), cluster.values.model_dump_json()) == before
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -198,17 +202,23 @@ def test_a_job_past_its_deadline_is_not_started_again() -> None:
 
 def test_the_agent_can_read_what_the_pod_tells_it() -> None:
     """The agent's own reader, on the environment of host 5 of 2 × 4."""
-    from launcher.agent import config
+    from launcher.agent.gang import config
 
     manifest = rendered(SMALL.replace("{type: cpu}", "{type: cpu, per_host: 2}") + "hosts: 4\nslices: 2\ngrace: 20s\n")
     found = {name: value for name, value in env_of(manifest).items() if isinstance(value, str)}
-    told = {contract.SLICE: "1", contract.INDEX: "1", contract.UID: "u", contract.GENERATION: "3"}
+    told = {
+        contract.SLICE: "1",
+        contract.INDEX: "1",
+        contract.UID: "u",
+        contract.GENERATION: "3",
+        contract.POD_IP: "10.4.0.7",
+    }
     read = config.read({**found, **told})
     assert (read.leader, read.host, read.hosts, read.generation) == (("x-w-0-0.x", network.LEADER_PORT), 5, 8, 3)
     assert (read.job.command, read.job.grace_s, read.job.metrics_port) == (("python", "train.py"), 20.0, 9400)
-    assert not read.is_local
+    assert not read.is_local and read.address == "10.4.0.7"
     fields = env_of(manifest)
-    for name in (contract.SLICE, contract.UID, contract.GENERATION, contract.POD_UID, contract.NODE):
+    for name in (contract.SLICE, contract.UID, contract.GENERATION, contract.POD_UID, contract.POD_IP, contract.NODE):
         assert "fieldRef" in fields[name]
 
 
@@ -231,11 +241,12 @@ def test_the_train_block_reaches_the_pod_with_its_checkpoint_folder() -> None:
     assert mounts == {"tmp": "/tmp", "volume-0": "/runs"}
 
 
-def test_a_bucket_is_no_folder_to_keep_the_runs_memory_in() -> None:
+def test_a_bucket_is_no_folder_but_keeps_the_run_s_memory() -> None:
     cluster = profile.parse("{image: i, checkpoint: {url: gs://runs/all}}")
     manifest = rendered("name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine, steps: 10}\n", cluster)
     assert json.loads(env_of(manifest)[contract.TRAIN_SPEC])["checkpoint"] == {"path": "gs://runs/all/x"}
     assert contract.RUN_DIR not in env_of(manifest)
+    assert env_of(manifest)[contract.RUN_URL] == "gs://runs/all/x/.jaxlaunch"
 
 
 def test_a_profile_s_claim_is_mounted_once_where_a_checkpoint_lies_on_it() -> None:
@@ -251,7 +262,7 @@ def test_a_profile_s_claim_is_mounted_once_where_a_checkpoint_lies_on_it() -> No
 def test_a_secret_appears_by_reference_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "canary-0123456789")
     (case,) = [path for path in FILES if path.stem == "volumes-secrets-init-pod"]
-    text = emit.documents(manifests(case))
+    text = writer.documents(manifests(case))
     assert "canary" not in text
     reference = {"secretKeyRef": {"name": "wandb", "key": "api-key"}}
     assert env_of(manifests(case)[0])["WANDB_API_KEY"] == reference
@@ -314,12 +325,14 @@ def test_only_slices_that_span_hosts_are_placed_exclusively() -> None:
 
     assert annotations("{type: v6e, topology: 4x4}")[key] == "cloud.google.com/gke-nodepool"
     assert key not in annotations("{type: v6e, topology: 2x2}")
-    assert key not in annotations("{type: v6e, topology: 4x4}", "queue: q\nplacement: {preferred: rack}\n")
+    assert key not in annotations("{type: v6e, topology: 4x4}", "queue: q\nplacement: {required: rack}\n")
+    # What Kueue only prefers must not put two slices' hosts into one node pool.
+    assert key in annotations("{type: v6e, topology: 4x4}", "queue: q\nplacement: {preferred: rack}\n")
     assert key not in annotations("{type: cpu}", "hosts: 4\n")
 
 
 TOPOLOGY = {"v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2", "7x": "2x2x1"}
-NOWHERE_ELSE = {(kind, where) for kind in TOPOLOGY for where in ("eks", "generic")}
+NOT_THERE = {*((kind, where) for kind in TOPOLOGY for where in ("eks", "generic")), ("b300", "gke")}
 
 
 @pytest.mark.parametrize("where", ["gke", "eks", "generic"])
@@ -327,11 +340,11 @@ NOWHERE_ELSE = {(kind, where) for kind in TOPOLOGY for where in ("eks", "generic
 def test_every_accelerator_is_asked_for_or_refused_on_every_platform(kind: str, where: str) -> None:
     topology = f", topology: {TOPOLOGY[kind]}" if kind in TOPOLOGY else ""
     text = SMALL.replace("{type: cpu}", f"{{type: {kind}{topology}}}") + f"platform: {where}\n"
-    if (kind, where) in NOWHERE_ELSE:
+    if (kind, where) in NOT_THERE:
         with pytest.raises(UserError, match=f"accelerator.type = {kind} is not known on platform = {where}"):
             rendered(text)
         return
-    spec, pod = job.parse(text), pod_of(rendered(text))
+    spec, pod = load.parse(text), pod_of(rendered(text))
     resource = {"cpu": None, "cuda": "nvidia.com/gpu", "tpu": "google.com/tpu"}[spec.accelerator.platform]
     if resource is None:
         assert "resources" not in pod["containers"][0] and "nodeSelector" not in pod
@@ -360,22 +373,24 @@ def test_jobs_that_share_hosts_do_not_share_ports() -> None:
         for port in pod_of(rendered(text.replace("name: x", f"name: {name}")))["containers"][0]["ports"]
     }
     assert len(ports) == 6 and all(20000 <= port < 30000 for port in ports)
-    assert len(render(job.parse(text), Profile())) == 1  # a policy would not hold there, and promise that it does
+    assert (
+        len(render(resolve(load.parse(text), ClusterDefaults()))) == 1
+    )  # a policy would not hold there, and promise that it does
 
 
 def test_the_policy_lets_in_the_gang_and_prometheus() -> None:
-    _, policy = render(job.parse(SMALL), profile.parse("prometheus: {namespace: monitoring}"))
+    _, policy = render(resolve(load.parse(SMALL), profile.parse("prometheus: {namespace: monitoring}")))
     gang = {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": "x"}}
     own, scrape = policy["spec"]["ingress"]
     assert policy["spec"]["podSelector"] == gang and own == {"from": [{"podSelector": gang}]}
     assert scrape["ports"] == [{"protocol": "TCP", "port": network.METRICS_PORT}]
     assert scrape["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
-    assert len(render(job.parse(SMALL + "network_policy: false\n"), Profile())) == 1
+    assert len(render(resolve(load.parse(SMALL + "network_policy: false\n"), ClusterDefaults()))) == 1
 
 
 def test_the_spec_hash_tells_jobs_apart_and_nothing_else() -> None:
     def digest(text: str) -> str:
-        return str(rendered(text)["metadata"]["annotations"][jobset.SPEC_HASH])
+        return str(rendered(text)["metadata"]["annotations"][labels.SPEC_HASH])
 
     assert digest(SMALL) == digest("# a comment\n" + SMALL) != digest(SMALL + "grace: 61s\n")
 
@@ -384,14 +399,14 @@ def test_a_job_that_cannot_run_there_is_refused_with_everything_at_once() -> Non
     text = SMALL.replace("image: registry.example/train:1\n", "") + "placement: {preferred: rack}\ncapacity: spot\n"
     with pytest.raises(UserError) as error:
         rendered(text)
-    assert "placement is Kueue's to keep" in str(error.value)
+    assert "placement is done by Kueue" in str(error.value)
     assert "image is missing" in str(error.value)
     assert "capacity = spot is not known on platform = generic." in str(error.value)
 
 
 def test_an_image_of_the_jobs_own_gets_the_agent_that_travels_with_it() -> None:
-    spec = job.parse(SMALL + "code: src\nworkdir: src/sub\n")
-    _, _, shared = render(spec, Profile(), Bundle(b"agent", b"code"))
+    spec = load.parse(SMALL + "code: src\nworkdir: src/sub\n")
+    _, _, shared = render(resolve(spec, ClusterDefaults()), Bundle(b"agent", b"code"))
     main = pod_of(rendered_with(spec, Bundle(b"agent", b"code")))["containers"][0]
     assert main["command"] == ["python3", "/jaxlaunch/agent.pyz"]
     assert shared["binaryData"] == {"agent.pyz": "YWdlbnQ=", "code.tar.gz": "Y29kZQ=="} and shared["immutable"]
@@ -409,7 +424,7 @@ def test_an_image_of_the_jobs_own_gets_the_agent_that_travels_with_it() -> None:
     ],
 )
 def test_the_agent_travels_where_the_image_need_not_hold_it(text: str, brings: bool) -> None:
-    found = bundle.of(job.parse(text), Path())
+    found = bundle.of(resolve(load.parse(text), ClusterDefaults()), Path())
     assert (found is not None and found.agent is not None) == brings
 
 
@@ -422,4 +437,13 @@ def test_what_is_brought_is_named_by_all_that_it_holds() -> None:
 def test_the_pod_escape_cannot_take_our_variables_away(variables: str) -> None:
     text = SMALL + f"pod: {{spec: {{containers: [{{name: main, env: {variables}}}]}}}}\n"
     with pytest.raises(UserError, match=r"pod\.spec\.containers\.0\.env"):
-        job.parse(text)
+        load.parse(text)
+
+
+def test_a_difference_that_fits_nowhere_is_no_golden_file() -> None:
+    old = ["kind: A", "spec:", "  a: 1", "  b: 2"]
+    hunks = difference(old, ["kind: A", "spec:", "  a: 2", "  b: 2", "  c: 3"])
+    assert hunks == ["@@ A.spec @@", "-  a: 1", "+  a: 2", "@@ A.spec @@", "   b: 2", "+  c: 3"]
+    assert patched(old, hunks) == ["kind: A", "spec:", "  a: 2", "  b: 2", "  c: 3"]
+    with pytest.raises(ValueError, match="a hunk that fits nowhere:\n-  a: 1"):
+        patched(["kind: A", "spec:", "  a: 3", "  b: 2"], hunks)

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher import job, profile
 from launcher.errors import JobFaults, UserError
-from launcher.jobset import render
-from launcher.refusals import refusals
-from tests.launcher import wrong
+from launcher.job import load, profile
+from launcher.job.profile import ClusterDefaults
+from launcher.manifests.platform_checks import faults
+from launcher.manifests.platforms import eks, table
+from launcher.manifests.platforms.facts import INSTANCE
+from launcher.manifests.prepare import prepare
+from launcher.manifests.resolve import resolve
+from tests.launcher.manifests import wrong
 
 SMALL = "name: x\nimage: i\ncommand: [a]\n"
 CPU = SMALL + "accelerator: {type: cpu}\n"
@@ -26,21 +30,66 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
 @pytest.mark.parametrize(
     ("text", "cluster", "said"),
     [
-        (CPU + "code: src\nworkdir: data\n", "", "workdir = data lies outside of code = src"),
-        (CPU.replace("image: i\n", ""), "", "image is missing, and the profile has none."),
+        (CPU + "code: src\nworkdir: data\n", "", "workdir = data is outside of code = src"),
+        (CPU.replace("image: i\n", ""), "", "image is missing, and the cluster defaults have none."),
         (TPU, "", "accelerator.type = v5e is not known on platform = generic."),
         (TPU + "platform: eks\n", "", "accelerator.type = v5e is not known on platform = eks."),
+        (
+            SMALL + "accelerator: {type: gb200, per_host: 8}\nplatform: eks\n",
+            "",
+            "accelerator.per_host = 8: the largest gb200 instance of platform = eks has 4.",
+        ),
+        (
+            H100 + "platform: eks\nnode_selector: {node.kubernetes.io/instance-type: p5.4xlarge}\n",
+            "",
+            "node_selector: p5.4xlarge has 1 GPU, and accelerator.per_host = 8.",
+        ),
         (CPU + "capacity: spot\n", "", "capacity = spot is not known on platform = generic."),
         (CPU + "capacity: flex-start\n", "platform: eks", "capacity = flex-start is not known on platform = eks."),
         (CPU + "capacity: {reservation: r}\n", "", "capacity = reservation is not known on platform = generic."),
-        (CPU + "placement: {preferred: rack}\n", "", "placement is Kueue's to keep, and the job has no queue."),
+        (CPU + "placement: {preferred: rack}\n", "", "placement is done by Kueue, and the job has no queue."),
         (H100 + "network: efa\n", "platform: gke", "network = efa does not exist on platform = gke."),
         (H100 + "network: gpudirect-tcpxo\n", "", "network = gpudirect-tcpxo does not exist on platform = generic."),
         (H100 + "network: gpudirect-tcpxo\n", "platform: gke", "needs the receive daemon's image"),
+        (CPU, "network: {cpu: {profile: rdma, resource: rdma/ib}}", "network = rdma does not apply to cpu."),
         (H200 + "network: gpudirect-tcpxo\n", TCPXO, "does not apply to h200 with 8 per host."),
         (H200 + EFA, "", "nodes of h200 have 16 or 32 interfaces."),
         (H200.replace("h200", "gb200") + EFA, "", "how many interfaces nodes of gb200 have is not known."),
-        (H100 + EFA, "", "takes huge pages, which Kubernetes gives only beside cpu or memory."),
+        (
+            H100 + EFA + "resources: {hugepages: 5Gi}\n",
+            "",
+            "resources.hugepages = 5Gi: Kubernetes gives them only beside cpu or memory.",
+        ),
+        (
+            TPU.replace("2x2", "2x4, per_host: 8") + "slices: 2\nplatform: gke\n",
+            "",
+            "slices = 2: GKE joins only slices of several hosts, and v5e 2x4 is one host.",
+        ),
+        (
+            CPU + "capacity: flex-start\ndeadline: 8d\n",
+            "platform: gke",
+            "deadline = 8 days: nodes of capacity = flex-start last at most 7 days.",
+        ),
+        (
+            SMALL + "accelerator: {type: a100}\nhosts: 2\n",
+            "platform: gke",
+            "2 hosts of a100 could be nvidia-tesla-a100 or nvidia-a100-80gb, which differ in memory or network.",
+        ),
+        (
+            H200 + "hosts: 2\n" + EFA,
+            "",
+            "2 hosts of h200 could be p5e.48xlarge or p5en.48xlarge, which differ in memory or network.",
+        ),
+        (
+            CPU + "capacity: {reservation: r, project: p}\n",
+            "platform: eks",
+            "capacity.project is not known on platform = eks.",
+        ),
+        (
+            CPU + "capacity: {reservation: r, sub_block: s}\n",
+            "platform: gke",
+            "capacity.sub_block = s is part of a block, and capacity.block is missing.",
+        ),
         (
             CPU + "volumes: [{bucket: s3://b, path: /b}]\n",
             "platform: gke",
@@ -48,9 +97,9 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
         ),
         (CPU + "volumes: [{bucket: gs://b, path: /b}]\n", "", "gs:// cannot be mounted on platform = generic."),
         (TRAIN + "train: {task: 'a:B'}\n", "", "train.checkpoint.path is missing"),
-        (TRAIN + "train: {task: 'a:B', checkpoint: {path: /a/b}}\n", "", "lies on no volume"),
+        (TRAIN + "train: {task: 'a:B', checkpoint: {path: /a/b}}\n", "", "is on no volume"),
         (TRAIN + AT_CKPT % "ephemeral: 1Gi" + "hosts: 2\n", "", "of which every host has its own."),
-        (TRAIN + AT_CKPT % "claim: c, read_only: true", "", "lies on a read-only volume."),
+        (TRAIN + AT_CKPT % "claim: c, read_only: true", "", "is on a read-only volume."),
         (TRAIN + "train: {task: 'a:B', checkpoint: {path: runs}}\n", "", "runs is relative to the job file"),
         (
             TRAIN + "train: {task: 'a:B', data: {source: text, path: a.txt}}\n",
@@ -63,7 +112,7 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
     ],
 )
 def test_a_job_is_refused_by_name(text: str, cluster: str, said: str) -> None:
-    found = list(refusals(job.parse(text), profile.parse(cluster)))
+    found = list(faults(resolve(load.parse(text), profile.parse(cluster))))
     assert [fault for fault in found if said in fault.message], found
     assert len(found) == 1 and found[0].hint
 
@@ -90,13 +139,13 @@ def test_a_job_is_refused_by_name(text: str, cluster: str, said: str) -> None:
     ],
 )
 def test_what_the_platform_or_the_profile_knows_is_taken(text: str, cluster: str) -> None:
-    assert list(refusals(job.parse(text), profile.parse(cluster))) == []
+    assert list(faults(resolve(load.parse(text), profile.parse(cluster)))) == []
 
 
 @pytest.mark.parametrize("one", wrong.TABLE, ids=lambda one: one.lines.replace("\n", ", ")[:60])
 def test_what_the_server_would_refuse_is_refused_before_it_is_sent(one: wrong.Wrong) -> None:
     with pytest.raises(UserError) as refused:
-        render(job.parse(wrong.text(one.lines)), profile.parse(""))
+        prepare(load.read_text(wrong.text(one.lines)), ClusterDefaults())
     assert one.ours in str(refused.value)
 
 
@@ -104,5 +153,47 @@ def test_what_is_wrong_with_the_pod_is_said_at_its_line(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(CPU + "pod:\n  spec:\n    containers: [{name: exporter}]\n")
     with pytest.raises(JobFaults) as refused:
-        job.load(path, also=lambda spec: refusals(spec, profile.parse("")))
+        prepare(load.read(path), ClusterDefaults())
     assert str(refused.value).startswith(f"{path}:7: container exporter: it has no image.")
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "types"),
+    [
+        ("{type: h100}", {"p5.48xlarge"}),
+        ("{type: h100, per_host: 1}", {"p5.4xlarge", "p5.48xlarge"}),
+        ("{type: l4, per_host: 4}", {"g6.12xlarge", "g6.24xlarge", "g6.48xlarge"}),
+        ("{type: l4, per_host: 8}", {"g6.48xlarge"}),
+    ],
+)
+def test_only_instance_types_with_enough_gpus_are_asked_for(accelerator: str, types: set[str]) -> None:
+    job = resolve(load.parse(SMALL + f"accelerator: {accelerator}\nplatform: eks\n"), ClusterDefaults())
+    assert set(job.node_labels["node.kubernetes.io/instance-type"]) == types
+
+
+def test_the_gpus_of_every_instance_type_are_known() -> None:
+    labels = [nodes.labels.get(INSTANCE, ()) for nodes in table.NODES["eks"].values()]
+    assert {one for types in labels for one in types} == set(eks.INSTANCES)
+
+
+@pytest.mark.parametrize(
+    ("key", "size", "is_refused"),
+    [("env", 131_069, False), ("env", 131_070, True), ("env", 200_000, True), ("command", 200_000, True)]
+    + [("train", 100_000, False), ("train", 200_000, True)],
+)
+def test_what_no_program_can_be_started_with_is_refused_before_it_costs_starts(
+    key: str, size: int, is_refused: bool
+) -> None:
+    """A variable is `A=` and its value and an end, of 131072 bytes together."""
+    text = "x" * size
+    jobs = {
+        "env": CPU + f"env: {{A: {text}}}\n",
+        "command": CPU.replace("[a]", f"[a, {text}]"),
+        "train": TRAIN + f"train: {{task: 'a:B', data: {{source: torch, dataset: 'a:B', args: {{text: {text}}}}}}}\n",
+    }
+    job = jobs[key]
+    if not is_refused:
+        load.parse(job)
+        return
+    with pytest.raises(JobFaults, match=r"takes \d+ bytes, and"):
+        load.parse(job)

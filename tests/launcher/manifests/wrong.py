@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from launcher import job, profile
-from launcher.jobset import render
+from launcher.job import load, profile
+from launcher.manifests.jobset import render
+from launcher.manifests.resolve import resolve
 
 HEAD = {"name": "x", "image": "registry.example/train:1", "accelerator": "{type: cpu}", "command": "[python, train.py]"}
 LABEL = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.'"
@@ -39,7 +40,7 @@ def text(lines: str) -> str:
 
 def jobset(path: str, value: Any) -> dict[str, Any]:
     """The JobSet of a good job, with this value put where it would arrive."""
-    (manifest, _) = render(job.parse(text("")), profile.Profile())
+    (manifest, _) = render(resolve(load.parse(text("")), profile.ClusterDefaults()))
     *way, last = [key.replace("~", ".") for key in path.split(".")]
     place: Any = manifest
     for key in way:
@@ -166,7 +167,7 @@ TABLE = (
     ),
     Wrong(
         "tolerations: [{key: a, operator: Exists, value: b}]",
-        "tolerations.0.value = b is compared with nothing where operator = Exists.",
+        "tolerations.0.value = b has no meaning with operator = Exists.",
         f"{POD}.tolerations.+",
         {"key": "a", "operator": "Exists", "value": "b"},
         "value must be empty when `operator` is 'Exists'",
@@ -187,7 +188,7 @@ TABLE = (
     ),
     Wrong(
         "tolerations: [{key: a, operator: Exists, effect: NoSchedule, tolerationSeconds: 3}]",
-        "tolerations.0.tolerationSeconds = 3 applies to effect = NoExecute alone.",
+        "tolerations.0.tolerationSeconds = 3 applies to effect = NoExecute only.",
         f"{POD}.tolerations.+",
         {"key": "a", "operator": "Exists", "effect": "NoSchedule", "tolerationSeconds": 3},
         "effect must be 'NoExecute' when `tolerationSeconds` is set",
@@ -242,8 +243,8 @@ TABLE = (
         'nvidia.com/gpu]: Invalid value: "500m": must be an integer',
     ),
     Wrong(
-        "accelerator: {type: h100}\nplatform: eks\nnetwork: efa",
-        "network = efa takes huge pages, which Kubernetes gives only beside cpu or memory.",
+        "accelerator: {type: h100}\nplatform: eks\nnetwork: efa\nresources: {hugepages: 5120Mi}",
+        "resources.hugepages = 5120Mi: Kubernetes gives them only beside cpu or memory.",
         f"{MAIN}.resources",
         {"requests": {"hugepages-2Mi": "5120Mi"}, "limits": {"hugepages-2Mi": "5120Mi"}},
         "resources: Forbidden: HugePages require cpu or memory",
@@ -327,7 +328,7 @@ TABLE = (
     ),
     Wrong(
         "pod: {spec: {containers: [{name: main, volumeMounts: [{name: cache, mountPath: /cache}]}]}}",
-        "container main: it mounts cache, which no volume is called.",
+        "container main: it mounts cache, and no volume has that name.",
         f"{MAIN}.volumeMounts.+",
         {"name": "cache", "mountPath": "/cache"},
         'volumeMounts[1].name: Not found: "cache"',
@@ -355,14 +356,14 @@ TABLE = (
     ),
     Wrong(
         "pod: {spec: {containers: [{name: main, resources: {limits: {nvidia.com/gpu: 0.5}}}]}}",
-        "container main: it asks for 0.5 of nvidia.com/gpu, which is given whole.",
+        "container main: it requests 0.5 of nvidia.com/gpu, which must be a whole number.",
         f"{MAIN}.resources",
         {"limits": {"nvidia.com/gpu": "0.5"}},
         'limits[nvidia.com/gpu]: Invalid value: "500m": must be an integer',
     ),
     Wrong(
         "pod: {spec: {nodeSelector: {zone: a b}}}",
-        "nodeSelector zone = a b is no label's value, and no node has it.",
+        "nodeSelector zone = a b is not a valid label value.",
         f"{POD}.nodeSelector.zone",
         "a b",
         f'spec.template.spec.nodeSelector: Invalid value: "a b": {LABEL}',
@@ -383,7 +384,7 @@ TABLE = (
     ),
     Wrong(
         "pod: {spec: {restartPolicy: OnFailure}}",
-        "pod.spec.restartPolicy is the launcher's to set.",
+        "pod.spec.restartPolicy is set by the launcher.",
         f"{POD}.restartPolicy",
         "OnFailure",
         'only "Never" is supported when podFailurePolicy is specified',

@@ -12,17 +12,24 @@ from typing import Any
 
 import pytest
 
-from launcher import demand, jobset, plan, profile, shapes
-from launcher import job as jobs
-from launcher.accelerators import KNOWN
-from launcher.schema import JobSpec
-from tests.launcher.cli import launcher
+from launcher.job import load as jobs
+from launcher.job import profile
+from launcher.job.accelerators import KNOWN
+from launcher.job.profile import ClusterDefaults
+from launcher.job.schema import JobSpec
+from launcher.kube import requests
+from launcher.manifests import jobset
+from launcher.manifests.resolve import resolve
+from launcher.plan import estimate, shapes
+from tests.launcher.invoke import launcher
+from trainer.spec import TrainSpec
 
 JOB = """
 name: lm
 image: registry.example/train:1.4
 hosts: 2
 accelerator: {type: a100, per_host: 4}
+node_selector: {nvidia.com/gpu.product: NVIDIA-A100-SXM4-40GB}
 resources: {cpu: 1500m, memory: 32Gi}
 volumes: [{claim: ckpt, path: /ckpt}]
 train:
@@ -43,6 +50,11 @@ def job(*more: str) -> JobSpec:
     return jobs.parse(text)
 
 
+def trained(spec: JobSpec) -> tuple[JobSpec, TrainSpec]:
+    assert spec.train is not None
+    return spec, spec.train
+
+
 def of(state_gib: float, low: float, high: float, full: float = 0.0) -> dict[str, Any]:
     """Shapes as the trainer tells them."""
     kept = {"asked": [low * GIB, high * GIB], "none": [low * GIB, high * GIB], "full": [full * GIB, full * GIB]}
@@ -53,7 +65,15 @@ def of(state_gib: float, low: float, high: float, full: float = 0.0) -> dict[str
     ("state", "low", "high", "full", "fits", "says", "hint"),
     [
         (10, 5, 5, 1, True, "fits into 36.0 GiB (90% of 40 GiB or 80 GiB: JAX's part of a100)", None),
-        (10, 40, 40, 1, None, "fits only into 72.0 GiB", "node_selector"),
+        (
+            10,
+            40,
+            40,
+            1,
+            None,
+            "fits the 80 GB A100 only: 72.0 GiB (90% of",
+            "nodes with the 80 GB A100 by node_selector",
+        ),
         (10, 20, 65, 1, None, "may not fit into 36.0 GiB", "--compile"),
         (10, 65, 65, 1, False, "does not fit into 72.0 GiB", "train.remat: full needs 11.0 GiB."),
         (75, 1, 1, 1, False, "does not fit into 72.0 GiB", "train.mesh.fsdp splits it, dp copies it"),
@@ -63,21 +83,21 @@ def of(state_gib: float, low: float, high: float, full: float = 0.0) -> dict[str
 def test_the_verdict_compares_the_step_with_the_accelerators_memory(
     state: float, low: float, high: float, full: float, fits: bool | None, says: str, hint: str | None
 ) -> None:
-    found = plan.verdict(job(), of(state, low, high, full))
+    found = estimate.verdict(*trained(job()), of(state, low, high, full))
     assert found.fits is fits and says in found.says
     assert found.hint is None if hint is None else hint in str(found.hint)
 
 
 def test_jaxs_part_of_a_gpu_is_the_one_that_the_job_sets() -> None:
-    whole = plan.memory(job("env: {XLA_PYTHON_CLIENT_MEM_FRACTION: 0.8}"))
+    whole = estimate.memory(job("env: {XLA_PYTHON_CLIENT_MEM_FRACTION: 0.8}"))
     assert whole is not None and whole.usable == (32 * GIB, 64 * GIB)
 
 
 def test_devices_of_a_cpu_host_share_what_the_job_asks_for() -> None:
-    some = plan.memory(job("accelerator: {type: cpu, per_host: 4}"))
+    some = estimate.memory(job("accelerator: {type: cpu, per_host: 4}"))
     assert some is not None and some.usable == (8 * GIB,)
     nothing = job("accelerator: {type: cpu, per_host: 4}", "resources: {cpu: 1}")
-    assert plan.verdict(nothing, of(1, 1, 1)).fits is None
+    assert estimate.verdict(*trained(nothing), of(1, 1, 1)).fits is None
 
 
 def test_every_accelerator_says_its_memory() -> None:
@@ -85,8 +105,8 @@ def test_every_accelerator_says_its_memory() -> None:
 
 
 def test_the_cluster_is_asked_for_the_sum_of_what_is_rendered() -> None:
-    manifest = jobset.render(job("slices: 2", "hosts: 1"), profile.parse("queue: research"))[0]
-    assert plan.asked(job(), profile.parse("queue: research"), manifest) == {
+    given = resolve(job("slices: 2", "hosts: 1"), profile.parse("queue: research"))
+    assert estimate.asked(given, jobset.render(given)[0]) == {
         "platform": "generic",
         "queue": "research",
         "pods": 2,
@@ -96,13 +116,13 @@ def test_the_cluster_is_asked_for_the_sum_of_what_is_rendered() -> None:
 
 
 def test_a_checkpoint_counts_once_more_than_it_is_kept() -> None:
-    told = plan.checkpoints(job(), profile.parse("{}"), of(1, 1, 1))
+    told = estimate.checkpoints(trained(job())[1], "/ckpt/lm", of(1, 1, 1))
     assert told == {"folder": "/ckpt/lm", "bytes": 3 * GIB, "kept": 2, "most": 9 * GIB}
 
 
 def test_a_level_below_restricted_says_why() -> None:
-    manifest = jobset.render(job("network: hostnetwork"), profile.parse("{}"))[0]
-    secured = plan.security(manifest)
+    manifest = jobset.render(resolve(job("network: hostnetwork"), ClusterDefaults()))[0]
+    secured = estimate.security(manifest)
     assert secured["level"] == "privileged" and secured["because"][0] == "host namespaces (hostNetwork=true)"
 
 
@@ -119,14 +139,14 @@ def test_a_level_below_restricted_says_why() -> None:
     ],
 )
 def test_a_quantity_is_written_as_people_write_it(name: str, number: str, text: str) -> None:
-    assert demand.written(name, Decimal(number)) == text
+    assert requests.written(name, Decimal(number)) == text
 
 
 @pytest.mark.parametrize(
     ("number", "text"), [(999, "999 B"), (1000, "1.0 KiB"), (3 * 1024**2, "3.0 MiB"), (2 * 1024**4, "2048.0 GiB")]
 )
 def test_a_size_has_the_unit_that_keeps_it_short(number: int, text: str) -> None:
-    assert plan.size(number) == text
+    assert estimate.size(number) == text
 
 
 def test_one_of_the_copies_that_dp_makes_says_what_all_would(tmp_path: Path) -> None:
@@ -134,7 +154,46 @@ def test_one_of_the_copies_that_dp_makes_says_what_all_would(tmp_path: Path) -> 
     assert whole.train is not None
     environ = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8", "TRAIN_SPEC": whole.train.model_dump_json()}
     asked = subprocess.run([sys.executable, "-m", "trainer.plan"], env=os.environ | environ, capture_output=True)
-    assert shapes.of(whole, tmp_path) == json.loads(asked.stdout)
+    assert shapes.of(*trained(whole), tmp_path) == json.loads(asked.stdout)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "flags"),
+    [
+        ("{type: a100}", ["--platform", "cuda", "--capability", "8.0"]),
+        ("{type: b200}", ["--platform", "cuda", "--capability", "10.0"]),
+        ("{type: v5e, topology: 2x4, per_host: 8}", ["--platform", "tpu"]),
+        ("{type: cpu, per_host: 8}", ["--platform", "cpu"]),
+    ],
+)
+def test_the_trainer_is_told_on_which_devices_the_job_will_run(
+    accelerator: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def run(module: str, *arguments: str, **_: Any) -> dict[str, Any]:
+        asked.extend(arguments)
+        return {"flops_per_step": None, "causal_flops_per_step": None}
+
+    monkeypatch.setattr(shapes.trainer_process, "run", run)
+    shapes.of(*trained(job("hosts: 1", f"accelerator: {accelerator}")), tmp_path)
+    assert asked == flags
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("network: hostnetwork", "whoever reaches the nodes; ports 2"),
+        ("network_policy: false", "whoever the namespace's other NetworkPolicies admit; ports 9401 (agents) and 9400"),
+        ("hosts: 2", "its own hosts, and Prometheus in namespace monitoring"),
+    ],
+)
+def test_a_plan_tells_what_protects_a_job_s_ports_and_what_does_not(line: str, told: str) -> None:
+    resolved = resolve(job(line), profile.parse("prometheus: {namespace: monitoring}"))
+    assert estimate.ingress(resolved).startswith(told)
+    policies = [one for one in jobset.render(resolved) if one["kind"] == "NetworkPolicy"]
+    assert bool(policies) == told.startswith("its own hosts")
+    assert ("no NetworkPolicy protects" in estimate.ingress(resolved)) == ("hostnetwork" in line)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -155,10 +214,11 @@ def test_a_plan_tells_devices_bytes_cluster_and_level(file: str, capsys: Any, mo
         "mesh: dp 4 × fsdp 2 × mp 1",
         "batch: 64 examples a step, 8 per device",
         "fits into 36.0 GiB",
-        "with 2 kept, in /ckpt/lm",
+        "with 2 kept and one being written, in /ckpt/lm",
         "blocks.mlp.gate",
         "cluster: 2 pods on generic",
         "pod security: restricted",
+        "ingress: its own hosts, and Prometheus in any namespace",
     ):
         assert told in left.out
 
@@ -168,6 +228,16 @@ def test_a_training_that_cannot_fit_leaves_with_2(file: str, capsys: Any, monkey
     answer = json.loads(left.out)
     assert left.code == 2
     assert answer["memory"]["fits"] is False and answer["memory"]["says"].startswith("does not fit into 20.2 GiB")
+
+
+def test_checkpoints_that_do_not_fit_into_their_folder_are_told_before_the_first_save(
+    file: str, capsys: Any, monkeypatch: Any
+) -> None:
+    sets = ["volumes=[{ephemeral: 1Mi, path: /ckpt}]", "hosts=1", "train.mesh.dp=2"]
+    left = launcher(capsys, monkeypatch, "plan", file, *sets)
+    assert left.code == 0
+    assert "2 kept and one being written, in /ckpt/lm: 1.0 MiB of the volume's 1Mi\n" in left.out
+    assert "hint: they do not fit, a save would end the run: " in left.out and "train.checkpoint.keep" in left.out
 
 
 def test_offline_faults_come_first(file: str, capsys: Any, monkeypatch: Any) -> None:

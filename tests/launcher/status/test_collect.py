@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from launcher import kinds, listing, placement, world
-from launcher.agent import words
-from launcher.cluster import Cluster
+from launcher.agent.gang import log_lines
+from launcher.cluster.client import Cluster
 from launcher.errors import ApiError, ClusterError
-from launcher.explain import explain
-from launcher.jobset import OWN_LABEL
-from launcher.kinds import JOBSETS, PODS, Kind
-from launcher.status import State, fold
+from launcher.explain.explanation import explain
+from launcher.kube import kinds, labels
+from launcher.kube.kinds import JOBSETS, PODS, Kind
+from launcher.kube.labels import OWN_LABEL
+from launcher.status import collect
+from launcher.status.job_status import State, status_of
+from launcher.status.snapshot import NoSuchJob
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Fault, Handler, Server, refuse
 from tests.launcher.objects import cluster_queue, jobset, local_queue, node, pending, pod, workload
@@ -30,8 +32,8 @@ def put(server: Server, kind: Kind, *found: objects.Object) -> None:
         server.put(kind.path("team", one["metadata"]["name"]), one)
 
 
-def says(server: Server, host: objects.Object, *spoken: tuple[str, objects.Object]) -> None:
-    lines = [words.word(kind, said) for kind, said in spoken]
+def write_log(server: Server, host: objects.Object, *records: tuple[str, objects.Object]) -> None:
+    lines = [log_lines.line(kind, fields) for kind, fields in records]
     server.put(PODS.path("team", host["metadata"]["name"], "log"), {"text": "\n".join(["[0] hello", *lines, ""])})
 
 
@@ -39,36 +41,70 @@ def calls(server: Server) -> int:
     return len([query for _, _, query in server.requests if "continue" not in query])
 
 
-def test_a_job_that_runs_is_seen_with_what_its_leader_says(server: Server, cluster: Cluster) -> None:
+def test_a_job_that_runs_is_read_with_the_records_of_its_leader(server: Server, cluster: Cluster) -> None:
     put(server, JOBSETS, jobset(1))
     put(server, PODS, host := pod(0))
-    says(server, host, objects.past(83, "rank 0 raised: X"), objects.beat(attempt=2))
-    seen = world.gather(cluster, "team", "lm")
-    assert (fold(seen).step, seen.told.before[0].verdict.code) == (40, 83)
+    write_log(server, host, objects.past(83, "rank 0 raised: X"), objects.beat(attempt=2))
+    job = collect.snapshot(cluster, "team", "lm")
+    assert (status_of(job).step, job.report.earlier[0].verdict.code) == (40, 83)
     assert calls(server) == 5
 
 
 def test_the_start_of_a_long_log_is_read_for_what_was_before(server: Server, cluster: Cluster) -> None:
     put(server, JOBSETS, jobset(1))
     put(server, PODS, host := pod(0))
-    says(server, host, objects.beat())
-    world.gather(cluster, "team", "lm")
-    asked = [query for _, at, query in server.requests if at.endswith("/log")]
-    assert ["sinceSeconds" in query for query in asked] == [True, False]
-    assert "limitBytes" in asked[1]
+    write_log(server, host, objects.beat())
+    collect.snapshot(cluster, "team", "lm")
+    queries = [query for _, at, query in server.requests if at.endswith("/log")]
+    assert ["sinceSeconds" in query for query in queries] == [True, False]
+    assert "limitBytes" in queries[1]
 
 
 def test_queues_are_read_only_while_they_hold_the_job_back(server: Server, cluster: Cluster) -> None:
     made = server.put(JOBSETS.path("team", "lm"), jobset(1, queue="research", suspend=True))
     held = workload(objects.condition("QuotaReserved", "False", "Pending", "later"))
-    held["metadata"]["labels"] = {placement.JOB_UID: made["metadata"]["uid"]}
+    held["metadata"]["labels"] = {labels.JOB_UID: made["metadata"]["uid"]}
     put(server, kinds.WORKLOADS, held)
     put(server, kinds.LOCAL_QUEUES, local_queue())
     server.put(kinds.CLUSTER_QUEUES.path(None, "shared"), cluster_queue())
-    seen = world.gather(cluster, "team", "lm")
-    assert seen.cluster_queue is not None and seen.nodes is None
-    assert explain(seen).headline == "lm waits: queue research (ClusterQueue shared): later"
+    job = collect.snapshot(cluster, "team", "lm")
+    assert job.cluster_queue is not None and job.nodes is None
+    assert explain(job).headline == "lm waits: queue research (ClusterQueue shared): later"
     assert calls(server) <= 8
+
+
+def test_the_job_that_took_its_place_is_found_by_the_uid_that_kueue_names(server: Server, cluster: Cluster) -> None:
+    made = server.put(JOBSETS.path("team", "lm"), jobset(1, queue="research", suspend=True))
+    put(server, JOBSETS, jobset(1, name="urgent") | {"metadata": {"name": "urgent"}})
+    server.objects[JOBSETS.path("team", "urgent")]["metadata"]["uid"] = "5c0f1a2b-0000"
+    message = "Preempted to accommodate a workload (UID: 1, JobUID: 5c0f1a2b-0000) due to prioritization"
+    held = workload(objects.condition("Evicted", reason="Preempted", message=message))
+    held["metadata"]["labels"] = {labels.JOB_UID: made["metadata"]["uid"]}
+    put(server, kinds.WORKLOADS, held)
+    job = collect.snapshot(cluster, "team", "lm")
+    assert explain(job).headline.startswith("lm was preempted by job urgent and waits")
+    assert calls(server) <= 8
+
+
+def test_the_namespace_is_read_only_where_the_job_is_deleted_or_refused(server: Server, cluster: Cluster) -> None:
+    ending = {"metadata": {"name": "team", "deletionTimestamp": objects.ago(minutes=1)}}
+    server.put(kinds.NAMESPACES.path(None, "team"), ending)
+    put(server, JOBSETS, jobset(1))
+    assert collect.snapshot(cluster, "team", "lm").ending_namespace is None
+    leaving = {"metadata": {"deletionTimestamp": objects.ago(minutes=1)}}
+    put(server, JOBSETS, apiserver.merged(jobset(1), leaving))
+    assert explain(collect.snapshot(cluster, "team", "lm")).headline.startswith(
+        "lm is being deleted with its namespace"
+    )
+    server.on("GET", "/namespaces/team", *[lambda handler: refuse_namespace(handler)] * 20)
+    assert explain(collect.snapshot(cluster, "team", "lm")).headline == "lm is being deleted: its pods have ended"
+
+
+def refuse_namespace(handler: Handler) -> bool:
+    """As for a user who may read what is in the namespace, and not the namespace."""
+    if is_it := handler.at.endswith("/namespaces/team"):
+        handler.fail(403, "Forbidden", "namespaces is forbidden")
+    return is_it
 
 
 def test_nodes_are_read_only_while_pods_have_none_and_in_pages(server: Server, cluster: Cluster) -> None:
@@ -76,39 +112,40 @@ def test_nodes_are_read_only_while_pods_have_none_and_in_pages(server: Server, c
     put(server, PODS, pending(0, "0/600 nodes are available"))
     for number in range(600):
         server.put(kinds.NODES.path(None, f"node-{number}"), node(f"node-{number}"))
-    seen = world.gather(cluster, "team", "lm")
-    assert seen.nodes is not None and len(seen.nodes) == 600
+    job = collect.snapshot(cluster, "team", "lm")
+    assert job.nodes is not None and len(job.nodes) == 600
     assert calls(server) <= 8
 
 
 @pytest.mark.parametrize("part", ["/events", "/nodes", "/apis/batch/"])
-def test_what_may_not_be_read_is_said_and_done_without(server: Server, cluster: Cluster, part: str) -> None:
+def test_what_may_not_be_read_is_named_and_the_rest_is_used(server: Server, cluster: Cluster, part: str) -> None:
     put(server, JOBSETS, jobset(1))
     put(server, PODS, pending(0, "0/3 nodes are available: 3 Insufficient cpu."))
     server.on("GET", part, refuse(403))
-    found = explain(world.gather(cluster, "team", "lm"))
-    assert found.headline.startswith("lm waits: its host unscheduled: ")
+    found = explain(collect.snapshot(cluster, "team", "lm"))
+    assert found.headline.startswith("lm waits: its host is unschedulable: ")
     assert "could not be read: a fault of the test: 403" in found.facts[0]
 
 
-def test_a_node_that_does_not_answer_for_its_log_is_asked_once(server: Server, cluster: Cluster) -> None:
+def test_a_node_that_fails_to_give_a_log_is_called_once(server: Server, cluster: Cluster) -> None:
     put(server, JOBSETS, jobset(1))
     put(server, PODS, pod(0))
     server.on("GET", "/log", *[refuse(500)] * 5)
-    found = explain(world.gather(cluster, "team", "lm"))
-    assert found.headline == "lm runs: 1 of 1 host ready"
+    found = explain(collect.snapshot(cluster, "team", "lm"))
+    assert found.headline.startswith("lm runs: 1 of 1 host ready; what they do is unknown: the log of lm-w-0-0-")
     assert sum(at.endswith("/log") for _, at, _ in server.requests) == 1
 
 
-def test_a_server_without_jobset_is_told_from_a_job_that_is_not_there(server: Server, cluster: Cluster) -> None:
+def test_a_server_without_jobset_differs_from_a_job_that_does_not_exist(server: Server, cluster: Cluster) -> None:
     put(server, JOBSETS, jobset(1))
-    assert world.gather(cluster, "team", "ml").neighbours == ("lm",)
+    found = collect.snapshot(cluster, "team", "ml")
+    assert isinstance(found, NoSuchJob) and found.other_jobs == ("lm",)
     gone = unknown_path()
     server.on("GET", "/jobsets", *[gone] * 3)
-    with pytest.raises(ClusterError, match="lacks JobSet"):
-        world.gather(cluster, "team", "ml")
-    with pytest.raises(ClusterError, match="lacks JobSet"):
-        listing.gather(cluster, "team")
+    with pytest.raises(ClusterError, match="JobSet .* is not installed"):
+        collect.snapshot(cluster, "team", "ml")
+    with pytest.raises(ClusterError, match="JobSet .* is not installed"):
+        collect.snapshots(cluster, "team")
 
 
 def unknown_path() -> Fault:
@@ -122,7 +159,7 @@ def unknown_path() -> Fault:
 def test_no_right_to_jobsets_is_an_error_and_not_an_absent_job(server: Server, cluster: Cluster) -> None:
     server.on("GET", "/jobsets", refuse(403))
     with pytest.raises(ApiError):
-        world.gather(cluster, "team", "lm")
+        collect.snapshot(cluster, "team", "lm")
 
 
 def test_a_list_tells_jobs_of_several_namespaces_apart(server: Server, cluster: Cluster) -> None:
@@ -133,8 +170,8 @@ def test_a_list_tells_jobs_of_several_namespaces_apart(server: Server, cluster: 
         host["metadata"] |= {"namespace": namespace, "labels": {**host["metadata"]["labels"], OWN_LABEL: "lm"}}
         server.put(JOBSETS.path(namespace, "lm"), made)
         server.put(PODS.path(namespace, host["metadata"]["name"]), host)
-    assert [fold(one).state for one in listing.gather(cluster, "team")] == [State.RUNNING]
-    assert [fold(one).state for one in listing.gather(cluster, "other")] == [State.PENDING]
+    assert [status_of(one).state for one in collect.snapshots(cluster, "team")] == [State.RUNNING]
+    assert [status_of(one).state for one in collect.snapshots(cluster, "other")] == [State.PENDING]
 
 
 def test_a_list_reads_the_logs_of_the_first_jobs_only(server: Server, cluster: Cluster) -> None:
@@ -150,6 +187,6 @@ def test_a_list_reads_the_logs_of_the_first_jobs_only(server: Server, cluster: C
         host["metadata"] |= {"name": f"lm-{number}-w-0-0-abcde", "labels": labels}
         put(server, JOBSETS, made)
         put(server, PODS, host)
-        says(server, host, objects.beat())
-    found = [fold(one).step for one in listing.gather(cluster, "team")]
-    assert found == [40] * listing.MAX_LOGS + [None] * (20 - listing.MAX_LOGS)
+        write_log(server, host, objects.beat())
+    found = [status_of(one).step for one in collect.snapshots(cluster, "team")]
+    assert found == [40] * collect.MAX_LOGS + [None] * (20 - collect.MAX_LOGS)

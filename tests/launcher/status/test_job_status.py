@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from launcher import hosts
 from launcher.cli.list import table
 from launcher.cli.status import screen
-from launcher.fit import fit
-from launcher.objects import age
-from launcher.objects import condition as read_condition
-from launcher.seen import World
-from launcher.status import State, fold
+from launcher.kube.node_fit import fit
+from launcher.kube.objects import age
+from launcher.kube.objects import condition as read_condition
+from launcher.logs.pods import processes_per_host
+from launcher.status import hosts
+from launcher.status.job_status import State, status_of
+from launcher.status.snapshot import Snapshot
 from tests.launcher import objects
 from tests.launcher.objects import (
     beat,
@@ -27,42 +28,49 @@ from tests.launcher.objects import (
     past,
     pending,
     pod,
+    snapshot,
     waiting,
     workload,
-    world,
 )
+from trainer import contract
 
 QUEUED = {"queue": "research", "suspend": True}
 
-STATES: dict[str, tuple[World, State]] = {
-    "held by its queue": (world(jobset(2, **QUEUED), workload=workload()), State.QUEUED),
-    "held by its queue, ending": (world(jobset(1, **QUEUED), pod(0), workload=workload()), State.QUEUED),
-    "stopped": (world(jobset(2, suspend=True)), State.STOPPED),
-    "stopping": (world(jobset(2, suspend=True), pod(0), over(1, 80)), State.STOPPING),
-    "stopped in its queue": (world(jobset(2, **QUEUED), workload=workload(active=False)), State.STOPPED),
+STATES: dict[str, tuple[Snapshot, State]] = {
+    "held by its queue": (snapshot(jobset(2, **QUEUED), workload=workload()), State.QUEUED),
+    "held by its queue, ending": (snapshot(jobset(1, **QUEUED), pod(0), workload=workload()), State.QUEUED),
+    "stopped": (snapshot(jobset(2, suspend=True)), State.STOPPED),
+    "stopping": (snapshot(jobset(2, suspend=True), pod(0), over(1, 80)), State.STOPPING),
+    "stopped in its queue": (snapshot(jobset(2, **QUEUED), workload=workload(active=False)), State.STOPPED),
     "about to be stopped in its queue": (
-        world(jobset(1, queue="research"), pod(0), workload=workload(active=False)),
+        snapshot(jobset(1, queue="research"), pod(0), workload=workload(active=False)),
         State.STOPPING,
     ),
-    "without pods": (world(jobset(2)), State.CREATING),
-    "with half its pods": (world(jobset(2), pod(0)), State.CREATING),
-    "without nodes": (world(jobset(2), pod(0), pending(1)), State.PENDING),
-    "without images": (world(jobset(2), pod(0), waiting(1, "ErrImagePull")), State.STARTING),
-    "gathering": (world(jobset(1), pod(0), words=(beat(stage="gather", missing=[1]),)), State.GATHERING),
-    "running": (world(jobset(1), pod(0), words=(beat(),)), State.RUNNING),
+    "without pods": (snapshot(jobset(2)), State.CREATING),
+    "with half its pods": (snapshot(jobset(2), pod(0)), State.CREATING),
+    "without nodes": (snapshot(jobset(2), pod(0), pending(1)), State.PENDING),
+    "without images": (snapshot(jobset(2), pod(0), waiting(1, "ErrImagePull")), State.STARTING),
+    "gathering": (snapshot(jobset(1), pod(0), records=(beat(stage="gather", missing=[1]),)), State.GATHERING),
+    "running": (snapshot(jobset(1), pod(0), records=(beat(),)), State.RUNNING),
     "of another tool": (
-        world(objects.foreign(), *(pod(host, part="part", container="work") for host in range(6))),
+        snapshot(objects.foreign(), *(pod(host, part="part", container="work") for host in range(6))),
         State.RUNNING,
     ),
-    "between generations": (world(jobset(1, status={"restarts": 1}), over(0, 83)), State.RESTARTING),
-    "between generations, all pods gone": (world(jobset(1, status={"restarts": 1})), State.RESTARTING),
-    "with a pod that ended, before JobSet saw it": (world(jobset(1), over(0, 83)), State.RESTARTING),
-    "with pods that all did well, before JobSet saw it": (world(jobset(1), over(0, 0)), State.RUNNING),
-    "again": (world(jobset(1, status={"restarts": 1}), over(0, 83), pod(0, generation=1)), State.RUNNING),
-    "done": (world(jobset(1, status=objects.ended("Completed")), over(0, 0)), State.DONE),
-    "failed": (world(jobset(1, status=objects.ended("Failed")), over(0, 64)), State.FAILED),
+    "between generations": (snapshot(jobset(1, status={"restarts": 1}), over(0, 83)), State.RESTARTING),
+    "between generations, all pods gone": (snapshot(jobset(1, status={"restarts": 1})), State.RESTARTING),
+    "with a pod that ended, before JobSet saw it": (snapshot(jobset(1), over(0, 83)), State.RESTARTING),
+    "with one of two pods failed, before JobSet saw it": (
+        snapshot(jobset(2), pod(0), over(1, 137), records=(beat(phase="compile"),)),
+        State.RESTARTING,
+    ),
+    "with pods that all did well, before JobSet saw it": (snapshot(jobset(1), over(0, 0)), State.RUNNING),
+    "again": (snapshot(jobset(1, status={"restarts": 1}), over(0, 83), pod(0, generation=1)), State.RUNNING),
+    "done": (snapshot(jobset(1, status=objects.ended("Completed")), over(0, 0)), State.DONE),
+    "failed": (snapshot(jobset(1, status=objects.ended("Failed")), over(0, 64)), State.FAILED),
     "deleted while it ran": (
-        world(jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": objects.ago(seconds=1)}}, pod(0)),
+        snapshot(
+            jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": objects.ago(seconds=1)}}, pod(0)
+        ),
         State.DELETING,
     ),
 }
@@ -70,17 +78,17 @@ STATES: dict[str, tuple[World, State]] = {
 
 @pytest.mark.parametrize("case", STATES)
 def test_a_job_is_in_one_state(case: str) -> None:
-    seen, state = STATES[case]
-    assert fold(seen).state is state
+    job, state = STATES[case]
+    assert status_of(job).state is state
 
 
-def everything() -> World:
+def everything() -> Snapshot:
     """A job that has been through a lot."""
-    return world(
+    return snapshot(
         jobset(2, status={"restarts": 2, "restartsCountTowardsMax": 1}, queue="research"),
         pod(0, generation=2),
         pod(1, generation=2, node="node-2"),
-        words=(
+        records=(
             past(82, "rank 1 in data", attempt=2, generation=1),
             beat(
                 attempt=3,
@@ -89,14 +97,15 @@ def everything() -> World:
                 committed=120,
                 committed_at=objects.NOW.timestamp() - 30,
                 restarts={"preempted": 1, "hang": 1},
+                preempted=1,
                 seconds={"step": 300.0, "lost_work": 60.0, "compile": 40.0},
             ),
         ),
     )
 
 
-def test_everything_that_is_known_stands_in_it() -> None:
-    status = fold(everything())
+def test_the_status_holds_everything_that_is_known() -> None:
+    status = status_of(everything())
     assert (status.hosts, status.ready, status.generation, status.attempt) == (2, 2, 2, 3)
     assert (status.phase, status.step, status.committed, status.committed_age_s) == ("step", 130, 120, 30.0)
     assert status.goodput == 0.75
@@ -107,12 +116,13 @@ def test_everything_that_is_known_stands_in_it() -> None:
 
 
 def test_the_screen_begins_with_the_verdict() -> None:
-    assert list(screen(fold(everything()), everything())) == [
+    assert list(screen(status_of(everything()), everything())) == [
         "hang (82): rank 1 in data",
         "lm: Running (generation 2, attempt 3)",
         "  hosts      2 of 2 ready, queue research",
         "  phase      step 130",
-        "  restarts   2, of which 1 of 5 charged; attempts ended by hang 1, preempted 1",
+        "  restarts   2, of which 1 counts against the limit of 5; attempts ended by hang 1, preempted 1; "
+        "1 of 20 preemptions in a row without a newly saved step",
         "  checkpoint step 120, 30s ago",
         "  goodput    75.0%",
         "  age        10m",
@@ -120,28 +130,29 @@ def test_the_screen_begins_with_the_verdict() -> None:
 
 
 def test_a_job_that_waits_says_on_its_screen_what_for() -> None:
-    seen = world(jobset(1), waiting(0, "InvalidImageName"))
-    assert "  why        waits: its host cannot get image registry.example/train:1: that is no image's name" in list(
-        screen(fold(seen), seen)
+    job = snapshot(jobset(1), waiting(0, "InvalidImageName"))
+    assert (
+        "  why        waits: its host cannot pull image registry.example/train:1: that is not a valid image name"
+        in list(screen(status_of(job), job))
     )
 
 
 def test_a_container_that_was_killed_for_memory_is_named_where_its_peer_only_says_that_it_is_gone() -> None:
-    seen = world(
+    job = snapshot(
         jobset(2, status=objects.ended("Failed")),
         over(0, 81, message=farewell(81, "host 1 is gone")),
         over(1, 137, "OOMKilled"),
     )
-    first, _, why, *_ = screen(fold(seen), seen)
+    first, _, why, *_ = screen(status_of(job), job)
     assert first == "lost (81): host 1 is gone"
     assert why.startswith("  why        failed: host 1 was OOMKilled")
 
 
 def test_the_table_is_laid_out_as_kubectl_does() -> None:
     jobs = [
-        fold(everything()),
-        fold(
-            world(
+        status_of(everything()),
+        status_of(
+            snapshot(
                 jobset(
                     2,
                 )
@@ -172,16 +183,52 @@ def test_the_table_is_laid_out_as_kubectl_does() -> None:
 
 def test_the_last_step_of_the_run_is_what_its_train_block_says() -> None:
     train = {"task": "trainer.tasks.classify:Classify", "steps": 9, "checkpoint": {"path": "/ckpt/lm"}}
-    seen = world(
-        jobset(1, train=train, command=None, volumes=[{"claim": "c", "path": "/ckpt"}]), pod(0), words=(beat(),)
+    job = snapshot(
+        jobset(1, train=train, command=None, volumes=[{"claim": "c", "path": "/ckpt"}]), pod(0), records=(beat(),)
     )
-    assert fold(seen).steps == 9
+    assert status_of(job).steps == 9
+
+
+LOSSES: dict[str, Snapshot] = {
+    "a verdict that is newer than the heartbeat": snapshot(
+        jobset(2), pod(0), pod(1), records=(beat(phase="compile"), judged(81, "host 1 was lost"))
+    ),
+    "a pod that failed": snapshot(jobset(2), pod(0), over(1, 137), records=(beat(phase="compile"),)),
+    "a pod that is deleted": snapshot(jobset(2), pod(0), pod(1, is_leaving=True), records=(beat(phase="compile"),)),
+    "a pod that is evicted": snapshot(
+        jobset(2),
+        pod(0),
+        pod(1, conditions=[condition("Ready"), condition("DisruptionTarget", reason="EvictionByEvictionAPI")]),
+        records=(beat(phase="compile"),),
+    ),
+    "a node that does not answer": snapshot(
+        jobset(2), pod(0), pod(1, conditions=[condition("Ready", "False")]), records=(beat(phase="compile"),)
+    ),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_stale_phase_is_never_shown_beside_a_fresh_loss(loss: str) -> None:
+    seen = LOSSES[loss]
+    status = status_of(seen)
+    assert (status.phase, status.phase_s) == (None, None)
+    assert not any("compile" in line for line in screen(status, seen))
+
+
+def test_the_phase_of_the_attempt_after_a_loss_is_shown() -> None:
+    records = judged(81, "host 1 was lost"), beat(attempt=2, phase="compile")
+    assert status_of(snapshot(jobset(1), pod(0), records=records)).phase == "compile"
+    gathering = past(81, "host 1 was lost"), beat(attempt=1, generation=0, stage="gather")
+    assert status_of(snapshot(jobset(1), pod(0), records=gathering)).phase == "rendezvous"
 
 
 def test_json_has_every_field_and_no_object_of_ours() -> None:
-    found = json.loads(json.dumps(fold(everything()).to_json()))
+    found = json.loads(json.dumps(status_of(everything()).to_json()))
     assert found["state"] == "Running"
-    assert found["restarts"] == {"total": 2, "charged": 1, "budget": 5, "by_cause": {"preempted": 1, "hang": 1}}
+    assert found["restarts"] == {"total": 2, "charged": 1, "budget": 5, "by_cause": {"preempted": 1, "hang": 1}} | {
+        "preempted": 1,
+        "preempted_budget": 20,
+    }
 
 
 @pytest.mark.parametrize(
@@ -194,33 +241,33 @@ def test_json_has_every_field_and_no_object_of_ours() -> None:
     ],
 )
 def test_a_failed_job_has_the_code_of_its_verdict_or_of_its_container(pods: tuple[Any, ...], code: int) -> None:
-    assert fold(world(jobset(2, status=objects.ended("Failed")), *pods)).code == code
+    assert status_of(snapshot(jobset(2, status=objects.ended("Failed")), *pods)).code == code
 
 
 def test_a_job_that_is_done_has_code_0_and_one_that_runs_none() -> None:
-    assert fold(world(jobset(1, status=objects.ended("Completed")))).code == 0
-    assert fold(world(jobset(1), pod(0))).code is None
+    assert status_of(snapshot(jobset(1, status=objects.ended("Completed")))).code == 0
+    assert status_of(snapshot(jobset(1), pod(0))).code is None
 
 
 def test_what_a_verdict_says_of_the_last_commit_is_newer_than_the_beat_before_it() -> None:
-    kind, said = judged(80, "stopped", step=130)
-    seen = world(
+    kind, fields = judged(80, "stopped", step=130)
+    job = snapshot(
         jobset(1, suspend=True),
         over(0, 80, message=farewell(80)),
-        words=(beat(committed=100), (kind, said | {"committed": 130})),
+        records=(beat(committed=100), (kind, fields | {"committed": 130})),
     )
-    assert fold(seen).committed == 130
+    assert status_of(job).committed == 130
 
 
-def test_restarts_whose_causes_nobody_can_say_are_counted_all_the_same() -> None:
-    status = fold(world(jobset(1, status={"restarts": 2}), pod(0, generation=2)))
+def test_restarts_of_unknown_cause_are_counted() -> None:
+    status = status_of(snapshot(jobset(1, status={"restarts": 2}), pod(0, generation=2)))
     assert (status.restarts.total, status.restarts.by_cause) == (2, None)
 
 
 def test_hosts_are_numbered_over_slices() -> None:
     made = jobset(2, slices=3)
     pods = [pod(host, slice=part) for part in range(3) for host in range(2)]
-    assert hosts.wanted(made) == 6
+    assert hosts.expected(made) == 6
     assert [host.number for host in hosts.newest(made, pods)] == [0, 1, 2, 3, 4, 5]
 
 
@@ -228,6 +275,28 @@ def test_of_a_host_that_was_replaced_the_newer_pod_counts() -> None:
     old, new = pod(0), pod(0)
     new["metadata"] |= {"name": "lm-w-0-0-newer", "creationTimestamp": objects.ago(seconds=1)}
     assert [host.pod for host in hosts.newest(jobset(1), [new, old])] == ["lm-w-0-0-newer"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]", "[" * 9_000, '{"steps": "x"}', '{"steps": -1}', '{"processes_per_host": []}', "x"]
+)
+def test_variables_of_a_jobset_that_another_made_are_no_job_s(text: str) -> None:
+    made = jobset(1)
+    env = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0].setdefault(
+        "env", []
+    )
+    env[:] = [{"name": name, "value": text} for name in (contract.TRAIN_SPEC, contract.JOB)]
+    assert status_of(snapshot(made)).steps is None
+    assert processes_per_host(made) == 1
+
+
+@pytest.mark.parametrize("label", ["restart-attempt", "job-index"])
+def test_a_pod_that_a_stranger_gave_the_job_s_label_is_none_of_its_hosts(label: str) -> None:
+    stranger = pod(1)
+    stranger["metadata"]["labels"][f"jobset.sigs.k8s.io/{label}"] = "x"
+    seen = snapshot(jobset(1), pod(0), stranger)
+    assert [host.number for host in seen.hosts] == [0]
+    assert status_of(seen).ready == 1
 
 
 def test_an_init_container_that_has_not_ended_holds_the_host_up() -> None:
@@ -256,7 +325,7 @@ def test_ages_are_written_as_kubectl_does(seconds: float, text: str) -> None:
     assert age(seconds) == text
 
 
-def test_nodes_are_asked_for_labels_then_taints_then_room() -> None:
+def test_nodes_are_checked_for_labels_then_taints_then_size() -> None:
     spec = {
         "nodeSelector": {"pool": "a"},
         "tolerations": [{"key": "gpu", "operator": "Exists"}, {"key": "team", "value": "me", "effect": "NoSchedule"}],
@@ -285,3 +354,28 @@ def test_nodes_are_asked_for_labels_then_taints_then_room() -> None:
 
 def test_a_condition_that_was_never_set_is_empty() -> None:
     assert read_condition({"status": {"conditions": [condition("Ready")]}}, "Done") == {}
+
+
+def test_the_verdict_is_read_from_the_main_container_whatever_a_sidecar_does() -> None:
+    sidecar = [{"name": "proxy", "ready": False, "state": {"running": {}}}]
+    (host,) = hosts.newest(jobset(1), [over(0, 83, message=farewell(83, "it ended"), initContainerStatuses=sidecar)])
+    assert host.termination_report is not None and host.termination_report["verdict"]["code"] == 83
+
+
+@pytest.mark.parametrize("state", [{"running": {}}, {"terminated": {"exitCode": 137}}])
+def test_a_sidecar_does_not_hide_how_the_main_container_ended(state: dict[str, Any]) -> None:
+    sidecar = [{"name": "proxy", "ready": False, "state": state}]
+    (host,) = hosts.newest(jobset(1), [over(0, 83, initContainerStatuses=sidecar)])
+    assert not host.is_init and host.has_started and host.ended["exitCode"] == 83
+
+
+@pytest.mark.parametrize(("end", "expected"), [("Completed", "2, done"), ("Failed", "2, failed")])
+def test_a_job_that_is_over_does_not_read_as_one_that_is_not_ready(end: str, expected: str) -> None:
+    seen = objects.snapshot(objects.jobset(2, status=objects.ended(end)))
+    assert f"  hosts      {expected}" in screen(status_of(seen), seen)
+
+
+@pytest.mark.parametrize("status", ["Completed", "Failed"])
+def test_a_list_names_no_host_of_a_job_that_is_over_as_missing(status: str) -> None:
+    _, row = table([status_of(snapshot(jobset(2, status=objects.ended(status))))], False, False)
+    assert row.split()[2] == "2"

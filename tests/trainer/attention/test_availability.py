@@ -5,13 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
 from tests.trainer import tiny
-from trainer import kernels, spec, splash
-from trainer.kernels import fitted, lacks
+from trainer import plan, spec
+from trainer.attention import availability, implementations, splash
+from trainer.attention.availability import Accelerator, for_plan, why_unavailable, with_fallback
+from trainer.parallel import mesh
+from trainer.plan import Plan
+from trainer.step.train_step import Step
 
 LM = "trainer.tasks.lm:NextToken"
 DECODER = {"kind": "decoder", "width": 256, "heads": 4, "layers": 1, "length": 256}
@@ -36,10 +41,12 @@ class Device(NamedTuple):
 
     platform: str
     client: Client = Client("")
+    compute_capability: str | None = None
 
 
 CPU, TPU, ROCM = Device("cpu"), Device("tpu"), Device("gpu", Client("ROCm 7"))
-CUDA = Device("gpu", Client("PJRT C API\ncuda 13000"))
+CUDA = Device("gpu", Client("PJRT C API\ncuda 13000"), "8.0")
+TURING = CUDA._replace(compute_capability="7.5")
 
 
 def train_spec(attention: str, model: dict[str, Any] = DECODER, precision: str = "bf16") -> spec.TrainSpec:
@@ -63,6 +70,7 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
             CUDA,
             "The head dim must be <= 128 and a multiple of 8",
         ),
+        (train_spec("cudnn"), TURING, "needs compute capability 8.0 (Ampere), the GPU has 7.5"),
         (train_spec("splash"), CUDA, "it is a kernel for TPU, the devices are gpu"),
         (
             train_spec("splash", DECODER | {"length": 200}),
@@ -72,21 +80,23 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_cannot_be_had_is_said(train: spec.TrainSpec, device: Any, says: str, cudnn: None) -> None:
-    reason = str(lacks(train, device))
+    reason = str(why_unavailable(train, device))
     assert says in reason
-    note = f"train.attention = {train.attention} cannot be had here: {reason}. Using xla"
-    assert fitted(train, device) == (train.model_copy(update={"attention": "xla"}), note)
+    note = f"train.attention = {train.attention} is unavailable here: {reason}. Using xla"
+    assert with_fallback(train, device) == (train.model_copy(update={"attention": "xla"}), note)
 
 
 def test_a_cudnn_that_jax_does_not_find_is_said() -> None:
     device: Any = CUDA
-    assert lacks(train_spec("cudnn"), device) == "cuDNN is not detected"
+    assert why_unavailable(train_spec("cudnn"), device) == "cuDNN is not detected"
 
 
 @pytest.mark.parametrize(
     ("train", "device"),
     [
-        (train_spec("auto", precision="fp32"), CPU),
+        (train_spec("auto"), CPU),
+        (train_spec("auto"), ROCM),
+        (train_spec("auto", {"kind": "mlp"}), CUDA),
         (train_spec("cudnn"), CUDA),
         (train_spec("cudnn", precision="fp16"), CUDA),
         (train_spec("cudnn", {"kind": "vit", "preset": "vit-b16"}), CUDA),
@@ -95,27 +105,144 @@ def test_a_cudnn_that_jax_does_not_find_is_said() -> None:
     ],
 )
 def test_what_can_be_had_is_used(train: spec.TrainSpec, device: Any, cudnn: None) -> None:
-    assert fitted(train, device) == (train, None)
+    assert with_fallback(train, device) == (train, None)
+
+
+@pytest.mark.parametrize(
+    ("train", "device", "name"),
+    [
+        (train_spec("auto"), CUDA, "cudnn"),
+        (train_spec("auto", precision="fp16"), CUDA, "cudnn"),
+        (train_spec("auto", {"kind": "vit", "preset": "vit-b16"}), CUDA, "cudnn"),  # of 197 tokens, and no mask
+        (train_spec("auto"), TPU, "splash"),
+    ],
+)
+def test_auto_is_the_kernel_of_the_accelerator_and_says_so(
+    train: spec.TrainSpec, device: Any, name: str, cudnn: None
+) -> None:
+    assert with_fallback(train, device) == (
+        train.model_copy(update={"attention": name}),
+        f"train.attention = auto: using {name}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("train", "device", "says"),
+    [
+        (train_spec("auto", precision="fp32"), CUDA, "cudnn is unavailable here: cuDNN's kernel reads float16"),
+        (train_spec("auto", precision="tf32"), CUDA, "cudnn is unavailable here: cuDNN's kernel reads float16"),
+        (train_spec("auto", DECODER | {"width": 80}), CUDA, "cudnn is unavailable here: The head dim must be"),
+        (train_spec("auto"), TURING, "cudnn is unavailable here: cuDNN's kernel needs compute capability 8.0"),
+        (train_spec("auto", DECODER | {"length": 200}), TPU, "splash is unavailable here: its blocks are of 128"),
+        (train_spec("auto", precision="fp32"), TPU, "splash is unavailable here: auto uses it for bfloat16 alone"),
+        (train_spec("auto", precision="fp16"), TPU, "splash is unavailable here: auto uses it for bfloat16 alone"),
+    ],
+)
+def test_auto_is_xla_where_the_kernel_does_not_fit_and_says_why(
+    train: spec.TrainSpec, device: Any, says: str, cudnn: None
+) -> None:
+    found, note = with_fallback(train, device)
+    assert found.attention == "xla" and str(note).startswith(f"train.attention = auto: using xla; {says}")
+
+
+def test_auto_is_xla_where_the_kernel_reads_no_mask(cudnn: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reads_none(query: Any, key: Any, value: Any, keys: Any, *, is_causal: bool) -> Any:
+        if keys is not None:
+            raise NotImplementedError("No masks.")
+        return query
+
+    monkeypatch.setitem(implementations.ATTENTION, "cudnn", reads_none)
+    device: Any = CUDA
+    assert with_fallback(train_spec("auto"), device)[0].attention == "xla"
+    assert with_fallback(train_spec("cudnn"), device)[0].attention == "cudnn"  # as it was asked for
+
+
+A100, H100, CLOUD_TPU = Accelerator("cuda", (8, 0)), Accelerator("cuda", (9, 0)), Accelerator("tpu")
+
+
+@pytest.mark.parametrize(
+    ("train", "on", "name"),
+    [
+        (train_spec("auto"), A100, "fused"),
+        (train_spec("auto"), CLOUD_TPU, "fused"),
+        (train_spec("auto"), Accelerator("cpu"), "xla"),
+        (train_spec("auto"), None, "xla"),
+        (train_spec("auto", precision="fp32"), A100, "xla"),
+        (train_spec("auto", precision="fp32"), CLOUD_TPU, "xla"),
+        (train_spec("auto"), Accelerator("cuda", (7, 5)), "xla"),
+        (train_spec("cudnn"), A100, "fused"),
+        (train_spec("cudnn"), None, "fused"),
+        (train_spec("cudnn"), Accelerator("cpu"), "xla"),
+        (train_spec("cudnn"), CLOUD_TPU, "xla"),
+        (train_spec("cudnn", DECODER | {"heads": 1}), A100, "xla"),  # of 256 channels
+        (train_spec("cudnn", DECODER | {"heads": 1}), H100, "fused"),
+        (train_spec("splash"), A100, "xla"),
+        (train_spec("splash", DECODER | {"length": 200}), CLOUD_TPU, "xla"),
+    ],
+)
+def test_a_plan_counts_what_the_job_s_own_devices_will_use(
+    train: spec.TrainSpec, on: Accelerator | None, name: str
+) -> None:
+    assert for_plan(train, on).attention == name
+
+
+@pytest.mark.parametrize("name", ["cudnn", "splash"])
+@pytest.mark.parametrize("remat", ["none", "dots", ["query", "mixed"]])
+def test_a_plan_counts_what_the_kernel_itself_keeps(
+    name: str, remat: Any, cudnn: None, monkeypatch: pytest.MonkeyPatch, standard: None
+) -> None:
+    monkeypatch.setattr(availability, "why_unavailable", lambda train, device: None)
+    model = tiny.DECODER.model_copy(update={"length": splash.LANES})
+    train = tiny.train_spec(Long(), precision="bf16", remat=remat, model=model)
+    grid = mesh.build(train.mesh, jax.devices()[:1])
+    kernel, planned, plain = (
+        Step(Long(), train.model_copy(update={"attention": each}), grid, 1) for each in (name, "fused", "xla")
+    )
+    kept, counted, all_pairs = (step.residual_bytes(Long().batch(0)) for step in (kernel, planned, plain))
+    assert 0.99 < counted / kept < 1.01
+    if remat in ("none", "dots"):
+        assert counted < all_pairs / 2
+
+
+def test_a_job_of_auto_has_the_operations_of_the_one_that_runs(cudnn: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = tiny.Counting()
+    train = tiny.train_spec(task, attention="auto", precision="bf16", mesh={"dp": -1})
+    planned = [Plan(plan.with_synthetic_data(train, task), task, on) for on in (None, A100, CLOUD_TPU)]
+    counted = [each.to_dict(sharding=False, compiled=False) for each in planned]
+    monkeypatch.setattr(availability, "_is_cuda", lambda device: True)
+    step = tiny.build(task, attention="auto", precision="bf16")
+    assert step.note == "train.attention = auto: using cudnn"
+    runs = step.flops(step.put(task.batch(0)))
+    assert [each["flops_per_step"] for each in counted] == [runs] * 3
+    assert len({each["causal_flops_per_step"] for each in counted}) == 1
 
 
 def test_a_step_falls_back_and_says_so(standard: None) -> None:
     step = tiny.compiled(tiny.Counting(), attention="cudnn", precision="bf16")
     assert step.note == (
-        "train.attention = cudnn cannot be had here: there is no CUDA device, the devices are cpu. Using xla"
+        "train.attention = cudnn is unavailable here: there is no CUDA device, the devices are cpu. Using xla"
     )
     assert tiny.build(tiny.Counting()).note is None
 
 
 def test_a_kernel_s_operations_are_counted(cudnn: None, monkeypatch: pytest.MonkeyPatch) -> None:
     task = tiny.Counting()
-    monkeypatch.setattr(kernels, "_is_cuda", lambda device: True)
+    monkeypatch.setattr(availability, "_is_cuda", lambda device: True)
     steps = [tiny.build(task, attention=name, precision="bf16") for name in ("xla", "cudnn")]
     plain, kernel = (step.flops(step.put(task.batch(0))) for step in steps)
     assert steps[1].note is None and plain == kernel
 
 
+def test_splash_takes_fewer_rows_than_the_mesh_splits() -> None:
+    """As a task's bare loss does in evaluation, one row at a time."""
+    row = jax.ShapeDtypeStruct((1, splash.LANES, 4, 64), np.float32)
+    with jax.set_mesh(mesh.build(spec.Mesh(dp=2, fsdp=2, mp=2))):
+        attended = jax.eval_shape(partial(splash.attend, ids=None, is_causal=True), row, row, row)
+    assert attended.shape == row.shape
+
+
 def test_splash_trains_a_scanned_model_on_a_mesh(monkeypatch: pytest.MonkeyPatch, standard: None) -> None:
-    monkeypatch.setattr(kernels, "lacks", lambda train, device: None)
+    monkeypatch.setattr(availability, "why_unavailable", lambda train, device: None)
     monkeypatch.setattr(splash, "attend", partial(splash.attend, interpret=True))
     model = tiny.DECODER.model_copy(update={"length": splash.LANES})
     keys = {"model": model, "remat": "full", "mesh": {"dp": 2, "fsdp": 2, "mp": 2}}

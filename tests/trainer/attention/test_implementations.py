@@ -19,9 +19,11 @@ from flax import nnx
 from jax import Array
 from jax._src.cudnn import fused_attention_stablehlo
 
-from trainer import attention, mesh, spec, splash
-from trainer.attention import Keys, Visible, causal, full
+from trainer import spec
+from trainer.attention import implementations, splash, stand_in
+from trainer.attention.implementations import Keys, Visible, causal, full
 from trainer.errors import SpecError
+from trainer.parallel import mesh
 from trainer.tasks.lm import NextToken
 
 HEADS, GROUPS, SIZE = 4, 2, 16
@@ -56,9 +58,9 @@ def is_real(seen: Visible, length: int) -> Array:
     return is_real_BL[:, :, None, None].astype(jnp.float32)
 
 
-def answers(attend: attention.Attention, keys: Keys, length: int) -> tuple[Array, ...]:
+def answers(attend: implementations.Attention, keys: Keys, length: int) -> tuple[Array, ...]:
     """The outputs that matter, and the gradients of a sum that reads them alone."""
-    real = is_real(attention.visible(keys), length)
+    real = is_real(implementations.visible(keys), length)
 
     def loss(*given: Array) -> tuple[Array, Array]:
         mixed = attend(*given, keys) * real
@@ -82,7 +84,7 @@ def test_an_unknown_name_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [causal, full])
-def test_segments_are_rows_of_their_own(kind: Callable[[str], attention.Attention], standard: None) -> None:
+def test_segments_are_rows_of_their_own(kind: Callable[[str], implementations.Attention], standard: None) -> None:
     attend, cut, length = kind("xla"), 5, 12
 
     def packed(*given: Array) -> Array:
@@ -97,7 +99,9 @@ def test_segments_are_rows_of_their_own(kind: Callable[[str], attention.Attentio
 
 
 @pytest.mark.parametrize("kind", [causal, full])
-def test_what_is_behind_the_length_is_not_there(kind: Callable[[str], attention.Attention], standard: None) -> None:
+def test_what_is_behind_the_length_is_not_there(
+    kind: Callable[[str], implementations.Attention], standard: None
+) -> None:
     attend, length = kind("xla"), 9
 
     def filled(*given: Array) -> Array:
@@ -127,7 +131,11 @@ def _same_with_gradients(one: Any, other: Any, given: tuple[Array, ...]) -> None
 @pytest.mark.parametrize("name", SEEN)
 @pytest.mark.parametrize(("kind", "length"), [(causal, 16), (full, 17), (causal, 17)])
 def test_what_cudnn_is_asked_for_is_what_xla_computes(
-    kind: Callable[[str], attention.Attention], name: str, length: int, standard: None, monkeypatch: pytest.MonkeyPatch
+    kind: Callable[[str], implementations.Attention],
+    name: str,
+    length: int,
+    standard: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real, asked = jax.nn.dot_product_attention, []
 
@@ -154,7 +162,7 @@ def test_what_cudnn_is_asked_for_is_what_xla_computes(
     ],
 )
 def test_cudnn_trains_by_its_own_kernels_and_makes_pairs_of_a_mask_alone(
-    kind: Callable[[str], attention.Attention],
+    kind: Callable[[str], implementations.Attention],
     name: str,
     mask_type: str,
     has_bias: bool,
@@ -193,7 +201,7 @@ def test_a_row_that_is_filled_up_trains_without_an_array_of_all_pairs(
 
 
 def _lowered(
-    kind: Callable[[str], attention.Attention], keys: Keys, length: int, monkeypatch: pytest.MonkeyPatch
+    kind: Callable[[str], implementations.Attention], keys: Keys, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, str]:
     """cuDNN's kernels in a training step that is lowered for CUDA, each with its kind of mask."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
@@ -220,7 +228,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch, standard: None) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), [(causal, "all"), (causal, "segments and lengths"), (full, "mask")])
-def test_splash_equals_xla(kind: Callable[[str], attention.Attention], name: str, interpreted: None) -> None:
+def test_splash_equals_xla(kind: Callable[[str], implementations.Attention], name: str, interpreted: None) -> None:
     length = 2 * splash.LANES
     seen = SEEN[name](length)
     same(answers(kind("splash"), seen, length), answers(kind("xla"), seen, length))
@@ -237,3 +245,21 @@ def test_splash_equals_xla_on_a_mesh(interpreted: None) -> None:
 def test_splash_refuses_what_is_not_made_of_blocks() -> None:
     with pytest.raises(ValueError, match="its blocks are of 128 positions, which do not make 197"):
         full("splash")(*operands(197), None)
+
+
+def test_the_stand_in_of_a_kernel_can_be_mapped_over_and_differentiated() -> None:
+    query, key, value = (jax.random.normal(jax.random.key(number), (3, 2, 5, 4, 8)) for number in range(3))
+
+    def plain(query: jax.Array, key: jax.Array, value: jax.Array, keys: None, *, is_causal: bool) -> jax.Array:
+        return jax.nn.dot_product_attention(query, key, value, is_causal=is_causal)
+
+    def summed(attend: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        return jnp.square(attend(query, key, value, None, is_causal=True)).sum()
+
+    for axes in ((0, 0, 0), (None, 1, 0)):
+        given = query if axes[0] == 0 else query[0], jnp.moveaxis(key, 0, axes[1]), value
+        found, wanted = (
+            jax.jit(jax.vmap(jax.grad(partial(summed, attend), argnums=(0, 1, 2)), axes))(*given)  # noqa: B023
+            for attend in (stand_in.fused(plain), plain)
+        )
+        jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5), found, wanted)

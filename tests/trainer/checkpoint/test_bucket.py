@@ -1,4 +1,4 @@
-"""The same promises on an object store, where there are no folders and no rename: gs://, served from this process."""
+"""The same promises on an object store, where there are no folders and no rename: gs:// and s3://, served here."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,32 +6,32 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.trainer.checkpoint import bucket
-from tests.trainer.checkpoint.bucket import Objects
+from tests import bucket_server
+from tests.bucket_server import Bucket
 from tests.trainer.checkpoint.state import abstract, mesh, same, state
-from trainer.checkpoint import kept
+from trainer.checkpoint import reader
 from trainer.checkpoint.manifest import NAME
 from trainer.checkpoint.store import Store
 from trainer.errors import CheckpointError
 
-FOLDER = "gs://bucket/runs/lm/checkpoints"
+INSIDE = "bucket/runs/lm/checkpoints/"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Objects]:
-    with pytest.MonkeyPatch.context() as environ:
-        server = bucket.serve()
-        environ.setenv("TENSORSTORE_GCS_HTTP_URL", f"http://127.0.0.1:{server.server_port}")
-        environ.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "any")
-        yield bucket.Handler.objects
-        server.shutdown()
-        server.server_close()
+def server() -> Iterator[Bucket]:
+    with bucket_server.served_here() as server:
+        yield server
 
 
 @pytest.fixture
-def objects(server) -> Iterator[Objects]:
-    yield server
-    server.store.clear()
+def objects(server) -> Iterator[dict[str, bytes]]:
+    yield server.objects
+    server.objects.clear()
+
+
+@pytest.fixture(params=["gs", "s3"])
+def folder(request, objects) -> str:
+    return f"{request.param}://{INSIDE.rstrip('/')}"
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def notes() -> list[str]:
 
 
 @pytest.fixture
-def store(objects, notes) -> Iterator[Store]:
+def store(objects, folder, notes) -> Iterator[Store]:
     """A claimed store with steps 1 and 2, the second just committed."""
-    store = Store(FOLDER, keep=2, uid="run-a", note=notes.append)
+    store = Store(folder, keep=2, uid="run-a", note=notes.append)
     store.claim()
     assert store.restore(abstract(mesh())) is None
     for step in (1, 2):
@@ -52,22 +52,26 @@ def store(objects, notes) -> Iterator[Store]:
     store.close()
 
 
-def names(objects: Objects) -> list[str]:
-    return sorted(name.removeprefix("/bucket/runs/lm/checkpoints/") for name in objects.store)
+def names(objects: dict[str, bytes]) -> list[str]:
+    return sorted(name.removeprefix("bucket/runs/lm/checkpoints/") for name in objects)
 
 
-def cut_short(objects: Objects, start: str) -> None:
-    name = next(name for name in objects.store if f"/checkpoints/{start}" in name)
-    objects.pipe_file(f"gs:/{name}", objects.cat_file(f"gs:/{name}")[:5])
+def cut_short(objects: dict[str, bytes], start: str) -> None:
+    name = next(name for name in objects if f"/checkpoints/{start}" in name)
+    objects[name] = objects[name][:5]
 
 
-def test_what_was_saved_comes_back_and_rotation_leaves_nothing_of_the_oldest(store, objects, notes):
+def test_what_was_saved_comes_back_and_rotation_leaves_nothing_of_the_oldest(
+    tmp_path, monkeypatch, store, objects, notes
+):
+    monkeypatch.chdir(tmp_path)
     store.save(3, state(3, mesh()), {"at": 3})
     store.wait()
     step, tree, meta = store.restore(abstract(mesh()))
     assert (step, meta, notes) == (3, {"at": 3}, []) and same(tree, 3)
     assert store.steps() == [2, 3]
     assert {name.split("/")[0] for name in names(objects)} == {"2", "3", "jaxlaunch.owner.json"}
+    assert not list(tmp_path.iterdir())  # no folder here that is named like the URL
 
 
 def test_an_object_cut_short_is_walked_back_from_and_its_step_can_be_saved_again(store, objects, notes):
@@ -82,29 +86,95 @@ def test_an_object_cut_short_is_walked_back_from_and_its_step_can_be_saved_again
 
 
 def test_a_save_that_was_killed_before_orbax_marked_it_is_cleared_and_one_killed_after_is_adopted(
-    store, objects, notes
+    store, objects, notes, folder
 ):
     store.close()
     for name in (f"1/{NAME}", f"2/{NAME}", "2/commit_success.txt"):
-        del objects.store[f"/bucket/runs/lm/checkpoints/{name}"]
-    second = Store(FOLDER, keep=2, uid="run-b", note=notes.append)
+        del objects[f"bucket/runs/lm/checkpoints/{name}"]
+    second = Store(folder, keep=2, uid="run-b", note=notes.append)
     second.claim()
     assert not any(name.startswith("2/") for name in names(objects))
     step, tree, _ = second.restore(abstract(mesh()))
     assert step == 1 and same(tree, 1)
-    assert "digested and adopted" in notes[0]
+    assert "a manifest was written" in notes[0]
     second.close()
 
 
-def test_a_live_run_holds_its_bucket(store, objects):
+def test_a_live_run_holds_its_bucket(store, objects, folder):
     with pytest.raises(CheckpointError, match="belongs to run run-a"):
-        Store(FOLDER, keep=2, uid="run-b", note=print).claim()
+        Store(folder, keep=2, uid="run-b", note=print).claim()
 
 
-def test_a_reader_who_owns_nothing_reads_array_by_array(objects) -> None:
-    with contextlib.closing(Store(FOLDER, keep=2, uid="run-a")) as store:
+def test_a_reader_who_owns_nothing_reads_array_by_array(objects, folder) -> None:
+    with contextlib.closing(Store(folder, keep=2, uid="run-a")) as store:
         store.claim()
         store.save(1, {"params": {"a.kernel": np.arange(6, dtype=np.float32)}}, {"model": 1})
-    found = kept.find(FOLDER)
+    found = reader.find(folder)
     assert (found.step, found.meta) == (1, {"model": 1})
     np.testing.assert_array_equal(found.part("params")["a.kernel"][2:4], [2.0, 3.0])
+
+
+# What another put there.
+
+
+def put(objects: dict[str, bytes], *names: str) -> dict[str, bytes]:
+    for name in names:
+        objects[INSIDE + name] = f"mine: {name}".encode()
+    return contents(objects)
+
+
+def contents(objects: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in objects.items() if not name.endswith("owner.json")}
+
+
+def test_a_folder_of_numbered_trials_is_left_to_the_byte_and_named(objects, notes, folder):
+    before = put(
+        objects, "1/weights", "2/state/w", "3/4/weights", "5.orbax-checkpoint-tmp/w", "6.bad-1/w", "7/_METADATA"
+    )
+    with contextlib.closing(Store(folder, keep=1, uid="run-a", note=notes.append)) as store:
+        store.claim()
+        assert contents(objects) == before
+        assert "left alone: 1/, 2/, 3/ and 2 more" in notes[0]
+        assert store.restore(abstract(mesh())) is None
+        for step in (8, 9):
+            store.save(step, state(step, mesh()), {})
+        store.wait()
+    after = contents(objects)
+    assert {name: after.get(name) for name in before} == before
+    assert {name.split("/")[4] for name in after.keys() - before.keys()} == {"9"}
+
+
+def test_a_step_is_not_saved_over_what_another_put_there_and_that_is_said_before_the_first(objects, notes, folder):
+    before = put(objects, "20/weights")
+    with contextlib.closing(Store(folder, keep=1, uid="run-a", note=notes.append)) as store:
+        store.claim()
+        store.check_free(lambda step: step % 15 == 0)
+        with pytest.raises(CheckpointError, match="holds 20, which no run saved"):
+            store.check_free(lambda step: step % 10 == 0)
+        with pytest.raises(CheckpointError, match="holds 20, which no run saved"):
+            store.save(20, state(20, mesh()), {})
+    assert contents(objects) == before
+
+
+def test_what_another_put_into_the_folder_of_a_step_outlives_the_step(store, objects, notes, folder):
+    before = put(objects, "1/notes.txt", "1/state/notes.txt", "2/notes.txt")
+    store.save(3, state(3, mesh()), {})
+    store.wait()
+    del objects[f"bucket/runs/lm/checkpoints/2/{NAME}"]
+    del objects["bucket/runs/lm/checkpoints/2/commit_success.txt"]
+    store.close()
+    with contextlib.closing(Store(folder, keep=2, uid="run-b", note=notes.append)) as second:
+        second.claim()
+    assert [name for name in names(objects) if name[0] in "12"] == ["1/notes.txt", "1/state/notes.txt", "2/notes.txt"]
+    after = contents(objects)
+    assert all(after[name] == before[name] for name in before if name.endswith("notes.txt"))
+    assert "step 1 was removed but for what no save wrote: notes.txt, state/notes.txt" in notes
+    assert "left alone: 1/, 2/notes.txt" in notes[-1]
+
+
+def test_a_damaged_step_that_another_tool_saved_is_walked_over_where_it_is(store, objects, notes):
+    put(objects, "3/commit_success.txt", "3/items/w")
+    before = {name: data for name, data in contents(objects).items() if "checkpoints/3" in name}
+    assert store.restore(abstract(mesh()))[0] == 2
+    assert {name: data for name, data in contents(objects).items() if "checkpoints/3" in name} == before
+    assert "using step 2 (3 is left: no run saved it)" in notes[0]

@@ -1,12 +1,16 @@
 """A manifest finds every change to what it wrote down, in itself too."""
 
+import hashlib
+import json
+import os
 import random
 
 import pytest
 from etils import epath
 
-from trainer.checkpoint import manifest
-from trainer.checkpoint.manifest import Damaged, Manifest
+from tests import mutate
+from trainer.checkpoint import begun, manifest
+from trainer.checkpoint.manifest import Damaged, Entry, Manifest
 
 
 @pytest.fixture
@@ -24,7 +28,7 @@ def folder(tmp_path) -> epath.Path:
 def faults(folder: epath.Path) -> list[str]:
     written = manifest.read(folder)
     assert written is not None
-    return manifest.faults(folder, written)
+    return manifest.find_damage(folder, written)
 
 
 def test_a_manifest_reads_back_as_written_and_names_every_file_but_itself(folder):
@@ -77,7 +81,7 @@ def test_a_file_replaced_by_a_folder_is_named(folder):
 
 def test_other_bytes_of_the_same_size_are_found(folder):
     (folder / "state" / "_METADATA").write_text("[]")
-    assert faults(folder) == ["file state/_METADATA has other bytes than were written (SHA-256 differs)"]
+    assert faults(folder) == ["file state/_METADATA has changed since it was written (SHA-256 differs)"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
@@ -91,3 +95,64 @@ def test_the_shares_of_all_processes_hold_each_file_once(count):
 def test_a_file_in_the_making_is_no_part_of_the_step(folder):
     (folder / (manifest.NAME + manifest.TEMPORARY)).write_text("half")
     assert "jaxlaunch" not in str(manifest.listing(folder))
+
+
+OUTSIDE = ["/dev/zero", "../50/state/weights", "state/../../x", "state//x", "./x", "", "a\0b"]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_manifest_that_names_what_is_not_in_its_folder_is_damaged_and_nothing_is_read(folder, name):
+    manifest.write(folder, Manifest(40, "run-a", {name: Entry(1, "0" * 64)}))
+    with pytest.raises(Damaged, match="which is no file of this folder"):
+        manifest.read(folder)
+
+
+def fifo(path: epath.Path) -> None:
+    os.mkfifo(path)
+
+
+def zero(path: epath.Path) -> None:
+    os.symlink("/dev/zero", path)
+
+
+@pytest.mark.parametrize("make", [fifo, zero])
+def test_a_fifo_or_a_device_in_the_place_of_a_file_is_named_and_never_read(folder, make):
+    (folder / "state" / "_METADATA").unlink()
+    make(folder / "state" / "_METADATA")
+    assert faults(folder) == ["file state/_METADATA is not a regular file"]
+
+
+@pytest.mark.parametrize("make", [fifo, zero])
+def test_a_manifest_or_a_mark_that_is_a_fifo_or_a_device_is_none(folder, make):
+    (folder / manifest.NAME).unlink()
+    make(folder / manifest.NAME)
+    with pytest.raises(Damaged, match="is not a regular file"):
+        manifest.read(folder)
+    make(folder / begun.NAME)
+    assert not begun.is_begun(folder)
+
+
+def test_a_file_that_grew_by_a_terabyte_is_not_read(folder):
+    with (folder / "commit_success.txt").open("wb") as file:
+        file.truncate(1 << 40)
+    assert faults(folder) == [f"file commit_success.txt grew ({1 << 40} bytes, 0 were written)"]
+
+
+def test_a_manifest_that_was_changed_anywhere_and_signed_anew_is_damaged_or_names_files_of_its_folder(folder):
+    data, chance = (folder / manifest.NAME).read_bytes(), random.Random(19)
+    body = json.dumps(json.loads(data)["manifest"]).encode()
+    for number in range(20_000):
+        forged = mutate.one(data if number % 2 else body, chance)
+        if not number % 2:
+            text = forged.decode(errors="replace")
+            try:
+                value = json.loads(text)
+            except (ValueError, RecursionError):
+                continue
+            written = json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"
+            forged = manifest._json({"manifest": value, "sha256": hashlib.sha256(written).hexdigest()})
+        try:
+            found = Manifest.from_bytes(forged)
+        except Damaged:
+            continue
+        assert all(isinstance(each, str) for each in manifest.find_damage(folder, found))

@@ -74,14 +74,14 @@ def test_the_same_run_on_another_host_is_ours(folder):
 
 def test_the_same_run_alive_in_another_process_gives_way_and_that_is_said(folder, other):
     mine = Owner(folder, "run-other")
-    assert mine.claim().endswith("this run's own, which still lives")
+    assert mine.claim().endswith("of this run too, and still running")
     mine.check()
 
 
 @pytest.mark.parametrize("elsewhere", [{"host": "pod-7"}, {"boot": "before"}, {"pids": "pid:[1]"}])
 def test_a_process_that_cannot_be_looked_at_holds_until_it_is_stale(folder, other, elsewhere):
     rewrite(folder, **elsewhere)
-    with pytest.raises(CheckpointError, match="renewed its hold"):
+    with pytest.raises(CheckpointError, match="renewed its claim"):
         Owner(folder, "run-a").claim()
     rewrite(folder, renewed=time.time() - owner.STALE_S - 1)
     assert "not renewed for 61 s" in Owner(folder, "run-a").claim()
@@ -92,9 +92,11 @@ def test_taking_over_by_force_stops_the_former_owner_before_it_writes(folder):
     former.claim()
     former.check()
     rewrite(folder, uid="run-b", host="pod-7")
-    with pytest.raises(CheckpointError, match="no longer ours .* taken by run run-b, process .* on pod-7"):
+    with pytest.raises(
+        CheckpointError, match="no longer belongs to run .* taken over by run run-b, process .* on pod-7"
+    ):
         former.check()
-    assert Owner(folder, "run-c").claim(take_over=True).endswith("as told")
+    assert Owner(folder, "run-c").claim(take_over=True).endswith("--take-over was given")
 
 
 def test_an_owner_renews_its_hold(folder):
@@ -123,9 +125,28 @@ def test_a_folder_that_was_taken_is_not_released(folder):
     assert (folder / owner.NAME).exists()
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"uid": "run-b", "renewed": "soon"}'])
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"uid": "run-b", "renewed": "soon"}', "[" * 200_000])
 def test_an_owner_file_that_cannot_be_read_is_refused_unless_told(folder, text):
     (folder / owner.NAME).write_text(text)
     with pytest.raises(CheckpointError, match="cannot be read .* remove that file"):
         Owner(folder, "run-a").claim()
     assert "cannot be read" in Owner(folder, "run-a").claim(take_over=True)
+
+
+def test_an_owner_file_with_a_field_of_another_form_is_refused(folder, other):
+    claim = (folder / owner.NAME).read_bytes()
+    for change in ({"pid": "7"}, {"host": 3}, {"started": None}, {"renewed": 10**400}):
+        replace(folder / owner.NAME, claim)
+        rewrite(folder, **change)
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            Owner(folder, "run-a").claim()
+    replace(folder / owner.NAME, claim)
+    rewrite(folder, pid=2**63)
+    assert "that process has ended" in Owner(folder, "run-a").claim()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["fifo", "zero"])
+def test_an_owner_file_that_is_a_fifo_or_a_device_is_refused_and_never_read(folder, make):
+    make(folder / owner.NAME)
+    with pytest.raises(CheckpointError, match="is not a regular file"):
+        Owner(folder, "run-a").claim()

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.checkpoint import arrays, kept, manifest
+from trainer.checkpoint import arrays, manifest, reader
 from trainer.checkpoint.store import Store
 from trainer.errors import CheckpointError, StorageError
 
@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_newest_step_is_found_and_its_arrays_read(folder: Path) -> None:
-    found = kept.find(str(folder))
+    found = reader.find(str(folder))
     assert (found.step, found.meta) == (2, {"model": 2})
     params = found.part("params")
     assert {name: (each.shape, each.dtype) for name, each in params.items()} == {
@@ -32,13 +32,13 @@ def test_the_newest_step_is_found_and_its_arrays_read(folder: Path) -> None:
     np.testing.assert_array_equal(params["a.kernel"][1:, :2], 2 * FLAT["a.kernel"][1:, :2])
     np.testing.assert_array_equal(params["b"][:], [2.0, 2.0])
     assert found.part("ema") == {}
-    assert kept.find(str(folder), 1).step == 1
+    assert reader.find(str(folder), 1).step == 1
 
 
 def test_an_array_is_read_once_however_it_is_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, real = [], arrays.one
     monkeypatch.setattr(arrays, "one", lambda folder, part, name: read.append(name) or real(folder, part, name))
-    params = kept.find(str(folder)).part("params")
+    params = reader.find(str(folder)).part("params")
     rows = [params["a.kernel"][row] for row in range(3)]
     np.testing.assert_array_equal(np.stack(rows), 2 * FLAT["a.kernel"])
     params["b"][0], params["b"][1]
@@ -50,24 +50,24 @@ def test_a_damaged_step_is_passed_over_and_said(folder: Path) -> None:
     file.write_bytes(file.read_bytes() + b" ")
     before = sorted(path.name for path in folder.iterdir())
     said: list[str] = []
-    assert kept.find(str(folder), note=said.append).step == 1
+    assert reader.find(str(folder), note=said.append).step == 1
     assert len(said) == 1 and said[0].startswith("step 2: file meta/") and said[0].endswith("; using step 1")
     with pytest.raises(CheckpointError, match="no usable checkpoint in .*: step 2: file meta/"):
-        kept.find(str(folder), 2)
+        reader.find(str(folder), 2)
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
 def test_a_step_that_is_not_there_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no finished step 3; it holds 1, 2"):
-        kept.find(str(folder), 3)
+        reader.find(str(folder), 3)
     (folder / "2" / manifest.NAME).unlink()
-    assert kept.find(str(folder)).step == 1
+    assert reader.find(str(folder)).step == 1
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        kept.find(str(tmp_path / "elsewhere"))
+        reader.find(str(tmp_path / "elsewhere"))
 
 
 def test_a_step_that_goes_while_it_is_read_is_a_fault_of_storage(folder: Path) -> None:
-    found = kept.find(str(folder), 1)
+    found = reader.find(str(folder), 1)
     (folder / "1" / arrays.STATE).rename(folder / "gone")
     with pytest.raises(StorageError, match="reading b of .* failed"):
         found.part("params")["b"][:]

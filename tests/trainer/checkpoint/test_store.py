@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +17,14 @@ from etils import epath
 from jax.sharding import Mesh
 
 from tests.trainer.checkpoint.state import abstract, mesh, same, state
-from trainer.checkpoint import manifest
-from trainer.checkpoint.arrays import first_difference
+from trainer.checkpoint import manifest, owner
+from trainer.checkpoint.arrays import Arrays, first_difference
 from trainer.checkpoint.owner import NAME as OWNER
+from trainer.checkpoint.owner import Owner
 from trainer.checkpoint.store import Store
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, StorageError
+from trainer.metrics.progress import Progress
+from trainer.train import Run
 
 HERE = Path(__file__).parent
 
@@ -168,11 +172,11 @@ def test_a_hundred_flipped_bytes_over_all_files_are_found(folder):
         whole = path.read_bytes()
         flip(path, chance)
         try:
-            assert manifest.faults(step, manifest.read(step)), f"{path} was changed and nobody noticed"
+            assert manifest.find_damage(step, manifest.read(step)), f"{path} was changed and nobody noticed"
         except manifest.Damaged:
             assert path.name == manifest.NAME
         path.write_bytes(whole)
-    assert manifest.faults(step, manifest.read(step)) == []
+    assert manifest.find_damage(step, manifest.read(step)) == []
 
 
 @pytest.mark.parametrize("which", ["biggest", "_METADATA", "_CHECKPOINT_METADATA", "metadata", manifest.NAME])
@@ -241,8 +245,8 @@ def test_foreign_things_are_named_and_left_alone(folder):
         step, said = store.found()
     assert step == 40
     assert said == (
-        f"{folder} holds what is no checkpoint, left alone: 040/, notes.txt\n"
-        "step 40 holds files that nobody wrote down, left alone: state/extra"
+        f"{folder} holds files that are not checkpoints, left alone: 040/, notes.txt\n"
+        "step 40 holds files that its manifest does not list, left alone: state/extra"
     )
     assert (folder / "notes.txt").read_text() == "mine"
 
@@ -256,7 +260,12 @@ def test_with_no_usable_step_left_the_error_names_each_and_nothing_is_changed(fo
     with Opened(folder) as store, pytest.raises(CheckpointError) as caught:
         store.restore(abstract(mesh()))
     assert caught.value.code == 78
-    for text in ("step 40: the folder is empty", "step 30: file meta/metadata is missing", "step 20: ", "hint: "):
+    for text in (
+        "step 40: the folder is empty",
+        "step 30: file meta/metadata is missing",
+        "step 20: ",
+        "Restore one of these",
+    ):
         assert text in str(caught.value)
     assert contents(folder) == before and (folder / "40").is_dir()
 
@@ -279,7 +288,7 @@ def test_a_step_without_a_manifest_is_tried_digested_and_adopted(folder):
     (folder / "40" / manifest.NAME).unlink()
     with Opened(folder, uid="run-b") as store:
         step, said = store.found()
-        assert step == 40 and "digested and adopted" in said
+        assert step == 40 and "a manifest was written" in said
         assert store.latest_good() == 40
     with Opened(folder) as store:
         assert store.found() == (40, "")
@@ -295,6 +304,18 @@ def test_a_step_without_a_manifest_that_does_not_restore_is_walked_over(folder):
 
 
 # What is another's is refused.
+
+
+def test_a_state_of_another_optimizer_is_told_in_the_words_of_the_job(folder):
+    """The meta says what was asked for; the names of optax's arrays tell nobody anything."""
+    now = {**abstract(mesh()), "opt": {"1.count": jax.ShapeDtypeStruct((), jnp.int32)}}
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("[0-9]*/**/*")}
+    with Opened(folder) as store, pytest.raises(CheckpointError) as raised:
+        store.restore(now, lambda meta: f"was trained with adamw on {meta['data']}, the job says sgd")
+    assert "step 40 of" in str(raised.value)
+    assert "was trained with adamw on abc, the job says sgd; go on as it was, or set" in str(raised.value)
+    assert "absent" not in str(raised.value)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("[0-9]*/**/*")} == before
 
 
 def test_a_model_of_another_shape_is_refused_by_its_first_leaf_and_nothing_is_changed(folder):
@@ -323,12 +344,12 @@ def test_an_owner_that_was_taken_from_writes_nothing_more(tmp_path):
     first.save(2, state(2, mesh()), {})
     first._arrays.wait()
     second = Opened(tmp_path, uid="run-b", take_over=True)
-    assert "as told" in second.notes[0]
+    assert "--take-over was given" in second.notes[0]
     hold.set()
-    with pytest.raises(CheckpointError, match="no longer ours"):
+    with pytest.raises(CheckpointError, match="no longer belongs to run"):
         first.wait()
     before = contents(tmp_path)
-    with pytest.raises(CheckpointError, match="no longer ours"):
+    with pytest.raises(CheckpointError, match="no longer belongs to run"):
         save(first, 3)
     assert contents(tmp_path) == before
     assert first.steps() == [1]
@@ -369,6 +390,49 @@ def test_what_a_killed_save_left_is_cleared_and_nothing_else(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model.orbax-checkpoint-tmp"]
 
 
+def test_a_folder_of_numbered_trials_is_left_to_the_byte_and_named(tmp_path):
+    for name in ("1/weights", "2/state/w", "7.orbax-checkpoint-tmp/state/w", "jaxlaunch.digests/notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"mine: {name}")
+    (tmp_path / "8").write_text("a file")
+    before = contents(tmp_path)
+    with Opened(tmp_path, keep=1) as store:
+        assert "left alone: 1/, 2/, 7.orbax-checkpoint-tmp/" in store.notes[0]
+        store.check_free(lambda step: step > 8)
+        for step in (7, 8):
+            with pytest.raises(CheckpointError, match=f"holds {step}.*, in the place of checkpoints"):
+                save(store, step)
+        save(store, 9, 10)
+        (tmp_path / "10" / "notes.txt").write_text("mine")
+        save(store, 11)
+    after = contents(tmp_path)
+    assert {name: after.get(name) for name in before} == before
+    assert store.notes[-1] == "step 10 was removed but for what no save wrote: notes.txt"
+    assert [path.name for path in files(tmp_path / "10")] == ["notes.txt"]
+
+
+def test_a_step_that_another_tool_saved_is_not_renamed_when_it_does_not_restore(folder):
+    (folder / "50" / "items").mkdir(parents=True)
+    (folder / "50" / "commit_success.txt").write_text("another's")
+    before = contents(folder / "50")
+    with Opened(folder) as store:
+        step, said = store.found()
+    assert step == 40 and "using step 40 (50 is left: no run saved it)" in said
+    assert contents(folder / "50") == before
+
+
+def test_what_an_older_version_left_unfinished_is_said_before_the_first_step(tmp_path):
+    for name in ("8.orbax-checkpoint-tmp", "9.orbax-checkpoint-tmp-17"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "w").touch()
+    with Opened(tmp_path) as store:
+        store.check_free(lambda step: step != 8)
+        with pytest.raises(CheckpointError, match=r"holds 8\.orbax-checkpoint-tmp, which no run saved"):
+            store.check_free(lambda step: step % 4 == 0)
+        assert [store.taken(step) for step in (8, 9)] == ["8.orbax-checkpoint-tmp", ""]
+
+
+@pytest.mark.slow
 def test_the_latest_good_step_comes_back_equal_after_kills_at_random_moments(tmp_path):
     """Four kills; each next process checks what it restores before it goes on, and takes over at once."""
     chance, committed = random.Random(time.time_ns()), -1
@@ -392,3 +456,65 @@ def test_the_latest_good_step_comes_back_equal_after_kills_at_random_moments(tmp
     with Opened(tmp_path, uid="last") as store:
         step, tree, _ = store.restore(abstract(mesh()))
         assert same(tree, step) and step >= committed
+
+
+LATE = 'RESOURCE_EXHAUSTED: Error writing "params.w/0" in "/{}/d/f52": Failed to write 63 bytes: {} [os_error_code=28]'
+
+
+@pytest.mark.parametrize("words", ["No space left on device", "Disk quota exceeded", "Input/output error"])
+@pytest.mark.parametrize("call", ["save", "wait"])
+def test_what_the_system_says_of_a_disk_comes_first_however_late_it_is_said(tmp_path, monkeypatch, call, words):
+    def fail(*_):
+        raise ValueError(LATE.format("long/" * 100, words))
+
+    monkeypatch.setattr(Arrays, call, fail)
+    with Opened(tmp_path) as store, pytest.raises(StorageError) as caught:
+        store.save(1, state(1, mesh()), {})
+        store.wait()
+    assert str(caught.value).startswith(f"{words}: saving step 1 in {tmp_path} failed")
+
+
+def away(*_, **__):
+    raise type("EndpointConnectionError", (Exception,), {"__module__": "botocore.exceptions"})("no such endpoint")
+
+
+@pytest.mark.parametrize("act", ["claim", "restore", "check_free", "save", "close"])
+def test_a_bucket_that_is_away_is_storage_s_fault_in_every_call(tmp_path, monkeypatch, act):
+    store = Store(str(tmp_path), keep=1, uid="run-a", note=print)
+    if act != "claim":
+        store.claim()
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match="no such endpoint"):
+        for name in ("iterdir", "write_bytes", "exists"):
+            patch.setattr(type(epath.Path(tmp_path)), name, away)
+        for module in (manifest, owner):
+            patch.setattr(module, "read_small", away)
+        calls = {"restore": ({},), "check_free": (lambda step: True,), "save": (1, {}, {})}
+        getattr(store, act)(*calls.get(act, ()))
+    store.close()
+
+
+def test_who_renews_a_claim_goes_on_when_its_bucket_was_away(tmp_path, monkeypatch):
+    own = Owner(epath.Path(tmp_path), "run-a")
+    own.claim()
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, "read_small", away)
+        assert own._renew_once()
+    assert own._renew_once()
+    own.release()
+
+
+def test_what_a_store_says_that_is_away_does_not_replace_the_verdict():
+    run = Run.__new__(Run)
+    run.store, run.done = SimpleNamespace(close=away, wait=away), 0
+    run.report = Progress(None)
+    run.release()
+    run.wait_for_saves()
+
+
+def test_an_error_of_the_arrays_is_none_of_storage(tmp_path, monkeypatch):
+    def fail(*_):
+        raise ValueError("these arrays cannot be saved")
+
+    monkeypatch.setattr(Arrays, "save", fail)
+    with Opened(tmp_path) as store, pytest.raises(ValueError, match="cannot be saved"):
+        store.save(1, state(1, mesh()), {})

@@ -1,11 +1,14 @@
+import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
+from trainer.data import draws
 from trainer.data import examples as module
-from trainer.data.examples import Examples
+from trainer.data.examples import Examples, Reading, Unusable
 from trainer.errors import DataError, StorageError
 
 
@@ -34,55 +37,153 @@ def as_is(raw: dict[str, Any]) -> dict[str, Any]:
     return raw
 
 
+KNOWN = Reading(deterministic=True)
+
+
 def read(items: list[Any], *, example: Any = as_is) -> dict[str, Any]:
-    return Examples(Listed(items), example).read(np.arange(len(items)))
+    return taken(Examples(Listed(items), example, KNOWN), np.arange(len(items)))
 
 
-@pytest.fixture(params=[0, module.KEEP_BYTES], ids=["read each time", "kept"])
+def taken(examples: Examples, index_B: Any) -> dict[str, Any]:
+    """Examples under these indexes, at the positions of the same numbers."""
+    return examples.read(np.asarray(index_B), np.asarray(index_B))
+
+
+@pytest.fixture(params=[0, module.CACHE_BYTES], ids=["read each time", "kept"])
 def keep_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(module, "KEEP_BYTES", request.param)
+    monkeypatch.setattr(module, "CACHE_BYTES", request.param)
     return int(request.param)
 
 
 def test_examples_are_stacked_in_the_order_asked_for(keep_bytes: int) -> None:
-    examples = Examples(Listed([np.full(2, i, np.float32) for i in range(9)]), as_is)
+    examples = Examples(Listed([np.full(2, i, np.float32) for i in range(9)]), as_is, KNOWN)
     for index in ([8, 0, 3], [3, 3], list(range(9))):
-        assert examples.read(np.array(index))["x"][:, 0].tolist() == index
+        assert taken(examples, np.array(index))["x"][:, 0].tolist() == index
 
 
 def test_a_small_set_is_read_once() -> None:
     source = Listed([np.float32(i) for i in range(50)])
-    examples = Examples(source, as_is)
-    examples.read(np.arange(50))
+    examples = Examples(source, as_is, KNOWN)
+    taken(examples, np.arange(50))
     first_pass = source.reads
-    examples.read(np.arange(50))
+    taken(examples, np.arange(50))
     assert first_pass < 2 * 50 and source.reads == first_pass
 
 
 def test_examples_that_are_drawn_at_random_are_not_frozen() -> None:
     rng = np.random.default_rng(0)
     examples = Examples(Listed([0.0] * 8), lambda raw: {"x": rng.random(3)})
-    once, again = (examples.read(np.arange(8))["x"] for _ in range(2))
+    once, again = (taken(examples, np.arange(8))["x"] for _ in range(2))
     assert not np.array_equal(once, again)
 
 
+def test_what_is_not_known_to_be_deterministic_is_never_frozen_however_seldom_it_draws() -> None:
+    drawn = []
+
+    def example(raw: dict[str, Any]) -> dict[str, Any]:
+        drawn.append(random.random() < 0.05)  # an augmentation that is hardly ever used
+        return {"x": float(drawn[-1])}
+
+    for seed in range(20):
+        examples = Examples(Listed([0.0] * 16), example, Reading(seed))
+        before = len(drawn)
+        for epoch in range(2):
+            examples.read(np.arange(16), np.arange(16) + 16 * epoch)
+        assert len(drawn) == before + 32, "each is made anew"
+    assert 10 < sum(drawn) < 80
+
+
+def drawn(raw: dict[str, Any]) -> dict[str, Any]:
+    return {"x": np.array([random.random(), np.random.random()])}
+
+
+def drawn_from(raw: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {"x": rng.random(2)}
+
+
+@pytest.mark.parametrize("example", [drawn, drawn_from])
+def test_random_numbers_are_a_function_of_seed_and_position(example: Any) -> None:
+    def made(seed: int, index: Any, position: Any, purpose: int = draws.TRAIN) -> list[Any]:
+        examples = Examples(Listed([0.0] * 8), example, Reading(seed, purpose))
+        return examples.read(np.array(index), np.array(position))["x"].tolist()
+
+    whole = made(1, range(8), range(40, 48))
+    assert len({tuple(each) for each in whole}) == 8
+    assert made(1, [5, 2], [45, 42]) == [whole[5], whole[2]], "in any order, after any others"
+    assert made(2, [5], [45]) != whole[5:6] and made(1, [5], [53]) != whole[5:6]
+    assert made(1, [5], [45], draws.EVAL) != whole[5:6]
+
+
+def test_threads_do_not_draw_each_other_s_numbers() -> None:
+    def example(raw: dict[str, Any]) -> dict[str, Any]:
+        first = random.random()
+        time.sleep(1e-4)  # lets another thread run
+        return {"x": np.array([first, random.random()])}
+
+    index = np.arange(20)
+    alone = Examples(Listed([0.0] * 20), example).read(index, index)["x"]
+    with ThreadPoolExecutor(8) as pool:
+        several = [Examples(Listed([0.0] * 20), example) for _ in range(4)]  # as training and evaluation are
+        found = list(pool.map(lambda examples: taken(examples, index)["x"], several * 2))
+    assert all(np.array_equal(x, alone) for x in found)
+
+
+def test_who_takes_a_generator_is_read_by_several_threads_and_who_does_not_is_told() -> None:
+    for seeded in (
+        Examples(Listed([0.0]), drawn),
+        Examples(Listed([0.0]), drawn_from),
+        Examples(Drawing([0.0]), drawn),
+    ):
+        assert seeded.threads(4) == 1 and "listed may draw random numbers" in str(seeded.note)
+    taking = Examples(Drawing([0.0]), drawn_from)
+    assert taking.threads(4) == 4 and taking.note is None is Examples(Listed([0.0]), drawn, KNOWN).note
+
+
+class Drawing(Listed):
+    def __getitem__(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
+        return {"x": rng.random()}
+
+
+def test_a_batch_is_judged_before_it_is_handed_on_and_the_first_example_at_once() -> None:
+    def check(batch: dict[str, Any]) -> tuple[int, str] | None:
+        wrong = np.flatnonzero(batch["x"] > 2)
+        return (int(wrong[0]), f"x {batch['x'][wrong[0]]}") if len(wrong) else None
+
+    examples = Examples(Listed([0, 1, 2, 3]), as_is, Reading(deterministic=True, check=check))
+    assert taken(examples, [2, 0])["x"].tolist() == [2, 0]
+    with pytest.raises(DataError, match="^listed: example 3 has x 3$"):
+        taken(examples, [1, 3])
+    with pytest.raises(DataError, match="^listed: example 0 has x 5$"):
+        Examples(Listed([5]), as_is, Reading(check=check))
+
+
+def test_what_example_finds_wrong_with_a_record_follows_its_name() -> None:
+    def example(raw: dict[str, Any]) -> dict[str, Any]:
+        if raw["x"]:
+            raise Unusable("label 3.7, which is no whole number")
+        return raw
+
+    with pytest.raises(DataError, match="^listed: example 1 has label 3.7, which is no whole number$"):
+        read([0, 1], example=example)
+
+
 def test_threads_may_fill_a_small_set_together() -> None:
-    examples = Examples(Listed([np.full(3, i) for i in range(200)]), as_is)
+    examples = Examples(Listed([np.full(3, i) for i in range(200)]), as_is, KNOWN)
     index = np.arange(200)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: examples.read(index)["x"], range(8)))
+        found = list(pool.map(lambda _: taken(examples, index)["x"], range(8)))
     assert all(np.array_equal(x[:, 0], index) for x in found)
 
 
 def test_a_small_set_with_an_example_that_cannot_be_read_is_still_read() -> None:
-    examples = Examples(Listed([0.0, ValueError("bad JPEG"), 2.0]), as_is)
-    assert examples.read(np.array([2, 0]))["x"].tolist() == [2.0, 0.0]
+    examples = Examples(Listed([0.0, ValueError("bad JPEG"), 2.0]), as_is, KNOWN)
+    assert taken(examples, np.array([2, 0]))["x"].tolist() == [2.0, 0.0]
 
 
 def test_a_batch_may_be_changed_without_changing_the_set() -> None:
-    examples = Examples(Listed([np.float32(1)]), as_is)
-    examples.read(np.array([0]))["x"][:] = 5
-    assert examples.read(np.array([0]))["x"].tolist() == [1]
+    examples = Examples(Listed([np.float32(1)]), as_is, KNOWN)
+    taken(examples, np.array([0]))["x"][:] = 5
+    assert taken(examples, np.array([0]))["x"].tolist() == [1]
 
 
 def test_64_bits_become_32() -> None:

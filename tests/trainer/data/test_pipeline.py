@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from trainer.data.pipeline import Evaluation, Pipeline
-from trainer.dispatch import spans
 from trainer.errors import DataError
+from trainer.step.dispatch import spans
 
 
 class Numbers:

@@ -1,8 +1,10 @@
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from array_record.python.array_record_data_source import ArrayRecordDataSource
+from tensorflow_datasets.proto import tf_example_pb2
 
 from trainer.data import records
 
@@ -17,12 +19,15 @@ from trainer.data import records
         np.array("a cat"),
         np.arange(3, dtype=">i4"),
         np.arange(6).reshape(2, 3).T,
+        np.uint64(2**63 + 1),
+        np.array(["grün", "blau"]),
+        np.array([b"a", b"\1b"]),
     ],
 )
 def test_a_record_gives_back_what_was_put_in(array: np.ndarray) -> None:
     found = records.decode(records.encode({"x": array, "n": 7}))
-    assert list(found) == ["x", "n"] and found["n"] == 7
-    assert found["x"].shape == array.shape
+    assert found.keys() == {"x", "n"} and found["n"] == 7
+    assert found["x"].shape == array.shape and found["x"].dtype == np.asarray(array).dtype.newbyteorder("<")
     assert np.array_equal(found["x"], array)
 
 
@@ -34,8 +39,47 @@ def test_objects_are_refused() -> None:
 def test_what_is_not_a_record_or_not_whole_is_refused() -> None:
     whole = records.encode({"x": np.arange(4, dtype=np.int32)})
     for broken in (b"", b"hello there", whole[:-1], whole + b"\0"):
-        with pytest.raises(ValueError, match="not a record|the record at"):
+        with pytest.raises(ValueError, match="not a tf.train.Example"):
             records.decode(broken)
+
+
+def test_a_record_is_an_example_that_other_readers_understand() -> None:
+    record = records.encode({"image": np.arange(6, dtype=np.uint8).reshape(2, 3), "label": 7, "text": "grün"})
+    features = tf_example_pb2.Example.FromString(record).features.feature
+    assert features["image"].bytes_list.value == [bytes(range(6))]
+    (arrays,) = features["jaxlaunch/arrays"].bytes_list.value
+    assert json.loads(arrays) == {"image": ["|u1", [2, 3]], "label": ["<i8", []], "text": ["<U4", []]}
+    assert features["label"].int64_list.value == [7] and features["text"].bytes_list.value == ["grün".encode()]
+
+
+def test_an_example_of_another_writer_is_read() -> None:
+    example = tf_example_pb2.Example()
+    example.features.feature["label"].int64_list.value.append(5)
+    example.features.feature["box"].float_list.value.extend([0.5, 1.5])
+    example.features.feature["png"].bytes_list.value.append(b"\0png\0")
+    found = records.decode(example.SerializeToString())
+    assert found["label"].shape == () and found["label"] == 5 and found["label"].dtype == np.int64
+    assert found["box"].tolist() == [0.5, 1.5] and found["box"].dtype == np.float32
+    assert found["png"] == b"\0png\0"
+
+
+def test_a_record_of_version_0_1_0_is_read() -> None:
+    header = b'[["x","<i4",[2,2]],["n","|u1",[]]]'
+    old = b"JLR1" + len(header).to_bytes(4, "little") + header + np.arange(4, dtype="<i4").tobytes() + b"\7"
+    found = records.decode(old)
+    assert found["x"].tolist() == [[0, 1], [2, 3]] and found["n"] == 7
+    for broken in (old[:-1], old + b"\0"):
+        with pytest.raises(ValueError, match="the record at"):
+            records.decode(broken)
+
+
+def test_any_key_and_any_text_is_kept_but_the_one_that_describes_the_others() -> None:
+    example = {"image": np.zeros((2, 2), np.uint8), "image/shape": np.array([2, 2]), "image/dtype": "uint8"}
+    found = records.decode(records.encode(example | {"text": "\ud800"}))
+    assert found["image/shape"].tolist() == [2, 2] and found["image/dtype"] == "uint8" and found["text"] == "\ud800"
+    assert records.decode(records.encode({})) == {}
+    with pytest.raises(ValueError, match="the key jaxlaunch/arrays describes"):
+        records.encode({"jaxlaunch/arrays": 1})
 
 
 def test_a_file_holds_the_records_in_order(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from safetensors.numpy import load_file, save_file
 
 from tests.trainer import peaks
 from tests.trainer.references import FIXTURES, folder, step, tensors, train_spec
-from trainer import publish
 from trainer.errors import SpecError
+from trainer.huggingface import names, save
 
 CASES = ["llama_tiny", "llama3_tiny", "gpt2_tiny", "vit_tiny"]
 
@@ -28,7 +28,7 @@ def written(path: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_read_is_written_back_bit_by_bit(case: str, tmp_path: Path) -> None:
     params = step(case, folder(case, tmp_path / "in")).init().params
-    publish.save(str(tmp_path / "out"), train_spec(case, None).model, params)
+    save.save(str(tmp_path / "out"), train_spec(case, None).model, params)
     assert equal(written(tmp_path / "out"), tensors(case, "weights"))
     assert equal(step(case, tmp_path / "out").init().params, params)
 
@@ -37,7 +37,7 @@ def test_what_is_read_is_written_back_bit_by_bit(case: str, tmp_path: Path) -> N
 def test_every_device_reads_its_own_part(case: str, tmp_path: Path) -> None:
     model = {} if case == "vit_tiny" else {"vocab": 96}  # the fixtures' 97 do not split over mp
     params = step(case, None, model=model).init().params
-    publish.save(str(tmp_path), train_spec(case, None, model=model).model, params)
+    save.save(str(tmp_path), train_spec(case, None, model=model).model, params)
     axes = {"dp": 2, "fsdp": 2, "mp": 2}
     split = step(case, tmp_path, 8, model=model, mesh=axes, batch=8).init().params
     assert equal(split, params)
@@ -51,7 +51,7 @@ def test_bfloat16_files_are_read_and_written(case: str, tmp_path: Path) -> None:
     source = _copied(case, tmp_path / "in", rounded)
     precision = {"params": "bfloat16", "compute": "bfloat16"}
     params = step(case, source, precision=precision).init().params
-    publish.save(str(tmp_path / "out"), train_spec(case, None).model, params)
+    save.save(str(tmp_path / "out"), train_spec(case, None).model, params)
     assert equal(written(tmp_path / "out"), rounded)
     wide = step(case, source).init().params
     assert equal(wide, {name: param.astype(jnp.float32) for name, param in params.items()})
@@ -60,8 +60,9 @@ def test_bfloat16_files_are_read_and_written(case: str, tmp_path: Path) -> None:
 STEP = """
 import json
 import jax
-from trainer import mesh, spec
-from trainer.step import Step
+from trainer import spec
+from trainer.parallel import mesh
+from trainer.step.train_step import Step
 from trainer.tasks.lm import NextToken
 model = spec.GPT2(**json.loads(sys.argv[1]) | {"init_from": sys.argv[2]})
 train = spec.TrainSpec(task="tests:Tiny", model=model, optimizer={"name": "sgd"})  # the state is the parameters
@@ -71,7 +72,7 @@ step = Step(NextToken(), train, mesh.build(train.mesh, jax.devices()), 1)
 
 def test_a_model_is_never_in_memory_twice(tmp_path: Path) -> None:
     params = peaks.large()
-    publish.save(str(tmp_path / "hf"), peaks.LARGE, params)
+    save.save(str(tmp_path / "hf"), peaks.LARGE, params)
     peak = peaks.growth(STEP, "state = step.init()", peaks.LARGE.model_dump_json(), str(tmp_path / "hf"))
     assert peak < 2 * sum(array.nbytes for array in params.values())  # 1.7 of it where this was written, state and all
 
@@ -111,7 +112,7 @@ def test_another_model_than_the_folders_is_refused(case: str, model: dict[str, A
 def test_tensors_that_are_missing_or_left_over_are_named(tmp_path: Path) -> None:
     changed = dict(tensors("llama_tiny", "weights"))
     changed["model.layers.0.self_attn.q_proj.bias"] = changed.pop("model.layers.1.mlp.up_proj.weight")
-    with pytest.raises(SpecError, match="1.mlp.up_proj.weight is missing; .*q_proj.bias is of no use"):
+    with pytest.raises(SpecError, match="1.mlp.up_proj.weight is missing; .*q_proj.bias is not used"):
         step("llama_tiny", _copied("llama_tiny", tmp_path / "hf", changed)).init()
 
 
@@ -145,3 +146,24 @@ def _copied(case: str, to: Path, content: dict[str, np.ndarray]) -> Path:
     (to / "config.json").write_text(json.dumps(_config(case)))
     save_file(content, to / "model.safetensors")
     return to
+
+
+@pytest.mark.parametrize(
+    ("given", "model", "says"),
+    [
+        ({}, {"heads": 8}, ["num_attention_heads is 4, train.model makes it 8"]),  # and no word of the head size
+        (
+            {"head_dim": 32},
+            {},
+            ["head_dim is 32, not hidden_size / num_attention_heads = 64 / 4: that is not supported"],
+        ),
+        ({"attention_bias": True}, {}, ["attention_bias is True: biases in attention are not supported"]),
+        ({"mlp_bias": True}, {}, ["mlp_bias is True: biases in the feed-forward layers are not supported"]),
+    ],
+)
+def test_a_config_that_differs_names_what_differs_and_nothing_that_follows(
+    given: dict[str, Any], model: dict[str, Any], says: list[str]
+) -> None:
+    config = _config("llama_tiny")
+    ours = train_spec("llama_tiny", None).model.model_copy(update=model)
+    assert names.differences(ours, config | given) == says

@@ -10,8 +10,8 @@ from safetensors.numpy import load_file
 
 from tests.trainer import references
 from tests.trainer.references import MODELS, batch, folder, logits, step, tensors, train_spec
-from trainer import publish
-from trainer.step import TrainState
+from trainer.huggingface import save
+from trainer.step.train_step import TrainState
 
 WITH_GRADIENTS = [case for case in MODELS if (references.FIXTURES / case / "grads.safetensors").exists()]
 
@@ -25,7 +25,7 @@ def momentum(step: Any, state: TrainState) -> dict[str, jax.Array]:
 
 def theirs(case: str, params: dict[str, jax.Array], to: Path) -> dict[str, np.ndarray]:
     """Arrays in the places of our parameters, by the names of Hugging Face."""
-    publish.save(str(to), train_spec(case, None).model, params)
+    save.save(str(to), train_spec(case, None).model, params)
     return load_file(to / "model.safetensors")
 
 

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.trainer.huggingface.test_load import equal, written
 from tests.trainer.references import folder, step, tensors, train_spec
-from tests.trainer.test_weights import equal, written
-from trainer import huggingface, publish, spec, weights
+from trainer import spec
 from trainer.errors import SpecError
+from trainer.huggingface import load, save
+from trainer.huggingface import names as huggingface
 
 MODEL = train_spec("llama3_tiny", None).model
 
@@ -20,10 +22,10 @@ def params(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_large_models_are_written_in_many_files_with_an_index(params: dict[str, Any], tmp_path: Path) -> None:
-    names = publish.save(str(tmp_path / "out"), MODEL, params, file_bytes=2**16)
+    names = save.save(str(tmp_path / "out"), MODEL, params, file_bytes=2**16)
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     assert files == names and len(files) > 5 and files[0] == f"model-00001-of-{len(files):05}.safetensors"
-    index = json.loads((tmp_path / "out" / weights.INDEX).read_text())
+    index = json.loads((tmp_path / "out" / load.INDEX).read_text())
     assert index["metadata"]["total_size"] == sum(array.nbytes for array in tensors("llama3_tiny", "weights").values())
     assert set(index["weight_map"].values()) == set(files)
     assert equal(written(tmp_path / "out"), tensors("llama3_tiny", "weights"))
@@ -41,7 +43,7 @@ class Halting(dict[str, Any]):
 
 def test_a_folder_is_whole_or_is_not_there(params: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(OSError, match="the disk is gone"):
-        publish.save(str(tmp_path / "out"), MODEL, Halting(params))
+        save.save(str(tmp_path / "out"), MODEL, Halting(params))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -51,19 +53,19 @@ def test_a_folder_has_its_name_once_its_files_are_on_the_disk(
     synced: list[bool] = []
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append((tmp_path / "out").exists()) or real(fd))
-    publish.save(str(tmp_path / "out"), MODEL, params, file_bytes=2**16)
+    save.save(str(tmp_path / "out"), MODEL, params, file_bytes=2**16)
     assert synced == [False] * len(list((tmp_path / "out").iterdir()))
 
 
 def test_an_empty_folder_is_filled_and_any_other_left_alone(params: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    publish.save(str(tmp_path / "out"), MODEL, params)
+    save.save(str(tmp_path / "out"), MODEL, params)
     kept = (tmp_path / "out" / "config.json").read_bytes()
-    with pytest.raises(SpecError, match="out is there already; name a folder that is not, or an empty one"):
-        publish.save(str(tmp_path / "out"), MODEL, params)
+    with pytest.raises(SpecError, match="out already exists; name a new folder or an empty one"):
+        save.save(str(tmp_path / "out"), MODEL, params)
     assert (tmp_path / "out" / "config.json").read_bytes() == kept
-    with pytest.raises(SpecError, match="gs://bucket/out is no folder of this machine"):
-        publish.save("gs://bucket/out", MODEL, params)
+    with pytest.raises(SpecError, match="gs://bucket/out is not a local folder"):
+        save.save("gs://bucket/out", MODEL, params)
 
 
 class Counted:
@@ -80,7 +82,7 @@ class Counted:
 
 def test_a_parameter_is_read_tensor_by_tensor(params: dict[str, Any], tmp_path: Path) -> None:
     asked: list[int] = []
-    publish.save(str(tmp_path / "out"), MODEL, {name: Counted(np.asarray(x), asked) for name, x in params.items()})
+    save.save(str(tmp_path / "out"), MODEL, {name: Counted(np.asarray(x), asked) for name, x in params.items()})
     assert sorted(asked) == sorted(array.nbytes for array in tensors("llama3_tiny", "weights").values())
 
 
@@ -89,12 +91,12 @@ def test_a_parameter_is_read_tensor_by_tensor(params: dict[str, Any], tmp_path: 
     [
         (spec.ViT(kind="vit", pool="mean"), {}, "train.model.pool = mean: Hugging Face's ViT knows only cls"),
         (MODEL, {"mine.kernel": np.ones(1)}, "Hugging Face has no counterpart of mine.kernel"),
-        (MODEL, {}, "also has what is not here: embedding, norm.scale"),
+        (MODEL, {}, "also needs parameters that it does not have: embedding, norm.scale"),
     ],
 )
 def test_what_has_no_form_there_is_refused(model: Any, given: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as error:
-        publish.save(str(tmp_path / "out"), model, given)
+        save.save(str(tmp_path / "out"), model, given)
     assert says in str(error.value)
     assert list(tmp_path.iterdir()) == []
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer.progress import Progress
+from trainer import contract
+from trainer.metrics.progress import Progress
 
 
 class Pipe:
@@ -106,6 +107,19 @@ def test_a_full_pipe_delays_lines_but_never_the_caller(pipe: Pipe) -> None:
     pipe.progress.phase("step", 5)
     pipe.progress.committed(5)
     assert pipe.until({"committed": 5}) == [{"phase": "step", "step": 5}, {"committed": 5}]
+
+
+def test_a_line_that_a_full_pipe_cut_does_not_take_the_next_with_it(pipe: Pipe) -> None:
+    os.write(pipe.fd, b"\n" * 60_000)  # there is room for the beginning of a long line
+    assert not contract.send(pipe.fd, {"error": {"type": "ValueError", "traceback": "x" * 30_000}})
+    assert not contract.send(pipe.fd, {"phase": "step", "step": 4})  # there is room for nothing
+    text = os.read(pipe.end, 65536)
+    for step in (5, 6):
+        assert contract.send(pipe.fd, {"phase": "step", "step": step})
+    text += os.read(pipe.end, 65536)
+    lines = [line for line in text.split(b"\n") if line]
+    assert lines[0].startswith(b'{"error"') and len(lines) == 3
+    assert [json.loads(line)["step"] for line in lines[1:]] == [5, 6]
 
 
 def test_metrics_that_are_not_finite_are_null(pipe: Pipe) -> None:

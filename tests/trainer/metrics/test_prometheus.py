@@ -6,7 +6,7 @@ import pytest
 
 from tests import needs
 from trainer import contract
-from trainer.exporter import ROWS, Exporter, Histogram, Value
+from trainer.metrics.prometheus import ROWS, Exporter, Histogram, Value
 
 
 def scrape(path: pathlib.Path) -> str:
@@ -98,3 +98,9 @@ def test_names_are_in_the_prometheus_style() -> None:
 @pytest.mark.parametrize("metric", contract.PROMETHEUS, ids=lambda metric: metric.name)
 def test_units_are_base_units(metric: contract.Metric) -> None:
     assert not any(unit in metric.name for unit in ("_ms", "_millis", "_kb", "_mb", "_percent", "_minutes"))
+
+
+def test_an_exporter_whose_socket_is_gone_closes(tmp_path: pathlib.Path) -> None:
+    exporter = Exporter(str(tmp_path / "s"), 0, nothing_known)
+    (tmp_path / "s").unlink()
+    exporter.close()

@@ -1,16 +1,20 @@
 import json
+import math
 import os
 import pathlib
+import re
 import resource
+import shutil
 import socket
 from collections.abc import Iterator
 
+import jax
 import pytest
 
 from trainer import contract
-from trainer.exporter import ROWS
-from trainer.metrics import Metrics, interval_line, short
-from trainer.progress import Progress
+from trainer.metrics.progress import Progress
+from trainer.metrics.prometheus import ROWS
+from trainer.metrics.recorder import Metrics, interval_line, short
 
 
 class Loop:
@@ -100,6 +104,8 @@ def test_an_interval_is_in_the_scrape_the_run_folder_the_pipe_and_the_output(
     assert first["examples_per_s"] > 0 and first["mfu"] > 0 and first["tokens_per_s"] is None and "finite" not in first
     parts = sum(second[f"{part}_s"] for part in ("data", "host", "device", "save", "eval"))
     assert parts == pytest.approx(second["wall_s"])
+    keys = {row.key for row in ROWS if row.key} - {contract.Key.PART_S, contract.Key.LOSS_SCALE}  # of float16 alone
+    assert keys <= first.keys()
     told = loop.told()[-1]["metrics"]
     assert (told["step"], told["loss"], told["epoch"]) == (20, 0.05, 1.6)
     assert "step 20/60  loss 0.0500  grad 1.23  lr 3.0e-04  accuracy 0.5  " in capsys.readouterr().out
@@ -211,6 +217,33 @@ def test_tokens_are_the_unit_of_a_task_that_has_them(
     loop.pipe.close()
 
 
+def test_tokens_are_shown_beside_the_targets_among_them(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = Loop(tmp_path, tokens=512)
+    loop.metrics.start(0)
+    for step in range(1, 21):
+        loop.metrics.trained(step, 32.0 if step <= 10 else 64.0)
+        loop.steps(step, step)
+    for line, share in zip(loop.lines(), (32, 64), strict=True):
+        assert line["targets_per_s"] == pytest.approx(line["tokens_per_s"] * share / 512) and "weight" not in line
+    text = loop.scrape()
+    assert 'jaxlaunch_targets_total{rank="0"} 960.0' in text and 'jaxlaunch_tokens_total{rank="0"} 10240.0' in text
+    assert re.search(r" tokens/s  [\d.]+[kM]? targets/s  data ", capsys.readouterr().out)
+    loop.told()
+    loop.pipe.close()
+
+
+def test_a_step_without_a_target_is_counted_and_said(loop: Loop, capsys: pytest.CaptureFixture[str]) -> None:
+    loop.metrics.start(0)
+    for step, weight in ((1, 8.0), (2, 0.0), (3, 8.0)):
+        loop.metrics.trained(step, weight)
+    loop.metrics.interval(3, {"loss": math.nan, "weight": 8.0})
+    assert 'jaxlaunch_empty_steps_total{rank="0"} 1.0' in loop.scrape()
+    assert "step 2/60  empty: its batch has no target, nothing is changed\n" in capsys.readouterr().out
+    assert loop.lines()[-1]["loss"] is None
+
+
 def test_compile_cache_events_of_jax_are_counted(loop: Loop) -> None:
     import jax.monitoring
 
@@ -236,10 +269,36 @@ def test_numbers_are_short(number: float, text: str) -> None:
 
 
 def test_the_table_of_the_docs_is_the_contracts() -> None:
-    table = "\n".join(
-        f"| `{metric.name}` | {metric.type} | {', '.join(metric.labels)} | {metric.by} | {metric.help} |"
-        for metric in contract.PROMETHEUS
-    )
-    docs = (pathlib.Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    def listed(row: contract.Metric) -> str:
+        key = f"`{row.key}`" if row.key else ""
+        return " | ".join([f"| `{row.name}`", row.type, row.unit, ", ".join(row.labels), row.by, key, f"{row.help} |"])
+
+    table = "\n".join(map(listed, contract.PROMETHEUS))
+    docs = (pathlib.Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
     rows = "\n".join(line for line in docs.splitlines() if line.startswith("| `jaxlaunch_"))
     assert rows == table, f"the table of docs/metrics.md should be\n{table}"
+
+
+def test_metrics_whose_socket_and_files_are_gone_close_without_an_error(tmp_path: pathlib.Path) -> None:
+    loop = Loop(tmp_path)
+    loop.metrics.start(0)
+    loop.steps(1, 10)
+    (tmp_path / "socket").unlink()
+    shutil.rmtree(tmp_path / "run")
+    assert not [line for line in loop.told() if "note" in line]
+    loop.pipe.close()
+
+
+def test_metrics_whose_listeners_are_cleared_and_whose_disk_is_full_close_with_a_note(tmp_path: pathlib.Path) -> None:
+    loop = Loop(tmp_path)
+    loop.metrics.start(0)
+    loop.steps(1, 10)
+    journal = loop.metrics._journals["metrics"]
+    journal.close()
+    journal._file = open("/dev/full", "a")
+    journal._file.write("waits in the buffer")
+    jax.monitoring.unregister_event_listener(loop.metrics._count)  # as a program does that clears all of them
+    notes = [str(line["note"]) for line in loop.told() if "note" in line]
+    assert all(note.startswith("the metrics could not be closed: ") for note in notes)
+    assert any("No space left on device" in note for note in notes)
+    loop.pipe.close()

@@ -1,7 +1,9 @@
 from itertools import pairwise
 from time import perf_counter
 
-from trainer.timer import BOUNDS, WARMUP, StepTimer
+import pytest
+
+from trainer.metrics.timer import BOUNDS, WARMUP, StepTimer
 
 
 def run(timer: StepTimer, steps: int) -> None:
@@ -27,6 +29,14 @@ def test_an_interval_counts_only_what_came_after_the_last() -> None:
     run(timer, 20)
     first, second = timer.interval(), timer.interval()
     assert second.seconds < first.seconds and second.parts["data"] == 0
+
+
+def test_steps_of_one_dispatch_share_its_time() -> None:
+    timer = StepTimer()
+    run(timer, 20)
+    waited = timer.parts()["data"]
+    shares = [timer.interval(1 / left).parts["data"] for left in (4, 3, 2, 1)]
+    assert shares == pytest.approx([waited / 4] * 4) and timer.interval().parts["data"] == 0
 
 
 def test_there_is_no_speed_before_the_warm_up_is_over_or_without_a_new_step() -> None:

@@ -10,7 +10,7 @@ from tests.trainer.tiny import DECODER
 from trainer import spec
 from trainer.models.decoder import Decoder
 from trainer.models.layers import rope
-from trainer.skeleton import Skeleton
+from trainer.step.model_arrays import ModelArrays
 
 TOKENS = np.random.default_rng(0).integers(0, 32, (2, 16))
 
@@ -53,7 +53,7 @@ def rotated(x_BLK: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("config", [DECODER, DECODER.model_copy(update={"kv_heads": None, "tied": True})], ids=str)
 def test_logits_are_those_of_the_papers(config: spec.Decoder) -> None:
     model = Decoder(config, nnx.Rngs(0))
-    params, rest = Skeleton(model).arrays(model)
+    params, rest = ModelArrays(model).split(model)
     assert not rest and ("head" in params) is not config.tied
     np.testing.assert_allclose(model(TOKENS), reference(config, params, TOKENS), atol=1e-5)
 

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from trainer import flops, spec
+from trainer import spec
 from trainer.models.decoder import Decoder
 from trainer.models.gpt2 import GPT2
-from trainer.models.setting import Setting
+from trainer.models.options import ModelOptions
 from trainer.models.vit import ViT
-from trainer.skeleton import Skeleton
+from trainer.numerics import flops
+from trainer.step.model_arrays import ModelArrays
 
 X, W = jnp.ones((4, 8)), jnp.ones((8, 8))
 MATMUL = 2 * 4 * 8 * 8  # of X @ W
@@ -96,7 +97,7 @@ def test_a_decoder_has_the_flops_of_its_formula(remat: str) -> None:
     batch, config = 2, spec.Decoder(layers=3, width=32, heads=4, kv_heads=2, hidden=64, vocab=50, length=16)
 
     def forward(tokens_BL: jax.Array) -> jax.Array:
-        return Decoder(config, nnx.Rngs(0), Setting("xla", remat))(tokens_BL)  # type: ignore[arg-type]
+        return Decoder(config, nnx.Rngs(0), ModelOptions("xla", remat))(tokens_BL)  # type: ignore[arg-type]
 
     tokens = jax.ShapeDtypeStruct((batch, config.length), jnp.int32)
     counted = flops.train_step(jax.make_jaxpr(forward)(tokens).jaxpr)
@@ -124,13 +125,13 @@ def test_published_shapes_have_their_flops_by_either_convention(name: str, scan:
     model, full, causal = SHAPES[name]
     config = model.model_copy(update={"scan": scan})
     kinds: dict[str, Any] = {"vit": ViT, "decoder": Decoder, "gpt2": GPT2}
-    skeleton = Skeleton(nnx.eval_shape(lambda: kinds[model.kind](config, nnx.Rngs(0))))
+    arrays = ModelArrays(nnx.eval_shape(lambda: kinds[model.kind](config, nnx.Rngs(0))))
     shape, dtype = ((1, 224, 224, 3), jnp.float32) if model.kind == "vit" else ((1, 2048), jnp.int32)
 
     def forward(params: Any, x: jax.Array) -> jax.Array:
-        return skeleton.merge(params, {}, jax.random.key(0))(x)
+        return arrays.merge(params, {}, jax.random.key(0))(x)
 
-    traced = jax.make_jaxpr(forward)(skeleton.params, jax.ShapeDtypeStruct(shape, dtype)).jaxpr
+    traced = jax.make_jaxpr(forward)(arrays.params, jax.ShapeDtypeStruct(shape, dtype)).jaxpr
     pieces = 1e9 * (1 if model.kind == "vit" else 2048)
     assert flops.train_step(traced) == pytest.approx(full * pieces, rel=0.01)
     assert flops.train_step(traced, causal=0.5) == pytest.approx(causal * pieces, rel=0.01)

@@ -9,19 +9,19 @@ from flax import nnx
 from tests.trainer.tiny import DECODER, Counting, run
 from trainer.errors import SpecError
 from trainer.models.decoder import Decoder
-from trainer.models.setting import Setting
-from trainer.remat import layer
-from trainer.skeleton import Skeleton
+from trainer.models.options import ModelOptions
+from trainer.numerics.remat import layer
+from trainer.step.model_arrays import ModelArrays
 
 TOKENS = np.arange(128).reshape(8, 16) % 32
 
 
 def gradient(params: Any, keep: Any) -> tuple[Any, int]:
     """The gradient of a decoder under a policy, and the bytes its compiled program keeps meanwhile."""
-    skeleton = Skeleton(nnx.eval_shape(lambda: Decoder(DECODER, nnx.Rngs(0), Setting(remat=keep))))
+    arrays = ModelArrays(nnx.eval_shape(lambda: Decoder(DECODER, nnx.Rngs(0), ModelOptions(remat=keep))))
 
     def loss(params: Any) -> jax.Array:
-        return jax.numpy.square(skeleton.merge(params, {}, jax.random.key(0))(TOKENS)).mean()
+        return jax.numpy.square(arrays.merge(params, {}, jax.random.key(0))(TOKENS)).mean()
 
     compiled = jax.jit(jax.grad(loss)).lower(params).compile()
     return compiled(params), compiled.memory_analysis().temp_size_in_bytes
@@ -29,7 +29,7 @@ def gradient(params: Any, keep: Any) -> tuple[Any, int]:
 
 def test_every_policy_gives_the_same_gradient_for_less_memory() -> None:
     model = Decoder(DECODER, nnx.Rngs(0))
-    params, _ = Skeleton(model).arrays(model)
+    params, _ = ModelArrays(model).split(model)
     expected, most = gradient(params, "none")
     kept = {}
     for keep in ("full", "dots", "dots_no_batch", ["query", "mixed"], "offload"):
@@ -50,7 +50,7 @@ def losses_without() -> np.ndarray:
 
 def test_an_unknown_tensor_is_an_error_that_lists_the_legal_ones() -> None:
     with pytest.raises(SpecError, match="unknown tensor attn; this model names query, key, value, mixed, gate, up"):
-        Decoder(DECODER, nnx.Rngs(0), Setting(remat=["query", "attn"]))
+        Decoder(DECODER, nnx.Rngs(0), ModelOptions(remat=["query", "attn"]))
 
 
 def test_a_model_without_names_has_nothing_to_offload() -> None:

@@ -7,8 +7,8 @@ import pytest
 from jax import Array
 
 from tests.trainer.tiny import Counting, Digits, compiled, run
-from trainer import loss_scale, optim
-from trainer.loss_scale import GROW_AFTER, LARGEST, SMALLEST, START, LossScale
+from trainer.optim import loss_scale, optimizers
+from trainer.optim.loss_scale import GROW_AFTER, LARGEST, SMALLEST, START, LossScale
 from trainer.task import Loss
 
 
@@ -29,7 +29,7 @@ def scale(value: float, sound: int = 0) -> LossScale:
 def test_an_overflow_halves_the_scale_and_a_long_row_without_one_doubles_it(
     before: LossScale, finite: bool, value: float, sound: int
 ) -> None:
-    assert loss_scale.after(before, jnp.bool(finite)) == (value, sound)
+    assert loss_scale.updated(before, jnp.bool(finite)) == (value, sound)
 
 
 class Overflowing(Digits):
@@ -51,7 +51,7 @@ def test_an_overflow_costs_its_step_and_half_the_scale_and_nothing_else() -> Non
     assert metrics["skipped"] and metrics["finite"]
     assert state.scale == (START / 2, 0)
     assert state.step == 2
-    before = before._replace(opt=optim.scheduled(before.opt, state.opt))
+    before = before._replace(opt=optimizers.with_schedule_counts(before.opt, state.opt))
     for name in ("params", "opt", "rest"):
         jax.tree.map(np.testing.assert_array_equal, getattr(state, name), getattr(before, name))
     state, metrics = step.train(state, step.put(batch))

@@ -15,11 +15,11 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file
 
-from trainer import optim
+from trainer.optim import optimizers
 from trainer.spec import OPTIMIZERS, Optimizer, Schedule
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-DOCS = Path(__file__).parents[2] / "docs" / "optimizers.md"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+DOCS = Path(__file__).parents[3] / "docs" / "optimizers.md"
 TRAJECTORIES = load_file(FIXTURES / "optimizers" / "optimizers.safetensors")
 CLIPPED = load_file(FIXTURES / "clip" / "clip.safetensors")
 CONSTANT, LINEAR = Schedule(name="constant"), Schedule(name="linear")
@@ -61,7 +61,7 @@ def distance(found: Tree, wanted: Tree) -> dict[str, float]:
     ],
 )
 def test_the_trajectory_equals_torch(case: str, optimizer: Optimizer) -> None:
-    found = trajectory(optim.build(optimizer, STEPS), fixture("init"), fixture("grads"))
+    found = trajectory(optimizers.build(optimizer, STEPS), fixture("init"), fixture("grads"))
     for key, wanted in fixture(case).items():
         np.testing.assert_allclose(found[key], wanted, rtol=5e-6, atol=5e-6)
 
@@ -70,14 +70,14 @@ def test_the_trajectory_equals_torch(case: str, optimizer: Optimizer) -> None:
 def test_clipping_equals_torch(case: int) -> None:
     grads, wanted = ({key: CLIPPED[f"{case}.{side}.{key}"] for key in "abc"} for side in ("in", "out"))
     # SGD at rate 1 moves by the clipped gradient, downwards.
-    sgd = optim.build(Optimizer(name="sgd", lr=1.0, clip=1.0, schedule=CONSTANT), STEPS)
+    sgd = optimizers.build(Optimizer(name="sgd", lr=1.0, clip=1.0, schedule=CONSTANT), STEPS)
     updates, _ = jax.jit(sgd.update)(grads, sgd.init(grads), grads)
     for key, tensor in wanted.items():
         np.testing.assert_allclose(-updates[key], tensor, rtol=0, atol=2e-6 * np.abs(tensor).max())
 
 
 def test_no_clip_leaves_large_gradients_alone() -> None:
-    sgd = optim.build(Optimizer(name="sgd", lr=1.0, clip=None, schedule=CONSTANT), STEPS)
+    sgd = optimizers.build(Optimizer(name="sgd", lr=1.0, clip=None, schedule=CONSTANT), STEPS)
     grads = {"w": np.full(4, 1e4, np.float32)}
     updates, _ = sgd.update(grads, sgd.init(grads), grads)
     np.testing.assert_array_equal(-updates["w"], grads["w"])
@@ -167,7 +167,7 @@ def drawn() -> tuple[Tree, Tree]:
 def test_the_trajectory_equals_the_paper(rule: Rule, options: dict[str, Any]) -> None:
     optimizer = Optimizer(lr=0.01, weight_decay=0.1, clip=None, schedule=LINEAR, **options)
     start, grads = drawn()
-    found, wanted = trajectory(optim.build(optimizer, STEPS), start, grads), reference(rule, start, grads)
+    found, wanted = trajectory(optimizers.build(optimizer, STEPS), start, grads), reference(rule, start, grads)
     for key in wanted:
         np.testing.assert_allclose(found[key], wanted[key], rtol=0, atol=1e-5, err_msg=key)
 
@@ -183,7 +183,7 @@ def documented(case: str) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("case", ["adafactor_fixed_lr", "adafactor_relative"])
 def test_the_documented_distances_from_hugging_face_are_measured_here(case: str) -> None:
-    ours = optim.build(Optimizer(name="adafactor", lr=0.01, clip=None, schedule=CONSTANT), STEPS)
+    ours = optimizers.build(Optimizer(name="adafactor", lr=0.01, clip=None, schedule=CONSTANT), STEPS)
     scaled = case == "adafactor_relative"
     variants = {
         "ours": ours,
@@ -206,7 +206,7 @@ def test_the_documented_distances_from_hugging_face_are_measured_here(case: str)
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_bfloat16_parameters_are_updated_in_float32(name: str) -> None:
-    optimizer = optim.build(Optimizer(name=name), STEPS)
+    optimizer = optimizers.build(Optimizer(name=name), STEPS)
     params = {"w": jnp.ones((4, 8), jnp.bfloat16)}
     state = optimizer.init(params)
     updates, after = optimizer.update(jax.tree.map(jnp.ones_like, params), state, params)
@@ -216,16 +216,16 @@ def test_bfloat16_parameters_are_updated_in_float32(name: str) -> None:
 
 def test_the_moving_average_follows_the_parameters_in_float32() -> None:
     params = {"w": jnp.ones(3, jnp.bfloat16)}
-    ema = optim.ema_init(jax.tree.map(jnp.zeros_like, params))
+    ema = optimizers.ema_init(jax.tree.map(jnp.zeros_like, params))
     for _ in range(10):
-        ema = optim.ema_update(ema, params, decay=0.999)
+        ema = optimizers.ema_update(ema, params, decay=0.999)
     assert ema["w"].dtype == jnp.float32
     np.testing.assert_allclose(ema["w"], 1 - 0.999**10, rtol=1e-4)
 
 
 def test_the_first_average_is_a_copy_that_survives_donation() -> None:
     params = {"w": jnp.ones(3)}
-    ema = optim.ema_init(params)
+    ema = optimizers.ema_init(params)
     jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)(params)
     np.testing.assert_array_equal(ema["w"], np.ones(3))
 
@@ -236,9 +236,9 @@ def test_the_state_of_a_parameter_is_split_as_the_parameter_is(name: str) -> Non
     specs = {"matrix": P("fsdp", "mp"), "stack": P(None, "mp", "fsdp"), "bias": P("mp")}
     shardings = {key: NamedSharding(mesh, spec) for key, spec in specs.items()}
     params = {"matrix": jnp.ones((128, 256)), "stack": jnp.ones((2, 256, 128)), "bias": jnp.ones(8)}
-    optimizer = optim.build(Optimizer(name=name, momentum=0.9 if name == "sgd" else None), STEPS)
+    optimizer = optimizers.build(Optimizer(name=name, momentum=0.9 if name == "sgd" else None), STEPS)
 
-    placed = optim.state_shardings(optimizer, params, shardings)
+    placed = optimizers.state_shardings(optimizer, params, shardings)
     state = jax.jit(optimizer.init, out_shardings=placed)(params)
 
     pieces = {leaf.shape: leaf.addressable_shards[0].data.shape for leaf in jax.tree.leaves(state)}

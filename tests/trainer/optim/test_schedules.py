@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from trainer import schedules
 from trainer.errors import SpecError
+from trainer.optim import schedules
 from trainer.spec import Optimizer, Schedule
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "schedules"
-DOCS = Path(__file__).parents[2] / "docs" / "optimizers.md"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "schedules"
+DOCS = Path(__file__).parents[3] / "docs" / "optimizers.md"
 REFERENCE = load_file(FIXTURES / "schedules.safetensors")
 BASE_LR = json.loads((FIXTURES / "config.json").read_text())["base_lr"]
 STEPS = np.arange(101)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trainer import collectives
-from tests.trainer.collectives import Collective
+from tests.trainer.parallel import collectives
+from tests.trainer.parallel.collectives import Collective
 from tests.trainer.tiny import DECODER, GPT2, VIT, Counting, Pictures, compiled
 from trainer import spec
 

@@ -1,11 +1,16 @@
 import dataclasses
+import itertools
+import math
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from jax.experimental import mesh_utils
 
-from trainer import mesh, spec
+from trainer import spec
 from trainer.errors import SpecError
+from trainer.parallel import mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +50,7 @@ def test_two_slices_that_split_the_outermost_axis_lie_as_one_slice_does() -> Non
 
 
 def test_a_mesh_that_is_not_made_of_the_devices_is_an_error() -> None:
-    with pytest.raises(SpecError, match="dp 3 × fsdp 1 × mp 1 does not make 8 devices"):
+    with pytest.raises(SpecError, match="dp 3 × fsdp 1 × mp 1 asks for 3 devices, there are 8"):
         mesh.build(spec.Mesh(dp=3))
     with pytest.raises(SpecError, match="fsdp = 3 does not divide fsdp = 8"):
         mesh.build(spec.Mesh(fsdp=8, dcn={"fsdp": 3}))
@@ -55,3 +60,147 @@ def test_rows_of_one_process_are_all_rows() -> None:
     assert mesh.rows(mesh.build(spec.Mesh(dp=2, mp=4)), 6) == range(6)
     with pytest.raises(SpecError, match="batch = 6 does not divide over dp × fsdp = 8"):
         mesh.rows(mesh.build(spec.Mesh(fsdp=8)), 6)
+
+
+# --- a TPU's torus, of devices that are not here ----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Tpu:
+    """As much of a TPU device as JAX's own assignment looks at."""
+
+    id: int
+    process_index: int
+    coords: tuple[int, int, int]
+    slice_index: int = 0
+    device_kind: str = "TPU v4"
+    platform: str = "tpu"
+    core_on_chip: int = 0
+
+
+def pod(sides: tuple[int, int, int], slices: int = 1, kind: str = "TPU v4") -> list[Any]:
+    """The devices of slices of a shape; a host has 2 × 2 chips, and its devices' ids come one after the other."""
+    chips: list[Any] = []
+    hosts = math.prod(sides) // 4
+    for number in range(slices):
+        for host, (z, y, x) in enumerate(
+            itertools.product(*(range(side) for side in (sides[2], sides[1] // 2, sides[0] // 2)))
+        ):
+            for dy, dx in itertools.product(range(2), range(2)):
+                place = (2 * x + dx, 2 * y + dy, z)
+                chips.append(Tpu(len(chips), number * hosts + host, place, number, kind))
+    return chips
+
+
+def hops(grid: jax.sharding.Mesh, axis: int, sides: tuple[int, int, int]) -> int:
+    """The most links between two devices that are neighbours along an axis of the mesh, which closes to a ring."""
+    worst = 0
+    for one, other in zip(grid.devices.flat, np.roll(grid.devices, -1, axis).flat, strict=True):
+        if one.slice_index == other.slice_index:
+            apart = (abs(a - b) for a, b in zip(one.coords, other.coords, strict=True))
+            worst = max(worst, sum(min(far, side - far) for far, side in zip(apart, sides, strict=True)))
+    return worst
+
+
+CUBE = (4, 4, 4)
+
+
+@pytest.mark.parametrize("axes", [{"dp": 16, "mp": 4}, {"dp": 4, "fsdp": 4, "mp": 4}, {"fsdp": 4, "mp": 16}])
+def test_on_a_torus_the_innermost_axis_follows_its_links(axes: dict[str, int]) -> None:
+    grid = mesh.build(spec.Mesh(**axes), pod(CUBE))
+    sizes = [axes.get(axis, 1) for axis in ("dp", "fsdp", "mp")]
+    assert np.array_equal(grid.devices, mesh_utils.create_device_mesh(sizes, pod(CUBE)))
+    if axes["mp"] == 4:
+        by_process = np.array(pod(CUBE)).reshape(sizes)
+        before = jax.sharding.Mesh(by_process, ("dp", "fsdp", "mp"))
+        assert hops(grid, 2, CUBE) == 1 < hops(before, 2, CUBE)
+
+
+def test_axes_that_no_side_of_the_torus_makes_split_one() -> None:
+    flat, notes = (4, 4, 1), []
+    chips = pod(flat, kind="TPU v5 lite")
+    grid = mesh.build(spec.Mesh(dp=2, fsdp=4, mp=2), chips, notes.append)
+    wanted = mesh_utils.create_device_mesh((2, 4, 2), chips, allow_split_physical_axes=True)
+    assert np.array_equal(grid.devices, wanted) and notes == []
+    assert hops(grid, 2, flat) == 1
+
+
+@pytest.mark.parametrize(("axes", "dcn"), [({"dp": 8, "mp": 4}, {}), ({"dp": 2, "fsdp": 16}, {"fsdp": 2})])
+def test_slices_are_a_hybrid_mesh(axes: dict[str, int], dcn: dict[str, int]) -> None:
+    sides = (4, 4, 1)
+    chips = pod(sides, slices=2, kind="TPU v5 lite")
+    grid = mesh.build(spec.Mesh(**axes, dcn=dcn), chips[::-1])
+    across = [2 if axis in (dcn or {"dp": 2}) else 1 for axis in ("dp", "fsdp", "mp")]
+    inside = [axes.get(axis, 1) // count for axis, count in zip(("dp", "fsdp", "mp"), across, strict=True)]
+    wanted = mesh_utils.create_hybrid_device_mesh(inside, across, chips[::-1], allow_split_physical_axes=bool(dcn))
+    assert np.array_equal(grid.devices, wanted)
+    spanning = across.index(2)
+    halves = np.split(grid.devices, 2, axis=spanning)
+    assert [{chip.slice_index for chip in half.flat} for half in halves] == [{0}, {1}]
+
+
+def test_processes_span_the_slow_network_where_devices_know_no_slices() -> None:
+    chips = [dataclasses.replace(chip, process_index=chip.slice_index, slice_index=0) for chip in pod((2, 2, 1), 2)]
+    grid = mesh.build(spec.Mesh(fsdp=8, dcn={"fsdp": 2}), chips)
+    wanted = mesh_utils.create_hybrid_device_mesh((1, 4, 1), (1, 2, 1), chips, process_is_granule=True)
+    assert np.array_equal(grid.devices, wanted)
+
+
+def test_devices_that_make_no_torus_lie_in_the_order_of_their_processes_and_that_is_said() -> None:
+    notes: list[str] = []
+    chips = pod(CUBE)[1:49]
+    grid = mesh.build(spec.Mesh(dp=12, mp=4), chips[::-1], notes.append)
+    assert [chip.id for chip in grid.devices.flat] == list(range(1, 49))
+    assert len(notes) == 1 and notes[0].startswith("train.mesh does not follow the TPU's torus")
+
+
+@pytest.mark.parametrize("platform", ["gpu", "cpu"])
+def test_other_devices_lie_by_slice_process_and_id_as_a_hybrid_mesh_has_them(platform: str) -> None:
+    chips: list[Any] = [Tpu(n, n // 4, (0, 0, 0), n // 8, "NVIDIA H100 80GB HBM3", platform) for n in range(16)]
+    grid = mesh.build(spec.Mesh(dp=4, fsdp=4, dcn={"dp": 2}), chips[::-1])
+    assert np.array_equal(grid.devices, mesh_utils.create_hybrid_device_mesh((2, 4, 1), (2, 1, 1), chips))
+    grid = mesh.build(spec.Mesh(dp=4, fsdp=4, dcn={"dp": 4}), chips[::-1])
+    wanted = mesh_utils.create_hybrid_device_mesh((1, 4, 1), (4, 1, 1), chips, process_is_granule=True)
+    assert np.array_equal(grid.devices, wanted)
+
+
+@pytest.mark.parametrize(
+    ("sides", "axes", "dcn"),
+    [
+        (CUBE, {"dp": 64}, {}),
+        (CUBE, {"dp": 16, "mp": 4}, {}),
+        (CUBE, {"dp": 4, "fsdp": 4, "mp": 4}, {}),
+        ((4, 4, 1), {"fsdp": 16}, {}),
+        ((4, 4, 1), {"dp": 2, "fsdp": 4, "mp": 2}, {}),
+        ((4, 8, 1), {"fsdp": 64}, {"fsdp": 2}),
+        ((4, 8, 1), {"dp": 4, "fsdp": 16}, {}),
+    ],
+)
+def test_every_row_of_a_batch_is_read_by_those_who_hold_a_part_of_it(
+    sides: tuple[int, int, int], axes: dict[str, int], dcn: dict[str, int]
+) -> None:
+    slices = math.prod(axes.values()) // math.prod(sides)
+    grid = mesh.build(spec.Mesh(**axes, dcn=dcn), pod(sides, slices, "TPU v5 lite" if sides[2] == 1 else "TPU v4"))
+    shards = grid.shape["dp"] * grid.shape["fsdp"]
+    parts = grid.devices.reshape(shards, -1)
+    held: dict[int, set[int]] = {}
+    for part, chips in enumerate(parts):
+        for chip in chips:
+            held.setdefault(chip.process_index, set()).add(part)
+    read = {process: mesh.rows(grid, 2 * shards, process) for process in held}
+    assert {process: len(rows) for process, rows in read.items()} == {p: 2 * len(own) for p, own in held.items()}
+    assert set().union(*read.values()) == set(range(2 * shards))
+    for one, other in itertools.combinations(
+        held, 2
+    ):  # the same rows where they hold the same parts, else none in common
+        assert (read[one] == read[other]) is (held[one] == held[other])
+        assert read[one] == read[other] or not set(read[one]) & set(read[other])
+
+
+def test_parts_of_the_batch_that_overlap_are_an_error() -> None:
+    chips = [Chip(id=number, process_index=process) for number, process in enumerate((0, 1, 0, 1, 0, 1, 1, 1))]
+    grid = jax.sharding.Mesh(np.array(chips)[[0, 1, 2, 3, 4, 5, 6, 7]].reshape(1, 4, 2), ("dp", "fsdp", "mp"))
+    assert mesh.rows(grid, 8, 0) == range(6) and mesh.rows(grid, 8, 1) == range(8)
+    gap = jax.sharding.Mesh(np.array(chips)[[0, 1, 6, 7, 2, 3, 4, 5]].reshape(1, 4, 2), ("dp", "fsdp", "mp"))
+    with pytest.raises(SpecError, match="process 0 holds the parts 0, 2, 3 of the batch, which overlap with others'"):
+        mesh.rows(gap, 8, 0)

@@ -1,11 +1,14 @@
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import P
 
-from trainer import mesh, spec
+from trainer import spec
 from trainer.errors import SpecError
-from trainer.sharding import by_path, constrain, state_sharding
+from trainer.parallel import mesh
+from trainer.parallel.sharding import by_path, constrain, state_sharding
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +72,18 @@ def test_activations_are_held_to_the_mesh_and_left_alone_without_one(grid: jax.s
     with jax.set_mesh(grid):
         held = jax.jit(lambda x: constrain(x, "batch", "hidden"))(jnp.ones((8, 4)))
     assert held.sharding.spec == P("fsdp", "mp")
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        ([(".*", ("embed",))], "sharding is a list, not a dict of patterns"),
+        ({"(": ("embed",)}, r"sharding rule '\(' is not a pattern: missing \)"),
+        ({3: ("embed",)}, "sharding rule 3 is not a pattern"),
+        ({".*": "embed"}, "sharding rule '.*': 'embed' is not a tuple of axes"),
+        ({".*": (0,)}, r"sharding rule '.*': \(0,\) is not a tuple of axes"),
+    ],
+)
+def test_what_is_no_rule_is_said_in_a_sentence(rules: Any, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        by_path(rules, {"kernel": None})

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import pytest
 
 from tests.trainer import tiny
+from trainer.metrics.progress import Progress
 from trainer.profiling import breakdown, kinds, profiler, xplane
 from trainer.profiling.breakdown import Op
 from trainer.profiling.profiler import KEPT, Profiler
-from trainer.progress import Progress
 from trainer.spec import Profile
 
 PROGRAM = """HloModule jit__update
@@ -362,7 +362,7 @@ def test_a_request_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
     loop = Loop(tmp_path, request=request)
     loop.run(4)
     assert len(loop.losses) == 4
-    assert [note.partition(":")[0] for note in loop.told.notes] == ["rank 0 can be profiled no more"]
+    assert [note.partition(":")[0] for note in loop.told.notes] == ["rank 0 can no longer be profiled"]
 
 
 def test_a_trace_that_is_too_large_leaves_its_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

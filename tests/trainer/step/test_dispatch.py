@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.tiny import Counting, Digits, Pictures, compiled
-from trainer.dispatch import spans
+from trainer.step.dispatch import spans
 
 
 @pytest.mark.parametrize(

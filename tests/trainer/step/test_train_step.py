@@ -9,7 +9,8 @@ from flax import nnx
 
 from tests.trainer.tiny import GPT2, Counting, Digits, MeanLoss, Pictures, build, compiled, run
 from trainer.errors import SpecError
-from trainer.step import TrainState
+from trainer.step.train_step import TrainState
+from trainer.task import Loss
 
 TASKS = {"mlp": Digits(), "decoder": Counting()}
 MODELS: dict[str, dict[str, Any]] = {"gpt2": {"model": GPT2}, "vit": {}}
@@ -138,12 +139,45 @@ def test_a_step_that_is_not_finite_leaves_the_state_as_it_was() -> None:
     assert metrics["finite"] and int(state.step) == 2
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_batch_without_a_target_changes_nothing_and_is_a_step(precision: str, standard: None) -> None:
+    task = TASKS["mlp"]
+    schedule = {"name": "linear", "warmup": 4}
+    step = compiled(
+        task, precision=precision, accumulate=2, optimizer={"ema": 0.5, "weight_decay": 0.1, "schedule": schedule}
+    )
+    state, _ = step.train(step.init(), step.put(task.batch(0)))
+    before = copied(state)
+    state, metrics = step.train(state, step.put(task.batch(1) | {"weight": np.zeros(16, np.float32)}))
+    after = copied(state)
+    assert metrics["finite"] and metrics["weight"] == 0 and np.isnan(metrics["loss"]) and not metrics.get("skipped")
+    assert int(after.step) == 2 and equal(before._replace(step=0, opt=0), after._replace(step=0, opt=0))
+    old, new = (step.named(state)["opt"] for state in (before, after))
+    counts = {name for name in old if not np.array_equal(old[name], new[name])}
+    assert {(int(old[name]), int(new[name])) for name in counts} == {(1, 2)}, "the schedule alone goes on"
+    assert all(".mu." not in name and ".nu." not in name and old[name].shape == () for name in counts)
+    state, metrics = step.train(state, step.put(task.batch(1)))
+    assert metrics["finite"] and int(state.step) == 3 and not equal(before, copied(state))
+    np.testing.assert_allclose(metrics["learning_rate"], 0.5e-3)
+
+
+def test_what_is_not_finite_in_a_batch_without_a_target_is_still_found() -> None:
+    class Broken(Digits):
+        def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Loss:
+            found = super().loss(model, batch, rng)
+            return found._replace(sum=found.sum + jnp.nan)
+
+    step = compiled(Broken())
+    _, metrics = step.train(step.init(), step.put(Broken().batch(1) | {"weight": np.zeros(16, np.float32)}))
+    assert not metrics["finite"]
+
+
 def test_metrics_are_named_means() -> None:
     step = compiled(TASKS["decoder"], optimizer={"schedule": {"name": "linear", "warmup": 10}})
     _, metrics = step.train(step.init(), step.put(TASKS["decoder"].batch(0)))
-    assert set(metrics) == {"loss", "grad_norm", "learning_rate", "finite", "accuracy", "bits_per_byte"}
+    assert set(metrics) == {"loss", "grad_norm", "learning_rate", "finite", "weight", "accuracy"}
+    assert metrics["weight"] == TASKS["decoder"].batch(0)["mask"].sum()
     assert metrics["learning_rate"] == 0 and metrics["grad_norm"] > 0
-    np.testing.assert_allclose(metrics["bits_per_byte"], metrics["loss"] / np.log(2), rtol=1e-6)
 
 
 @pytest.mark.parametrize("task", [Digits(), MeanLoss()], ids=["sums", "mean"])
@@ -253,3 +287,19 @@ def test_flops_are_three_times_those_of_the_forward_products() -> None:
 def test_initial_values_do_not_depend_on_the_mesh() -> None:
     one, eight = (build(TASKS["decoder"], mesh=axes).init() for axes in ({}, {"fsdp": 4, "mp": 2}))
     assert equal(copied(one), copied(eight))
+
+
+def test_every_bit_of_a_seed_of_64_counts() -> None:
+    """And a seed that 32 bits hold has the keys that it always had."""
+
+    def keys(seed: int) -> bytes:
+        return jax.random.key_data(build(TASKS["mlp"], seed=seed)._keys()).tobytes()
+
+    seeds = [0, 1, 2**31, 2**32 - 1, 2**32, 2**33, 2**63, 2**64 - 1]
+    assert len({keys(seed) for seed in seeds}) == len(seeds)
+    assert keys(7) == np.asarray(jax.random.key_data(jax.random.split(jax.random.key(7)))).tobytes()
+
+
+def test_seeds_that_differ_above_32_bits_draw_different_weights() -> None:
+    one, other = (build(TASKS["mlp"], seed=seed).init().params for seed in (0, 2**32))
+    assert not np.array_equal(one["layers.0.kernel"], other["layers.0.kernel"])

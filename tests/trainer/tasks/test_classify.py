@@ -1,8 +1,19 @@
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from trainer.errors import SpecError
+from trainer import spec as specs
+from trainer.data.examples import Examples, Reading
+from trainer.data.pipeline import Pipeline
+from trainer.errors import DataError, SpecError
+from trainer.models.mlp import MLP
+from trainer.models.options import ModelOptions
 from trainer.spec import TrainSpec
 from trainer.tasks.classify import Classify, standardized
 
@@ -17,10 +28,118 @@ def test_the_model_has_the_shape_of_the_first_example() -> None:
     assert task.example(task.source(spec, "train")[0])["image"].dtype == np.uint8
 
 
+def test_the_shape_of_a_dataset_that_takes_a_generator_is_that_of_an_example_drawn_with_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_drawn_images.py").write_text(
+        "class Noisy:\n"
+        "    def __len__(self):\n"
+        "        return 4\n"
+        "    def __getitem__(self, index, rng):\n"
+        "        return {'image': rng.integers(0, 255, (6, 5, 3)).astype('uint8'), 'label': 1}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    data = {"source": "torch", "dataset": "their_drawn_images:Noisy"}
+    for sure in ({}, {"deterministic": True}):
+        spec = TrainSpec(task=NAME, model={"kind": "mlp", "width": 8}, data=data | sure)
+        task = Classify()
+        model = nnx.eval_shape(lambda: task.model(spec, nnx.Rngs(0)))  # noqa: B023 (called at once)
+        assert model.layers[0].kernel.shape == (90, 8)
+        examples = Examples(task.source(spec, "train"), task.example, Reading(deterministic=spec.data.deterministic))
+        assert examples.forms["image"].shape == (6, 5, 3)
+
+
 def test_a_model_of_another_kind_is_an_error() -> None:
     spec = TrainSpec(task=NAME, model={"kind": "decoder"})
     with pytest.raises(SpecError, match="kind = decoder does not classify images; use mlp"):
         Classify().model(spec, nnx.Rngs(0))
+
+
+class Listed:
+    """A source over a list of labels."""
+
+    name = "listed"
+
+    def __init__(self, labels: list[Any]) -> None:
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": np.full((8, 8), index, np.uint8), "label": self.labels[index]}
+
+    def fingerprint(self) -> str:
+        return "listed"
+
+
+def batch(labels: list[Any], task: Any = None, model: Any = None) -> dict[str, Any]:
+    """The first batch of these labels, as a run would read it."""
+    task = task or Classify()
+    spec = TrainSpec(task=NAME, model=model or {"kind": "mlp", "classes": 10})
+    count = len(labels)
+    read = {"rows": range(count), "seed": 0, "shuffle": False, "prefetch": 0, "threads": 1}
+    check = partial(task.check_batch, spec)
+    return Pipeline(Listed(labels), task.example, batch=count, check=check, **read).batch(0)
+
+
+@pytest.mark.parametrize(
+    "label", [3, 3.0, [3], [[3]], np.array([3], np.int64), np.uint8(3), np.array([3.0], np.float16)]
+)
+def test_a_label_is_one_whole_number_in_any_shape_of_one(label: Any) -> None:
+    found = batch([label, label])["label"]
+    assert found.tolist() == [3, 3] and found.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([0, 9, 10], "example 2 has label 10, outside 0 to 9, the model's classes"),
+        ([0, -1, 10], "example 1 has label -1, outside 0 to 9"),
+        ([-100, 0], "example 0 has label -100, outside 0 to 9"),
+        ([[0], [10]], "example 1 has label 10, outside 0 to 9"),
+        ([3, 3.7], "example 1 has label 3.7, which is no whole number"),
+        ([float("nan")], "example 0 has label nan, which is no whole number"),
+        ([2**40], "example 0 has label 1099511627776, too large for the int32"),
+        (["cat"], "example 0 has label of <U3; it is made of whole numbers"),
+        ([np.eye(10)[4]], r"a label of shape \[10\], but a label is one whole number, the class; .* its class is 4"),
+        ([[1, 2]], r"example 0 has a label of shape \[2\], but a label is one whole number, the class$"),
+        ([[]], r"a label of shape \[0\]"),
+    ],
+)
+def test_what_is_no_label_of_the_model_is_named_with_its_example_and_the_range(labels: list[Any], words: str) -> None:
+    with pytest.raises(DataError, match=f"^listed: .*{words}" if words[0] == "a" else f"^listed: {words}"):
+        batch(labels)
+
+
+def test_the_classes_of_a_model_of_one_s_own_are_those_of_its_logits() -> None:
+    task, custom = Classify(), {"kind": "mine:Net"}
+    assert batch([0, 7], task, custom)["label"].tolist() == [0, 7]  # nobody knows yet
+    rows = {"image": jnp.zeros((2, 8, 8), jnp.uint8), "label": jnp.zeros(2, jnp.int32), "weight": jnp.ones(2)}
+    jax.eval_shape(lambda: task.loss(lambda images: jnp.zeros((len(images), 4)), rows, jax.random.key(0)).sum)
+    with pytest.raises(DataError, match="example 1 has label 7, outside 0 to 3"):
+        batch([0, 7], task, custom)
+
+
+def test_the_classes_of_a_built_in_model_that_a_task_of_one_s_own_makes_are_known_with_mixup_too() -> None:
+    class Own(Classify):
+        def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
+            config = specs.MLP(kind="mlp", width=8, classes=4)
+            return MLP(config, (8, 8), rngs, ModelOptions(loss=specs.Loss(mixup=0.2)))
+
+    task, custom = Own(), {"kind": "mine:Net"}
+    rows = {"image": jnp.zeros((2, 8, 8), jnp.uint8), "label": jnp.zeros(2, jnp.int32), "weight": jnp.ones(2)}
+    nnx.eval_shape(lambda: task.loss(task.model(None, nnx.Rngs(0)), rows, jax.random.key(0)).sum)
+    with pytest.raises(DataError, match="example 1 has label 7, outside 0 to 3"):
+        batch([0, 7], task, custom)
+
+
+def test_the_labels_of_a_loss_of_one_s_own_may_mean_anything() -> None:
+    class Shifted(Classify):
+        def loss(self, model: Any, batch: dict[str, Any], rng: Any) -> Any:
+            return super().loss(model, batch | {"label": batch["label"] - 1}, rng)
+
+    assert batch([1, 10], Shifted())["label"].tolist() == [1, 10]
 
 
 def test_the_range_of_the_bytes_does_not_matter() -> None:

@@ -1,3 +1,4 @@
+from functools import partial
 from typing import Any
 
 import jax
@@ -7,7 +8,8 @@ import pytest
 from flax import nnx
 
 from trainer import spec as specs
-from trainer.errors import SpecError
+from trainer.data.pipeline import Pipeline
+from trainer.errors import DataError, SpecError
 from trainer.spec import TrainSpec
 from trainer.task import Loss
 from trainer.tasks import lm
@@ -20,16 +22,29 @@ def uniform(tokens_BL: jax.Array) -> jax.Array:
     return jnp.zeros((*tokens_BL.shape, 256))
 
 
+def opened(**data: Any) -> NextToken:
+    """The task after it opened its data, which the trainer does first of all."""
+    task = NextToken()
+    task.source(TrainSpec(task=NAME, model={"kind": "decoder", "length": 8}, data=data), "train")
+    return task
+
+
 def test_a_uniform_guess_costs_eight_bits_a_byte_and_only_targets_count() -> None:
     raw = {"tokens": np.arange(9), "mask": np.array([1, 1, 1, 1, 1, 0, 0, 0])}
     rows = [NextToken().example(raw), NextToken().example({"tokens": np.arange(9)})]
     batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]} | {"weight": np.ones(2, np.float32)}
-    loss = NextToken().loss(uniform, batch, jax.random.key(0))
+    loss = opened(source="text", path=__file__, eval_split=0.0).loss(uniform, batch, jax.random.key(0))
     assert loss.weight == 5 + 8
     total, weight = loss.metrics["bits_per_byte"]
     np.testing.assert_allclose(total / weight, 8.0, rtol=1e-6)
     padded = NextToken().loss(uniform, batch | {"weight": np.array([1, 0], np.float32)}, jax.random.key(0))
     assert padded.weight == 5
+
+
+def test_tokens_that_are_not_known_to_be_bytes_have_no_bits_per_byte() -> None:
+    batch = {"tokens": np.arange(9)[None], "mask": np.ones((1, 8), np.float32), "weight": np.ones(1, np.float32)}
+    for task in (NextToken(), opened(source="synthetic")):
+        assert set(task.loss(uniform, batch, jax.random.key(0)).metrics) == {"accuracy"}
 
 
 # --- several examples in a row, and rows that are filled up -----------------------------------------------------------
@@ -79,6 +94,114 @@ def test_what_fills_a_row_up_is_neither_seen_nor_predicted(config: Any) -> None:
     assert nothing[0].weight == 0 and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(nothing))
 
 
+# --- what is no example of the model ---------------------------------------------------------------------------------
+
+
+class Listed:
+    """A source over a list of raw examples."""
+
+    name = "listed"
+
+    def __init__(self, items: list[dict[str, Any]]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.items[index]
+
+    def fingerprint(self) -> str:
+        return "listed"
+
+
+def read(items: list[dict[str, Any]], model: Any = CONFIGS[0], task: Any = None) -> dict[str, Any]:
+    """The first batch of these examples, as a run of a model with 32 tokens and rows of 17 would read it."""
+    task = task or NextToken()
+    how = {"rows": range(len(items)), "seed": 0, "shuffle": False, "prefetch": 0, "threads": 1}
+    check = partial(task.check_batch, TrainSpec(task=NAME, model=model))
+    return Pipeline(Listed(items), task.example, batch=len(items), check=check, **how).batch(0)
+
+
+FINE = {"tokens": [1, 2, 3, 4, 5, 6]}
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({"tokens": [1, 2, 3, 32, 5, 6]}, "token 32 at place 3, outside 0 to 31, the vocabulary"),
+        ({"tokens": [1, 2, 3, 4, 5, -1]}, "token -1 at place 5, outside 0 to 31"),
+        ({"tokens": [-1, 2, 3, 4, 5, 6]}, "token -1 at place 0, outside"),
+        ({"tokens": [1, 2, 3, 4, 5, 6.5]}, "tokens 6.5, which is no whole number"),
+        ({"tokens": [1, 2, 3, 4, 5, 2**33]}, "tokens 8589934592, too large for the int32"),
+        ({"tokens": [[1, 2, 3, 4, 5, 6]]}, r"tokens of shape \[1, 6\], but an example is one row"),
+        ({"tokens": [1]}, r"tokens of shape \[1\], but an example is one row of at least 2"),
+        ({**FINE, "mask": np.ones(6)}, r"mask of shape \[6\], but its 6 tokens go with \[5\]"),
+        ({**FINE, "attention_mask": np.ones(5)}, r"attention_mask of shape \[5\], but its 6 tokens go with \[6\]"),
+        ({**FINE, "length": [6]}, r"length of shape \[1\], but its 6 tokens go with \[\]"),
+        # A target that does not count is still read by those after it, which count.
+        ({"tokens": [1, -100, 3, 4, 5, 6], "mask": [0, 1, 1, 1, 1]}, "token -100 at place 1"),
+        ({"tokens": [1, 2, 3, -100, 5, 6], "segments": [0, 0, 0, 1, 1, 1], "mask": [1, 1, 1, 1, 0]}, "token -100"),
+    ],
+)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
+def test_tokens_that_are_none_of_the_model_are_named_with_their_example_and_place(
+    config: Any, raw: dict[str, Any], words: str
+) -> None:
+    whole = {key: np.zeros(6, np.int32) for key in raw if key in ("segments",)}
+    whole |= {"attention_mask": np.ones(6)} if "attention_mask" in raw else {}
+    whole |= {"length": 6} if "length" in raw else {}
+    with pytest.raises(DataError, match=f"^listed: example 1 has {words}"):
+        read([FINE | whole, raw], config)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"tokens": [1, 2, 3, 4, -100, -100], "mask": [1, 1, 1, 0, 0]},
+        {"tokens": [1, 2, 3, 4, 99, -1], "length": 4},
+        {"tokens": [1, 2, 3, -100, -100, 4], "segments": [0, 0, 0, 1, 1, 2], "mask": [1, 1, 0, 0, 0]},
+        {"tokens": [-100, -100, -100, 4, 5, 6], "segments": [1, 1, 1, 0, 0, 0], "mask": [0, 0, 0, 1, 1]},
+    ],
+)
+def test_a_token_that_is_neither_seen_nor_predicted_may_be_any_number_and_becomes_0(raw: dict[str, Any]) -> None:
+    kept = np.array(raw["tokens"])
+    kept[(kept < 0) | (kept >= 32)] = 0
+    assert read([raw])["tokens"].tolist() == [kept.tolist()]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
+def test_a_row_longer_than_the_model_s_is_refused_with_both(config: Any) -> None:
+    assert read([{"tokens": np.arange(17)}], config)["tokens"].shape == (1, 17)
+    with pytest.raises(
+        DataError, match="example 0 has 18 tokens, and train.model.length = 16 is of 17: make the length"
+    ):
+        read([{"tokens": np.arange(18)}], config)
+
+
+def test_of_a_model_of_one_s_own_the_targets_alone_are_judged_once_its_logits_are_known() -> None:
+    task, custom = NextToken(), {"kind": "mine:Net"}
+    row = {"tokens": [300, 2, 999], "mask": [1, 0]}
+    assert read([row], custom, task)["tokens"].tolist() == [[300, 2, 999]]
+    batch = {"tokens": jnp.zeros((1, 3), jnp.int32), "mask": jnp.ones((1, 2)), "weight": jnp.ones(1)}
+    jax.eval_shape(lambda: task.loss(uniform, batch, jax.random.key(0)).sum)
+    assert read([row], custom, task)["tokens"].tolist() == [[300, 2, 999]]
+    with pytest.raises(DataError, match="example 0 has token 999 at place 2, outside 0 to 255"):
+        read([row | {"mask": [1, 1]}], custom, task)
+
+
+def test_the_vocabulary_of_a_built_in_model_that_a_task_of_one_s_own_makes_is_known() -> None:
+    class Own(NextToken):
+        def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
+            return super().model(TrainSpec(task=NAME, model=CONFIGS[0]), rngs)
+
+    task, custom = Own(), {"kind": "mine:Net"}
+    batch = {"tokens": jnp.zeros((1, 9), jnp.int32), "mask": jnp.ones((1, 8)), "weight": jnp.ones(1)}
+    nnx.eval_shape(lambda: task.loss(task.model(None, nnx.Rngs(0)), batch, jax.random.key(0)).sum)
+    with pytest.raises(DataError, match="example 0 has token 32 at place 1, outside 0 to 31"):
+        read([{"tokens": [1, 32, 3]}], custom, task)
+
+
 def test_a_model_of_one_s_own_is_told_of_a_mask_alone() -> None:
     task, told = NextToken(), []
 
@@ -90,7 +213,7 @@ def test_a_model_of_one_s_own_is_told_of_a_mask_alone() -> None:
     batch = {name: value[None] for name, value in row.items()} | {"weight": np.ones(1, np.float32)}
     task.loss(listening, batch, jax.random.key(0))
     assert told == [(1, 8)]
-    with pytest.raises(SpecError, match="segments or a length, which a model of your own is not told"):
+    with pytest.raises(SpecError, match="segments or a length, which a custom model does not get"):
         task.loss(listening, batch | {"length": np.full(1, 5)}, jax.random.key(0))
 
 

@@ -1,11 +1,15 @@
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.trainer.tiny import Counting, build
-from trainer import losses, spec
-from trainer.losses import Options, cross_entropy, in_chunks
+from trainer import spec
+from trainer.errors import SpecError
+from trainer.tasks import losses
+from trainer.tasks.losses import Options, cross_entropy, in_chunks
 
 LOGITS = np.random.default_rng(0).normal(size=(4, 3, 7)).astype(np.float32)
 LABELS = np.random.default_rng(1).integers(0, 7, (4, 3))
@@ -39,6 +43,16 @@ def test_a_label_outside_the_vocabulary_is_not_finite() -> None:
     for label in (-1, 7):
         labels = jnp.array(LABELS).at[0, 0].set(label)
         assert jnp.isnan(cross_entropy(jnp.array(LOGITS), labels, jnp.array(WEIGHT)).nats)
+
+
+@pytest.mark.parametrize(
+    ("labels", "weight", "words"),
+    [((4, 1), (4,), "labels"), ((4,), (4, 1), "weights"), ((1,), (4,), "labels"), ((4, 7), (4,), "labels")],
+)
+def test_shapes_that_would_broadcast_are_refused_by_name(labels: Any, weight: Any, words: str) -> None:
+    with jax.numpy_rank_promotion("allow"):
+        with pytest.raises(SpecError, match=rf"logits of shape \[4, 7\] go with {words} of shape \[4\], not \["):
+            cross_entropy(jnp.zeros((4, 7)), jnp.zeros(labels, jnp.int32), jnp.ones(weight))
 
 
 def test_labels_stored_as_bytes_do_not_wrap() -> None:

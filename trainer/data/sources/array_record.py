@@ -1,4 +1,4 @@
-"""Files of array_record whose records are dicts of arrays, as trainer.data.records writes them."""
+"""Files of array_record whose records are examples of type tf.train.Example, as trainer.data.records writes them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any, Literal
 
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-from trainer.data import files, records
-from trainer.data.share import Share
+from trainer.buckets import faults
+from trainer.data import records
 from trainer.data.source import Source
-from trainer.errors import DataError
+from trainer.data.sources import files
+from trainer.data.sources.share import Share
+from trainer.errors import DataError, TrainerError
 from trainer.spec import ArrayRecord
 
 
@@ -49,11 +51,11 @@ class Records:
         try:
             return records.decode(self._files[number][record])
         except Exception as error:  # array_record raises what its C++ raises, a RuntimeError or an IndexError
-            raise DataError(
-                f"example {index}, record {record} of {self._paths[number]}, cannot be read: {error}"
-            ) from error
+            kind = faults.kind_of(error)
+            raise kind(f"example {index}, record {record} of {self._paths[number]}, cannot be read: {error}") from error
 
     def fingerprint(self) -> str:
+        """Number of records and files, and a digest of the files."""
         return f"array_record, {len(self)} records in {len(self._paths)} files, sha256 {files.digest(self._paths)}"
 
 
@@ -71,11 +73,21 @@ class Part:
         return self._whole[self._index(index)]
 
     def fingerprint(self) -> str:
+        """The fingerprint of the whole, and which part this is."""
         return f"{self._whole.fingerprint()}, {self._label}"
 
 
 def _opened(path: str) -> ArrayRecordDataSource:
     try:
-        return ArrayRecordDataSource(path)
+        return ArrayRecordDataSource(files.here(path))
+    except TrainerError:
+        raise
     except Exception as error:  # as above; a file cut short is one
-        raise DataError(f"{path} is not an array_record file, or not whole: {error}") from error
+        raise DataError(_unreadable(path, error)) from error
+
+
+def _unreadable(path: str, error: Exception) -> str:
+    """Why a file does not open. Of one that is too small array_record says only that; all of ours end in a footer."""
+    why = str(error).partition(";")[0]
+    said = "" if "64KB" in why else f" ({why})"
+    return f"{path} is not an array_record file, or is truncated{said}; data.source = array_record reads no other"

@@ -1,15 +1,15 @@
 """Datasets of tensorflow-datasets, found by name and prepared once as array_record, without TensorFlow.
 
-Several processes of a host may ask at once: one prepares, under a file lock, the others wait for it. The folder of a
-dataset appears by a rename, when it is whole.
+Several processes of a host may need a dataset at once: one prepares it, under a file lock, the others wait. The folder
+of a dataset appears by a rename, when it is complete.
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import fcntl
 import importlib.util
+import io
 import logging
 import os
 import re
@@ -19,17 +19,20 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import tensorflow_datasets as tfds
 
-from trainer.data.without_tensorflow import stand_in
+from trainer.buckets import faults
+from trainer.contract import nearest
+from trainer.data.sources.without_tensorflow import without_tensorflow
 from trainer.errors import DataError
 
 # Random access needs array_record; the builders' default, TFRecord, has none.
 FORMAT = "array_record"
+OURS = "digits"  # the builder that is ours and not in tensorflow-datasets' list
 
-# Said of every dataset that is about to be prepared, and of every first image (we depend on Pillow, on purpose).
+# Logged for every dataset that is about to be prepared, and for every first image (we depend on Pillow, on purpose).
 NOISE = re.compile(r"Variant folder .* has no dataset_info.json|OpenCV is not installed")
 logging.getLogger("absl").addFilter(lambda record: not NOISE.match(record.getMessage()))
 
@@ -41,7 +44,7 @@ def default_folder() -> str:
 
 
 def prepared(name: str, folder: str) -> Any:
-    """The builder of `name`, prepared in `folder`. Raises DataError when it is neither there nor to be had."""
+    """The builder of `name`, prepared in `folder`. Raises DataError when it is not prepared and cannot be."""
     builder = _builder(name, folder)
     if not builder.is_prepared():
         with _locked(folder, name):
@@ -53,16 +56,16 @@ def prepared(name: str, folder: str) -> Any:
 
 
 def _builder(name: str, folder: str) -> Any:
-    if name == "digits":
-        from trainer.data.digits.digits_dataset_builder import Builder
+    if name == OURS:
+        from trainer.data.sources.digits.digits_dataset_builder import Builder
 
         return Builder(data_dir=folder)
     try:
         return tfds.builder(name, data_dir=folder)
     except tfds.core.registered.DatasetNotFoundError as error:
-        near = difflib.get_close_matches(name, tfds.list_builders(with_community_datasets=False), n=3)
+        near = nearest(name, [OURS, *tfds.list_builders(with_community_datasets=False)], 3)
         hint = f"did you mean {' or '.join(near)}?" if near else "name one of tensorflow-datasets, or digits"
-        raise DataError(f"data.name = {name} is no dataset; {hint}") from error
+        raise DataError(f"data.name = {name} is not a dataset; {hint}") from error
 
 
 @contextlib.contextmanager
@@ -81,18 +84,21 @@ def _locked(folder: str, name: str) -> Iterator[None]:
 
 
 def _prepare(builder: Any, name: str, folder: str) -> None:
-    if name == "digits" and importlib.util.find_spec("sklearn") is None:
-        raise DataError("data.name = digits is made of images that scikit-learn carries: install jaxlaunch[digits]")
+    if name == OURS and importlib.util.find_spec("sklearn") is None:
+        raise DataError("data.name = digits needs scikit-learn, which contains the images: install jaxlaunch[digits]")
     _require_network(builder, name, folder)
     tfds.disable_progress_bar()
+    said: TextIO = sys.stderr  # results belong on stdout, what tensorflow-datasets prints is not a result
+    if not builder.url_infos:
+        print(f"preparing {name} in {folder}", file=sys.stderr)
+        said = io.StringIO()  # it would speak of a download of unknown size
     try:
-        # Results belong on stdout, what tensorflow-datasets prints is talk.
-        with stand_in(builder), contextlib.redirect_stdout(sys.stderr):
+        with without_tensorflow(builder), contextlib.redirect_stdout(said):
             builder.download_and_prepare(file_format=FORMAT)
     except Exception as error:  # any builder's own code runs in there
-        raise DataError(
+        raise faults.kind_of(error)(
             f"{name} is not prepared in {folder} and preparing it failed ({type(error).__name__}: {error}); "
-            "prepare it where that works and set data.data_dir to where it lies"
+            "prepare it where that works and set data.data_dir to its folder"
         ) from error
 
 
@@ -107,5 +113,5 @@ def _require_network(builder: Any, name: str, folder: str) -> None:
             return
     raise DataError(
         f"{name} is not prepared in {folder} and there is no network to download it ({hosts[0]} has no address); "
-        "prepare it where there is one and set data.data_dir to where it lies"
+        "prepare it where there is one and set data.data_dir to its folder"
     )

@@ -32,6 +32,7 @@ class Images:
         return {"image": np.clip(picture + noise, 0, 255).astype(np.uint8), "label": label}
 
     def fingerprint(self) -> str:
+        """Number, shape and classes of the images, and the index of the first."""
         classes, *shape = self._picture.shape
         return f"synthetic, {self._examples} images {shape} of {classes} classes from {self._first}"
 
@@ -59,5 +60,6 @@ class Tokens:
         return {"tokens": tokens_T}
 
     def fingerprint(self) -> str:
+        """Number and length of the windows, vocabulary, and the index of the first."""
         vocab = len(self._next_V)
         return f"synthetic, {self._examples} windows of {self._length} tokens of {vocab} from {self._first}"

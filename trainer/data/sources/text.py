@@ -1,4 +1,4 @@
-"""Text files as one stream of bytes, cut into windows; and the bigram model that any language model must beat.
+"""Text files as one stream of bytes, cut into windows; and the bigram model that a language model should beat.
 
 L length of a window. Window k is bytes k L … k L + L of the stream: each but the first byte is a target exactly once.
 """
@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import os
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data import files
-from trainer.data.share import Share
+from trainer.data.sources import files
+from trainer.data.sources.share import Share
 from trainer.errors import DataError
 from trainer.spec import Text
 
@@ -27,7 +26,7 @@ Piece = tuple[str, int, int]  # path, first byte, behind the last
 
 def source(data: Text, length: int, split: Literal["train", "eval"]) -> Stream | None:
     """The files of `split`; None when none are held out. A single file is split by bytes, its end held out."""
-    pieces = [(path, 0, os.path.getsize(path)) for path in files.matched(data.path)]
+    pieces = [(path, 0, files.size(path)) for path in files.matched(data.path)]
     pieces = [piece for piece in pieces if piece[2]]
     if not pieces:
         raise DataError(f"data.path {data.path!r}: every file that matches is empty")
@@ -44,7 +43,10 @@ def source(data: Text, length: int, split: Literal["train", "eval"]) -> Stream |
     if not train:
         raise DataError(f"data.eval_split = {data.eval_split} of {len(pieces)} files leaves none to train on")
     pieces, label = (train, "train") if split == "train" else (held_out, "eval")
-    return Stream(pieces, length, label, data.apart)
+    try:
+        return Stream(pieces, length, label, data.apart)
+    except DataError as error:
+        raise DataError(f"{error}; data.eval_split = {data.eval_split} says how much either split has") from None
 
 
 class Stream:
@@ -96,6 +98,7 @@ class Stream:
         return np.frombuffer(b"".join(parts), np.uint8)
 
     def fingerprint(self) -> str:
+        """Bytes, files, window length and a digest of the files of this split."""
         digest = files.digest([path for path, _, _ in self._pieces])
         return (
             f"text {self._label}, {self.bytes} bytes of {len(self._pieces)} files in windows of {self._window}, "
@@ -104,12 +107,9 @@ class Stream:
 
 
 def _read(path: str, offset: int, count: int) -> bytes:
-    # Opened anew each time: no file handles are held, and a file cut short is an error where a mapping is a SIGBUS.
-    with open(path, "rb", buffering=0) as file:
-        file.seek(offset)
-        found = file.read(count)
-    if found is None or len(found) < count:
-        raise DataError(f"{path} ends at byte {os.path.getsize(path)}; at the start of the run it had {offset + count}")
+    found = files.read(path, offset, count)
+    if len(found) < count:
+        raise DataError(f"{path} ends at byte {files.size(path)}; at the start of the run it had {offset + count}")
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainer.data.prepare import default_folder, prepared
+from trainer.data.sources.prepare import default_folder, prepared
 from trainer.errors import DataError
 from trainer.spec import Tfds
 
@@ -15,7 +15,10 @@ SAMPLES = 16  # examples that go into the fingerprint
 
 
 def source(data: Tfds, split: Literal["train", "eval"]) -> Split | None:
-    """The split of that purpose, prepared first if need be; None when there is none. Slices work: `train[:90%]`."""
+    """The dataset's split for training or evaluation, prepared first if need be; None when the job has none.
+
+    Slices work: `train[:90%]`. Raises DataError for an unknown split, and where the data cannot be prepared.
+    """
     name = data.split if split == "train" else data.eval_split
     return None if name is None else Split(data.name, name, data.data_dir or default_folder())
 
@@ -36,7 +39,7 @@ class Split:
             ) from error
         except NotImplementedError as error:
             raise DataError(
-                f"{dataset} lies in {folder} as {builder.info.file_format}, which has no random access; "
+                f"{dataset} is stored in {folder} as {builder.info.file_format}, which has no random access; "
                 "prepare it with file_format='array_record', or set data.data_dir to another folder"
             ) from error
 
@@ -48,6 +51,7 @@ class Split:
         return record
 
     def fingerprint(self) -> str:
+        """Dataset, version and split, number of examples, and a digest of SAMPLES decoded ones."""
         # Decoded, for the files are not the same everywhere: another version of zlib packs a PNG differently.
         hashed = hashlib.sha256()
         for index in np.linspace(0, len(self) - 1, min(SAMPLES, len(self)), dtype=int):

@@ -7,12 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from trainer.errors import DataError, SpecError
-from trainer.task import load
+from trainer.buckets import faults
+from trainer.data import draws
+from trainer.errors import SpecError
+from trainer.plugin import load
 
 
 class MapStyle:
-    """`module:Class(**args)`: an item is a mapping, or a pair that becomes `image` and `label`."""
+    """`module:Class(**args)`: an item is a mapping, or a pair that becomes `image` and `label`.
+
+    A dataset may draw at random: from the global generators, or from the numpy Generator that its `__getitem__` gets
+    where that has a parameter `rng`.
+    """
+
+    may_draw = True
 
     def __init__(self, path: str, args: Mapping[str, Any]) -> None:
         self.name = path
@@ -21,18 +29,17 @@ class MapStyle:
         try:
             self._dataset = built(**args)
         except Exception as error:  # whatever the user's class raises
-            raise DataError(
-                f"{path} with args {self._args} cannot be built: {type(error).__name__}: {error}"
-            ) from error
+            raise faults.unreadable(f"{path} with args {self._args} cannot be built", error) from error
         missing = [method for method in ("__len__", "__getitem__") if not hasattr(self._dataset, method)]
         if missing:
             raise SpecError(f"{path} has no {' and no '.join(missing)}; a map-style dataset has both")
+        self.takes_rng = draws.takes_rng(self._dataset.__getitem__)
 
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        item = self._dataset[index]
+    def __getitem__(self, index: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
+        item = self._dataset.__getitem__(index, rng=rng) if self.takes_rng else self._dataset[index]
         if hasattr(item, "_asdict"):
             item = item._asdict()
         if isinstance(item, tuple | list) and len(item) == 2:
@@ -42,6 +49,7 @@ class MapStyle:
         return {str(key): _plain(value) for key, value in item.items()}
 
     def fingerprint(self) -> str:
+        """Class, number of examples and arguments; not the content."""
         # Not the content: such classes often draw at random, and then no two readings are equal.
         return f"{self.name}, {len(self)} examples, args {self._args}"
 

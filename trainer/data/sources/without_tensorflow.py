@@ -1,7 +1,7 @@
 """Lets builders of tensorflow-datasets prepare where TensorFlow is not installed.
 
 Most builders use it for two things only, opening files and encoding images; both are done here in plain Python. A
-builder that needs more still fails, and says that it misses TensorFlow.
+builder that needs more still fails with an error that names TensorFlow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 from tensorflow_datasets.core.download import extractor
 
-# What stands for the name `tf` in the modules that only open files with it.
+# Replaces the name `tf` in the modules that only open files with it.
 FILES_ONLY = types.SimpleNamespace(
     compat=types.SimpleNamespace(as_text=os.fsdecode),
     io=types.SimpleNamespace(gfile=types.SimpleNamespace(GFile=open)),
@@ -28,8 +28,8 @@ FILES_ONLY = types.SimpleNamespace(
 
 
 @contextlib.contextmanager
-def stand_in(builder: Any) -> Iterator[None]:
-    """While it lasts, `builder` opens files and encodes images without TensorFlow, if that is not installed."""
+def without_tensorflow(builder: Any) -> Iterator[None]:
+    """Within it, `builder` opens files and encodes images without TensorFlow, if that is not installed."""
     if importlib.util.find_spec("tensorflow") is not None:
         yield
         return

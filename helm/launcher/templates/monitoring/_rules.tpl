@@ -1,4 +1,4 @@
-{{/* One rule of rules/*.yaml as this release has it: of its namespace, with its thresholds, severities and runbooks. */}}
+{{/* One rule of rules/*.yaml, limited to the namespace of this release, with its thresholds, severities and runbook URLs. */}}
 {{- define "launcher.rule" -}}
 {{- $rule := .rule -}}
 {{- $values := .root.Values.alerts -}}
@@ -9,9 +9,9 @@
 {{- $_ := set $rule "expr" (regexReplaceAll "^[0-9.]+" $rule.expr (toString $threshold)) -}}
 {{- end -}}
 {{- if hasKey $rule "alert" -}}
-{{- $said := get $values.rules $rule.alert | default dict -}}
-{{- with $said.for -}}{{- $_ := set $rule "for" . -}}{{- end -}}
-{{- with $said.severity -}}{{- $_ := set $rule.labels "severity" . -}}{{- end -}}
+{{- $changes := get $values.rules $rule.alert | default dict -}}
+{{- with $changes.for -}}{{- $_ := set $rule "for" . -}}{{- end -}}
+{{- with $changes.severity -}}{{- $_ := set $rule.labels "severity" . -}}{{- end -}}
 {{- $_ := set $rule.annotations "runbook_url" (printf "%s%s" $values.runbooks $rule.annotations.runbook_url) -}}
 {{- end -}}
 {{- toYaml $rule -}}

@@ -1,4 +1,4 @@
-{{/* The profile as the commands read it: what this release makes, and over it what the values say. */}}
+{{/* The cluster defaults as the commands read them: the objects of this release, overridden by .Values.profile. */}}
 {{- define "launcher.profile" -}}
 {{- $profile := dict -}}
 {{- if .Values.kueue.enabled -}}

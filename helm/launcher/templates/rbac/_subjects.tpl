@@ -1,4 +1,4 @@
-{{/* Subjects as a binding has them: a user's and a group's API group is their kind's, a ServiceAccount is of this namespace. */}}
+{{/* Subjects of a binding: users and groups get their API group, a ServiceAccount without a namespace gets this one. */}}
 {{- define "launcher.subjects" -}}
 {{- range .subjects }}
 - kind: {{ .kind }}

@@ -1,4 +1,4 @@
-{{/* A claim that stays when the release goes: `root`, `name` and its values `claim`. */}}
+{{/* A PersistentVolumeClaim that `helm uninstall` keeps: `root`, `name` and its values `claim`. */}}
 {{- define "launcher.claim" -}}
 apiVersion: v1
 kind: PersistentVolumeClaim

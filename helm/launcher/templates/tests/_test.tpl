@@ -6,7 +6,7 @@
 {{- include "launcher.name" (dict "root" . "part" "test") -}}
 {{- end -}}
 
-{{/* Annotations of what only the test has: made before it, `weight` by weight, and gone after it. */}}
+{{/* Annotations of objects that only `helm test` uses: created before it in order of `weight`, deleted after it. */}}
 {{- define "launcher.hook" -}}
 helm.sh/hook: test
 helm.sh/hook-weight: {{ .weight | quote }}

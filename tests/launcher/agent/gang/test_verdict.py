@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.attempt import BARRIER_PATIENCE_S, STACKS_S, Attempt
-from launcher.agent.progress import Status
-from launcher.agent.verdict import Event, Kind, decide, verdict_of
+from launcher.agent.gang.progress import Status
+from launcher.agent.gang.verdict import Event, Kind, decide, verdict_of
+from launcher.agent.leader.attempt import BARRIER_PATIENCE_S, STACKS_S, Attempt
 
 GLOO = {"type": "ValueError", "message": "Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:4711"}
 STEPPING = Status(phase="step", step=20, stepped=True)
@@ -43,6 +43,17 @@ HANG = Event(Kind.HANG, 1, 1, STEPPING, text="rank 1 makes no progress")
     ("events", "code", "rank", "words"),
     [
         ([error(1)], 83, 1, "rank 1 raised at step 20: ValueError: boom"),
+        # What the trainer says is a sentence for a person: whole, in one line, without the name of its class.
+        (
+            [
+                error(
+                    1, "no usable checkpoint:\n  step 3: damaged", dataclasses.replace(STEPPING, trainer=True), code=78
+                )
+            ],
+            78,
+            1,
+            "rank 1 ended at step 20: no usable checkpoint: step 3: damaged",
+        ),
         ([echo(0), error(1)], 83, 1, "boom"),
         ([error(1), ended(1, 1), echo(0), ended(0, 1)], 83, 1, "boom"),
         ([echo(0), ended(0, 1), ended(1, -9)], 137, 1, "rank 1 was killed by SIGKILL at step 20"),
@@ -63,8 +74,8 @@ HANG = Event(Kind.HANG, 1, 1, STEPPING, text="rank 1 makes no progress")
         ),
         ([ended(0, -6), LOST], 81, 2, "host 2 (rank 2) was lost"),
         ([ended(0, -11), echo(1)], 139, 0, "SIGSEGV"),
-        ([left(1), ended(0, -6, text=COORDINATION)], 83, 1, "rank 1's program ended, peers went on"),
-        ([ended(1, 0), echo(0)], 83, 1, "rank 1's program ended, peers went on"),
+        ([left(1), ended(0, -6, text=COORDINATION)], 83, 1, "rank 1's program ended while other ranks went on"),
+        ([ended(1, 0), echo(0)], 83, 1, "rank 1's program ended while other ranks went on"),
         ([left(1), error(0)], 83, 0, "boom"),
         ([HANG, echo(0)], 82, 1, "no progress"),
         ([HANG, error(2)], 83, 2, "boom"),
@@ -103,25 +114,65 @@ def test_what_is_no_fault_has_no_verdict(events: list[Event]) -> None:
     assert decide(events) is None
 
 
+NCCL = "option reduce='nccl' is not one of sum, mean"
+STARTING = Status(phase="init")
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        (error(0, NCCL, STARTING), 70),
+        (error(0, NCCL, dataclasses.replace(STARTING, trainer=True), code=70), 70),
+        (error(0, "the barrier of this simulation is not closed", STARTING), 70),
+        (error(0, "no heartbeat in column 3", STARTING, type="KeyError"), 70),
+        (error(0, "Gloo 'gloom' is no such map", STARTING, type="RuntimeError"), 70),
+        (error(0, "[Errno 2] No such file: 'nccl.conf'", STARTING, type="FileNotFoundError"), 70),
+        (error(0, "UNAVAILABLE: connection closed", STARTING, type="JaxRuntimeError"), 83),
+        (error(0, "[Errno 104] Connection reset by peer", STARTING, type="ConnectionResetError"), 83),
+        (error(0, GLOO["message"], STARTING), 83),
+        (error(0, "[external/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer", STARTING), 83),
+    ],
+)
+def test_before_the_first_step_only_jax_and_the_system_can_tell_of_a_peer(event: Event, code: int) -> None:
+    verdict = verdict_of(event)
+    assert verdict.code == code and str(event.error["message"]) in verdict.message
+
+
+@pytest.mark.parametrize("status", [STARTING, STEPPING])
+@pytest.mark.parametrize("kind", ["ValueError", "JaxRuntimeError", "ConnectionResetError"])
+def test_a_process_without_peers_echoes_nobody(status: Status, kind: str) -> None:
+    of = attempt(1)
+    of.add(error(0, GLOO["message"], status, type=kind), 10.0)
+    verdict = of.verdict(10.0, {0: 9.0})
+    assert verdict is not None and verdict.code == (83 if status.stepped else 70)
+
+
+def test_an_abort_of_a_process_without_peers_is_its_own() -> None:
+    of = attempt(1)
+    of.add(ended(0, -6, text=f"{COORDINATION} UNAVAILABLE: {MISSED}"), 10.0)
+    verdict = of.verdict(10.0, {0: 9.0})
+    assert verdict is not None and verdict.code == 134 and "rank 0 was killed by SIGABRT" in verdict.message
+
+
 def attempt(size: int = 2, status: Status = STEPPING) -> Attempt:
     made = Attempt(1, {host: range(host, host + 1) for host in range(size)})
-    made.see(dict.fromkeys(range(size), status))
+    made.update(dict.fromkeys(range(size), status))
     return made
 
 
 def test_a_clear_cause_is_decided_at_once_and_an_echo_waits_for_it() -> None:
     of = attempt()
-    of.hear(echo(0), 10.0)
+    of.add(echo(0), 10.0)
     assert of.verdict(10.0, {}) is None
     assert of.verdict(11.9, {}) is None
-    of.hear(ended(1, -9), 11.9)
+    of.add(ended(1, -9), 11.9)
     verdict = of.verdict(11.9, {})
     assert verdict is not None and verdict.code == 137
 
 
 def test_an_echo_alone_is_believed_in_the_end() -> None:
     of = attempt()
-    of.hear(echo(0), 10.0)
+    of.add(echo(0), 10.0)
     verdict = of.verdict(12.1, {})
     assert verdict is not None and "Gloo" in verdict.message
 
@@ -129,30 +180,30 @@ def test_an_echo_alone_is_believed_in_the_end() -> None:
 @pytest.mark.parametrize("symptom", [ended(0, -6), ended(0, -6, text=COORDINATION), echo(0)])
 def test_what_a_dead_host_makes_of_its_peers_waits_until_every_host_has_spoken(symptom: Event) -> None:
     of = attempt(3)
-    of.hear(symptom, 10.0)
+    of.add(symptom, 10.0)
     assert of.verdict(12.5, {0: 9.0, 1: 12.0, 2: 9.5}) is None
     verdict = of.verdict(12.5, {0: 9.0, 1: 12.0, 2: 12.0})
     assert verdict is not None and verdict.rank == 0
-    of.lost(2, "no word for 10 s", 19.6)
+    of.host_lost(2, "no message for 10 s", 19.6)
     verdict = of.verdict(20.2, {0: 20.0, 1: 20.0})
     assert verdict is not None and "host 2 (rank 2) was lost" in verdict.message
 
 
 def test_a_program_that_ends_while_its_peers_go_on_is_named_before_jax_aborts_them_all() -> None:
     of = attempt()
-    of.hear(left(1), 10.0)
+    of.add(left(1), 10.0)
     assert of.verdict(10.0 + BARRIER_PATIENCE_S - 0.1, {}) is None
     verdict = of.verdict(10.0 + BARRIER_PATIENCE_S, {})
-    assert verdict is not None and verdict.message == "rank 1's program ended, peers went on"
+    assert verdict is not None and verdict.message == "rank 1's program ended while other ranks went on"
 
 
 def test_ranks_that_end_one_after_the_other_are_done() -> None:
     of = attempt()
-    of.hear(left(1), 10.0)
-    of.hear(ended(1, 0), 10.5)
+    of.add(left(1), 10.0)
+    of.add(ended(1, 0), 10.5)
     assert of.verdict(99.0, {}) is None
-    of.hear(left(0), 99.0)
-    of.hear(ended(0, 0), 99.1)
+    of.add(left(0), 99.0)
+    of.add(ended(0, 0), 99.1)
     verdict = of.verdict(99.1, {})
     assert verdict is not None and (verdict.cause, verdict.code, verdict.step) == ("done", 0, 20)
 
@@ -160,14 +211,14 @@ def test_ranks_that_end_one_after_the_other_are_done() -> None:
 def test_an_abort_when_everyone_has_left_blames_nobody_for_leaving() -> None:
     of = attempt()
     for rank in (0, 1):
-        of.hear(left(rank), 10.0)
-    of.hear(ended(0, -6, dataclasses.replace(STEPPING, left=True), COORDINATION), 20.0)
+        of.add(left(rank), 10.0)
+    of.add(ended(0, -6, dataclasses.replace(STEPPING, left=True), COORDINATION), 20.0)
     verdict = of.verdict(22.1, {})
     assert verdict is not None and verdict.code == 134
 
 
 def overdue(rank: int) -> Event:
-    return Event(Kind.HANG, rank, rank, STEPPING, text="step budget of 5 s was missed first by rank 0, after 5 s")
+    return Event(Kind.HANG, rank, rank, STEPPING, text="the step timeout of 5 s passed first on rank 0, after 5 s")
 
 
 def stack(file: str, name: str) -> str:
@@ -176,7 +227,7 @@ def stack(file: str, name: str) -> str:
 
 def test_a_hang_waits_for_every_stack_and_names_the_rank_that_is_not_waiting_in_jax() -> None:
     of = attempt(3)
-    of.hear(overdue(0), 10.0)
+    of.add(overdue(0), 10.0)
     assert of.wants_stacks and of.verdict(10.1, {}) is None
     for rank in (0, 1):
         of.stacks[rank] = stack("/lib/jax/_src/array.py", "_value")
@@ -188,7 +239,7 @@ def test_a_hang_waits_for_every_stack_and_names_the_rank_that_is_not_waiting_in_
 
 def test_a_rank_that_cannot_even_dump_its_stacks_is_the_one_that_hangs() -> None:
     of = attempt()
-    of.hear(overdue(0), 10.0)
+    of.add(overdue(0), 10.0)
     of.stacks[0] = stack("/home/me/train.py", "wait")
     assert of.verdict(10.0 + STACKS_S - 0.1, {}) is None
     verdict = of.verdict(10.0 + STACKS_S, {})
@@ -197,10 +248,10 @@ def test_a_rank_that_cannot_even_dump_its_stacks_is_the_one_that_hangs() -> None
 
 def test_two_versions_of_jax_in_one_gang_are_refused_by_rank() -> None:
     of = attempt()
-    of.see({0: Status(jax="0.10.2"), 1: Status(jax="0.11.2")})
+    of.update({0: Status(jax="0.10.2"), 1: Status(jax="0.11.2")})
     verdict = of.verdict(0.0, {})
     assert verdict is not None and verdict.code == 64
-    assert verdict.message == "rank 1 imported jax 0.11.2, rank 0 0.10.2"
+    assert verdict.message == "rank 1 imported jax 0.11.2, rank 0 imported 0.10.2"
 
 
 SAVED = {"step": 37, "saved": True, "note": "saved step 37"}
@@ -216,14 +267,14 @@ IN_DATA = dataclasses.replace(STEPPING, phase="data")
         ([TRAINER, dataclasses.replace(TRAINER, phase="data")], "not saved: rank 1 in data"),
         ([dataclasses.replace(TRAINER, phase="compile")] * 2, "not saved: ranks 0, 1 in compile"),
         ([STEPPING, IN_DATA], "not saved: rank 1 in data"),
-        ([Status(exit=-15)] * 2, "the program did not say whether it saved"),
+        ([Status(exit=-15)] * 2, "the program did not report whether it saved"),
         ([Status()] * 2, "not saved: ranks 0, 1 in its program"),
     ],
 )
 def test_a_stop_says_what_became_of_the_work(statuses: list[Status], message: str) -> None:
     of = attempt()
     of.stop(55.0, 100.0)
-    of.see(dict(enumerate(statuses)))
+    of.update(dict(enumerate(statuses)))
     verdict = of.verdict(155.0, {})
     assert verdict is not None and verdict.code == 80 and verdict.cause == "preempted"
     assert verdict.message == f"stopped from outside: {message}"
@@ -232,8 +283,8 @@ def test_a_stop_says_what_became_of_the_work(statuses: list[Status], message: st
 def test_nothing_that_follows_a_stop_replaces_it() -> None:
     of = attempt()
     of.stop(55.0, 100.0)
-    of.hear(error(1), 101.0)
-    of.lost(0, "connection closed", 101.0)
+    of.add(error(1), 101.0)
+    of.host_lost(0, "connection closed", 101.0)
     assert of.verdict(101.0, {}) is None
     verdict = of.verdict(155.0, {})
     assert verdict is not None and verdict.code == 80
@@ -243,23 +294,116 @@ def test_nothing_that_follows_a_stop_replaces_it() -> None:
 def test_an_abort_while_stopping_is_what_held_the_save_up() -> None:
     of = attempt()
     of.stop(55.0, 100.0)
-    of.hear(ended(1, -6), 101.0)
+    of.add(ended(1, -6), 101.0)
     verdict = of.verdict(155.0, {})
     assert verdict is not None
     assert verdict.message == "stopped from outside: not saved: rank 1 was killed by SIGABRT at step 20"
 
 
-def test_a_run_that_finishes_although_it_was_told_to_stop_is_done() -> None:
+def test_a_run_that_finishes_although_it_was_stop_requested_is_done() -> None:
     of = attempt()
     of.stop(55.0, 100.0)
-    of.see(dict.fromkeys((0, 1), dataclasses.replace(TRAINER, phase="done", done=True, exit=0)))
+    of.update(dict.fromkeys((0, 1), dataclasses.replace(TRAINER, phase="done", done=True, exit=0)))
     verdict = of.verdict(101.0, {})
     assert verdict is not None and verdict.code == 0
 
 
-def test_a_program_that_ends_with_0_when_told_to_stop_is_stopped() -> None:
+def test_a_program_that_ends_with_0_when_stop_requested_is_stopped() -> None:
     of = attempt()
     of.stop(55.0, 100.0)
-    of.see(dict.fromkeys((0, 1), Status(exit=0)))
+    of.update(dict.fromkeys((0, 1), Status(exit=0)))
     verdict = of.verdict(101.0, {})
     assert verdict is not None and verdict.code == 80
+
+
+UNHOOKED = Status()  # of a program without our hook: nothing was ever reported
+RESET = "Traceback (most recent call last):\n  File ...\nConnectionResetError: Connection reset by peer"
+BANNER = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\n"
+ASSERTED = f"{BANNER}train: loader.cc:12: next(): Assertion `rows > 0' failed."
+FAULTHANDLER = (
+    'Fatal Python error: Aborted\n\nCurrent thread 0x01 (most recent call first):\n  File "a.py", line 1 in f'
+)
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        ended(1, -6, STEPPING, ASSERTED),
+        ended(1, -6, UNHOOKED, ASSERTED),
+        ended(1, -6, STEPPING, f"{BANNER}{FAULTHANDLER}"),
+        ended(1, 134, UNHOOKED, "Aborted (core dumped)"),
+        ended(1, 1, UNHOOKED, "Traceback (most recent call last):\n  File ...\nAssertionError: no rows"),
+        ended(1, -11, UNHOOKED),
+        error(1, "no rows", type="AssertionError"),
+    ],
+    ids=["assert", "assert-unhooked", "abort", "abort-of-a-shell", "exception-unhooked", "signal", "exception"],
+)
+@pytest.mark.parametrize("peer", ["", "lost my peer", RESET, f"{BANNER}exiting"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_rank_that_died_is_named_and_not_its_peer_without_our_hook(cause: Event, peer: str, is_first: bool) -> None:
+    of = attempt(2, UNHOOKED)
+    events = [cause, ended(0, 1, UNHOOKED, peer)]
+    for at, event in zip((10.0, 10.2), events if is_first else reversed(events), strict=True):
+        of.add(event, at)
+        verdict = of.verdict(at, {0: at, 1: at})
+        if verdict is not None:
+            break
+    else:
+        verdict = of.verdict(12.0, {0: 12.0, 1: 12.0})
+    assert verdict is not None and verdict.rank == 1, verdict
+
+
+@pytest.mark.parametrize(("status", "after_s"), [(STEPPING, 0.5), (UNHOOKED, 2.0)])
+def test_an_exit_code_alone_is_believed_after_a_while(status: Status, after_s: float) -> None:
+    of = attempt(2, status)
+    of.add(ended(0, 1, status, "good bye"), 10.0)
+    assert of.verdict(10.0 + after_s - 0.1, {}) is None
+    verdict = of.verdict(10.0 + after_s, {})
+    assert verdict is not None and verdict.message.startswith("rank 0's program ended with exit code 1")
+    alone = attempt(1, UNHOOKED)
+    alone.add(ended(0, 1, UNHOOKED, "good bye"), 10.0)
+    assert alone.verdict(10.0, {}) is not None
+
+
+def test_a_beat_that_says_that_everyone_has_ended_does_not_end_the_wait_for_how() -> None:
+    of = attempt(2, UNHOOKED)
+    of.add(ended(0, 1, UNHOOKED, "lost my peer"), 10.0)
+    of.update({1: Status(exit=-6)})
+    assert of.verdict(10.1, {0: 10.1, 1: 10.1}) is None
+    of.add(ended(1, -6, UNHOOKED, ASSERTED), 10.2)
+    verdict = of.verdict(10.2, {0: 10.1, 1: 10.2})
+    assert verdict is not None and (verdict.rank, verdict.code) == (1, 134)
+
+
+def test_symptoms_beyond_the_first_are_kept_short_and_an_exception_still_explains_its_rank() -> None:
+    of = attempt(300)
+    for rank in range(300):
+        of.add(ended(rank, -6, text=COORDINATION * 200), 10.0)
+    for rank in range(299):
+        of.add(echo(rank), 10.1)
+    heard = dict.fromkeys(range(300), 13.0)
+    verdict = of.verdict(13.0, heard)
+    assert verdict is not None and (verdict.rank, verdict.code) == (299, 134)
+    assert len(verdict.traceback or "") <= 500
+
+
+def test_the_stacks_of_a_large_gang_stay_bounded_and_still_name_the_rank() -> None:
+    of = attempt(400)
+    of.add(overdue(0), 10.0)
+    for rank in range(400):
+        frames = [("/home/me/train.py", "read")] if rank == 399 else [("/lib/jax/_src/array.py", "_value")]
+        of.add_stacks(rank, "".join(stack(*frame) for frame in frames) + '  File "/lib/deep.py", line 1 in f\n' * 500)
+    assert sum(map(len, of.stacks.values())) < 5_000_000
+    verdict = of.verdict(10.1, {})
+    assert verdict is not None and verdict.rank == 399
+    assert "399 ranks in step in _value (array.py:3), rank 399 in step in read (train.py:3)" in verdict.message
+
+
+@pytest.mark.parametrize("code", [128, 193, 255])
+def test_an_exit_code_that_is_no_signals_does_not_outweigh_the_exception_of_another_rank(code: int) -> None:
+    of = attempt(2)
+    of.add(ended(1, code), 10.0)
+    assert of.verdict(10.1, {0: 10.1, 1: 10.1}) is None
+    of.add(error(0), 10.2)
+    verdict = of.verdict(10.2, {0: 10.2, 1: 10.2})
+    assert verdict is not None and verdict.rank == 0

@@ -1,18 +1,18 @@
-"""How much memory a container uses and may use, as both versions of the kernel's controller say it."""
+"""The memory of a container and the count of the OOM killer, as both versions of the controller report them."""
 
 from pathlib import Path
 
 import pytest
 
-from launcher.agent import footprint
+from launcher.agent.io import cgroup
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    400 kB\n"
 MACHINE = {"in_use": 600 * 1024.0, "limit": 1000 * 1024.0}
 V1, V2 = "4:memory:/pods/a\n0::/\n", "0::/pods/a\n"
 
 
-def kernel(root: Path, cgroup: str, **files: str) -> Path:
-    paths = {"proc/self/cgroup": cgroup, "proc/meminfo": MEMINFO, **files}
+def kernel(root: Path, own: str, **files: str) -> Path:
+    paths = {"proc/self/cgroup": own, "proc/meminfo": MEMINFO, **files}
     for path, text in paths.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
@@ -36,7 +36,7 @@ def legacy(folder: str, limit: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "files"),
+    ("own", "files"),
     [
         (V2, unified("sys/fs/cgroup/pods/a", "8000")),
         (V2, unified("sys/fs/cgroup", "8000")),  # what a container sees of itself
@@ -44,21 +44,37 @@ def legacy(folder: str, limit: str) -> dict[str, str]:
         (V1, legacy("sys/fs/cgroup/memory", "8000")),
     ],
 )
-def test_files_the_kernel_can_drop_are_not_in_use(cgroup: str, files: dict[str, str], tmp_path: Path) -> None:
-    assert footprint.read(kernel(tmp_path, cgroup, **files)) == {"in_use": 3000.0, "limit": 8000.0}
+def test_files_the_kernel_can_drop_are_not_in_use(own: str, files: dict[str, str], tmp_path: Path) -> None:
+    assert cgroup.read(kernel(tmp_path, own, **files)) == {"in_use": 3000.0, "limit": 8000.0}
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "files"),
+    ("own", "files"),
     [
         (V2, unified("sys/fs/cgroup/pods/a", "max")),
         (V1, legacy("sys/fs/cgroup/memory/pods/a", "9223372036854771712")),
         (V2, {}),
     ],
 )
-def test_without_a_limit_the_machine_is_the_limit(cgroup: str, files: dict[str, str], tmp_path: Path) -> None:
-    assert footprint.read(kernel(tmp_path, cgroup, **files)) == MACHINE
+def test_without_a_limit_the_machine_is_the_limit(own: str, files: dict[str, str], tmp_path: Path) -> None:
+    assert cgroup.read(kernel(tmp_path, own, **files)) == MACHINE
 
 
 def test_where_there_is_no_proc_nothing_is_known(tmp_path: Path) -> None:
-    assert footprint.read(tmp_path) == {"in_use": None, "limit": None}
+    assert cgroup.read(tmp_path) == {"in_use": None, "limit": None}
+
+
+OOM_V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"
+OOM_V2 = "low 0\nhigh 0\nmax 31\noom 4\noom_kill 3\noom_group_kill 0\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "kills"), [(OOM_V1, 2), (OOM_V2, 3), ("oom_kill_disable 0\nunder_oom 0\n", 0), (None, 0)]
+)
+def test_the_count_of_the_oom_killer_is_read_where_there_is_one(
+    text: str | None, kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if text is not None:
+        (tmp_path / "count").write_text(text)
+    monkeypatch.setattr(cgroup, "OOM_COUNTERS", (str(tmp_path / "absent"), str(tmp_path / "count")))
+    assert cgroup.oom_kills() == kills

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from array_record.python import array_record_module
 
-from trainer.data import array_record, records
-from trainer.errors import DataError
+from trainer.data import records
+from trainer.data.sources import array_record
+from trainer.errors import DataError, StorageError
 from trainer.spec import ArrayRecord
 
 
@@ -50,8 +51,16 @@ def test_a_path_that_matches_nothing_says_what_is_there(folder: Path) -> None:
 def test_a_file_cut_short_is_named(folder: Path) -> None:
     path = folder / "part-2.array_record"
     os.truncate(path, 1000)
-    with pytest.raises(DataError, match="part-2.array_record is not an array_record file, or not whole"):
+    with pytest.raises(DataError, match="part-2.array_record is not an array_record file, or is truncated"):
         opened("train", path=f"{folder}/*")
+
+
+@pytest.mark.parametrize("lines", [0, 10, 30_000])
+def test_a_file_of_another_kind_is_called_that_whatever_its_size(lines: int, tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("1,2,3\n" * lines)
+    with pytest.raises(DataError, match="data.csv is not an array_record file") as raised:
+        opened("train", path=f"{tmp_path}/data.csv")
+    assert "64KB" not in str(raised.value)
 
 
 def test_a_record_that_does_not_decode_is_named_by_file_and_number(folder: Path) -> None:
@@ -60,8 +69,21 @@ def test_a_record_that_does_not_decode_is_named_by_file_and_number(folder: Path)
     writer.write(b"a record of another kind")
     writer.close()
     source = opened("train", path=f"{folder}/*")
-    with pytest.raises(DataError, match=r"example 11, record 1 of .*part-3.array_record, cannot be read: not a record"):
+    with pytest.raises(
+        DataError, match=r"example 11, record 1 of .*part-3.array_record, cannot be read: not a tf.train.Example"
+    ):
         source[11]
+
+
+def test_a_record_that_storage_does_not_give_may_be_read_later(folder: Path) -> None:
+    class Away:
+        def __getitem__(self, record: int) -> bytes:
+            raise TimeoutError("the server does not answer")
+
+    source = opened("train", path=f"{folder}/*")
+    source._files[2] = Away()
+    with pytest.raises(StorageError, match="example 5, record 1 of .*part-2.array_record, cannot be read: the server"):
+        source[5]
 
 
 def test_the_fingerprint_follows_the_data_and_not_the_folder(folder: Path, tmp_path_factory: Any) -> None:

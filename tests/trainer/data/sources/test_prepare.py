@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 from tensorflow_datasets.image_classification import mnist
 
-from trainer.data import prepare
-from trainer.data.tfds import Split
+from trainer.data.sources import prepare
+from trainer.data.sources.tfds import Split
 from trainer.errors import DataError
 
 PREPARE = """
 import sys
-from trainer.data.tfds import Split
+from trainer.data.sources.tfds import Split
 print("ready", flush=True)
 sys.stdin.readline()
 print(Split("digits", "train", sys.argv[1]).fingerprint())
 """
 
 
+@pytest.mark.slow
 def test_two_processes_that_start_at_once_prepare_it_once(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen(
@@ -51,6 +52,12 @@ def test_it_is_prepared_in_the_user_s_cache(monkeypatch: pytest.MonkeyPatch) -> 
     assert prepare.default_folder() == "/home/me/.cache/jaxlaunch/tfds"
 
 
+@pytest.mark.parametrize(("name", "meant"), [("digts", "digits"), ("mnsit", "mnist"), ("cifra10", "cifar10")])
+def test_a_mistyped_dataset_gets_the_nearest_one_first_ours_included(name: str, meant: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"data.name = {name} is not a dataset; did you mean {meant}\\b"):
+        prepare.prepared(name, str(tmp_path))
+
+
 def test_without_network_one_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_address(*_: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
@@ -62,7 +69,7 @@ def test_without_network_one_sentence_says_so(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_name_that_is_none_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="data.name = mnits is no dataset; did you mean mnist"):
+    with pytest.raises(DataError, match="data.name = mnits is not a dataset; did you mean mnist"):
         Split("mnits", "train", str(tmp_path))
 
 
@@ -100,6 +107,14 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     server.shutdown()
     server.server_close()
+
+
+def test_what_reads_no_network_does_not_tell_of_a_download_of_unknown_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare.prepared("digits", str(tmp_path))
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [f"preparing digits in {tmp_path}"] and said.out == ""
 
 
 def test_mnist_is_downloaded_and_prepared_without_tensorflow(tmp_path: Path, mirror: None) -> None:

@@ -1,9 +1,9 @@
 import pytest
 
-from trainer.data.share import Share
+from trainer.data.sources.share import Share
 
 
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.1, 0.3, 1 / 3, 0.5, 0.6, 0.95])
+@pytest.mark.parametrize("share", [0.0, 1e-9, 0.0004, 0.05, 0.1, 0.3, 1 / 3, 0.5, 0.6, 0.95, 0.9996])
 @pytest.mark.parametrize("n", [0, 1, 2, 7, 20, 101])
 def test_both_parts_together_are_the_whole_in_order(share: float, n: int) -> None:
     parts = Share(share, n)
@@ -12,6 +12,7 @@ def test_both_parts_together_are_the_whole_in_order(share: float, n: int) -> Non
     assert sorted(held_out + kept) == list(range(n))
     assert held_out == sorted(held_out) and kept == sorted(kept)
     assert abs(len(held_out) - share * n) < 1
+    assert bool(held_out) is (share > 0 and n > 0)
 
 
 def test_what_is_held_out_is_spread_evenly() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.data import text
+from trainer.data.sources import text
 from trainer.errors import DataError
 from trainer.spec import Text
 
@@ -61,6 +61,20 @@ def test_a_share_of_the_files_is_held_out(folder: Path) -> None:
     train, held_out = (stream(opened(split, f"{folder}/*.txt", eval_split=0.2)) for split in ("train", "eval"))
     assert Counter(train) + Counter(held_out) == Counter(b"".join(path.read_bytes() for path in folder.iterdir()))
     assert set(train).isdisjoint(held_out) and len(set(held_out)) == 2
+
+
+def test_a_share_of_the_files_however_small_holds_one_out(tmp_path: Path) -> None:
+    for number in range(5):
+        (tmp_path / f"{number}.txt").write_bytes(bytes([65 + number]) * 3)
+    for share in (0.001, 0.0004, 1e-6):
+        train, held_out = (stream(opened(split, f"{tmp_path}/*.txt", eval_split=share)) for split in ("train", "eval"))
+        assert (held_out, train) == (b"AAA", b"BBBCCCDDDEEE")
+
+
+def test_of_a_single_file_too_small_a_share_is_refused_with_what_it_leaves(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(bytes(range(100)))
+    with pytest.raises(DataError, match="the eval split has 0 bytes, .* data.eval_split = 0.0004"):
+        opened("eval", tmp_path / "a.txt", eval_split=0.0004)
 
 
 def test_of_a_single_file_the_end_is_held_out(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainer.data.torch import MapStyle
-from trainer.errors import DataError, SpecError
+from trainer.data.examples import Examples, Reading
+from trainer.data.sources.torch import MapStyle
+from trainer.errors import DataError, SpecError, StorageError
 
 Pair = namedtuple("Pair", ["image", "label"])
 
@@ -35,6 +36,12 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "        return self.length\n"
         "    def __getitem__(self, index):\n"
         "        return self.items[index]\n"
+        "class Drawing(Items):\n"
+        "    def __getitem__(self, index, rng):\n"
+        "        return {'x': rng.integers(100, size=4)}\n"
+        "class Away(Items):\n"
+        "    def __init__(self):\n"
+        "        raise TimeoutError('the bucket does not answer')\n"
         "class Stream:\n"
         "    pass\n"
     )
@@ -69,6 +76,36 @@ def test_an_item_of_another_kind_is_refused(dataset: str) -> None:
 def test_a_class_that_cannot_be_built_is_bad_data(dataset: str) -> None:
     with pytest.raises(DataError, match="cannot be built: TypeError: .*unexpected keyword argument 'root'"):
         MapStyle(dataset, {"root": "/data"})
+
+
+def test_a_dataset_that_takes_a_generator_gets_that_of_the_example(dataset: str) -> None:
+    examples = Examples(MapStyle("their_datasets:Drawing", {"items": [0] * 9}), lambda raw, rng: raw, Reading(3))
+    whole = examples.read(np.arange(9), np.arange(9, 18))["x"]
+    assert len(np.unique(whole, axis=0)) == 9
+    assert np.array_equal(examples.read(np.array([4]), np.array([13]))["x"], whole[4:5])
+    assert not np.array_equal(examples.read(np.array([4]), np.array([22]))["x"], whole[4:5])
+
+
+def test_a_dataset_is_read_anew_each_time_unless_the_job_says_that_it_need_not_be(dataset: str) -> None:
+    class Counted(list[Any]):
+        reads = 0
+
+        def __getitem__(self, index: Any) -> Any:
+            self.reads += 1
+            return super().__getitem__(index)
+
+    for deterministic, expected in ((None, 2 * 4), (False, 2 * 4), (True, 4)):
+        items = Counted([{"x": 1.0}] * 4)
+        examples = Examples(MapStyle(dataset, {"items": items}), lambda raw: raw, Reading(0, 0, deterministic))
+        before = items.reads
+        for _ in range(2):
+            examples.read(np.arange(4), np.arange(4))
+        assert items.reads - before == expected
+
+
+def test_a_class_that_cannot_be_built_for_want_of_its_storage_may_be_built_later(dataset: str) -> None:
+    with pytest.raises(StorageError, match="their_datasets:Away .* cannot be built: TimeoutError: the bucket does not"):
+        MapStyle("their_datasets:Away", {})
 
 
 def test_a_class_that_is_not_map_style_is_a_bad_spec(dataset: str) -> None:

@@ -1,0 +1,310 @@
+"""What thousands of hosts cost host 0's agent: its share of a core, its memory, and how soon each has the verdict.
+
+`python -m benchmarks.leader [--seconds 20] [HOSTSxRANKS ...]`. The leader is the product's, started as in a pod. The
+other hosts are made up: a few processes hold a connection for each, and speak the product's protocol over loopback.
+Every host beats once in launcher.agent.io.link.BEAT_S, as agents do, and every rank is a step further in each beat.
+Then one rank raises; every host answers the verdict with the end of each of its processes, as agents do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.table import Row, finish, log
+from launcher.agent.gang import config
+from launcher.agent.gang.handshake import HostSide
+from launcher.agent.gang.progress import Changes, Status
+from launcher.agent.gang.rendezvous import Hello
+from launcher.agent.gang.verdict import Kind
+from launcher.agent.io import limits
+from launcher.agent.io.link import BEAT_S, Link, Message
+from launcher.agent.io.loop import READ, Loop
+from launcher.agent.io.ports import free_port
+from trainer import contract
+from trainer.contract import AgentJob
+
+SIZES = ((1_000, 8), (2_500, 8), (4_000, 1))  # the share of a core has a bound at the first alone
+MOST_SHARE, MOST_S, MOST_MB = 0.10, 1.0, 200
+FAKES = 2  # processes that hold the made-up hosts
+WARM_S, RETRY_S = 2.0, 0.1
+DIES_S = 0.2, 1.0  # what the processes of a host take to end; a real host's are not on this machine
+CONNECTS = 64  # at once, by each of these processes
+OUTPUT = "the last lines of a program that was killed\n" * 40
+
+
+class FakeHost:
+    """A made-up host: its connection, its ranks, and when it got the verdict."""
+
+    def __init__(self, fakes: Fakes, key: bytes, hello: Hello, ranks: range) -> None:
+        self._fakes, self._hello, self._ranks = fakes, hello, ranks
+        self._side = HostSide(key)
+        self._status = Status(phase="init", jax="0.10.2")
+        self._changes = Changes()
+        self._attempt = 0
+        self.judged_at: float | None = None
+
+    def connect(self, address: tuple[str, int]) -> None:
+        """Connects; the leader's challenge comes next."""
+        self._link = Link(self._fakes.loop, socket.create_connection(address), self._message, self._lost)
+
+    def raise_error(self) -> None:
+        """Reports an exception of the first rank."""
+        error = {"type": "ValueError", "message": "boom", "traceback": "Traceback", "code": None}
+        self._event(Kind.ERROR, self._ranks[0], error=error)
+
+    def _message(self, link: Link, message: Message) -> None:
+        kind = message["type"]
+        if kind == "challenge":
+            link.send("hello", **self._side.hello(message, self._hello.to_wire()))
+        elif kind == "welcome":
+            link.epoch = self._side.opened(message)["epoch"]
+            self._fakes.loop.after(random.uniform(0.0, BEAT_S), self._beat)
+        elif kind == "start":
+            self._attempt, self._status = message["attempt"], dataclasses.replace(self._status, phase="step", step=0)
+            self._fakes.started()
+        elif kind == "verdict":
+            self.judged_at = time.monotonic()
+            self._fakes.loop.after(random.uniform(*DIES_S), self._end)
+        elif kind == "leave":
+            link.close()
+            self._fakes.left()
+
+    def _lost(self, link: Link, reason: str) -> None:
+        raise SystemExit(f"{self._hello.name} lost the leader: {reason}")
+
+    def _beat(self) -> None:
+        if self._link.is_open and self.judged_at is None:
+            self._fakes.loop.after(BEAT_S, self._beat)
+            self._status = dataclasses.replace(self._status, step=(self._status.step or 0) + 1, stepped=True)
+            self._report()
+
+    def _report(self) -> None:
+        changes = self._changes.take(dict.fromkeys(self._ranks, self._status))
+        self._link.send("beat", attempt=self._attempt, ranks=changes, metrics=None)
+        self._fakes.beats += 1
+
+    def _end(self) -> None:
+        self._status = dataclasses.replace(self._status, exit=-9)
+        for rank in self._ranks:
+            self._report()
+            self._event(Kind.EXIT, rank, exit=-9, oom=False, text=OUTPUT)
+        self._link.send("gone", attempt=self._attempt)
+
+    def _event(self, kind: Kind, rank: int, **fields: Any) -> None:
+        about = {"attempt": self._attempt, "rank": rank, "status": self._status.to_wire()}
+        self._link.send("event", kind=kind.value, **about, **fields)
+
+
+class Fakes:
+    """The made-up hosts of one process. Told "fail" on stdin, the first rank of the first one raises."""
+
+    def __init__(self, hosts: range, address: tuple[str, int]) -> None:
+        self.loop = Loop()
+        self.beats = 0
+        self._address, self._started, self._left = address, 0, 0
+        self._failed_at: float | None = None
+        limits.allow_connections(len(hosts))
+        place = config.read(os.environ)
+        hello = Hello.of(place, 9400)
+        self._hosts = [
+            FakeHost(self, place.key, dataclasses.replace(hello, host=host, pod=f"pod-{host}"), place.ranks(host))
+            for host in hosts
+        ]
+
+    def run(self) -> None:
+        """Runs until every host may leave, then says when each had the verdict."""
+        self._begin()
+        self.loop.watch(0, READ, lambda mask: self._told())
+        self.loop.run()
+        judged = [host.judged_at for host in self._hosts if host.judged_at is not None]
+        say(failed_at=self._failed_at, judged=len(judged), judged_at=max(judged, default=None))
+
+    def started(self) -> None:
+        """Notes that a host was told to start."""
+        self._started += 1
+        if self._started == len(self._hosts):
+            say(started=self._started)
+
+    def left(self) -> None:
+        """Notes that a host may exit."""
+        self._left += 1
+        if self._left == len(self._hosts):
+            self.loop.stop()
+
+    def _begin(self) -> None:
+        try:
+            socket.create_connection(self._address).close()
+        except ConnectionRefusedError:
+            self.loop.after(RETRY_S, self._begin)
+        else:
+            self._connect(0)
+
+    def _connect(self, first: int) -> None:
+        for host in self._hosts[first : first + CONNECTS]:
+            host.connect(self._address)
+        if first + CONNECTS < len(self._hosts):
+            self.loop.after(0.0, lambda: self._connect(first + CONNECTS))
+
+    def _told(self) -> None:
+        word = os.read(0, 100).decode().strip()
+        if word == "fail":
+            self._failed_at = time.monotonic()
+            self._hosts[0].raise_error()
+        elif word == "count":
+            say(beats=self.beats)
+        else:
+            self.loop.unwatch(0)
+
+
+def say(**fields: Any) -> None:
+    """Writes a line for the process that started this one."""
+    print(json.dumps(fields), flush=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What one gang cost."""
+
+    hosts: int
+    ranks: int  # of a host
+    share: float  # of a core, by the leader
+    beats_per_s: float  # that it received
+    verdict_s: float  # from the exception until the last host had the verdict
+    peak_mb: float  # of the leader's memory
+
+    def rows(self) -> list[Row]:
+        """The rows of the table."""
+        gang = f"leader, {self.hosts:,} hosts × {self.ranks}"
+        bound = MOST_SHARE if (self.hosts, self.ranks) == SIZES[0] else None
+        beats = f"{self.beats_per_s:,.0f} beats per second, each host one per {BEAT_S:g} s (the default)"
+        return [
+            Row(f"{gang}: share of a core", self.share, bound, f"{self.share:.1%} of a core; {beats}"),
+            Row(f"{gang}: seconds until all have the verdict", self.verdict_s, MOST_S, f"{self.verdict_s:.2f} s"),
+            Row(f"{gang}: memory over 200 MB", self.peak_mb / MOST_MB, 1.0, f"{self.peak_mb:.0f} MB at its peak"),
+        ]
+
+
+def measure(hosts: int, ranks: int, seconds: float, folder: pathlib.Path) -> Measured:
+    """Runs one gang, its beats watched for `seconds`; its logs are in `folder`."""
+    job = AgentJob("leader", ("sleep", "86400"), processes_per_host=ranks, in_place_budget=0)
+    environ = os.environ | {
+        contract.LEADER: f"127.0.0.1:{free_port()}",
+        contract.HOSTS: str(hosts),
+        contract.INDEX: "0",
+        contract.UID: "benchmark",
+        contract.NODE: "node",  # as in a pod: it writes the lines for programs
+        contract.JOB: job.to_json(),
+        contract.RUN_DIR: str(folder / "run"),
+    }
+    with (folder / "leader.log").open("wb") as written:
+        leader = subprocess.Popen([sys.executable, "-m", "launcher.agent"], env=environ, stdout=written, stderr=written)
+    share = [*range(1, hosts, max(1, -(-(hosts - 1) // FAKES))), hosts]
+    fakes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.leader", "--fake", str(first), str(end)],
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for first, end in zip(share, share[1:], strict=False)
+    ]
+    try:
+        return _measure(leader, fakes, hosts, ranks, seconds)
+    finally:
+        for process in (leader, *fakes):
+            if process.returncode is None:
+                process.kill()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+            process.wait()
+
+
+def _measure(
+    leader: subprocess.Popen[bytes], fakes: Sequence[subprocess.Popen[str]], hosts: int, ranks: int, seconds: float
+) -> Measured:
+    for fake in fakes:
+        _hear(fake)  # that all of its hosts have started
+    time.sleep(WARM_S)
+    before, beats_before, began = _cpu_s(leader.pid), _beats(fakes), time.monotonic()
+    time.sleep(seconds)
+    took = time.monotonic() - began
+    spent, beats = _cpu_s(leader.pid) - before, _beats(fakes) - beats_before
+    peak_mb = _peak_mb(leader.pid)
+    _tell(fakes[0], "fail")
+    found = [_hear(fake) for fake in fakes]
+    peak_mb = max(peak_mb, _peak_mb(leader.pid))
+    leader.wait()
+    if leader.returncode != contract.CRASH or sum(one["judged"] for one in found) != hosts - 1:
+        raise SystemExit(f"the leader ended with {leader.returncode}, the hosts with {found}")
+    verdict_s = max(one["judged_at"] for one in found) - found[0]["failed_at"]
+    return Measured(hosts, ranks, spent / took, beats / took, verdict_s, peak_mb)
+
+
+def _peak_mb(pid: int) -> float:
+    """The most memory that a process had; 0 when it has ended. Its `ru_maxrss` would count who started it too."""
+    found = re.search(r"^VmHWM:\s*(\d+) kB", pathlib.Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return 0.0 if found is None else int(found[1]) * 1024 / 1e6
+
+
+def _cpu_s(pid: int) -> float:
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _tell(fake: subprocess.Popen[str], word: str) -> None:
+    assert fake.stdin is not None, "it is a pipe"
+    fake.stdin.write(word + "\n")
+    fake.stdin.flush()
+
+
+def _hear(fake: subprocess.Popen[str]) -> dict[str, Any]:
+    assert fake.stdout is not None, "it is a pipe"
+    line = fake.stdout.readline()
+    if not line:
+        raise SystemExit(f"a process of made-up hosts ended with {fake.wait()}")
+    return dict(json.loads(line))
+
+
+def _beats(fakes: Sequence[subprocess.Popen[str]]) -> int:
+    for fake in fakes:
+        _tell(fake, "count")
+    return sum(_hear(fake)["beats"] for fake in fakes)
+
+
+def main() -> int:
+    """Measures every size and prints the table; 1 where a bound does not hold."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.leader", description=__doc__)
+    parser.add_argument("sizes", nargs="*", metavar="HOSTSxRANKS")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--fake", nargs=2, type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.fake is not None:
+        place = config.read(os.environ)
+        Fakes(range(*given.fake), place.leader).run()
+        return 0
+    sizes = [tuple(map(int, size.split("x"))) for size in given.sizes] or SIZES
+    rows = []
+    for hosts, ranks in sizes:
+        log(f"leader: {hosts:,} hosts × {ranks}")
+        with tempfile.TemporaryDirectory() as folder:
+            rows += measure(hosts, ranks, given.seconds, pathlib.Path(folder)).rows()
+    return finish(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

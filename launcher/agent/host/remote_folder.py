@@ -1,0 +1,79 @@
+"""The run folder of a job whose checkpoints are in a bucket: a folder of this host, which another process copies there.
+
+The agent itself reaches no bucket. The process is the trainer's, `trainer.buckets.mirror`: an image without the trainer
+runs the job without memory.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from launcher.agent.gang.config import Config
+
+BEGIN_S = 60.0  # to import the store's client and fetch a few small files
+END_S = 20.0  # to put what is new; the kubelet ends it earlier where the pod's grace period is over
+READY, DONE = "ready", "done"
+WHOLE = (0, 1)  # hosts that write attempts and summary: the leader, and its deputy when it is lost
+
+
+class FolderError(Exception):
+    """The bucket cannot be used; the message says why."""
+
+
+class RemoteFolder:
+    """A local folder that is copied to a URL while this object lives."""
+
+    def __init__(self, url: str, config: Config) -> None:
+        """Returns when the folder holds what earlier attempts left. Raises FolderError."""
+        self.folder = Path(tempfile.mkdtemp(prefix="jaxlaunch-run-"))
+        ranks = config.ranks()
+        whole = ["--whole"] if config.host in WHOLE else []
+        argv = [url, str(self.folder), "--ranks", str(ranks.start), str(ranks.stop), *whole]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "trainer.buckets.mirror", *argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C is not for it
+        )
+        self.pid = self._process.pid
+        said = self._first_line()
+        if said != READY:
+            self._process.kill()
+            self._process.wait()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise FolderError(f"the run folder {url} cannot be used: {said}")
+
+    def _first_line(self) -> str:
+        assert self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout], [], [], BEGIN_S)
+        if not readable:
+            return f"it did not answer for {BEGIN_S:.0f} s"
+        text = self._process.stdout.readline().decode(errors="backslashreplace").strip()
+        if text == READY:
+            return text
+        try:
+            return str(json.loads(text)["error"])
+        except (ValueError, KeyError, TypeError):
+            return "the trainer, which copies it, is not in this image, or does not start"
+
+    def close(self) -> bool:
+        """Returns when all is put, or after END_S; whether it was.
+
+        The process says so itself: one that died while the agent's loop ran was reaped there, with its exit code.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        readable, _, _ = select.select([self._process.stdout], [], [], END_S)
+        is_whole = bool(readable) and self._process.stdout.readline().decode(errors="replace").strip() == DONE
+        if not is_whole:
+            self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return is_whole

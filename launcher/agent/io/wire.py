@@ -1,0 +1,84 @@
+"""Lines of JSON that others wrote: read without ever raising anything but ValueError. Pure.
+
+What comes out can be written anywhere: it nests little, its numbers are finite, and its text is UTF-8. Python's own
+JSON passes on lone surrogates (`os.listdir` makes them of a file name in Latin-1), which no strict encoder takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MAX_DEPTH = 32  # of lists and objects in each other; json itself gives up somewhere around a thousand
+
+
+TYPES: Mapping[str, tuple[type, ...]] = {  # of a message's fields by annotation, and exactly: a bool is no number
+    "int": (int,),
+    "int | None": (int, type(None)),
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "bool": (bool,),
+    "Mapping[str, Any] | None": (dict, type(None)),
+    "Mapping[str, str | None]": (dict,),
+}
+
+
+def types_of(message: type) -> dict[str, tuple[type, ...]]:
+    """The types that JSON may give each field of a dataclass, whose annotations are texts."""
+    return {field.name: TYPES[str(field.type)] for field in dataclasses.fields(message)}
+
+
+def encodable(text: str) -> str:
+    """`text` with what UTF-8 cannot hold (lone surrogates) written out as `\\udce9`."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def decoded(line: bytes) -> Any:
+    """The value of a line of JSON. Raises ValueError when it is none, or nests deeper than MAX_DEPTH."""
+    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and max(_depths(line)) > MAX_DEPTH:  # json would recurse
+        raise ValueError("it nests too deep")
+    text = line.decode("utf-8", "replace").strip()
+    value, end = _DECODER.raw_decode(text)
+    if end != len(text):
+        raise ValueError("there is more than one value in it")
+    return _encodable_in(value) if b"\\ud" in line or b"\\uD" in line else value
+
+
+def _finite(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=lambda name: None)
+
+
+# A string, and one that the end of the line cuts: an alternative that always matches, so that the time is linear.
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("|\\?\Z)', re.DOTALL)
+_STEPS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
+
+
+def _depths(line: bytes) -> Iterator[int]:
+    """How deep the line nests after each of its brackets; 0 before the first."""
+    brackets = re.finditer(rb"[\[\]{}]", _STRING.sub(b"", line))
+    return itertools.accumulate((_STEPS[each[0]] for each in brackets), initial=0)
+
+
+def is_cut(line: bytes) -> bool:
+    """Whether the line ends within a string, a list or an object that it began."""
+    *_, depth = _depths(line)
+    return depth > 0 or any(not found[1].endswith(b'"') for found in _STRING.finditer(line))
+
+
+def _encodable_in(value: Any) -> Any:
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, list):
+        return [_encodable_in(each) for each in value]
+    if isinstance(value, dict):
+        return {encodable(key): _encodable_in(each) for key, each in value.items()}
+    return value

@@ -1,0 +1,182 @@
+"""summary.json: the state of a run while it goes on, and how it ended. Its fields are defined here, and nothing else
+writes it.
+
+Host 0's agent writes it, host 1's when host 0 is lost, and `launcher run` at the end. It begins as the start record of
+an attempt: one whose end is not in attempts.jsonl died with its agent (launcher.agent.leader.unfinished).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.agent.gang import forms
+from launcher.agent.gang.clock import ratio
+from launcher.agent.gang.verdict import Verdict, is_unstartable
+from launcher.agent.leader.run_folder import RunFolder
+from trainer import contract
+
+FILE = "summary.json"
+_REFUSALS = (contract.BAD_SPEC, contract.BAD_DATA, contract.STARTUP, contract.NO_CHECKPOINT)
+_STATUS = {contract.DONE: "done", contract.PREEMPTED: "stopped", contract.DEADLINE: "stopped"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Of:
+    """The attempt that a summary is of, and when it was true."""
+
+    uid: str
+    generation: int
+    attempt: int
+    started: float  # Unix time, as `at`
+    at: float
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of this attempt alone, by contract.CLOCK
+    first_committed: int | None = None  # by this attempt, as the next
+    last_committed: int | None = None
+    unsafe_s: float = 0.0  # of stepping since the last commit
+    judged: Mapping[str, Any] | None = None  # the verdict on it, until its end is on record
+
+    def to_json(self, has_ended: bool) -> dict[str, Any]:
+        """The fields, without those that only an attempt's record needs once it has one."""
+        fields = dataclasses.asdict(self)
+        return {name: fields[name] for name in fields if not (has_ended and name in ("seconds", "unsafe_s", "judged"))}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Of:
+        """Raises TypeError when a field is missing; unknown fields are ignored."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in fields.items() if name in known})
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What a reader of the run folder wants to know first."""
+
+    verdict: Verdict | None  # None while the run goes on
+    step: int | None  # complete on every rank that reports
+    seconds: Mapping[str, float]  # of the whole run, by contract.CLOCK
+    restarts: Mapping[str, int]  # by cause
+    saved: int | None = None  # the newest step on storage that the run knows of
+    metrics: Mapping[str, Any] | None = None  # rank 0's newest
+    notes: Sequence[str] = ()
+    stacks: Mapping[int, str] = dataclasses.field(default_factory=dict)  # by rank, after a hang
+    of: Of | None = None
+
+    @property
+    def status(self) -> str:
+        """One of running, done, stopped, failed."""
+        return "running" if self.verdict is None else _STATUS.get(self.verdict.code, "failed")
+
+    @property
+    def has_done_anything(self) -> bool:
+        """Whether the run stepped, or committed a step."""
+        has_committed = self.of is not None and self.of.first_committed is not None
+        return has_committed or self.seconds.get("step", 0.0) + self.seconds.get("lost_work", 0.0) > 0
+
+    def is_refused(self, is_train: bool) -> bool:
+        """Whether the run ended as wrong in itself before its first step; `is_train`: it is one of the trainer.
+
+        A job's own program that ran has done something, although it need not report a step.
+        """
+        if self.verdict is None or self.verdict.code not in _REFUSALS or self.has_done_anything:
+            return False
+        has_run = bool(self.restarts) or (self.verdict.code == contract.STARTUP and not is_unstartable(self.verdict))
+        return is_train or not has_run
+
+    def is_void(self, is_train: bool) -> bool:
+        """Whether the run left nothing that is worth the record of one before it: however it ended, a run of the
+        trainer that neither stepped nor finished is."""
+        is_done = self.verdict is not None and self.verdict.code == contract.DONE
+        return self.is_refused(is_train) or (is_train and not is_done and not self.has_done_anything)
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of the file, in its order."""
+        seconds = {cause: round(spent, 3) for cause, spent in self.seconds.items()}
+        return {
+            "status": self.status,
+            "step": self.step,
+            "saved": self.saved,
+            "verdict": self.verdict.to_json() if self.verdict else None,
+            "metrics": self.metrics,
+            "goodput": {"ratio": ratio(self.seconds), "seconds": seconds},
+            "restarts": dict(self.restarts),
+            "notes": list(self.notes),
+            **({"stacks": {str(rank): self.stacks[rank] for rank in sorted(self.stacks)}} if self.stacks else {}),
+            "of": self.of.to_json(has_ended=self.verdict is not None) if self.of else None,
+        }
+
+    @classmethod
+    def read(cls, folder: RunFolder, uid: str) -> Summary | None:
+        """The summary of run `uid` in `folder`; None where there is none, or another run's."""
+        found = stored(folder)
+        try:
+            of = Of.from_json(found["of"])
+            verdict = None if found["verdict"] is None else Verdict.from_json(found["verdict"])
+            if of.uid != uid:
+                return None
+            return cls(
+                verdict,
+                step=found["step"],
+                seconds=found["goodput"]["seconds"],
+                restarts=found["restarts"],
+                saved=found["saved"],
+                metrics=found["metrics"],
+                notes=found["notes"],
+                stacks={int(rank): text for rank, text in found.get("stacks", {}).items()},
+                of=of,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+    def write_after(self, earlier: Mapping[str, Any], folder: RunFolder, is_train: bool) -> None:
+        """Replaces the file in `folder`: by `earlier`, another run's, where this run is refused and that one stands."""
+        is_other = (earlier.get("of") or {}).get("uid") != (self.of.uid if self.of else None)
+        folder.write(FILE, earlier if self.is_refused(is_train) and is_other and stands(earlier) else self.to_json())
+
+    def write(self, folder: RunFolder) -> None:
+        """Replaces the file in `folder`."""
+        folder.write(FILE, self.to_json())
+
+
+def stored(folder: RunFolder) -> dict[str, Any]:
+    """The fields of the summary in `folder`; none where there is none, or where one has another form."""
+    found = folder.read(FILE)
+    return found if _FORM(found) else {}
+
+
+_OF = forms.record(
+    {},
+    {
+        "uid": forms.text,
+        "generation": forms.whole,
+        "attempt": forms.whole,
+        "started": forms.seconds,
+        "at": forms.seconds,
+        "seconds": forms.named(forms.seconds),
+        "first_committed": forms.or_none(forms.whole),
+        "last_committed": forms.or_none(forms.whole),
+        "unsafe_s": forms.seconds,
+        "judged": forms.or_none(forms.VERDICT),
+    },
+)
+_FORM = forms.record(
+    {},
+    {
+        "status": forms.text,
+        "step": forms.or_none(forms.whole),
+        "saved": forms.or_none(forms.whole),
+        "verdict": forms.or_none(forms.VERDICT),
+        "metrics": forms.or_none(forms.named()),
+        "goodput": forms.record({}, {"seconds": forms.named(forms.seconds)}),
+        "restarts": forms.named(forms.whole),
+        "notes": forms.each(forms.text),
+        "stacks": forms.named(forms.text),
+        "of": forms.or_none(_OF),
+    },
+)
+
+
+def stands(fields: Mapping[str, Any]) -> bool:
+    """Whether the run of a summary, given by its fields, left anything that is worth keeping."""
+    return fields.get("status") == "done" or bool(fields.get("step") or fields.get("saved"))

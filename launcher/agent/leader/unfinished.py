@@ -1,0 +1,173 @@
+"""An attempt that was started and has no end on record: its agents were killed before they could write one.
+
+It counts as lost, and as fruitless unless it committed a step. What is known of it is its last summary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.agent.gang.config import Config
+from launcher.agent.gang.progress import Status
+from launcher.agent.gang.verdict import Verdict, of_code
+from launcher.agent.leader import history, report
+from launcher.agent.leader.history import Record
+from launcher.agent.leader.run_folder import RunFolder
+from launcher.agent.leader.summary import Of, Summary
+from trainer import contract
+
+FRESH_S = 30.0  # a host 0 that lives writes its summary every ten seconds
+
+
+def find(folder: RunFolder, uid: str, records: Sequence[Record]) -> tuple[Summary, Of] | None:
+    """The last summary of the attempt of run `uid` that has no end among its `records`; None where each has one."""
+    found = Summary.read(folder, uid)
+    if found is None or found.of is None or found.verdict is not None:
+        return None
+    if records and found.of.attempt <= records[-1].attempt:
+        return None
+    return found, found.of
+
+
+def close(of: Of, verdict: Verdict) -> Record:
+    """The record of an unfinished attempt: what was decided on it before its agents died, else `verdict`.
+
+    Its steps since the last commit are lost work. It ended some time after its last summary; the seconds from there to
+    the next start count as down.
+    """
+    end = Verdict.from_json(of.judged) if of.judged else verdict
+    seconds = dict(of.seconds)
+    lost = min(of.unsafe_s, seconds.get("step", 0.0))
+    seconds["step"] = seconds.get("step", 0.0) - lost
+    seconds["lost_work"] = seconds.get("lost_work", 0.0) + lost
+    return Record(
+        uid=of.uid,
+        generation=of.generation,
+        attempt=of.attempt,
+        cause=end.cause,
+        rank=end.rank,
+        first_committed=of.first_committed,
+        last_committed=of.last_committed,
+        seconds={cause: round(spent, 3) for cause, spent in seconds.items()},
+        verdict=end.to_json(),
+        started=of.started,
+        ended=of.at,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Reported:
+    """What another host knows of the attempt when host 0 is lost."""
+
+    attempt: int  # the last that host 0 started on this host; 0: none yet
+    started: float  # in Unix time: of this host's agent
+    last: Of | None = None  # of host 0's last report; None: it never reported
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of the run, as in that report
+
+    @classmethod
+    def of(cls, gang: Mapping[str, Any], attempt: int, started: float) -> Reported:
+        """From host 0's last report, `gang`; empty where there was none."""
+        if "of" not in gang:
+            return cls(attempt, started)
+        return cls(attempt, started, Of.from_json(gang["of"]), gang["seconds"])
+
+
+def bury(folder: RunFolder, config: Config, reported: Reported, statuses: Sequence[Status], verdict: Verdict) -> None:
+    """Writes the end of the attempt in place of host 0, which was lost, from what another host knows of it.
+
+    That is host 0's last report; the last summary in `folder`, if it is of the same attempt; and the statuses of this
+    host's own processes. The folder may be this host's copy, without what host 0 wrote since the pods started. Nothing
+    is written where this host never joined a host 0 that still writes summaries.
+    """
+    found = Summary.read(folder, config.uid)
+    has_joined = reported.attempt > 0 or reported.last is not None
+    if not has_joined and found is not None and found.of is not None:
+        is_fresh = found.verdict is None and abs(time.time() - found.of.at) < FRESH_S
+        if is_fresh and found.of.generation == config.generation:
+            return
+        if found.of.generation != config.generation:
+            settle(folder, config.uid)  # host 0 would have done it
+    records = folder.records(config.uid)
+    found, of = _last_known(folder, config, reported, records)
+    firsts = [status.first_committed for status in statuses if status.first_committed is not None]
+    lasts = [status.committed for status in statuses if status.first_committed is not None]
+    of = dataclasses.replace(
+        of,
+        first_committed=_least(of.first_committed, *firsts),
+        last_committed=_most(of.last_committed, *lasts),
+    )
+    own = _least(*(status.step for status in statuses))
+    record = close(of, verdict)
+    end = Verdict.from_json(record.verdict)
+    folder.append(record)
+    before = records[-1].attempt if records else 0
+    is_known = reported.last is None or before == of.attempt - 1  # the attempts before this one have their records here
+    records.append(record)
+    dataclasses.replace(
+        found,
+        verdict=end,
+        step=found.step if own is None else own,
+        seconds=report.carried(records, time.time(), config.started) if is_known else _of_run(reported, record),
+        restarts=history.restarts_by_cause(records),
+        saved=_most(found.saved, *(status.committed for status in statuses)),
+        of=of,
+    ).write(folder)
+
+
+def _last_known(folder: RunFolder, config: Config, reported: Reported, records: Sequence[Record]) -> tuple[Summary, Of]:
+    """The attempt that host 0 was in: its seconds as host 0 said last, and its summary where there is one."""
+    last = reported.last
+    number = max(reported.attempt, 0 if last is None else last.attempt, records[-1].attempt + 1 if records else 1)
+    unfinished = find(folder, config.uid, records)
+    if unfinished is not None and (unfinished[1].generation, unfinished[1].attempt) == (config.generation, number):
+        found, of = unfinished
+    else:
+        now = time.time()
+        waited = {"rendezvous": max(0.0, now - reported.started)} if last is None else {}  # it was all there was
+        of = Of(config.uid, config.generation, number, reported.started, at=now, seconds=waited)
+        found = Summary(None, step=None, seconds={}, restarts={})
+    if last is not None and last.attempt == number:
+        of = dataclasses.replace(
+            of,
+            started=last.started,
+            at=last.at,
+            seconds=last.seconds,
+            unsafe_s=last.unsafe_s,
+            first_committed=_least(of.first_committed, last.first_committed),
+            last_committed=_most(of.last_committed, last.last_committed),
+            judged=of.judged or last.judged,
+        )
+    return found, of
+
+
+def _of_run(reported: Reported, record: Record) -> dict[str, float]:
+    """The seconds of the run by cause: as host 0 said last, with the lost work of the attempt that it was in."""
+    seconds = dict(reported.seconds)
+    if reported.last is not None and reported.last.attempt == record.attempt:
+        for cause, spent in record.seconds.items():
+            seconds[cause] = seconds.get(cause, 0.0) + spent - reported.last.seconds.get(cause, 0.0)
+    return seconds
+
+
+def _least(*steps: int | None) -> int | None:
+    return min((step for step in steps if step is not None), default=None)
+
+
+def _most(*steps: int | None) -> int | None:
+    return max((step for step in steps if step is not None), default=None)
+
+
+def settle(folder: RunFolder, uid: str) -> list[Record]:
+    """Every attempt of run `uid`, oldest first. One without an end gets it, on storage too: its host was lost."""
+    records = folder.records(uid)
+    unfinished = find(folder, uid, records)
+    if unfinished is None:
+        return records
+    found, of = unfinished
+    message = "host 0 was lost: its agent was killed before it could write how the attempt ended"
+    record = close(of, of_code(contract.LOST, message, rank=0, host=0, step=found.step))
+    folder.append(record)
+    return [*records, record]

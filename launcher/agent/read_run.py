@@ -1,0 +1,134 @@
+"""Reads a run folder and writes what it holds to stdout: `launcher status` and `logs --from-volume` run it in a pod.
+
+Its source is the argument of `python -c`, so it imports nothing of ours. The one argument is JSON: `folder`, `ranks` (a
+list, or null for all), `pattern` (of lines, or null), `tail` (lines of each rank, or null), `bytes` (of all logs
+together). The answer is JSON: `summary` (without stacks) and `attempts` as the files have them, and `logs`, each with
+`rank`, `text` and `left_out` (bytes before it), deflated, in lines of base64 after PREFIX; the last line has its
+SHA-256 after END.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import hashlib
+import json
+import os
+import re
+import stat
+import sys
+import zlib
+from collections.abc import Iterable
+from typing import Any, BinaryIO
+
+PREFIX, END = "jaxlaunch run: ", "jaxlaunch run end: "
+WIDTH = 8000  # characters of a line: the container runtime splits longer ones than 16 KiB
+MAX_SUMMARY, MAX_ATTEMPTS = 1 << 25, 1 << 18  # bytes; a summary may hold the stacks of thousands of ranks
+# The first line of a file that is not the first of its log, as launcher.agent.io.output writes it.
+ROTATED = re.compile(rb"\((\d{1,18}) bytes of this log are before this file; [^\n]{1,80}\)")
+NAME = re.compile(r"rank-(\d{1,7})\.log")
+
+
+def opened(path: str) -> BinaryIO | None:
+    """A regular file; None where there is none: a pipe would never end, and a link may lead anywhere."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        return None
+    return os.fdopen(fd, "rb")
+
+
+def end(path: str, size: int) -> str | None:
+    """The last `size` bytes of a file as text; None where it cannot be read."""
+    file = opened(path)
+    if file is None:
+        return None
+    with file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+        return file.read(size).decode(errors="replace")
+
+
+def summary(path: str) -> str | None:
+    """What summary.json holds but for its stacks, as JSON; None where it cannot be read."""
+    file = opened(path)
+    if file is None:
+        return None
+    with file:
+        data = file.read(MAX_SUMMARY + 1)
+    try:
+        fields = json.loads(data) if len(data) <= MAX_SUMMARY else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    return json.dumps({name: value for name, value in fields.items() if name != "stacks"})
+
+
+def log(folder: str, rank: int, pattern: re.Pattern[str] | None, tail: int | None, size: int) -> dict[str, Any]:
+    """The last selected lines of a rank, `size` bytes at most, and how many bytes before them are left out."""
+    path = os.path.join(folder, "logs", f"rank-{rank}.log")
+    files = [file for file in (opened(path + ".1"), opened(path)) if file is not None]
+    sizes = [os.fstat(file.fileno()).st_size for file in files]
+    skip = max(0, sum(sizes) - size) if pattern is None else 0  # without a pattern the end is all that is read
+    kept, held, left_out = collections.deque[bytes](), 0, 0
+    for place, (file, length) in enumerate(zip(files, sizes, strict=True)):
+        with file:
+            first = file.readline(200).rstrip(b"\n")
+            rotated = ROTATED.fullmatch(first)
+            if rotated is None:
+                file.seek(0)
+            elif place == 0:
+                left_out += int(rotated[1])
+            begin = file.tell()
+            if skip >= length:
+                left_out, skip = left_out + length - begin, skip - length
+                continue
+            if skip > begin:
+                file.seek(skip)
+                file.readline()  # half a line
+                left_out += file.tell() - begin
+            skip = 0
+            for line in file:
+                if pattern is not None and pattern.search(line.decode(errors="replace")) is None:
+                    continue
+                kept.append(line)
+                held += len(line)
+                while held > size or (tail is not None and len(kept) > tail):
+                    gone = len(kept.popleft())
+                    held, left_out = held - gone, left_out + gone
+    return {"rank": rank, "text": b"".join(kept).decode(errors="replace"), "left_out": left_out}
+
+
+def found(folder: str, ranks: Iterable[int] | None) -> list[int]:
+    """The ranks that have a log, of those that are asked for."""
+    try:
+        names = os.listdir(os.path.join(folder, "logs"))
+    except OSError:
+        return []
+    here = {int(match[1]) for match in map(NAME.fullmatch, names) if match}
+    return sorted(here if ranks is None else here & set(ranks))
+
+
+def main() -> None:
+    """Answers the one argument."""
+    asked = json.loads(sys.argv[1])
+    folder, pattern = asked["folder"], asked["pattern"]
+    ranks = found(folder, asked["ranks"])
+    matches = None if pattern is None else re.compile(pattern)
+    answer = {
+        "summary": summary(os.path.join(folder, "summary.json")),
+        "attempts": end(os.path.join(folder, "attempts.jsonl"), MAX_ATTEMPTS),
+        "logs": [log(folder, rank, matches, asked["tail"], asked["bytes"] // len(ranks)) for rank in ranks],
+    }
+    packed = zlib.compress(json.dumps(answer).encode())
+    text = base64.b64encode(packed).decode()
+    for start in range(0, len(text), WIDTH):
+        print(PREFIX + text[start : start + WIDTH])
+    print(END + hashlib.sha256(packed).hexdigest(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

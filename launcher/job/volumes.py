@@ -1,0 +1,97 @@
+"""The volumes of a job: the keys and types of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+
+from launcher.job.introspection import Words
+from launcher.job.names import AbsolutePath, ObjectName
+from launcher.job.units import Quantity
+from trainer.spec import Block
+
+
+class Claim(Block):
+    """A PersistentVolumeClaim."""
+
+    claim: ObjectName = Field(description="the claim's name")
+    path: AbsolutePath = Field(description="where it is mounted")
+    read_only: bool = Field(False, description="mounted for reading only")
+
+    @property
+    def name(self) -> str:
+        """What `--volume NAME=DIR` calls it."""
+        return self.claim
+
+
+class Bucket(Block):
+    """A bucket, mounted as a folder."""
+
+    bucket: Annotated[
+        str,
+        Field(pattern=r"^(gs|s3)://[a-z0-9][a-z0-9._-]*(/[^\s]*)?$"),
+        Words("a bucket such as gs://name or s3://name"),
+    ] = Field(description="gs:// or s3://, with or without a folder")
+    path: AbsolutePath = Field(description="where it is mounted")
+    read_only: bool = Field(False, description="mounted for reading only")
+
+    @property
+    def name(self) -> str:
+        """What `--volume NAME=DIR` calls it."""
+        return self.bucket.partition("://")[2].partition("/")[0]
+
+
+class Ephemeral(Block):
+    """Scratch space that lives as long as the pod."""
+
+    ephemeral: Quantity = Field(description="its size")
+    path: AbsolutePath = Field(description="where it is mounted")
+
+    @property
+    def name(self) -> str:
+        """What `--volume NAME=DIR` calls it."""
+        return self.path.strip("/").replace("/", "-")
+
+
+class SecretFiles(Block):
+    """The keys of a Secret as files."""
+
+    secret: ObjectName = Field(description="the Secret's name")
+    path: AbsolutePath = Field(description="where it is mounted")
+
+    @property
+    def name(self) -> str:
+        """What `--volume NAME=DIR` calls it."""
+        return self.secret
+
+
+class ConfigFiles(Block):
+    """The keys of a ConfigMap as files."""
+
+    configmap: ObjectName = Field(description="the ConfigMap's name")
+    path: AbsolutePath = Field(description="where it is mounted")
+
+    @property
+    def name(self) -> str:
+        """What `--volume NAME=DIR` calls it."""
+        return self.configmap
+
+
+VOLUMES = ("claim", "bucket", "ephemeral", "secret", "configmap")
+
+
+def _volume(value: Any) -> str | None:
+    keys = value if isinstance(value, Mapping) else vars(value) if isinstance(value, Block) else ()
+    return next((kind for kind in VOLUMES if kind in keys), None)
+
+
+Volume = Annotated[
+    Annotated[Claim, Tag("claim")]
+    | Annotated[Bucket, Tag("bucket")]
+    | Annotated[Ephemeral, Tag("ephemeral")]
+    | Annotated[SecretFiles, Tag("secret")]
+    | Annotated[ConfigFiles, Tag("configmap")],
+    Discriminator(_volume),
+]

@@ -1,0 +1,103 @@
+"""How a run on this machine ended: what its agents wrote, completed where they were killed before they could."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import time
+from collections.abc import Sequence
+
+from launcher.agent.gang.verdict import Verdict, of_code
+from launcher.agent.leader import history, report, unfinished
+from launcher.agent.leader.history import Record
+from launcher.agent.leader.run_folder import RunFolder
+from launcher.agent.leader.summary import Of, Summary, stored
+from trainer import contract
+
+
+def ended(
+    folder: RunFolder, uid: str, generation: int, codes: Sequence[int], *, is_stopped: bool, started: float
+) -> Summary:
+    """The end of a generation, whose agents left with `codes`, by host; it is also in `folder` when this returns.
+
+    `is_stopped`: the user stopped it. `started`: when the run did, in Unix time; all seconds since then are counted.
+    """
+    records = folder.records(uid)
+    open_attempt = unfinished.find(folder, uid, records)
+    found = open_attempt[0] if open_attempt else Summary.read(folder, uid)
+    if found is None or found.of is None or found.of.generation < generation:  # not one agent wrote anything
+        of = Of(uid, generation, len(records) + 1, started=time.time(), at=time.time())
+        open_attempt = found, of = _before(found, records), of
+    if open_attempt is not None:
+        record = unfinished.close(open_attempt[1], _verdict(codes, found, is_stopped))
+        folder.append(record)
+        records.append(record)
+        found = dataclasses.replace(found, verdict=Verdict.from_json(record.verdict), of=open_attempt[1])
+        found = dataclasses.replace(found, seconds=report.carried(records, time.time(), started))
+    elif found.verdict is None:  # it was killed after the record of its attempt
+        last = Verdict.from_json(records[-1].verdict)
+        found = dataclasses.replace(found, verdict=_verdict(codes, found, True) if is_stopped else last)
+    summary = dataclasses.replace(
+        found,
+        verdict=_given_up(found.verdict, records),
+        restarts=history.restarts_by_cause(records) if records else found.restarts,
+        seconds=_until_now(found, started),
+    )
+    summary.write(folder)
+    return summary
+
+
+def close(folder: RunFolder) -> None:
+    """Ends the record of a run whose agents and launcher were killed together: it is no longer running."""
+    uid = (stored(folder).get("of") or {}).get("uid", "")
+    found = Summary.read(folder, uid)
+    if found is None or found.of is None or found.verdict is not None:
+        return
+    records = unfinished.settle(folder, uid)
+    if records:
+        verdict = Verdict.from_json(records[-1].verdict)
+        seconds = report.carried(records, found.of.at)
+        restarts = history.restarts_by_cause(records)
+        dataclasses.replace(found, verdict=verdict, restarts=restarts, seconds=seconds).write(folder)
+
+
+def _before(found: Summary | None, records: Sequence[Record]) -> Summary:
+    """The state of the run before a generation that wrote nothing."""
+    if found is not None:
+        return dataclasses.replace(found, step=None, stacks={})
+    return Summary(None, step=None, seconds={}, restarts=history.ends_by_cause(records))
+
+
+def _verdict(codes: Sequence[int], found: Summary, is_stopped: bool) -> Verdict:
+    """Of agents that wrote none, by their exit codes: those that lived leave with the code of the gang's."""
+    lived = [code for code in codes if code >= 0]
+    where = {"rank": 0, "host": 0, "step": found.step}
+    if lived and lived[0] in contract.OUTCOMES:
+        meaning = contract.outcome(lived[0]).meaning
+        where = where if contract.outcome(lived[0]).in_place else {"step": found.step}
+        return of_code(lived[0], f"{meaning}; the agents could not write more about it into the run folder", **where)
+    if is_stopped:
+        saved = "nothing is saved" if found.saved is None else f"step {found.saved} is saved"
+        return of_code(contract.PREEMPTED, f"stopped by you; {saved}", step=found.step)
+    how = f"was killed by {_signal(-codes[0])}" if codes[0] < 0 else f"ended with exit code {codes[0]}"
+    who = "every agent was killed: host 0's" if len(codes) > 1 and not lived else "host 0's agent"
+    return of_code(contract.LOST, f"{who} {how}", **where)
+
+
+def _signal(number: int) -> str:
+    hint = " (by the kernel because memory ran out, or by a person)" if number == signal.SIGKILL else ""
+    return f"{signal.Signals(number).name}{hint}"
+
+
+def _given_up(verdict: Verdict | None, records: Sequence[Record]) -> Verdict | None:
+    """The verdict on the generation, or that the run makes no progress: agents that were lost could not say so."""
+    if verdict is None or not records or not contract.outcome(verdict.code).in_place:
+        return verdict
+    return history.next_move(records, 0, everyone_lives=False).verdict
+
+
+def _until_now(found: Summary, started: float) -> dict[str, float]:
+    """The seconds of the run, with those that its agents took to end."""
+    seconds = dict.fromkeys(contract.CLOCK, 0.0) | dict(found.seconds)
+    seconds["down"] += max(0.0, time.time() - started - sum(seconds.values()))
+    return seconds

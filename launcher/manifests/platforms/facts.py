@@ -1,0 +1,71 @@
+"""The form of what is known of a platform's nodes. Every fact names the source that it was read from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Generic, Literal, TypeVar
+
+Where = Literal["gke", "eks", "generic"]
+
+INSTANCE = "node.kubernetes.io/instance-type"
+GKE_GPU = "cloud.google.com/gke-accelerator"
+GKE_TPU = "cloud.google.com/gke-tpu-accelerator"
+GKE_TOPOLOGY = "cloud.google.com/gke-tpu-topology"
+GPU_PRODUCT = "nvidia.com/gpu.product"
+# Parts of a reservation that a job names, where a label's value holds them.
+NAME, PROJECT, BLOCK, SUB_BLOCK = "NAME", "PROJECT", "BLOCK", "SUB_BLOCK"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A page or file of whoever makes the thing, and the month in which it was read."""
+
+    title: str
+    where: str
+    read: str = "2026-11"
+
+
+@dataclasses.dataclass(frozen=True)
+class Nodes:
+    """A kind of node: its labels, one of several values for a key, and the taints to tolerate."""
+
+    labels: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    source: Source | None = None  # None: a job's or a cluster's own words
+
+
+@dataclasses.dataclass(frozen=True)
+class Instance:
+    """A machine type: GPUs, GiB of memory of each as its maker names it, and interfaces for the fast network."""
+
+    gpus: int
+    memory_gb: int
+    efa: int = 0
+    source: Source | None = None
+
+
+_Value = TypeVar("_Value")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact(Generic[_Value]):
+    """Any other value, and its source."""
+
+    value: _Value
+    source: Source
+
+
+def tolerate(key: str) -> Mapping[str, Any]:
+    """The toleration of a taint, whatever its value."""
+    return {"key": key, "operator": "Exists", "effect": "NoSchedule"}
+
+
+GPU_TAINT = tolerate("nvidia.com/gpu")
+TPU_TAINT = tolerate("google.com/tpu")
+ARM_TAINT: Mapping[str, Any] = {
+    "key": "kubernetes.io/arch",
+    "operator": "Equal",
+    "value": "arm64",
+    "effect": "NoSchedule",
+}

@@ -1,0 +1,116 @@
+"""docs/platforms.md from the data: `python -m launcher.manifests.platforms.reference > docs/platforms.md`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+from launcher.manifests.platforms import eks, generic, gke, table
+from launcher.manifests.platforms.facts import Fact, Instance, Nodes, Source
+
+_INTRODUCTION = """\
+# Platforms
+
+What a rendered job asks of the nodes on each `platform`, and where each fact was read, from the data in
+`launcher/manifests/platforms` (`python -m launcher.manifests.platforms.reference` prints this page). A cluster whose
+nodes are labelled otherwise says so under `nodes` and `capacity` of its [defaults](kubernetes.md).
+
+**Nothing on this page was tried on these clouds**: what is rendered is accepted by a real API server with the webhooks
+of JobSet and Kueue, and that it runs there is *by the source*. Labels of several values are an affinity; a job of
+several hosts must choose one value with `node_selector`, because its hosts would differ in memory or network.
+"""
+
+_PLATFORMS: Mapping[str, ModuleType] = {"gke": gke, "eks": eks, "generic": generic}
+
+
+def sources(module: ModuleType) -> list[Source]:
+    """Every source of a platform's facts, in the order of its file."""
+    return [value for value in vars(module).values() if isinstance(value, Source)]
+
+
+def facts(value: Any) -> Iterator[Nodes | Instance | Fact[Any]]:
+    """Every fact in a value, however deep in its mappings."""
+    if isinstance(value, Nodes | Instance | Fact):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from facts(one)
+
+
+def markdown() -> str:
+    """The page."""
+    parts = [_INTRODUCTION]
+    for where, module in _PLATFORMS.items():
+        numbers = {source: number for number, source in enumerate([*sources(module), table.PLUGINS], 1)}
+        parts.append(f"## {where}\n\n" + "\n".join(_platform(module, numbers)))
+    return "\n".join(parts)
+
+
+def _platform(module: ModuleType, numbers: Mapping[Source, int]) -> Iterator[str]:
+    yield from _table("accelerator", vars(module)["NODES"], numbers)
+    capacities = vars(module).get("CAPACITY", {})
+    if module is eks:
+        for provisioner, known in capacities.items():
+            yield from _table(f"capacity, `provisioner: {provisioner}`", known, numbers)
+    elif capacities:
+        yield from _table("capacity", {**capacities, **_parts(vars(module)["IN_RESERVATION"])}, numbers)
+    if module is eks:
+        yield from _instances(numbers)
+    yield from _others(module, numbers)
+    yield "Sources:\n"
+    for source, number in numbers.items():
+        yield f"{number}. {source.title}: `{source.where}`, read {source.read}"
+    yield ""
+
+
+def _parts(parts: Mapping[str, Nodes]) -> dict[str, Nodes]:
+    return {f"reservation, {name}": nodes for name, nodes in parts.items()}
+
+
+def _table(title: str, known: Mapping[str, Nodes], numbers: Mapping[Source, int]) -> Iterator[str]:
+    yield f"| {title} | labels of its nodes | taints tolerated | source |"
+    yield "|---|---|---|---|"
+    for name, nodes in known.items():
+        labels = "<br>".join(f"`{key}: {' or '.join(values)}`" for key, values in nodes.labels.items()) or "any"
+        taints = "<br>".join(f"`{one['key']}`" for one in nodes.tolerations) or "none"
+        yield f"| `{name}` | {labels} | {taints} | {_number(nodes, numbers)} |"
+    yield ""
+
+
+def _instances(numbers: Mapping[Source, int]) -> Iterator[str]:
+    yield "| instance type | GPUs | GB of each | EFA interfaces | source |"
+    yield "|---|---|---|---|---|"
+    for name, one in eks.INSTANCES.items():
+        yield f"| `{name}` | {one.gpus} | {one.memory_gb} | {one.efa or 'none'} | {_number(one, numbers)} |"
+    yield ""
+
+
+def _others(module: ModuleType, numbers: Mapping[Source, int]) -> Iterator[str]:
+    """Single facts, by the name that they have in the data."""
+    rows = []
+    for name, value in vars(module).items():
+        if name not in ("NODES", "CAPACITY", "IN_RESERVATION", "INSTANCES") and not name.startswith("_"):
+            rows += [(name, fact) for fact in facts(value) if isinstance(fact, Fact)]
+    rows += [("RESOURCE", fact) for fact in table.RESOURCE.values() if fact.source in numbers]
+    yield "| fact | value | source |"
+    yield "|---|---|---|"
+    for name, fact in rows:
+        yield f"| {name.lower().replace('_', ' ')} | {_written(fact.value)} | {_number(fact, numbers)} |"
+    yield ""
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "<br>".join(f"`{key}: {one}`" for key, one in value.items())
+    return f"`{value}`"
+
+
+def _number(fact: Nodes | Instance | Fact[Any], numbers: Mapping[Source, int]) -> str:
+    (source,) = (value for field in dataclasses.fields(fact) if isinstance(value := getattr(fact, field.name), Source))
+    return str(numbers[source])
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -1,0 +1,35 @@
+"""What is known of nodes: accelerator × platform → labels, taints, resources. A cluster whose nodes are labelled
+otherwise lists them in its defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launcher.manifests.platforms import eks, generic, gke
+from launcher.manifests.platforms.eks import Provisioner
+from launcher.manifests.platforms.facts import Fact, Nodes, Source, Where
+
+PLUGINS = Source("Kubernetes: device plugins", "kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus")
+
+RESOURCE: Mapping[str, Fact[str]] = {
+    "cuda": Fact("nvidia.com/gpu", PLUGINS),
+    "tpu": Fact("google.com/tpu", gke.TPUS),
+}
+
+NODES: Mapping[Where, Mapping[str, Nodes]] = {"gke": gke.NODES, "eks": eks.NODES, "generic": generic.NODES}
+
+# The label that nodes of one TPU slice share.
+SLICE_LABEL: Mapping[Where, Fact[str]] = {"gke": gke.SLICE_LABEL}
+
+# Search paths that a program needs there to find its driver, by JAX's platform.
+SEARCH_PATHS: Mapping[tuple[Where, str], Fact[Mapping[str, str]]] = {("gke", "cuda"): gke.DRIVER}
+
+# Accelerators whose kinds of node have equal memory and no fast network: only of these may a gang have several kinds.
+ALIKE = ("l4",)
+
+
+def capacity(where: Where, provisioner: Provisioner) -> Mapping[str, Nodes]:
+    """Kind of capacity → the nodes that are of it."""
+    if where == "eks":
+        return eks.CAPACITY[provisioner]
+    return gke.CAPACITY if where == "gke" else {}

@@ -1,0 +1,62 @@
+"""prepare(file, defaults) → manifests: the one way from a job file to what is written to a cluster.
+
+A job is resolved, judged, bundled and rendered here for every command that needs its manifests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from launcher.errors import Fault, JobFaults, KeyPath
+from launcher.job.load import JobFile
+from launcher.job.profile import ClusterDefaults
+from launcher.kube import objects, pod_validation
+from launcher.manifests import bundle, jobset, platform_checks
+from launcher.manifests.resolve import ResolvedJob, resolve
+from launcher.yaml12.reader import AFTER_THE_FILE
+
+
+class Prepared(NamedTuple):
+    """A job that this cluster can run, and its manifests: the JobSet first."""
+
+    job: ResolvedJob
+    manifests: list[dict[str, Any]]
+
+
+def prepare(file: JobFile, defaults: ClusterDefaults, namespace: str | None = None) -> Prepared:
+    """The manifests of a job file on a cluster with these defaults, in `namespace` where the job names none.
+
+    Raises JobFaults with everything that keeps the job from running there, and UserError for code that cannot be
+    packed.
+    """
+    job = resolve(file.spec, defaults)
+    _refuse(platform_checks.faults(job), job.filled, file, defaults)
+    manifests = jobset.render(job, bundle.of(job, file.folder))
+    _refuse(pod_validation.faults(objects.template(manifests[0])), job.filled, file, defaults)
+    if namespace is not None:  # after rendering: the same job has one hash, whoever names its namespace
+        for manifest in manifests:
+            manifest["metadata"] = {**manifest["metadata"], "namespace": namespace}
+    return Prepared(job, manifests)
+
+
+def _refuse(
+    faults: Iterable[Fault], filled: Mapping[KeyPath, KeyPath], file: JobFile, defaults: ClusterDefaults
+) -> None:
+    """Raises JobFaults unless there are none, each at its line: in the job file, or in the cluster defaults that its
+    value comes from."""
+    found = []
+    for fault in faults:
+        own = next((filled[path] for path in _prefixes(fault.path) if path in filled), None)
+        if own is None:
+            found.append(file.source.locate(fault))
+        else:
+            located = defaults.source.locate(dataclasses.replace(fault, path=own))
+            found.append(dataclasses.replace(located, line=AFTER_THE_FILE + located.line))
+    if found:
+        raise JobFaults(found)
+
+
+def _prefixes(path: KeyPath) -> Iterable[KeyPath]:
+    return (path[:end] for end in range(len(path), 0, -1))

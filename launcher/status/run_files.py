@@ -1,0 +1,120 @@
+"""What the run folder of a job holds, as launcher.agent.read_run answers it from a pod. Pure.
+
+The files are on a volume that others may write, and the program runs in the job's own image: everything is checked.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+from launcher.agent import read_run
+from launcher.agent.gang import recorded
+from launcher.agent.gang.recorded import Recorded
+from launcher.errors import UserError
+from launcher.status.agent_report import AttemptEnd
+
+MAX_LOGS = 16 * 1024 * 1024  # bytes of all logs together
+_MAX_ANSWER = 8 * MAX_LOGS  # bytes of JSON, in which a letter may take six
+_MAX_ATTEMPTS = 20  # the newest
+
+
+@dataclasses.dataclass(frozen=True)
+class RankText:
+    """The last lines of a rank, of all attempts; `left_out` bytes are before them."""
+
+    rank: int
+    lines: tuple[str, ...]
+    left_out: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFiles:
+    """The files of a run folder that are of this job. None or empty: not there, or not of this job."""
+
+    recorded: Recorded | None
+    attempts: tuple[AttemptEnd, ...]
+    logs: tuple[RankText, ...]
+
+
+def read(lines: Iterable[str], uid: str) -> RunFiles:
+    """The answer in a pod's log, of the job whose JobSet has this uid. Raises UserError when it is not whole."""
+    answer = _answer(lines)
+    logs = answer.get("logs")
+    return RunFiles(
+        _recorded(answer.get("summary"), uid),
+        tuple(_attempts(answer.get("attempts"), uid))[-_MAX_ATTEMPTS:],
+        tuple(_log(one) for one in logs) if isinstance(logs, list) else (),
+    )
+
+
+def _answer(lines: Iterable[str]) -> dict[str, Any]:
+    """The answer as JSON gives it; other lines, such as an image's greeting, are passed over."""
+    parts, size, digest, other = list[str](), 0, None, ""
+    for line in lines:
+        if line.startswith(read_run.PREFIX):
+            parts.append(line.removeprefix(read_run.PREFIX))
+            size += len(parts[-1])
+            if size > _MAX_ANSWER:
+                raise _broken(f"it is longer than {_MAX_ANSWER} bytes")
+        elif line.startswith(read_run.END):
+            digest = line.removeprefix(read_run.END)
+        else:
+            other = line
+    if digest is None:
+        raise _broken(f"it has no end; the last line is {other[:200]!r}" if other else "it has no end")
+    try:
+        packed = base64.b64decode("".join(parts), validate=True)
+        if hashlib.sha256(packed).hexdigest() != digest:
+            raise _broken("lines of it are missing")
+        answer = json.loads(zlib.decompressobj().decompress(packed, _MAX_ANSWER))
+    except (binascii.Error, zlib.error, ValueError, RecursionError) as error:
+        raise _broken(str(error)) from None
+    if not isinstance(answer, dict):
+        raise _broken("it is no object")
+    return answer
+
+
+def _broken(why: str) -> UserError:
+    return UserError(f"What the pod answered of the run folder cannot be used: {why}.", "try again.")
+
+
+def _recorded(text: Any, uid: str) -> Recorded | None:
+    """What summary.json says; None for another run's, and for what is no such file."""
+    try:
+        fields = json.loads(text)
+        of, verdict = fields["of"], fields["verdict"]
+        known = {name: of[name] for name in ("uid", "at", "attempt", "generation")}
+        known |= {"when": "volume", "step": fields["step"], "committed": fields["saved"], "verdict": verdict}
+        return Recorded.checked(known | {"goodput": fields["goodput"]["ratio"], "ends": fields["restarts"]}, uid)
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return None
+
+
+def _attempts(text: Any, uid: str) -> Iterable[AttemptEnd]:
+    """The attempts of this job in attempts.jsonl, the oldest first; what is no such line is left out."""
+    for line in text.splitlines() if isinstance(text, str) else ():
+        try:
+            fields = json.loads(line)
+            known = {name: fields[name] for name in ("uid", "attempt", "generation", "verdict")}
+            one = Recorded.checked(known | {"at": fields["ended"], "when": "volume"}, uid)
+        except (ValueError, RecursionError, KeyError, TypeError):
+            continue
+        if one.verdict is not None:
+            yield AttemptEnd(one.verdict, one.attempt, one.generation, one.at)
+
+
+def _log(fields: Any) -> RankText:
+    """One rank's. Raises UserError when it is none."""
+    try:
+        return RankText(
+            recorded.whole(fields["rank"]), tuple(str(fields["text"]).splitlines()), recorded.whole(fields["left_out"])
+        )
+    except (ValueError, KeyError, TypeError):
+        raise _broken("a log is not as it should be") from None

@@ -1,0 +1,71 @@
+"""Writes the lists of this folder: what each extra adds, every package by its version and by the hashes of its files.
+
+`make lock` keeps the versions that are there and fit pyproject.toml; `make lock UPGRADE=--upgrade` takes the newest of
+all, `UPGRADE='--upgrade-package jax'` of one. All extras are resolved together, for every platform and every Python
+that pyproject.toml accepts, so that one list can be installed beside any other.
+"""
+
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PYPROJECT = HERE.parent / "pyproject.toml"
+DOCUMENT = tomllib.loads(PYPROJECT.read_text())
+EVERYWHERE = ("train", "digits")  # extras that every image holds
+ADDED = [extra for extra in DOCUMENT["project"]["optional-dependencies"] if extra not in EVERYWHERE]
+
+
+def compiled(output: Path, *options: str | Path, wanted: str | None = None) -> dict[str, str]:
+    """What uv writes to `output`, whose versions it keeps where they fit: an entry with its hashes for each package."""
+    oldest = DOCUMENT["project"]["requires-python"].removeprefix(">=")
+    command: list[str | Path] = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", oldest]
+    command += ["--generate-hashes", "--no-annotate", "--no-header", *options, "--output-file", output]
+    subprocess.run(command, input=wanted, text=True, check=True, stdout=subprocess.DEVNULL)
+    return entries(output.read_text())
+
+
+def entries(text: str) -> dict[str, str]:
+    """The entries of a list by the names of their packages: the line that names one, then the lines of its hashes."""
+    found: dict[str, str] = {}
+    for line in text.splitlines(keepends=True):
+        if not line.startswith((" ", "#")):
+            name = line.partition("==")[0]
+            found.setdefault(name, "")  # one that has left a Python behind has an entry for each, with markers
+        if not line.startswith("#"):
+            found[name] += line
+    return found
+
+
+def write(name: str, holds: str, listed: dict[str, str]) -> None:
+    head = f"# {holds} Written by `make lock`; install with --require-hashes.\n"
+    (HERE / f"{name}.txt").write_text(head + "".join(listed[name] for name in sorted(listed)))
+
+
+def main(upgrade: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        pins = Path(folder, "pins.txt")
+        pins.write_text("".join({text for path in HERE.glob("*.txt") for text in entries(path.read_text()).values()}))
+        compiled(pins, "--all-extras", *upgrade, PYPROJECT)
+
+        def of(*extras: str) -> dict[str, str]:
+            named = [word for extra in (*EVERYWHERE, *extras) for word in ("--extra", extra)]
+            return compiled(Path(folder, "list.txt"), *named, "--constraints", pins, PYPROJECT)
+
+        base = of()
+        write("train", "Every image holds these: the package's own requirements, [train] and [digits].", base)
+        for extra in ADDED:
+            added = {name: entry for name, entry in of(extra).items() if name not in base}
+            write(extra, f"[{extra}] adds these to train.txt.", added)
+    build = "\n".join(DOCUMENT["build-system"]["requires"])
+    for name, wanted, holds in (
+        ("build", build, "These build this package, and the packages that come as source alone."),
+        ("tools", "pip\nbuild", "These install the other lists, and build a release."),
+    ):
+        write(name, holds, compiled(HERE / f"{name}.txt", *upgrade, "-", wanted=wanted))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,211 @@
+"""Where situations play: their namespaces, a registry that has nothing, and how each is begun and awaited."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cluster.client import Cluster
+from launcher.explain import explanation
+from launcher.job.profile import ClusterDefaults
+from launcher.job.schema import JobSpec
+from launcher.kube.kinds import CONFIGMAPS, JOBSETS
+from launcher.manifests import bundle
+from launcher.manifests.jobset import render
+from launcher.manifests.resolve import resolve
+from launcher.status import collect, job_status
+from launcher.status.job_status import State
+from launcher.status.snapshot import NoSuchJob, Snapshot
+from tests.cluster import preparations
+from tests.cluster.access import Access
+from tests.cluster.gangs import until
+from tests.cluster.situations import SLEEP, SMALL, Prepare, Situation
+
+# What a job may be in before it has settled.
+ON_ITS_WAY = {
+    "creating",
+    "starting",
+    "gathering",
+    "rendezvous",
+    "running",
+    "queued",
+    "restarting",
+    "unattended",
+    "restarted",
+    "crash-loop",
+    "ephemeral-storage",
+    "preempted",
+    "stopping",
+}
+# What `status` and `list` call the situations that are of one state only.
+STATES = {
+    **dict.fromkeys(("quota", "quota-never", "queue-missing", "queue-stopped"), State.QUEUED),
+    **dict.fromkeys(("resource-quota", "limit-range", "pod-security", "admission", "priority"), State.CREATING),
+    **dict.fromkeys(("webhook-down", "service-account"), State.CREATING),
+    **dict.fromkeys(("resource", "node-selector", "taint", "claim-missing", "claim-unbound"), State.PENDING),
+    **dict.fromkeys(("image", "secret-missing", "configmap-missing"), State.STARTING),
+    **dict.fromkeys(("failed", "oom", "ephemeral-storage", "deadline"), State.FAILED),
+    **dict.fromkeys(("running", "restarted"), State.RUNNING),
+    "rendezvous": State.GATHERING,
+    "done": State.DONE,
+    "stopped": State.STOPPED,
+    "deleting": State.DELETING,
+}
+SETTLE_S = 120.0
+OUTSIDE = ("validatingwebhookconfigurations", "validatingadmissionpolicies", "validatingadmissionpolicybindings")
+
+
+# An image of another platform.
+FOREIGN = {
+    "schemaVersion": 2,
+    "mediaType": "application/vnd.oci.image.index.v1+json",
+    "manifests": [
+        {
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "digest": f"sha256:{'0' * 64}",
+            "size": 2,
+            "platform": {"architecture": "s390x", "os": "linux"},
+        }
+    ],
+}
+
+
+class Registry(BaseHTTPRequestHandler):
+    """A registry that has nothing for this machine, and does not tell everyone."""
+
+    def do_HEAD(self) -> None:
+        if "/foreign/" in self.path:
+            return self._answer(200, FOREIGN, "application/vnd.oci.image.index.v1+json")
+        is_locked = "/locked/" in self.path
+        errors = {"errors": [{"code": "UNAUTHORIZED" if is_locked else "MANIFEST_UNKNOWN"}]}
+        self._answer(401 if is_locked else 404, errors, "application/json")
+
+    def _answer(self, code: int, found: object, kind: str) -> None:
+        body = json.dumps(found).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Docker-Content-Digest", f"sha256:{hashlib.sha256(body).hexdigest()}")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on the test's own output."""
+
+
+class Stage:
+    """Where the situations play."""
+
+    def __init__(self, access: Access, image: str, registry: str) -> None:
+        self.access, self.image = access, image
+        self.cluster = Cluster.connect()
+        self.namespaces: dict[str, str] = {}
+        self.words = {"{registry}": registry, "{pool}": secrets.token_hex(4)}
+
+    def prepare(self, prepared: Mapping[str, Prepare]) -> None:
+        """Makes the namespaces; `{key}` is the name of one in what jobs and first lines say."""
+        for key, (level, prepare) in prepared.items():
+            self.namespaces[key] = preparations.make_namespace(self.access, level)
+            self.words[f"{{{key}}}"] = self.namespaces[key]
+            prepare(self.access, self.namespaces[key])
+
+    def start(self, name: str, situation: Situation) -> None:
+        """Submits the job, as the situation changes it."""
+        namespace = self.namespaces[situation.namespace]
+        usual = {
+            "accelerator": {"type": "cpu"},
+            "image": self.image,
+            "command": SLEEP,
+            "resources": SMALL,
+            "grace": "6s",
+            "restarts": {"in_place": 0, "crash": 0},
+            "network_policy": False,
+        }
+        document = {"name": name, "namespace": namespace, **usual, **self._filled(situation.job)}
+        job = JobSpec.model_validate(document)
+        resolved = resolve(job, ClusterDefaults())
+        for made in render(resolved, bundle.of(resolved, Path())):
+            if made["kind"] == "JobSet":
+                situation.change(made)
+                self.cluster.create(JOBSETS, made)
+            elif self.cluster.get(CONFIGMAPS, made["metadata"]["name"], namespace) is None:
+                self.cluster.create(CONFIGMAPS, made)
+
+    def _filled(self, job: Mapping[str, Any]) -> Any:
+        text = json.dumps(job)
+        for word, value in self.words.items():
+            text = text.replace(word, value)
+        return json.loads(text)
+
+    def looks(self, name: str, namespace: str = "plain") -> Snapshot | NoSuchJob:
+        return collect.snapshot(self.cluster, self.namespaces[namespace], name)
+
+    def settles(
+        self, name: str, first_line: str, namespace: str = "plain", *, changes: bool = False
+    ) -> explanation.Explanation:
+        """The explanation whose first line reads so; its state must fit.
+
+        Until then none may name another cause, but of a situation that changes.
+        """
+        expected = re.compile(self._filled({"": first_line})[""])
+
+        def look() -> explanation.Explanation | None:
+            there = self.looks(name, namespace)
+            found = explanation.explain(there)
+            seen.append(found.headline)
+            if expected.search(found.headline):
+                if isinstance(there, Snapshot):
+                    state = job_status.status_of(there).state
+                    assert state is STATES.get(found.situation, state)
+                return found
+            assert changes or found.situation in ON_ITS_WAY, f"{found.headline!r} is not {expected.pattern!r}"
+            return None
+
+        seen: list[str] = []
+        try:
+            found = until(name, look, SETTLE_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the last first lines: {list(dict.fromkeys(seen))[-5:]}") from None
+        assert found is not None
+        assert found.headline.removeprefix("job ").startswith(f"{name} ")
+        return found
+
+    def remove(self) -> None:
+        for name in self.namespaces.values():
+            preparations.remove_namespace(self.access, name)
+            for plural in OUTSIDE:
+                self.access.api.delete(f"/apis/admissionregistration.k8s.io/v1/{plural}/{name}")
+        queues = self.namespaces.get("queues")
+        for priority in ("low", "high"):
+            self.access.api.delete(f"/apis/{preparations.KUEUE}/workloadpriorityclasses/{queues}-{priority}")
+
+
+@contextmanager
+def staged(cluster: Access, image: str) -> Iterator[Stage]:
+    """A stage that uses the test's cluster, and is cleared afterwards."""
+    if not cluster.is_ours:
+        pytest.skip("the registry is this machine's and some nodes are kwok's: not on a cluster that you gave")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Registry)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        stage = Stage(cluster, image, f"localhost:{server.server_port}")
+        try:
+            yield stage
+        finally:
+            stage.remove()
+            server.shutdown()
+            server.server_close()

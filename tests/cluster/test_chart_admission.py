@@ -1,0 +1,368 @@
+"""The chart's admission policy: what a submitter may not write, tried by hand-written manifests; who is not judged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import preparations
+from tests.cluster.access import Access
+from tests.cluster.command import launcher, project
+from tests.cluster.harness.api import MERGE, Api, Call, Refused
+from tests.cluster.releases import Release, values
+from tests.cluster.waiting import until
+from tests.helm.charts import Helm
+
+Object = dict[str, Any]
+OURS = {"app.kubernetes.io/managed-by": "jaxlaunch"}
+JOBSET = "jobset.sigs.k8s.io/jobset-name"
+BASES = {
+    "JobSet": "/apis/jobset.x-k8s.io/v1alpha2",
+    "Job": "/apis/batch/v1",
+    "Pod": "/api/v1",
+    "Secret": "/api/v1",
+    "ConfigMap": "/api/v1",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1",
+}
+ALICE, CI, ROBOT, OPERATOR = "alice", "system:serviceaccount:default:ci", "robot", "operator"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A namespace that Pod Security lets everything into, so that only the policy of its release says no."""
+
+    cluster: Access
+    namespace: str
+    folder: Path
+    release: Release
+
+    def access(self, user: str) -> Access:
+        return preparations.impersonating(self.cluster, user, self.namespace, self.folder)
+
+    def path(self, kind: str, name: str = "") -> str:
+        plural = "networkpolicies" if kind == "NetworkPolicy" else f"{kind.lower()}s"
+        return f"{BASES[kind]}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
+
+    def create(self, api: Api, manifest: Object) -> Object:
+        """A rehearsal: nothing is kept."""
+        made: Object = api.create(f"{self.path(manifest['kind'])}?dryRun=All", manifest)
+        return made
+
+    def refusal(self, api: Api, call: Call) -> str:
+        """The policy's words, without the server's preface."""
+        with pytest.raises(Refused) as refused:
+            api.call(*call)
+        preface = (
+            f"ValidatingAdmissionPolicy '{self.namespace}.team' with binding '{self.namespace}.team' denied request: "
+        )
+        _, found, words = str(refused.value).partition(preface)
+        assert found and refused.value.status == 422, refused.value
+        return words
+
+
+def manifest(kind: str, spec: Object | None = None, labels: Object | None = None, name: str = "evil") -> Object:
+    version = BASES[kind].removeprefix("/apis/").removeprefix("/api/")
+    made: Object = {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": labels or {}}}
+    return made | ({} if spec is None else {"spec": spec})
+
+
+def pod(**spec: Any) -> Object:
+    return manifest("Pod", {"restartPolicy": "Never", "containers": [{"name": "main", "image": "i"}], **spec})
+
+
+def job(**spec: Any) -> Object:
+    return manifest("Job", {"template": {"spec": pod(**spec)["spec"]}})
+
+
+def jobset(**spec: Any) -> Object:
+    """Its second template is the one with this spec."""
+    parts = [
+        {"name": name, "replicas": 1, "template": {"spec": job(**each)["spec"]}}
+        for name, each in (("w", {}), ("x", spec))
+    ]
+    return manifest("JobSet", {"replicatedJobs": parts})
+
+
+def policy(labels: Object, selected: Object, **spec: Any) -> Object:
+    return manifest("NetworkPolicy", {"podSelector": selected, "ingress": [{}], **spec}, labels)
+
+
+@pytest.fixture(scope="module")
+def stage(helm: Helm, cluster: Access, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    namespace = preparations.make_namespace(cluster, "privileged")
+    found = Stage(cluster, namespace, tmp_path_factory.mktemp("users"), Release(helm, cluster, namespace))
+    users: list[Object] = [{"kind": "User", "name": name} for name in (ALICE, OPERATOR)]
+    users += [
+        {"kind": "ServiceAccount", "name": "ci", "namespace": "default"},
+        {"kind": "ServiceAccount", "name": ROBOT},
+    ]
+    exempt = {"admissionPolicy": {"exempt": [{"kind": "User", "name": OPERATOR}]}}
+    found.release.install(values(cluster, kueue={"enabled": False}, rbac={"submitters": users}, **exempt))
+    admin = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "admin"}}
+    try:
+        cluster.api.create(f"/api/v1/namespaces/{namespace}/serviceaccounts", admin)
+        allow_more(cluster, namespace, users)
+        alice = found.access(ALICE).api
+        until(lambda: accepts(found, alice, jobset(hostPID=True)), lambda seen: not seen, "the policy is in force")
+        yield found
+    finally:
+        found.release.uninstall()
+        preparations.remove_namespace(cluster, namespace)
+
+
+def allow_more(cluster: Access, namespace: str, users: list[Object]) -> None:
+    """What the chart's Role does not allow, so that it is the policy that refuses it."""
+    rights = "rbac.authorization.k8s.io"
+    rules = [
+        {"apiGroups": [""], "resources": ["pods", "secrets"], "verbs": ["create"]},
+        {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create"]},
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["delete"]},
+        {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["patch"]},
+    ]
+    role = {"apiVersion": f"{rights}/v1", "kind": "Role", "metadata": {"name": "more"}, "rules": rules}
+    subjects = [{"namespace": namespace, **each} if each["kind"] == "ServiceAccount" else each for each in users]
+    binding = {
+        "apiVersion": f"{rights}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "more"},
+        "roleRef": {"apiGroup": rights, "kind": "Role", "name": "more"},
+        "subjects": subjects,
+    }
+    for kind, made in (("roles", role), ("rolebindings", binding)):
+        cluster.api.create(f"/apis/{rights}/v1/namespaces/{namespace}/{kind}", made)
+
+
+def accepts(stage: Stage, api: Api, made: Object) -> bool:
+    try:
+        stage.create(api, made)
+    except Refused:
+        return False
+    return True
+
+
+HOST_PATH = {"volumes": [{"name": "h", "hostPath": {"path": "/var/run"}}, {"name": "t", "emptyDir": {}}]}
+PRIVILEGED = {"name": "root", "image": "i", "securityContext": {"privileged": True}}
+ONLY_OURS = {
+    "ConfigMap": "submitters in namespace NS write only the ConfigMaps of jobs, which have the label "
+    "app.kubernetes.io/managed-by: jaxlaunch and a name that begins with jaxlaunch-. Name and label it so, or ASK make "
+    "the change.",
+    "NetworkPolicy": "submitters in namespace NS write only the NetworkPolicies of jobs, which have the label "
+    "app.kubernetes.io/managed-by: jaxlaunch. Label it so, or ASK make the change.",
+}
+ONE_JOB = (
+    "NetworkPolicy evil: a NetworkPolicy of a submitter in namespace NS is for ingress, and for the pods of the JobSet "
+    "of its name. Use policyTypes: [Ingress] and podSelector: {matchLabels: {jobset.sigs.k8s.io/jobset-name: evil}}."
+)
+ACCOUNT = (
+    "pods in namespace NS may not run as ServiceAccount admin. Use team-jobs or default, or ASK add it to "
+    "admissionPolicy.serviceAccounts."
+)
+TOKEN: Object = {
+    "type": "kubernetes.io/service-account-token",
+    "metadata": {"name": "evil", "annotations": {"kubernetes.io/service-account.name": "default"}},
+}
+# What is written, and the words of the refusal.
+FORBIDDEN: list[tuple[Object, str]] = [
+    *(
+        (made(**{field: True}), f"{place}: {field}: true is not allowed in namespace NS. Leave it out{more}.")
+        for made, place in ((jobset, "JobSet evil, replicatedJob x"), (job, "Job evil"), (pod, "Pod evil"))
+        for field, more in (
+            ("hostPID", ""),
+            ("hostIPC", ""),
+            ("hostNetwork", ", use another `network:`, or ASK set admissionPolicy.hostNetwork=true"),
+        )
+    ),
+    *(
+        (
+            made(**HOST_PATH),
+            f"{made()['kind']} evil: hostPath /var/run is not allowed in namespace NS. Mount a PersistentVolumeClaim, "
+            "or ASK add the path to admissionPolicy.hostPaths.",
+        )
+        for made in (jobset, job, pod)
+    ),
+    *(
+        (
+            jobset(**{containers: [PRIVILEGED]}),
+            "JobSet evil: privileged: true is not allowed in namespace NS. Leave it out, or ASK set "
+            "admissionPolicy.privileged=true.",
+        )
+        for containers in ("containers", "initContainers")
+    ),
+    (jobset(serviceAccountName="admin"), f"JobSet evil: {ACCOUNT}"),
+    (jobset(serviceAccount="admin"), f"JobSet evil: {ACCOUNT}"),  # the name of old, which the Job passes on
+    (job(serviceAccountName="admin"), f"Job evil: {ACCOUNT}"),
+    (pod(serviceAccountName="admin"), f"Pod evil: {ACCOUNT}"),
+    (
+        manifest("Secret") | TOKEN,
+        "Secret evil: a token of a ServiceAccount may not be made in namespace NS. Leave out type: "
+        "kubernetes.io/service-account-token.",
+    ),
+    *(
+        (manifest("ConfigMap", labels=labels, name=name), f"ConfigMap {name}: {ONLY_OURS['ConfigMap']}")
+        for name, labels in (("evil", {}), ("jaxlaunch-evil", {}), ("evil", OURS))
+    ),
+    (policy({}, {"matchLabels": {JOBSET: "evil"}}), f"NetworkPolicy evil: {ONLY_OURS['NetworkPolicy']}"),
+    (policy(OURS, {}), ONE_JOB),
+    (policy(OURS, {"matchLabels": {JOBSET: "other"}}), ONE_JOB),
+    (policy(OURS, {"matchLabels": {JOBSET: "evil"}}, egress=[{}]), ONE_JOB),
+]  # fmt: skip
+MANY = {"name": "main", "image": "i", "env": [{"name": f"V{number}", "value": "x" * 400} for number in range(1000)]}
+ALLOWED: list[Object] = [
+    jobset(),
+    jobset(containers=[MANY], initContainers=[MANY]),  # what an expression may cost is limited
+    jobset(serviceAccountName="default", serviceAccount="admin"),  # runs as the former
+    jobset(serviceAccountName="team-jobs", volumes=[{"name": "t", "emptyDir": {}}]),
+    job(),
+    pod(),
+    manifest("Secret"),
+    manifest("ConfigMap", labels=OURS, name="jaxlaunch-0123456789ab"),
+    policy(OURS, {"matchLabels": {JOBSET: "evil"}}),
+]
+
+
+def full(stage: Stage, words: str) -> str:
+    """The words with the names of this release."""
+    ask = f"ask whoever installed the chart (release team of namespace {stage.namespace}) to"
+    return words.replace("NS", stage.namespace).replace("ASK", ask)
+
+
+def test_what_the_policy_forbids_is_refused_in_words_that_say_what_where_and_what_to_do(stage: Stage) -> None:
+    alice = stage.access(ALICE).api
+    for made, words in FORBIDDEN:
+        call = Call("POST", f"{stage.path(made['kind'])}?dryRun=All", made)
+        assert stage.refusal(alice, call) == full(stage, words)
+    for made in ALLOWED:
+        stage.create(alice, made)
+
+
+def test_a_submitter_may_change_and_delete_what_is_a_job_s(stage: Stage) -> None:
+    """As `launcher` does: it adds an owner to a ConfigMap that jobs share, and deletes what an earlier job left."""
+    api = stage.access(ALICE).api
+    config, network = (
+        manifest("ConfigMap", labels=OURS, name="jaxlaunch-0123456789ab"),
+        policy(OURS, {"matchLabels": {JOBSET: "evil"}}),
+    )
+    for made in (config, network):
+        api.create(stage.path(made["kind"]), made)
+    api.merge(stage.path("ConfigMap", "jaxlaunch-0123456789ab"), {"metadata": {"annotations": {"seen": "yes"}}})
+    api.delete(stage.path("NetworkPolicy", "evil"))
+    api.delete(stage.path("ConfigMap", "jaxlaunch-0123456789ab"))
+
+
+def test_the_profile_and_the_default_deny_stay_as_they_are(stage: Stage) -> None:
+    """A label of ours does not make them a job's."""
+    alice, relabel = stage.access(ALICE).api, {"metadata": {"labels": OURS}}
+    profile, deny = stage.path("ConfigMap", "jaxlaunch"), stage.path("NetworkPolicy", "team-default-deny")
+    changed = {"data": {"profile.yaml": "image: evil"}}
+    for kind, call in (
+        ("ConfigMap", Call("PATCH", profile, changed, MERGE)),
+        ("ConfigMap", Call("PATCH", profile, relabel, MERGE)),
+        ("ConfigMap", Call("DELETE", profile)),
+        ("NetworkPolicy", Call("DELETE", deny)),
+        ("NetworkPolicy", Call("PATCH", deny, relabel, MERGE)),
+    ):
+        name = call.path.rpartition("/")[2]
+        assert stage.refusal(alice, call) == full(stage, f"{kind} {name}: {ONLY_OURS[kind]}")
+    assert "evil" not in stage.cluster.api.get(profile)["data"]["profile.yaml"]
+    assert stage.cluster.api.get(deny)["spec"]["policyTypes"] == ["Ingress"]
+
+
+def test_a_submitter_stops_a_job_by_its_workload_but_does_not_give_it_a_priority_of_their_own(stage: Stage) -> None:
+    alice, workloads = stage.access(ALICE).api, f"/apis/{preparations.KUEUE}/namespaces/{stage.namespace}/workloads"
+    template = {"spec": pod()["spec"]}
+    spec = {"queueName": "absent", "podSets": [{"name": "main", "count": 1, "template": template}]}
+    made = {"apiVersion": preparations.KUEUE, "kind": "Workload", "metadata": {"name": "queued"}, "spec": spec}
+    stage.cluster.api.create(workloads, made)
+    path = f"{workloads}/queued"
+    for patch in ({"priority": 1000}, {"queueName": "other"}, {"active": False, "priority": 1000}):
+        words = stage.refusal(alice, Call("PATCH", path, {"spec": patch}, MERGE))
+        assert words.startswith(f"Workload queued: submitters in namespace {stage.namespace} change only spec.active")
+    for active in (False, True):
+        assert alice.merge(path, {"spec": {"active": active}})["spec"]["active"] is active
+    stage.cluster.api.delete(path)
+
+
+def test_it_judges_submitters_and_this_namespace_s_accounts_but_no_controllers_and_no_administrators(
+    stage: Stage,
+) -> None:
+    made = manifest("ConfigMap", name="settings")
+    for user in (ALICE, CI, f"system:serviceaccount:{stage.namespace}:{ROBOT}"):
+        assert not accepts(stage, stage.access(user).api, made), user
+    assert accepts(stage, stage.access(OPERATOR).api, made)
+    assert accepts(stage, stage.cluster.api, made)
+    # The controller of kube-system that gives each namespace the cluster's certificate.
+    root = stage.path("ConfigMap", "kube-root-ca.crt")
+    first = stage.cluster.api.get(root)["metadata"]["uid"]
+    stage.cluster.api.delete(root)
+
+    def again() -> bool:
+        try:
+            return bool(stage.cluster.api.get(root)["metadata"]["uid"] != first)
+        except Refused:
+            return False
+
+    until(again, bool, "kube-root-ca.crt is made again")
+
+
+def test_a_job_that_was_there_before_the_policy_can_be_stopped_but_not_made_worse(stage: Stage) -> None:
+    alice, earlier = stage.access(ALICE).api, jobset(hostNetwork=True, initContainers=[MANY])
+    earlier["metadata"]["name"] = "earlier"
+    earlier["spec"]["suspend"] = True
+    path = stage.path("JobSet", "earlier")
+    stage.cluster.api.create(stage.path("JobSet"), earlier)
+    alice.merge(path, {"metadata": {"labels": {"seen": "yes"}}})
+    assert alice.merge(f"{path}?dryRun=All", {"spec": {"suspend": False}})["spec"]["suspend"] is False
+    parts = stage.cluster.api.get(path)["spec"]["replicatedJobs"]
+    parts[0]["template"]["spec"]["template"]["spec"]["hostPID"] = True
+    words = stage.refusal(alice, Call("PATCH", path, {"spec": {"replicatedJobs": parts}}, MERGE))
+    assert words.startswith("JobSet earlier, replicatedJob w: hostPID: true is not allowed")
+    alice.delete(path)
+
+
+def test_the_server_finds_nothing_wrong_with_the_policy_s_expressions(stage: Stage) -> None:
+    path = f"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/{stage.namespace}.team"
+    status = until(
+        lambda: stage.cluster.api.get(path).get("status", {}), lambda seen: "typeChecking" in seen, "its types"
+    )
+    assert status["typeChecking"] == {}
+
+
+def test_submit_and_doctor_pass_the_policy_s_words_on(stage: Stage, base_image: str, tmp_path: Path) -> None:
+    folder = project(tmp_path, stage.namespace, {}, image=base_image, network="hostnetwork", command=["true"])
+    alice, words = stage.access(ALICE), "JobSet mine, replicatedJob w: hostNetwork: true is not allowed"
+    refused = launcher(alice, folder, "submit", "job.yaml")
+    assert refused.returncode != 0 and words in refused.stderr and "Traceback" not in refused.stderr
+    found = json.loads(launcher(alice, folder, "doctor", "job.yaml", "-o", "json").stdout)
+    (judged,) = [each for each in found if words in each.get("why", "")]
+    assert judged["what"] == f"ValidatingAdmissionPolicy {stage.namespace}.team rejects the JobSet"
+    plain = project(tmp_path, stage.namespace, {}, image=base_image, command=["true"])
+    assert launcher(alice, plain, "submit", "job.yaml", "--dry-run=server").returncode == 0
+
+
+def test_what_the_values_allow_is_let_through(stage: Stage) -> None:
+    """Runs last: it changes the release."""
+    more = {"network": {"h100": "hostnetwork"}, "tcpxo": {"image": "rxdm:1"}, "service_account": "trainer"}
+    allowed = {"hostPaths": ["/mnt/data"], "serviceAccounts": [], "privileged": True}
+    people = {"submitters": [{"kind": "User", "name": ALICE}]}
+    stage.release.upgrade(
+        values(stage.cluster, kueue={"enabled": False}, rbac=people, profile=more, admissionPolicy=allowed)
+    )
+    alice = stage.access(ALICE).api
+    volumes = [{"name": name, "hostPath": {"path": path}} for name, path in (("a", "/sys"), ("b", "/mnt/data"))]
+    parts = {"volumes": volumes, "serviceAccountName": "trainer", "initContainers": [PRIVILEGED]}
+    until(lambda: accepts(stage, alice, pod_in_jobset(hostNetwork=True, **parts)), bool, "the new policy is in force")
+    assert not accepts(stage, alice, pod_in_jobset(hostPID=True, **parts))
+    nameless = Call("POST", f"{stage.path('JobSet')}?dryRun=All", jobset())
+    assert "may not run as ServiceAccount default" in stage.refusal(alice, nameless)
+
+
+def pod_in_jobset(**spec: Any) -> Object:
+    """A JobSet of one template."""
+    made = jobset(**spec)
+    made["spec"]["replicatedJobs"] = made["spec"]["replicatedJobs"][1:]
+    return made

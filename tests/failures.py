@@ -1,0 +1,29 @@
+"""A pytest plugin that writes the name of each test that fails to the file of an environment variable."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+FILE = "TEST_FAILURES"
+
+
+@pytest.hookimpl
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    write(report)
+
+
+@pytest.hookimpl
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    write(report)
+
+
+def write(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Appends a line for a failed report. Of a parallel run only the controller, which hears of every test, writes."""
+    path = os.environ.get(FILE)
+    if path and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        reason = f": {crash.message.splitlines()[0]}" if crash and crash.message else ""
+        with open(path, "a") as lines:
+            lines.write(f"FAILED {report.nodeid} ({report.when or 'collection'}){reason}\n")

@@ -1,0 +1,139 @@
+"""What a program may write, and what agents make of it: nothing that it writes ends an agent."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.gang.agents import Gang, job, launch, program
+from trainer import contract
+
+SURROGATE = """
+    open(os.fsencode(MARKS := os.environ["MARKS"]) + b"/caf\\xe9.txt", "w").close()
+    name = next(name for name in os.listdir(MARKS) if name.startswith("caf"))
+    say(phase="step", step=20)
+    if RANK == SIZE - 1:
+        {fault}
+    time.sleep(3600)
+    """
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("raise ValueError(f'bad file {name}')", "raised at step 20: ValueError: bad file caf\\udce9.txt"),
+        ("say(note=name, metrics={name: name}, phase=name); os._exit(3)", "ended with exit code 3 in caf\\udce9.txt"),
+        ("sys.stdout.buffer.write(os.fsencode(name) + b'\\\\n'); os._exit(3)", "ended with exit code 3 at step 20"),
+    ],
+    ids=["raised", "said", "printed"],
+)
+def test_a_file_name_that_is_no_utf_8_is_in_the_verdict_of_its_rank(
+    tmp_path: Path, hosts: int, fault: str, words: str
+) -> None:
+    command = program(tmp_path, SURROGATE.format(fault=fault))
+    gang, codes = launch(tmp_path, job(command), hosts=hosts)
+    assert codes == [83] * hosts, gang.talk
+    assert words in gang.verdict["message"] and gang.verdict["rank"] == hosts - 1
+    assert "Traceback" not in gang.talk and gang.summary["status"] == "failed"
+    (gang.run_dir / "summary.json").read_bytes().decode("ascii")
+    json.dumps([gang.summary, gang.attempts], ensure_ascii=False).encode()
+
+
+def test_lines_of_any_form_on_the_progress_pipe_end_no_agent(tmp_path: Path) -> None:
+    command = program(
+        tmp_path,
+        """
+        fd = int(os.environ["JAXLAUNCH_PROGRESS_FD"])
+        keys = ("error", "hello", "jax", "pid", "phase", "step", "committed", "metrics", "stopped", "profile", "note")
+        for key in keys:
+            for value in (None, "boom", -1, 2**70, 1e999, [], [{}], {"step": "x"}):
+                say(**{key: value}) if (key, type(value)) != ("error", dict) else None
+        for line in (b"[" * 60000, b"boom", b"3", b"\\xff", b"{" * 3000):
+            os.write(fd, line + b"\\n")
+            time.sleep(0.05)
+        say(phase="step", step=7)
+        time.sleep(1.5)  # a beat carries it all
+        """,
+    )
+    gang, codes = launch(tmp_path, job(command), hosts=2)
+    assert codes == [0, 0], gang.talk
+    assert gang.summary["step"] == 7 and "Traceback" not in gang.talk and "invalid" not in gang.talk
+    assert any("wrote `error`: 'boom' to the progress pipe; it must be an object" in n for n in gang.summary["notes"])
+
+
+def test_an_assertion_is_the_cause_and_not_its_peer_without_our_hook(tmp_path: Path) -> None:
+    interpreter, file = program(
+        tmp_path,
+        """
+        import socket, threading
+        path = f"{os.environ['MARKS']}/socket"
+        if RANK == 0:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(path)
+            listener.listen()
+            mark("up")
+            listener.accept()[0].recv(1)  # ends when the peer dies
+            os._exit(1)
+        wait_for("up-0")
+        peer = socket.socket(socket.AF_UNIX)
+        peer.connect(path)
+        print("loader.cc:12: Assertion `rows > 0' failed.", flush=True)
+        os.abort()
+        """,
+    )
+    gang, _ = launch(tmp_path, job((interpreter, "-I", file)), hosts=2)
+    assert gang.verdict["rank"] == 1 and gang.verdict["code"] == 134, gang.verdict
+
+
+def test_host_0_may_open_a_file_for_every_host_and_its_programs_keep_their_limit(tmp_path: Path) -> None:
+    command = program(tmp_path, "import resource; print('limit', resource.getrlimit(resource.RLIMIT_NOFILE)[0])")
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    lowered = "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, {})); "
+    script = lowered + "from launcher.agent.start import start; sys.exit(start())"
+    for most, warns in ((hard, False), (200, True)):
+        folder = tmp_path / str(most)
+        folder.mkdir()
+        argv = (sys.executable, "-c", script.format(most))
+        gang, codes = launch(folder, job(command), argv=argv)
+        assert codes == [0], gang.talk
+        assert "limit 64" in gang.out
+        assert ("a limit of 200 open files (ulimit -Hn) is too low for 1 hosts" in gang.talk) == warns
+
+
+@pytest.mark.parametrize("is_shared", [True, False], ids=["shared-folder", "folder-of-its-own"])
+def test_the_seconds_of_a_run_outlive_its_leader(tmp_path: Path, is_shared: bool) -> None:
+    command = program(
+        tmp_path,
+        """
+        for step in range(10_000):
+            say(phase="step", step=step)
+            if step == 20:
+                say(committed=20)
+            if step == 80:  # 3 s later: the leader's next beat, and its summary, were after the commit
+                mark("later")
+            time.sleep(0.05)
+        """,
+    )
+    with Gang(tmp_path, job(command), hosts=2) as gang:
+        apart = {} if is_shared else {contract.RUN_DIR: str(tmp_path / "other")}
+        started = time.monotonic()
+        gang.start(0).start(1, env=apart).until_marked("later-0", "later-1")
+        gang.signal(0, signal.SIGKILL)
+        killed = time.monotonic()
+        codes = gang.wait()
+        ended = time.monotonic()
+    assert codes == [-9, 81]
+    gang.run = "run" if is_shared else "other"
+    gang.run_dir = tmp_path / gang.run
+    seconds = gang.summary["goodput"]["seconds"]
+    assert killed - started - 3.0 < sum(seconds.values()) < ended - started + 1.0, seconds
+    assert seconds["step"] >= 0.5 and seconds["lost_work"] >= 1.0 and gang.summary["goodput"]["ratio"] > 0, seconds
+    (attempt,) = gang.attempts
+    assert attempt["seconds"]["step"] == pytest.approx(seconds["step"], abs=0.01)

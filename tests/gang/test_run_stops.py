@@ -1,0 +1,91 @@
+"""What ends a `launcher run`: the user, its deadline, a full disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from tests.gang.runs import Running, alive, job, launch
+
+SAVES = """
+import json, os, signal, sys, time
+def stop(*_):
+    mark("told")
+    while not os.path.exists("saved"): time.sleep(0.02)
+    sys.exit(0)
+def mark(name):
+    open(name, "w").close()
+signal.signal(signal.SIGTERM, stop)
+mark("up")
+while True: time.sleep(0.02)
+"""
+
+
+DEADLINE_S = 10
+
+
+def test_an_interrupt_shortly_before_the_deadline_is_one_stop_and_no_kill(tmp_path: Path) -> None:
+    (tmp_path / "saves.py").write_text(SAVES)
+    document = job(command=["python", "saves.py"], workdir=".", deadline=f"{DEADLINE_S}s", grace="100s")
+    with Running(tmp_path, document) as running:
+        began = time.monotonic()  # the deadline counts from a moment before
+        running.until_file(tmp_path / "up")
+        running.signal(signal.SIGINT)
+        running.until("the deadline", lambda: time.monotonic() - began > DEADLINE_S + 1)
+        running.until_file(tmp_path / "told")
+        (tmp_path / "saved").touch()
+        result = running.wait()
+    assert result.code != 137 and "killing" not in result.stderr
+    assert "SIGKILL" not in result.verdict["message"]
+
+
+FULL = """
+import json, os
+def say(**message):
+    os.write(int(os.environ["JAXLAUNCH_PROGRESS_FD"]), json.dumps(message).encode() + b"\\n")
+say(hello="trainer")
+say(phase="save", step=5)
+say(committed=4)
+message = "No space left on device: saving step 5 in /ckpt failed"
+say(error={"type": "StorageError", "message": message, "traceback": "", "code": 84})
+os._exit(84)
+"""
+
+
+def test_a_full_disk_of_this_machine_is_not_tried_again_by_new_agents(tmp_path: Path) -> None:
+    (tmp_path / "full.py").write_text(FULL)
+    result = launch(tmp_path, job(command=["python", "full.py"], workdir="."))
+    assert result.code == 84
+    assert len((result.folder / "attempts.jsonl").read_text().splitlines()) == 1
+    assert "No space left on device: saving step 5" in result.verdict["message"]
+
+
+SURVIVES = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+name = f"up{os.environ['JAXLAUNCH_ATTEMPT']}"
+with open(name + ".draft", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(name + ".draft", name)
+time.sleep(3600)
+"""
+
+
+def test_a_program_behind_a_wrapper_outlives_neither_its_agent_nor_the_run(tmp_path: Path) -> None:
+    (tmp_path / "survives.py").write_text(SURVIVES)
+    wrapped = job(command=["sh", "-c", "python survives.py; echo end"], workdir=".")
+    with Running(tmp_path, wrapped) as running:
+        running.until_file(tmp_path / "up1")
+        first = int((tmp_path / "up1").read_text())
+        os.kill(running.agents()[0], signal.SIGKILL)
+        running.until_file(tmp_path / "up2")
+        second = int((tmp_path / "up2").read_text())
+        assert not alive([first])
+        running.signal(signal.SIGINT)
+        running.until("the first signal", lambda: "a second signal kills" in running.text()[1])
+        running.signal(signal.SIGINT)
+        running.wait()
+        assert not alive([second])

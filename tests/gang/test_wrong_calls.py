@@ -1,0 +1,250 @@
+"""Wrong calls of `launcher run` beside a finished run: each a sentence and its exit code, and that run stays as it is.
+
+What the launcher refuses is called in this process. What only the trainer can find is found by wrong_specs.py, all in
+one process; three of these are started as a user would, to see that a refusal is printed once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.local import run as local
+from tests.gang import wrong_specs
+from tests.gang.runs import HERE, digits, job, launch, succeed
+from tests.launcher.invoke import Left, launcher
+
+Tree = dict[str, tuple[str, int]]
+
+# Arguments behind `launcher run job.yaml --run-dir RUN`, and what is said of them; HERE in it is the folder of the job.
+CALLS: dict[str, tuple[list[str], str]] = {
+    "an argument that is no key": (["job2.yaml"], "is not of the form key=value"),
+    "a key without a name": (["=3"], "is not of the form key=value"),
+    "a key with a hole": (["train..steps=3"], "is not of the form key=value"),
+    "a key with dashes": (["--", "--steps=3"], "begins with a dash"),
+    "an option that does not exist": (["--steps", "3"], "A key of the job has no dashes"),
+    "an option without its value": (["--rank"], "requires an argument"),
+    "bytes that are no text": (["name=\udcff"], "is not UTF-8"),
+    "a control character": (["train.data.name=\x07"], "contains the control character 0x07"),
+    "a bracket never closed": (["train.mesh={dp: 1"], "a bracket that is never closed"),
+    "a key of another block": (["steps=3"], 'Did you mean "train.steps"?'),
+    "a mistyped key": (["train.optimzer.lr=1"], 'Did you mean "optimizer"?'),
+    "an entry of no list": (["volumes.0.path=/x"], "volumes has no entry 0."),
+    "an entry of a text": (["name.first=x"], "name has no entry first."),
+    "not a number": (["train.optimizer.lr=.nan"], "train.optimizer.lr = .nan is not a finite number above 0."),
+    "words for a number": (["hosts=two"], "hosts = two is not a whole number above 0."),
+    "nothing for a block": (["accelerator="], "accelerator is empty"),
+    "no program": (["train="], "neither train nor command is given"),
+    "two programs": (["command=[python, train.py]"], "command and train are both given."),
+    "two lengths": (["train.epochs=1"], "steps and epochs are both given"),
+    "a name that is none": (["name=My_Run"], "write my-run."),
+    "a schema of the future": (["schema=2"], "schema = 2 is not 1"),
+    "a mesh of other devices": (["train.mesh.dp=3"], "train.mesh.dp = 3 does not divide 2 devices"),
+    "a negative axis": (["train.mesh.mp=-2"], "an axis is a positive number of devices"),
+    "a batch that does not divide": (["train.batch=7"], "train.batch = 7 does not divide by dp 2"),
+    "processes that do not divide": (["processes_per_host=3"], "does not divide accelerator.per_host = 2"),
+    "a topology of a CPU": (["accelerator.topology=2x2"], "does not apply to cpu"),
+    "hosts of GPUs": (["accelerator={type: h100}", "hosts=2"], "this machine is one host"),
+    "a task without a colon": (["train.task=trainer.tasks.lm.NextToken"], "write trainer.tasks.lm:NextToken."),
+    "a preset that does not exist": (["train.model={kind: decoder, preset: lama-8b}"], 'Did you mean "llama-8b"?'),
+    "a source that does not exist": (["train.data={source: csv}"], "train.data.source = csv is not one of"),
+    "a source without its data": (["train.data={source: torch}"], "train.data.dataset is missing."),
+    "an optimizer's key of another": (["train.optimizer.momentum=0.9"], "does not apply to adamw"),
+    "a precision that does not exist": (["train.precision=fp8"], "train.precision = fp8 is not one of"),
+    "checkpoints over http": (["train.checkpoint.path=http://host/x"], "is not a folder or a gs:// or s3:// URL."),
+    "checkpoints nowhere": (['train.checkpoint.path=""'], "is not a folder or a gs:// or s3:// URL."),
+    "weights over http": (["train.model={kind: gpt2, init_from: 'http://host/x'}"], "download the weights first"),
+    "a profile behind the end": (["train.profile.at=6"], "at = 6 is not below the 6 steps"),
+    "no restarts as a word": (["restarts.crash=none"], "restarts.crash = none is not a whole number"),
+    "a deadline that is no time": (["deadline=soon"], "deadline = soon is not a duration"),
+    "a variable of ours": (["env.JAX_PROCESS_ID=1"], "env.JAX_PROCESS_ID is set by the launcher"),
+    "a secret that is not set": (["secrets={WRONG: {name: s, key: k}}"], "not set in the environment: WRONG"),
+    "code that is not there": (["code=nowhere"], "code: HERE/nowhere does not exist."),
+    "a working folder that is not there": (["workdir=nowhere"], "workdir: HERE/nowhere does not exist."),
+    "a volume that is none": (["--volume", "data"], "--volume data is not NAME=DIR."),
+    "a volume that the job has not": (["--volume", "data=x"], "the job has no volume of that name."),
+    "a volume that is a file": (["volumes=[{claim: c, path: /c}]", "--volume", "c=HERE/job.yaml"], "is a file, not a"),
+    "a run folder that is a file": (["--run-dir", "HERE/job.yaml"], "it is a file, not a folder"),
+    "a run folder below a file": (["--run-dir", "HERE/job.yaml/run"], "HERE/job.yaml is a file, not a folder"),
+    "a run folder of the kernel's": (["--run-dir", "/proc/run"], "The run folder /proc/run cannot be used: "),
+    "a run folder over the job": (["--run-dir", "HERE"], "the run would overwrite job.yaml"),
+    "the folder of another job": (["name=other"], "/run is that of job t, this job is other."),
+    "the folder of a training for a program": (["train=", "command=[ls]"], "with train:, this job has command:."),
+    "a rank that is none": (["--rank", "first"], "--rank first is not a list of ranks."),
+    "a rank that the job has not": (["--rank", "7"], "--rank 7 does not exist: the only rank is 0."),
+    "one of two ranks that the job has not": (["--rank", "0,7"], "--rank 7 does not exist: the only rank is 0."),
+    "ranks from right to left": (["--rank", "3-1"], "--rank 3-1 is not a list of ranks."),
+}  # fmt: skip
+
+# Files in place of the job's.
+FILES: dict[str, tuple[bytes | None, str]] = {
+    "no file": (None, "no such file."),
+    "an empty file": (b"", "is empty, not a block of keys."),
+    "prose": (b"train the model\n", "is plain text, not a block of keys."),
+    "another encoding": ("name: größe\n".encode("latin-1"), "is not UTF-8"),
+    "keys deeper than a value": (b"name: t\n  hosts: 2\n", "look at this line's indentation"),
+}
+
+# What the trainer says of tests/gang/wrong_specs.py's.
+SAID: dict[str, tuple[int, str]] = {
+    "another width": (78, "train.model.width was 32, the job says 9; go on as it was, or set checkpoint.path"),
+    "more layers": (78, "train.model.layers was 1, the job says 2"),
+    "another kind of model": (78, "train.model.kind was mlp, the job says vit"),
+    "another optimizer": (78, "was trained with adamw, the job says sgd"),
+    "an average": (78, "train.optimizer.ema was null, the job says 0.9"),
+    "half precision": (78, "train.precision was fp32, the job says fp16"),
+    "another batch": (78, "train.batch is 32, but the checkpoints in"),
+    "another seed": (78, "train.seed is 1, but the checkpoints in"),
+    "no shuffling": (78, "train.data.shuffle is false, but the checkpoints in"),
+    "fewer steps": (64, "train.steps = 3; step 6 is already saved in"),
+    "other data": (65, "the training data changed"),
+    "a task of no module": (64, "No module named 'nowhere'. `code: .` in job.yaml ships and imports"),
+    "a task that the module lacks": (64, "has no 'Classifier'. It defines Classify"),
+    "a task that is a function": (64, "is a function, not a class"),
+    "a dataset of no module": (64, "importing no.where failed"),
+    "a dataset without a length": (64, "has no __len__"),
+    "a dataset that raises": (65, "cannot be built: KeyError: 'no such share'"),
+    "a dataset with arguments it does not take": (65, "with args {'path': '/x'} cannot be built"),
+    "items of three": (65, "not tuple of 3"),
+    "items of two shapes": (65, "the first (8, 8); pad to one shape"),
+    "items of text": (65, "must return numbers"),
+    "text that no file matches": (65, "data.path 'nowhere/*.txt' matches no file"),
+    "text files that are empty": (65, "every file that matches is empty"),
+    "text with too small a vocabulary": (64, "train.model.vocab = 100 is less than the 256"),
+    "text for images": (64, "needs train.model.length"),
+    "a csv as array_record": (65, "data.csv is not an array_record file"),
+    "a mistyped dataset": (65, "did you mean digits?"),
+    "a model of no module": (64, "importing nowhere failed"),
+    "a model that is a number": (64, "not a flax.nnx.Module"),
+    "a model for other images": (64, "train.model takes images of image = [16, 16]"),
+    "a language model for images": (64, "train.model.kind = gpt2 does not classify images"),
+    "weights that are not there": (64, "train.model.init_from = nowhere: config.json cannot be read"),
+    "weights with half a config": (64, "train.model.init_from = half: config.json cannot be read"),
+    "weights with a list for a config": (64, "is not a block of keys"),
+    "weights of another model": (64, "describes another model than train.model"),
+    "checkpoints in a file": (64, "train.checkpoint.path = data.csv cannot be written"),
+    "checkpoints below a file": (64, "train.checkpoint.path = data.csv/checkpoints cannot be written"),
+    "a cache that is a file": (64, "train.compile_cache = data.csv is a file"),
+    "a decay longer than the epochs": (64, "decay = 1000 do not fit in 32 steps"),
+    "a profile behind the end": (64, "train.profile.at = 1000 is not below the 32 steps"),
+    "a mesh of other devices": (64, "asks for 3 devices, there is 1"),
+}
+
+
+def tree(folder: Path) -> Tree:
+    """Content and time of change of every file below a folder; locks come and go."""
+    return {
+        str(path.relative_to(folder)): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a job, with its run in `run`."""
+    folder = tmp_path_factory.mktemp("finished")
+    succeed(launch(folder, job(digits(steps=6))))
+    return folder
+
+
+@pytest.fixture
+def refuse(finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Calls `launcher run`, which must say one sentence, exit with 2, and leave the finished run alone."""
+
+    def gang(*_: object, **__: object) -> None:
+        raise AssertionError("it was not refused: its agents are started")
+
+    monkeypatch.setattr(local, "Gang", gang)
+    monkeypatch.chdir(finished)
+    before = tree(finished)
+
+    def call(*arguments: str, says: str) -> Left:
+        left = launcher(capsys, monkeypatch, "run", *arguments)
+        assert (left.code, left.out) == (2, "")
+        assert left.err.count(says.splitlines()[0]) == 1, left.err
+        assert "Traceback" not in left.err
+        assert tree(finished) == before
+        return left
+
+    return call
+
+
+def test_there_are_more_than_sixty() -> None:
+    assert len(CALLS) + len(FILES) + len(SAID) >= 60
+    assert SAID.keys() == (wrong_specs.RESUMED | wrong_specs.FRESH).keys()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_call_is_one_sentence_and_changes_nothing(name: str, refuse: Any, finished: Path) -> None:
+    arguments, says = CALLS[name]
+    given = [argument.replace("HERE", str(finished)) for argument in arguments]
+    refuse("job.yaml", "--run-dir", "run", *given, says=says.replace("HERE", str(finished)))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_wrong_file_is_one_sentence_and_changes_nothing(name: str, refuse: Any, tmp_path: Path) -> None:
+    content, says = FILES[name]
+    if content is not None:
+        (tmp_path / "job.yaml").write_bytes(content)
+    refuse(str(tmp_path / "job.yaml"), "--run-dir", "run", says=says)
+
+
+def test_a_run_folder_in_use_is_one_sentence_and_changes_nothing(refuse: Any, finished: Path) -> None:
+    with (finished / "run" / ".lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        refuse("job.yaml", "--run-dir", "run", says="is in use by the run with pid")
+
+
+@pytest.fixture(scope="module")
+def said(finished: Path) -> dict[str, dict[str, Any]]:
+    """What the trainer said of each wrong train block."""
+    spec = digits(steps=6)
+    environ = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent.parent)]),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "1",
+        "XLA_FLAGS": "",
+    }
+    before = tree(finished)
+    done = subprocess.run(
+        [sys.executable, HERE / "wrong_specs.py", finished / "run", json.dumps(spec)],
+        env=environ,
+        capture_output=True,
+        text=True,
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name"')]
+    assert len(found) == len(SAID), done.stderr[-2000:]
+    assert tree(finished) == before
+    return {one["name"]: one for one in found}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_the_trainer_refuses_is_one_sentence_with_its_code(name: str, said: dict[str, dict[str, Any]]) -> None:
+    code, says = SAID[name]
+    assert (said[name]["code"], said[name]["traceback"]) == (code, False), said[name]
+    assert says in said[name]["says"] and len(said[name]["says"].splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["another optimizer", "other data", "GPUs that are not here"])
+def test_a_refusal_is_printed_once_and_changes_nothing(name: str, finished: Path, tmp_path: Path) -> None:
+    """As a user starts it beside the finished run."""
+    document = job(digits(steps=6, **wrong_specs.RESUMED.get(name, {})))
+    code, says = SAID.get(name) or (64, "the job asks for 8 GPUs, this machine")
+    if name not in SAID:
+        document |= {"accelerator": {"type": "h100"}}
+    (tmp_path / "run").symlink_to(finished / "run")
+    before = tree(finished / "run")
+    result = launch(tmp_path, document)
+    told = result.stdout + result.stderr
+    assert result.code == code, told
+    assert told.count(says) == 1 and "Traceback" not in told and "Error" not in told, told
+    assert tree(finished / "run") == before

@@ -1,0 +1,34 @@
+"""Trains every train block of a JSON file in turn, in one start of the processes: python train_each.py FILE FOLDER.
+
+The losses of block NAME are in FOLDER/NAME/metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import sys
+from pathlib import Path
+
+from trainer import contract, distributed
+from trainer.metrics.progress import Progress
+from trainer.process import read_spec
+from trainer.train import Place, Run
+
+
+def main(file: Path, folder: Path) -> None:
+    stop = distributed.Stop()
+    distributed.initialize()
+    place = dataclasses.replace(Place.from_environ(), socket=None, profile=None)
+    for name, block in json.loads(file.read_text()).items():
+        spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
+        Run(spec, task, dataclasses.replace(place, run_dir=str(folder / name)), stop, Progress(None)).run()
+        gc.unfreeze()  # a run freezes what it finds, since its process ends with it
+        gc.enable()
+        gc.collect()
+    distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

@@ -1,0 +1,177 @@
+"""Wrong train blocks, given to the trainer one after the other in one process: python wrong_specs.py RUN_DIR SPEC.
+
+SPEC is the train block of the run that finished in RUN_DIR. Prints a line of JSON for each: its name, its exit code and
+what was said; `traceback` where that was no sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer import contract
+from trainer.distributed import Stop
+from trainer.errors import TrainerError
+from trainer.metrics.progress import Progress
+from trainer.process import exit_code, read_spec
+from trainer.spec import LM
+from trainer.train import Place, Run
+
+HERE = "wrong_specs"  # this module, as a job names it
+
+
+class NoLength:
+    def __getitem__(self, index: int) -> Any:
+        return np.zeros((4, 4)), 0
+
+
+class Absent:
+    def __init__(self) -> None:
+        raise KeyError("no such share")
+
+
+class Set:
+    """64 items of a kind that depends on the subclass."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        return np.zeros((8, 8), np.float32), index % 4
+
+
+class Triples(Set):
+    def __getitem__(self, index: int) -> Any:
+        return (*super().__getitem__(index), 1)
+
+
+class Ragged(Set):
+    def __getitem__(self, index: int) -> Any:
+        return np.zeros((8 + index % 2, 8), np.float32), 0
+
+
+class Words(Set):
+    def __getitem__(self, index: int) -> Any:
+        return "a word", 0
+
+
+def a_number(**keys: Any) -> int:
+    return 3
+
+
+VIT = {"kind": "vit", "layers": 1, "width": 8, "heads": 2, "patch": 4, "channels": 1}
+IMAGES = {"source": "synthetic", "examples": 512, "eval_examples": 64, "shape": [8, 8]}
+GPT2 = {"kind": "gpt2", "layers": 1, "width": 8, "heads": 2, "vocab": 256, "length": 8}
+
+
+def torch(name: str, **keys: Any) -> dict[str, Any]:
+    return {"data": {"source": "torch", "dataset": f"{HERE}:{name}", **keys}}
+
+
+def text(path: str, **model: Any) -> dict[str, Any]:
+    return {"task": LM, "model": GPT2 | model, "data": {"source": "text", "path": path}}
+
+
+def weights(folder: str) -> dict[str, Any]:
+    return {"task": LM, "model": GPT2 | {"init_from": folder}, "data": {"source": "synthetic"}}
+
+
+def by_epochs(**keys: Any) -> dict[str, Any]:
+    return {"steps": None, "epochs": 1, **keys}
+
+
+# Beside the finished run, in its folder: another job.
+RESUMED: dict[str, dict[str, Any]] = {
+    "another width": {"model": {"kind": "mlp", "layers": 1, "width": 9}},
+    "more layers": {"model": {"kind": "mlp", "layers": 2, "width": 32}},
+    "another kind of model": {"model": VIT | {"image": [8, 8]}},
+    "another optimizer": {"optimizer": {"name": "sgd"}},
+    "an average": {"optimizer": {"lr": 1e-2, "ema": 0.9, "schedule": {"name": "constant"}}},
+    "half precision": {"precision": "fp16"},
+    "another batch": {"batch": 32},
+    "another seed": {"seed": 1},
+    "no shuffling": {"data": IMAGES | {"shuffle": False}},
+    "fewer steps": {"steps": 3},
+    "other data": {"data": IMAGES | {"examples": 513}},
+}
+# In folders of their own.
+FRESH: dict[str, dict[str, Any]] = {
+    "a task of no module": {"task": "nowhere:Task"},
+    "a task that the module lacks": {"task": "trainer.tasks.classify:Classifier"},
+    "a task that is a function": {"task": f"{HERE}:a_number"},
+    "a dataset of no module": {"data": {"source": "torch", "dataset": "no.where:Data"}},
+    "a dataset without a length": torch("NoLength"),
+    "a dataset that raises": torch("Absent"),
+    "a dataset with arguments it does not take": torch("Set", args={"path": "/x"}),
+    "items of three": torch("Triples"),
+    "items of two shapes": torch("Ragged"),
+    "items of text": torch("Words"),
+    "text that no file matches": text("nowhere/*.txt"),
+    "text files that are empty": text("empty.txt"),
+    "text with too small a vocabulary": text("text.txt", vocab=100),
+    "text for images": {"data": {"source": "text", "path": "text.txt"}},
+    "a csv as array_record": {"data": {"source": "array_record", "path": "data.csv"}},
+    "a mistyped dataset": {"data": {"source": "tfds", "name": "digts"}},
+    "a model of no module": {"model": {"kind": "nowhere:Net"}},
+    "a model that is a number": {"model": {"kind": f"{HERE}:a_number"}},
+    "a model for other images": {
+        "model": {"kind": "vit", "layers": 1, "width": 8, "heads": 2, "image": [16, 16], "patch": 4}
+    },
+    "a language model for images": {"model": GPT2},
+    "weights that are not there": weights("nowhere"),
+    "weights with half a config": weights("half"),
+    "weights with a list for a config": weights("list"),
+    "weights of another model": weights("other"),
+    "checkpoints in a file": {"checkpoint": {"path": "data.csv"}},
+    "checkpoints below a file": {"checkpoint": {"path": "data.csv/checkpoints"}},
+    "a cache that is a file": {"compile_cache": "data.csv"},
+    "a decay longer than the epochs": by_epochs(optimizer={"schedule": {"name": "wsd", "decay": 1000}}),
+    "a profile behind the end": by_epochs(profile={"at": 1000}),
+    "a mesh of other devices": {"mesh": {"dp": 3}},
+}
+
+
+def write_files() -> None:
+    """What the specs name, in the working folder."""
+    for name, content in {"empty.txt": "", "text.txt": "some text\n" * 99, "data.csv": "1,2\n"}.items():
+        Path(name).write_text(content)
+    for name, content in {"half": "{", "list": "[1]", "other": '{"model_type": "gpt2"}'}.items():
+        Path(name).mkdir()
+        (Path(name) / "config.json").write_text(content)
+
+
+def attempt(spec: dict[str, Any], folder: str, stop: Stop) -> dict[str, Any]:
+    """How one training ends."""
+    run = None
+    try:
+        read, task = read_spec({contract.TRAIN_SPEC: json.dumps({k: v for k, v in spec.items() if v is not None})})
+        run = Run(read, task, Place(run_dir=folder), stop, Progress(None))
+        run.run()
+        return {"code": 0, "says": "it trained", "traceback": False}
+    except BaseException as error:
+        code = exit_code(error, has_stepped=run is not None and run.is_stepping)
+        return {"code": code, "says": str(error), "traceback": not isinstance(error, TrainerError)}
+    finally:
+        if run is not None:
+            run.store.close()
+
+
+def main() -> None:
+    run_dir, base = sys.argv[1], json.loads(sys.argv[2])
+    stop = Stop()
+    with tempfile.TemporaryDirectory() as here:
+        os.chdir(here)
+        write_files()
+        for name, changed in (RESUMED | FRESH).items():
+            folder = run_dir if name in RESUMED else os.path.join(here, "run")
+            print(json.dumps({"name": name, **attempt(base | changed, folder, stop)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

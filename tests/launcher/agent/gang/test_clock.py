@@ -1,0 +1,44 @@
+"""Where the seconds of a run go."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.agent.gang.clock import Clock, ratio
+
+
+def test_every_second_has_one_cause_and_uncommitted_steps_are_lost_when_an_attempt_dies() -> None:
+    clock = Clock(0.0)
+    clock.enter("init", 10.0)
+    clock.enter("step", 15.0)
+    for step in range(1, 11):
+        clock.reached(step, 15.0 + step)
+    clock.committed(6)
+    clock.enter("data", 25.0)
+    clock.died(27.0)
+    seconds = clock.seconds(30.0)
+    assert sum(seconds.values()) == pytest.approx(30.0)
+    assert (seconds["rendezvous"], seconds["init"], seconds["data"], seconds["down"]) == (10.0, 5.0, 2.0, 3.0)
+    assert (seconds["step"], seconds["lost_work"]) == (6.0, 4.0)
+
+
+def test_what_earlier_generations_committed_is_not_lost_again() -> None:
+    clock = Clock(0.0)
+    clock.carry({"step": 100.0, "down": 7.0})
+    clock.enter("step", 1.0)
+    clock.died(3.0)
+    seconds = clock.seconds(3.0)
+    assert (seconds["step"], seconds["lost_work"], seconds["down"]) == (100.0, 2.0, 7.0)
+
+
+def test_a_finished_attempt_loses_nothing() -> None:
+    clock = Clock(0.0)
+    clock.enter("step", 0.0)
+    clock.enter("done", 5.0)
+    clock.ended(5.0)
+    assert clock.seconds(5.0)["lost_work"] == 0.0
+    assert ratio(clock.seconds(5.0)) == 1.0
+
+
+def test_without_a_step_there_is_no_goodput() -> None:
+    assert ratio(Clock(0.0).seconds(9.0)) is None

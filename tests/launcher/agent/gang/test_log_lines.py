@@ -1,0 +1,68 @@
+"""The lines and the termination message with which an agent reports through the Kubernetes API."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.agent import write_termination_message
+from launcher.agent.gang import log_lines
+from launcher.agent.gang.verdict import Verdict, of_code
+
+
+def test_a_line_is_read_as_it_was_written() -> None:
+    assert log_lines.parse(log_lines.line("beat", {"step": 3, "phase": "data"})) == (
+        "beat",
+        {"step": 3, "phase": "data"},
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "jaxlaunch: ", "jaxlaunch: beat", "jaxlaunch: beat {", "jaxlaunch: beat 3", "jaxlaunch: boast {}", "[0] x"],
+)
+def test_any_other_line_is_none(line: str) -> None:
+    assert log_lines.parse(line) is None
+
+
+def test_a_program_cannot_pass_for_the_agent() -> None:
+    assert not log_lines.is_for_programs("[0] " + log_lines.line("verdict", {}))
+
+
+def test_a_line_that_was_truncated_is_still_not_for_people() -> None:
+    assert log_lines.is_for_programs(log_lines.line("tail", {"lines": ["a" * 50]})[:40])
+
+
+@pytest.mark.parametrize("fill", ["x", "\n", "\x00", "é", "🦊"])
+@pytest.mark.parametrize("length", [0, 100, 3_000, 50_000])
+def test_a_termination_message_fits_whatever_the_program_printed(fill: str, length: int) -> None:
+    verdict = of_code(83, "rank 1 raised: " + fill * length, rank=1, traceback=fill * length + "\nValueError: last")
+    text = log_lines.termination_message(verdict.to_json(), host=1, generation=2, attempt=3)
+    assert len(text.encode()) <= log_lines.MAX_MESSAGE
+    read = log_lines.parse_termination_message(text)
+    assert read is not None and (read["host"], read["generation"], read["attempt"]) == (1, 2, 3)
+    assert read["verdict"]["code"] == 83 and read["verdict"]["message"].startswith("rank 1 raised: ")
+    assert read["verdict"]["traceback"].endswith("ValueError: last")
+
+
+@pytest.mark.parametrize("message", [None, "", "Killed", "[1, 2]", '{"verdict": {}}', '{"jaxlaunch": 1}'])
+def test_anothers_termination_message_is_none(message: str | None) -> None:
+    assert log_lines.parse_termination_message(message) is None
+
+
+def test_a_verdict_is_the_same_after_a_termination_message() -> None:
+    verdict = of_code(83, "rank 1 raised", rank=1, host=0, step=3, traceback="Traceback\nValueError")
+    read = log_lines.parse_termination_message(log_lines.termination_message(verdict.to_json(), 0, 0, 1))
+    assert read is not None and Verdict.from_json(json.loads(json.dumps(read["verdict"]))) == verdict
+
+
+def test_what_a_program_wrote_in_its_place_is_no_part_of_the_termination_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_lines, "TERMINATION_LOG", str(tmp_path / "log"))
+    (tmp_path / "log").write_text("x" * 100_000)
+    write_termination_message(of_code(83, "rank 1 raised", rank=1), 0, 0, 1)
+    read = log_lines.parse_termination_message((tmp_path / "log").read_text())
+    assert read is not None and read["verdict"]["message"] == "rank 1 raised"

@@ -1,0 +1,92 @@
+"""Which hosts may join."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from launcher.agent.gang.rendezvous import Hello, names, refusal
+from trainer import contract
+
+LEADER = Hello(0, 2, "pod-0", "a", "node-7", {"python": "3.11.7", "jax": "0.10.2", "agent": "1"}, "f" * 64, 1, 9400)
+
+
+def hello(host: int, **changes: Any) -> Hello:
+    return dataclasses.replace(LEADER, host=host, pod=f"pod-{host}", hostname=f"h{host}", **changes)
+
+
+@pytest.mark.parametrize(
+    ("comes", "words", "ends_gang", "may_retry"),
+    [
+        (hello(1, generation=1), "set of pods: it has generation 1, host 0 has generation 2", False, True),
+        (hello(4), "not below the number of hosts, 4", False, False),
+        (hello(2), "same index as host 2 (old on node-7, pod pod-old), which has already joined", False, False),
+        (
+            hello(1, versions=LEADER.versions | {"jax": "0.11.2"}),
+            "host 1 has jax 0.11.2, host 0 has 0.10.2",
+            True,
+            False,
+        ),
+        (hello(1, versions=LEADER.versions | {"jax": None}), "host 1 has jax none, host 0 has 0.10.2", True, False),
+        (hello(1, spec="e" * 64), "spec eeeeeeeeeeee, host 0 has ffffffffffff", True, False),
+        (hello(1, fault="TPU_WORKER_ID = 3 but JOB_COMPLETION_INDEX = 1"), "TPU_WORKER_ID = 3", True, False),
+    ],
+)
+def test_who_does_not_belong_is_refused_by_name_and_value(
+    comes: Hello, words: str, ends_gang: bool, may_retry: bool
+) -> None:
+    present = {2: dataclasses.replace(hello(2), pod="pod-old", hostname="old")}
+    why = refusal(comes, LEADER, present, hosts=4)
+    assert why is not None and words in why.message and f"host {comes.host}" in why.message
+    assert (why.ends_gang, why.may_retry) == (ends_gang, may_retry)
+    assert why.code == (contract.BAD_SPEC if ends_gang else contract.LOST)
+
+
+def test_the_same_pod_may_say_hello_again() -> None:
+    assert refusal(hello(2), LEADER, {2: hello(2)}, hosts=4) is None
+
+
+def test_missing_hosts_are_named_and_a_long_list_is_cut() -> None:
+    assert names([3]) == "host 3"
+    assert names([2, 5]) == "hosts 2, 5"
+    assert names(list(range(30))).endswith("19 and 10 more")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(
+            (name, value)
+            for name in ("host", "generation", "pid", "metrics_port")
+            for value in (True, "1", 1.0, None, [])
+        ),
+        *((name, value) for name in ("pod", "hostname", "node", "spec") for value in (1, None, ["x"], {})),
+        *(("versions", value) for value in (None, [], "x", {"jax": 1}, {"jax": {}})),
+        ("fault", 3),
+    ],
+)
+def test_a_hello_with_a_field_of_another_type_is_none(field: str, value: Any) -> None:
+    with pytest.raises(TypeError):
+        Hello.from_wire(LEADER.to_wire() | {field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((name, "x" * 1_001) for name in ("pod", "hostname", "node", "spec", "fault")),
+        *((name, value) for name in ("host", "generation", "pid", "metrics_port") for value in (-1, 10**400)),
+        *(("versions", value) for value in ({"jax": "9" * 1_001}, {"j" * 1_001: None})),
+    ],
+)
+def test_a_hello_with_a_longer_text_or_a_greater_number_than_hosts_send_is_none(field: str, value: Any) -> None:
+    with pytest.raises(ValueError):
+        Hello.from_wire(LEADER.to_wire() | {field: value})
+
+
+def test_a_hello_without_a_field_is_none() -> None:
+    for name in LEADER.to_wire():
+        with pytest.raises(KeyError):
+            Hello.from_wire({key: value for key, value in LEADER.to_wire().items() if key != name})
+    assert Hello.from_wire({**LEADER.to_wire(), "newer": 1}) == LEADER

@@ -1,0 +1,166 @@
+"""What a host of the gang does with its leader's connection and its processes' ends. No process is started."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from launcher.agent.gang import config
+from launcher.agent.gang.rendezvous import Hello
+from launcher.agent.gang.verdict import Kind
+from launcher.agent.host.member import CHALLENGE_S, RETRY_REFUSED_S, Member
+from launcher.agent.io import link
+from trainer import contract
+from trainer.contract import AgentJob
+
+
+@pytest.fixture
+def member() -> tuple[Member, MagicMock]:
+    """Host 1 and its loop, which only notes what it is asked for."""
+    job = AgentJob("t", ("true",))
+    environ = {contract.LEADER: "127.0.0.1:1", contract.HOSTS: "2", contract.INDEX: "1", contract.UID: "u"}
+    place = config.read(environ | {contract.JOB: job.to_json()})
+    loop, quiet = MagicMock(), MagicMock()
+    hello = Hello.of(place, 9400)
+    return Member(place, loop, quiet, hello, quiet, None, say=quiet, finish=MagicMock(), orphaned=quiet), loop
+
+
+def test_a_connection_that_the_leader_reset_at_once_is_dialled_again(
+    member: tuple[Member, MagicMock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Callable[..., Any]:
+        raise OSError(22, "Invalid argument")  # as macOS says of a socket that was reset
+
+    of, loop = member
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sock = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    monkeypatch.setattr(link.Link, "__init__", refuse)
+    of._connected(sock)
+    other.close()
+    assert sock.fileno() == -1
+    assert loop.after.call_args_list[-1].args[1] == of._dialer._resolve
+
+
+def connection() -> tuple[socket.socket, socket.socket]:
+    """Both ends of one over TCP."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        return ours, listener.accept()[0]
+
+
+@pytest.fixture
+def stranger(member: tuple[Member, MagicMock]) -> Iterator[Callable[..., bytes]]:
+    """Sends a message to the member in the leader's place; returns what the member has sent."""
+    of, _ = member
+    ours, theirs = connection()
+    theirs.settimeout(0.0)
+    of._connected(ours)
+
+    def send(kind: str, /, **fields: Any) -> bytes:
+        theirs.sendall(json.dumps({"type": kind, **fields}).encode() + b"\n")
+        assert of._link is not None
+        of._link._read()
+        try:
+            return theirs.recv(65536)
+        except BlockingIOError:
+            return b""
+
+    yield send
+    ours.close()
+    theirs.close()
+
+
+VERDICT = {"cause": "bad_spec", "code": 64, "message": "end"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("start", {"attempt": 1, "coordinator": "127.0.0.1:1"}),
+        ("leave", {"verdict": VERDICT}),
+        ("verdict", {"attempt": 1, "verdict": VERDICT}),
+        ("welcome", {"epoch": "e"}),
+        ("welcome", {"fields": '{"epoch": "e"}', "proof": "0" * 64}),
+        ("refused", {"message": "go away", "code": 64, "may_retry": False}),
+        ("refused", {"fields": '{"message": "x", "code": 64, "may_retry": false}', "proof": "0" * 64}),
+        ("challenge", {"nonce": 3}),
+        ("ping", {}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("challenges", [0, 1])
+def test_a_host_obeys_nobody_who_has_not_proven_the_key_and_dials_again(
+    member: tuple[Member, MagicMock],
+    stranger: Callable[..., bytes],
+    kind: str,
+    fields: dict[str, Any],
+    challenges: int,
+) -> None:
+    of, loop = member
+    for _ in range(challenges):
+        assert json.loads(stranger("challenge", nonce="1" * 32))["type"] == "hello"
+    stranger(kind, **fields)
+    assert of._link is None and not of._has_started and of._verdict is None
+    assert not of._finish.called  # type: ignore[attr-defined]
+    assert loop.after.call_args_list[-1].args == (RETRY_REFUSED_S, of._dialer._resolve)
+    assert "host 0 did not admit this host: " in of._say.call_args.args[0]  # type: ignore[attr-defined]
+
+
+def test_a_leader_that_says_nothing_is_left_and_dialled_again(
+    member: tuple[Member, MagicMock], stranger: Callable[..., bytes]
+) -> None:
+    of, loop = member
+    of._ticked_at = time.monotonic()
+    of.last_message_at -= CHALLENGE_S + 1.0
+    of._tick()
+    assert of._link is None
+    assert loop.after.call_args_list[-1].args == (RETRY_REFUSED_S, of._dialer._resolve)
+
+
+def test_a_host_waits_longer_for_the_challenge_of_a_busy_leader_than_for_what_follows(
+    member: tuple[Member, MagicMock], stranger: Callable[..., bytes]
+) -> None:
+    of, _ = member
+    of._ticked_at = time.monotonic()
+    of.last_message_at -= link.SILENCE_S + 1.0
+    of._tick()
+    assert of._link is not None
+    stranger("challenge", nonce="1" * 32)
+    of.last_message_at -= link.SILENCE_S + 1.0
+    of._tick()
+    assert of._link is None
+    said = of._say.call_args.args[0]  # type: ignore[attr-defined]
+    assert "did not admit this host: no message for 10 s" in said
+
+
+def test_a_leader_that_closes_again_and_again_is_reported_once(member: tuple[Member, MagicMock]) -> None:
+    of, _ = member
+    for _ in range(3):
+        ours, theirs = connection()
+        of._connected(ours)
+        theirs.close()
+        assert of._link is not None
+        of._link._read()
+    said = [call.args[0] for call in of._say.call_args_list]  # type: ignore[attr-defined]
+    assert said == [
+        "host 0 did not admit this host: connection closed; it may be of another run, or have another gang_secret"
+    ]
+
+
+@pytest.mark.parametrize(("code", "passes_it_on"), [(1, True), (128, True), (255, True), (0, False), (137, False)])
+def test_a_wrapper_that_ends_with_a_code_of_its_own_passes_the_exception_on(
+    member: tuple[Member, MagicMock], monkeypatch: pytest.MonkeyPatch, code: int, passes_it_on: bool
+) -> None:
+    of, _ = member
+    sent: list[Kind] = []
+    monkeypatch.setattr(of, "_send_event", lambda kind, child, **fields: sent.append(kind))
+    child = MagicMock(rank=1, handled={"type": "ValueError"}, tail_text="")
+    of._child_ended(child, code)
+    assert (Kind.ERROR in sent) is passes_it_on

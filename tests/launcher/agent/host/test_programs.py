@@ -1,0 +1,60 @@
+"""Which process of a wrapper is the program, by real processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from launcher.agent.host import programs
+from tests.gang.agents import eventually
+
+
+@contextmanager
+def running(*command: str) -> Iterator[int]:
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        try:
+            yield process.pid
+        finally:
+            for pid in [*programs.below(process.pid, signal.SIGTERM), process.pid]:
+                programs.signal(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_told"),
+    [
+        ("echo ready; sleep 60; true", "sleep"),
+        ("echo ready; (sleep 60; true); true", "sleep"),
+        ("trap 'exit 3' TERM; echo ready; sleep 60; true", "sh"),
+        ("echo ready; exec sleep 60", "sleep"),
+    ],
+)
+def test_a_signal_to_a_shell_is_meant_for_what_it_runs_unless_it_has_a_trap(line: str, is_told: str) -> None:
+    def names(pid: int) -> list[str]:
+        found = []
+        for each in programs.below(pid, signal.SIGTERM):
+            with open(f"/proc/{each}/comm") as comm:
+                found.append(comm.read().strip())
+        return found
+
+    with running("sh", "-c", line) as pid:
+        assert eventually(lambda: names(pid) == [is_told])
+
+
+def test_a_program_with_workers_gets_its_signal_itself() -> None:
+    text = "import subprocess, time; subprocess.Popen(['sleep', '60']); print('ready', flush=True); time.sleep(60)"
+    with running("python3", "-c", text) as pid:
+        assert list(programs.below(pid, signal.SIGTERM)) == [pid] and programs.children(pid)
+        for child in programs.children(pid):
+            programs.signal(child, signal.SIGKILL)
+
+
+def test_a_handler_is_seen_and_its_absence() -> None:
+    text = "import signal, time; signal.signal(10, print); print('ready', flush=True); time.sleep(60)"
+    with running("python3", "-c", text) as pid:
+        assert programs.catches(pid, signal.SIGUSR1) and not programs.catches(pid, signal.SIGUSR2)

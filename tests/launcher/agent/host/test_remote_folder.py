@@ -1,0 +1,62 @@
+"""The process that copies the run folder to its bucket, as the agent sees it. A shell script is in its place."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from launcher.agent.gang import config
+from launcher.agent.host import remote_folder
+from launcher.agent.host.remote_folder import RemoteFolder
+from launcher.agent.io.loop import Loop
+from trainer import contract
+from trainer.contract import AgentJob
+
+
+@pytest.fixture
+def copier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Starts a run folder whose copier runs these lines of sh after it is ready."""
+
+    def start(lines: str) -> RemoteFolder:
+        script = tmp_path / "python"
+        script.write_text(f"#!/bin/sh\necho ready\n{lines}\n")
+        script.chmod(0o755)
+        monkeypatch.setattr(remote_folder, "sys", SimpleNamespace(executable=str(script)))
+        environ = {contract.LEADER: "127.0.0.1:1", contract.HOSTS: "1", contract.INDEX: "0", contract.UID: "u"}
+        place = config.read(environ | {contract.JOB: AgentJob("t", ("true",)).to_json()})
+        return RemoteFolder("gs://b/r", place)
+
+    return start
+
+
+@pytest.mark.parametrize(("lines", "is_whole"), [("cat; echo done", True), ("cat", False), ("exit 84", False)])
+def test_a_run_folder_is_whole_only_where_its_copier_says_so(copier, lines: str, is_whole: bool) -> None:
+    assert copier(lines).close() is is_whole
+
+
+def test_a_copier_that_the_loop_reaped_was_not_whole_and_is_reported(copier) -> None:
+    copied = copier("exec sleep 600")
+    before = signal.getsignal(signal.SIGCHLD), signal.set_wakeup_fd(-1)
+    loop = Loop()
+    codes: list[int] = []
+
+    def ended(code: int) -> None:
+        codes.append(code)
+        loop.stop()
+
+    try:
+        loop.on_child(lambda pid: None, lambda pid, code: None)
+        loop.on_end_of(copied.pid, ended)
+        os.kill(copied.pid, signal.SIGKILL)
+        loop.run()
+    finally:
+        signal.signal(signal.SIGCHLD, before[0])
+        signal.set_wakeup_fd(before[1])
+        for each in (loop._wake_read, loop._wake_write, loop._selector):
+            each.close()
+    assert codes == [-9]
+    assert copied.close() is False

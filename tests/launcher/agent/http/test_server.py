@@ -1,0 +1,64 @@
+"""The scrape and profile port, and who may hold it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from launcher.agent.host.profiles import Profiles
+from launcher.agent.http.server import MAX_CONNECTIONS, MetricsServer
+from launcher.agent.io.loop import Loop
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """That of a server, whose loop runs in a thread."""
+    loop, is_over = Loop(), threading.Event()
+    profiles = Profiles(True, list)
+    served = MetricsServer(loop, "127.0.0.1", 0, list, lambda texts: "x" * 100 + "\n", profiles.reply)
+    loop.every(0.01, lambda: loop.stop() if is_over.is_set() else None)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    yield served.port
+    assert thread.is_alive(), "the loop ended"
+    is_over.set()
+    thread.join()
+    signal.set_wakeup_fd(-1)
+    for one in [*served._open, served._listener, loop._wake_read, loop._wake_write]:
+        one.close()
+
+
+def ask(port: int, head: str) -> tuple[int, str]:
+    """Status and body of the answer."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(head.encode() + b"\r\n\r\n")
+        found = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+    answer, _, body = found.partition("\r\n\r\n")
+    return int(answer.split()[1]), body
+
+
+def test_silent_connections_do_not_keep_a_scrape_out(port: int) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(4 * MAX_CONNECTIONS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+        assert ask(port, "GET /metrics HTTP/1.1")[0] == 200
+
+
+@pytest.mark.parametrize("steps", ["1" * 5_000, "\u0663" * 9, "0" * 3_000 + "1"], ids=["digits", "arabic", "zeros"])
+def test_a_profile_of_thousands_of_digits_is_refused_in_one_line(port: int, steps: str) -> None:
+    status, body = ask(port, f"POST /profile?steps={steps} HTTP/1.1")
+    assert status == 400 and len(body) < 200 and "is not a number from 1 to 100" in json.loads(body)["error"]
+    assert ask(port, "GET /profile HTTP/1.1")[0] == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("header", ["Origin: https://example.com", "oRiGiN: null"])
+def test_a_web_page_may_not_ask_for_a_profile(port: int, method: str, header: str) -> None:
+    status, body = ask(port, f"{method} /profile HTTP/1.1\r\nHost: localhost\r\n{header}")
+    assert status == 403 and "web pages" in json.loads(body)["error"]

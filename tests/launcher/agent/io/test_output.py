@@ -1,0 +1,128 @@
+"""The agent's own streams, whose reader may be slow, gone, or late."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.io.loop import Loop, Ready
+from launcher.agent.io.output import LAST_BYTES, MAX_QUEUED, OutputStream, RankLog, log_path
+
+LINES, WIDTH = 40_000, 257  # of a fast writer: 10 MB, more than are kept
+
+
+class Idle(Loop):
+    """A loop that is not run: what is not written at once waits for flush()."""
+
+    def __init__(self) -> None:
+        pass
+
+    def watch(self, fd: int, mask: int, ready: Ready) -> None:
+        pass
+
+    def unwatch(self, fd: int) -> None:
+        pass
+
+
+class Pipe:
+    """A pipe, and all that was read from it once somebody began to read."""
+
+    def __init__(self) -> None:
+        self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self.write_end, False)
+        self._data = bytearray()
+        self._reader = threading.Thread(target=self._read)
+
+    def read(self) -> None:
+        self._reader.start()
+
+    def _read(self) -> None:
+        while data := os.read(self._read_end, 65536):
+            self._data += data
+
+    def close(self) -> list[str]:
+        """The lines that came."""
+        os.close(self.write_end)
+        if self._reader.ident is not None:
+            self._reader.join()
+        else:
+            self._data += os.read(self._read_end, 1 << 20)
+        os.close(self._read_end)
+        assert self._data.endswith(b"\n")
+        return self._data.decode().splitlines()
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    yield Pipe()
+
+
+def written(number: int) -> bytes:
+    return b"%d " % number + b"x" * (WIDTH - len(str(number)) - 2)
+
+
+def numbers(lines: list[str]) -> tuple[list[int], int]:
+    """The numbers of the lines that came, and how many were said to be dropped."""
+    notices = [re.match(r"\((\d+) lines were dropped here", line) for line in lines]
+    came = [int(line.split(" ")[0]) for line, notice in zip(lines, notices, strict=True) if notice is None]
+    return came, sum(int(notice[1]) for notice in notices if notice)
+
+
+def test_of_too_much_output_the_oldest_lines_go_and_are_counted(pipe: Pipe) -> None:
+    stream = OutputStream(Idle(), pipe.write_end)
+    for number in range(LINES):
+        stream.line(written(number))
+    pipe.read()
+    stream.flush(60.0)
+    came, dropped = numbers(pipe.close())
+    assert came[-1] == LINES - 1 and came == sorted(came)
+    assert dropped > 0 and dropped + len(came) == LINES
+    assert (LINES - dropped) * WIDTH > MAX_QUEUED - 2 * WIDTH
+
+
+def test_a_reader_that_is_late_at_the_end_gets_the_count_and_the_last_lines(pipe: Pipe) -> None:
+    stream = OutputStream(Idle(), pipe.write_end)
+    for number in range(1000):
+        stream.line(written(number))
+    stream.flush(0.0)  # its time is over
+    pipe.read()
+    stream.flush(60.0)
+    came, dropped = numbers(pipe.close())
+    assert came[-1] == 999 and dropped > 0 and dropped + len(came) == 1000
+    assert len(came) * WIDTH < 4 * LAST_BYTES
+
+
+def test_a_line_that_is_half_written_is_never_dropped(pipe: Pipe) -> None:
+    stream = OutputStream(Idle(), pipe.write_end)
+    stream.line(b"0 " + b"y" * (1 << 20))  # the pipe takes some of it
+    for number in range(1, LINES):
+        stream.line(written(number))
+    pipe.read()
+    stream.flush(60.0)
+    came, dropped = numbers(pipe.close())
+    assert came[0] == 0 and came[-1] == LINES - 1 and dropped + len(came) == LINES
+
+
+@pytest.mark.parametrize(("has_reader", "number"), [(False, errno.ENXIO), (True, errno.EINVAL)])
+def test_a_fifo_in_the_place_of_a_log_is_an_error_and_does_not_hold_the_agent_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_reader: bool, number: int
+) -> None:
+    path = log_path(tmp_path, 0)
+    path.parent.mkdir()
+    os.mkfifo(path)
+    if has_reader:
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("a FIFO is opened to be read"))
+    faults: list[OSError] = []
+    log = RankLog(tmp_path, 0, 1 << 20, faults.append)
+    log.line(b"a")
+    log.line(b"b")
+    assert [fault.errno for fault in faults] == [number]
+    if has_reader:
+        os.close(reader)

@@ -1,0 +1,53 @@
+"""Lines from real pipes, whose writers may never stop."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from launcher.agent.io.loop import Loop
+from launcher.agent.io.pipes import LinePipe
+
+
+class NoLoop:
+    """Stands in for the event loop: the tests read by themselves."""
+
+    def watch(self, *_: Any) -> None: ...
+
+    def unwatch(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def lines() -> list[bytes]:
+    return []
+
+
+@pytest.fixture
+def pipe(lines: list[bytes]) -> Iterator[LinePipe]:
+    made = LinePipe(cast(Loop, NoLoop()), 100, lines.append)
+    yield made
+    made.close()
+    os.close(made.write_end)
+
+
+def test_draining_a_pipe_ends_although_its_writer_never_does(pipe: LinePipe, lines: list[bytes]) -> None:
+    with subprocess.Popen(["yes", "x" * 50], stdout=pipe.write_end, stderr=subprocess.DEVNULL) as writer:
+        try:
+            while not lines:
+                pipe.drain()
+            stopped_at = len(lines)
+            pipe.drain()
+            assert len(lines) - stopped_at <= 1 + (1 << 20) // 51  # at most what a pipe can hold
+        finally:
+            writer.kill()
+
+
+def test_draining_reads_all_that_was_written_before(pipe: LinePipe, lines: list[bytes]) -> None:
+    os.write(pipe.write_end, b"line\n" * 10_000 + b"the last")
+    pipe.drain()
+    pipe.close()
+    assert lines == [b"line"] * 10_000 + [b"the last"]

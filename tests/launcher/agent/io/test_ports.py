@@ -1,0 +1,26 @@
+"""Which addresses a listening socket is reached at."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from launcher.agent.io.ports import listen
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.5", "localhost"])
+def test_a_socket_listens_on_the_address_that_it_is_given_alone(host: str) -> None:
+    with listen(host, 0) as listener:
+        address, port = listener.getsockname()
+        socket.create_connection((host, port)).close()
+        assert address == socket.gethostbyname(host)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.9", port))
+
+
+def test_a_socket_without_an_address_listens_on_every_one() -> None:
+    with listen("", 0) as listener:
+        port = listener.getsockname()[1]
+        for address in ("127.0.0.1", "127.0.0.9"):
+            socket.create_connection((address, port)).close()

@@ -1,0 +1,50 @@
+"""Lines of JSON that others wrote."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from launcher.agent.io import wire
+from launcher.agent.io.wire import MAX_DEPTH, decoded
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"{", b"\xff\xfe", b"1 2", b'{"a": 1} {"b": 2}', b"[" * 100_000, b'{"a":' * 50_000, b"1" * 5_000]
+    + [b"[" * (MAX_DEPTH + 2) + b"]" * (MAX_DEPTH + 2)],
+)
+def test_what_is_no_line_of_json_is_a_value_error_and_nothing_else(line: bytes) -> None:
+    with pytest.raises(ValueError):
+        decoded(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        (rb'"caf\udce9"', "caf\\udce9"),
+        (rb'{"\udce9": ["\udce9"]}', {"\\udce9": ["\\udce9"]}),
+        (rb'"\ud83d\ude00"', "\U0001f600"),
+        (b'"caf\xc3\xa9"', "café"),
+        (b'"caf\xe9"', "caf\ufffd"),
+        (b"[NaN, -Infinity, 1e999, 0.5]", [None, None, None, 0.5]),
+        (b" [1] ", [1]),
+    ],
+)
+def test_what_was_read_can_be_written_anywhere(line: bytes, value: Any) -> None:
+    assert decoded(line) == value
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+
+
+def test_a_line_that_nests_too_deep_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "_DECODER", None)
+    for line in (b'{"note":' * 8000, b"[" * 60_000, b'["' + rb"\"" * 30_000 + b'",' + b"[" * 40):
+        with pytest.raises(ValueError):
+            decoded(line)
+
+
+def test_brackets_in_strings_and_beside_each_other_are_not_depth() -> None:
+    for value in (["[" * 100, '\\"{' * 50], [[1]] * 100, {str(key): {} for key in range(100)}):
+        assert decoded(json.dumps(value).encode()) == value

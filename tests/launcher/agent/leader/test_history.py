@@ -1,0 +1,203 @@
+"""What follows an attempt, from the records of all attempts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from launcher.agent.gang.verdict import of_code
+from launcher.agent.leader.history import (
+    AT_ONCE_S,
+    Record,
+    advanced,
+    generations_without_progress,
+    given_up,
+    given_up_unseen,
+    next_move,
+    preemptions_without_progress,
+    restarts_by_cause,
+)
+from trainer import contract
+
+
+def record(attempt: int, code: int = contract.CRASH, committed: int | None = None, generation: int = 0) -> Record:
+    verdict = of_code(code, f"error {attempt}", rank=1)
+    return Record(
+        "u", generation, attempt, verdict.cause, 1, committed, committed, {}, verdict.to_json(), attempt, attempt
+    )
+
+
+@pytest.mark.parametrize(
+    ("records", "budget", "again", "code", "message"),
+    [
+        ([record(1)], 3, True, 83, "error 1"),
+        ([record(1)], 0, False, 83, "error 1"),
+        ([record(1), record(2), record(3)], 3, True, 83, "error 3"),
+        ([record(1), record(2), record(3), record(4)], 3, False, 83, "error 1"),
+        ([record(1), record(2), record(3, committed=10), record(4), record(5)], 3, True, 83, "error 5"),
+        ([record(1, committed=10), record(2, committed=10), record(3)], 2, False, 83, "error 1"),
+        ([record(1, contract.HANG), record(2)], 1, False, 82, "error 1"),
+        ([record(1, contract.NOT_FINITE)], 3, False, 76, "error 1"),
+        ([record(1, contract.PREEMPTED)], 3, False, 80, "error 1"),
+        ([record(1, contract.DONE)], 3, False, 0, "error 1"),
+        ([record(1, 137)], 3, True, 137, "error 1"),
+        ([record(1), record(2, generation=1)], 1, True, 83, "error 2"),
+        ([record(1), record(2, generation=1), record(3, generation=1)], 1, False, 83, "error 1"),
+        ([record(1), record(2, generation=1), record(3, generation=2)], 0, False, 79, "the first error was: error 1"),
+        ([record(1, committed=5), record(2, generation=1), record(3, generation=2)], 0, False, 83, "error 1"),
+        ([record(1), record(2, generation=1), record(3, 5, 7, generation=2)], 0, False, 5, "error 3"),
+        (
+            [record(1), record(2, contract.PREEMPTED, generation=1), record(3, generation=2)],
+            0,
+            False,
+            83,
+            "error 1",
+        ),
+    ],
+)
+def test_what_follows_an_attempt(records: list[Record], budget: int, again: bool, code: int, message: str) -> None:
+    move = next_move(records, budget, everyone_lives=True)
+    assert (move.again, move.verdict.code) == (again, code)
+    assert message in move.verdict.message
+
+
+def test_a_step_that_was_only_restored_is_no_progress() -> None:
+    restored = [dataclasses.replace(record(n, generation=n), last_committed=40) for n in range(3)]
+    assert advanced(restored) == [False] * 3
+    assert next_move(restored, 0, everyone_lives=True).verdict.code == contract.NO_PROGRESS
+    assert advanced([*restored, record(4, committed=60)])[-1]
+
+
+def test_without_every_agent_nothing_starts_in_place() -> None:
+    assert not next_move([record(1, contract.LOST)], 3, everyone_lives=False).again
+
+
+def test_generations_that_were_stopped_do_not_count_as_without_progress() -> None:
+    stopped = [record(index, contract.PREEMPTED, generation=index) for index in range(9)]
+    assert generations_without_progress(stopped) == 0
+
+
+def preempted(attempt: int, committed: int | None = None, generation: int = 0) -> Record:
+    return record(attempt, contract.PREEMPTED, committed, generation)
+
+
+def test_preemptions_in_a_row_without_a_newly_committed_step_end_as_no_progress_unless_unlimited() -> None:
+    past = [preempted(index, generation=index) for index in range(3)]
+    verdict = given_up(past, 3, 3)
+    assert verdict is not None and verdict.code == contract.NO_PROGRESS
+    assert "no newly committed step in 3 preemptions in a row, of 3 (restarts.preempted)" in verdict.message
+    assert given_up(past, 3, None) is None and given_up(past, 3, 4) is None
+    again = given_up([preempted(index) for index in range(3)], 0, 3)  # Kueue's: pods of the same generation
+    assert again is not None and again.code == contract.NO_PROGRESS
+
+
+def test_a_trainer_without_checkpoints_is_given_up_after_as_many_free_restarts() -> None:
+    assert given_up_unseen(generation=24, crash_budget=5, preempted_budget=20) is None
+    assert given_up_unseen(generation=99, crash_budget=5, preempted_budget=None) is None
+    verdict = given_up_unseen(generation=25, crash_budget=5, preempted_budget=20)
+    assert verdict is not None and verdict.code == contract.NO_PROGRESS
+    assert "in at least 20 preemptions in a row, of 20 (restarts.preempted): the job keeps no" in verdict.message
+
+
+def test_a_newly_committed_step_ends_a_row_of_preemptions_and_a_crash_does_not() -> None:
+    past = [preempted(1), preempted(2, committed=10), preempted(3), record(4), preempted(5)]
+    assert preemptions_without_progress(past) == 2
+    assert preemptions_without_progress([*past, preempted(6, committed=20)]) == 0
+    assert preemptions_without_progress([]) == 0
+
+
+def test_a_program_that_reports_no_step_and_ran_for_long_before_its_preemption_was_not_fruitless() -> None:
+    long = dataclasses.replace(preempted(1), ended=1 + AT_ONCE_S + 1)
+    assert preemptions_without_progress([long]) == 0
+    stepped = dataclasses.replace(long, verdict=of_code(contract.PREEMPTED, "stopped", step=5).to_json())
+    assert preemptions_without_progress([stepped]) == 1
+
+
+def test_an_attempt_that_was_preempted_while_it_waited_long_for_hosts_was_fruitless() -> None:
+    long = dataclasses.replace(preempted(1), ended=1 + AT_ONCE_S + 1)
+    waited = dict.fromkeys(contract.CLOCK, 0.0) | {"rendezvous": AT_ONCE_S, "down": 1.0}
+    assert preemptions_without_progress([dataclasses.replace(long, seconds=waited)]) == 1
+    assert preemptions_without_progress([dataclasses.replace(long, seconds=waited | {"init": 700.0})]) == 0
+
+
+def test_every_end_but_the_last_was_a_restart() -> None:
+    assert restarts_by_cause([record(1), record(2), record(3, 137), record(4, 0)]) == {"crash": 2, "killed": 1}
+
+
+TRACE = 'Traceback (most recent call last):\n  File "/x/train.py", line {line}, in main\n    build()\nValueError: no\n'
+
+
+def failed(
+    attempt: int,
+    said: str = "raised: ValueError: no such layer",
+    trace: str = TRACE.format(line=3),
+    *,
+    rank: int = 0,
+    step: int | None = None,
+    committed: int | None = None,
+    took_s: float = 5.0,
+    code: int = contract.CRASH,
+) -> Record:
+    """An attempt that crashed, `took_s` seconds after its start."""
+    verdict = of_code(code, f"rank {rank} {said}", rank=rank, step=step, traceback=trace)
+    cause, fields = verdict.cause, verdict.to_json()
+    return Record("u", attempt, attempt, cause, rank, committed, committed, {}, fields, 100.0, 100.0 + took_s)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [failed(1), failed(2)],
+        [failed(1), failed(2, rank=3)],
+        [failed(1), failed(2, "raised: KeyError: 3"), failed(3, "raised: KeyError: 3")],
+        [failed(1, "raised: ValueError: at 0x7f01, pid 17"), failed(2, "raised: ValueError: at 0x7f99, pid 18")],
+        [failed(1, "raised: ValueError: option reduce='nccl'"), failed(2, "raised: ValueError: option reduce='nccl'")],
+        [failed(n, "'s program ended with exit code 2", "python: can't open file 'x.py'") for n in (1, 2)],
+        [failed(n, "'s program ended with exit code 1", "") for n in (1, 2)],
+    ],
+)
+def test_what_fails_twice_alike_before_any_progress_is_not_tried_a_third_time(records: list[Record]) -> None:
+    move = next_move(records, 3, True)
+    assert (move.again, move.verdict.code) == (False, contract.STARTUP)
+    assert move.verdict.message.startswith(records[-1].verdict["message"])
+    assert move.verdict.traceback == (records[-1].verdict["traceback"])
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [failed(1)],
+        [failed(1), failed(2, trace=TRACE.format(line=4))],
+        [failed(1), failed(2, "raised: KeyError: 3")],
+        [failed(1), failed(2, "raised: ValueError: another word")],
+        [failed(1, step=7), failed(2, step=7)],
+        [failed(1, committed=7), failed(2)],
+        [failed(1, took_s=4000.0), failed(2)],
+        [failed(n, "raised: ConnectionRefusedError: [Errno 111] Connection refused") for n in (1, 2)],
+        [failed(n, "raised: JaxRuntimeError: UNAVAILABLE: failed to connect to all addresses") for n in (1, 2)],
+        [failed(n, "raised: ValueError: Gloo all-reduce failed: Connection closed by peer") for n in (1, 2)],
+        [failed(n, "'s program ended while other ranks went on", "") for n in (1, 2)],
+        [failed(n, "was killed by SIGKILL", "", code=137) for n in (1, 2)],
+        [failed(1, "'s program ended with exit code 2", "x"), failed(2, "'s program ended with exit code 3", "x")],
+    ],
+)
+def test_what_may_pass_or_made_progress_is_tried_again(records: list[Record]) -> None:
+    assert next_move(records, 3, True).again
+
+
+@pytest.mark.parametrize("words", ["No space left on device", "Disk quota exceeded", "RESOURCE: [ENOSPC] write"])
+def test_a_full_disk_is_not_tried_again_on_the_same_hosts(words: str) -> None:
+    full = failed(1, f"raised at step 5: StorageError: saving failed: {words}", step=5, code=contract.STORAGE)
+    broken = failed(1, "raised at step 5: StorageError: saving failed: stale handle", step=5, code=contract.STORAGE)
+    move = next_move([full], 3, True)
+    assert (move.again, move.verdict.code) == (False, contract.STORAGE) and words in move.verdict.message
+    assert next_move([broken], 3, True).again
+
+
+def test_a_full_disk_keeps_its_verdict_whatever_failed_before_it() -> None:
+    full = failed(2, "raised: StorageError: saving failed: No space left on device", step=5, code=contract.STORAGE)
+    for earlier in (failed(1, step=5), failed(1, "was killed by SIGKILL", code=137, step=5)):
+        move = next_move([earlier, full], 3, True)
+        assert (move.again, move.verdict.code) == (False, contract.STORAGE)
+        assert "No space left on device" in move.verdict.message

@@ -1,0 +1,61 @@
+"""The leader's way to its JobSet: through failures of the server, and no further once it is refused."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.agent.gang.recorded import Recorded
+from launcher.agent.leader.jobset import JobSet, has_token
+
+KNOWN = Recorded("1234", 1.0, "running", 1, 0, step=7)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, said: list[str], *answers: Any) -> tuple[JobSet, list[bytes]]:
+    """A JobSet whose server answers like this, and what was sent."""
+    sent: list[bytes] = []
+    waiting: Iterator[Any] = iter(answers)
+
+    def patch(self: JobSet, body: bytes) -> tuple[int, str]:
+        sent.append(body)
+        answer = next(waiting)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer, "patch is forbidden" if answer == 403 else ""
+
+    monkeypatch.setattr(JobSet, "_patch", patch)
+    return JobSet("lm", said.append), sent
+
+
+def test_a_server_that_fails_is_tried_again_and_the_first_failure_is_said(
+    monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    faults = (TimeoutError("timed out"), ssl.SSLError("no"), 429, 503, 200)
+    jobset, sent = answering(monkeypatch, said, *faults)
+    for _ in faults:
+        jobset.annotate(KNOWN)
+    assert len(sent) == 5 and b"1234" in sent[0]
+    assert said == ["how far the job is cannot be written on its JobSet (patch jobsets lm): timed out"]
+
+
+@pytest.mark.parametrize("code", [401, 403, 404, 409])
+def test_a_server_that_refuses_is_asked_no_more(monkeypatch: pytest.MonkeyPatch, said: list[str], code: int) -> None:
+    jobset, sent = answering(monkeypatch, said, code)
+    jobset.annotate(KNOWN)
+    jobset.annotate(KNOWN)
+    assert len(sent) == 1 and f"HTTP {code}" in said[0]
+
+
+def test_a_pod_without_a_token_writes_nothing(tmp_path: Path) -> None:
+    assert not has_token(tmp_path)
+    (tmp_path / "token").touch()
+    assert has_token(tmp_path)

@@ -1,0 +1,245 @@
+"""What a message costs the leader, and what it makes of one that no agent would send. No process is started."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.agent.gang.handshake import HostSide
+from launcher.agent.gang.recorded import Recorded
+from launcher.agent.leader.leader import CLOSE_S
+from launcher.agent.leader.run_folder import RunFolder
+from launcher.agent.leader.summary import Summary
+from tests.launcher.agent.leader.gangs import STEPPING, UID, Gang, opcodes, reset
+from trainer import contract
+from trainer.contract import AgentJob
+
+ECHO = {"type": "ValueError", "message": "Gloo: Connection closed by peer", "traceback": "T", "code": None}
+HANG = "the step timeout of 5 s passed first on rank 4, after 5 s"
+
+
+def beats(of: Gang) -> list[int]:
+    of.beat(3)
+    return [of.beat(3, step=4), of.beat(3, step=5), of.beat(3, committed=5), of.send(3, "beat", ranks={}, metrics=None)]
+
+
+def echoes(of: Gang) -> list[int]:
+    for host in range(3, len(of.hosts)):
+        of.event(host, "error", error=ECHO)
+    return [of.event(2, "error", error=ECHO), of.event(2, "exit", exit=1, text="x"), of.beat(2)]
+
+
+def stacks(of: Gang) -> list[int]:
+    of.event(2, "hang", text=HANG)
+    of.send(3, "stacks", rank=6, status=STEPPING.to_wire(), text="t")
+    return [of.send(3, "stacks", rank=7, status=STEPPING.to_wire(), text="t"), of.beat(2)]
+
+
+def ends(of: Gang) -> list[int]:
+    of.event(2, "exit", exit=-9)
+    of.send(2, "gone")
+    return [of.beat(3, exit=-9), of.event(3, "exit", exit=-9), of.send(3, "gone"), of.close(3)]
+
+
+def notes(of: Gang) -> list[int]:
+    return [of.send(3, "note", text="a note")]
+
+
+@pytest.mark.parametrize("messages", [beats, echoes, stacks, ends, notes], ids=lambda one: one.__name__)
+def test_what_a_message_costs_does_not_depend_on_how_many_hosts_there_are(
+    gang: Callable[..., Gang], messages: Callable[[Gang], list[int]]
+) -> None:
+    few, many = messages(gang(6)), messages(gang(300))
+    assert all(count > 0 for count in few)
+    assert all(large <= 1.5 * small for small, large in zip(few, many, strict=True)), (few, many)
+
+
+def test_what_a_hello_costs_does_not_depend_on_how_many_have_joined(gang: Callable[..., Gang]) -> None:
+    few, many = gang(400, joined=2), gang(400, joined=300)
+    assert many.join(300) <= 1.5 * few.join(2)
+
+
+def test_a_tick_looks_at_those_whose_turn_it_is_and_not_at_every_rank(gang: Callable[..., Gang]) -> None:
+    costs = []
+    for hosts in (100, 300):
+        of = gang(hosts)
+        (tick,) = of.loop.ticks
+        costs.append(opcodes(tick))
+    assert costs[1] <= 4 * costs[0], costs
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "event"},
+        {"type": "event", "kind": "error", "rank": 2, "status": {}, "error": "boom"},
+        {"type": "event", "kind": "error", "rank": 2, "status": {"step": "x"}},
+        {"type": "event", "kind": "error", "rank": 2, "status": []},
+        {"type": "event", "kind": ["error"], "rank": 2, "status": {}},
+        {"type": "event", "kind": "exit", "rank": 0, "status": {}},
+        {"type": "event", "kind": "exit", "rank": 99, "status": {}},
+        {"type": "event", "kind": "exit", "rank": "2", "status": {}},
+        {"type": "event", "kind": "exit", "rank": 2, "status": {}, "exit": "x"},
+        {"type": "beat", "ranks": [], "metrics": None},
+        {"type": "beat", "ranks": {"2": 3}, "metrics": None},
+        {"type": "beat", "ranks": {"0": {"step": 3}}, "metrics": None},
+        {"type": "beat", "ranks": {"2-9": {"step": 3}}, "metrics": None},
+        {"type": "beat", "ranks": {"3-2": {"step": 3}}, "metrics": None},
+        {"type": "beat", "ranks": {"two": {"step": 3}}, "metrics": None},
+        {"type": "beat", "ranks": {"2": {"step": 2**70}}, "metrics": None},
+        {"type": "beat", "ranks": {"2": {"stopped": "yes"}}, "metrics": None},
+        {"type": "beat", "ranks": {}, "metrics": ["loss"]},
+        {"type": "stacks", "rank": 2, "status": {}},
+        {"type": "note"},
+    ],
+    ids=json.dumps,
+)
+def test_a_message_of_another_form_ends_its_link_and_not_the_leader(
+    gang: Callable[..., Gang], message: dict[str, Any]
+) -> None:
+    of = gang(3)
+    of.beat(2)
+    of.raw(1, json.dumps({"attempt": 1, **message, "epoch": of.epoch, "n": 0}).encode() + b"\n")
+    assert any("invalid message" in text for text in of.said), of.said
+    of.beat(2)
+    of.event(2, "error", error={"type": "ValueError", "message": "boom"})
+    # On a busy machine the lost host is the verdict before the exception arrives.
+    assert any("boom" in text or "host 1 (ranks 2 to 3) was lost" in text for text in of.said), of.said
+
+
+@pytest.mark.parametrize("line", [b"[" * 100_000, b"\x00", b"3", b'{"type": 3}', b'{"type":' + b"[" * 50_000, b"{}"])
+def test_a_line_that_is_no_message_ends_its_link_and_not_the_leader(gang: Callable[..., Gang], line: bytes) -> None:
+    of = gang(3)
+    sock, fd = of.hosts[1]
+    sock.sendall(line + b"\n")
+    for _ in range(10):  # a line may be longer than what is read at once
+        if fd in of.loop.ready:
+            of.read(fd)
+    assert fd not in of.loop.ready
+    of.event(2, "error", error={"type": "ValueError", "message": "boom"})
+    assert any("boom" in text or "host 1 (ranks 2 to 3) was lost" in text for text in of.said), of.said
+
+
+def test_a_hello_of_another_form_is_closed_and_the_host_may_still_join(gang: Callable[..., Gang]) -> None:
+    of = gang(3, joined=2)
+    of.join(2, spec=3)
+    assert of.hosts[2][1] not in of.loop.ready
+    of.join(2)
+    assert any("starting attempt 1" in text for text in of.said)
+
+
+def test_a_connection_that_is_reset_before_it_is_accepted_does_not_end_the_leader(gang: Callable[..., Gang]) -> None:
+    of = gang(3, joined=2)
+    reset(socket.create_connection(of.address))
+    of.read(of.listener)
+    of.join(2)
+    assert any("starting attempt 1" in text for text in of.said)
+
+
+def test_a_host_that_is_killed_after_its_hello_has_not_joined(gang: Callable[..., Gang]) -> None:
+    of = gang(3, joined=2)
+    greeting = of.greeting(HostSide(UID.encode()), 2, of.connect(2))
+    sock, fd = of.hosts[2]
+    sock.sendall(greeting)
+    reset(sock)
+    of.read(fd)
+    assert 2 not in of.leader._peers and not of.said
+    of.join(2)
+    assert any("starting attempt 1" in text for text in of.said)
+
+
+def test_a_host_that_is_lost_while_another_is_refused_does_not_end_the_leader(gang: Callable[..., Gang]) -> None:
+    of = gang(5, joined=4)
+    for host in (1, 2):
+        reset(of.hosts[host][0])
+    of.join(4, spec="another")
+    assert any("has a different job" in text for text in of.said), of.said
+    of.join(3, pod="another")
+
+
+def test_a_verdict_is_in_the_summary_before_any_host_is_told(gang: Callable[..., Gang], tmp_path: Path) -> None:
+    of = gang(3)
+    of.event(2, "error", error={"type": "ValueError", "message": "boom"})
+    found = Summary.read(RunFolder(tmp_path / "0", of.said.append), UID)
+    assert found is not None and found.of is not None and found.of.judged is not None
+    assert "boom" in found.of.judged["message"] and found.of.attempt == 1
+
+
+def test_a_report_to_the_hosts_says_what_the_attempt_itself_has_spent(gang: Callable[..., Gang]) -> None:
+    of = gang(3)
+    said = of.leader._gang(1e6)
+    assert said["of"]["attempt"] == 1 and said["of"]["generation"] == 0 and said["of"]["started"] > 0
+    assert set(said["of"]["seconds"]) == set(said["seconds"])
+
+
+def test_a_deadline_that_passes_when_the_run_has_ended_stops_nothing(gang: Callable[..., Gang]) -> None:
+    of = gang(1)
+    of.event(0, "error", error={"type": "ValueError", "message": "boom"})
+    of.send(0, "gone")
+    said = list(of.said)
+    job = dataclasses.replace(of.place.job, deadline_s=0.001)
+    of.leader._config = dataclasses.replace(of.place, job=job)
+    of.leader._check_deadline(1e9)
+    assert of.said == said
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_given_up"), [({}, True), ({contract.RUN_URL: "gs://bucket/run"}, False)], ids=["none", "bucket"]
+)
+def test_a_late_generation_is_given_up_where_no_checkpoints_are_kept_and_not_where_their_bucket_is_out_of_reach(
+    gang: Callable[..., Gang], variables: dict[str, str], is_given_up: bool
+) -> None:
+    job = AgentJob("t", processes_per_host=2, crash_budget=5, preempted_budget=20)
+    of = gang(2, joined=0, job=job, variables={contract.GENERATION: "25", **variables})
+    assert of.place.run_dir is None and (of.leader._verdict is not None) is is_given_up
+
+
+def test_every_host_may_leave_before_the_end_is_written_on_the_jobset(
+    gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = gang(3)
+    order: list[str] = []
+    broadcast = of.leader._broadcast
+    monkeypatch.setattr(of.leader, "_annotator", SimpleNamespace(keep=lambda known, wait_s: order.append(known.when)))
+    monkeypatch.setattr(of.leader, "_broadcast", lambda kind, **fields: (order.append(kind), broadcast(kind, **fields)))
+    of.event(2, "error", error={"type": "ValueError", "message": "boom"})
+    for host in range(3):
+        of.send(host, "gone")
+    assert order == ["verdict", "ping", "leave", "left"]
+
+
+def test_the_time_for_hosts_to_leave_begins_when_the_end_is_on_storage(
+    gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = gang(3)
+    written: list[float] = []
+    write = Summary.write_after
+
+    def slowly(summary: Summary, *where: Any) -> None:
+        write(summary, *where)
+        written.append(time.monotonic())
+
+    monkeypatch.setattr(Summary, "write_after", slowly)
+    of.event(2, "error", error={"type": "ValueError", "message": "boom"})
+    for host in range(3):
+        of.send(host, "gone")
+    assert of.leader._until >= written[0] + CLOSE_S
+
+
+def test_what_is_written_on_the_jobset_at_the_end_counts_the_last_attempt_too(
+    gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = gang(1)
+    written: list[Recorded] = []
+    monkeypatch.setattr(of.leader, "_annotator", SimpleNamespace(keep=lambda known, wait_s: written.append(known)))
+    of.event(0, "error", error={"type": "ValueError", "message": "boom"})
+    of.send(0, "gone")
+    assert [dict(known.ends or {}) for known in written] == [{"crash": 1}]

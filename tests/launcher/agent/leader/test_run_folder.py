@@ -1,0 +1,128 @@
+"""What is kept in the run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.agent.io.output import log_path
+from launcher.agent.leader import history, unfinished
+from launcher.agent.leader.history import Record
+from launcher.agent.leader.run_folder import AGENTS, ATTEMPTS, MAX_JSON, MAX_READ, TAIL_BYTES, RunFolder, agents
+from launcher.agent.leader.summary import FILE, Of, Summary, stored
+from tests import mutate
+
+
+def test_tails_of_many_ranks_stay_bounded(tmp_path: Path) -> None:
+    for rank in range(100):
+        path = log_path(tmp_path, rank)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(f"{rank} says {line}\n" for line in range(5_000)))
+    tails = RunFolder(tmp_path, print).tails([73, *range(73), *range(74, 100)])
+    assert tails[0][0] == 73 and sum(len(line) + 1 for _, lines in tails for line in lines) <= TAIL_BYTES
+    assert len(tails[0][1]) > len(tails[1][1]) and all(lines[-1].endswith("says 4999") for _, lines in tails)
+
+
+def record(attempt: int) -> Record:
+    verdict = {"cause": "crash", "code": 83, "message": "rank 1 raised"}
+    return Record("uid", 0, attempt, "crash", None, None, None, {"step": 1.5}, verdict, 1.0, 2.0)
+
+
+def test_a_torn_line_does_not_swallow_the_next_record(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, print)
+    folder.append(record(1))
+    with (tmp_path / ATTEMPTS).open("ab") as file:
+        file.write(b'{"uid": "uid", "gener\xc3')
+    folder.append(record(2))
+    folder.append(record(3))
+    assert [each.attempt for each in folder.records("uid")] == [1, 2, 3]
+    assert (tmp_path / ATTEMPTS).read_bytes().count(b"\n") == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attempt": "1"},
+        {"generation": True},
+        {"seconds": 3},
+        {"seconds": {"step": "x"}},
+        {"verdict": {"code": 83}},
+        {"verdict": {"cause": "crash", "code": "83", "message": ""}},
+        {"last_committed": 1.5},
+        {"ended": 1e300},
+    ],
+    ids=str,
+)
+def test_a_record_with_a_field_of_another_form_is_left_out(tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = RunFolder(tmp_path, print)
+    folder.append(record(1))
+    with (tmp_path / ATTEMPTS).open("a") as file:
+        file.write(json.dumps({**record(2).to_json(), **change}) + "\n")
+    folder.append(record(3))
+    assert [each.attempt for each in folder.records("uid")] == [1, 3]
+
+
+@pytest.mark.parametrize("name", [ATTEMPTS, FILE])
+def test_what_is_no_regular_file_is_read_as_none_and_said(tmp_path: Path, name: str) -> None:
+    for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path), os.mkdir):
+        said: list[str] = []
+        folder = RunFolder(tmp_path, said.append)
+        make(tmp_path / name)  # type: ignore[operator]
+        assert folder.records("uid") == [] and folder.read(FILE) == {}
+        assert len(said) == (name == ATTEMPTS), said
+        (tmp_path / name).rmdir() if (tmp_path / name).is_dir() else (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize("text", ["[" * 9_000, "{}", "[1]", '[{"host": 0}]', '[{"host": 0, "address": 1, "pid": 1}]'])
+def test_a_list_of_agents_of_another_form_names_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / AGENTS).write_text(text)
+    assert agents(tmp_path) == []
+
+
+def test_of_a_file_that_others_filled_the_end_is_read(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, print)
+    folder.append(record(1))
+    with (tmp_path / ATTEMPTS).open("ab") as file:
+        file.write(b"[" * MAX_READ + b"\n")
+        file.truncate(1 << 40)  # a terabyte of zeros, without a block of it
+    folder.append(record(2))
+    assert [each.attempt for each in folder.records("uid")] == [2]
+
+
+def test_a_file_of_more_values_than_ours_get_takes_no_memory_of_its_agent(tmp_path: Path) -> None:
+    for data in (b"[" * MAX_JSON, b"[" + b"[]," * (MAX_JSON // 3 - 9) + b"0]", b"1" * (2 * MAX_JSON)):
+        (tmp_path / FILE).write_bytes(data)
+        tracemalloc.start()
+        assert stored(RunFolder(tmp_path, print)) == {}
+        assert tracemalloc.get_traced_memory()[1] < 64 * 1024 * 1024
+        tracemalloc.stop()
+
+
+def test_the_summary_of_a_large_gang_that_hung_is_read(tmp_path: Path) -> None:
+    of = Of("uid", 0, 1, 1.0, 2.0)
+    stacks = {rank: '  File "train.py", line 3, in f\n' * 60 for rank in range(4_000)}
+    Summary(None, 1, {"step": 1.0}, {}, stacks=stacks, of=of).write(folder := RunFolder(tmp_path, print))
+    found = Summary.read(folder, "uid")
+    assert found is not None and found.stacks == stacks
+
+
+def test_records_and_summaries_that_were_changed_anywhere_are_read_or_left_out(tmp_path: Path) -> None:
+    folder, chance = RunFolder(tmp_path, print), random.Random(19)
+    of = Of("uid", 1, 4, 1.0, 2.0, {"step": 1.0}, 3, 5, 0.5, record(4).to_json()["verdict"])
+    summary = Summary(None, 5, {"step": 1.0}, {"crash": 3}, 5, {"loss": 1.0}, ["a note"], {0: "a stack"}, of).to_json()
+    seeds = [json.dumps(record(number).to_json()).encode() for number in (1, 2, 3)]
+    whole = json.dumps(summary).encode()
+    for _ in range(200):
+        (tmp_path / ATTEMPTS).write_bytes(b"\n".join(mutate.lines(seeds, 100, chance)))
+        (tmp_path / FILE).write_bytes(mutate.one(whole, chance))
+        records = unfinished.settle(folder, "uid")
+        if records:
+            json.dumps(history.next_move(records, 3, everyone_lives=True).verdict.to_json(), allow_nan=False)
+            assert sum(history.ends_by_cause(records).values()) == len(records)
+        assert isinstance(stored(folder).get("of", {}), dict | None)

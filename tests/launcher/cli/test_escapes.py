@@ -1,0 +1,62 @@
+"""Terminal escapes in what a job wrote and in what the API server says, through each command that shows them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.gang import log_lines
+from launcher.kube.kinds import JOBS, JOBSETS, PODS
+from launcher.kube.labels import OWN_LABEL
+from tests.launcher import apiserver, objects
+from tests.launcher.apiserver import Server
+from tests.launcher.invoke import launcher
+
+EVIL = "\x1b]52;c;aGVsbG8=\x07\x1b[2J\x9b31m\r"
+COMMANDS = {
+    "logs": ("logs", "lm"),
+    "previous": ("logs", "lm", "--previous"),
+    "status": ("status", "lm"),
+    "wide": ("status", "lm", "-o", "wide"),
+    "explain": ("explain", "lm"),
+    "explain as yaml": ("explain", "lm", "-o", "yaml"),
+    "list": ("list", "-o", "wide"),
+    "list as json": ("list", "-o", "json"),
+    "no such job": ("status", EVIL),
+    "no such file": ("validate", f"{EVIL}.yaml"),
+}
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["failed", "runs"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_escape_of_a_job_reaches_the_terminal(
+    server: Server,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    ends: bool,
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
+    monkeypatch.chdir(tmp_path)
+    status = objects.ended("Failed", EVIL) if ends else {}
+    pods = [objects.over(0, 83, message=objects.farewell(83, EVIL, traceback=EVIL)), objects.pod(1)]
+    for kind, one in (
+        (JOBSETS, objects.jobset(status=status)),
+        (JOBS, objects.job_object()),
+        *((PODS, p) for p in pods),
+    ):
+        obj = apiserver.merged(one, {"metadata": {"namespace": "team", "labels": {OWN_LABEL: "lm"}}})
+        server.put(kind.path("team", one["metadata"]["name"]), obj)
+    records = [objects.past(82, EVIL), objects.beat(attempt=2, phase=EVIL, refused=[EVIL], overdue=EVIL)]
+    tail = "tail", {"generation": 0, "rank": 0, "lines": [EVIL]}
+    log = [*(log_lines.line(*record) for record in (*records, tail)), f"[0] says {EVIL}", f"agent 0: {EVIL}"]
+    text = "".join(f"2026-11-21T11:51:00Z {line}\n" if command == "logs" else f"{line}\n" for line in log)
+    server.put(PODS.path("team", pods[0]["metadata"]["name"], "log"), {"text": text})
+    left = launcher(capsys, monkeypatch, *COMMANDS[command])
+    said = left.out + left.err
+    assert not {"\x1b", "\x07", "\x9b", "\r"}.intersection(said), said
+    if "json" in command:
+        json.loads(left.out)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.cli import output
+from launcher.cli.output import Printer
+from launcher.logs.lines import Line, Select
+
+Capture = pytest.CaptureFixture[str]
+LINES = (Line(0, 0, "a"), Line(0, 1, "b"), Line(0, None, "agent: c"))
+
+
+def test_data_is_the_same_as_json_and_as_yaml(capsys: Capture) -> None:
+    value = {"a": ("×", 1.5, None), "b": {"on": "yes"}}
+    output.data(value, "json")
+    assert json.loads(text := capsys.readouterr().out) == {"a": ["×", 1.5, None], "b": {"on": "yes"}}
+    assert "×" in text
+    output.data(value, "yaml")
+    assert yaml.safe_load(text := capsys.readouterr().out) == {"a": ["×", 1.5, None], "b": {"on": "yes"}}
+    assert text.endswith("\n") and not text.endswith("\n\n")
+
+
+def test_columns_are_as_wide_as_their_widest_cell() -> None:
+    assert output.columns([("NAME", "AGE"), ("a-long-one", "3s"), ("b", "")]) == [
+        "NAME         AGE",
+        "a-long-one   3s",
+        "b",
+    ]
+    assert output.columns([("a", "b")], gap=2, indent="  ") == ["  a  b"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "out"),
+    [(None, "[0] a\n[1] b\n"), ({0, 2}, "[0] a\n"), ({1}, "b\n"), ({7}, "")],
+)
+def test_lines_of_selected_ranks_are_results_and_of_agents_messages(
+    ranks: set[int] | None, out: str, capsys: Capture
+) -> None:
+    printer = Printer(Select(None if ranks is None else frozenset(ranks)))
+    for line in LINES:
+        printer.show(line)
+    output.say("d")
+    assert capsys.readouterr() == (out, "agent: c\nlauncher: d\n")
+
+
+def test_what_is_written_meanwhile_appears_above_the_status_line(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "10")
+    output.status("training 12345")
+    output.say("saved")
+    output.status("")
+    output.say("ended")
+    erase = "\r\x1b[2K"
+    assert capsys.readouterr().err == f"{erase}training {erase}launcher: saved\ntraining {erase}launcher: ended\n"
+
+
+OSC = "\x1b]52;c;aGVsbG8=\x07"  # sets the clipboard
+CONTROLS = "".join(map(chr, [*range(32), *range(127, 160)]))
+
+
+def test_control_characters_are_shown_and_not_obeyed_wherever_they_come_from(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printer = Printer(Select())
+    for write in (
+        output.show,
+        output.say,
+        output.status,
+        lambda text: output.data({text: text}, "yaml"),
+        lambda text: output.data({text: text}, "json"),
+        lambda text: printer.show(Line(0, 0, text)),
+        lambda text: printer.show(Line(0, None, text)),
+        lambda text: Printer(Select(), as_json=True).show(Line(0, 0, text)),
+    ):
+        monkeypatch.setattr(output, "_status", "")
+        write(f"a{OSC}b{CONTROLS}\x9b2Jc")
+        said = "".join(capsys.readouterr()).removeprefix("\r\x1b[2K")  # of the status line itself
+        assert set(CONTROLS).intersection(said) <= {"\n", "\t"}, said
+    output.show("a\tb\nc \x1b]0;title\x07 × é")
+    assert capsys.readouterr().out == "a\tb\nc \\x1b]0;title\\x07 × é\n"
+
+
+def test_data_with_control_characters_is_the_same_as_json_and_as_yaml(capsys: Capture) -> None:
+    for form, load in (("json", json.loads), ("yaml", yaml.safe_load)):
+        output.data({"a": f"{OSC}\x7f\x85\x9b"}, form)
+        assert load(capsys.readouterr().out) == {"a": f"{OSC}\x7f\x85\x9b"}
+
+
+def test_a_program_keeps_its_colours_to_the_end_of_its_line_and_nothing_else(capsys: Capture) -> None:
+    printer = Printer(Select())
+    printer.show(Line(0, 3, "\x1b[1;31mred\x1b[38;2;1;2;3m\x1b[2Jx\x1b[5n\x1b[?25l"))
+    printer.show(Line(0, 3, "plain"))
+    printer.show(Line(0, None, "agent: \x1b[31mred"))
+    assert capsys.readouterr() == (
+        "[3] \x1b[1;31mred\x1b[38;2;1;2;3m\\x1b[2Jx\\x1b[5n\\x1b[?25l\x1b[0m\n[3] plain\n",
+        "agent: \\x1b[31mred\n",
+    )
+
+
+def test_only_the_output_module_writes() -> None:
+    folder = Path(output.__file__).parent
+    others = {path.name: path.read_text() for path in folder.glob("*.py") if path.name != "output.py"}
+    words = ("print(", "click.echo(", "json.dumps(", "launcher: {")
+    found = {name: [word for word in words if word in text] for name, text in others.items()}
+    assert {name: used for name, used in found.items() if used} == {
+        "main.py": ["click.echo("]
+    }  # errors, before all else

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import progress_bar
+from launcher.cli.progress_bar import Bar
+
+METRICS = """\
+# TYPE jaxlaunch_step gauge
+jaxlaunch_step{job="x",rank="0"} 50.0
+jaxlaunch_step{job="x",rank="1"} 49.0
+jaxlaunch_target_step{job="x",rank="0"} 200.0
+"""
+
+
+class Agent(BaseHTTPRequestHandler):
+    asked = threading.Event()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(METRICS.encode())
+        self.asked.set()
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Agent) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_the_bar_shows_the_step_that_rank_0_reports_and_goes(
+    tmp_path: Path, address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_bar, "PERIOD_S", 0.01)
+    agents = tmp_path / "agents.json"
+    agents.write_text("of an earlier run")
+    with Bar(tmp_path):
+        assert not agents.exists()
+        agents.write_text(json.dumps([{"host": 0, "address": address, "pid": 1}]))
+        assert Agent.asked.wait(10)
+        Agent.asked.clear()
+        assert Agent.asked.wait(10)  # once more: what was read before is shown
+    shown = capsys.readouterr().err.split("\r\x1b[2K")
+    assert shown[:2] == ["", "starting"] and shown[-1] == ""
+    assert shown[2] == f"training {'━' * 10}{'╌' * 30} 50/200"
+
+
+def test_the_time_left_is_that_of_as_many_steps(tmp_path: Path) -> None:
+    bar = Bar(tmp_path)
+    assert bar._line(100, 400, now=0).endswith(" 100/400")
+    assert bar._line(150, 400, now=60).endswith(" 150/400, 5m left")
+    assert bar._line(400, 400, now=360).endswith("━ 400/400, 0s left")
+    assert bar._line(7, None, now=0) == "training, step 7"

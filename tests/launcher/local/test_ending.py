@@ -1,0 +1,151 @@
+"""How a run on this machine ended, from what its agents left."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.agent.gang.verdict import of_code
+from launcher.agent.leader import unfinished
+from launcher.agent.leader.run_folder import RunFolder
+from launcher.agent.leader.summary import Of, Summary
+from launcher.local.ending import close, ended
+from trainer import contract
+
+STARTED = 1_000_000.0  # long before any end
+
+
+def fail(text: str) -> None:
+    pytest.fail(text)
+
+
+def running(attempt: int = 1, generation: int = 0, **fields: Any) -> Summary:
+    """A run under way: ten seconds of steps, four of them since the commit of step 40."""
+    now = time.time()
+    seconds = dict.fromkeys(contract.CLOCK, 0.0) | {"step": 10.0}
+    of = Of("uid", generation, attempt, now - 10.0, now, seconds, 20, 40, unsafe_s=4.0)
+    of = dataclasses.replace(of, **{name: fields.pop(name) for name in list(fields) if hasattr(of, name)})
+    known: dict[str, Any] = {"step": 43, "seconds": seconds, "restarts": {}, "saved": 40, "of": of, **fields}
+    return Summary(None, **known)
+
+
+def end(folder: Path, codes: list[int], generation: int = 0, **fields: Any) -> dict[str, Any]:
+    """summary.json after the agents of a generation left with `codes`."""
+    known: dict[str, Any] = {"is_stopped": False, "started": time.time() - 60.0, **fields}
+    ended(RunFolder(folder, fail), "uid", generation, codes, **known)
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
+
+
+def attempts(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "attempts.jsonl").read_text().splitlines()]
+
+
+def test_an_attempt_whose_agent_was_killed_is_on_record_as_lost(tmp_path: Path) -> None:
+    running().write(RunFolder(tmp_path, fail))
+    found = end(tmp_path, [-9])
+    assert (found["status"], found["step"], found["saved"]) == ("failed", 43, 40)
+    assert (found["verdict"]["code"], found["verdict"]["rank"]) == (contract.LOST, 0)
+    assert "host 0's agent was killed by SIGKILL" in found["verdict"]["message"]
+    (record,) = attempts(tmp_path)
+    assert (record["attempt"], record["cause"], record["last_committed"]) == (1, "lost", 40)
+    assert record["seconds"]["step"] == 6.0 and record["seconds"]["lost_work"] == 4.0
+
+
+def test_all_seconds_since_the_start_are_counted_after_a_kill(tmp_path: Path) -> None:
+    running().write(RunFolder(tmp_path, fail))
+    seconds = end(tmp_path, [-9])["goodput"]["seconds"]
+    assert sum(seconds.values()) == pytest.approx(60.0, abs=1.0)
+    assert (seconds["step"], seconds["lost_work"]) == (6.0, 4.0)
+
+
+def test_three_killed_generations_without_a_commit_are_no_progress(tmp_path: Path) -> None:
+    causes = []
+    for generation in range(3):
+        fruitless: dict[str, Any] = {"first_committed": None, "last_committed": None, "saved": None}
+        running(generation + 1, generation, **fruitless).write(RunFolder(tmp_path, fail))
+        found = end(tmp_path, [-9], generation)
+        causes.append(found["verdict"]["code"])
+    assert causes == [81, 81, 79]
+    assert [record["attempt"] for record in attempts(tmp_path)] == [1, 2, 3]
+    assert found["restarts"] == {"lost": 2}
+
+
+def test_agents_that_never_wrote_anything_are_lost_attempts_too(tmp_path: Path) -> None:
+    codes = [end(tmp_path, [-9, -9], generation)["verdict"]["code"] for generation in range(3)]
+    assert codes == [81, 81, 79]
+    assert "every agent was killed: host 0's was killed by SIGKILL" in attempts(tmp_path)[0]["verdict"]["message"]
+
+
+@pytest.mark.parametrize(("saved", "words"), [(40, "step 40 is saved"), (None, "nothing is saved")])
+def test_a_run_that_its_user_killed_says_what_is_saved(tmp_path: Path, saved: int | None, words: str) -> None:
+    running(saved=saved).write(RunFolder(tmp_path, fail))
+    found = end(tmp_path, [-9], is_stopped=True)
+    assert (found["status"], found["verdict"]["code"]) == ("stopped", contract.PREEMPTED)
+    assert found["verdict"]["message"] == f"stopped by you; {words}"
+
+
+def test_what_was_decided_before_the_agents_were_killed_stands(tmp_path: Path) -> None:
+    judged = of_code(contract.CRASH, "rank 1 raised", rank=1, step=43).to_json()
+    running(judged=judged).write(RunFolder(tmp_path, fail))
+    found = end(tmp_path, [-9])
+    assert found["verdict"] == judged and attempts(tmp_path)[0]["cause"] == "crash"
+
+
+def test_a_job_result_is_final(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, fail)
+    done = dataclasses.replace(running(), verdict=of_code(contract.DONE, "done"), metrics={"loss": 1.5}, notes=["a"])
+    done.write(folder)
+    found = end(tmp_path, [-9], is_stopped=True)
+    assert (found["status"], found["metrics"], found["notes"]) == ("done", {"loss": 1.5}, ["a"])
+    assert not (tmp_path / "attempts.jsonl").exists()
+
+
+@pytest.mark.parametrize(("codes", "code"), [([-9, 83], 83), ([0, 0], 0), ([-9, -15], 81), ([1], 81), ([80], 80)])
+def test_agents_that_could_not_write_leave_with_the_code_of_the_gang(
+    tmp_path: Path, codes: list[int], code: int
+) -> None:
+    running().write(RunFolder(tmp_path, fail))
+    assert end(tmp_path, codes)["verdict"]["code"] == code
+
+
+def test_the_summary_of_another_run_is_not_taken_for_this_one_s(tmp_path: Path) -> None:
+    running(uid="other").write(RunFolder(tmp_path, fail))
+    found = end(tmp_path, [-9])
+    assert (found["step"], found["of"]["uid"]) == (None, "uid")
+
+
+def test_a_run_that_was_killed_with_its_launcher_is_no_longer_running(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, fail)
+    running().write(folder)
+    for _ in range(2):
+        close(folder)
+        found = json.loads((tmp_path / "summary.json").read_text())
+        assert (found["status"], found["step"], found["verdict"]["cause"]) == ("failed", 43, "lost")
+        assert (found["goodput"]["seconds"]["step"], found["goodput"]["seconds"]["lost_work"]) == (6.0, 4.0)
+    assert [record["last_committed"] for record in attempts(tmp_path)] == [40]
+
+
+def test_a_leader_closes_what_the_pods_before_it_left_open(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, fail)
+    running().write(folder)
+    for _ in range(2):
+        (record,) = unfinished.settle(folder, "uid")
+        assert (record.attempt, record.cause, record.last_committed) == (1, "lost", 40)
+    assert len(attempts(tmp_path)) == 1
+
+
+def test_a_full_disk_ends_the_run_as_that_after_another_failure_too(tmp_path: Path) -> None:
+    for generation, words in enumerate(
+        ("rank 0 raised: KeyError: 3", "rank 0 raised: OSError: No space left on device")
+    ):
+        code = (contract.CRASH, contract.STORAGE)[generation]
+        judged = of_code(code, words, rank=0, step=43).to_json()
+        running(generation + 1, generation, judged=judged, first_committed=None).write(RunFolder(tmp_path, fail))
+        found = end(tmp_path, [-9], generation)
+    assert found["verdict"]["code"] == contract.STORAGE and "No space left" in found["verdict"]["message"]

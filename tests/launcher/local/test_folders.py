@@ -1,0 +1,58 @@
+"""Folders that a run cannot use: each a sentence, and nothing is made."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UserError
+from launcher.local import folders
+
+
+def refused(folder: Path, **volumes: Path) -> str:
+    """What is said of them."""
+    with pytest.raises(UserError) as raised:
+        folders.check(folder, volumes)
+    return str(raised.value)
+
+
+def test_what_is_in_the_way_of_a_run_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to("nowhere")
+    assert "cannot be used: it is a file, not a folder." in refused(tmp_path / "file")
+    assert f"cannot be used: {tmp_path / 'file'} is a file, not a folder." in refused(tmp_path / "file" / "deep" / "er")
+    assert "cannot be used: it is a link to nothing." in refused(tmp_path / "link")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_folder_that_nobody_can_make_or_write_is_told_as_the_system_tells_it() -> None:
+    """Root may write anywhere but where the kernel has the files."""
+    assert "The run folder /proc/run cannot be used: " in refused(Path("/proc/run"))
+    assert "The run folder /proc/self cannot be used: " in refused(Path("/proc/self"))
+
+
+def test_a_disk_that_takes_no_bytes_is_told_before_the_run(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        said = refused(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "cannot be used: file too large.\n  hint: name another folder with --run-dir." in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_volume_that_is_a_file_is_told_and_no_folder_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said = refused(tmp_path / "run", data=tmp_path / "file")
+    assert f"--volume data={tmp_path / 'file'} cannot be used: it is a file, not a folder." in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_use_is_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    folders.check(tmp_path, {"new": tmp_path / "data"})
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

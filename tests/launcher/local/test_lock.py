@@ -1,0 +1,59 @@
+"""Who holds the lock of a run folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UserError
+from launcher.local.lock import locked
+
+
+def test_a_folder_is_refused_with_the_pid_of_who_runs_in_it(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(UserError, match=f"is in use by the run with pid {os.getpid()}"):
+        with locked(tmp_path):
+            pass
+    with locked(tmp_path) as lock:
+        assert not lock.is_gone
+        (tmp_path / ".lock").unlink()
+        assert lock.is_gone
+
+
+AGENT = "import sys; print('up', flush=True); open(sys.argv[1]).read()"  # in place of one: it ends when it is told to
+LAUNCHER = """
+import subprocess, sys
+from pathlib import Path
+from launcher.local import run
+from launcher.local.lock import locked
+agent, folder, pipe = sys.argv[1:]
+real = subprocess.Popen
+run.subprocess.Popen = lambda argv, **how: real([sys.executable, "-c", agent, pipe], **how)
+with locked(Path(folder)) as lock:
+    gang = run.Gang({}, 1, 1, 0, lock)
+    print(gang._agents[0].stdout.readline().decode(), flush=True)
+    run.os._exit(9)
+"""
+
+
+def test_a_folder_is_in_use_until_the_agents_of_a_killed_launcher_have_ended(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    folder = tmp_path / "run"
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    argv = [sys.executable, "-c", LAUNCHER, AGENT, str(folder), str(pipe)]
+    launcher = subprocess.run(argv, env=environ, stdout=subprocess.PIPE, text=True)
+    assert (launcher.returncode, launcher.stdout.strip()) == (9, "up")
+    with pytest.raises(UserError, match="was killed, and its agents are still ending") as refused:
+        with locked(folder):
+            pass
+    assert "--run-dir" in str(refused.value.hint)
+    pipe.write_text("end")
+    with (folder / ".lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until the agent has ended
+    with locked(folder):
+        pass

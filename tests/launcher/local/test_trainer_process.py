@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from launcher.errors import UserError
+from launcher.local import trainer_process
+from trainer import contract
+
+
+def says(stderr: str, code: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the launcher says when a program of the trainer ends like this."""
+    ended = subprocess.CompletedProcess(["python"], code, "", stderr)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(UserError) as raised:
+        trainer_process.run("trainer.export", environ={})
+    assert raised.value.exit_code == 2
+    return str(raised.value)
+
+
+def test_a_refusal_names_no_exit_code_but_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = "a warning\ntrainer: /out already exists; name a new folder or an empty one (exit 64)\n"
+    said = says(stderr, contract.BAD_SPEC, monkeypatch)
+    assert said == "/out already exists; name a new folder or an empty one"
+
+
+def test_what_is_logged_behind_a_refusal_does_not_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = contract.refusal_line("no usable checkpoint in /c:\n  step 3: damaged", contract.NO_CHECKPOINT) + "\nbye\n"
+    assert says(stderr, contract.NO_CHECKPOINT, monkeypatch) == "no usable checkpoint in /c: step 3: damaged"
+
+
+def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = says("Traceback (most recent call last):\nKeyError: 'x'\n", contract.STARTUP, monkeypatch)
+    assert "Traceback" in said and "(exit 70)" in said

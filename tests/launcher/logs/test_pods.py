@@ -1,0 +1,76 @@
+"""`launcher logs` against an API server of a dictionary: long lines, and logs that cannot be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.io.lines import CONTINUED
+from launcher.kube.kinds import JOBSETS, PODS
+from tests.launcher import apiserver, objects
+from tests.launcher.apiserver import Server
+from tests.launcher.invoke import Left, launcher
+
+Logs = Callable[..., Left]
+LONG = 3_000_000  # characters, of a line that the kubelet gives whole
+
+
+@pytest.fixture
+def logs(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Logs:
+    """`launcher logs lm …` of a job of two hosts that runs."""
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
+    server.put(JOBSETS.path("team", "lm"), objects.jobset())
+    for host in range(2):
+        pod = objects.pod(host)
+        server.put(PODS.path("team", pod["metadata"]["name"]), pod)
+    return lambda *arguments: launcher(capsys, monkeypatch, "logs", "lm", *arguments)
+
+
+def write(server: Server, host: int, *lines: str) -> None:
+    """The log of a host: one line each second; one that begins with - has no timestamp."""
+    stamped = [
+        line[1:] if line.startswith("-") else f"2026-11-21T11:51:{second:02d}.000000000Z {line}"
+        for second, line in enumerate(lines)
+    ]
+    path = PODS.path("team", objects.pod(host)["metadata"]["name"], "log")
+    server.put(path, {"text": "".join(f"{line}\n" for line in stamped)})
+
+
+@pytest.mark.parametrize("length", [130_000, 300_000, LONG])
+def test_a_long_line_of_one_of_two_hosts_is_shown_to_its_end(server: Server, logs: Logs, length: int) -> None:
+    write(server, 0, "[0] a", f"[0] {'x' * length}", "[0] b")
+    write(server, 1, "[1] c", "[1] d", "[1] e")
+    left = logs()
+    assert left.code == 0 and left.err == ""
+    lines = left.out.splitlines()
+    assert [line for line in lines if len(line) < 10] == ["[0] a", "[1] c", "[1] d", "[0] b", "[1] e"]
+    long = [line for line in lines if len(line) >= 10]
+    assert all(line.startswith(f"[0] {CONTINUED}") for line in long[1:])
+    assert sum(line.count("x") for line in long) == length
+
+
+def test_the_pieces_of_a_long_line_have_its_time_and_rank_as_json(server: Server, logs: Logs) -> None:
+    write(server, 0, f"[0] {'x' * LONG}")
+    write(server, 1, "[1] a")
+    found = [json.loads(line) for line in logs("-o", "json").out.splitlines()]
+    assert len(found) > 3
+    assert {(one["time"], one["rank"]) for one in found if one["host"] == 0} == {("2026-11-21T11:51:00.000000000Z", 0)}
+
+
+def test_what_the_kubelet_says_in_place_of_a_log_is_shown_beside_the_others(server: Server, logs: Logs) -> None:
+    write(server, 0, "[0] a")
+    write(server, 1, "-unable to retrieve container logs for containerd://4f2a")
+    left = logs()
+    assert (left.code, left.out, left.err) == (
+        0,
+        "[0] a\n",
+        "unable to retrieve container logs for containerd://4f2a\n",
+    )
+
+
+def test_a_rank_that_the_job_does_not_have_is_an_error(logs: Logs) -> None:
+    left = logs("--rank", "7")
+    assert left.code == 2 and "--rank 7 does not exist: ranks are 0–1." in left.err

@@ -1,0 +1,59 @@
+"""A TCP relay before a server, whose port can refuse every connection for a while, as that of a server that is away."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+
+class Relay:
+    """Passes bytes between its own port on loopback and a server."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._to = host, port
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._listener = self._listening(0)
+        self.port: int = self._listener.getsockname()[1]
+
+    def refuse(self) -> None:
+        """From now on connections are refused; those that there are break."""
+        with self._lock:
+            everything = [self._listener, *self._open]
+            self._open.clear()
+        for one in everything:
+            _end(one)
+
+    def accept(self) -> None:
+        """The server is back, at the same port."""
+        self._listener = self._listening(self.port)
+
+    def _listening(self, port: int) -> socket.socket:
+        listener = socket.create_server(("127.0.0.1", port))
+        threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
+        return listener
+
+    def _serve(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near = listener.accept()[0]
+                far = socket.create_connection(self._to)
+                with self._lock:
+                    self._open |= {near, far}
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=_pump, args=pair, daemon=True).start()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+    _end(source)
+    _end(sink)
+
+
+def _end(one: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
+    one.close()

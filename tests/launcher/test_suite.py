@@ -1,0 +1,85 @@
+"""`make test` runs several pytests, shows each whole, and fails when one fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests import suite
+
+ROOT = Path(__file__).parents[2]
+RUNS = "import sys; from tests import suite; sys.exit(suite.run({waits!r}, {compute!r}))"
+
+
+def prints(*words: str, code: int = 0) -> list[str]:
+    text = f"import sys, time\nfor word in {words}: print(word, flush=True); time.sleep(0.05)\nsys.exit({code})"
+    return [sys.executable, "-c", text]
+
+
+def started(waits: Sequence[str], compute: Sequence[Sequence[str]]) -> subprocess.Popen[str]:
+    program = RUNS.format(waits=waits, compute=compute)
+    pipe = subprocess.PIPE
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # of a worker of xdist
+    return subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)
+
+
+@pytest.mark.parametrize("failing", [None, 0, 1, 2])
+def test_each_run_is_shown_whole_and_one_that_fails_fails_all(failing: int | None) -> None:
+    waits, one, two = (
+        prints(*(f"{name}-{part}" for part in range(3)), code=int(place == failing))
+        for place, name in enumerate(("waits", "one", "two"))
+    )
+    with started(waits, [one, two]) as process:
+        out, _ = process.communicate()
+    words = [line for line in out.splitlines() if re.fullmatch(r"\w+-\d", line)]
+    assert words == [f"{name}-{part}" for name in ("one", "two", "waits") for part in range(3)]
+    assert process.returncode == (0 if failing is None else 1)
+
+
+def test_an_interrupt_ends_what_runs_and_what_it_cleans_up_is_shown(tmp_path: Path) -> None:
+    cleans = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    pathlib.Path(sys.argv[1]).touch()
+    time.sleep(600)
+finally:
+    print("cleaned up", flush=True)
+"""
+    up = [tmp_path / name for name in ("waits", "computes")]
+    waits, computes = ([sys.executable, "-c", cleans, str(path)] for path in up)
+    with started(waits, [computes, prints("never")]) as process:
+        while process.poll() is None and not all(path.exists() for path in up):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate()
+    assert out.count("cleaned up\n") == 2 and "never\n" not in out
+    assert process.returncode != 0
+
+
+def test_every_folder_of_tests_is_in_one_run() -> None:
+    ran = [part for command in (*suite.WAIT, *suite.COMPUTE) for part in command]
+    assert {"tests", "tests/cluster", "tests/gang", "computes", "not computes"} <= set(ran)
+    assert {"before_the_cluster", "not before_the_cluster"} <= set(ran)
+
+
+def test_the_names_of_failed_tests_stand_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("""
+def test_passes(): pass
+def test_fails(): assert 1 == 2
+""")
+    options = ("-p", "tests.failures", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path))
+    one = [sys.executable, "-m", "pytest", *options]
+    with started(one, [[*one, "-n", "2"]]) as process:
+        out, _ = process.communicate()
+    *_, one_line, other, last = out.splitlines()
+    assert one_line == other == "FAILED test_it.py::test_fails (call): assert 1 == 2"
+    assert last.startswith("===== exit 1, exit 1: ")

@@ -1,0 +1,118 @@
+"""The whole suite, as `make test` runs it: tests that wait run beside tests that compute.
+
+The tests that mostly wait run one pytest after the other in the background: those that start and stop clusters of their
+own, the others of tests/cluster in parallel on one cluster, and the gang tests with time limits (heartbeats, timeouts,
+alerts). Meanwhile the tests that compute, and have no time limits of their own, use what is left of the machine, at a
+lower priority. The output of each pytest run is printed in one piece; the names of all tests that failed stand at the
+end, because of a long log often only the end is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from tests import failures
+
+Command = Sequence[str]
+PYTEST = (sys.executable, "-m", "pytest", "--durations=20")
+LOW_PRIORITY = ("nice", "-n", "10")
+
+CLUSTER = (
+    (*PYTEST, "tests/cluster", "-m", "before_the_cluster"),
+    (*PYTEST, "tests/cluster", "-m", "not before_the_cluster", "-n", "4"),
+)
+WAIT = (*CLUSTER, (*PYTEST, "tests/gang", "-m", "not computes"))
+COMPUTE = (
+    (*LOW_PRIORITY, *PYTEST, "-n", "auto", "tests", "--ignore", "tests/cluster", "--ignore", "tests/gang"),
+    (*LOW_PRIORITY, *PYTEST, "tests/gang", "-m", "computes"),
+)
+PARTS = {"cluster": CLUSTER, "wait": WAIT, "compute": COMPUTE}
+
+
+def main() -> int:
+    """Returns 0 when every part of the suite passed; of one part for the argument `cluster`, `wait` or `compute`."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes what it starts in the background ignore it
+    if sys.argv[1:]:
+        return int(any([in_turn(command) for command in PARTS[sys.argv[1]]]))
+    return run((sys.executable, "-m", "tests.suite", "wait"), COMPUTE)
+
+
+def run(waits: Command, compute: Sequence[Command]) -> int:
+    """Runs `waits` beside all of `compute`, one after the other; returns 0 when all of them did.
+
+    An interrupt is passed on once to what runs, which cleans up before this returns.
+    """
+    began, codes = time.monotonic(), []
+    with tempfile.NamedTemporaryFile(prefix="pytest-") as log, tempfile.NamedTemporaryFile(prefix="failed-") as failed:
+        os.environ[failures.FILE] = failed.name
+        title(f"in the background; its output follows that of the next ones, until then see {log.name}: ", waits)
+        background = start(waits, log)
+        try:
+            for command in compute:
+                codes.append(in_turn(command))
+            title("in the background until now: ", waits)
+            codes.append(follow(background, log.name))
+        except BaseException:
+            interrupt(background)
+            follow(background, log.name)
+            raise
+        print(Path(failed.name).read_text(), end="")
+    names = ", ".join("passed" if code == 0 else f"exit {code}" for code in codes)
+    print(f"===== {names}: {(time.monotonic() - began) / 60:.1f} minutes", flush=True)
+    return int(any(codes))
+
+
+def in_turn(command: Command) -> int:
+    """Runs the command to its end; returns its exit code."""
+    title("", command)
+    return end(start(command))
+
+
+def title(how: str, command: Command) -> None:
+    print(f"===== {how}{' '.join(command)}", flush=True)
+
+
+def start(command: Command, log: BinaryIO | None = None) -> subprocess.Popen[bytes]:
+    """In a process group of its own: a Ctrl-C reaches only us, and it must not interrupt the cleanup a second time."""
+    output = None if log is None else log.fileno()
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0)
+
+
+def end(process: subprocess.Popen[bytes]) -> int:
+    """Waits for the process; returns its exit code."""
+    try:
+        return process.wait()
+    except BaseException:
+        interrupt(process)
+        process.wait()
+        raise
+
+
+def interrupt(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+
+
+def follow(process: subprocess.Popen[bytes], log: str) -> int:
+    """Prints what the process wrote and goes on to write; returns its exit code."""
+    with open(log, "rb") as reader:
+        while True:
+            has_ended = process.poll() is not None
+            sys.stdout.buffer.write(reader.read())
+            sys.stdout.flush()
+            if has_ended:
+                return process.returncode
+            time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

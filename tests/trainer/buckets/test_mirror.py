@@ -1,0 +1,119 @@
+"""The run folder in a bucket: what earlier attempts left is there before the first, what changes is put, lines join."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import bucket_server
+from tests.bucket_server import Bucket
+from trainer.buckets import remote
+from trainer.buckets.mirror import Mirror
+from trainer.errors import StorageError
+
+HOME = "runs-of-us/lm/.jaxlaunch"
+URL = f"gs://{HOME}"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Bucket]:
+    with bucket_server.served_here() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(server) -> Iterator[Bucket]:
+    yield server
+    server.objects.clear()
+
+
+def put(bucket: Bucket, **files: str) -> None:
+    bucket.objects.update({f"{HOME}/{name.replace('__', '/')}": text.encode() for name, text in files.items()})
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_earlier_attempts_left_is_fetched_and_what_did_not_change_is_not_put_again(bucket, tmp_path) -> None:
+    left = {"attempts.jsonl": "1\n", "metrics.jsonl": "2\n", "logs/rank-0.log": "3\n", "logs/rank-90.log": "4\n"}
+    put(bucket, **left)
+    mirror = Mirror(URL, tmp_path)
+    mirror.pull(range(1), True)
+    assert files(tmp_path) == {name: text for name, text in left.items() if "90" not in name}
+    bucket.requests.clear()
+    mirror.push(at_once=True)
+    assert bucket.requests == []
+
+
+def test_a_host_beside_the_leader_fetches_the_logs_of_its_own_ranks(bucket, tmp_path) -> None:
+    put(bucket, **{"attempts.jsonl": "1\n", "logs/rank-0.log": "2\n", "logs/rank-9.log": "3\n"})
+    Mirror(URL, tmp_path).pull(range(8, 10), False)
+    assert files(tmp_path) == {"logs/rank-9.log": "3\n"}
+
+
+def test_a_new_bucket_is_an_empty_folder(bucket, tmp_path) -> None:
+    Mirror(URL, tmp_path).pull(range(1), True)
+    assert files(tmp_path) == {}
+
+
+def test_attempts_that_another_host_added_meanwhile_stay(bucket, tmp_path) -> None:
+    put(bucket, **{"attempts.jsonl": '{"attempt": 1}\n'})
+    mirror = Mirror(URL, tmp_path)
+    mirror.pull(range(1), True)
+    put(bucket, **{"attempts.jsonl": '{"attempt": 1}\n{"attempt": 2}\n'})
+    with (tmp_path / "attempts.jsonl").open("a") as file:
+        file.write('{"attempt": 3}\n')
+    mirror.push(at_once=True)
+    found = bucket.objects[f"{HOME}/attempts.jsonl"].decode().splitlines()
+    assert sorted(found) == ['{"attempt": 1}', '{"attempt": 2}', '{"attempt": 3}'] and found[-1] == '{"attempt": 3}'
+
+
+def test_drafts_are_left_out_and_a_large_file_waits_until_the_end(bucket, tmp_path) -> None:
+    mirror = Mirror(URL, tmp_path)
+    for name, size in ((".summary.json.7", 1), ("metrics.jsonl.tmp", 1), ("logs/rank-0.log", 1), ("trace", 2**19)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * size)
+    mirror.push()
+    assert {name.removeprefix(f"{HOME}/") for name in bucket.objects} == {"logs/rank-0.log", "trace"}
+    for name in ("trace", "summary.json"):
+        with (tmp_path / name).open("ab") as file:
+            file.write(b"more")
+    mirror.push()
+    assert f"{HOME}/summary.json" in bucket.objects and bucket.objects[f"{HOME}/trace"] == b"x" * 2**19
+    mirror.push(at_once=True)
+    assert bucket.objects[f"{HOME}/trace"].endswith(b"more")
+
+
+def test_a_store_that_fails_is_a_storage_error_and_what_was_not_put_is_put_later(bucket, tmp_path, monkeypatch) -> None:
+    mirror = Mirror(URL, tmp_path)
+    (tmp_path / "summary.json").write_text("{}")
+    with monkeypatch.context() as patch:
+        patch.setattr(remote, "filesystem", lambda url: 1 / 0)
+        with pytest.raises(StorageError, match=r"writing gs://.*/summary.json failed: ZeroDivisionError"):
+            mirror.push(at_once=True)
+    mirror.push(at_once=True)
+    assert bucket.objects[f"{HOME}/summary.json"] == b"{}"
+
+
+def test_the_process_says_ready_and_puts_all_when_its_input_ends(bucket, tmp_path) -> None:
+    put(bucket, **{"attempts.jsonl": "1\n"})
+    argv = [sys.executable, "-m", "trainer.buckets.mirror", URL, str(tmp_path), "--ranks", "0", "1", "--whole"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdin is not None
+        assert process.stdout.readline() == "ready\n" and files(tmp_path) == {"attempts.jsonl": "1\n"}
+        process.terminate()  # it does not end by it: what ranks write while they stop is put too
+        (tmp_path / "summary.json").write_text("{}")
+        process.stdin.close()
+        assert process.stdout.read() == "done\n" and process.wait() == 0
+    assert bucket.objects[f"{HOME}/summary.json"] == b"{}"
+
+
+def test_a_url_of_another_kind_is_one_sentence(tmp_path) -> None:
+    argv = [sys.executable, "-m", "trainer.buckets.mirror", "http://host/x", str(tmp_path), "--ranks", "0", "1"]
+    done = subprocess.run(argv, input="", capture_output=True, text=True)
+    assert done.returncode == 84 and "http://host/x" in done.stdout and not done.stderr

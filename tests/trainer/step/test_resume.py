@@ -1,0 +1,115 @@
+"""What a resumed run says of the keys that changed since its checkpoint, and of the learning rate there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.data.sources.open import open_source
+from trainer.metrics.progress import Progress
+from trainer.spec import TrainSpec
+from trainer.step import resume
+from trainer.tasks.classify import Classify
+from trainer.train import Place, Run
+
+CLASSIFY = "trainer.tasks.classify:Classify"
+DATA = {"source": "synthetic", "examples": 64, "eval_examples": 8, "shape": [4, 4]}
+MLP = {"kind": "mlp", "layers": 1, "width": 8}
+
+
+def train_spec(**keys: Any) -> TrainSpec:
+    return TrainSpec.model_validate({"task": CLASSIFY, "data": DATA, "model": MLP, "batch": 8, **keys})
+
+
+def recorded(attention: str = "xla", /, **keys: Any) -> dict[str, Any]:
+    spec = train_spec(**keys)
+    return resume.record(spec, attention, spec.total_steps(64), open_source(spec, "eval"))
+
+
+def test_equal_trainings_have_nothing_to_say() -> None:
+    assert resume.changes(recorded(), recorded(), 5) is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"optimizer": {"weight_decay": 0.1}}, "train.optimizer.weight_decay 0.0 → 0.1"),
+        ({"precision": "bf16"}, "train.precision fp32 → bf16"),
+        ({"precision": {"matmul": "highest"}}, 'train.precision fp32 → {"params": "float32", "compute": "float32", '),
+        ({"accumulate": 2}, "train.accumulate 1 → 2"),
+        ({"mesh": {"fsdp": 2}}, "train.mesh.dp -1 → 1, train.mesh.fsdp 1 → 2"),
+        ({"loss": {"smoothing": 0.1}}, "train.loss.smoothing 0.0 → 0.1"),
+        ({"eval": {"batches": 2}}, "train.eval.batches null → 2"),
+        ({"remat": ["up"]}, 'train.remat none → ["up"]'),
+        ({"attention": "cudnn"}, "train.attention xla → cudnn"),
+        ({"data": DATA | {"eval_examples": 9}}, "train.data.eval_examples 8 → 9, the held-out data synthetic"),
+    ],
+)
+def test_every_key_that_matters_is_said_from_what_to_what(keys: dict[str, Any], says: str) -> None:
+    attention = keys.get("attention", "xla")  # as it is in use: auto may be another on other devices
+    changed = resume.changes(recorded(), recorded(attention, **keys), 5)
+    assert str(changed).startswith(f"changed since step 5 was saved: {says}")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"checkpoint": {"every": 3}},
+        {"log_every": 7},
+        {"eval": {"every": 7}},
+        {"steps_per_dispatch": 2},
+        {"data": DATA | {"threads": 2}},
+    ],
+)
+def test_keys_that_change_no_number_are_not_said(keys: dict[str, Any]) -> None:
+    assert resume.changes(recorded(), recorded(**keys), 5) is None
+
+
+def test_the_learning_rate_that_a_longer_run_begins_with_again_is_said() -> None:
+    """A cosine of two epochs has nearly ended at step 15 of 16; of four it is half way."""
+    lr = {"optimizer": {"lr": 3e-3}}
+    changed = resume.changes(recorded(epochs=2, **lr), recorded(epochs=4, **lr), 15)
+    assert changed == (
+        "changed since step 15 was saved: train.epochs 2 → 4, the steps of the run 16 → 32, "
+        "the learning rate at step 15 2.88e-05 → 0.00165"
+    )
+
+
+def test_a_checkpoint_that_recorded_nothing_has_nothing_to_say() -> None:
+    assert resume.changes({"train.batch": 8}, recorded(), 5) is None
+
+
+def test_a_record_of_another_version_is_compared_as_far_as_it_goes() -> None:
+    then = recorded()
+    then["train"]["optimizer"]["momenta"] = 3  # a key that there is no more: the rate of then is not known
+    assert resume.changes(then, recorded(), 5) == ("changed since step 5 was saved: train.optimizer.momenta 3 → null")
+
+
+def test_a_record_holds_no_arguments_and_no_paths() -> None:
+    data = {"source": "torch", "dataset": "mine:Rows", "args": {"password": "hunter2"}, "eval_args": {"key": "hunter2"}}
+    train = TrainSpec.model_validate({"task": CLASSIFY, "data": data, "checkpoint": {"path": "s3://hunter2"}})
+    assert "hunter2" not in str(resume.record(train, "xla", 10, None))
+
+
+class Never:
+    """Nobody tells this run to stop."""
+
+    def poll(self) -> bool:
+        return False
+
+
+def test_a_resumed_run_says_once_what_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(**keys: Any) -> str:
+        stop: Any = Never()
+        Run(train_spec(**keys), Classify(), Place(str(tmp_path)), stop, Progress(None)).run()
+        return capsys.readouterr().out
+
+    assert "changed since" not in run(steps=2)
+    out = run(steps=4, optimizer={"lr": 1e-2})
+    assert out.count(
+        "resumed at step 2 of 4\nchanged since step 2 was saved: train.optimizer.lr 0.0003 → 0.01, "
+        "the steps of the run 2 → 4, the learning rate at step 2 0 → 0.005\n"
+    ) == 1  # fmt: skip
+    assert "changed since" not in run(steps=4, optimizer={"lr": 1e-2})

@@ -1,0 +1,76 @@
+"""What launcher, agent and trainer share, where a table does not show it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import resource
+
+import pytest
+
+from trainer import contract
+
+
+def raised(message: str) -> BaseException:
+    try:
+        raise ValueError(message)
+    except ValueError as error:
+        return error
+
+
+@pytest.mark.parametrize("code", [None, contract.CRASH])
+def test_an_error_line_has_the_exception_its_traceback_and_the_code(code: int | None) -> None:
+    error = contract.error_line(raised("a bad batch"), code)["error"]
+    assert (error["type"], error["message"], error["code"]) == ("ValueError", "a bad batch", code)
+    assert error["traceback"].startswith("Traceback") and error["traceback"].endswith("ValueError: a bad batch\n")
+
+
+@pytest.mark.parametrize("fill", ["x", "é", "🦊", "\x00"])
+def test_an_error_line_is_never_cut_by_the_pipe(fill: str) -> None:
+    read, write = os.pipe()
+    line = contract.error_line(raised(fill * 50_000), None)
+    assert len(json.dumps(line)) < contract.MAX_LINE
+    os.set_blocking(write, False)
+    assert contract.send(write, line) or len(json.dumps(line)) > 65_000
+    os.close(write)
+    with open(read, "rb") as pipe:
+        assert json.loads(pipe.readline()) == line
+
+
+@pytest.mark.parametrize(
+    ("word", "options", "meant"),
+    [
+        ("digts", ["dices", "digits", "dsprites"], ["digits"]),
+        ("steps", ["name", "hosts", "slices"], []),
+        ("stesp", ["seed", "steps"], ["steps"]),
+        ("host", ["hosts", "ttl"], ["hosts"]),
+        ("readonly", ["path", "read_only"], ["read_only"]),
+        ("lr", ["lt", "log_every"], []),
+    ],
+)
+def test_a_mistyped_word_is_near_by_its_letters(word: str, options: list[str], meant: list[str]) -> None:
+    assert contract.nearest(word, options, 3)[: len(meant)] == meant
+    assert bool(contract.nearest(word, options)) == bool(meant)
+
+
+def test_a_short_form_is_written_in_full() -> None:
+    assert contract.in_full("bf16", ["float32", "bfloat16"]) == ["bfloat16"]
+    assert contract.in_full("cos", ["constant", "cosine"]) == ["cosine"]
+    assert contract.in_full("lr", ["log_every"]) == []
+
+
+def test_a_line_that_waits_for_its_reader_is_sent_on_any_descriptor() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, limits[1]), limits[1]))
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    try:
+        high = fcntl.fcntl(write, fcntl.F_DUPFD, 1024)  # select takes none from here on
+        os.write(write, b"x" * 60_000)
+        assert not contract.send(high, {"note": "x" * 30_000})
+        os.close(high)
+    finally:
+        os.close(read)
+        os.close(write)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -1,0 +1,213 @@
+"""What is checked before the first compile, and how it is said, and whose fault it is."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from etils import epath
+
+from trainer import contract, preflight
+from trainer.contract import AgentJob
+from trainer.errors import SpecError, TrainerError
+from trainer.process import exit_code
+from trainer.spec import LM, TrainSpec
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        *(
+            (number, contract.STORAGE)
+            for number in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+        ),
+        *((number, contract.BAD_SPEC) for number in (errno.EACCES, errno.EROFS, errno.ENOTDIR)),
+    ],
+)
+@pytest.mark.parametrize("call", ["mkdir", "write_text", "unlink"])
+def test_a_folder_is_the_specifications_fault_only_where_its_path_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, code: int
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number), str(tmp_path))
+
+    monkeypatch.setattr(type(epath.Path(tmp_path)), call, fail)
+    with pytest.raises(TrainerError, match=os.strerror(number)) as caught:
+        preflight.check_folder(str(tmp_path / "checkpoints"))
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("path", ["file", "file/below", "x" * 300])
+def test_a_file_in_the_place_of_a_folder_is_the_specifications_fault(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecError, match="cannot be written"):
+        preflight.check_folder(str(tmp_path / path))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("has_stepped", [False, True])
+def test_a_disk_that_fails_anywhere_is_storages_fault(number: int, has_stepped: bool) -> None:
+    assert exit_code(OSError(number, os.strerror(number)), has_stepped=has_stepped) == contract.STORAGE
+
+
+def test_an_error_of_the_program_is_not_storages() -> None:
+    assert exit_code(FileNotFoundError(errno.ENOENT, "gone"), has_stepped=False) == contract.STARTUP
+
+
+def meta(**train: Any) -> dict[str, Any]:
+    """What a checkpoint of such a train block says of it."""
+    spec = TrainSpec(task=LM, **train)
+    return spec.model_dump(mode="json", include={"model", "optimizer", "precision"})
+
+
+def environ(platform: str, devices: int, processes: int = 1, **more: str) -> dict[str, str]:
+    """The environment of one process of such a job."""
+    job = AgentJob("t", platform=platform, devices_per_process=devices, processes_per_host=processes)
+    return {contract.JOB: job.to_json(), **more}
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_a_job_of_accelerators_does_not_train_on_the_cpu(platform: str) -> None:
+    with pytest.raises(
+        SpecError, match=r"asks for 8 .*, this machine \(.*\) has 8 CPU devices: .*--simulate"
+    ) as raised:
+        preflight.check_devices(environ(platform, 8))
+    assert {"cuda": "jaxlaunch[cuda13]", "tpu": "jaxlaunch[tpu]"}[platform] in str(raised.value)
+
+
+def test_devices_are_checked_by_number_in_each_process() -> None:
+    preflight.check_devices(environ("cpu", 8))
+    with pytest.raises(SpecError, match=r"asks for 4 CPU devices in each process, this process \(.*\) has 8 CPU dev"):
+        preflight.check_devices(environ("cpu", 4, processes=2))
+
+
+def test_without_an_agent_there_is_nothing_to_compare() -> None:
+    preflight.check_devices({})
+    preflight.check_driver({})
+
+
+@pytest.mark.parametrize(
+    ("driver", "processes", "fits"),
+    [(0, 1, False), (7, 1, False), (8, 1, True), (None, 1, True), (8, 2, False), (16, 2, True)],
+)
+def test_a_driver_with_too_few_gpus_is_told_before_the_processes_join(
+    driver: int | None, processes: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "_gpus", lambda: driver)
+    split = {contract.LOCAL_DEVICE_IDS: "0,1,2,3,4,5,6,7"} if processes > 1 else {}
+    if fits:
+        return preflight.check_driver(environ("cuda", 8, processes, **split))
+    with pytest.raises(SpecError, match=f"asks for 8 GPUs.* has {driver} GPU"):
+        preflight.check_driver(environ("cuda", 8, processes, **split))
+    preflight.check_driver(environ("cpu", 8, processes))
+
+
+OPEN_MODULE = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build  (b@h)  Tue\nGCC: 12.2.0\n"
+)
+CLOSED_MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed Oct 27 21:21:55 UTC 2021\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "supported", "installed", "said"),
+    [
+        (
+            OPEN_MODULE,
+            12040,
+            [13],
+            r"driver 550\.54\.15 .*too old for CUDA 13.* CUDA 12\.4 .* 580 .*\[cuda12\], or update",
+        ),
+        (CLOSED_MODULE, 11040, [12], r"driver 470\.82\.01 .*too old for CUDA 12.* CUDA 11\.4 .* 525 or newer; update"),
+        ("", 12040, [13], "the driver on this machine"),
+        (OPEN_MODULE, 13000, [13], None),  # CUDA's forward compatibility package lies before the node's own library
+        (OPEN_MODULE, 12040, [12, 13], None),
+        (OPEN_MODULE, 12040, [], None),
+    ],
+)
+def test_a_driver_that_is_too_old_for_the_cuda_of_jax_is_told_before_jax_starts(
+    module: str,
+    supported: int,
+    installed: list[int],
+    said: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "version").write_text(module)
+    monkeypatch.setattr(preflight, "DRIVER", tmp_path / "version")
+    monkeypatch.setattr(preflight, "_installed_cuda", lambda: installed)
+    monkeypatch.setattr(preflight, "_libcuda", lambda: Libcuda(supported, gpus=8))
+    if said is None:
+        return preflight.check_driver(environ("cuda", 8))
+    with pytest.raises(SpecError, match=said):
+        preflight.check_driver(environ("cuda", 8))
+    preflight.check_driver(environ("cpu", 8))
+
+
+class Libcuda:
+    """The driver's library, as the preflight calls it."""
+
+    def __init__(self, version: int, gpus: int) -> None:
+        self.version, self.gpus = version, gpus
+
+    def cuInit(self, flags: int) -> int:
+        return 0
+
+    def cuDriverGetVersion(self, number: Any) -> int:
+        number._obj.value = self.version
+        return 0
+
+    def cuDeviceGetCount(self, number: Any) -> int:
+        number._obj.value = self.gpus
+        return 0
+
+
+def test_a_mesh_for_other_devices_says_what_it_asks_for() -> None:
+    with pytest.raises(SpecError, match="train.mesh: dp 3 × fsdp 1 × mp 1 asks for 3 devices, there are 8"):
+        preflight.check_mesh(TrainSpec(task=LM, mesh={"dp": 3}))
+    with pytest.raises(SpecError, match="dp -1 × fsdp 1 × mp 3 asks for a multiple of 3 devices, there are 8"):
+        preflight.check_mesh(TrainSpec(task=LM, mesh={"dp": -1, "mp": 3}))
+
+
+ADAMW, SGD = {"name": "adamw"}, {"name": "sgd", "momentum": 0.9}
+SMALL = {"kind": "decoder", "layers": 2, "width": 64}
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "says"),
+    [
+        ({"optimizer": ADAMW}, {"optimizer": SGD}, "was trained with adamw, the job says sgd"),
+        ({"optimizer": SGD}, {"optimizer": {"name": "sgd"}}, "train.optimizer.momentum was 0.9, the job says null"),
+        ({}, {"optimizer": {"ema": 0.9}}, "train.optimizer.ema was null, the job says 0.9"),
+        ({"optimizer": {"lr": 1.0}}, {"optimizer": {"lr": 2.0}}, ""),
+        ({"model": SMALL}, {"model": SMALL | {"layers": 3}}, "train.model.layers was 2, the job says 3"),
+        ({"model": SMALL}, {"model": SMALL | {"tied": True}}, "train.model.tied was false, the job says true"),
+        ({"model": SMALL}, {"model": {"kind": "gpt2"}}, "train.model.kind was decoder, the job says gpt2"),
+        ({"model": SMALL}, {"model": SMALL | {"init_from": "/hf"}}, ""),
+        ({}, {"precision": "fp16"}, "train.precision was fp32, the job says fp16"),
+    ],
+)
+def test_another_state_is_told_by_the_keys_that_make_it_so(
+    then: dict[str, Any], now: dict[str, Any], says: str
+) -> None:
+    assert preflight.changes(meta(**then), meta(**now)) == says
+
+
+def test_a_checkpoint_that_does_not_record_them_tells_nothing() -> None:
+    assert preflight.changes({"data": "x"}, meta()) == ""
+
+
+@pytest.mark.parametrize(
+    ("length", "says"),
+    [
+        ({"epochs": 2}, "train.epochs = 2 is 23 steps; step 57 is already saved in /ckpt. Raise train.epochs, or"),
+        ({"steps": 23}, "train.steps = 23; step 57 is already saved in /ckpt. Raise train.steps, or"),
+    ],
+)
+def test_a_run_shorter_than_what_is_saved_is_told_in_what_the_job_says(length: dict[str, int], says: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        preflight.check_length(TrainSpec(task=LM, **length), 23, 57, "/ckpt")
+    assert says in str(raised.value)
+    preflight.check_length(TrainSpec(task=LM, **length), 57, 57, "/ckpt")

@@ -1,0 +1,116 @@
+"""What an exception that was raised while storage was read or written tells: it failed, or what was asked is wrong.
+
+Storage that failed may be back at the next attempt (84); wrong data stay wrong (65).
+"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.error import URLError
+
+from trainer.errors import DataError, StorageError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+OF_A_DISK = (*FULL, errno.EIO, errno.ESTALE)  # what the system says of a disk that is full or broken
+# A missing file stays missing, and so does a right to read it.
+LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+# Without an errno as well: `raise TimeoutError("no answer")`.
+NETWORK = (TimeoutError, ConnectionError, URLError, http.client.HTTPException)
+# Clients of storage whose exceptions need not be OSErrors. None is imported to find out.
+CLIENTS = (
+    *("aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "grpc", "httpcore", "httpx"),
+    *("huggingface_hub", "requests", "s3fs", "s3transfer", "urllib3"),
+)
+LOST = re.compile(
+    "Timeout|TimedOut|Connect|Disconnect|Network|Transport|Protocol|Unavailable|Payload|Incomplete|ChunkedEncoding|"
+    "Deadline|TooMany|SlowDown|Throttl|Retr(?:y|ies)|InternalServer|BadGateway|Transient"
+)
+BUSY = (408, 425, 429)  # statuses of HTTP below 500 that another attempt may not meet
+
+
+def unreadable(what: str, error: Exception) -> DataError | StorageError:
+    """The error that ends a run in which `error` was raised while `what` was read, in one sentence."""
+    return kind_of(error)(f"{what}: {type(error).__name__}: {error}")
+
+
+def kind_of(error: Exception) -> type[DataError] | type[StorageError]:
+    """Whose fault `error` is."""
+    return StorageError if is_storage(error) else DataError
+
+
+def is_storage(error: BaseException) -> bool:
+    """Whether a disk or a network failed, so that another attempt may succeed.
+
+    What `error` was raised from, or while handling, decides where it says nothing itself.
+    """
+    for each in _chain(error):
+        if isinstance(each, LASTING):
+            return False
+        if (status := _status(each)) is not None:
+            return status in BUSY or status >= 500
+        if isinstance(each, NETWORK) and not _is_reported_by_another(each):
+            return True
+        if isinstance(each, OSError) and each.errno is not None:
+            return True
+        if _is_lost_client(each):
+            return True
+    return False
+
+
+def is_from_store(error: BaseException) -> bool:
+    """Whether a disk, a network or a client of storage raised `error`, or what it came from: no bug, whatever it is."""
+    return any(isinstance(each, OSError | http.client.HTTPException) or _is_client(each) for each in _chain(error))
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a store answered and will answer the same again: no right to it, no credentials, no such bucket."""
+    return is_from_store(error) and not is_storage(error)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """`error`, and what it was raised from, as a traceback shows them; `reason` is how urllib and urllib3 chain."""
+    seen: list[BaseException] = []
+    following: Any = error
+    while isinstance(following, BaseException) and following not in seen:
+        seen.append(following)
+        yield following
+        raised_from = following.__cause__ or (None if following.__suppress_context__ else following.__context__)
+        reason = getattr(following, "reason", None)
+        following = reason if isinstance(reason, BaseException) else raised_from
+
+
+def _is_reported_by_another(error: BaseException) -> bool:
+    """Whether a URLError carries what happened: `file:///gone` is one around a FileNotFoundError."""
+    return isinstance(error, URLError) and isinstance(error.reason, BaseException)
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status that an exception of a client carries: urllib, requests, httpx, aiohttp, botocore, google."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return None
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):  # botocore's ClientError
+        response = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    said = (getattr(error, "code", None), getattr(error, "status", None), getattr(response, "status_code", response))
+    return next((int(each) for each in said if isinstance(each, int) and 400 <= each < 600), None)
+
+
+def _is_lost_client(error: BaseException) -> bool:
+    """Whether a storage client lost its server, by the name of the exception's class or of one above it."""
+    return any(_is_client_s(each) and LOST.search(each.__name__) for each in _kinds(error))
+
+
+def _is_client(error: BaseException) -> bool:
+    return any(_is_client_s(each) for each in _kinds(error))
+
+
+def _is_client_s(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in CLIENTS
+
+
+def _kinds(error: BaseException) -> list[type]:
+    return [each for each in type(error).__mro__ if not issubclass(BaseException, each)]

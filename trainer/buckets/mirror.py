@@ -1,0 +1,142 @@
+"""Keeps a run folder of this machine in a bucket too: `python -m trainer.buckets.mirror URL FOLDER --ranks 0 8`.
+
+The agent starts it, because it is the standard library alone and runs in any image; what can reach a bucket is the
+trainer's. Before it says `ready` on stdout, the folder holds what earlier attempts left. After it a file that changes
+is put whole, seconds later, the large ones less often: an object has no append. The end of stdin ends it, after all
+is put and `done` said. Errors are JSON on stdout before `ready`, and lines on stderr after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+from trainer import contract
+from trainer.buckets import remote
+from trainer.errors import SpecError, TrainerError
+
+EVERY_S = {"attempts.jsonl": 1.0, "summary.json": 1.0, "metrics.jsonl": 1.0}  # what the next generation needs first
+OTHERS_S = 5.0
+CHUNK = 1 << 20  # bytes that are read at once
+BYTES_PER_S = 1 << 20  # a file is put no more often than at this rate
+LOG = re.compile(r"logs/rank-([0-9]+)\.log(\.1)?")
+LINES = "attempts.jsonl"  # the one file that a second host adds to, when the first is lost
+SHOWN = 32  # ranks whose logs the leader shows the ends of
+
+State = tuple[int, int]  # time of the last change in ns, size
+
+
+class Mirror:
+    """A folder and its copy. Files that begin with a dot, or are drafts of others, are left out."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self._url, self._folder = url.rstrip("/"), folder
+        self._put: dict[str, tuple[State, float]] = {}  # what was put, and when
+
+    def pull(self, ranks: range, is_whole: bool) -> None:
+        """Fetches what earlier attempts left: all but other hosts' logs, or only the logs of `ranks`."""
+        with remote.storage(f"reading the run folder {self._url}", SpecError), contextlib.suppress(FileNotFoundError):
+            for name in remote.names(self._url):
+                if _is_wanted(name, ranks, is_whole):
+                    path = self._folder / name
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(remote.filesystem(self._url).cat_file(f"{self._url}/{name}"))
+        self._put = {name: (state, 0.0) for name, state in self._states().items()}
+
+    def push(self, *, at_once: bool = False) -> None:
+        """Puts the files that changed and are due, or all that changed. Raises StorageError, SpecError."""
+        now = time.monotonic()
+        for name, state in self._states().items():
+            before, when = self._put.get(name, ((0, -1), 0.0))
+            if state == before or not (at_once or now - when >= _pause_s(name, state[1])):
+                continue
+            with remote.storage(f"writing {self._url}/{name}", SpecError), contextlib.suppress(FileNotFoundError):
+                with (self._folder / name).open("rb") as file:
+                    source = io.BytesIO(self._joined(file.read())) if name == LINES else file
+                    with remote.filesystem(self._url).open(f"{self._url}/{name}", "wb") as target:
+                        shutil.copyfileobj(source, target, CHUNK)
+                self._put[name] = state, now
+
+    def _joined(self, ours: bytes) -> bytes:
+        """Our attempts after those that another host added meanwhile."""
+        theirs = b""
+        with contextlib.suppress(FileNotFoundError):
+            theirs = remote.filesystem(self._url).cat_file(f"{self._url}/{LINES}")
+        known = set(ours.splitlines())
+        return b"".join(line + b"\n" for line in theirs.splitlines() if line not in known) + ours
+
+    def _states(self) -> dict[str, State]:
+        found = {}
+        for parent, folders, names in os.walk(self._folder):
+            folders[:] = [each for each in folders if not each.startswith(".")]
+            for name in names:
+                path = os.path.join(parent, name)
+                if not name.startswith(".") and not name.endswith(".tmp"):
+                    with contextlib.suppress(FileNotFoundError):
+                        about = os.stat(path)
+                        found[os.path.relpath(path, self._folder)] = (about.st_mtime_ns, about.st_size)
+        return found
+
+
+def _is_wanted(name: str, ranks: range, is_whole: bool) -> bool:
+    log = LOG.fullmatch(name)
+    if log:
+        return int(log[1]) in ranks or (is_whole and int(log[1]) < SHOWN)
+    return is_whole
+
+
+def _pause_s(name: str, size: int) -> float:
+    return max(EVERY_S.get(name, OTHERS_S), size / BYTES_PER_S)
+
+
+def main() -> int:
+    """Mirrors until stdin ends; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.buckets.mirror", description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--ranks", type=int, nargs=2, required=True, metavar=("FIRST", "END"))
+    parser.add_argument("--whole", action="store_true", help="fetch all files, not the logs of these ranks alone")
+    options = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # what the processes write while they stop is put too
+    mirror = Mirror(options.url, options.folder)
+    try:
+        remote.check("the run folder", options.url)
+        mirror.pull(range(*options.ranks), options.whole)
+    except (TrainerError, OSError) as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        return contract.STORAGE
+    print("ready", flush=True)
+    return _follow(mirror)
+
+
+def _follow(mirror: Mirror) -> int:
+    is_last, said = False, ""
+    while True:
+        try:
+            mirror.push(at_once=is_last)
+            said = ""
+        except TrainerError as error:
+            if str(error) != said:
+                said = str(error)
+                print(f"mirror: {said}", file=sys.stderr, flush=True)
+        if is_last and not said:
+            print("done", flush=True)  # its exit code reaches nobody: the agent reaps every child of its own loop
+        if is_last:
+            return contract.STORAGE if said else contract.DONE
+        readable, _, _ = select.select([0], [], [], min(EVERY_S.values()))
+        is_last = bool(readable) and not os.read(0, 4096)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

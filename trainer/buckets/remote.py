@@ -1,0 +1,93 @@
+"""Objects in gs:// and s3://, through fsspec: what exists, what is where, parts of it. Never imports jax.
+
+Listings are never kept: tensorstore and the other processes of a run write beside us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+
+from trainer.buckets import faults
+from trainer.errors import DataError, SpecError, StorageError, TrainerError
+
+SCHEMES = {"gs": ("gcs", "gcsfs"), "s3": ("s3", "s3fs")}  # scheme -> fsspec's name, and the package that has it; the
+# extra of jaxlaunch has the name of fsspec's
+
+for _protocol, _ in SCHEMES.values():
+    fsspec.config.conf.setdefault(_protocol, {})["use_listings_cache"] = False
+fsspec.config.conf["gcs"]["finalize_on_close"] = True  # as etils.epath makes it, so that both are one
+
+
+def is_remote(path: str) -> bool:
+    """Whether `path` is a URL."""
+    return "://" in path
+
+
+def check(key: str, url: str) -> None:
+    """Raises SpecError, in which `key` names the place, where `url` is not of a store that can be used here."""
+    scheme = url.partition("://")[0]
+    if scheme not in SCHEMES:
+        known = " and ".join(f"{name}://" for name in SCHEMES)
+        raise SpecError(f"{key} = {url}: {scheme}:// is no object store that can be used, {known} are")
+    extra, package = SCHEMES[scheme]
+    if importlib.util.find_spec(package) is None and not _is_registered(extra):
+        raise SpecError(
+            f"{key} = {url}: {scheme}:// needs {package}, which is not installed; install jaxlaunch[{extra}] where the "
+            "run runs"
+        )
+
+
+def _is_registered(protocol: str) -> bool:
+    """Whether a class was registered with fsspec by hand."""
+    return protocol in fsspec.registry
+
+
+def filesystem(url: str) -> Any:
+    """fsspec's file system of `url`. Raises ImportError where its package is not installed."""
+    return fsspec.filesystem(SCHEMES[url.partition("://")[0]][0])
+
+
+def names(url: str) -> list[str]:
+    """Names of all objects below `url`, relative to it, in order."""
+    system = filesystem(url)
+    root = str(system._strip_protocol(url)).rstrip("/")
+    return sorted(found.removeprefix(root).strip("/") for found in system.find(url) if not found.endswith("/"))
+
+
+def matched(pattern: str) -> list[str]:
+    """URLs of the objects that match a URL with `*`, `**`, `?` or `[…]`. Raises StorageError, DataError."""
+    scheme = pattern.partition("://")[0]
+    with storage(f"listing {pattern}"):
+        found = filesystem(pattern).glob(pattern, detail=True)
+    return [f"{scheme}://{name}" for name, about in found.items() if about["type"] == "file"]
+
+
+def entries(folder: str) -> list[str]:
+    """Names in a folder, in order; none where there is no such folder. Raises StorageError, DataError."""
+    try:
+        with storage(f"listing {folder}"):
+            found = filesystem(folder).ls(folder, detail=False)
+    except FileNotFoundError:
+        return []
+    return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
+
+
+@contextlib.contextmanager
+def storage(doing: str, refusal: type[TrainerError] = DataError) -> Iterator[None]:
+    """Turns what a store raises while `doing` into a StorageError; FileNotFoundError is left as it is.
+
+    What another attempt meets again, such as a missing right, becomes a `refusal`.
+    """
+    try:
+        yield
+    except (FileNotFoundError, TrainerError):
+        raise
+    except Exception as error:  # each store has errors of its own: aiohttp's, botocore's, Google's
+        first = next(iter(str(error).splitlines()), "")[:300]
+        kind = refusal if faults.is_refusal(error) else StorageError
+        raise kind(f"{doing} failed: {type(error).__name__}: {first}") from error

@@ -1,0 +1,53 @@
+"""Loads a user's object by its name, `module:Name`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from trainer.errors import SpecError
+
+
+def load(path: str) -> Any:
+    """The object that `path`, a `module:Name`, names. Raises SpecError when its module does not import or lacks it."""
+    module_name, _, name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever a user's module raises while it is imported
+        raise SpecError(f"{path}: importing {module_name} failed: {_why(error, module_name)}") from error
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise SpecError(f"{path}: {module_name} has no {name!r}. It defines {_public(module)}.")
+        found = getattr(found, part)
+    return found
+
+
+def _why(error: Exception, module_name: str) -> str:
+    """What an import raised, and where a module that is not found would be looked for."""
+    said = f"{type(error).__name__}: {error}"
+    is_missing = isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0])
+    return f"{said}. `code: .` in job.yaml ships and imports the job's folder" if is_missing else said
+
+
+def _public(module: Any) -> str:
+    names = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    return ", ".join(sorted(names)) or "nothing"
+
+
+def is_linen(found: Any) -> bool:
+    """Whether `found` is a module of flax.linen, or a class of them; linen is not imported for that."""
+    kind = found if isinstance(found, type) else type(found)
+    return any(base.__module__.startswith("flax.linen") for base in kind.__mro__)
+
+
+def kind(found: Any) -> str:
+    """What `found` is, in a sentence: `the flax.linen module Net`, `a function`, `None`, `a list`."""
+    if found is None:
+        return "None"
+    name = getattr(found, "__name__", None) if isinstance(found, type) else type(found).__name__
+    if is_linen(found):
+        return f"the flax.linen module {name}"
+    if isinstance(found, type):
+        return f"the class {name}"
+    return f"{'an' if str(name)[0] in 'aeiou' else 'a'} {name}"

@@ -1,0 +1,82 @@
+"""Integers of examples: read without loss, and within the range of a model. On the host, before they reach a device.
+
+On a device a label out of range makes the loss NaN, and a token reads another's row: neither says which example it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.examples import Batch, Unusable
+
+INT32 = np.iinfo(np.int32)
+
+
+def whole(key: str, value: Any) -> npt.NDArray[np.int32]:
+    """`value` as int32, of the same shape. Raises Unusable where it holds anything but whole numbers."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise Unusable(f"{key} of {array.dtype}; it is made of whole numbers")
+    if array.dtype.kind == "f":
+        is_wrong = ~(np.isfinite(array) & (array == np.trunc(array)))
+        if is_wrong.any():
+            raise Unusable(f"{key} {array[is_wrong].flat[0]}, which is no whole number")
+    is_wrong = (array < INT32.min) | (array > INT32.max) if array.dtype.itemsize >= 4 else np.zeros((), bool)
+    if is_wrong.any():
+        raise Unusable(f"{key} {array[is_wrong].flat[0]}, too large for the int32 it becomes")
+    return array.astype(np.int32)
+
+
+def label(value: Any) -> npt.NDArray[np.int32]:
+    """A label as an int32 scalar: one number, in whatever shape. Raises Unusable for any other."""
+    array = np.asarray(value)
+    if array.size == 1:
+        return whole("label", array).reshape(())
+    is_one_hot = array.ndim == 1 and array.dtype.kind in "biuf" and array.sum() == 1 and np.count_nonzero(array) == 1
+    hint = f"; it looks one-hot: its class is {int(array.argmax())}" if is_one_hot else ""
+    raise Unusable(f"a label of shape {list(array.shape)}, but a label is one whole number, the class{hint}")
+
+
+def outside(key: str, array_BX: npt.NDArray[Any], size: int, what: str) -> tuple[int, str] | None:
+    """The first row with a number outside 0 … size − 1 (`what` these are), and a sentence on it; None without one."""
+    if not array_BX.size or (array_BX.min() >= 0 and array_BX.max() < size):
+        return None
+    return first(key, array_BX, (array_BX < 0) | (array_BX >= size), f"outside 0 to {size - 1}, {what}")
+
+
+def first(key: str, array_BX: npt.NDArray[Any], wrong_BX: npt.NDArray[np.bool_], why: str) -> tuple[int, str] | None:
+    """The first row of which something is wrong, and a sentence that names the number; None where nothing is."""
+    if not wrong_BX.any():
+        return None
+    row, *place = np.argwhere(wrong_BX)[0].tolist()
+    return row, f"{key} {array_BX[row, *place]}{f' at place {place[0]}' if place else ''}, {why}"
+
+
+def counting(batch: Batch, rows: npt.NDArray[np.intp], *, seen: bool) -> npt.NDArray[np.bool_]:
+    """Which tokens of these rows [B, L + 1] are predicted or, if `seen`, read by a position that predicts one.
+
+    As the loss of trainer.tasks.lm weighs them; `batch` has its keys. Other rows are False.
+    """
+    counts_BT = np.zeros(batch["tokens"].shape, bool)
+    for row in rows:
+        counts_BT[row] = _counting({key: array[row] for key, array in batch.items()}, seen)
+    return counts_BT
+
+
+def _counting(row: Batch, seen: bool) -> npt.NDArray[np.bool_]:
+    index_T = np.arange(len(row["tokens"]))
+    segment_T = np.unique(row["segments"], return_inverse=True)[1] if "segments" in row else np.zeros_like(index_T)
+    is_there_T = index_T < row.get("length", len(index_T))
+    weighs_L = (row["mask"] != 0) & is_there_T[1:] & (segment_T[1:] == segment_T[:-1])
+    counts_T = np.append(False, weighs_L)
+    if seen:  # a key is read by the queries from its own position on, in its own segment, that predict something
+        last_S = np.full(segment_T.max() + 1, -1)
+        np.maximum.at(last_S, segment_T[:-1], np.where(weighs_L, index_T[:-1], -1))
+        may_be_seen_T = is_there_T & (row["attention_mask"] != 0) if "attention_mask" in row else is_there_T
+        # The query at its own position reads a token through its embedding, whatever attention may see.
+        counts_T |= (index_T <= last_S[segment_T]) & may_be_seen_T
+        counts_T[:-1] |= weighs_L
+    return counts_T
