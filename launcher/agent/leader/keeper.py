@@ -30,6 +30,12 @@ class Keeper(Generic[T]):
         if wait_s:
             writer.join(wait_s)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being written, or waits for that."""
+        with self._lock:
+            return self._writer is not None
+
     def finish(self) -> None:
         """Returns when nothing is being written; what still waits is dropped, since the last one replaces it."""
         with self._lock:

@@ -38,7 +38,7 @@ MANY, PAUSE_S = 100, 0.02  # from so many hosts on, messages are read so many se
 LOG_S = 10.0
 KEEP_S = 1.0  # between two writes of the summary, on this machine
 ANNOTATE_S = 60.0  # between two writes on the JobSet
-ANNOTATE_WAIT_S = 2.0  # for the last of them
+ANNOTATE_WAIT_S = 10.0  # for the last of them
 LINGER_S = 10.0  # in which hosts that have not joined yet can learn that the gang was refused
 GONE_S = 10.0  # after which a process that SIGKILL does not end is given up
 CLOSE_S = 3.0  # for the other agents to close their connections
@@ -312,7 +312,7 @@ class Leader:
             self._watch(now)
         elif self._verdict is not None and self._stage is Stage.KILL and (not self._not_gone or now > self._until):
             self._after_all_are_gone(self._verdict)
-        elif self._verdict is not None and self._stage is Stage.LEAVE and (self._have_left or now > self._until):
+        elif self._verdict is not None and self._stage is Stage.LEAVE and self._may_leave(now):
             self._finish(self._verdict)
 
     def _watch(self, now: float) -> None:
@@ -386,7 +386,7 @@ class Leader:
         self._broadcast("ping", gang=self._gang(now))
         self._broadcast("leave", verdict=verdict.to_json())
         is_final = contract.outcome(verdict.code).action in (Action.FAIL, Action.COMPLETE)
-        self._annotate("ended" if is_final else "left", verdict, wait_s=ANNOTATE_WAIT_S)
+        self._annotate("ended" if is_final else "left", verdict)
 
     def _broadcast(self, kind: str, **fields: Any) -> None:
         message = encoded(kind, **fields)
@@ -429,6 +429,13 @@ class Leader:
     @property
     def _have_left(self) -> bool:
         return self._peers.keys() <= {self._config.host}
+
+    def _may_leave(self, now: float) -> bool:
+        """Whether all others know the end, and so does the JobSet; neither is waited for without limit."""
+        is_writing = self._annotator is not None and self._annotator.is_busy
+        return (self._have_left or now > self._until) and not (
+            is_writing and now < self._annotated_at + ANNOTATE_WAIT_S
+        )
 
     @property
     def _missing(self) -> list[int]:
@@ -492,7 +499,7 @@ class Leader:
         self._kept, self._kept_at = (self._attempt.committed, self._stage), now
         self._keeper.keep(self._summary(None), wait_s=KEEP_S if self._config.is_local or is_urgent else 0.0)
 
-    def _annotate(self, when: str, verdict: Verdict | None, wait_s: float = 0.0) -> None:
+    def _annotate(self, when: str, verdict: Verdict | None) -> None:
         """Writes on the JobSet how far the job is, where its service account may."""
         self._annotated_at = time.monotonic()
         if self._annotator is None:
@@ -501,7 +508,7 @@ class Leader:
         seconds = {"step": 0.0, **view.seconds}
         of = self._config.uid, time.time(), when, self._number, self._config.generation
         known = Recorded(*of, view.step, saved, ratio(seconds), history.ends_by_cause(self._records), verdict)
-        self._annotator.keep(known, wait_s)
+        self._annotator.keep(known)
 
     @property
     def _keep_every_s(self) -> float:

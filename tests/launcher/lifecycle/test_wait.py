@@ -18,7 +18,7 @@ from launcher.cluster import transport
 from launcher.cluster.client import Cluster
 from launcher.kube.kinds import JOBSETS, NAMESPACES, PODS, WORKLOADS
 from launcher.kube.labels import JOB_UID
-from launcher.lifecycle.wait import wait
+from launcher.lifecycle.wait import Timeout, wait
 from launcher.status.job_status import State
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Fault, Handler, Server, drop, refuse
@@ -188,6 +188,7 @@ def test_how_far_a_job_was_is_written_down_when_its_queue_takes_its_place(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
     monkeypatch.setattr("launcher.lifecycle.wait._SETTLES_S", 0.1)
+    monkeypatch.setattr("launcher.lifecycle.wait._LOOK_AGAIN_S", 1.0)
     made = server.put(AT, objects.jobset(1, queue="research", suspend=True))
     workload = objects.workload()
     workload["metadata"]["labels"][JOB_UID] = made["metadata"]["uid"]
@@ -208,10 +209,15 @@ def test_how_far_a_job_was_is_written_down_when_its_queue_takes_its_place(
     assert known is not None and (known.when, known.step) == ("queued", 40)
 
 
-def test_how_far_a_job_is_is_written_down_when_nobody_waits_any_longer(server: Server, submit: Submit) -> None:
+def test_how_far_a_job_is_is_written_down_when_nobody_waits_any_longer(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
+    made = server.put(AT, objects.jobset(1))
     name = objects.pod(0)["metadata"]["name"]
     server.put(PODS.path("team", name), objects.pod(0))
     server.put(PODS.path("team", name, "log"), {"text": f"{log_lines.line(*objects.beat(step=40))}\n"})
-    assert submit("--wait", "--timeout", "2s").code == 124
+    with pytest.raises(Timeout):
+        wait(Cluster.connect(), made, 0.5)
     known = json.loads(server.objects[AT]["metadata"]["annotations"][ANNOTATION])
     assert (known["when"], known["step"]) == ("running", 40)

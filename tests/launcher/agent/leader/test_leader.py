@@ -15,6 +15,7 @@ import pytest
 
 from launcher.agent.gang.handshake import HostSide
 from launcher.agent.gang.recorded import Recorded
+from launcher.agent.leader import leader
 from launcher.agent.leader.leader import CLOSE_S
 from launcher.agent.leader.run_folder import RunFolder
 from launcher.agent.leader.summary import Summary
@@ -208,12 +209,33 @@ def test_every_host_may_leave_before_the_end_is_written_on_the_jobset(
     of = gang(3)
     order: list[str] = []
     broadcast = of.leader._broadcast
-    monkeypatch.setattr(of.leader, "_annotator", SimpleNamespace(keep=lambda known, wait_s: order.append(known.when)))
+    monkeypatch.setattr(
+        of.leader, "_annotator", SimpleNamespace(keep=lambda known: order.append(known.when), is_busy=False)
+    )
     monkeypatch.setattr(of.leader, "_broadcast", lambda kind, **fields: (order.append(kind), broadcast(kind, **fields)))
     of.event(2, "error", error={"type": "ValueError", "message": "boom"})
     for host in range(3):
         of.send(host, "gone")
     assert order == ["verdict", "ping", "leave", "left"]
+
+
+def test_the_leader_leaves_when_the_end_is_on_the_jobset_or_that_takes_too_long(
+    gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for wait_s in (leader.ANNOTATE_WAIT_S, 0.0):
+        monkeypatch.setattr(leader, "ANNOTATE_WAIT_S", wait_s)
+        of = gang(1)
+        keeper = SimpleNamespace(keep=lambda known: None, is_busy=True)
+        monkeypatch.setattr(of.leader, "_annotator", keeper)
+        of.event(0, "error", error={"type": "ValueError", "message": "boom"})
+        of.send(0, "gone")
+        (tick,) = of.loop.ticks
+        if wait_s:
+            tick()
+            assert not of.ended
+            keeper.is_busy = False
+        tick()
+        assert of.ended
 
 
 def test_the_time_for_hosts_to_leave_begins_when_the_end_is_on_storage(
@@ -239,7 +261,7 @@ def test_what_is_written_on_the_jobset_at_the_end_counts_the_last_attempt_too(
 ) -> None:
     of = gang(1)
     written: list[Recorded] = []
-    monkeypatch.setattr(of.leader, "_annotator", SimpleNamespace(keep=lambda known, wait_s: written.append(known)))
+    monkeypatch.setattr(of.leader, "_annotator", SimpleNamespace(keep=written.append, is_busy=False))
     of.event(0, "error", error={"type": "ValueError", "message": "boom"})
     of.send(0, "gone")
     assert [dict(known.ends or {}) for known in written] == [{"crash": 1}]
