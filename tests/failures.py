@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -26,4 +27,9 @@ def write(report: pytest.TestReport | pytest.CollectReport) -> None:
         crash = getattr(report.longrepr, "reprcrash", None)
         reason = f": {crash.message.splitlines()[0]}" if crash and crash.message else ""
         with open(path, "a") as lines:
-            lines.write(f"FAILED {report.nodeid} ({report.when or 'collection'}){reason}\n")
+            lines.write(f"FAILED\t{report.nodeid}\t({report.when or 'collection'}){reason}\n")
+
+
+def read(path: Path) -> list[str]:
+    """The names in such a file, each once."""
+    return list(dict.fromkeys(line.split("\t")[1] for line in path.read_text().splitlines()))

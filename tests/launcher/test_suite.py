@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import suite
+from tests import failures, suite
 
 ROOT = Path(__file__).parents[2]
 RUNS = "import sys; from tests import suite; sys.exit(suite.run({waits!r}, {compute!r}))"
@@ -29,6 +29,13 @@ def started(waits: Sequence[str], compute: Sequence[Sequence[str]]) -> subproces
     pipe = subprocess.PIPE
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # of a worker of xdist
     return subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)
+
+
+def pytest_of(folder: Path, text: str) -> list[str]:
+    """The command that runs this file of tests there."""
+    (folder / "test_it.py").write_text(text)
+    options = ("-p", "tests.failures", "-p", "no:cacheprovider", "--rootdir", str(folder))
+    return [sys.executable, "-m", "pytest", *options, str(folder)]
 
 
 @pytest.mark.parametrize("failing", [None, 0, 1, 2])
@@ -72,14 +79,40 @@ def test_every_folder_of_tests_is_in_one_run() -> None:
 
 
 def test_the_names_of_failed_tests_stand_at_the_end(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text("""
-def test_passes(): pass
-def test_fails(): assert 1 == 2
-""")
-    options = ("-p", "tests.failures", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path))
-    one = [sys.executable, "-m", "pytest", *options]
+    one = pytest_of(tmp_path, "def test_passes(): pass\ndef test_fails(): assert 1 == 2\n")
     with started(one, [[*one, "-n", "2"]]) as process:
         out, _ = process.communicate()
-    *_, one_line, other, last = out.splitlines()
+    *_, one_line, other, last = out.expandtabs(1).splitlines()
     assert one_line == other == "FAILED test_it.py::test_fails (call): assert 1 == 2"
     assert last.startswith("===== exit 1, exit 1: ")
+    assert process.returncode == 1
+
+
+FAILS_ONCE = """
+import pathlib, pytest
+@pytest.mark.parametrize("number", range({count}))
+def test_fails(number):
+    seen = pathlib.Path({folder!r}, str(number))
+    if not seen.exists():
+        seen.touch()
+        assert False, "starved"
+"""
+
+
+@pytest.mark.parametrize(("count", "code"), [(suite.MAX_AGAIN, 0), (suite.MAX_AGAIN + 1, 1)])
+def test_a_few_tests_that_pass_when_they_run_alone_are_named_and_fail_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], count: int, code: int
+) -> None:
+    one = pytest_of(tmp_path, FAILS_ONCE.format(count=count, folder=str(tmp_path)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(suite, "PYTEST", one[:-1])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.setenv(failures.FILE, "")  # run() sets it, and this gives it back
+    assert suite.run(prints("waits"), [one]) == code
+    last = capfd.readouterr().out.splitlines()[-1]
+    assert ("when run again, alone, what failed passed: test_it.py::test_fails[0], " in last) == (code == 0)
+
+
+def test_a_pytest_that_was_killed_fails_the_suite() -> None:
+    assert suite.worst([0, -9, 0]) == 9
