@@ -383,15 +383,11 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
 
 
 def nearest(word: str, options: Iterable[str], most: int = 1) -> list[str]:
-    """The options that `word` was probably meant to be, at `most` so many, the nearest first.
+    """The options that `word` was probably meant to be, at `most` so many, the nearest first."""
+    import difflib  # only for words that are wrong
 
-    Of three letters one may be wrong: a letter too many, missing or another, or two neighbours swapped (Damerau
-    1964).
-    """
-    spelled = word.lower()
-    far = [(_edits(spelled, option.lower()), option) for option in dict.fromkeys(options)]
-    near = [(edits, option) for edits, option in far if edits <= max(len(spelled), len(option)) // 3]
-    return [option for _, option in sorted(near, key=lambda one: one[0])][:most]
+    written = {option.lower(): option for option in options}
+    return [written[found] for found in difflib.get_close_matches(word.lower(), written, most, cutoff=0.7)]
 
 
 def in_full(word: str, options: Iterable[str], most: int = 1) -> list[str]:
@@ -404,17 +400,3 @@ def in_full(word: str, options: Iterable[str], most: int = 1) -> list[str]:
 def _is_short_for(word: str, option: str) -> bool:
     letters = iter(option)
     return len(word) > 3 and word[0] == option[:1] and all(letter in letters for letter in word)
-
-
-def _edits(one: str, other: str) -> int:
-    """Insertions, deletions, replacements and swaps of neighbours that turn one text into the other."""
-    before: list[int] = []
-    row = list(range(len(other) + 1))
-    for at, letter in enumerate(one, 1):
-        earlier, before, row = before, row, [at]
-        for to, wanted in enumerate(other, 1):
-            edits = min(before[to] + 1, row[to - 1] + 1, before[to - 1] + (letter != wanted))
-            if at > 1 and to > 1 and letter == other[to - 2] and one[at - 2] == wanted:
-                edits = min(edits, earlier[to - 2] + 1)
-            row.append(edits)
-    return row[-1]
