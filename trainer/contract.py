@@ -127,7 +127,7 @@ class AgentJob:
     name: str
     command: tuple[str, ...] | None = None  # None: the built-in trainer
     processes_per_host: int = 1
-    platform: str = "cpu"  # cpu | cuda | tpu: which device variable a child gets
+    platform: str = "cpu"  # cpu | cuda | rocm | tpu: which device variable a child gets
     devices_per_process: int = 1
     budgets_s: Mapping[str, float | None] = dataclasses.field(default_factory=dict)  # None: learned (step), or endless
     crash_budget: int = 5  # generations, counted by JobSet or run

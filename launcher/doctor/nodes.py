@@ -11,14 +11,20 @@ from launcher.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_adm
 from launcher.kube import node_fit, requests
 from launcher.kube.objects import Obj
 from launcher.kube.quantity import amount
-from launcher.manifests.platforms.facts import GKE_GPU, GKE_TPU, GPU_PRODUCT, INSTANCE
+from launcher.manifests.platforms.facts import AMD_PRODUCT, GKE_GPU, GKE_TPU, GPU_PRODUCT, INSTANCE
 from launcher.manifests.platforms.generic import DRIVER_LABEL
 from launcher.manifests.platforms.table import RESOURCE
 from launcher.wording import count, either
 from trainer.contract import OLDEST_DRIVER
 
 _CUDA = re.compile(r"cuda-?(\d+)")  # in an image's name or tag: those of a release end with their extra
-_KINDS = (GKE_TPU, GKE_GPU, GPU_PRODUCT, INSTANCE)  # the label that names an accelerator, the most telling first
+_KINDS = (
+    GKE_TPU,
+    GKE_GPU,
+    GPU_PRODUCT,
+    AMD_PRODUCT,
+    INSTANCE,
+)  # the label that names an accelerator, the most telling first
 
 
 def place(nodes: Sequence[Obj], spec: Obj, pods: int, *, grows: bool) -> Finding:

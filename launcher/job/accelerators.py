@@ -2,8 +2,9 @@
 
 Machine types, prices and quotas are not here. Sources: GKE's TPU documentation ("Plan TPUs in GKE"), and
 xpk's table of system characteristics for the largest slices. Memory: Cloud TPU's pages of v4 to TPU7x, HBM per chip;
-for GPUs what their driver reports (nvidia-smi), which is less than the name says. Compute capabilities: NVIDIA's CUDA
-programming guide.
+for GPUs what their driver reports (nvidia-smi, rocm-smi), which is less than the name says. Compute capabilities:
+NVIDIA's CUDA programming guide. TPU7 as TPU7x: GKE's cluster autoscaler for hosts and topologies, JAX's tpu_info.py
+for cores and memory.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-Platform = Literal["cpu", "cuda", "tpu"]
+Platform = Literal["cpu", "cuda", "rocm", "tpu"]
 
 FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 SMALL_CUBES = ("1x1x1", "2x2x1", "2x2x2", "2x2x4", "2x4x4")
 CHIPS_OF_A_CUBE = 64  # a larger 3D slice is made of whole 4x4x4 cubes
 CHIPS_PER_VM = 4
+
+GPUS = ("cuda", "rocm")  # platforms whose devices a fast network joins
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +56,15 @@ class Accelerator:
         return whole_cubes and math.prod(sides) <= self.cubes * CHIPS_OF_A_CUBE
 
 
+_SEVENTH = Accelerator(
+    "tpu",
+    CHIPS_PER_VM,
+    (96.0,),
+    devices_per_chip=2,
+    dimensions=3,
+    cubes=144,  # JAX sees chiplets
+)
+
 KNOWN: Mapping[str, Accelerator] = {
     "cpu": Accelerator("cpu", 1),  # per_host counts virtual devices
     "l4": Accelerator("cuda", 1, (22.5,), capability="8.9"),
@@ -62,11 +74,15 @@ KNOWN: Mapping[str, Accelerator] = {
     "b200": Accelerator("cuda", 8, (178.3,), capability="10.0"),
     "b300": Accelerator("cuda", 8, (268.6,), capability="10.3"),
     "gb200": Accelerator("cuda", 4, (184.0,), capability="10.0"),
+    "mi300x": Accelerator("rocm", 8, (192.0,)),
+    "mi325x": Accelerator("rocm", 8, (256.0,)),
     "v4": Accelerator("tpu", CHIPS_PER_VM, (32.0,), dimensions=3, cubes=64),
     "v5e": Accelerator("tpu", CHIPS_PER_VM, (16.0,), dimensions=2, whole_host=("2x4",)),
     "v5p": Accelerator("tpu", CHIPS_PER_VM, (95.0,), dimensions=3, cubes=140),
     "v6e": Accelerator("tpu", CHIPS_PER_VM, (32.0,), dimensions=2, whole_host=("2x4",)),
-    "7x": Accelerator("tpu", CHIPS_PER_VM, (96.0,), devices_per_chip=2, dimensions=3, cubes=144),  # JAX sees chiplets
+    "7x": _SEVENTH,
+    "tpu7x": _SEVENTH,  # as GKE's label and JAX name it
+    "tpu7": _SEVENTH,
 }
 
 

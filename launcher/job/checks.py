@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.errors import Fault, KeyPath
 from launcher.job import accelerators, mesh_checks
-from launcher.job.accelerators import KNOWN
+from launcher.job.accelerators import GPUS, KNOWN
 from launcher.job.mesh_checks import divisors
 from launcher.job.schema import JobSpec, Network
 from launcher.job.volumes import Bucket
@@ -155,7 +155,7 @@ def _placement(job: JobSpec) -> Iterator[Fault]:
         yield Fault(("placement",), f"placement has {which}.", "name one: placement: {preferred: rack}")
 
 
-_FABRICS = {"efa": "eks", "gpudirect-tcpxo": "gke"}
+_FABRICS = {"efa": "eks", "gpudirect-tcpxo": "gke", "gpudirect-rdma": "gke"}
 
 
 def _network(job: JobSpec) -> Iterator[Fault]:
@@ -168,7 +168,7 @@ def network_fault(network: Network, kind: str, platform: str | None) -> Fault | 
     name = network if isinstance(network, str) else network.profile
     if name in ("default", "hostnetwork"):
         return None
-    if KNOWN[kind].platform != "cuda":
+    if KNOWN[kind].platform not in GPUS:
         return Fault(("network",), f"network = {name} does not apply to {kind}.", "use default: it joins GPUs.")
     if platform is not None and platform != _FABRICS.get(name, platform):
         message = f"network = {name} does not exist on platform = {platform}."
@@ -329,6 +329,14 @@ def _task(job: JobSpec) -> Iterator[Fault]:
         yield Fault(("train", "task"), f"train.task = {cut(task)} is no built-in task.", hint)
 
 
+def _trainer(job: JobSpec) -> Iterator[Fault]:
+    """The built-in trainer has never run on ROCm, and its image has no JAX for it."""
+    kind = job.accelerator.type
+    if job.train is not None and job.accelerator.platform == "rocm":
+        hint = "use command: with a program and an image of your own, with JAX for ROCm."
+        yield Fault(("train",), f"train does not run on {kind}: the built-in trainer is not built for ROCm.", hint)
+
+
 _DEVICES: tuple[KeyPath, ...] = (("hosts",), ("slices",), ("accelerator",))
 _LAYOUT: tuple[KeyPath, ...] = (*_DEVICES, ("train", "mesh"))
 
@@ -346,6 +354,7 @@ CHECKS: tuple[Check, ...] = (
     Check((), _labels),
     Check((), _pod),
     Check((("train", "task"),), _task),
+    Check((("accelerator",),), _trainer),
     Check(_LAYOUT, mesh_checks.mesh_faults),
     Check(_LAYOUT, mesh_checks.slice_faults),
     Check((*_LAYOUT, ("train", "batch"), ("train", "accumulate")), mesh_checks.batch_faults),

@@ -15,7 +15,7 @@ from pydantic import Discriminator, Field, Tag, ValidationError
 from launcher.errors import Fault, JobFaults, UserError
 from launcher.job import messages
 from launcher.job.introspection import Words
-from launcher.job.names import AbsolutePath, Label, LabelKey, LabelValue, ObjectName, Text
+from launcher.job.names import AbsolutePath, Label, LabelKey, LabelValue, ObjectName, Text, Variable
 from launcher.job.schema import Kind, Network, Toleration
 from launcher.yaml12 import reader
 from launcher.yaml12.reader import Document
@@ -70,6 +70,17 @@ class Tcpxo(Block):
     networks: Annotated[list[ObjectName], Field(min_length=8, max_length=8)] = Field(
         [f"vpc{number}" for number in range(1, 9)], description="the Network objects of eth1 to eth8"
     )
+    env: dict[Variable, Text] | None = Field(
+        None, description="NCCL's variables for another release of the plugin, all of them; null: of January 2026"
+    )
+
+
+class Gib(Block):
+    """What GPUDirect RDMA on GKE, NCCL's plugin gIB, needs to know of this cluster."""
+
+    networks: Annotated[list[ObjectName], Field(min_length=8, max_length=8)] = Field(
+        [f"rdma-{number}" for number in range(8)], description="the Network objects of eth2 to eth9"
+    )
 
 
 class Prometheus(Block):
@@ -99,6 +110,7 @@ class Profile(Block):
     network: dict[Kind, Network] = Field({}, description="by accelerator type, for jobs that name none")
     slice_label: LabelKey | None = Field(None, description="the label that nodes of one TPU slice share")
     tcpxo: Tcpxo | None = Field(None, description="for network: gpudirect-tcpxo")
+    gib: Gib | None = Field(None, description="for network: gpudirect-rdma; null: networks with the usual names")
     prometheus: Prometheus = Field(Prometheus(), description="who may scrape")
     labels: dict[LabelKey, LabelValue] = Field({}, description="on everything")
     annotations: dict[LabelKey, Text] = Field({}, description="on everything")

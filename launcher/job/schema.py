@@ -21,7 +21,25 @@ from launcher.kube.quantity import amount
 from trainer.contract import AgentJob
 from trainer.spec import Block, Natural, Positive, TrainSpec
 
-Kind = Literal["cpu", "l4", "a100", "h100", "h200", "b200", "b300", "gb200", "v4", "v5e", "v5p", "v6e", "7x"]
+Kind = Literal[
+    "cpu",
+    "l4",
+    "a100",
+    "h100",
+    "h200",
+    "b200",
+    "b300",
+    "gb200",
+    "mi300x",
+    "mi325x",
+    "v4",
+    "v5e",
+    "v5p",
+    "v6e",
+    "7x",
+    "tpu7x",
+    "tpu7",
+]
 AS_WRITTEN = ("command", "env", "labels", "annotations", "node_selector")
 
 
@@ -46,7 +64,7 @@ class Accelerator(Block):
 
     @property
     def platform(self) -> Platform:
-        """The platform that JAX calls it: cpu, cuda or tpu."""
+        """The platform that JAX calls it: cpu, cuda, rocm or tpu."""
         return KNOWN[self.type].platform
 
     @property
@@ -90,7 +108,7 @@ class Rdma(Block):
     count: Positive = Field(1, description="of them per host")
 
 
-Network = Literal["default", "hostnetwork", "efa", "gpudirect-tcpxo"] | Rdma
+Network = Literal["default", "hostnetwork", "efa", "gpudirect-tcpxo", "gpudirect-rdma"] | Rdma
 
 
 class Resources(Block):

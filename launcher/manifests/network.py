@@ -1,7 +1,6 @@
 """How hosts reach each other: ports, the fast networks, and who may come in. Pure.
 
-Each network adds exactly what it needs. Sources: AWS's and GKE's documentation of EFA and GPUDirect-TCPXO, and
-GoogleCloudPlatform/container-engine-accelerators for the receive daemon.
+Each network adds exactly what it needs, from launcher.manifests.platforms, with its sources there.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launcher.job.accelerators import Platform
-from launcher.job.profile import Prometheus, Tcpxo
-from launcher.job.schema import Network, Rdma
+from launcher.job.profile import Gib, Prometheus, Tcpxo
+from launcher.job.schema import JobSpec, Network, Rdma
 from launcher.kube.labels import MAIN_CONTAINER
 from launcher.manifests.platforms import eks, gke
+from launcher.manifests.platforms.facts import Where
 
 METRICS_PORT = 9400
 LEADER_PORT = 9401
@@ -50,9 +50,23 @@ def container_ports(ports: Ports, platform: Platform) -> list[dict[str, Any]]:
     return [{"name": name, "containerPort": port} for name, port in named.items()]
 
 
-def patch(
-    network: Network, efa_interfaces: Sequence[int], tcpxo: Tcpxo | None, *, has_hugepages: bool
-) -> dict[str, Any]:
+def environment(network: Network, job: JobSpec, where: Where, tcpxo: Tcpxo | None) -> dict[str, str]:
+    """What NCCL and libfabric must be told there; a job may set each otherwise. Google's own pods source a script for
+    it, which a program that is no shell cannot."""
+    kind = job.accelerator.type
+    if network == "efa" and job.resources.hugepages is None:
+        return dict(eks.WITHOUT_HUGEPAGES.value)
+    if network == "gpudirect-tcpxo":
+        return dict(gke.TCPXO_VARIABLES.value if tcpxo is None or tcpxo.env is None else tcpxo.env)
+    if where == "gke" and kind in gke.GIB_TUNER:
+        if network == "gpudirect-rdma":
+            return {**gke.GIB_VARIABLES.value, "NCCL_TUNER_CONFIG_PATH": gke.GIB_TUNER[kind].value}
+        if network in ("default", "hostnetwork") and "NCCL_NET" not in job.env:
+            return dict(gke.WITHOUT_GIB.value)
+    return {}
+
+
+def patch(network: Network, efa_interfaces: Sequence[int], tcpxo: Tcpxo | None, gib: Gib) -> dict[str, Any]:
     """The pod template's part of it, of a job that launcher.manifests.platform_checks accepts."""
     match network:
         case Rdma():
@@ -60,9 +74,12 @@ def patch(
         case "hostnetwork":
             return {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}
         case "efa":
-            return _efa(*efa_interfaces, has_hugepages=has_hugepages)
+            (interfaces,) = efa_interfaces
+            return _main(_resources({eks.EFA_RESOURCE.value: interfaces}))
         case "gpudirect-tcpxo" if tcpxo is not None:
             return _tcpxo(tcpxo)
+        case "gpudirect-rdma":
+            return _gib(gib)
     return {}
 
 
@@ -72,14 +89,8 @@ def _rdma(network: Rdma) -> dict[str, Any]:
     return _main(_resources({network.resource: network.count}) | {"securityContext": security})
 
 
-def _efa(interfaces: int, *, has_hugepages: bool) -> dict[str, Any]:
-    container = _resources({eks.EFA_RESOURCE.value: interfaces})
-    return _main(container if has_hugepages else container | {"env": variables(eks.WITHOUT_HUGEPAGES.value)})
-
-
 def _tcpxo(given: Tcpxo) -> dict[str, Any]:
     """The receive daemon beside the program, the host's libraries and devices, and one interface for each GPU."""
-    env = {"NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY": _APERTURE}
     seen = [{"name": "libraries", "mountPath": _LIBRARIES}, {"name": "aperture-devices", "mountPath": _APERTURE}]
     host = {
         "libraries": "/home/kubernetes/bin/nvidia",
@@ -87,7 +98,7 @@ def _tcpxo(given: Tcpxo) -> dict[str, Any]:
         "proc-sys": "/proc/sys",
         "aperture-devices": _APERTURE,
     }
-    template = _main({"env": variables(env), "volumeMounts": seen})
+    template = _main({"volumeMounts": seen})
     template["metadata"] = {"annotations": _tcpxo_annotations(given)}
     template["spec"]["volumes"] = [{"name": name, "hostPath": {"path": path}} for name, path in host.items()]
     template["spec"]["initContainers"] = [_tcpxo_daemon(given)]
@@ -97,14 +108,28 @@ def _tcpxo(given: Tcpxo) -> dict[str, Any]:
 def _tcpxo_annotations(given: Tcpxo) -> dict[str, str]:
     devices = [f"nvidia{number}" for number in range(gke.TCPXO_GPUS.value)]
     devices += ["nvidiactl", "nvidia-uvm", "dmabuf_import_helper"]
-    interfaces = [
-        {"interfaceName": f"eth{number}", "network": name} for number, name in enumerate(["default", *given.networks])
-    ]
+    own = {f"devices.gke.io/container.{DAEMON}": "".join(f"- path: /dev/{device}\n" for device in devices)}
+    return own | _interfaces(given.networks, first=1)
+
+
+def _interfaces(networks: Sequence[str], first: int) -> dict[str, str]:
+    """GKE's annotations: eth0 as ever, and interfaces from eth`first` on in these Network objects."""
+    named = {"eth0": "default", **{f"eth{number}": name for number, name in enumerate(networks, first)}}
+    interfaces = [{"interfaceName": name, "network": network} for name, network in named.items()]
     return {
-        f"devices.gke.io/container.{DAEMON}": "".join(f"- path: /dev/{device}\n" for device in devices),
         "networking.gke.io/default-interface": "eth0",
         "networking.gke.io/interfaces": json.dumps(interfaces),
     }
+
+
+def _gib(given: Gib) -> dict[str, Any]:
+    """The host's driver and NCCL plugin, and one interface for each GPU."""
+    names = {path: path.rpartition("/")[2] for path in gke.GIB_FOLDERS.value}
+    seen = [{"name": names[path], "mountPath": mount} for path, mount in gke.GIB_FOLDERS.value.items()]
+    template = _main({"volumeMounts": seen})
+    template["metadata"] = {"annotations": _interfaces(given.networks, gke.GIB_FIRST_INTERFACE.value)}
+    template["spec"]["volumes"] = [{"name": name, "hostPath": {"path": path}} for path, name in names.items()]
+    return template
 
 
 def _tcpxo_daemon(given: Tcpxo) -> dict[str, Any]:
@@ -115,10 +140,7 @@ def _tcpxo_daemon(given: Tcpxo) -> dict[str, Any]:
         "image": given.image,
         "restartPolicy": "Always",
         "command": ["/bin/sh", "-c"],
-        "args": [
-            f"set -ex; chmod 755 {script}; exec {script} --num_hops=2 --num_nics={gke.TCPXO_GPUS.value} --uid= "
-            "--alsologtostderr"
-        ],
+        "args": [f"set -ex; chmod 755 {script}; exec {script} --num_hops=2 --num_nics={gke.TCPXO_GPUS.value}"],
         "env": variables({"LD_LIBRARY_PATH": f"{_LIBRARIES}/lib64"}),
         "securityContext": {
             "runAsNonRoot": False,

@@ -5,7 +5,7 @@ launcher.job.checks judges a job by itself; here the resolved job is judged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -16,7 +16,7 @@ from launcher.job.volumes import Bucket, Ephemeral
 from launcher.kube.labels import MAIN_CONTAINER
 from launcher.manifests import network
 from launcher.manifests.platforms import eks, gke, table
-from launcher.manifests.platforms.facts import INSTANCE
+from launcher.manifests.platforms.facts import GKE_GPU, INSTANCE
 from launcher.manifests.resolve import CODE, ResolvedJob
 from launcher.wording import count, either
 
@@ -50,19 +50,31 @@ def _accelerator(job: ResolvedJob) -> Iterator[Fault]:
         message = f"accelerator.type = {kind} is not known on platform = {job.platform}."
         yield Fault(("accelerator", "type"), message, hint)
         return
-    asked, types = job.spec.accelerator.per_host, job.node_labels.get(INSTANCE, ())
-    is_gpu = job.spec.accelerator.platform == "cuda"
-    has = {one: eks.INSTANCES[one].gpus for one in types if is_gpu and one in eks.INSTANCES}
-    if job.nodes.labels.get(INSTANCE) == ():
-        most = max(eks.INSTANCES[one].gpus for one in table.NODES[job.platform][kind].labels[INSTANCE])
-        message = (
-            f"accelerator.per_host = {asked}: the largest {kind} instance of platform = {job.platform} has {most}."
-        )
-        yield Fault(("accelerator", "per_host"), message, "use more hosts with fewer devices each.")
+    asked = job.spec.accelerator.per_host
+    has = {one: table.LARGEST[one] for values in job.node_labels.values() for one in values if one in table.LARGEST}
+    if job.nodes.labels.get(INSTANCE) == () and not has:
+        has = {one: table.LARGEST[one] for one in table.NODES[job.platform][kind].labels[INSTANCE]}
+    chosen = next((one for one in job.spec.node_selector.values() if one in has), None)
+    if has and max(has.values()) < asked and chosen is not None:
+        message = f"node_selector: {chosen} has {count(has[chosen], 'GPU')}, and accelerator.per_host = {asked}."
+        yield Fault(("node_selector",), message, f"use accelerator.per_host: {has[chosen]}, or another machine type.")
     elif has and max(has.values()) < asked:
-        (chosen, most), *_ = has.items()
-        message = f"node_selector: {chosen} has {count(most, 'GPU')}, and accelerator.per_host = {asked}."
-        yield Fault(("node_selector",), message, f"use accelerator.per_host: {most}, or another instance type.")
+        message = f"accelerator.per_host = {asked}: the largest {kind} machine of platform = {job.platform} has "
+        hint = "use more hosts with fewer devices each."
+        yield Fault(("accelerator", "per_host"), f"{message}{max(has.values())}.", hint)
+
+
+def _another_kind(job: ResolvedJob) -> Iterator[Fault]:
+    """A node_selector that chooses nodes of another accelerator than the job asks for."""
+    kind, known = job.spec.accelerator.type, table.NODES[job.platform]
+    if job.nodes is None or kind not in known or job.nodes.source is None:
+        return
+    for key, own in known[kind].labels.items():
+        for value in job.node_labels.get(key, ()):
+            others = [name for name, nodes in known.items() if value in nodes.labels.get(key, ())]
+            if value not in own and others:
+                message = f"node_selector: {key} = {value} is {either(others)}, and accelerator.type = {kind}."
+                yield Fault(("node_selector",), message, f"choose {either(own)}, or accelerator.type: {others[0]}.")
 
 
 def _capacity(job: ResolvedJob) -> Iterator[Fault]:
@@ -91,6 +103,11 @@ def _part_of_reservation(job: ResolvedJob) -> Iterator[Fault]:
     capacity = job.spec.capacity
     if not isinstance(capacity, Reservation):
         return
+    name = capacity.reservation
+    if job.platform == "eks" and job.provisioner == "karpenter" and not name.startswith(eks.RESERVATION_ID.value):
+        message = f"capacity.reservation = {name} is no id, by which Karpenter labels reserved nodes."
+        hint = f"write {eks.RESERVATION_ID.value}…, or provisioner: managed in the cluster defaults for node groups."
+        yield Fault(("capacity", "reservation"), message, hint)
     for part in gke.IN_RESERVATION:
         if getattr(capacity, part) is not None and job.platform != "gke":
             message = f"capacity.{part} is not known on platform = {job.platform}."
@@ -130,20 +147,37 @@ def _placement(job: ResolvedJob) -> Iterator[Fault]:
 
 
 def _network(job: ResolvedJob) -> Iterator[Fault]:
-    path: KeyPath = ("network",)
-    accelerator = job.spec.accelerator
-    if (wrong := checks.network_fault(job.network, accelerator.type, job.platform)) is not None:
+    if (wrong := checks.network_fault(job.network, job.spec.accelerator.type, job.platform)) is not None:
         yield wrong
     elif job.network == "efa":
         yield from _efa(job)
-    elif job.network == "gpudirect-tcpxo":
-        if (accelerator.type, accelerator.per_host) != ("h100", gke.TCPXO_GPUS.value):
-            asked = f"{accelerator.type} with {accelerator.per_host} per host"
-            message = f"network = gpudirect-tcpxo does not apply to {asked}."
-            yield Fault(path, message, f"it joins whole hosts of h100, {gke.TCPXO_GPUS.value} per host.")
-        if job.tcpxo is None:
-            message = "network = gpudirect-tcpxo needs the receive daemon's image, and the cluster defaults have none."
-            yield Fault(path, message, "tcpxo: {image: …} in the cluster defaults.")
+    elif isinstance(job.network, str) and job.network in _WHOLE_HOSTS:
+        yield from _gpudirect(job, job.network)
+
+
+# GPUDirect's networks of GKE: accelerators, and how many of them a host must have.
+_WHOLE_HOSTS: Mapping[str, tuple[Sequence[str], int]] = {
+    "gpudirect-tcpxo": (["h100"], gke.TCPXO_GPUS.value),
+    "gpudirect-rdma": (list(gke.GIB_TUNER), gke.GIB_GPUS.value),
+}
+
+
+def _gpudirect(job: ResolvedJob, network: str) -> Iterator[Fault]:
+    path: KeyPath = ("network",)
+    kinds, gpus = _WHOLE_HOSTS[network]
+    kind, per_host = job.spec.accelerator.type, job.spec.accelerator.per_host
+    gpu = gke.TCPX_GPU.value
+    if kind not in kinds or per_host != gpus:
+        hint = f"it joins whole hosts of {either(kinds)}, {gpus} per host."
+        if gke.COMPUTE_DOMAIN_GPU.value in job.node_labels.get(GKE_GPU, ()):
+            hint += f" That of {kind} also needs a ComputeDomain, which is not built: add both with pod:."
+        yield Fault(path, f"network = {network} does not apply to {kind} with {per_host} per host.", hint)
+    elif network == "gpudirect-tcpxo" and job.node_labels.get(GKE_GPU) == (gpu,):
+        message = f"network = {network} does not exist on nodes of {gpu}, and their GPUDirect-TCPX is not built."
+        yield Fault(path, message, f"choose {GKE_GPU}: {gke.TCPXO_GPU.value}, or network: default.")
+    if network == "gpudirect-tcpxo" and job.tcpxo is None:
+        message = f"network = {network} needs the receive daemon's image, and the cluster defaults have none."
+        yield Fault(path, message, "tcpxo: {image: …} in the cluster defaults.")
 
 
 def _efa(job: ResolvedJob) -> Iterator[Fault]:
@@ -242,6 +276,7 @@ _CHECKS: tuple[Callable[[ResolvedJob], Iterator[Fault]], ...] = (
     _workdir,
     _image,
     _accelerator,
+    _another_kind,
     _capacity,
     _slices,
     _one_kind,

@@ -51,7 +51,7 @@ def template(job: ResolvedJob, metadata: Mapping[str, Any], archive: Bundle | No
             priority_class=spec.priority if job.queue is None else None,
             annotations=placement.topology(spec.placement, spec.slices, spec.hosts),
         ),
-        network.patch(job.network, job.efa_interfaces, job.tcpxo, has_hugepages=spec.resources.hugepages is not None),
+        network.patch(job.network, job.efa_interfaces, job.tcpxo, job.gib),
         bundle.patch(archive),
         gang_secret.patch(spec.name) if spec.gang_secret else {},
         {"spec": {"initContainers": [_init(job.image, mounts, given) for given in spec.init]}} if spec.init else {},
@@ -124,7 +124,7 @@ def _environment(job: ResolvedJob) -> list[dict[str, Any]]:
         {"name": name, "valueFrom": {"secretKeyRef": {"name": one.name, "key": one.key}}}
         for name, one in spec.secrets.items()
     ]
-    return [*variables(values), *fields, *variables(_defaults(spec) | spec.env), *secrets]
+    return [*variables(values), *fields, *variables(_defaults(job) | spec.env), *secrets]
 
 
 def _train(train: TrainSpec, checkpoints: str | None, compile_cache: str | None) -> TrainSpec:
@@ -135,13 +135,14 @@ def _train(train: TrainSpec, checkpoints: str | None, compile_cache: str | None)
     return train.model_copy(update=settled)
 
 
-def _defaults(job: JobSpec) -> dict[str, str]:
+def _defaults(job: ResolvedJob) -> dict[str, str]:
     """What a job may set otherwise. JAX falls back to the CPU in silence where its platform is not named."""
+    platform = job.spec.accelerator.platform
     # A numeric user has neither a home nor a name, and the root is read-only.
     defaults = {"HOME": volumes.SCRATCH, "USER": "jaxlaunch"}
-    if job.accelerator.platform != "cpu":
-        defaults["JAX_PLATFORMS"] = f"{job.accelerator.platform},cpu"
-    return {name: value for name, value in defaults.items() if name not in job.secrets}
+    if platform != "cpu":
+        defaults["JAX_PLATFORMS"] = f"{platform},cpu"
+    return {name: value for name, value in (defaults | job.network_env).items() if name not in job.spec.secrets}
 
 
 def _resources(job: JobSpec) -> dict[str, Any]:

@@ -13,12 +13,14 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from launcher.errors import KeyPath
-from launcher.job.profile import CheckpointUrl, ClusterDefaults, Profile, Prometheus, Tcpxo
+from launcher.job.accelerators import GPUS
+from launcher.job.profile import CheckpointUrl, ClusterDefaults, Gib, Profile, Prometheus, Tcpxo
 from launcher.job.schema import JobSpec, Network
 from launcher.job.volumes import Volume
 from launcher.manifests import network, placement, volumes
 from launcher.manifests.network import Ports
 from launcher.manifests.platforms import table
+from launcher.manifests.platforms.eks import Provisioner
 from launcher.manifests.platforms.facts import Nodes, Where
 
 CODE = "/code"  # where a pod unpacks the code that a job brings
@@ -39,6 +41,7 @@ class ResolvedJob:
     user: int  # and group
     service_account: str | None
     # nodes
+    provisioner: Provisioner  # who adds them on EKS
     nodes: Nodes | None  # that have the accelerator; None: the platform has none
     capacity: Nodes | None  # that are of the kind of capacity; None: the platform has none
     node_labels: Mapping[str, tuple[str, ...]]  # all that a node must have, one of several values for a key
@@ -50,6 +53,8 @@ class ResolvedJob:
     ports: Ports
     efa_interfaces: tuple[int, ...]  # of the nodes that fit, ascending: one number where they are known
     tcpxo: Tcpxo | None
+    gib: Gib
+    network_env: dict[str, str]  # of the libraries that communicate, where the job does not set them
     prometheus: Prometheus
     # storage
     volumes: tuple[Volume, ...]
@@ -83,6 +88,7 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
         annotations=given.annotations | job.annotations,
         user=given.user,
         service_account=job.service_account or given.service_account,
+        provisioner=given.provisioner,
         nodes=nodes,
         capacity=capacity,
         node_labels=placement.labels(nodes, capacity, selector, job.accelerator.topology, connected),
@@ -93,9 +99,11 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
         ports=network.ports(connected, f"{job.namespace or ''}/{job.name}"),
         efa_interfaces=placement.efa_interfaces(nodes, selector),
         tcpxo=given.tcpxo,
+        gib=given.gib or Gib(),
+        network_env=network.environment(connected, job, where, given.tcpxo),
         prometheus=given.prometheus,
         volumes=volumes.mounted(job.volumes, (given.checkpoint, checkpoints), (given.compile_cache, cache)),
-        has_shared_memory=job.resources.shm is not None or job.accelerator.platform == "cuda",
+        has_shared_memory=job.resources.shm is not None or job.accelerator.platform in GPUS,
         checkpoints=checkpoints,
         run_folder=None if checkpoints is None else f"{checkpoints.rstrip('/')}/{RUN_FOLDER}",
         compile_cache=cache,

@@ -6,7 +6,7 @@ Bytes come from the trainer's own shapes (launcher.plan.shapes); here they are c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.agent.host.environment import MEMORY_SHARE, NEW_MEMORY_SHARE, TRAINER
@@ -16,6 +16,8 @@ from launcher.kube import pod_security
 from launcher.kube import requests as demand
 from launcher.kube.objects import template
 from launcher.kube.quantity import amount
+from launcher.manifests.platforms import table
+from launcher.manifests.platforms.facts import GPU_PRODUCT
 from launcher.manifests.resolve import ResolvedJob
 from launcher.wording import size
 from trainer.spec import TrainSpec
@@ -41,8 +43,9 @@ class Verdict:
     hint: str | None = None
 
 
-def memory(job: JobSpec) -> Memory | None:
-    """What the job's devices have for it; None for a CPU job that sets no resources.memory."""
+def memory(job: JobSpec, node_labels: Mapping[str, Sequence[str]]) -> Memory | None:
+    """What the job's devices have for it, on nodes with one of these values of each label; None for a CPU job that
+    sets no resources.memory."""
     known = KNOWN[job.accelerator.type]
     if known.platform == "cpu":
         if job.resources.memory is None:
@@ -50,9 +53,26 @@ def memory(job: JobSpec) -> Memory | None:
         devices, given = job.accelerator.devices_per_host, job.resources.memory
         return Memory((float(amount(given)) / devices,), f"a host's {given} / {devices}, with the program")
     share = _share(job) if known.platform == "cuda" else 1.0
-    sizes = " or ".join(f"{size:g} GiB" for size in known.memory_gib)
+    makes = _makes(known.memory_gib, node_labels)
+    sizes = " or ".join(f"{size:g} GiB" for size in makes)
     part = f"{share:.0%} of {sizes}: JAX's part of {job.accelerator.type}" if share < 1 else job.accelerator.type
-    return Memory(tuple(size * share * GIB for size in known.memory_gib), part)
+    return Memory(tuple(size * share * GIB for size in makes), part)
+
+
+def _makes(sizes: Sequence[float], node_labels: Mapping[str, Sequence[str]]) -> Sequence[float]:
+    """The makes that the labels admit, of those that an accelerator comes in: all where no label tells them apart."""
+    named = [value for values in node_labels.values() for value in values if value in table.MEMORY_GB]
+    found = {min(sizes, key=lambda size: abs(size - table.MEMORY_GB[value])) for value in named}
+    return sorted(found) or sizes
+
+
+def _choice(sizes: Sequence[float], node_labels: Mapping[str, Sequence[str]]) -> str:
+    """A label of nodes with the largest make, of those that the job admits."""
+    for key, values in node_labels.items():
+        for value in values:
+            if value in table.MEMORY_GB and _makes(sizes, {key: [value]}) == [sizes[-1]]:
+                return f"{key}: {value}"
+    return f"{GPU_PRODUCT}: …"
 
 
 def _share(job: JobSpec) -> float:
@@ -70,9 +90,11 @@ def together(shapes: Shapes, remat: str = "asked") -> tuple[int, int]:
     return held + low, held + high
 
 
-def verdict(job: JobSpec, train: TrainSpec, shapes: Shapes) -> Verdict:
-    """Whether what a device holds fits into what it has."""
-    have, (low, high) = memory(job), together(shapes)
+def verdict(
+    job: JobSpec, train: TrainSpec, shapes: Shapes, node_labels: Mapping[str, Sequence[str]] | None = None
+) -> Verdict:
+    """Whether what a device holds fits into what it has, on nodes with one of these values of each label."""
+    have, (low, high) = memory(job, node_labels or {}), together(shapes)
     if have is None:
         return Verdict(None, "whether that fits is not known", "set how much memory a host has: resources.memory.")
     smallest, largest = have.usable[0], have.usable[-1]
@@ -86,10 +108,11 @@ def verdict(job: JobSpec, train: TrainSpec, shapes: Shapes) -> Verdict:
     if high <= largest:
         kind = job.accelerator.type
         make = f"the {KNOWN[kind].memory_gib[-1]:.0f} GB {kind.upper()}"
+        choice = _choice(KNOWN[kind].memory_gib, node_labels or {})
         return Verdict(
             None,
             f"fits {make} only: {size(largest)} ({have.of})",
-            f"choose nodes with {make} by node_selector, such as {{nvidia.com/gpu.product: …}}.",
+            f"choose nodes with {make} by node_selector, such as {{{choice}}}.",
         )
     return Verdict(None, f"may not fit into {room}", "how much mp splits, the compiler decides: --compile counts it.")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from launcher.manifests.platforms import gke
-from launcher.manifests.platforms.facts import GKE_GPU
+from launcher.manifests.platforms import eks, gke, table
+from launcher.manifests.platforms.facts import GKE_GPU, INSTANCE
 from launcher.manifests.resolve import ResolvedJob
 from launcher.wording import count
 
@@ -14,7 +14,10 @@ def notes(job: ResolvedJob) -> Iterator[str]:
     """One sentence for each."""
     if job.platform == "gke":
         yield from _spot(job)
-        yield from _tcp(job)
+    if job.platform == "eks":
+        yield from _hugepages(job)
+    for kind in (_tcp, _render, _arm):
+        yield from kind(job)
 
 
 def _spot(job: ResolvedJob) -> Iterator[str]:
@@ -28,13 +31,64 @@ def _spot(job: ResolvedJob) -> Iterator[str]:
         )
 
 
+def _hugepages(job: ResolvedJob) -> Iterator[str]:
+    """Pods that no node is started for."""
+    if job.spec.resources.hugepages is not None and job.provisioner == "karpenter":
+        yield (
+            f"resources.hugepages: {job.spec.resources.hugepages}, but Karpenter starts no node for pods that request "
+            "huge pages: they wait until a node that has them is there."
+        )
+
+
 def _tcp(job: ResolvedJob) -> Iterator[str]:
     """Hosts whose GPUs have a fast network of their own, which the job does not use."""
-    (gpu,) = job.node_labels.get(GKE_GPU, ()) if len(job.node_labels.get(GKE_GPU, ())) == 1 else ("",)
-    if job.network == "default" and job.spec.host_count > 1 and (known := gke.GPU_NETWORK_FACTOR.get(gpu)) is not None:
-        hosts = count(job.spec.host_count, "host")
-        way = "network: gpudirect-tcpxo" if gpu == gke.TCPXO_GPU.value else "pod: with the cluster's own RDMA network"
+    known = _GPU_NETWORKS.get(job.platform)
+    if known is None or job.network != "default" or job.spec.host_count == 1:
+        return
+    label, factors = known
+    values = job.node_labels.get(label, ())
+    if len(values) == 1 and (factor := factors.get(values[0])):
         yield (
-            f"network: the {hosts} talk by TCP over one interface; those of {gpu} for its GPUs have {known.value} × "
-            f"its bandwidth: {way}."
+            f"network: the {count(job.spec.host_count, 'host')} talk by TCP over one interface; those of {values[0]} "
+            f"for its GPUs have {factor} × its bandwidth: {_way(values[0])}."
+        )
+
+
+_GPU_NETWORKS: Mapping[str, tuple[str, Mapping[str, int]]] = {
+    "gke": (GKE_GPU, {gpu: factor.value for gpu, factor in gke.GPU_NETWORK_FACTOR.items()}),
+    # Each interface for EFA is on a network card of its own, and TCP uses the first card.
+    "eks": (INSTANCE, {name: one.efa for name, one in eks.INSTANCES.items()}),
+}
+
+
+def _way(nodes: str) -> str:
+    """How the hosts would use their fast network."""
+    if nodes in eks.INSTANCES:
+        return "network: efa"
+    if nodes == gke.TCPXO_GPU.value:
+        slow, fast = gke.NCCL_GB_PER_S.value
+        return f"network: gpudirect-tcpxo, by which NVIDIA saw NCCL at {fast} GB/s in place of {slow}"
+    if nodes == gke.TCPX_GPU.value:
+        return f"their GPUDirect-TCPX is not built, and {gke.TCPXO_GPU.value} has network: gpudirect-tcpxo"
+    if nodes == gke.COMPUTE_DOMAIN_GPU.value:
+        return "their GPUDirect RDMA and the ComputeDomain of their NVLink are not built: add both with pod:"
+    return "network: gpudirect-rdma"
+
+
+def _render(job: ResolvedJob) -> Iterator[str]:
+    """AMD's devices, which a user other than root opens by their group alone."""
+    if job.spec.accelerator.platform == "rocm" and "supplementalGroups" not in str(job.spec.pod):
+        yield (
+            f"devices: /dev/kfd and /dev/dri belong to the node's group render, and user {job.user} of the pods opens "
+            "them by its number alone: pod: {spec: {securityContext: {supplementalGroups: [NUMBER]}}}, from `getent "
+            "group render` on a node."
+        )
+
+
+def _arm(job: ResolvedJob) -> Iterator[str]:
+    """Images are of one architecture, or of several."""
+    if job.spec.accelerator.type in table.ARM:
+        yield (
+            f"image: nodes of {job.spec.accelerator.type} are arm64; an image for amd64 alone ends there with `exec "
+            "format error`."
         )

@@ -20,6 +20,7 @@ from launcher.kube.kinds import JOBSETS
 from launcher.kube.labels import OWN_LABEL
 from launcher.kube.objects import template
 from launcher.manifests import jobset
+from launcher.manifests.platforms import gke
 from launcher.manifests.resolve import resolve
 from tests import golden, needs
 from tests.helm.charts import CHART, Helm, Object, Refused, documents, one
@@ -209,6 +210,9 @@ def test_the_admission_policy_lets_through_what_the_cluster_defaults_make_jobs_n
     for volume in mounted:
         path = json.dumps(json.dumps(volume["hostPath"]["path"]))[1:-1]
         assert has(tcpxo, path) and not has(closed, path)
+    gib = policy_of(helm, profile={"gib": {"networks": [f"rdma-{number}" for number in range(8)]}})
+    for path in gke.GIB_FOLDERS.value:
+        assert has(gib, json.dumps(json.dumps(path))[1:-1])
     account = json.dumps(json.dumps("trainer"))[1:-1]
     assert has(policy_of(helm, profile={"service_account": "trainer"}), account) and not has(closed, account)
 

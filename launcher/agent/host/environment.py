@@ -34,7 +34,7 @@ def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> di
     environ = {}
     if job.platform == "cpu":
         environ = {"JAX_PLATFORMS": "cpu", contract.NUM_CPU_DEVICES: str(job.devices_per_process)}
-    elif job.platform == "cuda" and job.processes_per_host > 1:
+    elif job.platform in ("cuda", "rocm") and job.processes_per_host > 1:
         environ = {contract.LOCAL_DEVICE_IDS: ",".join(map(str, range(first, first + job.devices_per_process)))}
     if contract.TRAIN_SPEC in base:
         environ |= {name: value for name, value in TRAINER.get(job.platform, {}).items() if not _is_set(base, name)}

@@ -62,6 +62,8 @@ CAPACITY: Mapping[Provisioner, Mapping[str, Nodes]] = {
     },
 }
 
+RESERVATION_ID = Fact("cr-", KARPENTER)  # how a reservation's id begins
+
 EFA_RESOURCE = Fact("vpc.amazonaws.com/efa", EFA_PODS)
 # Karpenter starts no node for a pod that requests huge pages (karpenter-provider-aws, issue 3315): only a job that asks
 # for them has them, and libfabric is told to do without otherwise.

@@ -13,6 +13,7 @@ GKE_GPU = "cloud.google.com/gke-accelerator"
 GKE_TPU = "cloud.google.com/gke-tpu-accelerator"
 GKE_TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 GPU_PRODUCT = "nvidia.com/gpu.product"
+AMD_DEVICE, AMD_PRODUCT = "amd.com/gpu.device-id", "amd.com/gpu.product-name"
 # Parts of a reservation that a job names, where a label's value holds them.
 NAME, PROJECT, BLOCK, SUB_BLOCK = "NAME", "PROJECT", "BLOCK", "SUB_BLOCK"
 

@@ -35,6 +35,35 @@ PLUGIN = Source(
     "GKE's GPU device plugin", "github.com/GoogleCloudPlatform/container-engine-accelerators, cmd/nvidia_gpu"
 )
 MACHINES = Source("Compute Engine: GPU machine types", "cloud.google.com/compute/docs/gpus")
+BANDWIDTH = Source(
+    "Compute Engine: networking and GPU machines", "cloud.google.com/compute/docs/gpus/gpu-network-bandwidth"
+)
+MEASURED = Source("NVIDIA: GKE TCPXO networking", "docs.nvidia.com/aicr/integrator-guide/gke-tcpxo-networking")
+AUTOSCALER = Source(
+    "GKE's cluster autoscaler: labels", "k8s.io/gke-autoscaling/cluster-autoscaler, cloudprovider/gke/labels"
+)
+TCPXO_RELEASE = Source(
+    "GPUDirect-TCPXO: release of 9 January 2026",
+    "github.com/GoogleCloudPlatform/container-engine-accelerators, gpudirect-tcpxo/README.md; "
+    "github.com/google/nccl-plugin-gpudirect-tcpxo, tcpxo_scripts/nccl-env-profile.sh",
+)
+GIB_POD = Source(
+    "GPUDirect RDMA: NCCL RDMA installer and test",
+    "github.com/GoogleCloudPlatform/container-engine-accelerators, gpudirect-rdma/nccl-rdma-installer.yaml, "
+    "nccl-test.yaml, nccl-test-a4.yaml",
+)
+GIB_NCCL = Source(
+    "GKE: reinforcement learning with verl and with NeMo RL, NCCL variables",
+    f"{_DOCS}/tutorials/scaling-rl-verl-gke, {_DOCS}/tutorials/nemo-rl-gke",
+)
+GIB_UNUSED = Source(
+    "llm-d: NCCL tuner of gIB on GKE",
+    "llm-d.ai/docs, guides/recipes/modelserver/components/disable-gke-nccl-tuner-patch",
+)
+COMPUTE_DOMAINS = Source(
+    "NVIDIA: ComputeDomains of its DRA driver",
+    "docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/dra-cds.html",
+)
 
 
 def _gpu(*values: str) -> Nodes:
@@ -58,6 +87,28 @@ NODES: Mapping[str, Nodes] = {
     "v5p": _tpu("tpu-v5p-slice"),
     "v6e": _tpu("tpu-v6e-slice"),
     "7x": _tpu("tpu7x"),
+    "tpu7x": _tpu("tpu7x"),
+    "tpu7": Nodes({GKE_TPU: ("tpu7",)}, (TPU_TAINT,), AUTOSCALER),
+}
+
+# GB of the makes of an accelerator that comes in several, where a label tells them apart.
+MEMORY_GB: Mapping[str, Fact[int]] = {
+    "nvidia-tesla-a100": Fact(40, MACHINES),
+    "nvidia-a100-80gb": Fact(80, MACHINES),
+    "nvidia-h100-80gb": Fact(80, MACHINES),
+    "nvidia-h100-mega-80gb": Fact(80, MACHINES),
+}
+
+# GPUs of the largest machine.
+LARGEST: Mapping[str, Fact[int]] = {
+    "nvidia-l4": Fact(8, MACHINES),
+    "nvidia-tesla-a100": Fact(16, MACHINES),
+    "nvidia-a100-80gb": Fact(8, MACHINES),
+    "nvidia-h100-80gb": Fact(8, MACHINES),
+    "nvidia-h100-mega-80gb": Fact(8, MACHINES),
+    "nvidia-h200-141gb": Fact(8, MACHINES),
+    "nvidia-b200": Fact(8, MACHINES),
+    "nvidia-gb200": Fact(4, MACHINES),
 }
 
 CAPACITY: Mapping[str, Nodes] = {
@@ -96,10 +147,79 @@ LARGEST_SPOT_GRACE_S = Fact(120, SPOT)
 # GPUDirect-TCPXO exists on a3-megagpu-8g alone: 8 GPUs, and an interface for each beside eth0.
 TCPXO_GPU = Fact("nvidia-h100-mega-80gb", TCPXO)
 TCPXO_GPUS = Fact(8, TCPXO)
-# Bandwidth of all interfaces for GPUs as a multiple of eth0's, which plain TCP uses: 8 × 200 Gbit/s of
-# a3-megagpu-8g, 8 × 400 of a3-ultragpu-8g and a4-highgpu-8g, beside 200.
-GPU_NETWORK_FACTOR: Mapping[str, Fact[int]] = {
-    "nvidia-h100-mega-80gb": Fact(8, MACHINES),
-    "nvidia-h200-141gb": Fact(16, MACHINES),
-    "nvidia-b200": Fact(16, MACHINES),
+TCPXO_VARIABLES: Fact[Mapping[str, str]] = Fact(
+    {
+        "NCCL_FASTRAK_CTRL_DEV": "eth0",
+        "NCCL_FASTRAK_IFNAME": "eth1,eth2,eth3,eth4,eth5,eth6,eth7,eth8",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "NCCL_CROSS_NIC": "0",
+        "NCCL_PROTO": "Simple,LL128",
+        "NCCL_MIN_NCHANNELS": "4",
+        "NCCL_NVLSTREE_MAX_CHUNKSIZE": "131072",
+        "NCCL_P2P_NET_CHUNKSIZE": "524288",
+        "NCCL_P2P_PCI_CHUNKSIZE": "524288",
+        "NCCL_P2P_NVL_CHUNKSIZE": "1048576",
+        "NCCL_FASTRAK_NUM_FLOWS": "2",
+        "NCCL_FASTRAK_ENABLE_CONTROL_CHANNEL": "0",
+        "NCCL_BUFFSIZE": "8388608",
+        "NCCL_FASTRAK_USE_SNAP": "1",
+        "NCCL_FASTRAK_USE_LLCM": "1",
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7",
+        "NCCL_NET_GDR_LEVEL": "PIX",
+        "NCCL_FASTRAK_ENABLE_HOTPATH_LOGGING": "0",
+        "NCCL_TUNER_PLUGIN": "libnccl-tuner.so",
+        "NCCL_TUNER_CONFIG_PATH": "/usr/local/nvidia/lib64/a3plus_tuner_config.textproto",
+        "NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE": "/usr/local/nvidia/lib64/a3plus_guest_config.textproto",
+        "NCCL_FASTRAK_PLUGIN_ACCEPT_TIMEOUT_MS": "600000",
+        "NCCL_DEBUG": "WARN",
+        "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV,COLL,GRAPH",
+        "NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY": "/dev/aperture_devices",
+    },
+    TCPXO_RELEASE,
+)
+# GPUDirect-TCPX of a3-highgpu-8g is not built.
+TCPX_GPU = Fact("nvidia-h100-80gb", TCPXO)
+
+# GPUDirect RDMA by NCCL's plugin gIB: 8 GPUs of a3-ultragpu-8g or a4-highgpu-8g, an interface for each from eth2 on.
+GIB_GPUS = Fact(8, GIB_POD)
+GIB_FIRST_INTERFACE = Fact(2, GIB_POD)
+GIB_FOLDERS: Fact[Mapping[str, str]] = Fact(
+    {"/home/kubernetes/bin/nvidia": "/usr/local/nvidia", "/home/kubernetes/bin/gib": "/usr/local/gib"}, GIB_POD
+)
+GIB_VARIABLES: Fact[Mapping[str, str]] = Fact(
+    {
+        "NCCL_NET": "gIB",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "NCCL_CROSS_NIC": "0",
+        "NCCL_NET_GDR_LEVEL": "PIX",
+        "NCCL_P2P_NET_CHUNKSIZE": "131072",
+        "NCCL_NVLS_CHUNKSIZE": "524288",
+        "NCCL_IB_ADAPTIVE_ROUTING": "1",
+        "NCCL_IB_QPS_PER_CONNECTION": "4",
+        "NCCL_IB_TC": "52",
+        "NCCL_IB_FIFO_TC": "84",
+    },
+    GIB_NCCL,
+)
+# By accelerator: those that have it.
+GIB_TUNER: Mapping[str, Fact[str]] = {
+    "h200": Fact("/usr/local/gib/configs/tuner_config_a3u.txtpb", GIB_NCCL),
+    "b200": Fact("/usr/local/gib/configs/tuner_config_a4.txtpb", GIB_NCCL),
 }
+# The installer puts the plugin where NCCL of every job finds it, and its tuner ends a job that does not configure it.
+WITHOUT_GIB: Fact[Mapping[str, str]] = Fact({"NCCL_TUNER_PLUGIN": "none", "NCCL_NET_PLUGIN": "none"}, GIB_UNUSED)
+
+# A4X also joins its hosts by NVLink, through a ComputeDomain (IMEX) of a DRA driver: not built.
+COMPUTE_DOMAIN_GPU = Fact("nvidia-gb200", COMPUTE_DOMAINS)
+
+# Bandwidth of all interfaces for GPUs as a multiple of eth0's 200 Gbit/s, which plain TCP uses: 4 × 200 Gbit/s of
+# a3-highgpu-8g, 8 × 200 of a3-megagpu-8g, 8 × 400 of a3-ultragpu-8g and a4-highgpu-8g, 4 × 400 of a4x-highgpu-4g.
+GPU_NETWORK_FACTOR: Mapping[str, Fact[int]] = {
+    "nvidia-h100-80gb": Fact(4, BANDWIDTH),
+    "nvidia-h100-mega-80gb": Fact(8, BANDWIDTH),
+    "nvidia-h200-141gb": Fact(16, BANDWIDTH),
+    "nvidia-b200": Fact(16, BANDWIDTH),
+    "nvidia-gb200": Fact(8, BANDWIDTH),
+}
+# GB/s of NCCL between hosts by plain TCP, and by GPUDirect-TCPXO.
+NCCL_GB_PER_S: Fact[tuple[int, int]] = Fact((4, 340), MEASURED)

@@ -20,6 +20,10 @@ nodes are labelled otherwise says so under `nodes` and `capacity` of its [defaul
 **Nothing on this page was tried on these clouds**: what is rendered is accepted by a real API server with the webhooks
 of JobSet and Kueue, and that it runs there is *by the source*. Labels of several values are an affinity; a job of
 several hosts must choose one value with `node_selector`, because its hosts would differ in memory or network.
+
+Not built: GPUDirect-TCPX of a3-highgpu-8g, and on a4x-highgpu-4g GPUDirect RDMA and the ComputeDomain of its NVLink
+between hosts. Such hosts talk by plain TCP unless `pod:` adds what the cluster has, and `launcher plan` says what that
+costs. AMD's GPUs run programs of your own (`command:`); the built-in trainer is not built for ROCm.
 """
 
 _PLATFORMS: Mapping[str, ModuleType] = {"gke": gke, "eks": eks, "generic": generic}
@@ -89,16 +93,24 @@ def _instances(numbers: Mapping[Source, int]) -> Iterator[str]:
 
 def _others(module: ModuleType, numbers: Mapping[Source, int]) -> Iterator[str]:
     """Single facts, by the name that they have in the data."""
-    rows = []
+    rows: list[tuple[str, Fact[Any]]] = []
     for name, value in vars(module).items():
         if name not in ("NODES", "CAPACITY", "IN_RESERVATION", "INSTANCES") and not name.startswith("_"):
-            rows += [(name, fact) for fact in facts(value) if isinstance(fact, Fact)]
-    rows += [("RESOURCE", fact) for fact in table.RESOURCE.values() if fact.source in numbers]
+            rows += [(f"{name.lower().replace('_', ' ')}{of}", fact) for of, fact in _named(value)]
+    rows += [("resource", fact) for fact in table.RESOURCE.values() if fact.source in numbers]
     yield "| fact | value | source |"
     yield "|---|---|---|"
     for name, fact in rows:
-        yield f"| {name.lower().replace('_', ' ')} | {_written(fact.value)} | {_number(fact, numbers)} |"
+        yield f"| {name} | {_written(fact.value)} | {_number(fact, numbers)} |"
     yield ""
+
+
+def _named(value: Any) -> Iterator[tuple[str, Fact[Any]]]:
+    """A single fact; those of a mapping, each of what it is of."""
+    if isinstance(value, Fact):
+        yield "", value
+    elif isinstance(value, Mapping):
+        yield from ((f" of `{key}`", fact) for key, fact in value.items() if isinstance(fact, Fact))
 
 
 def _written(value: Any) -> str:

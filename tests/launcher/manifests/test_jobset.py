@@ -45,7 +45,11 @@ FILES = [*jobs_in(CASES), *jobs_in(EXAMPLES)]
 COMBINATIONS = list(matrix.combinations())
 SMALL = "name: x\nimage: registry.example/train:1\naccelerator: {type: cpu}\ncommand: [python, train.py]\n"
 # What any of these grants is beyond the restricted Pod Security Standard.
-PRIVILEGED = {"cpu-hostnetwork", "h100-tcpxo-gke", "a100-generic", "generic-gpu"}
+PRIVILEGED = {"cpu-hostnetwork", "h100-tcpxo-gke", "a100-generic", "generic-gpu"} | {
+    "h200-gib-gke",
+    "b200-gib-gke",
+    "mi300x-generic",
+}
 
 
 def manifests(path: Path) -> list[dict[str, Any]]:
@@ -108,7 +112,9 @@ def test_a_combination_differs_from_the_plainest_as_its_golden_file_says(combina
 
 def test_every_accelerator_and_every_option_is_combined_and_they_are_many() -> None:
     pairs = {(kind, where) for where, known in table.NODES.items() for kind in known}
-    assert {(one.kind, one.where) for one in COMBINATIONS} == pairs
+    of_cases = {(one.accelerator.type, one.platform or "generic") for one in map(load.load, FILES)}
+    of_cases = {pair for pair in of_cases if pair[0] in matrix.OF_CASES}
+    assert {(one.kind, one.where) for one in COMBINATIONS} | of_cases == pairs
     written = {"tcpxo": "h100-tcpxo-gke", "efa": "h100-efa-eks"}
     assert {one.option for one in COMBINATIONS} | written.keys() == set(matrix.OPTIONS)
     assert len(COMBINATIONS) + len(FILES) >= 60
@@ -331,8 +337,11 @@ def test_only_slices_that_span_hosts_are_placed_exclusively() -> None:
     assert key not in annotations("{type: cpu}", "hosts: 4\n")
 
 
-TOPOLOGY = {"v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2", "7x": "2x2x1"}
-NOT_THERE = {*((kind, where) for kind in TOPOLOGY for where in ("eks", "generic")), ("b300", "gke")}
+TOPOLOGY = {"v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"} | dict.fromkeys(("7x", "tpu7x", "tpu7"), "2x2x1")
+AMD = ("mi300x", "mi325x")
+NOT_THERE = {("b300", "gke"), *((kind, where) for kind in AMD for where in ("gke", "eks"))} | {
+    (kind, where) for kind in TOPOLOGY for where in ("eks", "generic")
+}
 
 
 @pytest.mark.parametrize("where", ["gke", "eks", "generic"])
@@ -345,7 +354,8 @@ def test_every_accelerator_is_asked_for_or_refused_on_every_platform(kind: str, 
             rendered(text)
         return
     spec, pod = load.parse(text), pod_of(rendered(text))
-    resource = {"cpu": None, "cuda": "nvidia.com/gpu", "tpu": "google.com/tpu"}[spec.accelerator.platform]
+    resources = {"cpu": None, "cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu", "tpu": "google.com/tpu"}
+    resource = resources[spec.accelerator.platform]
     if resource is None:
         assert "resources" not in pod["containers"][0] and "nodeSelector" not in pod
     else:

@@ -37,7 +37,7 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
         (
             SMALL + "accelerator: {type: gb200, per_host: 8}\nplatform: eks\n",
             "",
-            "accelerator.per_host = 8: the largest gb200 instance of platform = eks has 4.",
+            "accelerator.per_host = 8: the largest gb200 machine of platform = eks has 4.",
         ),
         (
             H100 + "platform: eks\nnode_selector: {node.kubernetes.io/instance-type: p5.4xlarge}\n",
@@ -81,7 +81,7 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
             "2 hosts of h200 could be p5e.48xlarge or p5en.48xlarge, which differ in memory or network.",
         ),
         (
-            CPU + "capacity: {reservation: r, project: p}\n",
+            CPU + "capacity: {reservation: cr-0, project: p}\n",
             "platform: eks",
             "capacity.project is not known on platform = eks.",
         ),

@@ -88,13 +88,50 @@ def test_the_verdict_compares_the_step_with_the_accelerators_memory(
     assert found.hint is None if hint is None else hint in str(found.hint)
 
 
+@pytest.mark.parametrize(
+    ("platform", "accelerator", "cluster", "usable"),
+    [
+        ("generic", "{type: a100}", "node_selector: {nvidia.com/gpu.product: NVIDIA-A100-80GB-PCIe}", [80]),
+        ("generic", "{type: h100}", "node_selector: {nvidia.com/gpu.product: NVIDIA-H100-NVL}", [93.6]),
+        ("generic", "{type: h100}", "node_selector: {pool: a}", [79.6, 93.6]),
+        ("gke", "{type: a100}", "", [40, 80]),
+        (
+            "gke",
+            "{type: a100}",
+            "nodes: {a100: {node_selector: {cloud.google.com/gke-accelerator: nvidia-a100-80gb}}}",
+            [80],
+        ),
+        ("gke", "{type: h100}", "", [79.6]),
+        ("eks", "{type: a100}", "node_selector: {node.kubernetes.io/instance-type: p4d.24xlarge}", [40]),
+        ("generic", "{type: a100}", "nodes: {a100: {node_selector: {pool: a}}}", [40, 80]),
+    ],
+)
+def test_the_memory_is_that_of_the_nodes_that_job_or_cluster_defaults_choose(
+    platform: str, accelerator: str, cluster: str, usable: list[float]
+) -> None:
+    text = f"name: x\nimage: i\ncommand: [a]\nplatform: {platform}\naccelerator: {accelerator}\n"
+    given = resolve(jobs.parse(text), profile.parse(cluster))
+    found = estimate.memory(given.spec, given.node_labels)
+    assert found is not None and found.usable == pytest.approx([size * 0.9 * GIB for size in usable])
+
+
+def test_the_verdict_is_of_the_make_that_is_chosen_and_names_a_label_of_the_larger() -> None:
+    fits = of(10, 45, 50)
+    product = "nvidia.com/gpu.product"
+    for value, verdict in (("NVIDIA-A100-SXM4-80GB", True), ("NVIDIA-A100-SXM4-40GB", False)):
+        assert estimate.verdict(*trained(job()), fits, {product: [value]}).fits is verdict
+    both = {"cloud.google.com/gke-accelerator": ["nvidia-tesla-a100", "nvidia-a100-80gb"]}
+    found = estimate.verdict(*trained(job()), fits, both)
+    assert found.fits is None and "{cloud.google.com/gke-accelerator: nvidia-a100-80gb}" in str(found.hint)
+
+
 def test_jaxs_part_of_a_gpu_is_the_one_that_the_job_sets() -> None:
-    whole = estimate.memory(job("env: {XLA_PYTHON_CLIENT_MEM_FRACTION: 0.8}"))
+    whole = estimate.memory(job("env: {XLA_PYTHON_CLIENT_MEM_FRACTION: 0.8}"), {})
     assert whole is not None and whole.usable == (32 * GIB, 64 * GIB)
 
 
 def test_devices_of_a_cpu_host_share_what_the_job_asks_for() -> None:
-    some = estimate.memory(job("accelerator: {type: cpu, per_host: 4}"))
+    some = estimate.memory(job("accelerator: {type: cpu, per_host: 4}"), {})
     assert some is not None and some.usable == (8 * GIB,)
     nothing = job("accelerator: {type: cpu, per_host: 4}", "resources: {cpu: 1}")
     assert estimate.verdict(*trained(nothing), of(1, 1, 1)).fits is None

@@ -10,6 +10,10 @@ from launcher.manifests.resolve import resolve
 from launcher.plan.notes import notes
 
 H100 = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: h100}\nplatform: gke\n"
+H200, GB200 = H100.replace("h100", "h200"), H100.replace("h100", "gb200")
+EKS = H100.replace("gke", "eks") + "node_selector: {node.kubernetes.io/instance-type: p5.48xlarge}\n"
+AMD = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: mi300x}\n"
+HIGH = "node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-80gb}\n"
 MEGA = "node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-mega-80gb}\n"
 
 
@@ -21,6 +25,18 @@ MEGA = "node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-mega-80gb}
         (H100 + "grace: 60s\n", []),
         (H100 + "hosts: 2\n" + MEGA, ["network: the 2 hosts talk by TCP over one interface"]),
         (H100 + MEGA, []),
+        (
+            H100 + "hosts: 2\n" + HIGH,
+            ["network: the 2 hosts talk by TCP over one interface; those of nvidia-h100-80gb"],
+        ),
+        (H200 + "hosts: 2\n", ["network: the 2 hosts talk by TCP"]),
+        (H200 + "hosts: 2\nnetwork: gpudirect-rdma\n", []),
+        (GB200 + "hosts: 2\n", ["network: the 2 hosts talk by TCP", "image: nodes of gb200 are arm64"]),
+        (EKS + "hosts: 2\n", ["network: the 2 hosts talk by TCP"]),
+        (EKS + "hosts: 2\nnetwork: efa\n", []),
+        (EKS + "resources: {memory: 1Ti, hugepages: 5Gi}\n", ["resources.hugepages: 5Gi, but Karpenter"]),
+        (AMD, ["devices: /dev/kfd and /dev/dri belong to the node's group render, and user 1000"]),
+        (AMD + "pod: {spec: {securityContext: {supplementalGroups: [109]}}}\n", []),
         (H100 + "hosts: 2\nnetwork: gpudirect-tcpxo\n", []),
     ],
 )
@@ -29,3 +45,18 @@ def test_what_costs_time_or_progress_is_noted(text: str, said: list[str]) -> Non
     assert len(found) == len(said)
     for note, begins in zip(found, said, strict=True):
         assert note.startswith(begins)
+
+
+@pytest.mark.parametrize(
+    ("text", "factor", "way"),
+    [
+        (H100 + MEGA, 8, "network: gpudirect-tcpxo, by which NVIDIA saw NCCL at 340 GB/s in place of 4."),
+        (H100 + HIGH, 4, "their GPUDirect-TCPX is not built, and nvidia-h100-mega-80gb has network: gpudirect-tcpxo."),
+        (H200, 16, "network: gpudirect-rdma."),
+        (GB200, 8, "the ComputeDomain of their NVLink are not built: add both with pod:."),
+        (EKS, 32, "network: efa."),
+    ],
+)
+def test_plain_tcp_is_noted_with_what_it_costs_and_the_way_out(text: str, factor: int, way: str) -> None:
+    note = next(notes(resolve(load.parse(text + "hosts: 2\n"), ClusterDefaults())))
+    assert f"have {factor} × its bandwidth: " in note and note.endswith(way)

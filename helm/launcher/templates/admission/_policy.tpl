@@ -43,11 +43,14 @@ request.kind.kind == "JobSet" ? dyn({{ . }}).spec.?replicatedJobs.orValue([])
 {{- concat $own .Values.admissionPolicy.serviceAccounts | uniq | toJson -}}
 {{- end -}}
 
-{{/* CEL list of the host paths that pods may mount: those of gpudirect-tcpxo are in launcher/manifests/network.py. */}}
+{{/* CEL list of the host paths that pods may mount: those of the networks of GKE are in launcher/manifests/network.py. */}}
 {{- define "launcher.celHostPaths" -}}
 {{- $own := list -}}
 {{- if .Values.profile.tcpxo -}}
 {{- $own = list "/home/kubernetes/bin/nvidia" "/sys" "/proc/sys" "/dev/aperture_devices" -}}
+{{- end -}}
+{{- if .Values.profile.gib -}}
+{{- $own = concat $own (list "/home/kubernetes/bin/nvidia" "/home/kubernetes/bin/gib") -}}
 {{- end -}}
 {{- concat $own .Values.admissionPolicy.hostPaths | uniq | toJson -}}
 {{- end -}}

@@ -24,6 +24,7 @@ def config(**fields: Any) -> Config:
     [
         ({"devices_per_process": 4}, 1, {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu", "JAX_PROCESS_ID": "1"}),
         ({"platform": "cuda", "devices_per_process": 8}, 1, {"JAX_LOCAL_DEVICE_IDS": None, "JAX_PLATFORMS": None}),
+        ({"platform": "rocm", "processes_per_host": 8, "devices_per_process": 1}, 9, {"JAX_LOCAL_DEVICE_IDS": "1"}),
         (
             {"platform": "cuda", "processes_per_host": 4, "devices_per_process": 2},
             7,

@@ -1,0 +1,56 @@
+"""What the libraries that communicate are told, and who may say otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.job import load, profile
+from launcher.kube.objects import template
+from launcher.manifests.jobset import render
+from launcher.manifests.platforms import eks, gke
+from launcher.manifests.resolve import resolve
+
+H100 = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: h100}\n"
+H200 = H100.replace("h100", "h200")
+TCPXO = "platform: gke\ntcpxo: {image: i%s}"
+GIB = gke.GIB_VARIABLES.value
+UNUSED = dict(gke.WITHOUT_GIB.value)
+
+
+def environment(text: str, cluster: str) -> dict[str, str]:
+    """The variables of the main container that are about the network, as the manifest has them."""
+    spec = template(render(resolve(load.parse(text), profile.parse(cluster)))[0])["spec"]
+    found = {one["name"]: one.get("value", "") for one in spec["containers"][0]["env"]}
+    return {name: value for name, value in found.items() if name.startswith(("NCCL_", "FI_", "CUDA_"))}
+
+
+@pytest.mark.parametrize(
+    ("text", "cluster", "wanted"),
+    [
+        (H100, "platform: gke", {}),
+        (H100 + "network: gpudirect-tcpxo\n", TCPXO % "", dict(gke.TCPXO_VARIABLES.value)),
+        (H100 + "network: gpudirect-tcpxo\n", TCPXO % ", env: {NCCL_ALGO: Ring}", {"NCCL_ALGO": "Ring"}),
+        (H100 + "network: efa\n", "platform: eks", dict(eks.WITHOUT_HUGEPAGES.value)),
+        (H100 + "network: efa\nresources: {cpu: 1, hugepages: 1Gi}\n", "platform: eks", {}),
+        (H200, "platform: gke", UNUSED),
+        (H200, "platform: eks", {}),
+        (H200 + "env: {NCCL_NET: gIB}\n", "platform: gke", {"NCCL_NET": "gIB"}),
+        (H200 + "env: {NCCL_NET_PLUGIN: mine}\n", "platform: gke", UNUSED | {"NCCL_NET_PLUGIN": "mine"}),
+    ],
+)
+def test_a_network_tells_its_libraries_what_its_maker_says(text: str, cluster: str, wanted: dict[str, str]) -> None:
+    assert environment(text, cluster) == wanted
+
+
+@pytest.mark.parametrize(("kind", "tuner"), [("h200", "a3u"), ("b200", "a4")])
+def test_gib_is_tuned_for_its_machine_and_a_job_may_set_each_variable_otherwise(kind: str, tuner: str) -> None:
+    text = H100.replace("h100", kind) + "network: gpudirect-rdma\nenv: {NCCL_IB_TC: '1'}\n"
+    of_machine = {"NCCL_TUNER_CONFIG_PATH": f"/usr/local/gib/configs/tuner_config_{tuner}.txtpb"}
+    assert environment(text, "platform: gke") == {**GIB, **of_machine, "NCCL_IB_TC": "1"}
+
+
+def test_a_secret_counts_before_the_variable_of_a_network() -> None:
+    text = H200 + "secrets: {NCCL_NET_PLUGIN: {name: s, key: k}}\n"
+    spec = template(render(resolve(load.parse(text), profile.parse("platform: gke")))[0])["spec"]
+    (one,) = (one for one in spec["containers"][0]["env"] if one["name"] == "NCCL_NET_PLUGIN")
+    assert "valueFrom" in one
