@@ -261,7 +261,8 @@ def test_a_plan_tells_devices_bytes_cluster_and_level(file: str, capsys: Any, mo
 
 
 def test_a_training_that_cannot_fit_leaves_with_2(file: str, capsys: Any, monkeypatch: Any) -> None:
-    left = launcher(capsys, monkeypatch, "plan", file, "train.model.width=16384", "-o", "json", "accelerator.type=l4")
+    sets = ["train.model.width=16384", "accelerator.type=l4", "node_selector={}"]
+    left = launcher(capsys, monkeypatch, "plan", file, *sets, "-o", "json")
     answer = json.loads(left.out)
     assert left.code == 2
     assert answer["memory"]["fits"] is False and answer["memory"]["says"].startswith("does not fit into 20.2 GiB")
