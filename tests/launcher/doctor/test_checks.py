@@ -389,6 +389,8 @@ def test_accelerators_are_counted_by_the_label_that_names_them() -> None:
     product = {"nvidia.com_gpu.product": "NVIDIA-L4"}
     found = nodes.accelerators([node(BIG, **product), node(BIG, **product), node({"cpu": "4"})])
     assert found.what == "3 nodes with 16 nvidia.com/gpu NVIDIA-L4"
+    amd = node({"cpu": "4", "amd.com/gpu": "8"}, **{"amd.com_gpu.product-name": "AMD_Instinct_MI300X_OAM"})
+    assert nodes.accelerators([amd]).what == "1 node with 8 amd.com/gpu AMD_Instinct_MI300X_OAM"
 
 
 def driver(major: str, product: str = "A") -> dict[str, Any]:

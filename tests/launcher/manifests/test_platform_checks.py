@@ -128,6 +128,12 @@ def test_a_job_is_refused_by_name(text: str, cluster: str, said: str) -> None:
         (CPU + "placement: {preferred: rack}\n", "queue: q"),
         (H200 + EFA + "node_selector: {node.kubernetes.io/instance-type: p5e.48xlarge}\n", ""),
         (H100 + "network: gpudirect-tcpxo\n", TCPXO),
+        (H200 + "hosts: 2\nnetwork: gpudirect-rdma\n", "platform: gke"),
+        (H200 + "network: gpudirect-rdma\n", "{platform: gke, nodes: {h200: {node_selector: {pool: a}}}}"),
+        (SMALL + "accelerator: {type: mi300x}\nhosts: 2\nnetwork: {profile: rdma, resource: rdma/ib}\n", ""),
+        (SMALL + "accelerator: {type: a100, per_host: 16}\n", "platform: gke"),
+        (H100 + "node_selector: {node.kubernetes.io/instance-type: p7.new}\n", "platform: eks"),
+        (CPU + "capacity: {reservation: mine}\n", "{platform: eks, provisioner: managed}"),
         (TRAIN + AT_CKPT % "ephemeral: 1Gi", ""),
         (TRAIN + AT_CKPT % "claim: c" + "hosts: 2\n", ""),
         (
