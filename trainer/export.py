@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import pydantic
@@ -20,9 +20,11 @@ import pydantic
 from trainer.architectures import Model
 from trainer.buckets import remote
 from trainer.checkpoint import reader
-from trainer.checkpoint.reader import StoredArray, StoredStep
+from trainer.checkpoint.averaged import averaged
+from trainer.checkpoint.reader import StoredStep
 from trainer.errors import CheckpointError, SpecError
 from trainer.huggingface import names, save
+from trainer.huggingface.save import Parameter
 from trainer.process import print_result, read_spec
 from trainer.spec import Published
 from trainer.train import Place
@@ -33,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.export", description=__doc__)
     parser.add_argument("folder", nargs="?", help="folder or URL of checkpoints; default: that of TRAIN_SPEC")
     parser.add_argument("--to", required=True, help="the folder to write")
-    parser.add_argument("--step", type=int, help="the step to export; default: the newest")
+    parser.add_argument("--step", type=_step, help="the step to export, or best; default: the newest")
     parser.add_argument("--ema", action="store_true", help="export the moving average instead of the weights")
     options = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
@@ -47,7 +49,11 @@ def main() -> int:
     return print_result(find)
 
 
-def export(folder: str, to: str, *, step: int | None = None, ema: bool = False) -> dict[str, Any]:
+def _step(text: str) -> int | Literal["best"]:
+    return "best" if text == "best" else int(text)
+
+
+def export(folder: str, to: str, *, step: int | Literal["best"] | None = None, ema: bool = False) -> dict[str, Any]:
     """Writes a step of the checkpoint folder to `to`; returns what was written.
 
     Raises CheckpointError where no step is usable, SpecError where the model has no Hugging Face form or `to` exists.
@@ -76,11 +82,13 @@ def _model(found: StoredStep) -> Published:
     return model
 
 
-def _parameters(found: StoredStep, ema: bool) -> Mapping[str, StoredArray]:
-    params = found.part("ema" if ema else "params")
-    if not params:
+def _parameters(found: StoredStep, ema: bool) -> Mapping[str, Parameter]:
+    params = found.part("params")
+    if not ema:
+        return averaged(params, found.part("opt"))
+    if not (average := found.part("ema")):
         raise SpecError(f"step {found.step} holds no moving average: the training had no train.optimizer.ema")
-    return params
+    return {**params, **average}  # without what was frozen
 
 
 if __name__ == "__main__":

@@ -105,8 +105,9 @@ class Plan:
     def _state(self) -> dict[str, int]:
         """Bytes of state and gradients on a device; with micro-batches gradients count twice, as sum and summand."""
         state = self.step.abstract
-        summed = sum(memory.bytes_per_device(leaf) // leaf.dtype.itemsize * 4 for leaf in jax.tree.leaves(state.params))
-        fresh = memory.bytes_per_device(state.params) if self.spec.accumulate > 1 else 0
+        trained = self.step.trained(state.params)
+        summed = sum(memory.bytes_per_device(leaf) // leaf.dtype.itemsize * 4 for leaf in trained.values())
+        fresh = memory.bytes_per_device(trained) if self.spec.accumulate > 1 else 0
         return {
             "parameters": memory.bytes_per_device(state.params),
             "gradients": summed + fresh,

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from trainer import contract
 from trainer.buckets import faults, remote
 from trainer.contract import AgentJob
 from trainer.errors import CheckpointError, DataError, SpecError, StorageError
-from trainer.spec import TrainSpec
+from trainer.spec import EVAL, TrainSpec
 
 CUDA_ERROR_NO_DEVICE = 100  # cuda.h
 DRIVER = Path("/proc/driver/nvidia/version")  # of the node's kernel module, the same in every container
@@ -205,6 +205,20 @@ def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) ->
         )
 
 
+def check_watched(spec: TrainSpec, given: Collection[str] | None) -> None:
+    """Raises SpecError when a metric that decides something is none of those that evaluations give; None: there is no
+    evaluation."""
+    for key, watched in (("checkpoint.best", spec.checkpoint.best), ("stop_early", spec.stop_early)):
+        if watched is None:
+            continue
+        asked = f"train.{key}.metric = {watched.metric}"
+        if given is None:
+            raise SpecError(f"{asked}, but the training has no held-out data to evaluate; leave train.{key} out")
+        if watched.metric.removeprefix(EVAL) not in given:
+            there = ", ".join(f"{EVAL}{name}" for name in sorted(given))
+            raise SpecError(f"{asked} is not given by the evaluations of {spec.task}; they give {there}")
+
+
 def check_profile(spec: TrainSpec, total_steps: int) -> None:
     """Raises SpecError when the run ends before its profile begins; with epochs only the data tell how long it is."""
     if spec.profile.at is not None and spec.profile.at >= total_steps:
@@ -234,6 +248,11 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         f"train.optimizer.{key} was {_shown(before[key])}, the job says {_shown(after[key])}"
         for key in ("ema", "clip", "momentum")
         if before and bool(before[key]) != bool(after[key])
+    ]
+    found += [
+        f"train.optimizer.{key} was {_shown(before.get(key) or [])}, the job says {_shown(after[key])}"
+        for key in ("chain", "groups")
+        if before and (before.get(key) or []) != after[key]
     ]
     before, after = then.get("model") or {}, now["model"]
     kinds = "kind" if before.get("kind") != after["kind"] else None  # then the other keys differ by themselves

@@ -13,18 +13,21 @@ from trainer.architectures import MLP as MLP
 from trainer.architectures import Block as Block
 from trainer.architectures import CustomModel as CustomModel
 from trainer.architectures import Decoder as Decoder
-from trainer.architectures import Fraction, Model, Rate
+from trainer.architectures import Fraction, Model
 from trainer.architectures import Positive as Positive
 from trainer.architectures import Published as Published
 from trainer.architectures import ViT as ViT
 from trainer.contract import MESH_AXES, PROFILE_STEPS
+from trainer.optim.keys import OPTIMIZERS as OPTIMIZERS
+from trainer.optim.keys import Optimizer as Optimizer
+from trainer.optim.keys import Schedule as Schedule
 
+EVAL = "eval/"  # before the name of a metric that an evaluation gives
 STORES = ("gs", "s3")  # the schemes of the object stores that data are read from and checkpoints written to
 
 Natural = Annotated[int, Field(ge=0)]
 Steps = Annotated[int, Field(gt=0, le=2**31 - 1)]  # a device counts them in 32 bits
 Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]  # a key of JAX holds 64 bits; an order of examples, any number
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Weight = Annotated[float, Field(ge=0.0)]
 
 
@@ -164,89 +167,6 @@ class Mesh(Block):
         return dp, fsdp, mp
 
 
-class Schedule(Block):
-    """The learning rate over the steps: linear warm-up to lr, then the named shape down to `final` × lr."""
-
-    name: Literal["constant", "linear", "cosine", "wsd"] = Field(
-        "cosine", description="shape after the warm-up; wsd: constant, then a short decay"
-    )
-    warmup: Natural = Field(0, description="steps up to lr; longer than the run, the run ends on the way up")
-    start: Share = Field(0.0, description="share of lr at step 0 of the warm-up")
-    decay: Positive | None = Field(None, description="wsd only: steps of the decay; default a tenth of all")
-    shape: Literal["cosine", "linear"] | None = Field(None, description="wsd only: of the decay; default cosine")
-    final: Share | None = Field(None, description="share of lr where the run ends; default 0; constant has none")
-
-    @field_validator("start")
-    @classmethod
-    def _has_warmup(cls, start: float, info: ValidationInfo) -> float:
-        if start and not info.data.get("warmup"):
-            raise ValueError("does not apply without a warmup")
-        return start
-
-    @field_validator("decay", "shape", "final")
-    @classmethod
-    def _applies(cls, value: Any, info: ValidationInfo) -> Any:
-        name = info.data.get("name", "wsd")  # a wrong name is an error of its own
-        if value is not None and (name == "constant" or (name != "wsd" and info.field_name != "final")):
-            raise ValueError(f"does not apply to {name}")
-        return value
-
-    def decay_steps(self, total_steps: int) -> int:
-        """Steps of the decay, which ends with the run. Raises ValueError when wsd's and the warm-up do not fit."""
-        after_warmup = max(0, total_steps - self.warmup)
-        if self.name == "constant":
-            return 0
-        if self.name != "wsd":
-            return after_warmup
-        if self.decay is not None and self.decay > after_warmup:
-            raise ValueError(
-                f"schedule.warmup = {self.warmup} and decay = {self.decay} do not fit in {total_steps} steps"
-            )
-        return self.decay or min(max(1, total_steps // 10), after_warmup)
-
-
-# What each optimizer takes beside lr, weight_decay and clip, with its defaults. Any other key is an error.
-OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
-    "adamw": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
-    "adafactor": {"b1": None, "eps": 1e-30},
-    "lion": {"b1": 0.9, "b2": 0.99},
-    "sgd": {"momentum": 0.0, "nesterov": False},
-}
-
-
-class Optimizer(Block):
-    """An optax optimizer by name, with clipping, schedule and a moving average."""
-
-    name: Literal["adamw", "adafactor", "lion", "sgd"] = Field("adamw", description="the optax optimizer")
-    lr: Rate = Field(3e-4, description="largest learning rate")
-    weight_decay: Weight = Field(0.0, description="of every parameter, times lr")
-    clip: Rate | None = Field(1.0, description="largest global norm of the gradients; null: no clipping")
-    ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
-        None, description="decay of a moving average of the weights, which eval then uses; null: none"
-    )
-    b1: Fraction | None = Field(None, description="adamw and lion 0.9; adafactor none")
-    b2: Fraction | None = Field(None, description="adamw 0.999, lion 0.99")
-    eps: Rate | None = Field(None, description="adamw 1e-8, adafactor 1e-30")
-    momentum: Fraction | None = Field(None, description="sgd 0")
-    nesterov: bool | None = Field(None, description="sgd false; needs a momentum")
-    schedule: Schedule = Field(Schedule(), description="the learning rate over the steps")
-
-    @field_validator("b1", "b2", "eps", "momentum", "nesterov")
-    @classmethod
-    def _applies(cls, value: Any, info: ValidationInfo) -> Any:
-        name = info.data.get("name")  # a wrong name is an error of its own
-        if value is not None and name is not None and info.field_name not in OPTIMIZERS[name]:
-            raise ValueError(f"does not apply to {name}, which takes {', '.join(OPTIMIZERS[name])}")
-        if info.field_name == "nesterov" and value and not info.data.get("momentum"):
-            raise ValueError("needs a momentum above 0")
-        return value
-
-    def options(self) -> dict[str, Any]:
-        """The options that this optimizer takes, as given or by default."""
-        given = {key: getattr(self, key) for key in OPTIMIZERS[self.name]}
-        return {**OPTIMIZERS[self.name], **{key: value for key, value in given.items() if value is not None}}
-
-
 class Loss(Block):
     """What training minimizes beside the cross-entropy, and how. Evaluation reports the cross-entropy alone."""
 
@@ -265,6 +185,34 @@ class Eval(Block):
     batches: Positive | None = Field(None, description="of one evaluation; null: the whole set")
 
 
+def _of_evaluation(metric: str) -> str:
+    if not metric.startswith(EVAL) or metric == EVAL:
+        raise ValueError(f"is no metric of an evaluation; write {EVAL}loss, or another that it gives")
+    return metric
+
+
+class Watched(Block):
+    """A metric of the evaluations, and which way it gets better."""
+
+    metric: Annotated[str, AfterValidator(_of_evaluation)] = Field(
+        "eval/loss", description="eval/loss, or eval/ and another that the task's evaluation gives"
+    )
+    mode: Literal["min", "max"] = Field("min", description="which values are better")
+
+
+class Best(Watched):
+    """Steps that are kept for how well they evaluated, besides the newest."""
+
+    keep: Positive = Field(1, description="best steps kept")
+
+
+class StopEarly(Watched):
+    """The end of a run that no longer gets better: a success."""
+
+    patience: Positive = Field(description="evaluations in a row without a better value")
+    min_delta: Weight = Field(0.0, description="by how much a value must be better to count")
+
+
 class Checkpoint(Block):
     """What is saved, where and how often. A run goes on from its newest verified step."""
 
@@ -273,6 +221,11 @@ class Checkpoint(Block):
     )
     every: Positive | None = Field(500, description="steps between saves; null: only at the end")
     keep: Positive = Field(3, description="newest verified steps kept")
+    best: Best | None = Field(None, description="steps also saved and kept for a metric; null: none")
+
+    def kept(self) -> int:
+        """The most steps that are kept at a time."""
+        return self.keep + (self.best.keep if self.best is not None else 0)
 
 
 class Profile(Block):
@@ -333,6 +286,7 @@ class TrainSpec(Block):
     loss: Loss = Field(Loss(), description="what is added to it in training")
     eval: Eval = Field(Eval(), description="on the held-out set")
     checkpoint: Checkpoint = Field(Checkpoint(), description="where and how often")
+    stop_early: StopEarly | None = Field(None, description="end when evaluations get no better; null: never")
     attention: Literal["auto", "xla", "cudnn", "splash"] = Field(
         "auto",
         description="implementation; auto: cudnn or splash where devices, precision and sizes allow, else xla; noted",
@@ -380,6 +334,13 @@ class TrainSpec(Block):
             optimizer.schedule.decay_steps(info.data["steps"] or DEFAULT_STEPS)
         return optimizer
 
+    @field_validator("stop_early")
+    @classmethod
+    def _is_evaluated(cls, stop_early: StopEarly | None, info: ValidationInfo) -> StopEarly | None:
+        if stop_early is not None and "eval" in info.data and info.data["eval"].every is None:
+            raise ValueError("needs evaluations on the way; give eval.every")
+        return stop_early
+
     @field_validator("profile")
     @classmethod
     def _is_reached(cls, profile: Profile, info: ValidationInfo) -> Profile:
@@ -408,5 +369,7 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict
 
 def _same_kind(given: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
     # The name of an optimizer or a schedule says which keys apply; that of a data source only says which data.
+    if "chain" in given:
+        return False
     keys = ["kind", "source", *(["name"] if "name" in default and "source" not in default else [])]
     return all(given.get(key, default.get(key)) == default.get(key) for key in keys)

@@ -22,6 +22,8 @@ import jax
 import numpy as np
 
 from trainer import contract, preflight
+from trainer.checkpoint.consensus import on_primary
+from trainer.checkpoint.reader import BEST
 from trainer.checkpoint.store import Store
 from trainer.contract import Key
 from trainer.data.examples import Check
@@ -34,6 +36,7 @@ from trainer.distributed import Stop
 from trainer.errors import NotFiniteError, SpecError, Stopped
 from trainer.metrics.progress import Progress
 from trainer.metrics.recorder import FLAGS, Metrics
+from trainer.metrics.watch import BestSteps, Patience, value_of
 from trainer.numerics import flops
 from trainer.parallel import mesh
 from trainer.profiling.profiler import Profiler
@@ -94,10 +97,14 @@ class Run:
         rows = mesh.rows(self.mesh, spec.batch)
         self.pipeline = self._pipeline(task, train_set, rows)
         self.evaluation = self._evaluation(task, eval_set, rows)
+        if self.evaluation is None:
+            preflight.check_watched(spec, None)
+        self.best = None if spec.checkpoint.best is None else BestSteps(spec.checkpoint.best)
+        self.patience = None if spec.stop_early is None else Patience(spec.stop_early)
         self.total = spec.total_steps(len(train_set))
         preflight.check_profile(spec, self.total)
         self.step = Step(task, spec, self.mesh, self.total)
-        for note in (self.step.note, self.pipeline.note if spec.data.threads > 1 else None):
+        for note in (*self.step.notes, self.pipeline.note if spec.data.threads > 1 else None):
             if note is not None:
                 self._note(note)
         self.store = Store(
@@ -120,6 +127,8 @@ class Run:
         """Trains to the last step. Raises a TrainerError, such as Stopped or NotFiniteError, when it ends early."""
         start, state = self._restore()
         self._leave_if_stopped(start, state)
+        if self._is_over():
+            return self._finish()
         flops_per_step = self._compile(start)
         self._leave_if_stopped(start, state)
         spans = self._spans(start)
@@ -134,10 +143,10 @@ class Run:
             if self._is_due(self.spec.eval.every, done) and (done > self.evaluated or done == self.total):
                 self._read()
                 self._evaluate(done, state)
-            if self._is_due(self.spec.checkpoint.every, done) and done > self.saved:
+            if self._is_saved_at(done) and done > self.saved:
                 self._read()
                 self._save(done, state)
-            if done == self.total:
+            if done == self.total or self._is_over():
                 break
             if self.stop.poll():
                 self._read()
@@ -231,6 +240,8 @@ class Run:
             self.report.phase("compile", 0)
             return 0, self.step.init()
         start, tree, meta = found
+        self.done = start
+        self._resume_watching(meta)
         preflight.check_resumed(meta, self.conditions, self.folder)
         preflight.check_length(self.spec, self.total, start, self.folder)
         self.saved, self.evaluated = start, meta.get("evaluated", -1)
@@ -245,13 +256,18 @@ class Run:
         """Compiles every step ahead of time, for batches like the first; returns the FLOPs of a train step."""
         self.report.phase("data", start)
         train_batch = self.step.put(self.pipeline.batch(start))
+        held_out = None
+        if self.evaluation is not None:
+            with contextlib.closing(self.evaluation.iterate(self.step.put)) as batches:
+                held_out = next(batches)
+            if self.best is not None or self.patience is not None:
+                preflight.check_watched(self.spec, set(self.step.evaluates(held_out)) - {Key.EXAMPLES})
         self.report.phase("compile", start)
         self.step.compile_train(train_batch)
         if (count := self.spec.steps_per_dispatch) > 1:
             self.step.compile_train(self.step.put(self.pipeline.batch(start, count)), count)
-        if self.evaluation is not None:
-            with contextlib.closing(self.evaluation.iterate(self.step.put)) as batches:
-                self.step.compile_eval(next(batches))
+        if held_out is not None:
+            self.step.compile_eval(held_out)
         return self.step.flops(train_batch)
 
     def _spans(self, start: int) -> dispatch.Spans:
@@ -268,6 +284,27 @@ class Run:
 
     def _is_due(self, every: int | None, done: int) -> bool:
         return done == self.total or (every is not None and done > 0 and done % every == 0)
+
+    def _is_saved_at(self, done: int) -> bool:
+        """Whether the state of this step is to be saved: as often as the job says, the best, and the last."""
+        is_best = self.best is not None and done in self.best.steps
+        return self._is_due(self.spec.checkpoint.every, done) or is_best or self._is_over()
+
+    def _is_over(self) -> bool:
+        """Whether the run gets no better, on every rank alike."""
+        return self.patience is not None and self.patience.is_over
+
+    def _watch(self, done: int, means: Mapping[str, float]) -> None:
+        """Judges an evaluation by what process 0 has of it, so that no rank decides otherwise."""
+        for watch, watched in ((self.best, self.spec.checkpoint.best), (self.patience, self.spec.stop_early)):
+            if watch is not None and watched is not None:
+                watch.see(done, on_primary(partial(value_of, watched, means)))
+
+    def _resume_watching(self, meta: Mapping[str, Any]) -> None:
+        if self.best is not None:
+            self.best.resume(meta.get(BEST))
+        if self.patience is not None:
+            self.patience.resume(meta.get("stop_early"))
 
     def _draw(self, batches: Prefetcher[Batch], done: int) -> Batch:
         """The next batch; the wait for it is a phase of its own, so that a verdict can name the rank that waits."""
@@ -316,13 +353,15 @@ class Run:
         examples = sums.pop(Key.EXAMPLES)[0]
         means = {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
         self.metrics.evaluated(done, means | self.baselines | {Key.EXAMPLES: examples})
+        self._watch(done, means)
 
     def _save(self, done: int, state: TrainState) -> None:
         """Starts a save of the state, which the store writes while the loop goes on."""
         self.report.phase("save", done)
         with self.profiler.pause(), self.metrics.timer.part("save"):
             began = time.perf_counter()
-            self.store.save(done, self.step.named(state), self._meta())
+            besides = [] if self.best is None else self.best.steps
+            self.store.save(done, self.step.named(state), self._meta(), besides)
             self.metrics.saved(done, time.perf_counter() - began)
             gc.collect()
         self.saved = done
@@ -331,7 +370,9 @@ class Run:
         """The meta saved beside the state: what must not change when a run resumes, what may and is then said, and what
         gives the state its arrays."""
         arrays = self.spec.model_dump(mode="json", include={"model", "optimizer", "precision"})
-        return self.conditions | self.record | {"evaluated": self.evaluated} | arrays
+        watched = {} if self.best is None else {BEST: self.best.to_meta()}
+        watched |= {} if self.patience is None else {"stop_early": self.patience.to_meta()}
+        return self.conditions | self.record | {"evaluated": self.evaluated} | arrays | watched
 
     def _report_commits(self) -> None:
         """Reports a newly committed step to agent and metrics. Raises StorageError when a save failed."""
@@ -375,9 +416,11 @@ class Run:
             self.store.close()
 
     def _finish(self) -> None:
-        self.profiler.finish(self.total)
-        self._settle(self.total)
-        self.report.phase("done", self.total)
+        if self.patience is not None and self.patience.is_over:
+            self._note(f"stopped early at step {self.done} of {self.total}: {self.patience.sentence()}")
+        self.profiler.finish(self.done)
+        self._settle(self.done)
+        self.report.phase("done", self.done)
 
     def _settle(self, done: int) -> None:
         """Waits until every save is committed or failed, and closes store and metrics."""

@@ -13,22 +13,34 @@ from launcher.local import run_folders, trainer_process
 from launcher.wording import count
 
 
+class Step(click.ParamType[str]):
+    """The number of a step, or `best`."""
+
+    name = "step"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text as it is. Fails for anything else."""
+        if value != "best" and not value.isdecimal():
+            self.fail(f"{value!r} is neither the number of a step nor best.", param, ctx)
+        return value
+
+
 @click.command("export")
 @click.argument("run")
 @click.option("--to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The folder to write.")
-@click.option("--step", type=click.IntRange(0), metavar="N", help="The step to export. [default: the newest]")
+@click.option("--step", type=Step(), metavar="N|best", help="The step to export. [default: the newest]")
 @click.option("--ema", is_flag=True, help="Export the moving average instead of the weights.")
-def export_command(run: str, to: Path, step: int | None, ema: bool) -> None:
+def export_command(run: str, to: Path, step: str | None, ema: bool) -> None:
     """Export a checkpoint of RUN as a Hugging Face model.
 
     RUN is the name of a run on this machine, its folder, or a folder or URL of checkpoints. DIR gets config.json and
     safetensors, all or none, from which `transformers` and `train.model.init_from` load the model. The
-    checkpoint is verified first, then read one array at a time.
+    checkpoint is verified first, then read one array at a time. The best step is that of train.checkpoint.best.
     """
     if not trainer_process.is_installed():
         raise UserError("export reads checkpoints with the trainer, which is not installed.", trainer_process.INSTALL)
     arguments = [run_folders.checkpoints(run), "--to", str(to)]
-    arguments += [] if step is None else ["--step", str(step)]
+    arguments += [] if step is None else ["--step", step]
     arguments += ["--ema"] if ema else []
     found = trainer_process.run("trainer.export", *arguments, environ=os.environ)
     for note in found["notes"]:

@@ -167,5 +167,5 @@ def ingress(job: ResolvedJob) -> str:
 
 def checkpoints(train: TrainSpec, folder: str | None, shapes: Shapes) -> dict[str, Any]:
     """What the checkpoints take: one more than are kept while one is being written."""
-    one, kept = shapes["checkpoint"], train.checkpoint.keep
+    one, kept = shapes["checkpoint"], train.checkpoint.kept()
     return {"folder": folder, "bytes": one, "kept": kept, "most": one * (kept + 1)}

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 
 from trainer.data.sources.open import open_source
@@ -89,3 +90,40 @@ class Regression:
 
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         return {"x": raw["x"], "y": raw["y"]}
+
+
+def momentum(learning_rate: optax.Schedule, decay: float = 0.9) -> optax.GradientTransformation:
+    """An optimizer as a user writes it."""
+    return optax.chain(optax.trace(decay), optax.scale_by_learning_rate(learning_rate))
+
+
+def halving(lr: float, every: int) -> optax.Schedule:
+    """A schedule as a user writes it."""
+    return lambda step: lr * 0.5 ** (step // every)
+
+
+def a_list() -> list[int]:
+    """Neither."""
+    return []
+
+
+def pairs() -> optax.Schedule:
+    """A schedule of two rates."""
+    return lambda step: jnp.stack([step, step])
+
+
+def summed() -> optax.GradientTransformation:
+    """Updates that are no arrays of the parameters' shapes."""
+    return optax.stateless(lambda grads, params: jax.tree.map(jnp.sum, grads))
+
+
+def forgetful() -> optax.GradientTransformation:
+    """A state that changes its dtype."""
+    return optax.GradientTransformation(
+        lambda params: jnp.zeros(()), lambda grads, state, params: (grads, jnp.int32(1))
+    )
+
+
+def raising() -> optax.GradientTransformation:
+    """An update that looks for a parameter that is not there."""
+    return optax.stateless(lambda grads, params: grads["nowhere"])

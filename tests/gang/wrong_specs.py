@@ -86,12 +86,17 @@ def by_epochs(**keys: Any) -> dict[str, Any]:
     return {"steps": None, "epochs": 1, **keys}
 
 
+def groups(*each: dict[str, Any]) -> dict[str, Any]:
+    return {"optimizer": {"groups": list(each)}}
+
+
 # Beside the finished run, in its folder: another job.
 RESUMED: dict[str, dict[str, Any]] = {
     "another width": {"model": {"kind": "mlp", "layers": 1, "width": 9}},
     "more layers": {"model": {"kind": "mlp", "layers": 2, "width": 32}},
     "another kind of model": {"model": VIT | {"image": [8, 8]}},
     "another optimizer": {"optimizer": {"name": "sgd"}},
+    "another group frozen": groups({"match": "head.*", "freeze": True}),
     "an average": {"optimizer": {"lr": 1e-2, "ema": 0.9, "schedule": {"name": "constant"}}},
     "half precision": {"precision": "fp16"},
     "another batch": {"batch": 32},
@@ -134,6 +139,18 @@ FRESH: dict[str, dict[str, Any]] = {
     "a decay longer than the epochs": by_epochs(optimizer={"schedule": {"name": "wsd", "decay": 1000}}),
     "a profile behind the end": by_epochs(profile={"at": 1000}),
     "a mesh of other devices": {"mesh": {"dp": 3}},
+    "an optimizer that does not exist": {"optimizer": {"name": "adamx"}},
+    "an optimizer that is none": {"optimizer": {"name": f"{HERE}:a_number"}},
+    "an optimizer that cannot be made": {"optimizer": {"name": "optax:adamw", "args": {"b9": 1}}},
+    "a schedule that is none": {"optimizer": {"schedule": f"{HERE}:a_number"}},
+    "a key of a group that does not exist": groups({"match": ".*", "lrr": 0.1}),
+    "a group that matches nothing": groups({"match": r"blocks\..*", "lr": 0.1}),
+    "a group behind one that has everything": groups({"match": ".*", "lr": 0.1}, {"match": "head.*", "freeze": True}),
+    "nothing left to train": groups({"match": ".*", "freeze": True}),
+    "a best of no metric": {"checkpoint": {"best": {"metric": "eval/bleu"}}},
+    "a best of no evaluation": {"checkpoint": {"best": {}}, "data": IMAGES | {"eval_examples": 0}},
+    "an end by no metric": {"stop_early": {"metric": "eval/bleu", "patience": 2}, "eval": {"every": 2}},
+    "an end without evaluations": {"stop_early": {"patience": 2}},
 }
 
 

@@ -34,12 +34,12 @@ FLOORS = (
         "trainer.numerics",
         "trainer.optim",
         "trainer.parallel",
-        "trainer.plugin",
         "trainer.preflight",
         "trainer.profiling",
     ),
-    ("trainer.distributed", "trainer.metrics", "trainer.buckets"),
+    ("trainer.distributed", "trainer.metrics", "trainer.buckets", "trainer.plugin"),
     ("trainer.errors", "trainer.spec"),
+    ("trainer.optim.keys",),
     ("trainer.architectures", "trainer.contract"),
 )
 
@@ -75,6 +75,7 @@ OUTSIDE: Mapping[str, set[str]] = {
     "trainer.contract": set(),  # travels in that zipapp
     "trainer.architectures": LAUNCHER,
     "trainer.spec": LAUNCHER,  # the launcher validates with it
+    "trainer.optim.keys": LAUNCHER,
     "trainer.errors": set(),
 }
 SHARED = {"launcher": {"trainer.contract", "trainer.spec"}, "launcher.agent": {"trainer.contract"}}

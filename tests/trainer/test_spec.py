@@ -34,6 +34,27 @@ def faults(**train: Any) -> dict[str, str]:
         ({"schedule": {"decay": 10}}, "schedule.decay", "does not apply to cosine"),
         ({"schedule": {"name": "linear", "shape": "cosine"}}, "schedule.shape", "does not apply to linear"),
         ({"schedule": {"start": 0.1}}, "schedule.start", "does not apply without a warmup"),
+        (
+            {"schedule": {"name": "my:rate", "warmup": 9}},
+            "schedule.warmup",
+            "does not apply to my:rate; give it in args",
+        ),
+        ({"schedule": {"args": {"a": 1}}}, "schedule.args", "does not apply to cosine"),
+        ({"name": "adamx"}, "name", 'is no optimizer (did you mean "adam"?)'),
+        ({"name": "my:own", "b1": 0.9}, "b1", "does not apply to my:own; give it in args"),
+        ({"args": {"b1": 0.9}}, "args", "does not apply to adamw, which takes b1, b2, eps"),
+        ({"chain": [{"name": "lion"}], "b1": 0.9}, "b1", "does not apply to a chain; give it in the entry"),
+        ({"chain": [{"name": "lion"}], "name": "sgd"}, "chain", "is given beside name = sgd"),
+        ({"chain": [{"name": "lion"}, {"name": "sgd"}]}, "chain", "lion and sgd would each multiply by the rate"),
+        ({"name": "chain"}, "chain", "is empty, but name = chain needs its entries"),
+        ({"name": "schedule-free", "schedule": "linear"}, "schedule", "linear decays, and schedule-free needs none"),
+        ({"name": "schedule-free", "ema": 0.9}, "ema", "does not apply to schedule-free, which averages by itself"),
+        ({"groups": [{"match": "*.bias"}]}, "groups.0.match", "is not a pattern (nothing to repeat"),
+        (
+            {"groups": [{"match": ".*", "lr": 0.1, "freeze": True}]},
+            "groups.0.freeze",
+            "is given beside lr or weight_decay",
+        ),
     ],
 )
 def test_a_key_that_the_named_optimizer_or_schedule_does_not_take_is_a_fault(
@@ -63,6 +84,7 @@ def test_an_optimizer_survives_being_written_out_in_full(name: str) -> None:
     [
         ({"optimizer": {"lr": 0.1}}, {"optimizer": {"name": "adamw", "eps": 1e-6, "lr": 0.1}}),
         ({"optimizer": {"name": "lion"}}, {"optimizer": {"name": "lion"}}),
+        ({"optimizer": {"chain": [{"name": "lion"}]}}, {"optimizer": {"chain": [{"name": "lion"}]}}),
         ({"data": {"name": "mnist"}}, {"data": {"source": "tfds", "name": "mnist", "split": "train[:9]"}}),
         ({"data": {"source": "text", "path": "a"}}, {"data": {"source": "text", "path": "a"}}),
     ],

@@ -202,3 +202,27 @@ def test_a_run_that_resumes_sees_the_augmentations_of_one_that_was_never_stopped
     whole, resumed = losses(tmp_path / "whole", 7), losses(tmp_path / "resumed", 3, 7)
     assert list(whole) == list(range(1, 8)) and resumed == whole
     assert found["eval"][0][7] == found["eval"][1][7]
+
+
+def test_a_run_that_ended_early_ends_again_at_once_and_goes_on_with_more_patience(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = {"source": "synthetic", "examples": 64, "eval_examples": 8, "shape": [4, 4]}
+    keys = {
+        "model": {"kind": "mlp", "layers": 1, "width": 8},
+        "data": data,
+        "batch": 8,
+        "steps": 9,
+        "eval": {"every": 1},
+    }
+    seen = []
+    for patience in (2, 2, 4):
+        early = {"metric": "eval/accuracy", "mode": "max", "patience": patience, "min_delta": 1.0}
+        spec = TrainSpec.model_validate({"task": "trainer.tasks.classify:Classify", **keys, "stop_early": early})
+        Run(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None)).run()
+        lines = (tmp_path / "eval.jsonl").read_text().splitlines()
+        seen.append([json.loads(line)["step"] for line in lines])
+        assert (
+            f"stopped early at step {patience + 1} of 9: eval/accuracy was not better than" in capsys.readouterr().out
+        )
+    assert seen == [[1, 2, 3], [1, 2, 3], [1, 2, 3, 4, 5]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from etils import epath
@@ -13,9 +13,12 @@ from trainer.checkpoint import arrays, manifest
 from trainer.checkpoint.manifest import Damaged, is_remote
 from trainer.errors import CheckpointError, StorageError
 
+BEST = "best"  # the name of the step that evaluated best
 
-def find(path: str, step: int | None = None, note: Callable[[str], None] = print) -> StoredStep:
-    """Step `step` of the folder, or its newest undamaged step; `note` gets a sentence about each damaged newer one.
+
+def find(path: str, step: int | Literal["best"] | None = None, note: Callable[[str], None] = print) -> StoredStep:
+    """Step `step` of the folder, the `best`, or its newest undamaged step; `note` gets a sentence about each damaged
+    newer one.
 
     Raises CheckpointError when there is none that is whole, StorageError when storage fails.
     """
@@ -23,6 +26,8 @@ def find(path: str, step: int | None = None, note: Callable[[str], None] = print
     steps = manifest.committed(folder)
     if not steps:
         raise CheckpointError(f"{path} holds no checkpoint: there is no folder here with finished steps in it")
+    if step == BEST:
+        step = _best(folder, steps, path)
     if step is not None and step not in steps:
         raise CheckpointError(f"{path} holds no finished step {step}; it holds {', '.join(map(str, steps))}")
     bad: dict[int, str] = {}
@@ -34,6 +39,20 @@ def find(path: str, step: int | None = None, note: Callable[[str], None] = print
             return StoredStep(folder / str(each), each)
         bad[each] = damage
     raise CheckpointError(f"no usable checkpoint in {path}: " + "; ".join(f"step {n}: {why}" for n, why in bad.items()))
+
+
+def _best(folder: epath.Path, steps: list[int], path: str) -> int:
+    """The step that evaluated best, as the newest step that can be read says; its training recorded it."""
+    for each in reversed(steps):
+        try:
+            meta = arrays.meta(folder / str(each))
+        except Exception:  # Orbax has no type of its own for what it cannot read; `find` verifies the one that is named
+            continue
+        named = [int(step) for step, _ in (meta.get(BEST) or {}).get("steps", [])]
+        if found := [step for step in named if step in steps]:
+            return found[0]
+        break
+    raise CheckpointError(f"{path} records no best step: its training had no train.checkpoint.best; name a step")
 
 
 def _damage(folder: epath.Path, step: int) -> str:

@@ -1,7 +1,8 @@
 """Saves checkpoints, verifies them, falls back to older ones and deletes the oldest.
 
 A step is committed by its manifest, written last. What fails verification is never trained on, never counted, never
-deleted: it is renamed aside once an older step was restored. Only committed steps are rotated, and the newest stays.
+deleted: it is renamed aside once an older step was restored. Only committed steps are rotated, and the newest stays, as
+do those that a save names as kept for how good they are.
 What another put into the folder is named and left, whatever its name.
 """
 
@@ -13,7 +14,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -249,9 +250,10 @@ class Store:
 
     # Saving.
 
-    def save(self, step: int, tree: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    def save(self, step: int, tree: Mapping[str, Any], meta: Mapping[str, Any], besides: Collection[int] = ()) -> None:
         """Starts saving; returns when the arrays are copied. A step that is committed already is not saved again.
 
+        The steps `besides` stay when old ones are deleted.
         Waits for the save before. Raises StorageError or CheckpointError, of this save or of the one before.
         """
         self.wait()
@@ -262,7 +264,7 @@ class Store:
                 self._owner.check()
                 self._refuse_taken(step)
             self._arrays.save(self._step(step), tree, meta)
-        self._pending = self._background.submit(self._commit, step)
+        self._pending = self._background.submit(self._commit, step, frozenset(besides))
 
     def committed(self) -> int | None:
         """The newest step that is complete on storage, manifest included. Raises what went wrong in the background."""
@@ -276,14 +278,14 @@ class Store:
         if pending is not None:
             pending.result()
 
-    def _commit(self, step: int) -> None:
+    def _commit(self, step: int, besides: Collection[int]) -> None:
         """The background part of a save: Orbax's, digests, manifest, rotation. Another thread, so no collectives."""
         with _storage(f"saving step {step} in {self._folder}"):
             self._finish_arrays()
             if jax.process_index() == 0:
                 self._write_manifest(step, self._collect(step))
                 self._committed = step
-                self._rotate()
+                self._rotate(besides)
             else:
                 self._post(step)
                 _await(lambda: manifest.read(self._step(step)), f"the manifest of step {step}")
@@ -324,8 +326,10 @@ class Store:
         self._owner.check()
         manifest.write(self._step(step), Manifest(step, self._uid, files))
 
-    def _rotate(self) -> None:
+    def _rotate(self, besides: Collection[int]) -> None:
         for step in self.steps()[: -self._keep]:
+            if step in besides:
+                continue
             if left := begun.remove(self._step(step)):
                 self._note(f"step {step} was removed but for what no save wrote: {_some(left)}")
 

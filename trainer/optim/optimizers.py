@@ -1,9 +1,11 @@
 """Optimizers by name, out of optax: clip by global norm, the optimizer, weight decay, the schedule.
 
-Every parameter decays, biases and norms too, as with torch's `optimizer(model.parameters())` and in MaxText; the decay
-is multiplied by the learning rate. docs/optimizers.md holds the formulas.
+By default every parameter decays, biases and norms too, as with torch's `optimizer(model.parameters())` and in MaxText;
+the decay is multiplied by the learning rate. docs/optimizers.md holds the formulas.
 """
 
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,49 +13,207 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
+from optax.contrib import MuonDimensionNumbers
 
 from trainer import spec
-from trainer.optim import schedules
+from trainer.errors import SpecError
+from trainer.optim import groups, own, schedules
+from trainer.optim.groups import Axes, Named
+from trainer.optim.keys import SCHEDULE_FREE, Link, is_own
 
 PyTree = Any
+Mask = Callable[[Named], dict[str, bool]] | None
+Options = dict[str, Any]
 
 
-def build(optimizer: spec.Optimizer, total_steps: int) -> optax.GradientTransformation:
-    """The optax transformation gradients -> updates; `init` and `update` both need the parameters.
+def build(optimizer: spec.Optimizer, total_steps: int, axes: Axes | None = None) -> optax.GradientTransformation:
+    """The optax transformation gradients -> updates of the parameters that are trained, in flat dicts by name.
 
-    State and arithmetic are float32 whatever the parameters are: the second moment of Adam in bfloat16 would never
-    change (1 - b2 = 0.001 is below its resolution of 0.004). The updates come in the dtypes of the parameters.
+    `init` and `update` both need the parameters; `axes` are the named axes of each, which tell a matrix from a stack of
+    vectors. State and arithmetic are float32 whatever the parameters are: the second moment of Adam in bfloat16 would
+    never change (1 - b2 = 0.001 is below its resolution of 0.004). The updates come in the dtypes of the parameters.
+
+    Raises SpecError where the schedule or a transformation of the user's is none.
     """
+    rate = schedules.build(optimizer, total_steps)
     clip = optax.identity() if optimizer.clip is None else optax.clip_by_global_norm(optimizer.clip)
-    return _in_float32(optax.chain(clip, _named(optimizer, schedules.build(optimizer, total_steps))))
+    whole = _chain(optimizer, rate, optimizer.weight_decay, axes or {})
+    parts = {}
+    for at, group in enumerate(optimizer.groups):
+        decay = optimizer.weight_decay if group.weight_decay is None else group.weight_decay
+        if not group.freeze and (group.lr != 1.0 or decay != optimizer.weight_decay):
+            parts[at] = _chain(optimizer, _scaled(rate, group.lr), decay, axes or {})
+    return _in_float32(optax.chain(clip, groups.split(optimizer.groups, parts, whole) if parts else whole))
 
 
-def _named(optimizer: spec.Optimizer, rate: optax.Schedule) -> optax.GradientTransformation:
-    options, decay = optimizer.options(), optimizer.weight_decay
-    match optimizer.name:
-        case "adamw":  # Loshchilov and Hutter 2019, algorithm 2
-            return optax.adamw(rate, weight_decay=decay, **options)
-        case "lion":  # Chen et al. 2023, algorithm 2
-            return optax.lion(rate, weight_decay=decay, **options)
-        case "sgd":  # torch's: the decay joins the gradient and passes through the momentum
-            momentum = options["momentum"] or None  # at 0 optax would still hold a buffer as large as the parameters
-            return optax.chain(optax.add_decayed_weights(decay), optax.sgd(rate, momentum, options["nesterov"]))
-        case "adafactor":  # Shazeer and Stern 2018, algorithm 4; optax's decay is not multiplied by the rate, ours is
-            return optax.adafactor(
-                rate,
-                momentum=options["b1"],
-                eps=options["eps"],
-                weight_decay_rate=(lambda step: decay * rate(step)) if decay else None,
-            )
+def check(optimizer: spec.Optimizer, built: optax.GradientTransformation, params: Mapping[str, Any]) -> None:
+    """Raises SpecError where a transformation of the user's does not update `params`, ShapeDtypeStructs by name."""
+    if any(is_own(link.name) for link in optimizer.links()):
+        own.check(built, params)
+
+
+def notes(optimizer: spec.Optimizer, params: Mapping[str, Any], axes: Axes) -> list[str]:
+    """What a run says of its optimizer: its groups, what decays, and keys that reach nothing."""
+    found, links = groups.notes(optimizer, params, axes), optimizer.links()
+    if all(is_own(link.name) and not own.takes(link).intersection(own.RATES) for link in links):
+        names = ", ".join(link.name for link in links)
+        found.append(f"train.optimizer.lr and schedule reach nothing: {names} takes no learning_rate")
+    return found
+
+
+def _scaled(rate: optax.Schedule, factor: float) -> optax.Schedule:
+    return rate if factor == 1.0 else lambda step: factor * rate(step)
+
+
+def _chain(optimizer: spec.Optimizer, rate: optax.Schedule, decay: float, axes: Axes) -> optax.GradientTransformation:
+    links = optimizer.links()
+    mask: Mask = None
+    if optimizer.decay_on == "matrices":
+        mask = lambda params: {name: groups.is_matrix(name, leaf, axes) for name, leaf in params.items()}  # noqa: E731
+    if decay and all(is_own(link.name) and "weight_decay" not in own.takes(link) for link in links):
+        names = ", ".join(link.name for link in links)
+        raise SpecError(
+            f"train.optimizer.weight_decay = {decay:g}, but {names} takes no weight_decay; leave it out, or add "
+            "{name: optax:add_decayed_weights, args: {weight_decay: …}} to train.optimizer.chain"
+        )
+    built = [_link(link, rate, decay, mask, axes) for link in links]
+    return built[0] if len(built) == 1 else optax.chain(*built)
+
+
+def _link(link: Link, rate: optax.Schedule, decay: float, mask: Mask, axes: Axes) -> optax.GradientTransformation:
+    if is_own(link.name):
+        return own.transformation(link, rate, decay, mask)
+    if link.name == "muon":
+        return _muon(rate, decay, mask, axes, link.options())
+    return MAKERS[link.name](rate, decay, mask, link.options())
+
+
+def _coupled(
+    make: Callable[..., optax.GradientTransformation],
+    rate: optax.Schedule,
+    decay: float,
+    mask: Mask,
+    options: Options,
+) -> optax.GradientTransformation:
+    """torch's: the decay joins the gradient and passes through the moments."""
+    if "momentum" in options:  # at 0 optax would still hold a buffer as large as the parameters
+        options = options | {"momentum": options["momentum"] or None}
+    return optax.chain(optax.add_decayed_weights(decay, mask) if decay else optax.identity(), make(rate, **options))
+
+
+def _decoupled(
+    make: Callable[..., optax.GradientTransformation],
+    rate: optax.Schedule,
+    decay: float,
+    mask: Mask,
+    options: Options,
+) -> optax.GradientTransformation:
+    return make(rate, weight_decay=decay, mask=mask, **options)
+
+
+def _adafactor(rate: optax.Schedule, decay: float, mask: Mask, options: Options) -> optax.GradientTransformation:
+    """Shazeer and Stern 2018, algorithm 4; optax's decay is not multiplied by the rate, ours is."""
+    return optax.adafactor(
+        rate,
+        momentum=options["b1"],
+        eps=options["eps"],
+        weight_decay_rate=(lambda step: decay * rate(step)) if decay else None,
+        weight_decay_mask=mask,
+    )
+
+
+def _lars(rate: optax.Schedule, decay: float, mask: Mask, options: Options) -> optax.GradientTransformation:
+    return optax.lars(rate, weight_decay=decay, weight_decay_mask=True if mask is None else mask, **options)
+
+
+def _schedule_free(rate: optax.Schedule, decay: float, mask: Mask, options: Options) -> optax.GradientTransformation:
+    """Defazio et al. 2024; optax's schedule_free_adamw, which knows no mask and no warm-up but its own."""
+    adam = optax.chain(
+        optax.scale_by_rms(decay=options["b2"], eps=options["eps"], eps_in_sqrt=False, bias_correction=True),
+        optax.add_decayed_weights(decay, mask),
+        optax.scale_by_learning_rate(rate),
+    )
+    return optax.contrib.schedule_free(adam, learning_rate=rate, b1=options["b1"])
+
+
+def _muon(rate: optax.Schedule, decay: float, mask: Mask, axes: Axes, options: Options) -> optax.GradientTransformation:
+    """Jordan 2024. Adam has what is no matrix between two layers; of matrices only those that Muon has decay."""
+    return optax.contrib.muon(
+        rate,
+        ns_steps=options["ns_steps"],
+        beta=options["beta"],
+        eps=options["eps"],
+        consistent_rms=options["consistent_rms"],
+        adam_b1=options["b1"],
+        adam_b2=options["b2"],
+        weight_decay=decay,
+        adam_weight_decay=decay if mask is None else 0.0,
+        muon_weight_dimension_numbers=lambda params: {
+            name: muon_axes(name, leaf, axes) for name, leaf in params.items()
+        },
+    )
+
+
+# Loshchilov and Hutter 2019, algorithm 2 (adamw); Chen et al. 2023, algorithm 2 (lion); You et al. 2020 (lamb) and 2017
+# (lars); Xie et al. 2022 (adan). Of the first row torch has the same.
+MAKERS: Mapping[str, Callable[[optax.Schedule, float, Mask, Options], optax.GradientTransformation]] = {
+    **{
+        name: partial(_coupled, make)
+        for name, make in (("sgd", optax.sgd), ("adam", optax.adam), ("rmsprop", optax.rmsprop))
+    },
+    "adagrad": partial(_coupled, optax.adagrad),
+    "adamw": partial(_decoupled, optax.adamw),
+    "lion": partial(_decoupled, optax.lion),
+    "lamb": partial(_decoupled, optax.lamb),
+    "adan": partial(_decoupled, optax.adan),
+    "lars": _lars,
+    "adafactor": _adafactor,
+    SCHEDULE_FREE: _schedule_free,
+}
+
+
+def muon_axes(name: str, leaf: Any, axes: Axes) -> MuonDimensionNumbers | None:
+    """Which axes of a parameter Muon sums over and which it gives; None: Adam has it.
+
+    Layers that are stacked, and experts, are orthogonalized one by one, and so are query, key and value of one tensor.
+    Embeddings, positions and heads (axes `vocab`, `classes`) are Adam's, as Jordan advises.
+    """
+    own_axes = axes.get(name)
+    if isinstance(leaf, optax.MaskedNode) or not groups.is_matrix(name, leaf, axes):
+        return None
+    if own_axes is None:
+        return MuonDimensionNumbers(0, 1) if leaf.ndim == 2 else None
+    first = leaf.ndim - len(own_axes)
+    if {"vocab", "classes"}.intersection(own_axes) or own_axes == (None, "embed"):
+        return None
+    if len(own_axes) == 2:
+        return MuonDimensionNumbers(first, first + 1)
+    used = [at for at, axis in enumerate(own_axes, first) if axis is not None and not axis.startswith("expert")]
+    if len(used) < 2:
+        return None
+    cut = 1 if own_axes[used[0] - first] == "embed" else -1
+    return MuonDimensionNumbers(tuple(used[:cut]), tuple(used[cut:]))
 
 
 def _in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     def update(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
-        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
+        with _as_jax_is():
             updates, state = inner.update(_float32(grads), state, _float32(params))
         return jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), updates, params), state
 
-    return optax.GradientTransformation(lambda params: inner.init(_float32(params)), update)
+    def init(params: PyTree) -> PyTree:
+        """The state of `inner`, in float32."""
+        with _as_jax_is():
+            return inner.init(_float32(params))
+
+    return optax.GradientTransformation(init, update)
+
+
+@contextlib.contextmanager
+def _as_jax_is() -> Iterator[None]:
+    """JAX's own rules of types and ranks: optax raises floats to integer counts, and users do as they like."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
 
 
 def _float32(tree: PyTree) -> PyTree:
@@ -72,6 +232,23 @@ def with_schedule_counts(opt: PyTree, after: PyTree, when: jax.Array | bool = Tr
     return jax.tree.map(counted, opt, after, is_leaf=is_schedule)
 
 
+def averaged(opt: PyTree, params: Named) -> Named | None:
+    """The parameters that schedule-free evaluates, where `opt` is its state; None where no part of it is.
+
+    x = (y - (1 - b1) z) / b1 of the parameters y that are trained; the others are as they are. `opt` may hold one of
+    optax's own states, of a transformation of the user's or of a group.
+    """
+    found = [each for each in jax.tree.leaves(opt, is_leaf=_is_free) if _is_free(each)]
+    if not found:
+        return None
+    of_free = [optax.contrib.schedule_free_eval_params(each, {name: params[name] for name in each.z}) for each in found]
+    return {**params, **{name: leaf for part in of_free for name, leaf in part.items()}}
+
+
+def _is_free(state: Any) -> bool:
+    return isinstance(state, optax.contrib.ScheduleFreeState)
+
+
 def ema_init(params: PyTree) -> PyTree:
     """The moving average before the first step: the parameters themselves, in float32, in buffers of their own."""
     return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32, copy=True), params)
@@ -85,21 +262,22 @@ def ema_update(ema: PyTree, params: PyTree, decay: float) -> PyTree:
 def state_shardings(transformation: optax.GradientTransformation, params: PyTree, shardings: PyTree) -> PyTree:
     """The sharding of each leaf of `transformation.init(params)`, given those of the parameters.
 
-    `params` are arrays or ShapeDtypeStructs, `shardings` a NamedSharding for each of them in the same tree; the
-    result has the tree of the optimizer's state, for jit's `out_shardings`. A leaf of its parameter's shape (moments,
-    momentum) is sharded as the parameter. A parameter's mean over one axis (adafactor's rows and columns) is sharded as
-    the parameter without that axis. The rest (counts, adafactor's unused leaves) is on every device.
+    `params` are arrays or ShapeDtypeStructs by name, `shardings` a NamedSharding for each of them; the result has the
+    tree of the optimizer's state, for jit's `out_shardings`. A leaf of its parameter's shape (moments, momentum) is
+    sharded as the parameter. A parameter's mean over one axis (adafactor's rows and columns) is sharded as the
+    parameter without that axis. The rest (counts, adafactor's unused leaves) is on every device.
     """
     mesh = jax.tree.leaves(shardings)[0].mesh
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    return optax.tree_utils.tree_map_params(
-        transformation,
-        lambda leaf, param, sharding: NamedSharding(mesh, _leaf_spec(leaf.shape, param.shape, sharding.spec)),
-        jax.eval_shape(transformation.init, params),
-        params,
-        shardings,
-        transform_non_params=lambda _: everywhere,
-    )
+
+    def placed(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        """Where a leaf of the state lies: with the parameter that its path names."""
+        # By its path, not by optax's tree_map_params: that sees no parameter behind a mask, and no state but optax's.
+        owner = next((key.key for key in reversed(path) if getattr(key, "key", None) in params), None)
+        of_whole = owner is None or leaf.shape == ()
+        spec = PartitionSpec() if of_whole else _leaf_spec(leaf.shape, params[owner].shape, shardings[owner].spec)
+        return NamedSharding(mesh, spec)
+
+    return jax.tree_util.tree_map_with_path(placed, jax.eval_shape(transformation.init, params))
 
 
 def _leaf_spec(shape: tuple[int, ...], of: tuple[int, ...], spec: PartitionSpec) -> PartitionSpec:

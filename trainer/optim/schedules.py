@@ -8,15 +8,20 @@ import jax.numpy as jnp
 import optax
 
 from trainer.errors import SpecError
+from trainer.optim import own
+from trainer.optim.keys import is_own
 from trainer.spec import Optimizer
 
 
 def build(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
     """The schedule step (int32, from 0) -> learning rate (float32): warm-up, then constant lr, then the decay.
 
-    Raises SpecError when warm-up and decay do not fit in `total_steps`.
+    Or the one that a function of the user's makes. Raises SpecError when warm-up and decay do not fit in `total_steps`,
+    or where that function makes none.
     """
     lr, schedule = optimizer.lr, optimizer.schedule
+    if is_own(schedule.name):
+        return own.schedule(optimizer, total_steps)
     try:
         decay = schedule.decay_steps(total_steps)
     except ValueError as error:

@@ -19,7 +19,17 @@ from trainer.optim import schedules
 from trainer.spec import Optimizer, TrainSpec
 
 # Keys that change no number of a training, and those that say the same as others.
-ELSEWHERE = {"batch", "seed", "steps", "checkpoint", "compile_cache", "log_every", "profile", "steps_per_dispatch"}
+ELSEWHERE = {
+    "batch",
+    "seed",
+    "steps",
+    "checkpoint",
+    "compile_cache",
+    "log_every",
+    "profile",
+    "steps_per_dispatch",
+    "stop_early",
+}
 DATA_ELSEWHERE = {"shuffle", "prefetch", "threads", "trace", "path", "eval_path", "data_dir", "args", "eval_args"}
 MODEL_ELSEWHERE = {"preset", "init_from", "scan"}
 

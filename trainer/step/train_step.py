@@ -24,7 +24,7 @@ from trainer.contract import Key
 from trainer.errors import SpecError
 from trainer.huggingface import load
 from trainer.numerics import flops, memory, precision
-from trainer.optim import loss_scale, optimizers, schedules
+from trainer.optim import groups, loss_scale, optimizers, schedules
 from trainer.optim.loss_scale import LossScale
 from trainer.parallel import mesh as meshes
 from trainer.parallel import sharding
@@ -37,12 +37,15 @@ Batch = Mapping[str, Any]
 
 
 class TrainState(NamedTuple):
-    """What a run carries from step to step, in flat dicts by parameter name. Donated to every train step."""
+    """What a run carries from step to step, in flat dicts by parameter name. Donated to every train step.
+
+    `opt` and `ema` are of the parameters that are trained, not of frozen ones.
+    """
 
     step: Any  # int32 scalar: optimizer steps that are complete
     params: Named
-    opt: Any  # optax's state over `params`
-    ema: Named | None  # float32 moving average of `params`
+    opt: Any  # optax's state
+    ema: Named | None  # float32 moving average
     rest: Named  # other arrays of the model: BatchNorm's statistics
     scale: LossScale | None = None  # under float16
 
@@ -55,10 +58,8 @@ class Step:
 
     def __init__(self, task: Task, spec: TrainSpec, mesh: jax.sharding.Mesh, total_steps: int) -> None:
         self._task, self._mesh = task, mesh
-        # The note is for the run's log and summary, or None.
-        self._spec, self.note = availability.with_fallback(spec, mesh.devices.flat[0])
+        self._spec, note = availability.with_fallback(spec, mesh.devices.flat[0])
         self._precision = precision.policy(spec.precision)
-        self._optimizer = optimizers.build(spec.optimizer, total_steps)
         self._rate = schedules.build(spec.optimizer, total_steps)
         self._total = total_steps
         self._check_batch()
@@ -66,7 +67,13 @@ class Step:
         with self._context():
             self._arrays = ModelArrays(nnx.eval_shape(self._model))
         self.axes = sharding.by_path(getattr(task, "sharding", {}), self._arrays.axes)
+        self.frozen = groups.frozen(spec.optimizer, self._arrays.params)
+        self._optimizer = optimizers.build(spec.optimizer, total_steps, self.axes)
         self.abstract = self._abstract()
+        with self._context():
+            optimizers.check(spec.optimizer, self._optimizer, self.trained(self.abstract.params))
+        # For the run's log and summary.
+        self.notes = [*([note] if note else []), *optimizers.notes(spec.optimizer, self.abstract.params, self.axes)]
         self._train: dict[int, Executable] = {}  # by the steps of one dispatch
         self._evaluate: Executable | None = None
 
@@ -76,6 +83,10 @@ class Step:
         return "xla" if self._spec.attention == "auto" else self._spec.attention
 
     # --- state --------------------------------------------------------------------------------------------------------
+
+    def trained(self, params: Named) -> Named:
+        """Those of `params` that are not frozen."""
+        return {name: leaf for name, leaf in params.items() if name not in self.frozen}
 
     def init(self) -> TrainState:
         """A new state, each device computing or reading its own part: equal numbers on every mesh.
@@ -136,6 +147,11 @@ class Step:
         with self._context():
             self._evaluate = Executable("eval", self._sums, (self.abstract, self._like(batch)))
 
+    def evaluates(self, batch: Batch) -> list[str]:
+        """The names of the metrics that `evaluate` gives for batches like this one; only traced."""
+        with self._context():
+            return list(jax.eval_shape(self._sums, self.abstract, self._like(batch)))
+
     def train(self, state: TrainState, batch: Batch, steps: int = 1) -> tuple[TrainState, dict[str, Array]]:
         """One optimizer step; or several, on a batch [B, steps, ...] and with metrics [steps].
 
@@ -153,7 +169,7 @@ class Step:
     def evaluate(self, state: TrainState, batch: Batch) -> dict[str, tuple[Array, Array]]:
         """Sums and weights, float32 scalars, of the loss and the task's metrics; `examples` is the sum of row weights.
 
-        Uses the moving average of the parameters where there is one.
+        Uses the average of the parameters where there is one: the moving one, or schedule-free's.
         """
         assert self._evaluate is not None, "compile_eval comes before evaluate"
         sums: dict[str, tuple[Array, Array]] = self._evaluate(state, batch)
@@ -201,12 +217,13 @@ class Step:
         norm = optax.tree.norm(grads)
         is_empty = loss.weight == 0
         finite = jnp.isfinite(loss.sum / _divisor(loss.weight)) & jnp.isfinite(norm)
-        updates, opt = self._optimizer.update(grads, state.opt, state.params)
-        params = optax.apply_updates(state.params, updates)
+        trained = self.trained(state.params)
+        updates, opt = self._optimizer.update(grads, state.opt, trained)
+        trained = optax.apply_updates(trained, updates)
         ema = None
         if state.ema is not None and self._spec.optimizer.ema is not None:
-            ema = optimizers.ema_update(state.ema, params, self._spec.optimizer.ema)
-        new = TrainState(state.step + 1, params, opt, ema, rest, state.scale)
+            ema = optimizers.ema_update(state.ema, trained, self._spec.optimizer.ema)
+        new = TrainState(state.step + 1, {**state.params, **trained}, opt, ema, rest, state.scale)
         kept = jax.tree.map(partial(jnp.where, finite & ~is_empty), new, state)
         counts, flags = finite, {Key.FINITE: finite, Key.WEIGHT: loss.weight}
         if state.scale is not None:
@@ -227,19 +244,21 @@ class Step:
         }
 
     def _gradients(self, state: TrainState, batch: dict[str, Array], rng: Array) -> tuple[Loss, Named, Named]:
-        """The loss, the gradient of its global mean, and `rest` after it: a scan over the micro-batches."""
+        """The loss, the gradient of its global mean by what is trained, and `rest` after it: a scan over the
+        micro-batches."""
 
         def micro(carry: tuple[Named, Named], part: tuple[dict[str, Array], Array]) -> Any:
             total, rest = carry
-            grads, (loss, rest) = jax.grad(self._loss, has_aux=True)(state.params, rest, *part, state.scale)
+            grads, (loss, rest) = jax.grad(self._loss, has_aux=True)(trained, frozen, rest, *part, state.scale)
             grads = jax.lax.with_sharding_constraint(grads, where)  # under fsdp: scattered as they are summed
             if (scale := state.scale) is not None:
                 grads = jax.tree.map(lambda grad: grad / loss_scale.factor(scale, loss.weight), grads)
             return (jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, grads), rest), loss
 
+        trained, frozen = self._split(state.params)
         parts = jax.tree.map(self._micro_batches, batch), jax.random.split(rng, self._spec.accumulate)
-        where = {name: param.sharding for name, param in self.abstract.params.items()}
-        zeros = jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.float32), state.params)
+        where = {name: param.sharding for name, param in self.trained(self.abstract.params).items()}
+        zeros = jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.float32), trained)
         (grads, rest), losses = jax.lax.scan(micro, (zeros, state.rest), parts)
         loss = jax.tree.map(lambda per_micro_batch: per_micro_batch.sum(0), losses)
         return loss, jax.tree.map(lambda grad: grad / _divisor(loss.weight), grads), rest
@@ -255,11 +274,21 @@ class Step:
         held: Array = jax.lax.with_sharding_constraint(parts, where)
         return held
 
+    def _split(self, params: Named) -> tuple[Named, Named]:
+        """`params` as those that are trained and those that are frozen."""
+        return self.trained(params), {name: leaf for name, leaf in params.items() if name in self.frozen}
+
     def _loss(
-        self, params: Named, rest: Named, batch: dict[str, Array], rng: Array, scale: LossScale | None = None
+        self,
+        trained: Named,
+        frozen: Named,
+        rest: Named,
+        batch: dict[str, Array],
+        rng: Array,
+        scale: LossScale | None = None,
     ) -> tuple[Array, tuple[Loss, Named]]:
         model_rng, loss_rng = jax.random.split(rng)
-        model = self._arrays.merge(self._cast(params), rest, model_rng)
+        model = self._arrays.merge(self._cast({**trained, **frozen}), rest, model_rng)
         loss = self._task_loss(model, batch, loss_rng)
         if not isinstance(loss, Loss):
             weight = batch["weight"].sum()
@@ -273,7 +302,7 @@ class Step:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), loss)
 
     def _sums(self, state: TrainState, batch: dict[str, Array]) -> dict[str, tuple[Array, Array]]:
-        params = self._cast(state.params if state.ema is None else state.ema)
+        params = self._cast(self._evaluated(state))
 
         def loss(batch: dict[str, Array]) -> Any:
             model = self._arrays.merge(params, state.rest, self._keys()[1])
@@ -286,6 +315,13 @@ class Step:
             mean_B = jax.vmap(lambda row: loss(jax.tree.map(lambda x: x[None], row)))(batch)
             sums = Loss(jnp.where(weight_B != 0, mean_B * weight_B, 0.0).sum(), examples)
         return {**sums.metrics, Key.LOSS: (sums.sum, sums.weight), Key.EXAMPLES: (examples, examples)}
+
+    def _evaluated(self, state: TrainState) -> Named:
+        """The parameters that evaluation uses: an average of them where there is one."""
+        if state.ema is not None:
+            return {**state.params, **state.ema}
+        averaged = optimizers.averaged(state.opt, state.params)
+        return state.params if averaged is None else averaged
 
     # --- parts of the steps -------------------------------------------------------------------------------------------
 
@@ -314,9 +350,10 @@ class Step:
         """The state before the first step, with the parameters `read`, or random ones where it is empty."""
         made, rest = self._arrays.split(self._model())
         params = {name: _as(param, self._precision.params) for name, param in (read or made).items()}
-        ema = None if self._spec.optimizer.ema is None else optimizers.ema_init(params)
+        trained = self.trained(params)
+        ema = None if self._spec.optimizer.ema is None else optimizers.ema_init(trained)
         scale = loss_scale.init() if self._precision.is_scaled else None
-        return TrainState(jnp.zeros((), jnp.int32), params, self._optimizer.init(params), ema, rest, scale)
+        return TrainState(jnp.zeros((), jnp.int32), params, self._optimizer.init(trained), ema, rest, scale)
 
     def _cast(self, params: Named) -> Named:
         return {name: _as(param, self._precision.compute) for name, param in params.items()}
@@ -333,8 +370,8 @@ class Step:
         where = TrainState(
             step=everywhere,
             params=params,
-            opt=optimizers.state_shardings(self._optimizer, shapes.params, params),
-            ema=None if shapes.ema is None else params,
+            opt=optimizers.state_shardings(self._optimizer, self.trained(shapes.params), self.trained(params)),
+            ema=None if shapes.ema is None else self.trained(params),
             rest={name: placed[name] for name in shapes.rest},
             scale=jax.tree.map(lambda leaf: everywhere, shapes.scale),
         )
@@ -350,7 +387,7 @@ class Step:
     def _arguments(self, batch: Batch) -> tuple[Any, ...]:
         """What `_loss` is traced with."""
         rng = jax.eval_shape(lambda: self._keys()[1])
-        return self.abstract.params, self.abstract.rest, self._like(batch), rng
+        return *self._split(self.abstract.params), self.abstract.rest, self._like(batch), rng
 
     def _like(self, batch: Batch) -> dict[str, jax.ShapeDtypeStruct]:
         where = meshes.batch_sharding(self._mesh)

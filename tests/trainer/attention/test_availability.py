@@ -211,7 +211,7 @@ def test_a_job_of_auto_has_the_operations_of_the_one_that_runs(cudnn: None, monk
     counted = [each.to_dict(sharding=False, compiled=False) for each in planned]
     monkeypatch.setattr(availability, "_is_cuda", lambda device: True)
     step = tiny.build(task, attention="auto", precision="bf16")
-    assert step.note == "train.attention = auto: using cudnn"
+    assert step.notes == ["train.attention = auto: using cudnn"]
     runs = step.flops(step.put(task.batch(0)))
     assert [each["flops_per_step"] for each in counted] == [runs] * 3
     assert len({each["causal_flops_per_step"] for each in counted}) == 1
@@ -219,10 +219,10 @@ def test_a_job_of_auto_has_the_operations_of_the_one_that_runs(cudnn: None, monk
 
 def test_a_step_falls_back_and_says_so(standard: None) -> None:
     step = tiny.compiled(tiny.Counting(), attention="cudnn", precision="bf16")
-    assert step.note == (
+    assert step.notes == [
         "train.attention = cudnn is unavailable here: there is no CUDA device, the devices are cpu. Using xla"
-    )
-    assert tiny.build(tiny.Counting()).note is None
+    ]
+    assert tiny.build(tiny.Counting()).notes == []
 
 
 def test_a_kernel_s_operations_are_counted(cudnn: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def test_a_kernel_s_operations_are_counted(cudnn: None, monkeypatch: pytest.Monk
     monkeypatch.setattr(availability, "_is_cuda", lambda device: True)
     steps = [tiny.build(task, attention=name, precision="bf16") for name in ("xla", "cudnn")]
     plain, kernel = (step.flops(step.put(task.batch(0))) for step in steps)
-    assert steps[1].note is None and plain == kernel
+    assert steps[1].notes == [] and plain == kernel
 
 
 def test_splash_takes_fewer_rows_than_the_mesh_splits() -> None:

@@ -85,9 +85,10 @@ def test_mp_halves_the_named_weights() -> None:
     assert {share(state, f"layers.{i}.kernel") for i in (0, 1)} == {0.5}
 
 
-def test_adafactor_takes_its_parameters_places() -> None:
-    losses, state = run(TASKS["decoder"], 3, mesh={"fsdp": 8}, optimizer={"name": "adafactor"})
-    np.testing.assert_allclose(losses, run(TASKS["decoder"], 3, optimizer={"name": "adafactor"})[0], rtol=1e-5)
+@pytest.mark.parametrize("name", ["adafactor", "muon"])
+def test_an_optimizer_s_state_takes_its_parameters_places(name: str) -> None:
+    losses, state = run(TASKS["decoder"], 3, mesh={"fsdp": 8}, optimizer={"name": name})
+    np.testing.assert_allclose(losses, run(TASKS["decoder"], 3, optimizer={"name": name})[0], rtol=1e-5)
     assert share(state) <= 1 / 8 * 1.02
 
 

@@ -1,0 +1,44 @@
+import json
+import math
+
+from trainer.metrics.watch import BestSteps, Patience, value_of
+from trainer.spec import Best, StopEarly
+
+
+def seen(best: BestSteps, *values: float) -> list[int]:
+    for at, value in enumerate(values):
+        best.see(10 * (at + 1), value)
+    return best.steps
+
+
+def test_the_best_steps_are_kept_the_best_first_and_of_equals_the_older() -> None:
+    assert seen(BestSteps(Best(keep=2)), 3.0, 1.0, 2.0, 1.0, math.nan, -math.inf) == [20, 40]
+    assert seen(BestSteps(Best(mode="max")), 3.0, 3.0, 1.0) == [10]
+
+
+def test_a_run_that_resumes_decides_as_an_unbroken_one() -> None:
+    rule = StopEarly(patience=2, min_delta=0.5)
+    values = [3.0, 2.6, 2.4, math.nan, 2.3]
+    whole, first, second = Patience(rule), Patience(rule), Patience(rule)
+    for at, value in enumerate(values):
+        whole.see(at, value)
+        if at == 3:
+            second.resume(json.loads(json.dumps(first.to_meta())))
+        (first if at < 3 else second).see(at, value)
+        assert whole.is_over == (at == 4)
+    assert second.is_over and second.to_meta() == whole.to_meta()
+    assert second.sentence() == (
+        "eval/loss was not better than 2.4 of step 2 by more than 0.5 in 2 evaluations (train.stop_early)"
+    )
+
+
+def test_another_metric_begins_anew() -> None:
+    best, other = BestSteps(Best()), BestSteps(Best(metric="eval/accuracy", mode="max"))
+    best.see(5, 1.0)
+    other.resume(best.to_meta())
+    assert other.steps == []
+    again = BestSteps(Best())
+    again.resume(best.to_meta())
+    assert again.steps == [5]
+    again.resume(None)
+    assert value_of(Best(metric="eval/accuracy"), {"accuracy": 0.5}) == 0.5

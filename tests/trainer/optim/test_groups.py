@@ -1,0 +1,115 @@
+"""Groups of parameters: frozen, with rates and decays of their own, and which of them decay at all."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests.trainer.tiny import Digits, build, compiled
+from trainer.errors import SpecError
+from trainer.optim import groups, optimizers
+from trainer.spec import Optimizer, Schedule
+
+CONSTANT = Schedule(name="constant")
+STEPS = 20
+AXES: dict[str, Any] = {"stack.scale": ("embed",), "stack.qkv_bias": (None, "heads"), "stack.up": ("embed", "hidden")}
+
+
+def drawn(seed: int) -> dict[str, jax.Array]:
+    random = np.random.default_rng(seed)
+    shapes = {"stack.up": (2, 4, 3), "stack.scale": (2, 4), "stack.qkv_bias": (2, 3, 2), "head": (4, 3), "bias": (3,)}
+    return {name: jnp.asarray(random.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+
+
+def trajectory(optimizer: Optimizer, names: list[str], zero: bool = False) -> tuple[dict[str, jax.Array], Any]:
+    """The parameters `names` and the optimizer's state after STEPS updates."""
+    built = optimizers.build(optimizer, STEPS, AXES)
+    params = {name: drawn(0)[name] for name in names}
+    state, update = built.init(params), jax.jit(built.update)
+    for step in range(STEPS):
+        grads = {name: drawn(step + 1)[name] * (0.0 if zero else 1.0) for name in names}
+        updates, state = update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def test_each_group_is_an_optimizer_of_its_own() -> None:
+    """With a rate and a decay; the first group that matches a parameter has it."""
+    keys: dict[str, Any] = {"clip": None, "schedule": CONSTANT, "lr": 0.1, "weight_decay": 0.1}
+    asked = [{"match": ".*bias", "lr": 0.5, "weight_decay": 0.0}, {"match": r"stack\..*", "lr": 0.25}]
+    params, state = trajectory(Optimizer(groups=asked, **keys), list(drawn(0)))
+    parts = {
+        ("bias", "stack.qkv_bias"): {"lr": 0.05, "weight_decay": 0.0},
+        ("stack.up", "stack.scale"): {"lr": 0.025},
+        ("head",): {},
+    }
+    for names, changed in parts.items():
+        alone, _ = trajectory(Optimizer(**keys | changed), list(names))
+        for name in names:
+            np.testing.assert_allclose(params[name], alone[name], rtol=1e-6, atol=1e-7, err_msg=name)
+    assert {label: set(part[0].mu) for label, part in state[1].items()} == {
+        "group0": {"bias", "stack.qkv_bias"}, "group1": {"stack.up", "stack.scale"}, "rest": {"head"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lars"])
+def test_decay_on_matrices_leaves_biases_and_stacks_of_vectors_alone(name: str) -> None:
+    optimizer = Optimizer(name=name, lr=0.1, weight_decay=0.1, decay_on="matrices", clip=None, schedule=CONSTANT)
+    params, _ = trajectory(optimizer, list(drawn(0)), zero=True)
+    for key, start in drawn(0).items():
+        is_matrix = key in ("stack.up", "head")
+        assert (np.abs(params[key]) < np.abs(start)).all() == is_matrix, key
+        assert np.array_equal(params[key], start) != is_matrix, key
+
+
+def test_what_is_frozen_keeps_its_numbers_and_has_no_state() -> None:
+    task, asked = Digits(), [{"match": r"head\..*", "lr": 0.5}, {"match": r"layers\.0\..*", "freeze": True}]
+    step = compiled(task, optimizer={"groups": asked, "weight_decay": 0.1, "ema": 0.9}, mesh={"fsdp": 2})
+    step.compile_eval(step.put(task.batch(0)))
+    state, losses = step.init(), []
+    before = {name: np.array(leaf) for name, leaf in state.params.items()}
+    for number in range(STEPS):
+        state, metrics = step.train(state, step.put(task.batch(number)))
+        losses.append(float(metrics["loss"]))
+    frozen = {"layers.0.kernel", "layers.0.bias"}
+    assert step.frozen == frozen and losses[-1] < losses[0]
+    assert {name for name, leaf in state.params.items() if np.array_equal(leaf, before[name])} == frozen
+    tree = step.named(state)
+    assert not [name for part in ("opt", "ema") for name in tree[part] if "layers.0." in name]
+    assert {name for name in tree["opt"] if ".mu." in name} == {
+        *(f"1.group0.0.mu.head.{part}" for part in ("bias", "kernel")),
+        *(f"1.rest.0.mu.layers.1.{part}" for part in ("bias", "kernel")),
+    }  # fmt: skip
+    assert np.isfinite(step.evaluate(state, step.put(task.batch(0)))["loss"][0])
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            [{"match": r"blocks\..*", "freeze": True}],
+            r"groups.0.match = blocks\\\.\.\* matches no parameter. There are: a",
+        ),
+        (
+            [{"match": ".*"}, {"match": "a", "lr": 2.0}],
+            "groups.1.match = a matches only parameters of the groups before",
+        ),
+        ([{"match": ".*", "freeze": True}], "freeze every parameter"),
+    ],
+)
+def test_a_group_that_gets_nothing_is_refused(asked: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        groups.frozen(Optimizer(groups=asked), ["a", "b"])
+
+
+def test_a_run_says_what_its_groups_are() -> None:
+    asked = [{"match": r"layers\..*bias", "weight_decay": 0.0}, {"match": r"head\..*", "freeze": True}]
+    step = build(Digits(), optimizer={"groups": asked, "decay_on": "matrices", "weight_decay": 0.1})
+    assert step.notes == [
+        r"train.optimizer.groups.0 (layers\..*bias): 2 arrays, 64 numbers, lr × 1, weight decay 0",
+        r"train.optimizer.groups.1 (head\..*): 2 arrays, 330 numbers, frozen",
+        "weight decay on matrices alone: 2 of 4 arrays",
+    ]

@@ -1,0 +1,275 @@
+"""The optimizer block of job.yaml: its keys, their types and defaults. Never imports jax."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+
+from trainer.architectures import Block, Fraction, Positive, Rate
+from trainer.contract import in_full, nearest
+
+Natural = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Weight = Annotated[float, Field(ge=0.0)]
+Arguments = dict[str, Any]
+
+OWN = re.compile(r"[\w.]+:[\w.]+")  # module:Name
+CHAIN = "chain"  # the name of an optimizer that is composed
+SCHEDULE_FREE = "schedule-free"
+
+# What each optimizer takes beside lr, weight_decay and clip, with its defaults: optax's. Any other key is an error.
+OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
+    "adam": {"b1": 0.9, "b2": 0.999, "eps": 1e-8, "nesterov": False},
+    "adamw": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
+    "adafactor": {"b1": None, "eps": 1e-30},
+    "lion": {"b1": 0.9, "b2": 0.99},
+    "sgd": {"momentum": 0.0, "nesterov": False},
+    "rmsprop": {"decay": 0.9, "eps": 1e-8, "centered": False, "momentum": 0.0, "nesterov": False},
+    "adagrad": {"eps": 1e-7, "initial_accumulator_value": 0.1},
+    "lamb": {"b1": 0.9, "b2": 0.999, "eps": 1e-6},
+    "lars": {"momentum": 0.9, "nesterov": False, "trust_coefficient": 0.001},
+    "muon": {"b1": 0.9, "b2": 0.999, "eps": 1e-8, "beta": 0.95, "ns_steps": 5, "consistent_rms": None},
+    "adan": {"b1": 0.98, "b2": 0.92, "b3": 0.99, "eps": 1e-8},
+    SCHEDULE_FREE: {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
+}
+OPTIONS = tuple(dict.fromkeys(key for takes in OPTIMIZERS.values() for key in takes))
+SHAPES = ("constant", "linear", "cosine", "wsd")
+
+
+def is_own(name: str) -> bool:
+    """Whether this is `module:Name`, not the name of something of ours."""
+    return ":" in name
+
+
+def _known(name: str, names: tuple[str, ...], what: str) -> str:
+    if name in names or OWN.fullmatch(name):
+        return name
+    meant = nearest(name, names) or in_full(name, names)
+    hint = f' (did you mean "{meant[0]}"?)' if meant else f"; write one of {', '.join(names)}, or module:Name"
+    raise ValueError(f"is no {what}{hint}")
+
+
+def _optimizer_name(name: str) -> str:
+    return name if name == CHAIN else _known(name, tuple(OPTIMIZERS), "optimizer")
+
+
+def _link_name(name: str) -> str:
+    return _known(name, tuple(OPTIMIZERS), "optimizer")
+
+
+def _shape_name(name: str) -> str:
+    return _known(name, SHAPES, "schedule")
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is not a pattern ({error}); write .* for any text and \\. for a dot") from None
+    return text
+
+
+class Schedule(Block):
+    """The learning rate over the steps: linear warm-up to lr, then the named shape down to `final` × lr."""
+
+    name: Annotated[str, AfterValidator(_shape_name)] = Field(
+        "cosine",
+        description="constant, linear, cosine, wsd (constant, then a short decay), after the warm-up; or module:Name",
+    )
+    warmup: Natural = Field(0, description="steps up to lr; longer than the run, the run ends on the way up")
+    start: Share = Field(0.0, description="share of lr at step 0 of the warm-up")
+    decay: Positive | None = Field(None, description="wsd only: steps of the decay; default a tenth of all")
+    shape: Literal["cosine", "linear"] | None = Field(None, description="wsd only: of the decay; default cosine")
+    final: Share | None = Field(None, description="share of lr where the run ends; default 0; constant has none")
+    args: Arguments = Field({}, description="module:Name only: its arguments, beside lr and total_steps")
+
+    @field_validator("start")
+    @classmethod
+    def _has_warmup(cls, start: float, info: ValidationInfo) -> float:
+        if start and not info.data.get("warmup"):
+            raise ValueError("does not apply without a warmup")
+        return start
+
+    @field_validator("warmup", "decay", "shape", "final", "args")
+    @classmethod
+    def _applies(cls, value: Any, info: ValidationInfo) -> Any:
+        name = info.data.get("name")  # a wrong name is an error of its own
+        if not value or name is None:
+            return value
+        if is_own(name) != (info.field_name == "args"):
+            raise ValueError(f"does not apply to {name}" + "; give it in args" * is_own(name))
+        if (
+            info.field_name in ("warmup", "args")
+            or name == "wsd"
+            or (name != "constant" and info.field_name == "final")
+        ):
+            return value
+        raise ValueError(f"does not apply to {name}")
+
+    def decay_steps(self, total_steps: int) -> int:
+        """Steps of the decay, which ends with the run. Raises ValueError when wsd's and the warm-up do not fit."""
+        after_warmup = max(0, total_steps - self.warmup)
+        if self.name == "constant" or is_own(self.name):
+            return 0
+        if self.name != "wsd":
+            return after_warmup
+        if self.decay is not None and self.decay > after_warmup:
+            raise ValueError(
+                f"schedule.warmup = {self.warmup} and decay = {self.decay} do not fit in {total_steps} steps"
+            )
+        return self.decay or min(max(1, total_steps // 10), after_warmup)
+
+
+class Link(Block):
+    """One optax transformation: an optimizer by name with its options, or module:Name with its arguments."""
+
+    name: Annotated[str, AfterValidator(_link_name)] = Field(
+        description=f"{', '.join(OPTIMIZERS)}; or module:Name of an optax transformation"
+    )
+    args: Arguments = Field({}, description="module:Name only: its arguments, beside learning_rate")
+    b1: Fraction | None = Field(
+        None, description="adam, adamw, lamb, lion, muon's Adam, schedule-free 0.9, adan 0.98; adafactor none"
+    )
+    b2: Fraction | None = Field(
+        None, description="adam, adamw, lamb, muon's Adam, schedule-free 0.999, lion 0.99, adan 0.92"
+    )
+    b3: Fraction | None = Field(None, description="adan 0.99")
+    eps: Rate | None = Field(
+        None,
+        description="adam, adamw, adan, muon, rmsprop, schedule-free 1e-8, adagrad 1e-7, lamb 1e-6, adafactor 1e-30",
+    )
+    momentum: Fraction | None = Field(None, description="sgd, rmsprop 0, lars 0.9")
+    nesterov: bool | None = Field(None, description="adam, sgd, rmsprop, lars false; all but adam need a momentum")
+    decay: Fraction | None = Field(None, description="rmsprop 0.9: of the mean of squares")
+    centered: bool | None = Field(None, description="rmsprop false: divides by the deviation")
+    initial_accumulator_value: Weight | None = Field(None, description="adagrad 0.1")
+    trust_coefficient: Rate | None = Field(None, description="lars 0.001")
+    beta: Fraction | None = Field(None, description="muon 0.95: its momentum")
+    ns_steps: Positive | None = Field(None, description="muon 5: Newton-Schulz iterations")
+    consistent_rms: Rate | None = Field(None, description="muon none; 0.2 gives updates of Adam's size")
+
+    @field_validator("args", *OPTIONS)
+    @classmethod
+    def _applies(cls, value: Any, info: ValidationInfo) -> Any:
+        name, key = info.data.get("name"), info.field_name
+        if value is None or value == {} or name is None:  # a wrong name is an error of its own
+            return value
+        if name == CHAIN:
+            raise ValueError("does not apply to a chain; give it in the entry that takes it")
+        if is_own(name) and key != "args":
+            raise ValueError(f"does not apply to {name}; give it in args")
+        if not is_own(name) and key not in OPTIMIZERS[name]:
+            raise ValueError(f"does not apply to {name}, which takes {', '.join(OPTIMIZERS[name])}")
+        default = OPTIMIZERS.get(name, {}).get("momentum")
+        if key == "nesterov" and value and default is not None and not (info.data.get("momentum") or default):
+            raise ValueError("needs a momentum above 0")
+        return value
+
+    def options(self) -> dict[str, Any]:
+        """The options that this optimizer takes, as given or by default; empty for one that is not ours."""
+        takes = OPTIMIZERS.get(self.name, {})
+        given = {key: getattr(self, key) for key in takes}
+        return {**takes, **{key: value for key, value in given.items() if value is not None}}
+
+
+class Group(Block):
+    """Parameters that are trained in another way. The first group whose pattern matches a parameter has it."""
+
+    match: Annotated[str, AfterValidator(_pattern)] = Field(
+        description="a regular expression for the whole dotted path: blocks\\..*, .*bias"
+    )
+    lr: Rate = Field(1.0, description="a factor of the learning rate")
+    weight_decay: Weight | None = Field(None, description="in place of the optimizer's")
+    freeze: bool = Field(False, description="the parameters stay as they are: no gradient, no state")
+
+    @field_validator("freeze")
+    @classmethod
+    def _is_alone(cls, freeze: bool, info: ValidationInfo) -> bool:
+        if freeze and (info.data.get("lr") != 1.0 or info.data.get("weight_decay") is not None):
+            raise ValueError("is given beside lr or weight_decay, which change nothing that is frozen; keep one")
+        return freeze
+
+
+def _by_name(schedule: Any) -> Any:
+    return {"name": schedule} if isinstance(schedule, str) else schedule
+
+
+def _or_text(schema: dict[str, Any]) -> None:
+    """A schedule may be its name alone."""
+    schema["anyOf"] = [{"$ref": schema.pop("$ref")}, {"type": "string"}]
+
+
+class Optimizer(Link):
+    """An optax optimizer by name, or several in a chain, with clipping, schedule and a moving average."""
+
+    name: Annotated[str, AfterValidator(_optimizer_name)] = Field(
+        "adamw", description=f"{', '.join(OPTIMIZERS)}; or module:Name of an optax transformation; chain with one"
+    )
+    chain: list[Link] = Field(
+        [],
+        validate_default=True,
+        description="transformations that are applied one after the other, in place of name",
+    )
+    lr: Rate = Field(3e-4, description="largest learning rate")
+    weight_decay: Weight = Field(0.0, description="of every parameter, times lr")
+    decay_on: Literal["all", "matrices"] = Field(
+        "all", description="what weight_decay touches; matrices: parameters of two axes or more that are no bias"
+    )
+    clip: Rate | None = Field(1.0, description="largest global norm of the gradients; null: no clipping")
+    ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
+        None, description="decay of a moving average of the weights, which eval then uses; null: none"
+    )
+    schedule: Annotated[Schedule, BeforeValidator(_by_name)] = Field(
+        Schedule(), description="the learning rate over the steps; or its name alone", json_schema_extra=_or_text
+    )
+    groups: list[Group] = Field([], description="parameters with a rate or a decay of their own, or frozen, by path")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_its_kind(cls, raw: Any) -> Any:
+        """A chain is named so; what averages instead of a schedule has a constant one by default."""
+        if not isinstance(raw, Mapping):
+            return raw
+        raw = {"name": CHAIN, **raw} if raw.get("chain") else dict(raw)
+        links = raw["chain"] if isinstance(raw.get("chain"), list) else []
+        names = [raw.get("name"), *(link.get("name") for link in links if isinstance(link, Mapping))]
+        schedule = _by_name(raw.get("schedule", {}))
+        if SCHEDULE_FREE in names and isinstance(schedule, Mapping):
+            raw["schedule"] = {"name": "constant", **schedule}
+        return raw
+
+    @field_validator("chain")
+    @classmethod
+    def _composes(cls, chain: list[Link], info: ValidationInfo) -> list[Link]:
+        name = info.data.get("name")
+        if chain and name not in (CHAIN, None):
+            raise ValueError(f"is given beside name = {name}; make that an entry of the chain")
+        if name == CHAIN and not chain:
+            raise ValueError("is empty, but name = chain needs its entries")
+        if len(found := [link.name for link in chain if not is_own(link.name)]) > 1:
+            raise ValueError(f"must have one optimizer by name; {' and '.join(found)} would each multiply by the rate")
+        return chain
+
+    @field_validator("ema")
+    @classmethod
+    def _is_one_average(cls, ema: float | None, info: ValidationInfo) -> float | None:
+        links = info.data.get("chain") or []
+        if ema is not None and SCHEDULE_FREE in (info.data.get("name"), *(link.name for link in links)):
+            raise ValueError("does not apply to schedule-free, which averages by itself")
+        return ema
+
+    @field_validator("schedule")
+    @classmethod
+    def _is_free(cls, schedule: Schedule, info: ValidationInfo) -> Schedule:
+        links = info.data.get("chain") or []
+        is_free = SCHEDULE_FREE in (info.data.get("name"), *(link.name for link in links))
+        if is_free and schedule.name in SHAPES and schedule.name != "constant":
+            raise ValueError(f"{schedule.name} decays, and schedule-free needs none; write constant, or leave it out")
+        return schedule
+
+    def links(self) -> list[Link]:
+        """The transformations in their order: the chain's, or this one."""
+        return self.chain or [self]
