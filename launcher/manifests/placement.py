@@ -9,8 +9,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from launcher.job.accelerators import KNOWN
 from launcher.job.profile import Nodes as ClusterNodes
-from launcher.job.schema import Capacity, Network, Placement, Reservation, Toleration
+from launcher.job.schema import Accelerator, Capacity, Network, Placement, Reservation, Toleration
 from launcher.kube.labels import PREFERRED_TOPOLOGY, REQUIRED_TOPOLOGY, SLICE_SIZE, SLICE_TOPOLOGY
 from launcher.manifests.platforms import eks, gke, table
 from launcher.manifests.platforms.eks import Provisioner
@@ -74,7 +75,7 @@ def labels(
     accelerator: Nodes | None,
     capacity: Nodes | None,
     selector: Mapping[str, str],
-    topology: str | None,
+    asked: Accelerator,
     network: Network,
 ) -> dict[str, tuple[str, ...]]:
     """All labels that a node must have; `selector` chooses one value of several, or adds a label."""
@@ -82,8 +83,10 @@ def labels(
         key: values for kind in (accelerator, capacity) if kind is not None for key, values in kind.labels.items()
     }
     wanted |= {key: (value,) for key, value in selector.items()}
-    if topology is not None and GKE_TPU in wanted:
-        wanted[GKE_TOPOLOGY] = (topology,)
+    if asked.topology is not None and GKE_TPU in wanted:
+        wanted[GKE_TOPOLOGY] = (asked.topology,)
+        if asked.topology in KNOWN[asked.type].whole_host:
+            wanted[gke.CHIPS_LABEL.value] = (str(asked.per_host),)
     if network == "gpudirect-tcpxo" and gke.TCPXO_GPU.value in wanted.get(GKE_GPU, ()):
         wanted[GKE_GPU] = (gke.TCPXO_GPU.value,)
     return wanted

@@ -91,7 +91,7 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
         provisioner=given.provisioner,
         nodes=nodes,
         capacity=capacity,
-        node_labels=placement.labels(nodes, capacity, selector, job.accelerator.topology, connected),
+        node_labels=placement.labels(nodes, capacity, selector, job.accelerator, connected),
         tolerations=placement.tolerations(nodes, capacity, [*given.tolerations, *job.tolerations]),
         slice_label=given.slice_label or _slice_label(where),
         search_paths=_search_paths(where, job),

@@ -9,6 +9,7 @@ from launcher.manifests.platforms.facts import GPU_TAINT, INSTANCE, NAME, Fact, 
 
 TYPES = Source("Amazon EC2: accelerated computing instances", "docs.aws.amazon.com/ec2/latest/instancetypes/ac.html")
 EFA = Source("Amazon EC2: EFA, instance types", "docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html")
+REFERENCE = Source("Karpenter: instance types, with their EFA interfaces", "karpenter.sh/docs/reference/instance-types")
 EFA_PODS = Source("Amazon EKS: run training with EFA", "docs.aws.amazon.com/eks/latest/userguide/node-efa.html")
 KARPENTER = Source("Karpenter: scheduling", "karpenter.sh/docs/concepts/scheduling")
 MANAGED = Source("Amazon EKS: managed node groups", "docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html")
@@ -17,12 +18,13 @@ LIBFABRIC = Source("libfabric: the EFA provider's variables", "github.com/ofiwg/
 Provisioner = Literal["karpenter", "managed"]
 
 INSTANCES: Mapping[str, Instance] = {
-    **{f"g6.{size}xlarge": Instance(1, 24, source=TYPES) for size in ("", 2, 4, 8, 16)},
-    **{f"g6.{size}xlarge": Instance(4, 24, source=TYPES) for size in (12, 24)},
-    "g6.48xlarge": Instance(8, 24, source=TYPES),
+    **{f"g6.{size}xlarge": Instance(1, 24, source=TYPES) for size in ("", 2, 4)},
+    **{f"g6.{size}xlarge": Instance(1, 24, 1, REFERENCE) for size in (8, 16)},
+    **{f"g6.{size}xlarge": Instance(4, 24, 1, REFERENCE) for size in (12, 24)},
+    "g6.48xlarge": Instance(8, 24, 1, REFERENCE),
     "p4d.24xlarge": Instance(8, 40, 4, EFA),
     "p4de.24xlarge": Instance(8, 80, 4, EFA),
-    "p5.4xlarge": Instance(1, 80, source=TYPES),
+    "p5.4xlarge": Instance(1, 80, 1, REFERENCE),
     "p5.48xlarge": Instance(8, 80, 32, EFA),
     "p5e.48xlarge": Instance(8, 141, 32, EFA),
     "p5en.48xlarge": Instance(8, 141, 16, EFA),

@@ -113,8 +113,11 @@ LARGEST: Mapping[str, Fact[int]] = {
 
 CAPACITY: Mapping[str, Nodes] = {
     "spot": Nodes({"cloud.google.com/gke-spot": ("true",)}, (tolerate("cloud.google.com/gke-spot"),), SPOT),
+    # Queued provisioning taints its nodes; a pool without it has the other taint where its owner wants one.
     "flex-start": Nodes(
-        {"cloud.google.com/gke-flex-start": ("true",)}, (tolerate("cloud.google.com/gke-queued"),), FLEX_START
+        {"cloud.google.com/gke-flex-start": ("true",)},
+        (tolerate("cloud.google.com/gke-queued"), tolerate("cloud.google.com/gke-flex-start")),
+        AUTOSCALER,
     ),
     "reservation": Nodes({"cloud.google.com/reservation-name": (NAME,)}, (), RESERVATIONS),
 }
@@ -134,6 +137,9 @@ IN_RESERVATION: Mapping[str, Nodes] = {
 
 # The label that nodes of one TPU slice share.
 SLICE_LABEL = Fact("cloud.google.com/gke-nodepool", TPUS)
+
+# The chips of a TPU node: a 2x4 slice is one host of eight or two of four, under one topology.
+CHIPS_LABEL = Fact("cloud.google.com/gke-accelerator-count", AUTOSCALER)
 
 # The driver is mounted here, and nothing adds it to the search paths of a container.
 DRIVER: Fact[Mapping[str, str]] = Fact(

@@ -54,6 +54,7 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
         (CPU, "network: {cpu: {profile: rdma, resource: rdma/ib}}", "network = rdma does not apply to cpu."),
         (H200 + "network: gpudirect-tcpxo\n", TCPXO, "does not apply to h200 with 8 per host."),
         (H200 + EFA, "", "nodes of h200 have 16 or 32 interfaces."),
+        (H100.replace("h100", "h100, per_host: 1") + EFA, "", "nodes of h100 have 1 or 32 interfaces."),
         (H200.replace("h200", "gb200") + EFA, "", "how many interfaces nodes of gb200 have is not known."),
         (
             H100 + EFA + "resources: {hugepages: 5Gi}\n",

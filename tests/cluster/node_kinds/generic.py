@@ -1,0 +1,78 @@
+"""Nodes of other clusters, as NVIDIA's and AMD's labellers leave them: no taint, and a label for the make of GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.cluster.node_kinds.kind import Kind, Platform, cpu_left, names
+
+DISCOVERY = "github.com/NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery/README.md"  # keys; MIG's and shared values
+PRODUCTS = "docs.nvidia.com/nim, supported models: verified GPUs"  # nvidia.com/gpu.product of each make
+AMD = "instinct.docs.amd.com/projects/k8s-device-plugin"  # amd.com/gpu.product-name, amd.com/gpu
+NETWORK = "docs.nvidia.com/networking, k8s-rdma-shared-dev-plugin"  # the resource's name is its owner's choice
+NODES = "kubernetes.io/docs/reference/labels-annotations-taints"
+
+
+def _node(
+    name: str,
+    labels: Mapping[str, str],
+    resources: Mapping[str, int],
+    takes: str,
+    source: str,
+    arch: str = "amd64",
+) -> Kind:
+    common = {"kubernetes.io/arch": arch, "kubernetes.io/os": "linux"}
+    counts = {key: str(count) for key, count in resources.items()}
+    left = {"cpu": cpu_left(112), "memory": "1900Gi", **counts}
+    return Kind(f"generic-{name}", source, common | dict(labels), {}, left, names(takes))
+
+
+def _nvidia(product: str, count: int, takes: str, source: str = PRODUCTS, *, arch: str = "amd64", ib: int = 0) -> Kind:
+    labels = {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.count": str(count), "nvidia.com/gpu.product": product}
+    resources = {"nvidia.com/gpu": count, **({"rdma/ib": ib} if ib else {})}
+    name = product.lower().replace(".", "-") + (f"-x{count}" if count != 8 else "") + ("-ib" if ib else "")
+    return _node(name, labels, resources, f"cpu, {takes}", source, arch)
+
+
+def _amd(product: str, takes: str) -> Kind:
+    labels = {"amd.com/gpu.product-name": product, "amd.com/gpu.family": "AI"}
+    name = product.lower().replace("_", "-")
+    return _node(name, labels, {"amd.com/gpu": 8}, f"cpu, {takes}", AMD)
+
+
+KINDS = (
+    _node("cpu", {}, {}, "cpu", NODES),
+    _nvidia("NVIDIA-L4", 8, "l4"),
+    _nvidia("NVIDIA-L40S", 8, ""),
+    _nvidia("NVIDIA-A100-SXM4-40GB", 8, "a100"),
+    _nvidia("NVIDIA-A100-SXM4-80GB", 8, "a100, a100 of one kind", ib=8),
+    _nvidia("NVIDIA-A100-PCIE-40GB", 4, ""),
+    _nvidia("NVIDIA-A100-80GB-PCIe", 8, "a100"),
+    _nvidia("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", 56, "", DISCOVERY),
+    _nvidia("NVIDIA-H100-80GB-HBM3", 8, "h100", ib=8),
+    _nvidia("NVIDIA-H100-80GB-HBM3-SHARED", 80, "", DISCOVERY),
+    _nvidia("NVIDIA-H100-PCIe", 8, "h100"),
+    _nvidia("NVIDIA-H100-NVL", 8, "h100"),
+    _nvidia("NVIDIA-H200", 8, "h200, h200 rdma", NETWORK, ib=8),
+    _nvidia("NVIDIA-H200-NVL", 8, "h200"),
+    _nvidia("NVIDIA-B200", 8, "b200"),
+    _nvidia("NVIDIA-B300-SXM6-AC", 8, "b300"),
+    _nvidia("NVIDIA-GB200", 4, "gb200", arch="arm64"),
+    _amd("AMD_Instinct_MI300X_OAM", ""),
+    _amd("AMD_Instinct_MI325_OAM", ""),
+)
+_RDMA = "network: {profile: rdma, resource: rdma/ib, count: 8}"
+JOBS = {
+    "cpu": "accelerator: {type: cpu}",
+    "l4": "accelerator: {type: l4}",
+    "a100": "accelerator: {type: a100}",
+    "a100 of one kind": f"accelerator: {{type: a100}}\nhosts: 2\n{_RDMA}\n"
+    "node_selector: {nvidia.com/gpu.product: NVIDIA-A100-SXM4-80GB}",
+    "h100": "accelerator: {type: h100}",
+    "h200": "accelerator: {type: h200}\nresources: {cpu: 96, memory: 1500Gi}",
+    "h200 rdma": "accelerator: {type: h200}\n" + _RDMA,
+    "b200": "accelerator: {type: b200}",
+    "b300": "accelerator: {type: b300}",
+    "gb200": "accelerator: {type: gb200}",
+}
+GENERIC = Platform(KINDS, JOBS)
