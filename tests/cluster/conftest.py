@@ -31,6 +31,7 @@ GROUPS = {
     "test_rare_situations.py": "nodes",
     "test_stops.py": "nodes",
     "test_doctor.py": "nodes",
+    "test_node_kinds.py": "nodes",
     "test_chart.py": "chart",
     "test_chart_admission.py": "chart admission",
     "test_exit_codes.py": "exit codes",
