@@ -6,7 +6,12 @@ from collections.abc import Mapping
 
 from tests.cluster.node_kinds.kind import Kind, Platform, cpu_left, names
 
-DISCOVERY = "github.com/NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery/README.md"  # keys; MIG's and shared values
+# The labels' keys are in github.com/NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery/README.md.
+_OPERATOR = "docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest"
+MIG, SHARING = (
+    f"{_OPERATOR}/gpu-operator-mig.html",
+    f"{_OPERATOR}/gpu-sharing.html",
+)  # what they make of a product's name
 PRODUCTS = "docs.nvidia.com/nim, supported models: verified GPUs"  # nvidia.com/gpu.product of each make
 AMD = "instinct.docs.amd.com/projects/k8s-device-plugin"  # amd.com/gpu.product-name, amd.com/gpu
 NETWORK = "docs.nvidia.com/networking, k8s-rdma-shared-dev-plugin"  # the resource's name is its owner's choice
@@ -48,9 +53,9 @@ KINDS = (
     _nvidia("NVIDIA-A100-SXM4-80GB", 8, "a100, a100 of one kind", ib=8),
     _nvidia("NVIDIA-A100-PCIE-40GB", 4, ""),
     _nvidia("NVIDIA-A100-80GB-PCIe", 8, "a100"),
-    _nvidia("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", 56, "", DISCOVERY),
+    _nvidia("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", 56, "", MIG),
     _nvidia("NVIDIA-H100-80GB-HBM3", 8, "h100", ib=8),
-    _nvidia("NVIDIA-H100-80GB-HBM3-SHARED", 80, "", DISCOVERY),
+    _nvidia("NVIDIA-H100-80GB-HBM3-SHARED", 80, "", SHARING),
     _nvidia("NVIDIA-H100-PCIe", 8, "h100"),
     _nvidia("NVIDIA-H100-NVL", 8, "h100"),
     _nvidia("NVIDIA-H200", 8, "h200, h200 rdma", NETWORK, ib=8),
