@@ -85,7 +85,8 @@ def labels(
     wanted |= {key: (value,) for key, value in selector.items()}
     if asked.topology is not None and GKE_TPU in wanted:
         wanted[GKE_TOPOLOGY] = (asked.topology,)
-        if asked.topology in KNOWN[asked.type].whole_host:
+        of_platform = accelerator is not None and accelerator.source is not None
+        if of_platform and asked.topology in KNOWN[asked.type].whole_host:
             wanted[gke.CHIPS_LABEL.value] = (str(asked.per_host),)
     if network == "gpudirect-tcpxo" and gke.TCPXO_GPU.value in wanted.get(GKE_GPU, ()):
         wanted[GKE_GPU] = (gke.TCPXO_GPU.value,)

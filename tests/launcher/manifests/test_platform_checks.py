@@ -10,8 +10,8 @@ from launcher.errors import JobFaults, UserError
 from launcher.job import load, profile
 from launcher.job.profile import ClusterDefaults
 from launcher.manifests.platform_checks import faults
-from launcher.manifests.platforms import eks, table
-from launcher.manifests.platforms.facts import INSTANCE
+from launcher.manifests.platforms import eks, gke, table
+from launcher.manifests.platforms.facts import GKE_TPU, INSTANCE
 from launcher.manifests.prepare import prepare
 from launcher.manifests.resolve import resolve
 from tests.launcher.manifests import wrong
@@ -176,6 +176,23 @@ def test_what_is_wrong_with_the_pod_is_said_at_its_line(tmp_path: Path) -> None:
 def test_only_instance_types_with_enough_gpus_are_asked_for(accelerator: str, types: set[str]) -> None:
     job = resolve(load.parse(SMALL + f"accelerator: {accelerator}\nplatform: eks\n"), ClusterDefaults())
     assert set(job.node_labels["node.kubernetes.io/instance-type"]) == types
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "cluster", "chips"),
+    [
+        ("{type: v6e, topology: 2x4}", "", ("4",)),
+        ("{type: v6e, topology: 2x4, per_host: 8}", "", ("8",)),
+        ("{type: v6e, topology: 4x4}", "", None),
+        ("{type: v6e, topology: 2x4}", f"nodes: {{v6e: {{node_selector: {{{GKE_TPU}: own}}}}}}", None),
+    ],
+)
+def test_a_slice_of_one_host_or_of_two_asks_for_the_chips_of_its_hosts(
+    accelerator: str, cluster: str, chips: tuple[str] | None
+) -> None:
+    """Where the platform's usual labels are not overruled."""
+    spec = load.parse(SMALL + f"accelerator: {accelerator}\nplatform: gke\n")
+    assert resolve(spec, profile.parse(cluster)).node_labels.get(gke.CHIPS_LABEL.value) == chips
 
 
 def test_the_gpus_of_every_instance_type_are_known() -> None:
