@@ -39,8 +39,8 @@ def _nvidia(product: str, count: int, takes: str, source: str = PRODUCTS, *, arc
     return _node(name, labels, resources, f"cpu, {takes}", source, arch)
 
 
-def _amd(product: str, takes: str) -> Kind:
-    labels = {"amd.com/gpu.product-name": product, "amd.com/gpu.family": "AI"}
+def _amd(product: str, device: str, takes: str) -> Kind:
+    labels = {"amd.com/gpu.product-name": product, "amd.com/gpu.device-id": device, "amd.com/gpu.family": "AI"}
     name = product.lower().replace("_", "-")
     return _node(name, labels, {"amd.com/gpu": 8}, f"cpu, {takes}", AMD)
 
@@ -63,8 +63,8 @@ KINDS = (
     _nvidia("NVIDIA-B200", 8, "b200"),
     _nvidia("NVIDIA-B300-SXM6-AC", 8, "b300"),
     _nvidia("NVIDIA-GB200", 4, "gb200", arch="arm64"),
-    _amd("AMD_Instinct_MI300X_OAM", ""),
-    _amd("AMD_Instinct_MI325_OAM", ""),
+    _amd("AMD_Instinct_MI300X_OAM", "74a1", "mi300x"),
+    _amd("AMD_Instinct_MI325_OAM", "74a5", "mi325x"),
 )
 _RDMA = "network: {profile: rdma, resource: rdma/ib, count: 8}"
 JOBS = {
@@ -79,5 +79,7 @@ JOBS = {
     "b200": "accelerator: {type: b200}",
     "b300": "accelerator: {type: b300}",
     "gb200": "accelerator: {type: gb200}",
+    "mi300x": "accelerator: {type: mi300x}\nhosts: 2",
+    "mi325x": "accelerator: {type: mi325x}",
 }
 GENERIC = Platform(KINDS, JOBS)
