@@ -138,6 +138,8 @@ class AgentJob:
     metrics_port: int = 0  # 0: any free port
     workdir: str | None = None
     search_paths: Mapping[str, str] = dataclasses.field(default_factory=dict)  # variable → folder to put before its own
+    accelerator: str = "cpu"  # its type, as job.yaml and the cluster defaults name it
+    pinning: str | None = None  # the job's network, where it needs memory that programs pin
     ephemeral_bytes: int | None = None  # a pod that has more on its node's disk is evicted; None: no limit
     scratch: Mapping[str, int | None] = dataclasses.field(default_factory=dict)  # folders there -> bytes of their own
     log_bytes: int = 16 * 1024 * 1024  # of each rank's output, that the run folder keeps

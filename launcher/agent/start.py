@@ -12,6 +12,7 @@ from launcher.agent.agent import Agent, write_termination_message
 from launcher.agent.gang import config
 from launcher.agent.gang.config import Config
 from launcher.agent.gang.verdict import of_code
+from launcher.agent.host import preflight
 from launcher.agent.host.remote_folder import FolderError, RemoteFolder
 from trainer import contract
 
@@ -26,6 +27,7 @@ def start() -> int:
         return _refuse(contract.BAD_SPEC, str(error))
     except OSError as error:
         return _refuse(contract.STORAGE, f"cannot unpack the job's code: {error}")
+    place = dataclasses.replace(place, fault=place.fault or preflight.fault(place.job, is_pod=place.is_pod))
     copied = _copied(place)
     try:
         if copied is None:

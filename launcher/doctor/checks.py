@@ -217,6 +217,7 @@ def _nodes(target: Target) -> Findings:
     if of_pod(spec):
         yield nodes.place(listed, spec, target.pods, grows=_grows(target))
         yield from nodes.drivers(listed, spec)
+    yield from nodes.access(spec)
 
 
 def _grows(target: Target) -> bool:

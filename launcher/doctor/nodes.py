@@ -13,11 +13,14 @@ from launcher.kube.objects import Obj
 from launcher.kube.quantity import amount
 from launcher.manifests.platforms.facts import AMD_PRODUCT, GKE_GPU, GKE_TPU, GPU_PRODUCT, INSTANCE
 from launcher.manifests.platforms.generic import DRIVER_LABEL
+from launcher.manifests.platforms.runtime import DEVICE_OWNERSHIP, PINNING_CAPABILITY, PINNING_LIMIT, TPU_DEVICES
 from launcher.manifests.platforms.table import RESOURCE
 from launcher.wording import count, either
+from trainer import contract
 from trainer.contract import OLDEST_DRIVER
 
 _CUDA = re.compile(r"cuda-?(\d+)")  # in an image's name or tag: those of a release end with their extra
+_LOOK = f"{ASK_ADMIN} look: kubectl debug node/NODE -it --image=busybox --"
 _KINDS = (
     GKE_TPU,
     GKE_GPU,
@@ -83,6 +86,34 @@ def drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
         "JAX finds no GPU there, and the job ends at its start.",
         f"{other}{ASK_ADMIN} update the driver.",
     )
+
+
+def access(spec: Obj) -> Findings:
+    """What a user of the pods that is not root needs of the nodes' containerd, and how to see it there."""
+    main, own = spec["containers"][0], spec.get("securityContext") or {}
+    text = next((one.get("value") for one in main.get("env") or () if one["name"] == contract.JOB), None)
+    job = contract.AgentJob.from_json(text.replace("$$", "$")) if text else None
+    security = main.get("securityContext") or {}
+    user = security.get("runAsUser", own.get("runAsUser"))
+    if job is None or security.get("privileged"):
+        return
+    root = f"users: {{{job.accelerator}: root}} in the cluster defaults"
+    if job.platform == "tpu" and user != 0:
+        setting = DEVICE_OWNERSHIP.value
+        yield unknown(
+            f"whether user {user} of the pods may open {TPU_DEVICES.value} on the nodes",
+            "device files are root's unless containerd gives them to the pods' user; where they are closed, the job "
+            "ends at its start with exit code 64.",
+            f"{_LOOK} grep device_ownership /host/etc/containerd/config.toml (wanted: {setting}); or {root}.",
+        )
+    added = (security.get("capabilities") or {}).get("add") or ()
+    if job.pinning is not None and (user != 0 or PINNING_CAPABILITY.value not in added):
+        yield unknown(
+            f"how much memory user {user} of the pods may pin on the nodes for network {job.pinning}",
+            "it is the limit of their containerd; where it is small, the job ends at its start with exit code 64.",
+            f"{_LOOK} sh -c 'grep locked /proc/$(pidof containerd)/limits' (wanted: unlimited, by "
+            f"{PINNING_LIMIT.value} in its unit); or {root}.",
+        )
 
 
 def _pods_that_fit(node: Obj, requested: Mapping[str, Decimal]) -> int:

@@ -23,6 +23,9 @@ from trainer.spec import Block, Positive
 
 DEFAULT_USER = 1000
 
+# Of the pods: a number, root with no capability but what the network needs, or root in a privileged container.
+User = Positive | Literal["root", "privileged"]
+
 
 class Nodes(Block):
     """Nodes as this cluster labels and taints them."""
@@ -105,6 +108,9 @@ class Profile(Block):
     compile_cache: CacheClaim | None = Field(None, description="XLA's, for jobs that name none")
     service_account: ObjectName | None = Field(None, description="for jobs that name none; no token is mounted")
     user: Positive = Field(DEFAULT_USER, description="numeric user and group of the pods; never root")
+    users: dict[Kind, User] = Field(
+        {}, description="by accelerator type, in place of user: a number, root, or privileged (root, every device)"
+    )
     nodes: dict[Kind, Nodes] = Field({}, description="by accelerator type, where they are not labelled as usual")
     capacity: dict[Literal["spot", "flex-start"], Nodes] = Field({}, description="by kind, likewise")
     network: dict[Kind, Network] = Field({}, description="by accelerator type, for jobs that name none")

@@ -320,6 +320,7 @@ class JobSpec(Block):
         metrics_port: int = 0,
         search_paths: Mapping[str, str] | None = None,
         scratch: Mapping[str, int | None] | None = None,
+        pinning: str | None = None,
     ) -> AgentJob:
         """What every agent reads of the job; what differs between a pod and this machine is given.
 
@@ -341,6 +342,8 @@ class JobSpec(Block):
             metrics_port=metrics_port,
             workdir=workdir,
             search_paths=search_paths or {},
+            accelerator=self.accelerator.type,
+            pinning=pinning,
             ephemeral_bytes=None if scratch is None or limit is None else int(amount(limit)),
             scratch=scratch or {},
             log_bytes=int(amount(self.logs.kept)),

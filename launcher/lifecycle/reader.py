@@ -125,6 +125,7 @@ def _pod(jobset: Obj, asked: dict[str, Any]) -> dict[str, Any]:
     where, spec = folder(jobset), template(jobset)["spec"]
     main = hosts.main_container(spec)
     mount = _mount(jobset, where, main)
+    security, own = _not_root(main.get("securityContext") or {}, spec.get("securityContext") or {})
     selector = {key: value for key, value in (spec.get("nodeSelector") or {}).items() if key in _OF_ANY_NODE}
     container = {
         "name": MAIN_CONTAINER,
@@ -137,11 +138,12 @@ def _pod(jobset: Obj, asked: dict[str, Any]) -> dict[str, Any]:
             json.dumps({"folder": where, **asked}),
         ],
         "resources": _RESOURCES,
-        "securityContext": main.get("securityContext", {}),
+        "securityContext": security,
         "volumeMounts": [{**mount, "readOnly": True}],
     }
     return {
         **{name: spec[name] for name in _KEPT if name in spec},
+        **({"securityContext": own} if own else {}),
         **({"nodeSelector": selector} if selector else {}),
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 1,
@@ -150,6 +152,16 @@ def _pod(jobset: Obj, asked: dict[str, Any]) -> dict[str, Any]:
         "containers": [container],
         "volumes": [one for one in spec["volumes"] if one["name"] == mount["name"]],
     }
+
+
+def _not_root(security: Obj, own: Obj) -> tuple[Obj, Obj]:
+    """The security of the container and of the pod. To read, no device is needed: the group of a job that is root
+    does, which is the user of the others and has a right to the volume."""
+    group = own.get("runAsGroup")
+    if security.get("runAsUser", own.get("runAsUser")) != 0 or not group:
+        return security, own
+    confined = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    return confined, {**own, "runAsNonRoot": True, "runAsUser": group}
 
 
 def _mount(jobset: Obj, where: str, main: Obj) -> Obj:

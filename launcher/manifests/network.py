@@ -14,7 +14,7 @@ from launcher.job.accelerators import Platform
 from launcher.job.profile import Gib, Prometheus, Tcpxo
 from launcher.job.schema import JobSpec, Network, Rdma
 from launcher.kube.labels import MAIN_CONTAINER
-from launcher.manifests.platforms import eks, gke
+from launcher.manifests.platforms import eks, gke, runtime
 from launcher.manifests.platforms.facts import Where
 
 METRICS_PORT = 9400
@@ -83,10 +83,14 @@ def patch(network: Network, efa_interfaces: Sequence[int], tcpxo: Tcpxo | None, 
     return {}
 
 
+def pinning(network: Network) -> str | None:
+    """The name of a network whose adapters read and write memory that the program pins; None for any other."""
+    name = "rdma" if isinstance(network, Rdma) else network
+    return name if name in runtime.PINNING.value else None
+
+
 def _rdma(network: Rdma) -> dict[str, Any]:
-    """Verbs pin memory, and a pod cannot raise its memlock limit otherwise."""
-    security = {"capabilities": {"add": ["IPC_LOCK"]}}
-    return _main(_resources({network.resource: network.count}) | {"securityContext": security})
+    return _main(_resources({network.resource: network.count}))
 
 
 def _tcpxo(given: Tcpxo) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from launcher.kube.merge import merge
 from launcher.manifests import bundle, gang_secret, network, placement, volumes
 from launcher.manifests.bundle import Bundle
 from launcher.manifests.network import variables
-from launcher.manifests.platforms import table
+from launcher.manifests.platforms import runtime, table
 from launcher.manifests.resolve import ResolvedJob
 from trainer import contract
 from trainer.spec import TrainSpec
@@ -33,6 +33,7 @@ _RESTRICTED = {
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
+_PRIVILEGED = {"privileged": True, "readOnlyRootFilesystem": True}  # which includes every capability
 
 
 def template(job: ResolvedJob, metadata: Mapping[str, Any], archive: Bundle | None) -> dict[str, Any]:
@@ -72,10 +73,10 @@ def _spec(job: ResolvedJob, main: dict[str, Any]) -> dict[str, Any]:
         **({} if job.service_account is None else {"serviceAccountName": job.service_account}),
         **({"imagePullSecrets": pull} if pull else {}),
         "securityContext": {
-            "runAsNonRoot": True,
+            "runAsNonRoot": job.user != 0,
             "runAsUser": job.user,
-            "runAsGroup": job.user,
-            "fsGroup": job.user,
+            "runAsGroup": job.group,
+            "fsGroup": job.group,
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
@@ -91,10 +92,20 @@ def _main(job: ResolvedJob, mounts: list[dict[str, Any]]) -> dict[str, Any]:
         "env": _environment(job),
         "ports": network.container_ports(job.ports, job.spec.accelerator.platform),
         **({"resources": resources} if (resources := _resources(job.spec)) else {}),
-        "securityContext": _RESTRICTED,
+        "securityContext": _security(job),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
     }
+
+
+def _security(job: ResolvedJob) -> dict[str, Any]:
+    """What the agent's container may do. A capability is added for root alone: in a container of another user it is in
+    no set that counts, and would only cost the restricted level."""
+    if job.is_privileged:
+        return dict(_PRIVILEGED)
+    if job.user == 0 and network.pinning(job.network) is not None:
+        return _RESTRICTED | {"capabilities": {"drop": ["ALL"], "add": [runtime.PINNING_CAPABILITY.value]}}
+    return dict(_RESTRICTED)
 
 
 def _environment(job: ResolvedJob) -> list[dict[str, Any]]:
@@ -106,6 +117,7 @@ def _environment(job: ResolvedJob) -> list[dict[str, Any]]:
         workdir=job.workdir,
         metrics_port=job.ports.metrics,
         search_paths=job.search_paths,
+        pinning=network.pinning(job.network),
         scratch=volumes.on_disk(job.volumes),
     )
     values = {

@@ -38,7 +38,9 @@ class ResolvedJob:
     queue: str | None
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
-    user: int  # and group
+    user: int  # 0: root
+    group: int  # of the user, and of what volumes hold
+    is_privileged: bool  # the container has every device and capability
     service_account: str | None
     # nodes
     provisioner: Provisioner  # who adds them on EKS
@@ -73,7 +75,7 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
     """The job as this cluster would run it. What the job gives counts before the defaults, and these before ours."""
     given = defaults.values
     where, kind = job.platform or given.platform, job.accelerator.type
-    connected = _network(job, given)
+    connected, user = _network(job, given), given.users.get(kind, given.user)
     nodes = placement.nodes(kind, where, given.nodes.get(kind), job.accelerator.per_host)
     capacity = placement.capacity(job.capacity, where, given.provisioner, given.capacity)
     selector = given.node_selector | job.node_selector
@@ -86,7 +88,9 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
         queue=job.queue or given.queue,
         labels=given.labels | job.labels,
         annotations=given.annotations | job.annotations,
-        user=given.user,
+        user=0 if user in ("root", "privileged") else int(user),
+        group=given.user if user in ("root", "privileged") else int(user),
+        is_privileged=user == "privileged",
         service_account=job.service_account or given.service_account,
         provisioner=given.provisioner,
         nodes=nodes,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from launcher.manifests.platforms import eks, gke, table
+from launcher.manifests import network
+from launcher.manifests.platforms import eks, gke, runtime, table
 from launcher.manifests.platforms.facts import GKE_GPU, INSTANCE
 from launcher.manifests.resolve import ResolvedJob
 from launcher.wording import count
@@ -16,8 +17,28 @@ def notes(job: ResolvedJob) -> Iterator[str]:
         yield from _spot(job)
     if job.platform == "eks":
         yield from _hugepages(job)
-    for kind in (_tcp, _render, _arm):
+    for kind in (_tcp, _render, _arm, _user):
         yield from kind(job)
+
+
+def _user(job: ResolvedJob) -> Iterator[str]:
+    """Root is the cluster defaults' choice; any other user needs nodes that are set up for it."""
+    kind, pinning = job.spec.accelerator.type, network.pinning(job.network)
+    root = f"users: {{{kind}: root}} in the cluster defaults"
+    if job.user == 0:
+        how = ", in a privileged container" if job.is_privileged else ""
+        yield f"user: the pods run as root{how}, by users.{kind} of the cluster defaults."
+        return
+    if job.spec.accelerator.platform == "tpu":
+        yield (
+            f"user: {job.user}, who can open {runtime.TPU_DEVICES.value} only where the nodes' containerd has "
+            f"{runtime.DEVICE_OWNERSHIP.value}; elsewhere {root}."
+        )
+    if pinning is not None:
+        yield (
+            f"user: {job.user}, who can pin memory for network {pinning} only where the nodes' containerd has "
+            f"{runtime.PINNING_LIMIT.value}; elsewhere {root}."
+        )
 
 
 def _spot(job: ResolvedJob) -> Iterator[str]:
@@ -77,7 +98,7 @@ def _way(nodes: str) -> str:
 
 def _render(job: ResolvedJob) -> Iterator[str]:
     """AMD's devices, which a user other than root opens by their group alone."""
-    if job.spec.accelerator.platform == "rocm" and "supplementalGroups" not in str(job.spec.pod):
+    if job.spec.accelerator.platform == "rocm" and job.user and "supplementalGroups" not in str(job.spec.pod):
         yield (
             f"devices: /dev/kfd and /dev/dri belong to the node's group render, and user {job.user} of the pods opens "
             "them by its number alone: pod: {spec: {securityContext: {supplementalGroups: [NUMBER]}}}, from `getent "

@@ -39,6 +39,7 @@ GROUPS = {
     "test_profile.py": "profile",
     "test_logs.py": "logs",
     "test_admission.py": "admission",
+    "test_unfit_hosts.py": "unfit hosts",
 }
 HERE = Path(__file__).parent
 

@@ -72,7 +72,8 @@ def manifest(kind: str, spec: Object | None = None, labels: Object | None = None
 
 
 def pod(**spec: Any) -> Object:
-    return manifest("Pod", {"restartPolicy": "Never", "containers": [{"name": "main", "image": "i"}], **spec})
+    basic = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "i"}]}
+    return manifest("Pod", basic | {"securityContext": {"runAsNonRoot": True}} | spec)
 
 
 def job(**spec: Any) -> Object:
@@ -147,6 +148,22 @@ def accepts(stage: Stage, api: Api, made: Object) -> bool:
 
 HOST_PATH = {"volumes": [{"name": "h", "hostPath": {"path": "/var/run"}}, {"name": "t", "emptyDir": {}}]}
 PRIVILEGED = {"name": "root", "image": "i", "securityContext": {"privileged": True}}
+ROOT = (
+    "root is not allowed in namespace NS. Set runAsNonRoot: true, or ASK name the accelerator in profile.users, or set "
+    "admissionPolicy.root=true."
+)
+ADDED = (
+    "to add SYS_ADMIN, IPC_LOCK is not allowed in namespace NS. Leave capabilities out, or ASK set "
+    "admissionPolicy.privileged=true."
+)
+
+
+def secured(resource: str | None = None, **security: Any) -> Object:
+    """A container with this securityContext, and one of the resource."""
+    asked = {} if resource is None else {"resources": {"limits": {resource: "1"}, "requests": {resource: "1"}}}
+    return {"name": "main", "image": "i", "securityContext": security} | asked
+
+
 ONLY_OURS = {
     "ConfigMap": "submitters in namespace NS write only the ConfigMaps of jobs, which have the label "
     "app.kubernetes.io/managed-by: jaxlaunch and a name that begins with jaxlaunch-. Name and label it so, or ASK make "
@@ -193,6 +210,11 @@ FORBIDDEN: list[tuple[Object, str]] = [
         )
         for containers in ("containers", "initContainers")
     ),
+    *((made(securityContext=own), f"{place}: {ROOT}") for own in ({}, {"runAsUser": 0}, {"runAsNonRoot": False})
+      for made, place in ((jobset, "JobSet evil, replicatedJob x"), (job, "Job evil"), (pod, "Pod evil"))),
+    (pod(containers=[secured(runAsUser=0)]), f"Pod evil: {ROOT}"),
+    (pod(initContainers=[secured(runAsNonRoot=False) | {"name": "first"}]), f"Pod evil: {ROOT}"),
+    (pod(containers=[secured(capabilities={"add": ["SYS_ADMIN", "CHOWN", "IPC_LOCK"]})]), f"Pod evil: {ADDED}"),
     (jobset(serviceAccountName="admin"), f"JobSet evil: {ACCOUNT}"),
     (jobset(serviceAccount="admin"), f"JobSet evil: {ACCOUNT}"),  # the name of old, which the Job passes on
     (job(serviceAccountName="admin"), f"Job evil: {ACCOUNT}"),
@@ -216,6 +238,8 @@ ALLOWED: list[Object] = [
     jobset(),
     jobset(containers=[MANY], initContainers=[MANY]),  # what an expression may cost is limited
     jobset(serviceAccountName="default", serviceAccount="admin"),  # runs as the former
+    pod(securityContext={}, containers=[secured(runAsUser=5), secured(runAsNonRoot=True) | {"name": "b"}]),
+    pod(securityContext={"runAsUser": 7}, containers=[secured(capabilities={"add": ["CHOWN"]})]),
     jobset(serviceAccountName="team-jobs", volumes=[{"name": "t", "emptyDir": {}}]),
     job(),
     pod(),
@@ -342,6 +366,25 @@ def test_submit_and_doctor_pass_the_policy_s_words_on(stage: Stage, base_image: 
     assert judged["what"] == f"ValidatingAdmissionPolicy {stage.namespace}.team rejects the JobSet"
     plain = project(tmp_path, stage.namespace, {}, image=base_image, command=["true"])
     assert launcher(alice, plain, "submit", "job.yaml", "--dry-run=server").returncode == 0
+
+
+def test_root_is_let_through_where_the_cluster_defaults_give_it_and_nowhere_else(stage: Stage) -> None:
+    """Changes the release, as the next one does."""
+    people = {"submitters": [{"kind": "User", "name": ALICE}]}
+    more = {"users": {"v5e": "root", "v4": 2000, "h100": "privileged"}}
+    stage.release.upgrade(values(stage.cluster, kueue={"enabled": False}, rbac=people, profile=more))
+    alice, root = stage.access(ALICE).api, {"runAsUser": 0, "runAsNonRoot": False}
+    tpu, gpu = "google.com/tpu", "nvidia.com/gpu"
+    pinning = {**root, "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}}
+    until(lambda: accepts(stage, alice, pod(containers=[secured(tpu, **pinning)])), bool, "the new policy is in force")
+    assert accepts(stage, alice, pod(containers=[secured(gpu, privileged=True, **root)]))
+    for container in (
+        secured(**root),
+        secured(tpu, privileged=True, **root),
+        secured(tpu, **root, capabilities={"add": ["SYS_ADMIN"]}),
+        secured("cpu", **root),
+    ):
+        assert not accepts(stage, alice, pod(containers=[container])), container
 
 
 def test_what_the_values_allow_is_let_through(stage: Stage) -> None:

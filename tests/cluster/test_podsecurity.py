@@ -47,6 +47,9 @@ RENDERED = {
     "volumes": ("volumes: [{claim: c, path: /c}, {ephemeral: 1Gi, path: /e}, {secret: s, path: /s}]", ""),
     "hostnetwork": ("network: hostnetwork", ""),
     "rdma": ("network: {profile: rdma, resource: rdma/ib}", ""),
+    "rdma of root": ("network: {profile: rdma, resource: rdma/ib}", "users: {h100: root}"),
+    "user root": ("", "users: {h100: root}"),
+    "user privileged": ("", "users: {h100: privileged}"),
     "tcpxo": ("network: gpudirect-tcpxo", TCPXO),
 }
 

@@ -15,12 +15,13 @@ import yaml
 from launcher.doctor import controllers
 from launcher.doctor import network as doctor_network
 from launcher.job import load, profile
+from launcher.job.accelerators import KNOWN
 from launcher.kube import pod_security
 from launcher.kube.kinds import JOBSETS
 from launcher.kube.labels import OWN_LABEL
 from launcher.kube.objects import template
 from launcher.manifests import jobset
-from launcher.manifests.platforms import gke
+from launcher.manifests.platforms import gke, table
 from launcher.manifests.resolve import resolve
 from tests import golden, needs
 from tests.helm.charts import CHART, Helm, Object, Refused, documents, one
@@ -217,6 +218,23 @@ def test_the_admission_policy_lets_through_what_the_cluster_defaults_make_jobs_n
     assert has(policy_of(helm, profile={"service_account": "trainer"}), account) and not has(closed, account)
 
 
+@pytest.mark.parametrize("kind", KNOWN)
+def test_the_admission_policy_lets_pods_be_root_that_request_the_accelerator_alone(helm: Helm, kind: str) -> None:
+    resource = table.RESOURCE.get(KNOWN[kind].platform)
+    for user, may in (("root", ["roots"]), ("privileged", ["roots", "privileged"]), (2000, [])):
+        spec = policy_of(helm, profile={"users": {kind: user}})
+        expressions = {one["name"]: one["expression"] for one in spec["variables"]}
+        validations = str(spec["validations"])
+        judged = {name for name in ("roots", "privileged") if f"size(variables.{name}) == 0" in validations}
+        if resource is None:  # cpu: no resource tells its pods from others
+            assert judged == {"roots", "privileged"} - set(may)
+            continue
+        assert judged == {"roots", "privileged"}
+        named = {name for name in judged if f'name in ["{resource.value}"]' in expressions[name]}
+        assert named == set(may)
+        assert ("IPC_LOCK" in expressions["capabilities"]) == (user == "root")
+
+
 def test_the_admission_policy_judges_every_submitter_but_no_group_that_controllers_are_in(helm: Helm) -> None:
     subjects = [
         {"kind": "Group", "name": "system:authenticated"},
@@ -275,6 +293,25 @@ def test_the_test_s_pod_is_restricted_and_no_account_mounts_a_token_unasked(helm
 def test_a_namespace_of_the_chart_is_restricted(helm: Helm) -> None:
     made = one(helm.render(EVERYTHING), "Namespace", "team-a-scratch")
     assert made["metadata"]["labels"][pod_security.ENFORCE] == "restricted"
+
+
+@pytest.mark.parametrize(
+    ("more", "users", "expected"),
+    [
+        ("accelerator: {type: v5e, topology: 2x4}", {"v5e": "root"}, "baseline"),
+        ("accelerator: {type: v5e, topology: 2x4}", {"v5e": "privileged"}, "privileged"),
+        ("accelerator: {type: h100}\nnetwork: {profile: rdma, resource: rdma/ib}", {"h100": "root"}, "privileged"),
+        ("accelerator: {type: h100}\nnetwork: {profile: rdma, resource: rdma/ib}", {"h100": 2000}, "restricted"),
+    ],
+)
+def test_a_namespace_of_the_chart_has_the_level_of_the_jobs_whose_user_the_cluster_defaults_choose(
+    helm: Helm, more: str, users: dict[Any, Any], expected: str
+) -> None:
+    spec = load.parse(f"name: a\nimage: i\nplatform: gke\ncommand: [a]\n{more}")
+    cluster = profile.ClusterDefaults(profile.Profile(users=users))
+    assert pod_security.level(template(jobset.render(resolve(spec, cluster))[0])) == expected
+    made = one(helm.render({"namespaces": ["scratch"], "profile": {"users": users}}), "Namespace", "scratch")
+    assert made["metadata"]["labels"][pod_security.ENFORCE] == expected
 
 
 def test_only_what_cannot_be_made_again_stays(helm: Helm) -> None:

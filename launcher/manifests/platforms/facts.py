@@ -46,6 +46,17 @@ class Instance:
     source: Source | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """What a user of the pods means for a kind of job: the Pod Security level, and what the nodes must give."""
+
+    job: str
+    user: str
+    level: str
+    needs: str
+    source: Source
+
+
 _Value = TypeVar("_Value")
 
 

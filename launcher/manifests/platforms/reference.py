@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from launcher.manifests.platforms import eks, generic, gke, table
-from launcher.manifests.platforms.facts import Fact, Instance, Nodes, Source
+from launcher.manifests.platforms import eks, generic, gke, runtime, table
+from launcher.manifests.platforms.facts import Access, Fact, Instance, Nodes, Source
+
+_Known = Nodes | Instance | Access | Fact[Any]
 
 _INTRODUCTION = """\
 # Platforms
@@ -34,12 +36,12 @@ def sources(module: ModuleType) -> list[Source]:
     return [value for value in vars(module).values() if isinstance(value, Source)]
 
 
-def facts(value: Any) -> Iterator[Nodes | Instance | Fact[Any]]:
-    """Every fact in a value, however deep in its mappings."""
-    if isinstance(value, Nodes | Instance | Fact):
+def facts(value: Any) -> Iterator[_Known]:
+    """Every fact in a value, however deep in its mappings and sequences."""
+    if isinstance(value, Nodes | Instance | Access | Fact):
         yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
+    elif isinstance(value, Mapping | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
             yield from facts(one)
 
 
@@ -49,7 +51,20 @@ def markdown() -> str:
     for where, module in _PLATFORMS.items():
         numbers = {source: number for number, source in enumerate([*sources(module), table.PLUGINS], 1)}
         parts.append(f"## {where}\n\n" + "\n".join(_platform(module, numbers)))
+    numbers = {source: number for number, source in enumerate(sources(runtime), 1)}
+    parts.append("## The pods' user\n\n" + "\n".join(_users(numbers)))
     return "\n".join(parts)
+
+
+def _users(numbers: Mapping[Source, int]) -> Iterator[str]:
+    yield "On every platform, by `user` and `users` of the [defaults](kubernetes.md#the-pods-user).\n"
+    yield "| job | user | Pod Security level | the nodes must have | source |"
+    yield "|---|---|---|---|---|"
+    for one in runtime.ACCESS:
+        yield f"| {one.job} | {one.user} | {one.level} | {one.needs} | {_number(one, numbers)} |"
+    yield ""
+    yield from _others(runtime, numbers)
+    yield from _sources(numbers)
 
 
 def _platform(module: ModuleType, numbers: Mapping[Source, int]) -> Iterator[str]:
@@ -63,6 +78,10 @@ def _platform(module: ModuleType, numbers: Mapping[Source, int]) -> Iterator[str
     if module is eks:
         yield from _instances(numbers)
     yield from _others(module, numbers)
+    yield from _sources(numbers)
+
+
+def _sources(numbers: Mapping[Source, int]) -> Iterator[str]:
     yield "Sources:\n"
     for source, number in numbers.items():
         yield f"{number}. {source.title}: `{source.where}`, read {source.read}"
@@ -116,10 +135,10 @@ def _named(value: Any) -> Iterator[tuple[str, Fact[Any]]]:
 def _written(value: Any) -> str:
     if isinstance(value, Mapping):
         return "<br>".join(f"`{key}: {one}`" for key, one in value.items())
-    return f"`{value}`"
+    return " ".join(f"`{one}`" for one in value) if isinstance(value, tuple) else f"`{value}`"
 
 
-def _number(fact: Nodes | Instance | Fact[Any], numbers: Mapping[Source, int]) -> str:
+def _number(fact: _Known, numbers: Mapping[Source, int]) -> str:
     (source,) = (value for field in dataclasses.fields(fact) if isinstance(value := getattr(fact, field.name), Source))
     return str(numbers[source])
 

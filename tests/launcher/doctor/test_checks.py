@@ -17,7 +17,12 @@ from launcher.doctor.checks import CHECKS, SERVER
 from launcher.doctor.finding import Finding
 from launcher.doctor.target import Checkpoints, Target
 from launcher.errors import ApiError, UserError
+from launcher.job import load
+from launcher.job.profile import ClusterDefaults, Profile
 from launcher.kube import kinds
+from launcher.kube.objects import template
+from launcher.manifests import jobset
+from launcher.manifests.resolve import resolve
 from trainer.contract import OLDEST_DRIVER
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
@@ -417,6 +422,36 @@ def test_a_driver_that_is_too_old_for_the_cuda_of_the_image_is_named(
     assert found.level == level and expected in found.what
     if level == "warn":
         assert ("EXTRA=cuda12" in found.fix) == (image.endswith("cuda13"))
+
+
+def pod_of(more: str, users: dict[Any, Any]) -> dict[str, Any]:
+    spec = load.parse(f"name: a\nimage: i\nplatform: gke\ncommand: [a]\n{more}")
+    made = jobset.render(resolve(spec, ClusterDefaults(Profile(users=users))))[0]
+    return dict(template(made)["spec"])
+
+
+V5E = "accelerator: {type: v5e, topology: 2x4}"
+RDMA = "accelerator: {type: h100}\nnetwork: {profile: rdma, resource: rdma/ib}"
+
+
+@pytest.mark.parametrize(
+    ("more", "users", "what", "fix"),
+    [
+        (V5E, {}, "whether user 1000 of the pods may open /dev/vfio/0 on the nodes", "or users: {v5e: root} in"),
+        (V5E, {"v5e": "root"}, None, ""),
+        (V5E, {"v5e": "privileged"}, None, ""),
+        (RDMA, {"h100": 2000}, "how much memory user 2000 of the pods may pin on the nodes for network rdma", "infin"),
+        (RDMA, {"h100": "root"}, None, ""),
+        (RDMA + "\npod: {spec: {securityContext: {runAsUser: 0}}}", {}, "how much memory user 0 of the pods", "root"),
+    ],
+)
+def test_what_the_nodes_must_give_the_pods_user_is_unknown_and_how_to_see_it_is_said(
+    more: str, users: dict[Any, Any], what: str | None, fix: str
+) -> None:
+    found = list(nodes.access(pod_of(more, users)))
+    assert [one.level for one in found] == ([] if what is None else ["unknown"])
+    for one in found:
+        assert one.what.startswith(str(what)) and fix in one.fix and "kubectl debug node/NODE" in one.fix
 
 
 def test_the_documented_minimum_of_a_driver_is_the_one_that_is_checked_and_has_its_extra() -> None:

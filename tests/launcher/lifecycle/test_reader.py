@@ -17,8 +17,9 @@ from launcher.agent.leader.history import Record
 from launcher.agent.leader.run_folder import RunFolder
 from launcher.agent.leader.summary import Of, Summary
 from launcher.errors import UserError
-from launcher.job.profile import ClusterDefaults, Profile
+from launcher.job.profile import DEFAULT_USER, ClusterDefaults, Profile, User
 from launcher.job.schema import JobSpec
+from launcher.kube import pod_security
 from launcher.kube.kinds import JOBSETS, PODS
 from launcher.kube.labels import NAME_LABEL
 from launcher.lifecycle import reader
@@ -166,6 +167,15 @@ def test_the_pod_has_the_job_s_image_user_and_one_volume_read_only_and_nothing_m
     assert spec["nodeSelector"] == {"kubernetes.io/arch": "arm64"}
     assert found["metadata"]["ownerReferences"][0]["uid"] == "1234" and found["spec"]["ttlSecondsAfterFinished"]
     assert "jaxlaunch.io/job" not in found["metadata"]["labels"], "it is no job of its own"
+
+
+@pytest.mark.parametrize("chosen", ["root", "privileged"])
+def test_the_pod_of_a_job_that_is_root_is_not(chosen: User) -> None:
+    made = jobset(SAVED.model_copy(update={"users": {"cpu": chosen}}))
+    made["metadata"]["uid"] = "1234"
+    pod = reader.manifest(made, {"ranks": None})["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    assert pod["spec"]["securityContext"]["runAsUser"] == pod["spec"]["securityContext"]["runAsGroup"] == DEFAULT_USER
+    assert pod_security.level(pod) == "restricted"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launcher.job import load
-from launcher.job.profile import ClusterDefaults
+from launcher.job.profile import ClusterDefaults, Profile, User
+from launcher.job.schema import Kind
 from launcher.manifests.resolve import resolve
 from launcher.plan.notes import notes
 
@@ -14,6 +15,7 @@ H200, GB200 = H100.replace("h100", "h200"), H100.replace("h100", "gb200")
 EKS = H100.replace("gke", "eks") + "node_selector: {node.kubernetes.io/instance-type: p5.48xlarge}\n"
 AMD = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: mi300x}\n"
 HIGH = "node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-80gb}\n"
+V5E = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: v5e, topology: 2x4}\nplatform: gke\n"
 MEGA = "node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-mega-80gb}\n"
 
 
@@ -30,18 +32,36 @@ MEGA = "node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-mega-80gb}
             ["network: the 2 hosts talk by TCP over one interface; those of nvidia-h100-80gb"],
         ),
         (H200 + "hosts: 2\n", ["network: the 2 hosts talk by TCP"]),
-        (H200 + "hosts: 2\nnetwork: gpudirect-rdma\n", []),
+        (H200 + "hosts: 2\nnetwork: gpudirect-rdma\n", ["user: 1000, who can pin memory for network gpudirect-rdma"]),
         (GB200 + "hosts: 2\n", ["network: the 2 hosts talk by TCP", "image: nodes of gb200 are arm64"]),
         (EKS + "hosts: 2\n", ["network: the 2 hosts talk by TCP"]),
-        (EKS + "hosts: 2\nnetwork: efa\n", []),
+        (EKS + "hosts: 2\nnetwork: efa\n", ["user: 1000, who can pin memory for network efa"]),
         (EKS + "resources: {memory: 1Ti, hugepages: 5Gi}\n", ["resources.hugepages: 5Gi, but Karpenter"]),
         (AMD, ["devices: /dev/kfd and /dev/dri belong to the node's group render, and user 1000"]),
         (AMD + "pod: {spec: {securityContext: {supplementalGroups: [109]}}}\n", []),
-        (H100 + "hosts: 2\nnetwork: gpudirect-tcpxo\n", []),
+        (H100 + "hosts: 2\nnetwork: gpudirect-tcpxo\n", ["user: 1000, who can pin memory for network gpudirect-tcpxo"]),
     ],
 )
 def test_what_costs_time_or_progress_is_noted(text: str, said: list[str]) -> None:
-    found = list(notes(resolve(load.parse(text), ClusterDefaults())))
+    judge(text, said, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "users", "said"),
+    [
+        (V5E, {}, ["user: 1000, who can open /dev/vfio/0 only where the nodes' containerd has device_ownership_from"]),
+        (V5E, {"v5e": 2000}, ["user: 2000, who can open"]),
+        (V5E, {"v5e": "root"}, ["user: the pods run as root, by users.v5e of the cluster defaults."]),
+        (V5E, {"v5e": "privileged"}, ["user: the pods run as root, in a privileged container, by users.v5e"]),
+        (H100, {"v5e": "privileged"}, []),
+    ],
+)
+def test_what_the_pods_user_needs_of_the_nodes_is_noted(text: str, users: dict[Kind, User], said: list[str]) -> None:
+    judge(text, said, users)
+
+
+def judge(text: str, said: list[str], users: dict[Kind, User]) -> None:
+    found = list(notes(resolve(load.parse(text), ClusterDefaults(Profile(users=users)))))
     assert len(found) == len(said)
     for note, begins in zip(found, said, strict=True):
         assert note.startswith(begins)

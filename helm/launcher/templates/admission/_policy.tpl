@@ -55,6 +55,42 @@ request.kind.kind == "JobSet" ? dyn({{ . }}).spec.?replicatedJobs.orValue([])
 {{- concat $own .Values.admissionPolicy.hostPaths | uniq | toJson -}}
 {{- end -}}
 
+{{/* JSON list of the resources whose pods may be one of `users`, by profile.users; of "cpu", which has none, "". */}}
+{{- define "launcher.resourcesOf" -}}
+{{- $found := list -}}
+{{- range $kind, $user := .root.Values.profile.users -}}
+{{- if has $user $.users -}}
+{{- if eq $kind "cpu" -}}{{- $found = append $found "" -}}
+{{- else if regexMatch "^(v[0-9]|7x|tpu)" $kind -}}{{- $found = append $found "google.com/tpu" -}}
+{{- else if regexMatch "^mi[0-9]" $kind -}}{{- $found = append $found "amd.com/gpu" -}}
+{{- else -}}{{- $found = append $found "nvidia.com/gpu" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $found | uniq | sortAlpha | toJson -}}
+{{- end -}}
+
+{{/* CEL: whether the pod `p` requests one of these resources. */}}
+{{- define "launcher.celRequests" -}}
+p.spec.containers.exists(c, c.?resources.?limits.orValue({}).exists(name, name in {{ . }}))
+{{- end -}}
+
+{{/* CEL list of the capabilities that containers may add: those of the baseline Pod Security level, and for root that pins memory. */}}
+{{- define "launcher.celCapabilities" -}}
+{{- $baseline := splitList " " "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE SETFCAP SETGID SETPCAP SETUID SYS_CHROOT" -}}
+{{- $pinning := ternary (list "IPC_LOCK") (list) (has "root" (values .Values.profile.users)) -}}
+{{- concat $baseline $pinning | toJson -}}
+{{- end -}}
+
+{{/* The Pod Security level that profile.users leaves the pods of jobs: root pins memory with IPC_LOCK, but on TPU hosts. */}}
+{{- define "launcher.podSecurity" -}}
+{{- $root := include "launcher.resourcesOf" (dict "root" . "users" (list "root")) | fromJsonArray -}}
+{{- if or (has "privileged" (values .Values.profile.users)) (without $root "google.com/tpu") -}}privileged
+{{- else if $root -}}baseline
+{{- else -}}restricted
+{{- end -}}
+{{- end -}}
+
 {{/* The fields of a pod that give it a namespace of its host, and that this release allows to nobody. */}}
 {{- define "launcher.hostNamespaces" -}}
 {{- $allowed := or .Values.admissionPolicy.hostNetwork (has "hostnetwork" (values .Values.profile.network)) -}}

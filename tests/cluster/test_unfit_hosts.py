@@ -1,0 +1,141 @@
+"""What the agent or the trainer says of a host before JAX starts, in pods: devices, pinned memory, the GPU's driver.
+
+The hosts have no accelerator: the files of one are made, and what asks for its nodes is left out of the pods.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.job.profile import Profile
+from launcher.kube.objects import template
+from tests import needs
+from tests.cluster import preparations
+from tests.cluster.access import Access
+from tests.cluster.gangs import Gang, Object, Place, verdicts
+from trainer import contract
+
+ASKS = """
+import json, os, resource
+print("found", json.dumps({
+    "uid": os.getuid(), "pinned": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+    "PATH": os.environ["PATH"], "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH"),
+}))
+"""
+PROGRAM: dict[str, Any] = {"command": ["python", "-c", ASKS], "agent": "inject", "grace": "2s"}
+V5E: dict[str, Any] = {"platform": "gke", "accelerator": {"type": "v5e", "topology": "2x2"}}
+RDMA = {"profile": "rdma", "resource": "example.com/rdma"}
+VFIO = {"name": "vfio", "mountPath": "/dev/vfio"}
+# The node's device files, as the kernel makes them: the group's is root's alone.
+CLOSED: dict[str, Any] = {
+    "init": [
+        {
+            "name": "devices",
+            "command": ["sh", "-c", "cd /dev/vfio && touch vfio 0 && chmod 666 vfio && chmod 600 0"],
+            "securityContext": {"runAsUser": 0, "runAsNonRoot": False},
+            "volumeMounts": [VFIO],
+        }
+    ],
+    "pod": {
+        "spec": {
+            "volumes": [{"name": "vfio", "emptyDir": {}}],
+            "containers": [{"name": "main", "volumeMounts": [VFIO]}],
+        }
+    },
+}
+# A driver of CUDA 12.4, as far as the trainer asks it.
+OLD_DRIVER = """
+int cuInit(unsigned flags) { return 0; }
+int cuDriverGetVersion(int *version) { *version = 12040; return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return 0; }
+"""
+
+
+@pytest.fixture(scope="module")
+def here(cluster: Access, base_image: str) -> Iterator[Place]:
+    namespace = preparations.make_namespace(cluster, "privileged")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        yield Place(cluster, namespace, base_image)
+    preparations.remove_namespace(cluster, namespace)
+
+
+def anywhere(jobset: Object) -> None:
+    """On a node without accelerators."""
+    spec: Object = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    for key in ("nodeSelector", "affinity"):
+        spec.pop(key, None)
+    spec["containers"][0]["resources"] = {"requests": {"cpu": "20m", "memory": "100Mi"}}
+
+
+def pinning(kib: int) -> Callable[[Object], None]:
+    """Likewise, where containers start with this limit on pinned memory."""
+
+    def change(jobset: Object) -> None:
+        anywhere(jobset)
+        main = template(jobset)["spec"]["containers"][0]
+        main["command"] = ["sh", "-c", f'ulimit -l {kib} && exec "$@"', "sh", *main["command"]]
+
+    return change
+
+
+def found(gang: Gang) -> dict[str, Any]:
+    """What its program printed."""
+    assert gang.ended() == "Completed", [line.text for line in gang.lines()]
+    seen: dict[str, Any] = json.loads(gang.says("found {").partition("found ")[2])
+    return seen
+
+
+def refusal(gang: Gang) -> str:
+    """The message of a job that failed before its program started."""
+    assert gang.ended() == "Failed"
+    (verdict,) = verdicts(gang.hosts)
+    assert verdict["code"] == contract.BAD_SPEC
+    assert not [line for line in gang.lines() if "found {" in line.text]
+    return str(verdict["message"])
+
+
+def test_devices_and_pinned_memory_are_looked_at_before_the_program_and_the_user_that_is_said_mends_it(
+    here: Place,
+) -> None:
+    """Four jobs side by side: three are refused or found fit by what their container is, one only has search paths."""
+    root = Profile(users={"v5e": "root"})
+    own = {"LD_LIBRARY_PATH": "/opt/own/lib"}
+    paths = here.start("paths", Profile(), anywhere, **PROGRAM, platform="gke", accelerator={"type": "l4"}, env=own)
+    closed = here.start("closed", Profile(), anywhere, **PROGRAM, **V5E, **CLOSED)
+    small = here.start("small", Profile(), pinning(64), **PROGRAM, accelerator={"type": "h100"}, network=RDMA)
+    mended = here.start("mended", root, pinning(64), **PROGRAM, **V5E, **CLOSED, network=RDMA)
+
+    seen = found(paths)
+    assert seen["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64:/opt/own/lib"
+    assert seen["PATH"].startswith("/usr/local/nvidia/bin:/usr/local/bin:") and seen["uid"] == 1000
+    said = refusal(closed)
+    assert "cannot open /dev/vfio/0 as uid 1000: its owner is uid 0, its mode 0600; set users: {v5e: root}" in said
+    said = refusal(small)
+    assert "network = rdma needs memory that programs pin, and this pod may pin 64 KiB" in said
+    assert "LimitMEMLOCK=infinity" in said and "users: {h100: root}" in said
+    assert found(mended) | {"PATH": ""} == {"uid": 0, "pinned": 64 * 1024, "PATH": "", "LD_LIBRARY_PATH": None}
+
+
+def test_an_old_driver_is_told_before_jax_starts(here: Place, image: str, tmp_path: Path) -> None:
+    (tmp_path / "driver.c").write_text(OLD_DRIVER)
+    code = tmp_path / "code"
+    (code / "jax_cuda13_plugin").mkdir(parents=True)
+    (code / "jax_cuda13_plugin" / "__init__.py").touch()
+    library = [needs.tool("gcc", of="gcc"), "-shared", "-o", str(code / "libcuda.so.1"), str(tmp_path / "driver.c")]
+    subprocess.run(library, check=True)
+    data = {"source": "tfds", "name": "digits"}
+    train = {"task": "trainer.tasks.classify:Classify", "data": data, "checkpoint": {"path": "/tmp/x"}}
+    gang = here.start(
+        "old", Profile(), anywhere, image=image, code=str(code), env={"LD_LIBRARY_PATH": "/code"},
+        accelerator={"type": "l4"}, train=train, grace="2s",
+    )  # fmt: skip
+    said = refusal(gang)
+    assert "is too old for CUDA 13: it runs CUDA 12.4 at most" in said
+    assert "needs driver 580 or newer; use an image with jaxlaunch[cuda12], or update the driver of the nodes" in said
