@@ -88,7 +88,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         return
     folder = request.getfixturevalue("programs")
     if hasattr(request.config, "workerinput") and any(map(is_before_the_cluster, request.session.items)):
-        until(those_before(tmp_path_factory).exists, bool, "the end of the tests that stop clusters", within=900)
+        until(those_before(tmp_path_factory).exists, bool, "the end of the tests that stop clusters", within=1800)
     session = harness.used()
     with uncaptured(request):
         session.__enter__()

@@ -29,7 +29,7 @@ node_selector: {{{pool}: {namespace}}}
 tolerations: [{{key: {taint}, operator: Exists}}]
 command: [python, train.py]
 """
-GONE_S = 300.0  # for kwok to end a thousand pods
+GONE_S = 900.0  # for kwok to end a thousand pods
 CLOSED = "jaxlaunch.test/closed"  # a taint that no host tolerates
 
 

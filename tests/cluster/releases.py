@@ -47,16 +47,16 @@ class Release:
         return self.helm.release(self.cluster.kubeconfig, self.namespace, action, name=self.name, **arguments)
 
     def install(self, values: Mapping[str, Any]) -> Any:
-        return self.act("install", chart=str(CHART), values=values, timeout=120)
+        return self.act("install", chart=str(CHART), values=values, timeout=600)
 
     def upgrade(self, values: Mapping[str, Any]) -> Any:
-        return self.act("upgrade", chart=str(CHART), values=values, timeout=120)
+        return self.act("upgrade", chart=str(CHART), values=values, timeout=600)
 
     def test(self) -> Any:
-        return self.act("test", timeout=180)
+        return self.act("test", timeout=900)
 
     def uninstall(self) -> None:
-        self.act("uninstall", timeout=60)
+        self.act("uninstall", timeout=600)
 
 
 def everything(cluster: Access, namespace: str) -> set[str]:

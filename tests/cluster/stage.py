@@ -61,7 +61,7 @@ STATES = {
     "stopped": State.STOPPED,
     "deleting": State.DELETING,
 }
-SETTLE_S = 120.0
+SETTLE_S = 600.0
 OUTSIDE = ("validatingwebhookconfigurations", "validatingadmissionpolicies", "validatingadmissionpolicybindings")
 
 

@@ -36,7 +36,7 @@ def release(helm: Helm, cluster: Access, namespace: str) -> Iterator[Release]:
     """A release that is not installed yet; what is outside its namespace goes at the end."""
     found = Release(helm, cluster, namespace)
     yield found
-    found.act("uninstall", ignore_not_found=True, timeout=60)
+    found.act("uninstall", ignore_not_found=True, timeout=600)
 
 
 def limits(cluster: Access, namespace: str) -> list[Any]:
@@ -61,7 +61,7 @@ def test_a_release_comes_changes_goes_back_and_leaves_only_its_claims(
     assert limits(cluster, namespace) == [{"requests.cpu": "2"}]
     assert "resourcequota/team-quota" in changed
     assert not {one for one in changed if "networkpolicy" in one or "priorityclass" in one}
-    release.act("rollback", version=1, timeout=60)
+    release.act("rollback", version=1, timeout=600)
     assert ours(everything(cluster, namespace) - before) == ours(installed)
     assert [each["revision"] for each in release.act("history")] == [1, 2, 3]
     release.test()

@@ -100,7 +100,6 @@ def test_only_a_job_s_own_hosts_and_prometheus_of_the_named_namespace_reach_its_
         lambda: launcher(cluster, folder, "logs", "mine", "-n", namespace).stdout,
         lambda seen: seen.count("running") == 2,
         "both hosts run",
-        within=120,
     )
     leader = first_host(cluster, namespace)
     server = address(cluster, start(cluster, namespace, "server", base_image, SERVES, {}))

@@ -80,12 +80,12 @@ def test_jobs_of_one_folder_share_what_they_brought_until_the_last_is_gone(
     for name in ("first", "second"):
         deleted = launcher(cluster, folder, "delete", name, "-n", namespace, "--yes")
         assert deleted.returncode == 0, deleted.stderr
-    until(lambda: owners(cluster, namespace), lambda seen: seen == [["third"]], "two jobs let go", within=120)
+    until(lambda: owners(cluster, namespace), lambda seen: seen == [["third"]], "two jobs let go")
     (one,) = shipped(cluster, namespace)
     managers = {field["manager"] for field in one["metadata"]["managedFields"]}
     assert len([name for name in managers if name.startswith("jaxlaunch-")]) == 1, "those of jobs that are gone stay"
     launcher(cluster, folder, "delete", "third", "-n", namespace, "--yes")
-    until(lambda: owners(cluster, namespace), lambda seen: seen == [], "what was brought goes", within=120)
+    until(lambda: owners(cluster, namespace), lambda seen: seen == [], "what was brought goes")
 
 
 def test_a_task_of_ones_own_trains_in_our_image(

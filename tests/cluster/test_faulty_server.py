@@ -18,7 +18,7 @@ from tests.cluster.proxy import Proxy, break_off, close, fall_silent, forget
 from tests.launcher import apiserver
 from tests.launcher.apiserver import Fault, Handler, commit_then_drop, drop, hang, refuse
 
-PATIENCE_S = 240  # each call is given up after 60 s, and a failing submission makes three at most
+PATIENCE_S = 900  # each call is given up after 60 s, and a failing submission makes three at most
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets"
 POLICIES = "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies"
 CONFIGMAPS = "/api/v1/namespaces/{}/configmaps"

@@ -127,5 +127,5 @@ def test_an_image_without_python_says_what_it_lacks(cluster: Access, namespace: 
         said = [state(pod) for pod in pods(cluster, namespace)]
         return next((str(found) for one in said for found in one.values() if "message" in found), "")
 
-    said = until(complaint, bool, "the kubelet's complaint", within=120)
+    said = until(complaint, bool, "the kubelet's complaint")
     assert '"python3": executable file not found' in said

@@ -39,7 +39,7 @@ say(phase="step", step=7)
 said = "/checkpoints/said-{}-{}".format
 open(said(generation, rank), "w").close()
 if generation == 0 and rank == 1:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 900
     files = ["/checkpoints/read", *(said(0, each) for each in range(4))]
     while not all(map(os.path.exists, files)) and time.monotonic() < end:
         time.sleep(0.05)

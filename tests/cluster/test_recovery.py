@@ -15,7 +15,7 @@ from launcher.job.profile import Profile
 from tests.cluster import nodes, preparations, processes
 from tests.cluster.access import Access
 from tests.cluster.gangs import PATIENCE_S, Gang, Place, place
-from tests.gang.runs import digits
+from tests.gang.runs import QUICK_COMPILES, digits
 
 SAVED = Profile.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 STEPS, EVERY = 600, 40
@@ -23,7 +23,8 @@ TRAIN = digits(steps=STEPS, optimizer={"lr": 1e-3, "schedule": {"name": "constan
 JOB: dict[str, Any] = {
     "hosts": 2,
     "resources": {"cpu": "50m", "memory": "1Gi"},  # the node has room for all gangs at once
-    "grace": "20s",
+    "grace": "60s",
+    "env": QUICK_COMPILES,
     "train": TRAIN,
 }
 

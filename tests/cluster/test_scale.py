@@ -15,7 +15,7 @@ from tests.cluster.waiting import until
 
 HOSTS = 1000
 WRITES, CALLS, MEMORY_MIB = 3, 8, 200
-PATIENCE_S = 600.0  # until as many pods are made, on a machine that is shared
+PATIENCE_S = 1200.0  # until as many pods are made, on a machine that is shared
 
 
 @pytest.fixture(scope="module")

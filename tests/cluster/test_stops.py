@@ -78,7 +78,7 @@ def seated(hosts: int) -> dict[str, Any]:
     return {"hosts": hosts, "pod": {"spec": {"containers": [container]}}}
 
 
-COMMON: dict[str, Any] = {"restarts": {"in_place": 0, "crash": 0}, "grace": "8s", "resources": {"cpu": "10m"}}
+COMMON: dict[str, Any] = {"restarts": {"in_place": 0, "crash": 0}, "grace": "20s", "resources": {"cpu": "10m"}}
 # What happens, and how many restarts may come of it; never one that counts. The Job controller may see how a pod of a
 # suspended Job ended before it calls the Job suspended.
 STOPS: Mapping[str, tuple[Callable[[Place, Gang], None], set[int]]] = {

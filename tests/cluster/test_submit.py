@@ -21,7 +21,7 @@ from launcher.kube.kinds import CONFIGMAPS, JOBSETS, NETWORK_POLICIES, PODS, SEC
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.command import launcher, project
-from tests.cluster.gangs import Gang, program, until
+from tests.cluster.gangs import PATIENCE_S, Gang, program, until
 from tests.cluster.proxy import Proxy
 from tests.launcher import apiserver
 from trainer import contract
@@ -316,7 +316,7 @@ def test_ctrl_c_ends_the_waiting_and_not_the_job(here: Here) -> None:
     assert waiting.stdout is not None
     assert waiting.stdout.readline() == "jobset.jobset.x-k8s.io/mine created\n"
     waiting.send_signal(signal.SIGINT)
-    _, err = waiting.communicate(timeout=120)
+    _, err = waiting.communicate(timeout=PATIENCE_S)
     assert waiting.returncode == 130
     assert f"mine runs on. `launcher logs -n {here.namespace} -f mine` shows its lines again" in err
     assert "Traceback" not in err
@@ -335,7 +335,7 @@ def test_stopping_a_job_ends_whoever_waits_for_it(here: Here, checkpoints: Path)
     until("the job is there", lambda: here.there(JOBSETS))
     here.gang.says("begins at step 0")
     assert here.launcher("stop", "mine", "-n", here.namespace).returncode == 0
-    _, err = waiting.communicate(timeout=120)
+    _, err = waiting.communicate(timeout=PATIENCE_S)
     assert waiting.returncode == contract.PREEMPTED
     assert "mine Stopped" in err
 

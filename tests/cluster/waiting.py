@@ -8,7 +8,7 @@ from typing import TypeVar
 Seen = TypeVar("Seen")
 
 
-def until(read: Callable[[], Seen], accept: Callable[[Seen], object], what: str, within: float = 60) -> Seen:
+def until(read: Callable[[], Seen], accept: Callable[[Seen], object], what: str, within: float = 600) -> Seen:
     """The first thing `read` gives that `accept` takes. AssertionError, with the last of them, after `within` s."""
     deadline = time.monotonic() + within
     while True:

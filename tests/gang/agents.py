@@ -19,7 +19,7 @@ from trainer import contract
 from trainer.contract import AgentJob
 
 ROOT = Path(__file__).parent.parent.parent
-PATIENCE_S = 120  # the machine is shared: long enough never to be the reason
+PATIENCE_S = 600  # the machine is shared: long enough never to be the reason
 
 # What a plain program needs to report on the progress pipe; prepended to every `program`.
 PRELUDE = """

@@ -17,7 +17,11 @@ from typing import Any
 import yaml
 
 HERE = Path(__file__).parent
-PATIENCE_S = 240  # the machine is shared: long enough never to be the reason
+PATIENCE_S = 900  # the machine is shared: long enough never to be the reason
+
+# Small programs compile far longer than they compute: XLA's quickest way to them is a quarter of its usual work.
+QUICK_COMPILES = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false"}
+USUAL_COMPILES = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}  # as users have them
 
 
 def digits(**train: Any) -> dict[str, Any]:
@@ -38,9 +42,13 @@ def digits(**train: Any) -> dict[str, Any]:
 
 
 def job(train: Mapping[str, Any] | None = None, *, hosts: int = 1, per_host: int = 2, **keys: Any) -> dict[str, Any]:
-    """A CPU job of `hosts` × `per_host` devices."""
+    """A CPU job of `hosts` × `per_host` devices; with a train block, one whose `restarts` are not in place.
+
+    An agent that may restart its ranks keeps a standby process for each, which imports beside the training.
+    """
     document: dict[str, Any] = {"name": "t", "hosts": hosts, "accelerator": {"type": "cpu", "per_host": per_host}}
-    return document | ({} if train is None else {"train": dict(train)}) | keys
+    trains = {} if train is None else {"train": dict(train), "restarts": {"in_place": 0}}
+    return document | trains | keys
 
 
 @dataclasses.dataclass
@@ -79,7 +87,10 @@ class Result:
 
 
 class Running:
-    """A `launcher run` under way; leaving the block kills what is left of it."""
+    """A `launcher run` under way, whose programs compile quickly unless `env` has USUAL_COMPILES.
+
+    Leaving the block kills what is left of it.
+    """
 
     def __init__(
         self,
@@ -101,7 +112,7 @@ class Running:
             stdout=self._streams[0],
             stderr=self._streams[1],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path, **(env or {})},
+            env={**os.environ, **QUICK_COMPILES, "PYTHONPATH": path, **(env or {})},
             start_new_session=True,
         )
 
@@ -165,7 +176,7 @@ class Running:
         """The metrics of a host's agent; empty while there is nobody to ask."""
         try:
             address = json.loads((self.folder / "agents.json").read_text())[host]["address"]
-            with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
                 return str(answer.read().decode())
         except (OSError, ValueError, LookupError):
             return ""

@@ -14,6 +14,7 @@ import pytest
 
 from tests.bucket_server import Bucket
 from tests.gang.agents import Gang, children, is_alive, job, launch
+from tests.gang.runs import QUICK_COMPILES
 from trainer import contract
 from trainer.data import records
 
@@ -75,7 +76,7 @@ def losses(metrics: bytes) -> dict[int, float]:
 def unbroken(corpus, tmp_path_factory) -> dict[int, float]:
     """The losses of a run that has everything on the disk."""
     folder = tmp_path_factory.mktemp("unbroken")
-    env = {contract.TRAIN_SPEC: spec(corpus, str(corpus), f"{folder}/checkpoints")}
+    env = QUICK_COMPILES | {contract.TRAIN_SPEC: spec(corpus, str(corpus), f"{folder}/checkpoints")}
     gang, codes = launch(folder, job(None), env=env)
     assert codes == [0], gang.talk
     return losses((gang.run_dir / "metrics.jsonl").read_bytes())
@@ -105,6 +106,7 @@ def test_a_run_whose_node_is_lost_goes_on_from_its_bucket_and_remembers(
     env: dict[str, Any] = {
         **bucket.environ(),
         **POD,
+        **QUICK_COMPILES,
         contract.TRAIN_SPEC: spec(corpus, f"{scheme}://team-{scheme}/corpus", f"{scheme}://{home}"),
         contract.RUN_URL: f"{scheme}://{home}/.jaxlaunch",
         "XDG_CACHE_HOME": str(tmp_path / "cache"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from etils import epath
 
+from tests.gang.runs import PATIENCE_S, QUICK_COMPILES
 from trainer.checkpoint import manifest
 
 pytestmark = pytest.mark.computes
@@ -28,12 +29,12 @@ def gang(count: int, folder: Path, uid: str, *steps: int) -> list[dict[str, Any]
             [sys.executable, SCRIPT, *map(str, (port, count, rank, folder, uid, *steps))],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={**os.environ, **QUICK_COMPILES, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         for rank in range(count)
     ]
     try:
-        lines = [rank.communicate(timeout=240)[0] for rank in ranks]
+        lines = [rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -14,7 +14,7 @@ import pytest
 from tests.gang.runs import Running, digits, job, launch, until_gone
 
 NO_RESTARTS = {"crash": 0, "in_place": 0}
-SLACK = 3  # an issue's bounds, times this
+SLACK = 8  # an issue's bounds, times this: the machine may be slow, and what they exclude takes minutes
 
 
 def faulty(tmp_path: Path, kind: str, at: str = "step", **fault: Any) -> dict[str, str]:
@@ -74,7 +74,7 @@ def test_a_lost_agent_is_named(tmp_path: Path) -> None:
 
 
 def test_a_hang_is_told_with_the_stacks_of_every_rank(tmp_path: Path) -> None:
-    slow = document(budgets={"step": "5s"})
+    slow = document(budgets={"step": "15s"})
     result = launch(tmp_path, slow, env=faulty(tmp_path, "hang", rank=1, step=21))
     assert result.code == 82
     assert result.verdict["rank"] == 1
@@ -84,7 +84,7 @@ def test_a_hang_is_told_with_the_stacks_of_every_rank(tmp_path: Path) -> None:
 
 def test_a_rank_that_crashes_once_is_restarted_in_place(tmp_path: Path) -> None:
     keys = {"checkpoint": {"every": 10}, "steps": 40}
-    once = job(train() | keys, hosts=2)
+    once = job(train() | keys, hosts=2, restarts={"in_place": 1})
     with Running(tmp_path, once, env=faulty(tmp_path, "exit", rank=1, step=21)) as running:
         running.until_file(tmp_path / "marks" / "exit-1")
         agents = running.agents()

@@ -159,7 +159,7 @@ def test_agents_that_are_killed_again_and_again_end_as_no_progress(tmp_path: Pat
 
 
 def test_an_orphaned_gang_ends(tmp_path: Path) -> None:
-    with Running(tmp_path, job(digits(steps=1_000_000), hosts=2, per_host=1)) as running:
+    with Running(tmp_path, job(digits(steps=1_000_000), hosts=2, per_host=1, restarts={"in_place": 1})) as running:
         running.until_step(3)
         pids = running.tree()[1:]
         os.kill(running.process.pid, signal.SIGKILL)

@@ -22,7 +22,7 @@ def faulty(folder: Path, at: str, **fault: Any) -> dict[str, str]:
 
 def document(**keys: Any) -> dict[str, Any]:
     train = digits(task="faulty:Faulty", steps=100_000, eval={"every": 5}, checkpoint={"every": 7})
-    return job(train | keys, hosts=2, per_host=1, grace="40s")
+    return job(train, hosts=2, per_host=1, **{"grace": "300s"} | keys)
 
 
 def stop(folder: Path, name: str, env: dict[str, str], marks: Path, **keys: Any) -> Result:
@@ -51,7 +51,8 @@ def test_a_sigterm_saves_and_the_next_run_goes_on_from_that_step(tmp_path: Path,
     for number in range(TIMES):
         marks = tmp_path / f"marks-{number}"
         env = {} if at == "step" else faulty(marks, at, **({"step": READS, "rank": 1} if at == "data" else {}))
-        result = stop(tmp_path / "job", at, env, marks)
+        standby = {} if number else {"restarts": {"in_place": 1}}  # it goes with the run
+        result = stop(tmp_path / "job", at, env, marks, **standby)
         assert result.code == 80, result.stderr[-3000:]
         verdict = result.verdict
         assert verdict["cause"] == "preempted"
@@ -68,7 +69,7 @@ def test_a_sigterm_saves_and_the_next_run_goes_on_from_that_step(tmp_path: Path,
 def test_a_data_wait_that_does_not_end_is_named_at_the_deadline(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     env = faulty(marks, "data", step=READS, rank=1, seconds=3600)
-    with Running(tmp_path / "job", document() | {"grace": "12s"}, env=env) as running:
+    with Running(tmp_path / "job", document(grace="12s"), env=env) as running:
         running.until_file(marks / "slow-1")  # what was read ahead is still to be used up
         running.until("rank 1's wait", lambda: 'jaxlaunch_phase{rank="1",phase="data"} 1' in running.scrape(host=1))
         pids = running.tree()

@@ -62,7 +62,7 @@ def install(home: Path, objects: list[dict[str, object]]) -> None:
             ["apply", "--server-side", "--force-conflicts", "--filename", "-"],
             json.dumps({"kind": "List", "apiVersion": "v1", "items": objects}),
         ),
-        (["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"], None),
+        (["wait", "--for=condition=Established", "crd", "--all", "--timeout=300s"], None),
     ):
         command = [home / "kubectl", f"--kubeconfig={ADMIN}", *words]
         done = subprocess.run(command, input=text, capture_output=True, text=True)

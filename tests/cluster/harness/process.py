@@ -102,7 +102,7 @@ def end(pids: Sequence[int], number: int, within: float) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
-def ready(name: str, probe: Callable[[], object], within: float = 60) -> None:
+def ready(name: str, probe: Callable[[], object], within: float = 300) -> None:
     """Returns when `probe` answers with a true value. Raises Down when the daemon ends first, or time runs out."""
     deadline = time.monotonic() + within
     last: object = "nothing yet"
@@ -115,7 +115,7 @@ def ready(name: str, probe: Callable[[], object], within: float = 60) -> None:
             last = error
         if name in leading():
             seen = time.monotonic()
-        elif time.monotonic() > seen + 1:  # within its exec, a process shows no environment
+        elif time.monotonic() > seen + 5:  # within its exec, a process shows no environment
             raise Down(f"{name} ended while it started\n{tail(name)}")
         time.sleep(0.02)
     raise Down(f"{name} was not ready after {within:.0f} s; the last answer: {last}\n{tail(name)}")
