@@ -91,7 +91,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, str]
         (folder / "blocks.json").write_text(json.dumps(blocks))
         command = ["python", str(HERE / "train_each.py"), str(folder / "blocks.json"), str(folder)]
         with Running(folder, job(command=command, **SHAPES[place])) as running:
-            return dataclasses.replace(running.wait(PATIENCE_S * len(blocks)), folder=folder)
+            return dataclasses.replace(running.wait(4 * PATIENCE_S), folder=folder)
 
     def of(place: str, name: str, mesh: str) -> Losses:
         result = succeed(trained(place))

@@ -19,7 +19,7 @@ import pytest
 
 from launcher.local import run as local
 from tests.gang import wrong_specs
-from tests.gang.runs import HERE, digits, job, launch, succeed
+from tests.gang.runs import HERE, QUICK_COMPILES, digits, job, launch, succeed
 from tests.launcher.invoke import Left, launcher
 
 Tree = dict[str, tuple[str, int]]
@@ -229,7 +229,7 @@ def said(finished: Path) -> dict[str, dict[str, Any]]:
         "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent.parent)]),
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "1",
-        "XLA_FLAGS": "",
+        **QUICK_COMPILES,
     }
     before = tree(finished)
     done = subprocess.run(
