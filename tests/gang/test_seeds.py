@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gang.runs import Result, digits, job, launch, succeed
+from tests.gang.runs import USUAL_COMPILES, Result, digits, job, launch, succeed
 from tests.gang.test_meshes import MODELS
 
 pytestmark = pytest.mark.computes
@@ -17,7 +17,7 @@ DROPPING = GPT2 | {"model": GPT2["model"] | {"dropout": 0.2}, "steps": 23, "log_
 
 
 def train(folder: Path, **keys: Any) -> Result:
-    result = succeed(launch(folder, job(digits(**(DROPPING | keys)), hosts=2)))
+    result = succeed(launch(folder, job(digits(**(DROPPING | keys)), hosts=2), env=USUAL_COMPILES))
     assert sorted(result.losses) == list(range(1, DROPPING["steps"] + 1))
     return result
 
