@@ -12,10 +12,11 @@ def test_the_page_is_what_the_schema_says() -> None:
 
 
 def test_every_key_says_what_it_means() -> None:
+    page = reference.markdown()
     for path, field in introspection.walk(JobSpec):
         assert field.description, path
         assert not field.description.endswith("."), path
-        assert "`" + str(path[-1]) + "`" in reference.markdown()
+        assert "`" + str(path[-1]) + "`" in page
 
 
 def test_every_block_says_what_it_is() -> None:
