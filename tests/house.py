@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ LONG = 50  # lines of a function, its signature and docstring included
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@functools.cache
 def sources() -> dict[str, ast.Module]:
     """Every source file of both packages, by its path from the root."""
     files = [path for side in SIDES for path in sorted((ROOT / side).rglob("*.py"))]
