@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from trainer.presets import PRESETS as PRESETS
+
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -16,39 +18,6 @@ class Block(BaseModel):
     """A mapping with fixed keys: an unknown key is an error, and a value cannot change after it was read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-# Sizes by name, as published: Touvron et al. 2023 and the Llama 3.1 and 3.2 model cards; Radford et al. 2019 (GPT-2);
-# Dosovitskiy et al. 2021 and Touvron et al. 2021 (ViT).
-_LLAMA3: Mapping[str, Any] = {"kind": "decoder", "kv_heads": 8, "vocab": 128256, "length": 2048, "rope_theta": 500000.0}
-_GPT2: Mapping[str, Any] = {"kind": "gpt2", "vocab": 50257, "length": 1024, "positions": 1024}
-_VIT: Mapping[str, Any] = {"kind": "vit", "patch": 16, "image": [224, 224], "classes": 1000}
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "llama-1b": {
-        **_LLAMA3,
-        "layers": 16,
-        "width": 2048,
-        "heads": 32,
-        "hidden": 8192,
-        "tied": True,
-        "rope_scaling": {"factor": 32.0, "original_length": 8192},
-    },
-    "llama-8b": {
-        **_LLAMA3,
-        "layers": 32,
-        "width": 4096,
-        "heads": 32,
-        "hidden": 14336,
-        "rope_scaling": {"factor": 8.0, "original_length": 8192},
-    },
-    "gpt2-124m": {**_GPT2, "layers": 12, "width": 768, "heads": 12},
-    "gpt2-355m": {**_GPT2, "layers": 24, "width": 1024, "heads": 16},
-    "gpt2-774m": {**_GPT2, "layers": 36, "width": 1280, "heads": 20},
-    "gpt2-1.5b": {**_GPT2, "layers": 48, "width": 1600, "heads": 25},
-    "vit-s16": {**_VIT, "layers": 12, "width": 384, "heads": 6},
-    "vit-b16": {**_VIT, "layers": 12, "width": 768, "heads": 12},
-    "vit-l16": {**_VIT, "layers": 24, "width": 1024, "heads": 16},
-}
 
 
 def _is_folder(path: str) -> str:
@@ -63,9 +32,14 @@ class Published(Block):
     kind: str = Field(description="this model")
     preset: str | None = Field(None, description="sizes by name, below the keys given here")
     init_from: Annotated[str, AfterValidator(_is_folder)] | None = Field(
-        None, description="a Hugging Face folder, config.json and safetensors, to start from; null: random weights"
+        None, description="a Hugging Face folder to start from, whose config.json sets every size; null: random weights"
     )
     scan: bool = Field(True, description="layers are one loop: compiles fast; false: written out, runs faster")
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the folder to start from sets sizes that the job does not."""
+        return self.init_from is not None and not {"layers", "width", "heads"} <= self.model_fields_set
 
     @model_validator(mode="before")
     @classmethod
@@ -85,44 +59,145 @@ class MLP(Block):
 
 
 class RopeScaling(Block):
-    """Llama 3's stretching of slow rotary frequencies, so that a model reads further than it was trained."""
+    """Rotary frequencies stretched, so that a model reads further than it was trained."""
 
-    factor: Rate = Field(description="by which the slow frequencies are divided")
-    low_freq_factor: Rate = Field(1.0, description="turns within original_length below which a frequency is slow")
-    high_freq_factor: Rate = Field(4.0, description="turns above which it is left alone; between, both are blended")
-    original_length: Positive = Field(description="tokens of an example before the stretching")
+    kind: Literal["llama3", "linear", "yarn"] = Field(
+        "llama3", description="llama3 and yarn stretch slow frequencies alone, linear all of them"
+    )
+    factor: Rate = Field(description="by which frequencies are divided")
+    original_length: Positive | None = Field(
+        None, description="tokens of an example before the stretching; linear has none"
+    )
+    low_freq_factor: Rate = Field(1.0, description="llama3: turns within original_length below which one is slow")
+    high_freq_factor: Rate = Field(4.0, description="llama3: turns above which it is left alone; between, a blend")
+    beta_fast: Rate = Field(32.0, description="yarn: turns above which a frequency is left alone")
+    beta_slow: Rate = Field(1.0, description="yarn: turns below which it is divided; between, a blend")
+    attention_factor: Rate | None = Field(
+        None, description="yarn: of the rotated queries and keys; default 0.1 × log(factor) + 1"
+    )
+    truncate: bool = Field(True, description="yarn: the ends of the blend are whole channels")
 
     @model_validator(mode="after")
-    def _ordered(self) -> RopeScaling:
+    def _fits(self) -> RopeScaling:
+        of_kind = {name for name in _OF_SCALING if self.kind in _OF_SCALING[name]}
+        others = sorted((self.model_fields_set & _OF_SCALING.keys()) - of_kind)
+        if any(getattr(self, name) != type(self).model_fields[name].default for name in others):
+            raise ValueError(f"{', '.join(others)} does not apply to {self.kind}")
+        if self.kind != "linear" and self.original_length is None:
+            raise ValueError(f"{self.kind} needs original_length, the tokens of an example before the stretching")
         if self.high_freq_factor <= self.low_freq_factor:
             low, high = self.low_freq_factor, self.high_freq_factor
             raise ValueError(f"high_freq_factor = {high:g} is not above low_freq_factor = {low:g}")
+        if self.beta_fast <= self.beta_slow:
+            raise ValueError(f"beta_fast = {self.beta_fast:g} is not above beta_slow = {self.beta_slow:g}")
         return self
 
 
+# Keys of a scaling -> the kinds that they apply to.
+_OF_SCALING: Mapping[str, tuple[str, ...]] = {
+    "original_length": ("llama3", "yarn"),
+    **dict.fromkeys(("low_freq_factor", "high_freq_factor"), ("llama3",)),
+    **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor", "truncate"), ("yarn",)),
+}
+
+Look = Literal["window", "full"]  # what a layer's attention sees
+
+
 class Decoder(Published):
-    """A Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU."""
+    """A decoder of tokens: Llama's, unless the keys from head_size on say otherwise."""
 
     kind: Literal["decoder"] = Field("decoder", description="this model")
-    preset: Literal["llama-1b", "llama-8b"] | None = Field(None, description="sizes by name, below the keys given here")
+    preset: (
+        Literal[
+            "llama-1b",
+            "llama-3b",
+            "llama-8b",
+            "llama-70b",
+            "qwen2.5-0.5b",
+            "qwen2.5-1.5b",
+            "qwen2.5-3b",
+            "qwen2.5-7b",
+            "qwen2.5-14b",
+            "qwen2.5-32b",
+            "qwen2.5-72b",
+            "qwen3-0.6b",
+            "qwen3-1.7b",
+            "qwen3-4b",
+            "qwen3-8b",
+            "qwen3-14b",
+            "qwen3-32b",
+            "mistral-7b",
+            "mistral-nemo-12b",
+            "gemma2-2b",
+            "gemma2-9b",
+            "gemma2-27b",
+            "gemma3-270m",
+            "gemma3-1b",
+            "olmo2-1b",
+            "olmo2-7b",
+            "olmo2-13b",
+            "olmo2-32b",
+        ]
+        | None
+    ) = Field(None, description="sizes by name, below the keys given here")
+    family: Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2"] | None = Field(
+        None, description="whose folder an export is; default the first that has a model of these keys"
+    )
     layers: Positive = Field(4, description="transformer blocks")
     width: Positive = Field(256, description="size of the residual stream")
-    heads: Positive = Field(4, description="query heads; must divide width")
+    heads: Positive = Field(4, description="query heads; must divide width, unless head_size is given")
     kv_heads: Positive | None = Field(None, description="key and value heads; default heads; must divide heads")
-    hidden: Positive | None = Field(None, description="units of the SwiGLU; default 8/3 of width, rounded up to 64")
+    hidden: Positive | None = Field(None, description="units of the MLP; default 8/3 of width, rounded up to 64")
     vocab: Positive = Field(256, description="token ids are 0 to vocab - 1; 256 for bytes")
     length: Positive = Field(256, description="tokens of an example")
+    positions: Positive | None = Field(
+        None, description="tokens the model is meant for, which an export says; default length"
+    )
     rope_theta: Rate = Field(10000.0, description="base of the rotary position angles")
-    rope_scaling: RopeScaling | None = Field(None, description="Llama 3's, for long examples; null: none")
+    rope_scaling: RopeScaling | None = Field(None, description="stretched angles, for long examples; null: none")
     norm_eps: Rate = Field(1e-5, description="added to the mean square in RMSNorm")
     tied: bool = Field(False, description="the output matrix is the embedding")
+    head_size: Positive | None = Field(None, description="channels of a head; default width / heads")
+    biases: list[Literal["qkv", "out", "mlp"]] = Field(
+        [], description="products with a bias: queries, keys and values; attention's output; the MLP"
+    )
+    qk_norm: Literal["head", "whole"] | None = Field(
+        None, description="RMSNorm of queries and keys before their rotation: of each head, or of all as one"
+    )
+    norms: Literal["before", "after", "both"] = Field(
+        "before", description="RMSNorm of what attention and MLP read, of what they add, or of both"
+    )
+    norm_from_one: bool = Field(False, description="a norm multiplies by 1 + its weight, which then starts at 0")
+    activation: Literal["silu", "gelu", "gelu_tanh"] = Field("silu", description="of the MLP's gate")
+    embedding_scale: bool = Field(False, description="embeddings are multiplied by the root of width")
+    query_scalar: Rate | None = Field(None, description="scores are divided by its root; default head_size")
+    score_cap: Rate | None = Field(
+        None, description="bound of attention's scores, by cap × tanh(score / cap); null: none"
+    )
+    logit_cap: Rate | None = Field(None, description="the same of the logits")
+    window: Positive | None = Field(
+        None, description="tokens that a position sees, itself the last of them, in layers with a window; null: all"
+    )
+    pattern: Annotated[list[Look], Field(min_length=1)] | None = Field(
+        None, description="which layers have the window, over and over: [window, full]; default all of them"
+    )
+    rope_local_theta: Rate | None = Field(
+        None, description="rope_theta in the layers with a window, which then have no rope_scaling"
+    )
 
     @model_validator(mode="after")
     def _divides(self) -> Decoder:
-        if self.width % self.heads or (self.width // self.heads) % 2:
+        if self.is_partial:
+            return self  # the folder says the rest; then this is looked at again
+        if self.head_size is None and (self.width % self.heads or self.size % 2):
             raise ValueError(f"width = {self.width} does not split into heads = {self.heads} heads of even size")
+        if self.size % 2:
+            raise ValueError(f"head_size = {self.head_size} is odd; rotary positions turn pairs of channels")
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}")
+        if self.window is None and ("window" in (self.pattern or ()) or self.rope_local_theta is not None):
+            key = "rope_local_theta" if self.pattern is None else "pattern"
+            raise ValueError(f"{key} is of layers with a window, and window is null")
         return self
 
     @property
@@ -131,9 +206,24 @@ class Decoder(Published):
         return self.kv_heads or self.heads
 
     @property
+    def size(self) -> int:
+        """Channels of a head."""
+        return self.head_size or self.width // self.heads
+
+    @property
     def units(self) -> int:
-        """Hidden units of the SwiGLU."""
+        """Hidden units of the MLP."""
         return self.hidden or -(-8 * self.width // (3 * 64)) * 64
+
+    @property
+    def reach(self) -> int:
+        """Tokens that the model is meant for."""
+        return max(self.positions or 0, self.length)
+
+    @property
+    def looks(self) -> tuple[Look, ...]:
+        """What the layers see, as a pattern that is repeated over them."""
+        return ("full",) if self.window is None else tuple(self.pattern or ("window",))[: self.layers]
 
 
 class GPT2(Published):
@@ -156,6 +246,8 @@ class GPT2(Published):
 
     @model_validator(mode="after")
     def _fits(self) -> GPT2:
+        if self.is_partial:
+            return self
         _check_heads(self.width, self.heads)
         if self.length > (self.positions or self.length):
             raise ValueError(f"length = {self.length} is more than positions = {self.positions}")
@@ -198,6 +290,8 @@ class ViT(Published):
 
     @model_validator(mode="after")
     def _fits(self) -> ViT:
+        if self.is_partial:
+            return self
         _check_heads(self.width, self.heads)
         if len(self.image) != 2 or any(side % self.patch for side in self.image):
             raise ValueError(f"image = {self.image} is not a height and a width that patch = {self.patch} divides")
@@ -234,7 +328,10 @@ class CustomModel(BaseModel):
 
 
 def _tag(value: Any) -> str:
-    name = value.get("kind", "mlp") if isinstance(value, Mapping) else getattr(value, "kind", "mlp")
+    if isinstance(value, Mapping):
+        name = value.get("kind", "decoder" if "init_from" in value else "mlp")  # the folder may say another
+    else:
+        name = getattr(value, "kind", "mlp")
     return "custom" if isinstance(name, str) and ":" in name else str(name)
 
 
@@ -253,3 +350,8 @@ def named(model: Any) -> Any:
     if not isinstance(model, Mapping) or "kind" in model or str(model.get("preset")) not in PRESETS:
         return model
     return {"kind": PRESETS[str(model["preset"])]["kind"], **model}
+
+
+def is_folder(model: Any) -> bool:
+    """Whether a model block names a folder to start from, and no kind."""
+    return isinstance(model, Mapping) and "kind" not in model and model.get("init_from") is not None

@@ -23,7 +23,8 @@ from trainer.checkpoint import reader
 from trainer.checkpoint.averaged import averaged
 from trainer.checkpoint.reader import StoredStep
 from trainer.errors import CheckpointError, SpecError
-from trainer.huggingface import names, save
+from trainer.huggingface import described, save
+from trainer.huggingface.families import FAMILIES
 from trainer.huggingface.save import Parameter
 from trainer.process import print_result, read_spec
 from trainer.spec import Published
@@ -65,7 +66,7 @@ def export(folder: str, to: str, *, step: int | Literal["best"] | None = None, e
     files = save.save(to, model, params)
     return {
         "step": found.step,
-        "architecture": names.family(model).architecture,
+        "architecture": FAMILIES[described.family(model)].architecture,
         "parameters": sum(math.prod(each.shape) for each in params.values()),
         "dtype": next(iter(params.values())).dtype.name,
         "files": files,

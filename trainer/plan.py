@@ -21,6 +21,7 @@ from trainer.attention.availability import Accelerator
 from trainer.data.examples import NARROW, Examples
 from trainer.data.source import Source
 from trainer.errors import SpecError
+from trainer.huggingface import folder
 from trainer.numerics import flops, memory
 from trainer.numerics.memory import Range
 from trainer.parallel import mesh
@@ -46,6 +47,7 @@ def main() -> int:
 
     def find() -> dict[str, Any]:
         spec, task = read_spec(os.environ)
+        spec = folder.resolved(spec, is_here=False)
         jax.config.update("jax_compilation_cache_dir", None)  # the job's own is on the cluster
         plan = Plan(with_synthetic_data(spec, task), task, on)
         return plan.to_dict(sharding=options.sharding, compiled=options.compile)

@@ -259,7 +259,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     found += [
         f"train.model.{key} was {_shown(before.get(key))}, the job says {_shown(value)}"
         for key, value in (after.items() if before else ())
-        if before.get(key) != value and key in (kinds or key, "kind") and key != "init_from"
+        if before.get(key, value) != value and key in (kinds or key, "kind") and key != "init_from"
     ]
     if "precision" in then and then["precision"] != now["precision"]:
         found.append(f"train.precision was {then['precision']}, the job says {now['precision']}")

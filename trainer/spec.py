@@ -16,6 +16,7 @@ from trainer.architectures import Decoder as Decoder
 from trainer.architectures import Fraction, Model
 from trainer.architectures import Positive as Positive
 from trainer.architectures import Published as Published
+from trainer.architectures import RopeScaling as RopeScaling
 from trainer.architectures import ViT as ViT
 from trainer.contract import MESH_AXES, PROFILE_STEPS
 from trainer.optim.keys import OPTIMIZERS as OPTIMIZERS
@@ -302,7 +303,10 @@ class TrainSpec(Block):
     def _task_defaults(cls, raw: Any) -> Any:
         if isinstance(raw, Mapping):
             raw = {**raw, "model": architectures.named(raw["model"])} if "model" in raw else raw
-            return with_defaults(raw, TASK_DEFAULTS.get(str(raw.get("task")), {}))
+            defaults = TASK_DEFAULTS.get(str(raw.get("task")), {})
+            if architectures.is_folder(raw.get("model")):  # whose config.json says which kind of model it holds
+                defaults = {**defaults, "model": {"kind": "vit"} if raw.get("task") == CLASSIFY else {}}
+            return with_defaults(raw, defaults)
         return raw
 
     @field_validator("loss")
@@ -313,7 +317,9 @@ class TrainSpec(Block):
             raise ValueError("mixup blends images; it does not apply to tokens")
         if task == CLASSIFY and loss.chunks != "auto":
             raise ValueError("chunks are of tokens; they do not apply to images")
-        length = getattr(info.data.get("model"), "length", None)
+        model = info.data.get("model")
+        is_known = model is not None and ("length" in model.model_fields_set or not getattr(model, "is_partial", False))
+        length = getattr(model, "length", None) if is_known else None
         if length is not None and loss.chunks != "auto" and length % loss.chunks:
             raise ValueError(f"chunks = {loss.chunks} does not divide model.length = {length}")
         return loss

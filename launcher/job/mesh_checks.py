@@ -133,6 +133,8 @@ def model_faults(job: JobSpec) -> Iterator[Fault]:
     model, (_, _, mp) = job.train.model, job.train.mesh.resolve(job.devices)
     for key in SPLIT_BY_MP.get(model.kind, ()):
         size = getattr(model, key)
+        if getattr(model, "is_partial", False) and key not in model.model_fields_set:
+            continue  # the folder that it starts from says it
         if size is not None and size % mp:
             message = f"train.model.{key} = {size} does not split over train.mesh.mp = {mp}."
             yield Fault(("train", "model", key), message, f"use a multiple of {mp}, or another mp.")

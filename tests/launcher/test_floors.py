@@ -41,6 +41,7 @@ FLOORS = (
     ("trainer.errors", "trainer.spec"),
     ("trainer.optim.keys",),
     ("trainer.architectures", "trainer.contract"),
+    ("trainer.presets",),
 )
 
 # What each side may import that is neither ours nor the standard library's. The longest name that fits counts.
@@ -74,6 +75,7 @@ OUTSIDE: Mapping[str, set[str]] = {
     "trainer": TRAINER,
     "trainer.contract": set(),  # travels in that zipapp
     "trainer.architectures": LAUNCHER,
+    "trainer.presets": set(),
     "trainer.spec": LAUNCHER,  # the launcher validates with it
     "trainer.optim.keys": LAUNCHER,
     "trainer.errors": set(),

@@ -13,6 +13,8 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from trainer import spec
+from trainer.huggingface import described
+from trainer.huggingface.folder import resolved
 from trainer.parallel import mesh
 from trainer.step.model_arrays import ModelArrays
 from trainer.step.train_step import Step
@@ -53,12 +55,17 @@ GPT2: dict[str, Any] = {
     "length": LENGTH,
     "positions": 64,
 }
+FROM_FOLDER: dict[str, Any] = {"length": LENGTH}  # the folder alone says the rest
 MODELS: dict[str, dict[str, Any]] = {
     "llama_tiny": LLAMA,
     "llama_tiny_padded": LLAMA,
     "llama_tiny_leftpad": LLAMA,
     "llama3_tiny": {**LLAMA, "rope_scaling": SCALING, "tied": True},
     "gpt2_tiny": GPT2,
+    **dict.fromkeys(
+        ("qwen2_tiny", "qwen2_tiny_leftpad", "qwen3_tiny", "mistral_tiny", "gemma2_tiny", "gemma3_tiny", "olmo2_tiny"),
+        FROM_FOLDER,
+    ),
     "vit_tiny": VIT,
     "vit_tiny_rect": {**VIT, "image": [32, 48]},
     "vit_tiny_patch16": {**VIT, "patch": 16},
@@ -75,6 +82,12 @@ class Images(Classify):
 @functools.cache
 def tensors(case: str, file: str) -> dict[str, np.ndarray]:
     return load_file(FIXTURES / case / f"{file}.safetensors")
+
+
+def config(case: str) -> dict[str, Any]:
+    """The case's config.json, as transformers writes it."""
+    found: dict[str, Any] = json.loads((FIXTURES / case / "config.json").read_text())["hf_config"]
+    return found
 
 
 def folder(case: str, to: Path) -> Path:
@@ -102,7 +115,7 @@ def step(
 
 
 def task(case: str) -> Any:
-    return Images() if MODELS[case]["kind"] == "vit" else NextToken()
+    return Images() if MODELS[case].get("kind") == "vit" else NextToken()
 
 
 def train_spec(
@@ -111,8 +124,10 @@ def train_spec(
     """Plain SGD at rate 1 unless `keys` say otherwise; its momentum after one step is the gradient."""
     sgd = {"name": "sgd", "lr": 1.0, "momentum": 0.9, "clip": None, "schedule": {"name": "constant"}}
     model = {**MODELS[case], **(model or {}), "init_from": str(init_from) if init_from else None}
+    if "kind" not in model and init_from is None:
+        model |= described.model(config(case)).model_dump(exclude={"init_from", *model})
     keys = {"mesh": {"dp": 1}, "optimizer": sgd, "batch": len(tensors(case, "io")["labels"]), **keys}
-    return spec.TrainSpec(task="tests:Reference", model=model, **keys)
+    return resolved(spec.TrainSpec(task="tests:Reference", model=model, **keys))
 
 
 def batch(case: str) -> dict[str, np.ndarray]:
@@ -126,14 +141,14 @@ def batch(case: str) -> dict[str, np.ndarray]:
     return {"tokens": given["input_ids"], "mask": mask, **seen, **rows}
 
 
-def logits(case: str, params: dict[str, Any]) -> np.ndarray:
+def logits(case: str, params: dict[str, Any], model: dict[str, Any] | None = None) -> np.ndarray:
     """What the model says to the whole input, all 48 tokens of it."""
-    given, train = tensors(case, "io"), train_spec(case, None)
+    given, train = tensors(case, "io"), train_spec(case, None, model=model)
     arrays = ModelArrays(nnx.eval_shape(lambda: task(case).model(train, nnx.Rngs(0))))
-    model = arrays.merge(params, {}, jax.random.key(0))
+    said = arrays.merge(params, {}, jax.random.key(0))
     if "pixel_values" in given:
-        return np.asarray(model(given["pixel_values"].transpose(0, 2, 3, 1)))
-    return np.asarray(model(given["input_ids"], given.get("attention_mask")))
+        return np.asarray(said(given["pixel_values"].transpose(0, 2, 3, 1)))
+    return np.asarray(said(given["input_ids"], given.get("attention_mask")))
 
 
 def limit(case: str) -> float:

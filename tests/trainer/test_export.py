@@ -20,10 +20,21 @@ from trainer import contract
 from trainer.checkpoint.store import Store
 from trainer.errors import CheckpointError, SpecError
 from trainer.export import export
+from trainer.huggingface import save
 from trainer.step.train_step import TrainState
 
 CASES = ("llama_tiny", "llama3_tiny", "gpt2_tiny", "vit_tiny")
 STEPS = 3
+# Models as they were read, with other rotary scalings than their fixtures have: only transformers can say them.
+YARN = {"kind": "yarn", "factor": 4.0, "original_length": 32}
+SCALED: dict[str, dict[str, Any]] = {
+    "qwen2_tiny": {"rope_scaling": YARN},
+    "qwen3_tiny": {"rope_scaling": {**YARN, "beta_fast": 16.0, "attention_factor": 1.3, "truncate": False}},
+    "mistral_tiny": {"rope_scaling": {"kind": "linear", "factor": 2.0}},
+    "gemma2_tiny": {},
+    "gemma3_tiny": {"rope_scaling": {"kind": "linear", "factor": 8.0}},
+    "olmo2_tiny": {"biases": ["qkv", "out"]},
+}
 ADAMW = {"name": "adamw", "lr": 1e-3, "ema": 0.5, "schedule": {"name": "constant"}}
 
 
@@ -37,6 +48,14 @@ def trained(case: str, hf: Path) -> TrainState:
     for _ in range(STEPS):
         state, _ = of_case.train(state, rows)
     return state
+
+
+@functools.cache
+def untrained(case: str) -> dict[str, Any]:
+    """Parameters drawn for the case's model in SCALED, in their deviation near to those of its fixture."""
+    shapes = step(case, None, model=SCALED[case]).abstract.params
+    draw = np.random.default_rng(0)
+    return {name: draw.normal(0.0, 0.1, leaf.shape).astype(np.float32) for name, leaf in shapes.items()}
 
 
 def saved(case: str, state: TrainState, to: Path) -> Path:
@@ -75,6 +94,22 @@ def test_transformers_loads_every_model_and_says_the_same(hf: Path, tmp_path: Pa
         assert (answer["faults"], answer["dtype"]) == ({}, "torch.float32"), case
         ours = logits(case, dict(trained(case, hf).params))
         assert not np.allclose(ours, references.tensors(case, "io")["logits"], rtol=0, atol=1e-3), "it was trained"
+        np.testing.assert_allclose(ours, answer["logits"], rtol=0, atol=references.limit(case), err_msg=case)
+
+
+def test_transformers_says_the_same_of_every_family_and_rotary_scaling(tmp_path: Path) -> None:
+    try:
+        environments.python("torch")
+    except environments.Missing as error:
+        needs.absent(str(error))
+    arguments = []
+    for case in SCALED:
+        save.save(str(tmp_path / case), train_spec(case, None, model=SCALED[case]).model, untrained(case))
+        arguments += [str(tmp_path / case), str(FIXTURES / case / "io.safetensors")]
+    program = Path(__file__).with_name("transformers_logits.py")
+    for case, line in zip(SCALED, environments.run("torch", str(program), *arguments).splitlines(), strict=True):
+        answer, ours = json.loads(line), logits(case, untrained(case), SCALED[case])
+        assert (answer["faults"], answer["dtype"]) == ({}, "torch.float32"), case
         np.testing.assert_allclose(ours, answer["logits"], rtol=0, atol=references.limit(case), err_msg=case)
 
 

@@ -110,6 +110,13 @@ def test_a_preset_names_sizes_and_with_them_the_kind(name: str, sizes: dict[str,
     ("name", "millions"),
     [
         *[("llama-1b", 1236), ("llama-8b", 8030), ("vit-s16", 22), ("vit-b16", 87), ("vit-l16", 304)],
+        *[("llama-3b", 3213), ("llama-70b", 70554), ("mistral-7b", 7248), ("mistral-nemo-12b", 12248)],
+        *[("qwen2.5-0.5b", 494), ("qwen2.5-1.5b", 1544), ("qwen2.5-3b", 3086), ("qwen2.5-7b", 7616)],
+        *[("qwen2.5-14b", 14770), ("qwen2.5-32b", 32764), ("qwen2.5-72b", 72706)],
+        *[("qwen3-0.6b", 596), ("qwen3-1.7b", 1721), ("qwen3-4b", 4022), ("qwen3-8b", 8191), ("qwen3-14b", 14768)],
+        *[("qwen3-32b", 32762), ("gemma2-2b", 2614), ("gemma2-9b", 9242), ("gemma2-27b", 27227)],
+        *[("gemma3-270m", 268), ("gemma3-1b", 1000), ("olmo2-1b", 1485), ("olmo2-7b", 7299), ("olmo2-13b", 13716)],
+        *[("olmo2-32b", 32234)],
         *[("gpt2-124m", 124), ("gpt2-355m", 355), ("gpt2-774m", 774), ("gpt2-1.5b", 1558)],
     ],
 )
@@ -143,6 +150,31 @@ def test_a_place_to_keep_things_is_a_folder_or_a_bucket(path: str) -> None:
 def test_weights_to_start_from_are_in_a_folder(path: str) -> None:
     with pytest.raises(ValidationError, match="init_from.*\n.*is not a folder: download the weights first"):
         TrainSpec(task="a:B", model={"kind": "gpt2", "init_from": path})
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ({"width": 60, "heads": 8}, "width = 60 does not split into heads = 8"),
+        ({"head_size": 7}, "head_size = 7 is odd"),
+        ({"pattern": ["window"]}, "pattern is of layers with a window, and window is null"),
+        ({"rope_local_theta": 1e4}, "rope_local_theta is of layers with a window"),
+        ({"rope_scaling": {"factor": 2.0}}, "llama3 needs original_length"),
+        ({"rope_scaling": {"kind": "linear", "factor": 2.0, "beta_fast": 9.0}}, "beta_fast does not apply to linear"),
+        (
+            {"rope_scaling": {"kind": "yarn", "factor": 2.0, "original_length": 8, "beta_fast": 0.5}},
+            "is not above beta_s",
+        ),
+    ],
+)
+def test_options_of_a_decoder_that_do_not_go_together_are_faults(model: dict[str, Any], says: str) -> None:
+    assert any(says in fault for fault in faults(model={"kind": "decoder", **model}).values())
+
+
+def test_sizes_that_a_folder_will_say_are_not_judged_before_it_is_read() -> None:
+    model = TrainSpec(task=LM, model={"init_from": "w", "heads": 12}, loss={"chunks": 100}).model
+    assert isinstance(model, spec.Decoder) and model.is_partial and "kind" not in model.model_fields_set
+    assert TrainSpec(task=LM, model={"init_from": "w", "preset": "gpt2-124m"}).model.kind == "gpt2"
 
 
 def test_more_steps_than_a_device_counts_are_a_fault() -> None:

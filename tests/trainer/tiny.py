@@ -19,6 +19,29 @@ from trainer.tasks.classify import Classify
 from trainer.tasks.lm import NextToken
 
 DECODER = spec.Decoder(layers=2, width=32, heads=4, kv_heads=2, vocab=32, length=16)
+# Every option of a decoder at once; its layers are no multiple of its pattern.
+WIDE = spec.Decoder(
+    layers=3,
+    width=32,
+    heads=4,
+    kv_heads=2,
+    head_size=12,
+    vocab=32,
+    length=16,
+    biases=["qkv", "out", "mlp"],
+    qk_norm="whole",
+    norms="both",
+    norm_from_one=True,
+    activation="gelu_tanh",
+    embedding_scale=True,
+    query_scalar=10.0,
+    score_cap=5.0,
+    logit_cap=4.0,
+    window=6,
+    pattern=["window", "full"],
+    rope_local_theta=100.0,
+    rope_scaling=spec.RopeScaling(kind="yarn", factor=2.0, original_length=8),
+)
 GPT2 = spec.GPT2(layers=2, width=32, heads=4, vocab=32, length=16)
 VIT = spec.ViT(layers=2, width=32, heads=4, image=[16, 16], channels=1, patch=4, pool="mean")
 ROWS = 16

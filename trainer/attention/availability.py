@@ -47,13 +47,16 @@ def capability(text: str | None) -> tuple[int, int] | None:
 
 
 class Shape(NamedTuple):
-    """Sizes of a model's attention: tokens, query heads, key and value heads, and the channels of a head."""
+    """Sizes of a model's attention: tokens, query heads, key and value heads, the channels of a head; and what of the
+    scores a kernel must know: the window of some layers, and the cap."""
 
     length: int
     heads: int
     groups: int
     size: int
     is_causal: bool
+    window: int | None = None
+    cap: float | None = None
 
 
 def with_fallback(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str | None]:
@@ -99,7 +102,7 @@ def _has_kernel(spec: TrainSpec, shape: Shape, on: Accelerator | None) -> bool:
         return _refusal("splash", shape, precision.policy(spec.precision).compute) is None
     seen = None if on is None else on.capability
     largest = 256 if seen is None or seen >= HOPPER else 128
-    return shape.size % 8 == 0 and shape.size <= largest and _cudnn_fault(spec, seen) is None
+    return shape.size % 8 == 0 and shape.size <= largest and shape.cap is None and _cudnn_fault(spec, seen) is None
 
 
 def why_unavailable(spec: TrainSpec, device: jax.Device, *, is_masked: bool = False) -> str | None:
@@ -131,9 +134,13 @@ def _cudnn_fault(spec: TrainSpec, seen: tuple[int, int] | None) -> str | None:
 
 
 def _auto_fault(spec: TrainSpec) -> str | None:
-    """What keeps auto from a kernel that a job may name: a TPU's products of float32 operands are its compiler's."""
+    """What keeps auto from a kernel that a job may name: a TPU's products of float32 operands are its compiler's, and
+    cuDNN's windows have not been tried on a GPU."""
     if spec.attention == "splash" and precision.policy(spec.precision).compute != jnp.bfloat16:
         return "auto uses it for bfloat16 alone, and train.precision computes in another type"
+    shape = shape_of(spec.model)
+    if spec.attention == "cudnn" and shape is not None and shape.window is not None and shape.window < shape.length:
+        return f"auto uses it without windows alone, and train.model.window = {shape.window}"
     return None
 
 
@@ -145,7 +152,8 @@ def shape_of(model: Model) -> Shape | None:
     """The attention of a built-in model; None for one without attention and for a custom model."""
     match model:
         case Decoder():
-            return Shape(model.length, model.heads, model.groups, model.width // model.heads, True)
+            window = model.window if "window" in model.looks else None
+            return Shape(model.length, model.heads, model.groups, model.size, True, window, model.score_cap)
         case GPT2():
             return Shape(model.length, model.heads, model.heads, model.width // model.heads, True)
         case ViT():
@@ -159,16 +167,18 @@ def _is_cuda(device: jax.Device) -> bool:
 
 
 def _refusal(name: str, shape: Shape, dtype: jnp.dtype, *, is_masked: bool = False) -> str | None:
-    """JAX's reason against training with it (head size, cuDNN's version, the device's generation); None: none."""
+    """The reason against training with it (a cap, head size, cuDNN's version, the device's generation); None: none."""
     described = partial(jax.ShapeDtypeStruct, dtype=dtype)
     query = described((1, shape.length, shape.heads, shape.size))
     key = described((1, shape.length, shape.groups, shape.size))
     segments = jax.ShapeDtypeStruct((1, shape.length), jnp.int32)
-    attend = implementations.ATTENTION[name]
+    attend = partial(implementations.ATTENTION[name], is_causal=shape.is_causal)
+    if shape.is_causal:
+        attend = partial(attend, window=shape.window, cap=shape.cap)
 
     def summed(query: Array, key: Array, value: Array, segments: Array) -> Array:
         keys: Keys = implementations.Visible(segments_BL=segments) if is_masked else None
-        return attend(query, key, value, keys, is_causal=shape.is_causal).astype(jnp.float32).sum()
+        return attend(query, key, value, keys).astype(jnp.float32).sum()
 
     try:
         jax.eval_shape(jax.grad(summed, argnums=(0, 1, 2)), query, key, key, segments)

@@ -68,9 +68,19 @@ def visible(keys: Keys) -> Visible:
     return keys if isinstance(keys, Visible) else Visible(keys)
 
 
-def causal(name: str) -> Attention:
-    """The implementation `name`; a query sees the keys up to its own position. Raises SpecError for an unknown name."""
-    return jax.named_scope(flops.CAUSAL)(partial(_named(name), is_causal=True))
+def causal(name: str, *, window: int | None = None, cap: float | None = None, scale: float | None = None) -> Attention:
+    """The implementation `name`; a query sees the keys up to its own position. Raises SpecError for an unknown name.
+
+    `window`: of these the last so many alone, its own included. Scores are times `scale`, default K^-½, and then
+    within ±`cap` by a tanh.
+    """
+    attend = partial(_named(name), is_causal=True, window=window, cap=cap, scale=scale)
+
+    def within_scope(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys) -> Array:
+        with jax.named_scope(flops.causal_scope(query_BLHK.shape[1], window)):
+            return attend(query_BLHK, key_BLGK, value_BLGK, keys)
+
+    return within_scope
 
 
 def full(name: str) -> Attention:
@@ -84,21 +94,36 @@ def _named(name: str) -> Callable[..., Array]:
     return jax.named_scope("attention")(TRACED[name])  # the scope by which a profile recognizes it
 
 
-def _xla(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *, is_causal: bool) -> Array:
+def _xla(
+    query_BLHK: Array,
+    key_BLGK: Array,
+    value_BLGK: Array,
+    keys: Keys,
+    *,
+    is_causal: bool,
+    window: int | None = None,
+    cap: float | None = None,
+    scale: float | None = None,
+) -> Array:
     """Scores and softmax in float32. Heads come first, each a matrix of its own, and the queries carry the scale: half
     the time on a CPU of jax.nn's, which scales the scores and leaves the order to the products."""
     mask_B1LL = visible(keys).pairs_B1LL(key_BLGK.shape[1])
     batch, length, heads, size = query_BLHK.shape
     groups, dtype = key_BLGK.shape[2], query_BLHK.dtype
-    operands = query_BLHK * size**-0.5, key_BLGK, value_BLGK
+    operands = query_BLHK * (size**-0.5 if scale is None else scale), key_BLGK, value_BLGK
     if dtype == jnp.float16 and jax.default_backend() == "cpu":  # XLA has no such product on CPU
         operands = jax.tree.map(lambda operand: operand.astype(jnp.float32), operands)
     query_BHLK, key_BGLK, value_BGLK = (operand.swapaxes(1, 2) for operand in operands)
     rows, sharing = heads // groups * length, heads // groups  # R: the queries that read the same keys
     query_BGRK = query_BHLK.reshape(batch, groups, rows, size)
     scores_BGRL = jnp.einsum("bgrk,bglk->bgrl", query_BGRK, key_BGLK, preferred_element_type=jnp.float32)
+    if cap is not None:
+        scores_BGRL = cap * jnp.tanh(scores_BGRL / cap)
     if is_causal:
-        scores_BGRL = jnp.where(jnp.tile(jnp.tri(length, dtype=bool), (sharing, 1)), scores_BGRL, UNSEEN)
+        seen_LL = jnp.tri(length, dtype=bool)
+        if window is not None and window < length:
+            seen_LL &= ~jnp.tri(length, k=-window, dtype=bool)
+        scores_BGRL = jnp.where(jnp.tile(seen_LL, (sharing, 1)), scores_BGRL, UNSEEN)
     if mask_B1LL is not None:
         mask_B1RL = mask_B1LL if mask_B1LL.shape[2] == 1 else jnp.tile(mask_B1LL, (1, 1, sharing, 1))
         scores_BGRL = jnp.where(mask_B1RL, scores_BGRL, UNSEEN)
@@ -107,8 +132,23 @@ def _xla(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *, i
     return mixed_BGRK.reshape(batch, heads, length, size).swapaxes(1, 2).astype(dtype)
 
 
-def _cudnn(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *, is_causal: bool) -> Array:
-    """cuDNN reads a mask as an array of all pairs; lengths need no such array, and it computes nothing past them."""
+def _cudnn(
+    query_BLHK: Array,
+    key_BLGK: Array,
+    value_BLGK: Array,
+    keys: Keys,
+    *,
+    is_causal: bool,
+    window: int | None = None,
+    cap: float | None = None,
+    scale: float | None = None,
+) -> Array:
+    """cuDNN reads a mask as an array of all pairs; lengths need no such array, and it computes nothing past them.
+
+    Raises ValueError for a cap, which it does not have.
+    """
+    if cap is not None:
+        raise ValueError("cuDNN's kernel has no cap of the scores")
     seen, length = visible(keys), query_BLHK.shape[1]
     mask_BLL, lengths_B = None, seen.lengths_B
     if seen.mask_BL is not None or seen.segments_BL is not None:
@@ -134,12 +174,24 @@ def _cudnn(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *,
             is_causal=is_causal,
             query_seq_lengths=lengths_B,
             key_value_seq_lengths=lengths_B,
+            scale=scale,
+            local_window_size=None if window is None or window >= length else (window - 1, 0),
             implementation="cudnn",
         )
     return mixed_BLHK[:, :length]
 
 
-def _splash(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *, is_causal: bool) -> Array:
+def _splash(
+    query_BLHK: Array,
+    key_BLGK: Array,
+    value_BLGK: Array,
+    keys: Keys,
+    *,
+    is_causal: bool,
+    window: int | None = None,
+    cap: float | None = None,
+    scale: float | None = None,
+) -> Array:
     """Keys that no query may see get a segment of their own."""
     seen, (batch, length) = visible(keys), query_BLHK.shape[:2]
     ids = None
@@ -150,7 +202,8 @@ def _splash(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, *
         ids = own_BL.astype(jnp.int32), key_BL.astype(jnp.int32)
     from trainer.attention import splash  # Pallas takes half a second to import
 
-    return splash.attend(query_BLHK, key_BLGK, value_BLGK, ids, is_causal=is_causal)
+    scores = splash.Scores(is_causal, window, cap, scale)
+    return splash.attend(query_BLHK, key_BLGK, value_BLGK, ids, scores)
 
 
 ATTENTION: dict[str, Callable[..., Array]] = {"auto": _xla, "xla": _xla, "cudnn": _cudnn, "splash": _splash}

@@ -6,6 +6,7 @@ B batch, L length, H query heads, G key and value heads, K head size.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +22,17 @@ BLOCKS = (512, 256, LANES)  # sides of a block, the largest that divides the len
 Ids = tuple[Array, Array]  # segments of queries and of keys, [B, L] each
 
 
+class Scores(NamedTuple):
+    """Which scores there are, and what they are: as the keys of implementations.causal say."""
+
+    is_causal: bool
+    window: int | None = None
+    cap: float | None = None
+    scale: float | None = None
+
+
 def attend(
-    query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, ids: Ids | None, *, is_causal: bool, interpret: bool = False
+    query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, ids: Ids | None, scores: Scores, *, interpret: bool = False
 ) -> Array:
     """Attention out_BLHK, each device computing its own rows and heads: the compiler cannot split a kernel.
 
@@ -30,8 +40,9 @@ def attend(
     """
 
     def on_a_device(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, ids: Ids | None) -> Array:
-        kernel = _kernel(query_BLHK.shape[1], query_BLHK.shape[2], is_causal, interpret)
-        scaled_BLHK = query_BLHK.astype(jnp.float32) * query_BLHK.shape[3] ** -0.5
+        kernel = _kernel(query_BLHK.shape[1], query_BLHK.shape[2], scores, interpret)
+        scale = query_BLHK.shape[3] ** -0.5 if scores.scale is None else scores.scale
+        scaled_BLHK = query_BLHK.astype(jnp.float32) * scale
         heads_first = (each.swapaxes(1, 2) for each in (scaled_BLHK.astype(query_BLHK.dtype), key_BLGK, value_BLGK))
         segments = None if ids is None else kernels.SegmentIds(*ids)
         mixed_BHLK = jax.vmap(kernel)(*heads_first, segments)
@@ -59,16 +70,25 @@ def attend(
 AXES = (("batch", "length"), ("batch", "length", "heads", "head"), ("batch", "length", "kv_heads", "head"))
 
 
-def _kernel(length: int, heads: int, is_causal: bool, interpret: bool) -> kernels.SplashAttentionKernel:
+def _kernel(length: int, heads: int, scores: Scores, interpret: bool) -> kernels.SplashAttentionKernel:
     side = next((side for side in BLOCKS if length % side == 0), None)
     if side is None:
         raise ValueError(f"its blocks are of {LANES} positions, which do not make {length}")
     shape = (length, length)
-    mask = masks.CausalMask(shape) if is_causal else masks.FullMask(shape)
+    mask: masks.Mask = masks.FullMask(shape)
+    if scores.is_causal and scores.window is not None and scores.window < length:
+        mask = masks.LocalMask(shape, (scores.window - 1, 0), offset=0)
+    elif scores.is_causal:
+        mask = masks.CausalMask(shape)
     sizes = kernels.BlockSizes(
         block_q=side, block_kv=side, block_q_dkv=side, block_kv_dkv=side, block_q_dq=side, block_kv_dq=side
     )
     kernel: kernels.SplashAttentionKernel = kernels.make_splash_mha(
-        masks.MultiHeadMask([mask] * heads), block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
+        masks.MultiHeadMask([mask] * heads),
+        block_sizes=sizes,
+        head_shards=1,
+        q_seq_shards=1,
+        attn_logits_soft_cap=scores.cap,
+        interpret=interpret,
     )
     return kernel

@@ -6,7 +6,7 @@ backward pass keeps its operands, its result and one number a row. B batch, L le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,16 +26,16 @@ def fused(plain: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _attend(
-    plain: Callable[..., Array], query: Array, key: Array, value: Array, keys: Any, *, is_causal: bool
+    plain: Callable[..., Array], query: Array, key: Array, value: Array, keys: Any, **scores: bool | float | None
 ) -> Array:
     given, tree = jax.tree.flatten(keys)
-    mixed_BLHK: Array = _kernel(partial(_unflattened, plain, tree, is_causal), query, key, value, given)
+    mixed_BLHK: Array = _kernel(partial(_unflattened, plain, tree, scores), query, key, value, given)
     return mixed_BLHK
 
 
-def _unflattened(plain: Callable[..., Array], tree: Any, is_causal: bool, *operands: Array) -> Array:
+def _unflattened(plain: Callable[..., Array], tree: Any, scores: Mapping[str, Any], *operands: Array) -> Array:
     query_BLHK, key_BLGK, value_BLGK, *given = operands
-    return plain(query_BLHK, key_BLGK, value_BLGK, jax.tree.unflatten(tree, given), is_causal=is_causal)
+    return plain(query_BLHK, key_BLGK, value_BLGK, jax.tree.unflatten(tree, given), **scores)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

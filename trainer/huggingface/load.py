@@ -17,7 +17,7 @@ from jax import Array
 from safetensors import SafetensorError, safe_open
 
 from trainer.errors import SpecError
-from trainer.huggingface import names
+from trainer.huggingface import folder, names
 from trainer.huggingface.names import Leaf
 from trainer.spec import Published
 
@@ -74,34 +74,20 @@ def load(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[s
 
     Raises SpecError when config.json describes another model, or a tensor is missing, left over or of another shape.
     """
-    folder = Path(model.init_from or "")
-    _check_config(model, folder)
-    files = Files(folder)
-    leaves = _renamed(names.family(model), files)
+    path = Path(model.init_from or "")
+    folder.check(model, folder.described_by(path), path)
+    files = Files(path)
+    leaves = _renamed(model, files)
     _check_tensors(model, leaves, wanted, files)
     return {name: _read(leaves[name], like, files) for name, like in wanted.items()}
 
 
-def _check_config(model: Published, folder: Path) -> None:
-    try:
-        given = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise SpecError(f"train.model.init_from = {folder}: config.json cannot be read: {error}") from None
-    if not isinstance(given, dict):
-        raise SpecError(f"{folder / 'config.json'} is not a block of keys, as transformers writes it")
-    differing = names.differences(model, given)
-    if differing:
-        raise SpecError(f"{folder / 'config.json'} describes another model than train.model: {'; '.join(differing)}")
-
-
-def _renamed(family: names.Family, files: Files) -> dict[str, Leaf]:
+def _renamed(model: Published, files: Files) -> dict[str, Leaf]:
     """The leaves under the names of this folder: files of a model without its head lack the prefix."""
-    if any(name.startswith(family.prefix) for name in files):
-        return dict(family.leaves)
-    return {
-        ours: Leaf(leaf.ours, leaf.theirs, leaf.name.removeprefix(family.prefix))
-        for ours, leaf in family.leaves.items()
-    }
+    leaves, prefix = names.leaves(model), names.PREFIX[model.kind]
+    if any(name.startswith(prefix) for name in files):
+        return leaves
+    return {ours: Leaf(leaf.ours, leaf.theirs, leaf.name.removeprefix(prefix)) for ours, leaf in leaves.items()}
 
 
 def _check_tensors(
@@ -115,7 +101,7 @@ def _check_tensors(
     for name, shape in shapes.items():
         if name in files and tuple(files[name].get_shape()) != shape:
             faults.append(f"{name} is {files[name].get_shape()}, train.model makes it {list(shape)}")
-    unread = names.family(model).unread
+    unread = names.UNREAD[model.kind]
     faults += [
         f"{name} is not used by train.model" for name in files if name not in shapes and not name.endswith(unread)
     ]

@@ -1,4 +1,4 @@
-"""Names and layouts of our models' parameters and sizes in Hugging Face's files, as tables. Reads no file.
+"""Names and layouts of our models' parameters in Hugging Face's files, as tables. Reads no file.
 
 A parameter of ours is a stack of tensors of theirs, each with its axes permuted and grouped. `Leaf("ldhk", "hk d",
 "model.layers.{l}.self_attn.q_proj.weight")` reads: ours has the axes layer, D, heads, head size; for every layer there
@@ -11,14 +11,10 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from trainer import spec
 from trainer.errors import SpecError
 
-GPT2_END = 50256  # the token that transformers takes for a beginning and an end where a config.json names none
-# What a config.json may switch on and our models do not have.
-UNSUPPORTED = {"attention_bias": "biases in attention are", "mlp_bias": "biases in the feed-forward layers are"}
 QKV = ("query", "key", "value")  # what the axis t of a name counts
 
 
@@ -66,18 +62,41 @@ class Leaf:
         return self.name.format(**{axis: QKV[at] if axis == "t" else at for axis, at in places.items()})
 
 
-def _llama(layer: str = "model.layers.{l}.") -> Iterator[tuple[str, Leaf]]:
+# What their names of a layer's norms are, by where ours are: the same name is of another norm in another family.
+NORMS: Mapping[str, Mapping[str, str]] = {
+    "before": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+    "after": {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"},
+    "both": {
+        "attention_norm": "input_layernorm",
+        "attention_out_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_out_norm": "post_feedforward_layernorm",
+    },
+}
+
+
+def _decoder(model: spec.Decoder, layer: str = "model.layers.{l}.") -> Iterator[tuple[str, Leaf]]:
     yield "embedding", Leaf("vd", "v d", "model.embed_tokens.weight")
     yield "norm.scale", Leaf("d", "d", "model.norm.weight")
-    yield "head", Leaf("dv", "v d", "lm_head.weight")
-    yield "blocks.attention_norm.scale", Leaf("ld", "d", layer + "input_layernorm.weight")
-    yield "blocks.mlp_norm.scale", Leaf("ld", "d", layer + "post_attention_layernorm.weight")
+    if not model.tied:
+        yield "head", Leaf("dv", "v d", "lm_head.weight")
+    for ours, theirs in NORMS[model.norms].items():
+        yield f"blocks.{ours}.scale", Leaf("ld", "d", f"{layer}{theirs}.weight")
     for ours, theirs in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")):
         yield f"blocks.attention.{ours}", Leaf("ldhk", "hk d", f"{layer}self_attn.{theirs}.weight")
+        if "qkv" in model.biases:
+            yield f"blocks.attention.{ours}_bias", Leaf("lhk", "hk", f"{layer}self_attn.{theirs}.bias")
     yield "blocks.attention.out", Leaf("lhkd", "d hk", layer + "self_attn.o_proj.weight")
-    yield "blocks.mlp.gate", Leaf("ldf", "f d", layer + "mlp.gate_proj.weight")
-    yield "blocks.mlp.up", Leaf("ldf", "f d", layer + "mlp.up_proj.weight")
-    yield "blocks.mlp.down", Leaf("lfd", "d f", layer + "mlp.down_proj.weight")
+    if "out" in model.biases:
+        yield "blocks.attention.out_bias", Leaf("ld", "d", layer + "self_attn.o_proj.bias")
+    for ours, theirs in (("query_norm", "q_norm"), ("key_norm", "k_norm")) if model.qk_norm else ():
+        axes = ("lk", "k") if model.qk_norm == "head" else ("lhk", "hk")
+        yield f"blocks.attention.{ours}.scale", Leaf(*axes, f"{layer}self_attn.{theirs}.weight")
+    for ours, axes in (("gate", ("ldf", "f d")), ("up", ("ldf", "f d")), ("down", ("lfd", "d f"))):
+        yield f"blocks.mlp.{ours}", Leaf(*axes, f"{layer}mlp.{ours}_proj.weight")
+        if "mlp" in model.biases:
+            out = axes[1][0]
+            yield f"blocks.mlp.{ours}_bias", Leaf("l" + out, out, f"{layer}mlp.{ours}_proj.bias")
 
 
 def _gpt2(layer: str = "transformer.h.{l}.") -> Iterator[tuple[str, Leaf]]:
@@ -122,149 +141,19 @@ def _norm(ours: str, theirs: str, stacked: str) -> Iterator[tuple[str, Leaf]]:
     yield f"{ours}.bias", Leaf(stacked + "d", "d", f"{theirs}.bias")
 
 
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """A kind of model as Hugging Face names it: class, tensors and keys of config.json."""
-
-    architecture: str  # their class
-    leaves: Mapping[str, Leaf]
-    prefix: str  # missing from names in the files of a model without its head
-    fixed: Mapping[str, Any]  # keys of their config.json with the values that our models always have
-    keys: Mapping[str, str]  # key of their config.json -> key, or property, of our block
-    absent: Mapping[str, Any]  # values of keys that their config.json leaves out
-    unread: tuple[str, ...]  # ends of names of tensors that are not parameters
-
-
-FAMILIES: Mapping[str, Family] = {
-    "decoder": Family(
-        architecture="LlamaForCausalLM",
-        leaves=dict(_llama()),
-        prefix="model.",
-        fixed={"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
-        keys={
-            "num_hidden_layers": "layers",
-            "hidden_size": "width",
-            "num_attention_heads": "heads",
-            "num_key_value_heads": "groups",
-            "intermediate_size": "units",
-            "vocab_size": "vocab",
-            "rms_norm_eps": "norm_eps",
-            "tie_word_embeddings": "tied",
-        },
-        absent={"tie_word_embeddings": False, "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False},
-        unread=("rotary_emb.inv_freq",),
-    ),
-    "gpt2": Family(
-        architecture="GPT2LMHeadModel",
-        leaves=dict(_gpt2()),
-        prefix="transformer.",
-        fixed={"model_type": "gpt2", "activation_function": "gelu_new", "tie_word_embeddings": True},
-        keys={
-            "n_layer": "layers",
-            "n_embd": "width",
-            "n_head": "heads",
-            "n_inner": "units",
-            "vocab_size": "vocab",
-            "n_positions": "rows",
-            "layer_norm_epsilon": "norm_eps",
-        },
-        absent={"activation_function": "gelu_new", "tie_word_embeddings": True, "layer_norm_epsilon": 1e-5},
-        unread=(".attn.bias", ".attn.masked_bias", "lm_head.weight"),
-    ),
-    "vit": Family(
-        architecture="ViTForImageClassification",
-        leaves=dict(_vit()),
-        prefix="vit.",
-        fixed={"model_type": "vit", "hidden_act": "gelu", "qkv_bias": True},
-        keys={
-            "num_hidden_layers": "layers",
-            "hidden_size": "width",
-            "num_attention_heads": "heads",
-            "intermediate_size": "units",
-            "image_size": "image",
-            "num_channels": "channels",
-            "patch_size": "patch",
-            "layer_norm_eps": "norm_eps",
-        },
-        absent={"hidden_act": "gelu", "qkv_bias": True, "layer_norm_eps": 1e-12},
-        unread=("pooler.dense.weight", "pooler.dense.bias"),
-    ),
+# What a kind's files hold beside parameters; and the start of names that is missing in files without the head.
+UNREAD: Mapping[str, tuple[str, ...]] = {
+    "decoder": ("rotary_emb.inv_freq",),
+    "gpt2": (".attn.bias", ".attn.masked_bias", "lm_head.weight"),
+    "vit": ("pooler.dense.weight", "pooler.dense.bias"),
 }
+PREFIX: Mapping[str, str] = {"decoder": "model.", "gpt2": "transformer.", "vit": "vit."}
 
 
-def family(model: spec.Published) -> Family:
-    """The family of a model. Raises SpecError for a ViT whose pooling theirs does not have."""
+def leaves(model: spec.Published) -> dict[str, Leaf]:
+    """How the parameters of a model are stored, by name. Raises SpecError for a ViT whose pooling theirs lacks."""
     if isinstance(model, spec.ViT) and model.pool != "cls":
         raise SpecError(f"train.model.pool = {model.pool}: Hugging Face's ViT knows only cls")
-    return FAMILIES[model.kind]
-
-
-def config(model: spec.Published) -> dict[str, Any]:
-    """The config.json of a model, as a dict."""
-    known = family(model)
-    sizes = {theirs: getattr(model, ours) for theirs, ours in known.keys.items()}
-    extra: dict[str, Any] = {}
     if isinstance(model, spec.Decoder):
-        extra = {"max_position_embeddings": model.length, "head_dim": model.width // model.heads, **_rope(model)}
-    elif isinstance(model, spec.GPT2) and model.vocab <= GPT2_END:
-        extra = {"bos_token_id": None, "eos_token_id": None}
-    elif isinstance(model, spec.ViT):
-        labels = {str(label): f"LABEL_{label}" for label in range(model.classes)}
-        extra = {"id2label": labels, "label2id": {name: int(label) for label, name in labels.items()}}
-    return {"architectures": [known.architecture], **known.fixed, **sizes, **extra}
-
-
-def _rope(model: spec.Decoder) -> dict[str, Any]:
-    scaling = model.rope_scaling
-    return {
-        "rope_theta": model.rope_theta,
-        "rope_scaling": scaling
-        and {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_length,
-        },
-    }
-
-
-def differences(model: spec.Published, given: Mapping[str, Any]) -> list[str]:
-    """How a config.json differs from `model`, a sentence for each key: the same weights would give other numbers."""
-    known, found = family(model), []
-    for key, ours in {**dict.fromkeys(known.fixed), **known.keys}.items():
-        value = given.get(key, known.absent.get(key))
-        if key == "image_size" and isinstance(value, int):
-            value = [value, value]
-        wanted = known.fixed[key] if ours is None else getattr(model, ours)
-        if value is None and key in ("n_inner", "num_key_value_heads"):  # theirs: the usual, which ours is as well
-            value = 4 * given.get("n_embd", 0) if key == "n_inner" else given.get("num_attention_heads")
-        if value != wanted and key in UNSUPPORTED and value:
-            found.append(f"{key} is {value}: {UNSUPPORTED[key]} not supported")
-        elif value != wanted:
-            found.append(f"{key} is {value}, train.model makes it {wanted}")
-    if isinstance(model, spec.Decoder):
-        found += _rope_differences(model, given)
-    return found
-
-
-def _head_difference(given: Mapping[str, Any]) -> list[str]:
-    """A head size of its own. One that follows from width and heads is not named: one of these two is what differs."""
-    head, width, heads = (given.get(key) for key in ("head_dim", "hidden_size", "num_attention_heads"))
-    if not (head and width and heads) or head * heads == width:
-        return []
-    return [f"head_dim is {head}, not hidden_size / num_attention_heads = {width} / {heads}: that is not supported"]
-
-
-def _rope_differences(model: spec.Decoder, given: Mapping[str, Any]) -> list[str]:
-    """Rotary positions, as transformers 4 writes them (rope_theta, rope_scaling) or 5 (rope_parameters)."""
-    written = dict(given.get("rope_parameters") or given.get("rope_scaling") or {})
-    written["rope_theta"] = written.get("rope_theta", given.get("rope_theta", 10000.0))
-    written["rope_type"] = written.get("rope_type", written.pop("type", "default"))
-    ours = _rope(model)
-    wanted = {"rope_type": "default", **(ours["rope_scaling"] or {}), "rope_theta": ours["rope_theta"]}
-    return _head_difference(given) + [
-        f"{key} is {written.get(key)}, train.model makes it {value}"
-        for key, value in wanted.items()
-        if written.get(key) != value
-    ]
+        return dict(_decoder(model))
+    return dict(_gpt2() if isinstance(model, spec.GPT2) else _vit())

@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple, Protocol
 import numpy as np
 
 from trainer.errors import SpecError
-from trainer.huggingface import names
+from trainer.huggingface import described, names
 from trainer.huggingface.load import INDEX
 from trainer.huggingface.names import Leaf
 from trainer.spec import Published
@@ -63,8 +63,9 @@ def save(to: str, model: Published, params: Mapping[str, Parameter], file_bytes:
     Each parameter is read once, tensor by tensor, and no more than one is held in memory. One process must be able
     to read them whole. Raises SpecError where Hugging Face has no counterpart of a parameter, or `to` is not empty.
     """
-    leaves = names.family(model).leaves
+    leaves = names.leaves(model)
     _check(model, leaves, params)
+    config = described.config(model)
     with _whole_or_not_at_all(target(to)) as folder:
         files = _named(list(_grouped(_tensors(leaves, params), file_bytes)))
         for name, group in files.items():
@@ -73,7 +74,7 @@ def save(to: str, model: Published, params: Mapping[str, Parameter], file_bytes:
         if len(files) > 1:
             _write_json(folder / INDEX, _index(files))
         dtype = next(iter(params.values())).dtype.name
-        _write_json(folder / "config.json", names.config(model) | {"dtype": dtype})
+        _write_json(folder / "config.json", config | {"dtype": dtype})
     return list(files)
 
 
@@ -81,7 +82,7 @@ def _check(model: Published, leaves: Mapping[str, Leaf], params: Mapping[str, Pa
     unknown = [name for name in params if name not in leaves]
     if unknown:
         raise SpecError(f"train.model: Hugging Face has no counterpart of {', '.join(unknown)}")
-    absent = [name for name in leaves if name not in params and not (name == "head" and getattr(model, "tied", False))]
+    absent = [name for name in leaves if name not in params]
     if absent:
         raise SpecError(
             f"train.model: Hugging Face's {model.kind} also needs parameters that it does not have: {', '.join(absent)}"

@@ -1,14 +1,18 @@
-"""A Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU; a stack of equal layers.
+"""A decoder: Llama's unless its options say otherwise. RMSNorm, RoPE, grouped-query attention, a gated MLP.
 
 B batch, L length, D model, H query heads, G key and value heads, K head size, F hidden, V vocabulary.
-Touvron et al. 2023 (LLaMA 2); Shazeer 2020 (SwiGLU); Ainslie et al. 2023 (grouped queries).
+Touvron et al. 2023 (LLaMA 2); Shazeer 2020 (SwiGLU, GeGLU); Ainslie et al. 2023 (grouped queries); Beltagy et al. 2020
+(windows); Gemma Team 2024 and 2025 (caps, norms on both sides, two bases); OLMo Team 2024 (norms behind).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
@@ -17,66 +21,122 @@ from trainer import spec
 from trainer.attention import implementations
 from trainer.models import stack
 from trainer.models.language_model import LanguageModel
-from trainer.models.layers import RMSNorm, product, rope, split, weight, whole
+from trainer.models.layers import RMSNorm, bias, gelu, product, rope, split, weight, whole
 from trainer.models.options import DEFAULTS, ModelOptions
 from trainer.numerics import remat
-from trainer.parallel.sharding import constrain
+from trainer.parallel.sharding import Axes, constrain
 
 NAMES = ("query", "key", "value", "mixed", "gate", "up")  # what remat may keep by name
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": gelu,
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+}
+
+
+class Look(NamedTuple):
+    """What a layer's attention sees, and how it knows where: the part of a layer that differs between layers."""
+
+    attend: implementations.Attention
+    rope: Callable[[Array], Array]
+
+    @classmethod
+    def of(cls, config: spec.Decoder, name: str, attention: str) -> Look:
+        """That of the layers with a window, or of the `full` ones."""
+        is_window = name == "window"
+        window, scale = config.window if is_window else None, (config.query_scalar or config.size) ** -0.5
+        theta, scaling = config.rope_theta, config.rope_scaling
+        if is_window and config.rope_local_theta is not None:
+            theta, scaling = config.rope_local_theta, None
+        attend = implementations.causal(attention, window=window, cap=config.score_cap, scale=scale)
+        return cls(attend, partial(rope, theta=theta, scaling=scaling))
 
 
 class SelfAttention(nnx.Module):
     """Causal grouped-query self-attention with rotary positions."""
 
-    def __init__(self, config: spec.Decoder, attend: implementations.Attention, rngs: nnx.Rngs) -> None:
-        width, heads = config.width, config.heads
-        groups, size = config.groups, width // heads
+    def __init__(self, config: spec.Decoder, rngs: nnx.Rngs) -> None:
+        width, heads, groups, size = config.width, config.heads, config.groups, config.size
         self.query = weight(rngs, (width, heads, size), ("embed", "heads", "head"), width**-0.5)
         self.key = weight(rngs, (width, groups, size), ("embed", "kv_heads", "head"), width**-0.5)
         self.value = weight(rngs, (width, groups, size), ("embed", "kv_heads", "head"), width**-0.5)
-        self.out = weight(rngs, (heads, size, width), ("heads", "head", "embed"), (2 * config.layers * width) ** -0.5)
-        self.rope = partial(rope, theta=config.rope_theta, scaling=config.rope_scaling)
-        self.attend = attend
+        self.out = weight(
+            rngs, (heads, size, width), ("heads", "head", "embed"), (2 * config.layers * heads * size) ** -0.5
+        )
+        has_bias = "qkv" in config.biases
+        self.query_bias = bias((heads, size), ("heads", "head")) if has_bias else None
+        self.key_bias = bias((groups, size), ("kv_heads", "head")) if has_bias else None
+        self.value_bias = bias((groups, size), ("kv_heads", "head")) if has_bias else None
+        self.out_bias = bias((width,), ("embed",)) if "out" in config.biases else None
+        self.query_norm = _head_norm(config, heads, "heads")
+        self.key_norm = _head_norm(config, groups, "kv_heads")
 
-    def __call__(self, x_BLD: Array, keys: implementations.Keys) -> Array:
-        query_BLHK = checkpoint_name(self.rope(product(x_BLD, self.query[...])), "query")
-        key_BLGK = checkpoint_name(self.rope(product(x_BLD, self.key[...])), "key")
-        value_BLGK = checkpoint_name(product(x_BLD, self.value[...]), "value")
+    def __call__(self, x_BLD: Array, keys: implementations.Keys, look: Look) -> Array:
+        query_BLHK = _normed(self.query_norm, product(x_BLD, self.query[...], bias=self.query_bias))
+        key_BLGK = _normed(self.key_norm, product(x_BLD, self.key[...], bias=self.key_bias))
+        query_BLHK = checkpoint_name(look.rope(query_BLHK), "query")
+        key_BLGK = checkpoint_name(look.rope(key_BLGK), "key")
+        value_BLGK = checkpoint_name(product(x_BLD, self.value[...], bias=self.value_bias), "value")
         query_BLHK = constrain(query_BLHK, "batch", "length", "heads", "head")
-        mixed_BLHK = self.attend(query_BLHK, key_BLGK, value_BLGK, keys)
+        mixed_BLHK = look.attend(query_BLHK, key_BLGK, value_BLGK, keys)
         mixed_BLHK = checkpoint_name(constrain(mixed_BLHK, "batch", "length", "heads", "head"), "mixed")
-        return product(mixed_BLHK, self.out[...], axes=2)
+        return product(mixed_BLHK, self.out[...], axes=2, bias=self.out_bias)
 
 
-class SwiGLU(nnx.Module):
-    """(silu(x · gate) * (x · up)) · down."""
+def _head_norm(config: spec.Decoder, heads: int, axis: str) -> RMSNorm | None:
+    """The norm of queries or keys: of each head with one scale for all, or of all heads as one row."""
+    if config.qk_norm is None:
+        return None
+    shape: tuple[int, ...] = (config.size,)
+    axes: Axes = ("head",)
+    if config.qk_norm == "whole":
+        shape, axes = (heads, *shape), (axis, *axes)
+    return RMSNorm(shape, config.norm_eps, axes, from_one=config.norm_from_one)
+
+
+class GatedMLP(nnx.Module):
+    """(activation(x · gate) * (x · up)) · down."""
 
     def __init__(self, config: spec.Decoder, rngs: nnx.Rngs) -> None:
         width, hidden = config.width, config.units
         self.gate = weight(rngs, (width, hidden), ("embed", "hidden"), width**-0.5)
         self.up = weight(rngs, (width, hidden), ("embed", "hidden"), width**-0.5)
         self.down = weight(rngs, (hidden, width), ("hidden", "embed"), (2 * config.layers * hidden) ** -0.5)
+        has_bias = "mlp" in config.biases
+        self.gate_bias = bias((hidden,), ("hidden",)) if has_bias else None
+        self.up_bias = bias((hidden,), ("hidden",)) if has_bias else None
+        self.down_bias = bias((width,), ("embed",)) if has_bias else None
+        self.activation = ACTIVATIONS[config.activation]
 
     def __call__(self, x_BLD: Array) -> Array:
-        gate_BLF = checkpoint_name(product(x_BLD, self.gate[...]), "gate")
-        up_BLF = checkpoint_name(product(x_BLD, self.up[...]), "up")
-        hidden_BLF = constrain(jax.nn.silu(gate_BLF) * up_BLF, "batch", "length", "hidden")
-        return product(hidden_BLF, self.down[...])
+        gate_BLF = checkpoint_name(product(x_BLD, self.gate[...], bias=self.gate_bias), "gate")
+        up_BLF = checkpoint_name(product(x_BLD, self.up[...], bias=self.up_bias), "up")
+        hidden_BLF = constrain(self.activation(gate_BLF) * up_BLF, "batch", "length", "hidden")
+        return product(hidden_BLF, self.down[...], bias=self.down_bias)
 
 
 class Block(nnx.Module):
-    """One layer: attention, then SwiGLU, each on the normalized stream and added to it."""
+    """One layer: attention, then the MLP, each on the stream and added to it; norms before, behind, or both."""
 
-    def __init__(self, rngs: nnx.Rngs, config: spec.Decoder, attend: implementations.Attention) -> None:
-        self.attention_norm = RMSNorm(config.width, config.norm_eps)
-        self.attention = SelfAttention(config, attend, rngs)
-        self.mlp_norm = RMSNorm(config.width, config.norm_eps)
-        self.mlp = SwiGLU(config, rngs)
+    def __init__(self, rngs: nnx.Rngs, config: spec.Decoder) -> None:
+        def norm(where: str) -> RMSNorm | None:
+            is_there = config.norms in (where, "both")
+            return RMSNorm(config.width, config.norm_eps, from_one=config.norm_from_one) if is_there else None
 
-    def __call__(self, x_BLD: Array, keys: implementations.Keys) -> Array:
-        x_BLD = x_BLD + split(self.attention(whole(self.attention_norm(x_BLD)), keys))
-        x_BLD = x_BLD + split(self.mlp(whole(self.mlp_norm(x_BLD))))
-        return split(x_BLD)
+        self.attention_norm, self.attention_out_norm = norm("before"), norm("after")
+        self.attention = SelfAttention(config, rngs)
+        self.mlp_norm, self.mlp_out_norm = norm("before"), norm("after")
+        self.mlp = GatedMLP(config, rngs)
+
+    def __call__(self, x_BLD: Array, keys: implementations.Keys, look: Look) -> Array:
+        mixed_BLD = split(self.attention(whole(_normed(self.attention_norm, x_BLD)), keys, look))
+        x_BLD = x_BLD + _normed(self.attention_out_norm, mixed_BLD)
+        made_BLD = split(self.mlp(whole(_normed(self.mlp_norm, x_BLD))))
+        return split(x_BLD + _normed(self.mlp_out_norm, made_BLD))
+
+
+def _normed(norm: RMSNorm | None, x: Array) -> Array:
+    return x if norm is None else norm(x)
 
 
 class Decoder(LanguageModel):
@@ -84,17 +144,34 @@ class Decoder(LanguageModel):
 
     def __init__(self, config: spec.Decoder, rngs: nnx.Rngs, options: ModelOptions = DEFAULTS) -> None:
         super().__init__(options)
-        block = partial(Block, config=config, attend=implementations.causal(options.attention))
         self.embedding = weight(rngs, (config.vocab, config.width), ("vocab", "embed"), config.width**-0.5)
-        self.blocks = nnx.vmap(block)(rngs.split(config.layers))
-        self.norm = RMSNorm(config.width, config.norm_eps)
+        self.blocks = nnx.vmap(partial(Block, config=config))(rngs.split(config.layers))
+        self.norm = RMSNorm(config.width, config.norm_eps, from_one=config.norm_from_one)
         head = partial(weight, rngs, (config.width, config.vocab), ("embed", "vocab"), config.width**-0.5)
         self.head = None if config.tied else head()
-        self.apply = remat.layer(Block.__call__, options.remat, NAMES, scanned=config.scan)
-        self.scanned = config.scan
+        self.apply = _by_layer(config, options)
+        self.scanned, self.cap = config.scan, config.logit_cap
+        self.factor = config.width**0.5 if config.embedding_scale else None
 
     def features(self, tokens_BL: Array, keys: implementations.Keys = None) -> Array:
         """The normalized stream x_BLD after the last layer, in the dtype of the weights."""
-        x_BLD = split(whole(self.embedded(tokens_BL)))
-        x_BLD = stack.run(self.apply, self.blocks, x_BLD, keys, scanned=self.scanned)
+        x_BLD = self.embedded(tokens_BL)
+        if self.factor is not None:
+            x_BLD = x_BLD * jnp.asarray(self.factor, x_BLD.dtype)
+        x_BLD = stack.run(self.apply, self.blocks, split(whole(x_BLD)), keys, scanned=self.scanned)
         return whole(self.norm(x_BLD))
+
+
+def _by_layer(config: spec.Decoder, options: ModelOptions) -> tuple[Callable[..., Any], ...]:
+    """What applies a layer, for each place in the pattern of windows."""
+
+    def applied(name: str) -> Callable[..., Any]:
+        look = Look.of(config, name, options.attention)
+
+        def apply(block: Block, x_BLD: Array, keys: implementations.Keys) -> Array:
+            return block(x_BLD, keys, look)
+
+        return remat.layer(apply, options.remat, NAMES, scanned=config.scan)
+
+    made = {name: applied(name) for name in set(config.looks)}
+    return tuple(made[name] for name in config.looks)

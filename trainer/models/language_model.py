@@ -22,6 +22,7 @@ class LanguageModel(nnx.Module):
 
     def __init__(self, options: ModelOptions) -> None:
         self.output, self.loss = options.output, options.loss
+        self.cap: float | None = None  # bound of the logits
         self.deterministic = False  # nnx's name for evaluation
 
     def __call__(self, tokens_BL: Array, keys: Keys = None) -> Array:
@@ -53,6 +54,8 @@ class LanguageModel(nnx.Module):
         return self.table_VD.T if self.head is None else constrain(self.head[...], "embed", "vocab")
 
     def project(self, x_BLD: Array, head_DV: Array) -> Array:
-        """Features times the head: logits_BLV in the output dtype."""
+        """Features times the head, within the cap of the logits: logits_BLV in the output dtype."""
         logits_BLV = jnp.matmul(x_BLD, head_DV, preferred_element_type=self.output)
+        if self.cap is not None:
+            logits_BLV = self.cap * jnp.tanh(logits_BLV / self.cap)
         return constrain(logits_BLV, "batch", "length", "vocab")

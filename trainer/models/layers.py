@@ -40,14 +40,15 @@ def split(x_BLD: Array) -> Array:
     return constrain(x_BLD, "batch", "sequence", "embed")
 
 
-def product(x: Array, kernel: Array, axes: int = 1) -> Array:
-    """x [B, L, ..., I] times kernel [I, ..., O]: the last `axes` of x with the first of the kernel.
+def product(x: Array, kernel: Array, axes: int = 1, bias: nnx.Param[Array] | None = None) -> Array:
+    """x [B, L, ..., I] times kernel [I, ..., O], and a bias [..., O]: the last `axes` of x with the kernel's first.
 
     B and L are one axis meanwhile. Left apart, the kernel's gradient sums over two, for which XLA's CPU compiler first
     transposes its operand in memory.
     """
     rows = x.reshape(-1, *x.shape[2:])
-    return jnp.tensordot(rows, kernel, axes).reshape(*x.shape[:-axes], *kernel.shape[axes:])
+    made = jnp.tensordot(rows, kernel, axes).reshape(*x.shape[:-axes], *kernel.shape[axes:])
+    return made if bias is None else made + bias[...][None, None]
 
 
 class Linear(nnx.Module):
@@ -63,16 +64,26 @@ class Linear(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """x over its root mean square along the last axis, times a scale; float32 inside. Zhang and Sennrich 2019."""
+    """x over its root mean square along its last axes, those of `shape`, times a scale; float32 inside.
 
-    def __init__(self, width: int, eps: float) -> None:
-        self.scale = nnx.Param(jnp.ones(width, jnp.float32), axes=("embed",))
-        self.eps = eps
+    `from_one`: times 1 + scale, which starts at 0 and is added in float32. Zhang and Sennrich 2019.
+    """
 
-    def __call__(self, x_BLD: Array) -> Array:
-        wide_BLD = x_BLD.astype(jnp.float32)
-        power_BL1 = jnp.mean(jnp.square(wide_BLD), axis=-1, keepdims=True)
-        return (wide_BLD * jax.lax.rsqrt(power_BL1 + self.eps)).astype(x_BLD.dtype) * self.scale[...][None, None, :]
+    def __init__(
+        self, shape: int | tuple[int, ...], eps: float, axes: Axes = ("embed",), *, from_one: bool = False
+    ) -> None:
+        start = jnp.zeros if from_one else jnp.ones
+        self.scale = nnx.Param(start(shape, jnp.float32), axes=axes)
+        self.eps, self.from_one = eps, from_one
+
+    def __call__(self, x: Array) -> Array:
+        scale, wide = self.scale[...], x.astype(jnp.float32)
+        scale = scale.reshape((1,) * (x.ndim - scale.ndim) + scale.shape)
+        power = jnp.mean(jnp.square(wide), axis=tuple(range(-self.scale[...].ndim, 0)), keepdims=True)
+        normal = wide * jax.lax.rsqrt(power + self.eps)
+        if self.from_one:
+            return (normal * (1.0 + scale.astype(jnp.float32))).astype(x.dtype)
+        return normal.astype(x.dtype) * scale
 
 
 class LayerNorm(nnx.Module):
@@ -108,19 +119,44 @@ def rope(x_BLHK: Array, theta: float, scaling: RopeScaling | None = None) -> Arr
     cos, sin = jnp.cos(angle_LK)[None, :, None, :], jnp.sin(angle_LK)[None, :, None, :]
     first, second = jnp.split(x_BLHK.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    if scaling is not None and scaling.kind == "yarn":
+        turned = turned * (scaling.attention_factor or 0.1 * math.log(max(scaling.factor, 1.0)) + 1.0)
     return turned.astype(x_BLHK.dtype)
 
 
-def _frequencies(size: int, theta: float, scaling: RopeScaling | None) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Radians per position of each channel pair, float64 [K/2]; stretched as the Llama 3.1 model card's code does."""
-    frequency_K = theta ** (-np.arange(0, size, 2) / size)
+Frequencies = np.ndarray[tuple[int], np.dtype[np.float64]]  # radians per position of each channel pair, [K/2]
+
+
+def _frequencies(size: int, theta: float, scaling: RopeScaling | None) -> Frequencies:
+    frequency_K: Frequencies = theta ** (-np.arange(0, size, 2) / size)
     if scaling is None:
         return frequency_K
-    turns_K = scaling.original_length * frequency_K / (2 * math.pi)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept_K = np.clip((turns_K - low) / (high - low), 0.0, 1.0)
-    stretched_K: np.ndarray[tuple[int], np.dtype[np.float64]] = frequency_K * (kept_K + (1 - kept_K) / scaling.factor)
+    kept_K = _kept_share(scaling, frequency_K, size, theta)
+    stretched_K: Frequencies = frequency_K * (kept_K + (1 - kept_K) / scaling.factor)
     return stretched_K
+
+
+def _kept_share(scaling: RopeScaling, frequency_K: Frequencies, size: int, theta: float) -> Frequencies:
+    """Of each frequency, the share that is not stretched: as the Llama 3.1 model card's code does, or by YaRN.
+
+    Peng et al. 2023 (YaRN), section 3.2, with the ends of the ramp in channels, as their code has them.
+    """
+    if scaling.kind == "linear":
+        return np.zeros_like(frequency_K)
+    assert scaling.original_length is not None, "the spec checks it"
+    if scaling.kind == "llama3":
+        turns_K = scaling.original_length * frequency_K / (2 * math.pi)
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        kept_K: Frequencies = np.clip((turns_K - low) / (high - low), 0.0, 1.0)
+        return kept_K
+    circle = scaling.original_length / (2 * math.pi)
+    ends = (size * math.log(circle / turns) / (2 * math.log(theta)) for turns in (scaling.beta_fast, scaling.beta_slow))
+    first, last = ends
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, size - 1)
+    kept_K = 1.0 - np.clip((np.arange(size // 2) - first) / ((last - first) or 0.001), 0.0, 1.0)
+    return kept_K
 
 
 class Drop(nnx.Module):

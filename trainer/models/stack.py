@@ -18,21 +18,63 @@ PyTree = Any
 
 
 def run(
-    apply: Callable[..., Array], layers: Any, x: Array, *shared: PyTree, each: tuple[PyTree, ...] = (), scanned: bool
+    apply: Callable[..., Array] | tuple[Callable[..., Array], ...],
+    layers: Any,
+    x: Array,
+    *shared: PyTree,
+    each: tuple[PyTree, ...] = (),
+    scanned: bool,
 ) -> Array:
-    """`x` after `x = apply(layer, x, *shared, *own)` for every layer, `own` being its slice of the arrays of `each`."""
-    if scanned:
+    """`x` after `x = apply(layer, x, *shared, *own)` for every layer, `own` being its slice of the arrays of `each`.
+
+    Several functions take turns over the layers. A scan then has as many layers in its body, and those that are left
+    over come after it.
+    """
+    turns = apply if isinstance(apply, tuple) else (apply,)
+    if scanned and len(turns) == 1:
         axes = (0, nnx.Carry, *[None] * len(shared), *[0] * len(each))
-        through: Array = nnx.scan(apply, in_axes=axes, out_axes=nnx.Carry)(layers, x, *shared, *each)
+        through: Array = nnx.scan(turns[0], in_axes=axes, out_axes=nnx.Carry)(layers, x, *shared, *each)
         return through
     graph, state = nnx.split(layers)
-    drawn = []
-    for own_state, own in _unstacked((state, each)):
-        layer = nnx.merge(graph, own_state)
-        x = apply(layer, x, *shared, *own)
-        drawn.append(nnx.state(layer, nnx.RngState))
-    nnx.update(layers, jax.tree.map(lambda *counts: jnp.stack(counts), *drawn))  # as a scan leaves them
+
+    def applied(x: Array, at: int, own: tuple[PyTree, tuple[PyTree, ...]]) -> tuple[Array, PyTree]:
+        layer = nnx.merge(graph, own[0])
+        x = turns[at % len(turns)](layer, x, *shared, *own[1])
+        return x, nnx.state(layer, nnx.RngState)
+
+    def written_out(x: Array, stacked: PyTree) -> tuple[Array, PyTree]:
+        drawn = []
+        for at, own in enumerate(_unstacked(stacked)):
+            x, counts = applied(x, at, own)
+            drawn.append(counts)
+        return x, jax.tree.map(lambda *counts: jnp.stack(counts), *drawn)
+
+    rounds = _depth(state) // len(turns) if scanned else 0
+    if not rounds:
+        x, drawn = written_out(x, (state, each))
+    else:
+        x, drawn = _in_rounds(written_out, x, (state, each), rounds, len(turns))
+    nnx.update(layers, drawn)  # as a scan leaves them
     return x
+
+
+def _in_rounds(
+    written_out: Callable[[Array, PyTree], tuple[Array, PyTree]], x: Array, stacked: PyTree, rounds: int, turns: int
+) -> tuple[Array, PyTree]:
+    """A scan over rounds of `turns` layers, then those that are left over; what they drew, stacked as they are."""
+    whole = rounds * turns
+    of_round = jax.tree.map(lambda leaf: leaf[:whole].reshape(rounds, turns, *leaf.shape[1:]), stacked)
+    x, drawn = jax.lax.scan(written_out, x, of_round)
+    drawn = jax.tree.map(lambda counts: counts.reshape(whole, *counts.shape[2:]), drawn)
+    rest = jax.tree.map(lambda leaf: leaf[whole:], stacked)
+    if _depth(rest):
+        x, last = written_out(x, rest)
+        drawn = jax.tree.map(lambda *parts: jnp.concatenate(parts), drawn, last)
+    return x, drawn
+
+
+def _depth(stacked: PyTree) -> int:
+    return int(jax.tree.leaves(stacked)[0].shape[0])
 
 
 def _unstacked(tree: PyTree) -> list[PyTree]:

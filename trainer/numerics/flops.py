@@ -2,8 +2,9 @@
 
 The convention everywhere: model FLOPs only, two per multiply-add, of matrix multiplications and convolutions; a
 training step is the forward pass plus twice that for the backward pass. What rematerialization repeats is not counted,
-what attention computes and masks away is, unless `causal` is 0.5: then causal attention counts half. XLA's own cost
-analysis counts the body of a scan once, so it is not used.
+what attention computes and masks away is, unless `causal` is 0.5: then causal attention counts half. A window counts as
+if each query had so many keys; with 0.5, the pairs that are in it. XLA's own cost analysis counts the body of a scan
+once, so it is not used.
 """
 
 from __future__ import annotations
@@ -47,7 +48,22 @@ def peak(devices: Iterable[jax.Device]) -> float | None:
     return sum(known) if known and len(known) == len(peaks) else None
 
 
-CAUSAL = "causal"  # the scope in which trainer.attention.implementations computes causal attention
+CAUSAL = "causal"  # begins the scope in which trainer.attention.implementations computes causal attention
+
+
+def causal_scope(length: int, window: int | None) -> str:
+    """The name of that scope: it says the window, where one hides keys."""
+    return CAUSAL if window is None or window >= length else f"{CAUSAL}_{window}_of_{length}"
+
+
+def _share(scopes: str, causal: float) -> float:
+    """The share of a product's FLOPs that counts in these scopes: all, outside causal attention."""
+    scope = next((part for part in scopes.split("/") if part.split("_")[0] == CAUSAL), None)
+    if scope is None or scope == CAUSAL:
+        return 1.0 if scope is None else causal
+    _, window, _, length = scope.split("_")
+    share = int(window) / int(length)
+    return share * (1.0 - (1.0 - causal) * share)
 
 
 def train_step(forward: Jaxpr, causal: float = 1.0) -> float | None:
@@ -60,14 +76,14 @@ def train_step(forward: Jaxpr, causal: float = 1.0) -> float | None:
     return None if math.isnan(counted) else 3 * counted
 
 
-def count(jaxpr: Jaxpr, causal: float = 1.0) -> float:
-    """FLOPs of one evaluation of `jaxpr`, NaN when they depend on the data."""
+def count(jaxpr: Jaxpr, causal: float | None = 1.0) -> float:
+    """FLOPs of one evaluation of `jaxpr`, NaN when they depend on the data. With None the scopes say nothing."""
     return sum((_of_equation(equation, causal) for equation in jaxpr.eqns), 0.0)
 
 
-def _of_equation(equation: JaxprEqn, causal: float) -> float:
-    if causal != 1.0 and CAUSAL in str(equation.source_info.name_stack).split("/"):
-        return causal * _of_equation(equation, 1.0)
+def _of_equation(equation: JaxprEqn, causal: float | None) -> float:
+    if causal is not None and (share := _share(str(equation.source_info.name_stack), causal)) != 1.0:
+        return share * _of_equation(equation, None)
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
         return _of_matmul(equation)

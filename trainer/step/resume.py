@@ -62,7 +62,10 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any], step: int) -> str |
 def _differing(path: str, then: Any, now: Any) -> Iterator[str]:
     """`path then → now` for each dotted key whose values differ; lists are values."""
     if isinstance(then, Mapping) and isinstance(now, Mapping):
+        is_older = then.get("kind") is not None and then.get("kind") == now.get("kind")  # a key that it lacks is new
         for key in dict.fromkeys([*then, *now]):
+            if is_older and key not in then:
+                continue
             yield from _differing(f"{path}.{key}", then.get(key), now.get(key))
     elif then != now:
         yield f"{path} {_shown(then)} → {_shown(now)}"

@@ -58,7 +58,10 @@ def test_the_launcher_never_imports_the_jax_side() -> None:
         "import sys; import launcher.cli.validate, launcher.cli.schema, launcher.cli.init;"
         "print(sorted(name for name in sys.modules if name.split('.')[0] in ('trainer', 'jax', 'numpy')))"
     )
-    assert python("-c", code).stdout == "['trainer', 'trainer.architectures', 'trainer.contract', 'trainer.spec']\n"
+    assert (
+        python("-c", code).stdout
+        == "['trainer', 'trainer.architectures', 'trainer.contract', 'trainer.presets', 'trainer.spec']\n"
+    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -70,6 +70,12 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
             CUDA,
             "The head dim must be <= 128 and a multiple of 8",
         ),
+        (train_spec("cudnn", DECODER | {"score_cap": 50.0}), CUDA, "cuDNN's kernel has no cap of the scores"),
+        (
+            train_spec("cudnn", DECODER | {"head_size": 256}),
+            CUDA,
+            "The head dim must be <= 128 and a multiple of 8",
+        ),
         (train_spec("cudnn"), TURING, "needs compute capability 8.0 (Ampere), the GPU has 7.5"),
         (train_spec("splash"), CUDA, "it is a kernel for TPU, the devices are gpu"),
         (
@@ -134,6 +140,12 @@ def test_auto_is_the_kernel_of_the_accelerator_and_says_so(
         (train_spec("auto", DECODER | {"width": 80}), CUDA, "cudnn is unavailable here: The head dim must be"),
         (train_spec("auto"), TURING, "cudnn is unavailable here: cuDNN's kernel needs compute capability 8.0"),
         (train_spec("auto", DECODER | {"length": 200}), TPU, "splash is unavailable here: its blocks are of 128"),
+        (train_spec("auto", DECODER | {"window": 8}), CUDA, "cudnn is unavailable here: auto uses it without windows"),
+        (
+            train_spec("auto", DECODER | {"score_cap": 9.0}),
+            CUDA,
+            "cudnn is unavailable here: cuDNN's kernel has no cap",
+        ),
         (train_spec("auto", precision="fp32"), TPU, "splash is unavailable here: auto uses it for bfloat16 alone"),
         (train_spec("auto", precision="fp16"), TPU, "splash is unavailable here: auto uses it for bfloat16 alone"),
     ],
@@ -146,7 +158,7 @@ def test_auto_is_xla_where_the_kernel_does_not_fit_and_says_why(
 
 
 def test_auto_is_xla_where_the_kernel_reads_no_mask(cudnn: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def reads_none(query: Any, key: Any, value: Any, keys: Any, *, is_causal: bool) -> Any:
+    def reads_none(query: Any, key: Any, value: Any, keys: Any, **scores: Any) -> Any:
         if keys is not None:
             raise NotImplementedError("No masks.")
         return query
@@ -170,6 +182,9 @@ A100, H100, CLOUD_TPU = Accelerator("cuda", (8, 0)), Accelerator("cuda", (9, 0))
         (train_spec("auto", precision="fp32"), A100, "xla"),
         (train_spec("auto", precision="fp32"), CLOUD_TPU, "xla"),
         (train_spec("auto"), Accelerator("cuda", (7, 5)), "xla"),
+        (train_spec("auto", DECODER | {"window": 8}), A100, "xla"),
+        (train_spec("auto", DECODER | {"window": 8, "score_cap": 9.0}), CLOUD_TPU, "fused"),
+        (train_spec("cudnn", DECODER | {"score_cap": 9.0}), A100, "xla"),
         (train_spec("cudnn"), A100, "fused"),
         (train_spec("cudnn"), None, "fused"),
         (train_spec("cudnn"), Accelerator("cpu"), "xla"),
@@ -237,7 +252,7 @@ def test_splash_takes_fewer_rows_than_the_mesh_splits() -> None:
     """As a task's bare loss does in evaluation, one row at a time."""
     row = jax.ShapeDtypeStruct((1, splash.LANES, 4, 64), np.float32)
     with jax.set_mesh(mesh.build(spec.Mesh(dp=2, fsdp=2, mp=2))):
-        attended = jax.eval_shape(partial(splash.attend, ids=None, is_causal=True), row, row, row)
+        attended = jax.eval_shape(partial(splash.attend, ids=None, scores=splash.Scores(True)), row, row, row)
     assert attended.shape == row.shape
 
 

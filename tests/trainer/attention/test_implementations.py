@@ -80,6 +80,14 @@ def test_an_unknown_name_is_refused() -> None:
         causal("flash")
 
 
+def windowed(name: str) -> implementations.Attention:
+    return causal(name, window=6, scale=0.3)
+
+
+def capped(name: str) -> implementations.Attention:
+    return causal(name, window=150, scale=0.3, cap=2.0)
+
+
 # --- xla --------------------------------------------------------------------------------------------------------------
 
 
@@ -129,7 +137,7 @@ def _same_with_gradients(one: Any, other: Any, given: tuple[Array, ...]) -> None
 
 
 @pytest.mark.parametrize("name", SEEN)
-@pytest.mark.parametrize(("kind", "length"), [(causal, 16), (full, 17), (causal, 17)])
+@pytest.mark.parametrize(("kind", "length"), [(causal, 16), (full, 17), (causal, 17), (windowed, 17)])
 def test_what_cudnn_is_asked_for_is_what_xla_computes(
     kind: Callable[[str], implementations.Attention],
     name: str,
@@ -227,7 +235,9 @@ def interpreted(monkeypatch: pytest.MonkeyPatch, standard: None) -> None:
     monkeypatch.setattr(splash, "attend", partial(splash.attend, interpret=True))
 
 
-@pytest.mark.parametrize(("kind", "name"), [(causal, "all"), (causal, "segments and lengths"), (full, "mask")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(causal, "all"), (causal, "segments and lengths"), (full, "mask"), (capped, "segments")]
+)
 def test_splash_equals_xla(kind: Callable[[str], implementations.Attention], name: str, interpreted: None) -> None:
     length = 2 * splash.LANES
     seen = SEEN[name](length)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.trainer import peaks
-from tests.trainer.references import FIXTURES, folder, step, tensors, train_spec
+from tests.trainer import peaks, references
+from tests.trainer.references import folder, step, tensors, train_spec
 from trainer.errors import SpecError
-from trainer.huggingface import names, save
+from trainer.huggingface import save
 
-CASES = ["llama_tiny", "llama3_tiny", "gpt2_tiny", "vit_tiny"]
+CASES = ["llama_tiny", "llama3_tiny", "gpt2_tiny", "vit_tiny", "qwen2_tiny", "gemma3_tiny", "olmo2_tiny"]
 
 
 def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -33,7 +33,7 @@ def test_what_is_read_is_written_back_bit_by_bit(case: str, tmp_path: Path) -> N
     assert equal(step(case, tmp_path / "out").init().params, params)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case != "gemma3_tiny"])
 def test_every_device_reads_its_own_part(case: str, tmp_path: Path) -> None:
     model = {} if case == "vit_tiny" else {"vocab": 96}  # the fixtures' 97 do not split over mp
     params = step(case, None, model=model).init().params
@@ -92,15 +92,24 @@ def test_files_of_a_model_without_its_head_have_shorter_names(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("case", "model", "says"),
     [
-        ("llama_tiny", {"heads": 8}, "num_attention_heads is 4, train.model makes it 8"),
-        ("llama_tiny", {"tied": True}, "tie_word_embeddings is False, train.model makes it True"),
-        ("llama_tiny", {"norm_eps": 1e-6}, "rms_norm_eps is 1e-05, train.model makes it 1e-06"),
-        ("llama_tiny", {"rope_theta": 5e5}, "rope_theta is 10000.0, train.model makes it 500000.0"),
-        ("llama3_tiny", {"rope_scaling": None}, "rope_type is llama3, train.model makes it default"),
-        ("gpt2_tiny", {"hidden": 128}, "n_inner is 256, train.model makes it 128"),
-        ("vit_tiny", {"layers": 3}, "num_hidden_layers is 2, train.model makes it 3"),
+        ("llama_tiny", {"heads": 8}, "num_attention_heads is 4, train.model.heads makes it 8"),
+        ("llama_tiny", {"tied": True}, "tie_word_embeddings is False, train.model.tied makes it True"),
+        ("llama_tiny", {"norm_eps": 1e-6}, "rms_norm_eps is 1e-05, train.model.norm_eps makes it 1e-06"),
+        ("llama_tiny", {"rope_theta": 5e5}, "rope_theta is 10000.0, train.model.rope_theta makes it 500000.0"),
+        ("llama3_tiny", {"rope_scaling": None}, "train.model.rope_scaling makes it None"),
+        ("gpt2_tiny", {"hidden": 128}, "n_inner is 256, train.model.hidden makes it 128"),
+        ("vit_tiny", {"layers": 3}, "num_hidden_layers is 2, train.model.layers makes it 3"),
         ("vit_tiny", {"classes": 5}, "classifier.weight is [10, 64], train.model makes it [5, 64]"),
         ("vit_tiny", {"pool": "mean"}, "train.model.pool = mean: Hugging Face's ViT knows only cls"),
+        ("qwen2_tiny", {"kind": "gpt2"}, "it holds a model of the kind decoder, train.model.kind is gpt2"),
+        ("qwen2_tiny", {"biases": []}, "biases is ['qkv'], train.model.biases makes it []"),
+        ("qwen3_tiny", {"head_size": 16}, "head_dim is 24, train.model.head_size makes it 16"),
+        ("qwen3_tiny", {"family": "qwen2"}, "model_type is qwen3, train.model.family is qwen2"),
+        ("mistral_tiny", {"window": 8}, "sliding_window is 16, train.model.window makes it 8"),
+        ("gemma2_tiny", {"norms": "before"}, "norms is both, train.model.norms makes it before"),
+        ("gemma2_tiny", {"score_cap": None}, "attn_logit_softcapping is 50.0, train.model.score_cap makes it None"),
+        ("gemma3_tiny", {"rope_local_theta": 5.0}, "rope_local_base_freq is 10000.0, train.model.rope_local_theta"),
+        ("olmo2_tiny", {"preset": "olmo2-1b"}, "hidden_size is 64, train.model.width makes it 2048"),
     ],
 )
 def test_another_model_than_the_folders_is_refused(case: str, model: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -119,7 +128,7 @@ def test_tensors_that_are_missing_or_left_over_are_named(tmp_path: Path) -> None
 def test_a_folder_that_is_not_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="config.json cannot be read"):
         step("llama_tiny", tmp_path / "nowhere").init()
-    (tmp_path / "config.json").write_text(json.dumps(_config("llama_tiny")))
+    (tmp_path / "config.json").write_text(json.dumps(references.config("llama_tiny")))
     with pytest.raises(SpecError, match="no folder here with safetensors files"):
         step("llama_tiny", tmp_path).init()
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
@@ -135,35 +144,9 @@ def test_the_config_of_transformers_5_is_read(tmp_path: Path) -> None:
     assert step("llama3_tiny", init_from).init().params.keys()
 
 
-def _config(case: str) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((FIXTURES / case / "config.json").read_text())["hf_config"]
-    return config
-
-
 def _copied(case: str, to: Path, content: dict[str, np.ndarray]) -> Path:
     """The case's folder with these tensors in it, in one file without an index."""
     to.mkdir()
-    (to / "config.json").write_text(json.dumps(_config(case)))
+    (to / "config.json").write_text(json.dumps(references.config(case)))
     save_file(content, to / "model.safetensors")
     return to
-
-
-@pytest.mark.parametrize(
-    ("given", "model", "says"),
-    [
-        ({}, {"heads": 8}, ["num_attention_heads is 4, train.model makes it 8"]),  # and no word of the head size
-        (
-            {"head_dim": 32},
-            {},
-            ["head_dim is 32, not hidden_size / num_attention_heads = 64 / 4: that is not supported"],
-        ),
-        ({"attention_bias": True}, {}, ["attention_bias is True: biases in attention are not supported"]),
-        ({"mlp_bias": True}, {}, ["mlp_bias is True: biases in the feed-forward layers are not supported"]),
-    ],
-)
-def test_a_config_that_differs_names_what_differs_and_nothing_that_follows(
-    given: dict[str, Any], model: dict[str, Any], says: list[str]
-) -> None:
-    config = _config("llama_tiny")
-    ours = train_spec("llama_tiny", None).model.model_copy(update=model)
-    assert names.differences(ours, config | given) == says

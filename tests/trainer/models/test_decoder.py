@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.trainer.tiny import DECODER
+from tests.trainer.tiny import DECODER, WIDE, Counting, run
 from trainer import spec
 from trainer.models.decoder import Decoder
 from trainer.models.layers import rope
@@ -65,6 +65,29 @@ def test_no_position_sees_a_later_token() -> None:
     before, after = model(TOKENS), model(changed)
     np.testing.assert_array_equal(before[:, :9], after[:, :9])
     assert not np.allclose(before[:, 9:], after[:, 9:])
+
+
+def test_a_window_hides_what_is_before_it() -> None:
+    model = Decoder(DECODER.model_copy(update={"layers": 1, "window": 4}), nnx.Rngs(0))
+    changed = TOKENS.copy()
+    changed[:, 3] = (TOKENS[:, 3] + 1) % 32
+    differs = np.abs(np.asarray(model(TOKENS) - model(changed))).max((0, 2)) > 1e-6
+    assert np.flatnonzero(differs).tolist() == [3, 4, 5, 6]
+
+
+def test_a_cap_bounds_the_logits() -> None:
+    model = Decoder(DECODER.model_copy(update={"logit_cap": 0.5}), nnx.Rngs(0))
+    plain = Decoder(DECODER, nnx.Rngs(0))(TOKENS)
+    np.testing.assert_allclose(model(TOKENS), 0.5 * np.tanh(plain / 0.5), atol=1e-6)
+
+
+def test_a_decoder_of_every_option_trains_on_a_mesh_as_on_one_device(standard: None) -> None:
+    expected, state = run(Counting(), 4, model=WIDE)
+    found, on_mesh = run(Counting(), 4, model=WIDE, mesh={"dp": 2, "fsdp": 2, "mp": 2}, remat="full")
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    split = {name: leaf.sharding.spec for name, leaf in on_mesh.params.items()}
+    assert "mp" in split["blocks.attention.query_bias"] and "mp" in split["blocks.attention.key_norm.scale"]
+    assert "mp" in split["blocks.mlp.gate_bias"] and state.params.keys() == split.keys()
 
 
 def test_rotated_products_depend_on_distance_alone() -> None:

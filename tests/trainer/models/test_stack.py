@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trainer.tiny import DECODER, GPT2, VIT, Counting, Pictures, build, run
+from tests.trainer.tiny import DECODER, GPT2, VIT, WIDE, Counting, Pictures, build, run
 
 CASES: dict[str, tuple[Any, Any]] = {
     "decoder": (Counting(), DECODER),
+    "decoder with turns": (Counting(), WIDE),
     "gpt2 with dropout": (Counting(), GPT2.model_copy(update={"dropout": 0.1})),
     "vit with paths": (Pictures(), VIT.model_copy(update={"drop_path": 0.5})),
 }

@@ -107,6 +107,27 @@ def test_a_decoder_has_the_flops_of_its_formula(remat: str) -> None:
     assert counted == 6 * batch * config.length * (weights + attention)
 
 
+def test_a_window_counts_the_keys_that_are_in_it() -> None:
+    sizes = {"width": 32, "heads": 4, "hidden": 64, "vocab": 50, "length": 16}
+    counted = {}
+    for name, keys in {
+        "full": {},
+        "window": {"window": 4},
+        "turns": {"window": 4, "pattern": ["window", "full"]},
+    }.items():
+        config = spec.Decoder(layers=3, **sizes, **keys)  # type: ignore[arg-type]
+        arrays = ModelArrays(nnx.eval_shape(lambda config=config: Decoder(config, nnx.Rngs(0))))
+        tokens = jax.ShapeDtypeStruct((1, 16), jnp.int32)
+        traced = jax.make_jaxpr(lambda params, x, a=arrays: a.merge(params, {}, jax.random.key(0))(x))
+        jaxpr = traced(arrays.params, tokens).jaxpr
+        counted[name] = [flops.count(jaxpr, causal) for causal in (1.0, 0.5)]
+    layer = 2 * 2 * 16 * 16 * 32  # scores and mix of all pairs
+    pairs = {1.0: 4 / 16, 0.5: 4 / 16 * (1 - 0.5 * 4 / 16)}  # in a window, of all
+    for at, (causal, share) in enumerate(pairs.items()):
+        spared = counted["full"][at] - counted["window"][at], counted["full"][at] - counted["turns"][at]
+        assert spared == (3 * layer * (causal - share), 2 * layer * (causal - share))
+
+
 # Shape -> what a training step costs an image or a token, in GFLOP: with full attention, and with what a causal mask
 # leaves of it. Six times the weights in products and 12 × layers × length × width, by hand; the table of llm-foundry's
 # benchmarks counts the last, MPT-1b's, so too.

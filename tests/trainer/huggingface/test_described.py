@@ -1,0 +1,152 @@
+"""config.json, read as our keys and written from them; and what a folder says that a job does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.references import config
+from trainer import spec
+from trainer.architectures import PRESETS
+from trainer.errors import SpecError
+from trainer.huggingface import described
+from trainer.huggingface.families import FAMILIES
+from trainer.huggingface.folder import resolved
+from trainer.spec import CLASSIFY, LM, TrainSpec
+
+DECODERS = ["llama3_tiny", "qwen2_tiny", "qwen3_tiny", "mistral_tiny", "gemma2_tiny", "gemma3_tiny", "olmo2_tiny"]
+
+
+def train(folder: Path, given: dict[str, Any], task: str = LM, **model: Any) -> TrainSpec:
+    """The spec of a job that starts from a folder of this config.json."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(given))
+    return resolved(TrainSpec(task=task, model={"init_from": str(folder), **model}))
+
+
+@pytest.mark.parametrize("case", [*DECODERS, "gpt2_tiny", "vit_tiny"])
+def test_a_folder_alone_sets_every_size_and_is_written_as_it_was_read(case: str, tmp_path: Path) -> None:
+    given = config(case)
+    model = train(tmp_path, given, CLASSIFY if case == "vit_tiny" else LM).model
+    assert model.kind == FAMILIES[given["model_type"]].kind
+    written = described.config(model)
+    assert written["model_type"] == given["model_type"]
+    same = [key for key in ("layer_types", "sliding_window", "use_sliding_window", "head_dim") if key in given]
+    assert [written.get(key, given[key]) for key in same if given[key] is not None] == [
+        given[key] for key in same if given[key] is not None
+    ]
+    assert described.differences(model, described.model(written)) == []
+
+
+@pytest.mark.parametrize(("name", "sizes"), PRESETS.items(), ids=list(PRESETS))
+def test_a_preset_is_written_as_its_family_and_read_back(name: str, sizes: dict[str, Any]) -> None:
+    model: Any = TrainSpec(task="my:Task", model={"preset": name}).model
+    written = described.config(model)
+    assert written["model_type"] == sizes.get("family", sizes["kind"])
+    assert described.differences(model, described.model(written)) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"attention_bias": True}, {"biases": ["qkv", "out"]}),
+        ({"attention_bias": True, "mlp_bias": True}, {"biases": ["qkv", "out", "mlp"]}),
+        ({"head_dim": 32}, {"head_size": 32}),
+        ({"num_key_value_heads": None}, {"kv_heads": None, "groups": 4}),
+        ({"hidden_act": "gelu_new"}, {"activation": "gelu_tanh"}),
+        ({"rope_scaling": {"type": "linear", "factor": 4}}, {"rope_scaling": {"kind": "linear", "factor": 4.0}}),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "factor": 4,
+                    "rope_theta": 7.0,
+                    "mscale": 1,
+                    "mscale_all_dim": 1,
+                }
+            },
+            {
+                "rope_theta": 7.0,
+                "rope_scaling": {"kind": "yarn", "factor": 4.0, "attention_factor": 1.0, "original_length": 128},
+            },
+        ),
+        ({"model_type": "mistral", "sliding_window": 8}, {"looks": ("window",), "window": 8}),
+        ({"model_type": "mistral", "sliding_window": None}, {"looks": ("full",), "window": None}),
+        ({"model_type": "qwen2", "sliding_window": 8}, {"window": None}),
+        (
+            {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
+            {"looks": ("full", "window"), "window": 8},
+        ),
+        ({"model_type": "gemma2"}, {"looks": ("window", "full"), "window": 4096, "size": 256, "score_cap": 50.0}),
+        (
+            {"model_type": "gemma3_text", "num_hidden_layers": 8},
+            {"looks": ("window",) * 5 + ("full",), "rope_theta": 1e6, "rope_local_theta": 1e4, "tied": False},
+        ),
+    ],
+    ids=str,
+)
+def test_a_key_of_theirs_is_one_of_ours(given: dict[str, Any], says: dict[str, Any]) -> None:
+    dropped = {"rope_scaling", "rope_theta", "head_dim", "hidden_act"} - given.keys()
+    model = described.model({key: value for key, value in config("llama_tiny").items() if key not in dropped} | given)
+    for key, wanted in says.items():
+        found = getattr(model, key)
+        assert (found.model_dump(exclude_defaults=True) | {"kind": found.kind} if key == "rope_scaling" else found) == (
+            wanted
+        ), key
+    assert described.differences(model, described.model(described.config(model))) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"model_type": "phi3", "resid_pdrop": 0.0, "embd_scale": 2}, "model_type is phi3, and only llama, mistral"),
+        ({"model_type": "phi3", "embd_scale": 2}, "; keys that these do not have: embd_scale"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5: rotary positions of a part of each head are"),
+        ({"quantization_config": {"bits": 4}}, "quantized weights are not supported"),
+        ({"hidden_act": "relu2"}, "hidden_act is relu2: of activations silu, gelu"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is dynamic: of rotary scalings default"),
+        ({"head_dim": 15}, "head_size = 15 is odd"),
+        ({"num_key_value_heads": 3}, "kv_heads = 3 does not divide heads = 4"),
+        ({"model_type": "gpt2", "n_layer": 1, "activation_function": "relu"}, "activation_function is relu, and only"),
+    ],
+)
+def test_what_is_not_supported_is_said(given: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as error:
+        train(tmp_path, config("llama_tiny") | given)
+    assert says in str(error.value) and str(tmp_path / "config.json") in str(error.value)
+
+
+def test_what_the_job_says_besides_must_agree(tmp_path: Path) -> None:
+    gpt2 = config("gpt2_tiny")
+    assert train(tmp_path, gpt2, layers=2, length=32).model.kind == "gpt2"
+    with pytest.raises(SpecError, match=r"n_layer is 2, train\.model\.layers makes it 3"):
+        train(tmp_path, gpt2, layers=3)
+    with pytest.raises(SpecError, match=r"train\.model\.kv_heads does not apply to a model of the kind gpt2"):
+        train(tmp_path, gpt2, kv_heads=2)
+    with pytest.raises(SpecError, match="kind gpt2, train.model.kind is decoder"):
+        train(tmp_path, gpt2, kind="decoder")
+    with pytest.raises(SpecError, match="length = 65 is more than positions = 64"):
+        train(tmp_path, gpt2, length=65)
+    with pytest.raises(SpecError, match=r"hidden_size is 64, train\.model\.width makes it 2048"):
+        train(tmp_path, config("llama_tiny"), preset="llama-1b")
+
+
+def test_a_folder_that_is_not_here_is_forgiven_where_the_job_says_every_size(tmp_path: Path) -> None:
+    away = str(tmp_path / "nowhere")
+    whole = TrainSpec(task=LM, model={"preset": "llama-1b", "init_from": away})
+    assert resolved(whole, is_here=False) == whole
+    for job, is_here in ((whole, True), (TrainSpec(task=LM, model={"init_from": away}), False)):
+        with pytest.raises(SpecError, match=r"nowhere: config\.json cannot be read"):
+            resolved(job, is_here=is_here)
+
+
+def test_a_decoder_that_no_family_has_is_not_exported() -> None:
+    odd = spec.Decoder(norms="both", qk_norm="whole")
+    with pytest.raises(SpecError, match="Hugging Face has no such decoder, .* is nearest: .*norms is"):
+        described.config(odd)
+    with pytest.raises(SpecError, match="llama is nearest: qk_norm is None, train.model.qk_norm makes it head"):
+        described.config(spec.Decoder(family="llama", qk_norm="head"))
+    assert described.config(spec.Decoder(qk_norm="head"))["architectures"] == ["Qwen3ForCausalLM"]

@@ -1,0 +1,301 @@
+"""What a config.json says in the keys of our models, and the config.json of a model of ours. Reads no file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pydantic
+
+from trainer import spec
+from trainer.architectures import Model
+from trainer.errors import SpecError
+from trainer.huggingface.families import ACTIVATIONS, FAMILIES, LOOKS, SAYING_NOTHING, UNSUPPORTED, Family
+
+Config = Mapping[str, Any]
+
+GPT2_END = 50256  # the token that transformers takes for a beginning and an end where a config.json names none
+LONGEST = 2048  # tokens of an example where neither the job nor a shorter model says how many
+# Keys of ours that a config.json does not speak of, or not in a way that must agree.
+OWN = {"preset", "init_from", "scan", "length", "family", "dropout", "drop_path", "pool", "pixel_mean", "pixel_std"}
+OWN |= {"classes"}  # which the head's tensor says for certain
+# Keys that stand for another one where they are null: the property that says what is meant.
+MEANT = {"kv_heads": "groups", "hidden": "units", "head_size": "size", "pattern": "looks"}
+_YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+
+
+def model(config: Config) -> spec.Published:
+    """The model that a config.json describes. Raises SpecError, which says what of it is not supported."""
+    name = str(config.get("model_type"))
+    if name not in FAMILIES:
+        raise SpecError(_of_no_family(name, config))
+    family = FAMILIES[name]
+    wrong = [
+        f"{key} is {config[key]}: {what} not supported"
+        for key, (plain, what) in UNSUPPORTED.items()
+        if config.get(key) not in (None, plain)
+    ]
+    wrong += [
+        f"{key} is {config[key]}, and only {wanted} is supported"
+        for key, wanted in family.constant.items()
+        if config.get(key, wanted) != wanted
+    ]
+    if wrong:
+        raise SpecError("; ".join(wrong))
+    keys = _decoder(name, family, config) if family.kind == "decoder" else _other(family, config)
+    if keys.get("positions") is not None:
+        keys["length"] = min(keys["positions"], LONGEST)
+    try:
+        made: Any = pydantic.TypeAdapter(Model).validate_python({"kind": family.kind, **keys})
+    except pydantic.ValidationError as error:
+        raise SpecError("; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())) from None
+    assert isinstance(made, spec.Published), "every family is of a published model"
+    return made
+
+
+def differences(mine: spec.Published, theirs: spec.Published, keys: set[str] | None = None) -> list[str]:
+    """A sentence for each key, of `keys` or of all, that `mine` has and `theirs`, a folder's model, has otherwise."""
+    asked = [key for key in type(mine).model_fields if key not in OWN and (keys is None or key in keys)]
+    if mine.kind != theirs.kind and "kind" in asked:
+        return [f"it holds a model of the kind {theirs.kind}, train.model.kind is {mine.kind}"]
+    found = []
+    for key in asked:
+        if key not in type(theirs).model_fields:
+            found.append(f"train.model.{key} does not apply to a model of the kind {theirs.kind}")
+            continue
+        wanted, given = _meant(mine, key), _meant(theirs, key)
+        if wanted != given and not (key == "positions" and wanted is None):
+            found.append(f"{_named(theirs, key)} is {given}, train.model.{key} makes it {wanted}")
+    if isinstance(mine, spec.Decoder) and mine.family and mine.family != getattr(theirs, "family", None):
+        found.append(f"model_type is {getattr(theirs, 'family', None)}, train.model.family is {mine.family}")
+    return found
+
+
+def family(of: spec.Published) -> str:
+    """The model_type as which a model is written: its own, or the first of which it is one.
+
+    Raises SpecError where there is none, with the keys by which the nearest differs.
+    """
+    if not isinstance(of, spec.Decoder):
+        return of.kind
+    tried = [of.family] if of.family else [name for name in FAMILIES if FAMILIES[name].kind == of.kind]
+    faults = {name: differences(of.model_copy(update={"family": name}), _again(of, name)) for name in tried}
+    nearest = min(faults, key=lambda name: len(faults[name]))
+    if faults[nearest]:
+        raise SpecError(f"Hugging Face has no such decoder, {nearest} is nearest: {'; '.join(faults[nearest])}")
+    return nearest
+
+
+def config(of: spec.Published) -> dict[str, Any]:
+    """The config.json of a model, as a dict. Raises SpecError where Hugging Face has no such model."""
+    return _config(of, family(of))
+
+
+# --- theirs -> ours ---------------------------------------------------------------------------------------------------
+
+
+def _of_no_family(name: str, config: Config) -> str:
+    """That a config.json is of another architecture, and which of its keys ours do not have."""
+    known = {key for family in FAMILIES.values() for key in (*family.keys, *family.constant, family.activation)}
+    known |= SAYING_NOTHING | {"rope_theta", "rope_scaling", "rope_parameters", "attention_bias", "mlp_bias"}
+    known |= {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
+    more = sorted(key for key, value in config.items() if key not in known and value not in (None, False))
+    differ = f"; keys that these do not have: {', '.join(more)}" if more else ""
+    return f"model_type is {name}, and only {', '.join(FAMILIES)} are supported{differ}"
+
+
+def _value(family: Family, config: Config, key: str) -> Any:
+    """A key of theirs; where it is left out, what that means. Null is a value of its own."""
+    return config[key] if key in config else family.absent.get(key)
+
+
+def _plain(family: Family, config: Config) -> dict[str, Any]:
+    """The keys that are ours by another name."""
+    found = {ours: _value(family, config, theirs) for theirs, ours in family.keys.items()}
+    floats = {"norm_eps", "query_scalar", "score_cap", "logit_cap", "rope_local_theta"}
+    return {
+        key: float(value) if key in floats and value is not None else value
+        for key, value in found.items()
+        if value is not None or key not in ("layers", "width", "heads", "vocab", "norm_eps")
+    }
+
+
+def _decoder(name: str, family: Family, config: Config) -> dict[str, Any]:
+    activation = str(_value(family, config, family.activation))
+    if activation not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise SpecError(f"{family.activation} is {activation}: of activations {known} are supported")
+    keys = {**_plain(family, config), **family.fixed, "family": name, "activation": ACTIVATIONS[activation]}
+    if family.has_biases:
+        of_attention, of_mlp = config.get("attention_bias"), config.get("mlp_bias") and name == "llama"
+        keys["biases"] = (["qkv", "out"] if of_attention else []) + (["mlp"] if of_mlp else [])
+    keys |= _window(family, config, keys["layers"]) | _rope(family, config, keys)
+    if keys["window"] is None:
+        keys.pop("rope_local_theta", None)
+    return keys
+
+
+def _window(family: Family, config: Config, layers: int) -> dict[str, Any]:
+    window = _value(family, config, "sliding_window") if family.window else None
+    if family.window == "switched" and not config.get("use_sliding_window"):
+        window = None
+    if window is None:
+        return {"window": None, "pattern": None}
+    looks = [LOOKS[str(name)] for name in config.get("layer_types") or ()] or _default_looks(family, config, layers)
+    if "window" not in looks:
+        return {"window": None, "pattern": None}
+    period = next(n for n in range(1, layers + 1) if all(looks[i] == looks[i % n] for i in range(layers)))
+    return {"window": window, "pattern": looks[:period]}
+
+
+def _default_looks(family: Family, config: Config, layers: int) -> list[str]:
+    """The kinds of the layers where config.json does not list them."""
+    if family.window == "all":
+        return ["window"] * layers
+    if family.window == "switched":
+        whole = config.get("max_window_layers", 28)
+        return ["full" if layer < whole else "window" for layer in range(layers)]
+    every = 2 if family.architecture.startswith("Gemma2") else config.get("sliding_window_pattern") or 6
+    return ["window" if (layer + 1) % every else "full" for layer in range(layers)]
+
+
+def _rope(family: Family, config: Config, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary positions, as transformers 4 writes them (rope_theta, rope_scaling) or 5 (rope_parameters)."""
+    given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    local = given.get("sliding_attention") or {}
+    given = dict(given.get("full_attention") or given)
+    theta = given.get("rope_theta", _value(family, config, "rope_theta"))
+    found = {"rope_theta": float(theta), "rope_scaling": _scaling(given, config)}
+    if "rope_theta" in local and "rope_local_base_freq" in family.keys:
+        found["rope_local_theta"] = float(local["rope_theta"])
+    return found
+
+
+def _scaling(given: Mapping[str, Any], config: Config) -> dict[str, Any] | None:
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind not in ("llama3", "linear", "yarn"):
+        raise SpecError(f"rope_type is {kind}: of rotary scalings default, linear, llama3 and yarn are supported")
+    found: dict[str, Any] = {"kind": kind, "factor": float(given["factor"])}
+    original = given.get("original_max_position_embeddings") or config.get("max_position_embeddings")
+    if kind == "llama3":
+        found |= {key: float(given[key]) for key in ("low_freq_factor", "high_freq_factor") if key in given}
+    if kind == "yarn":
+        found |= {key: type(plain)(given.get(key) or plain) for key, plain in _YARN.items() if key != "truncate"}
+        found |= {"truncate": given.get("truncate", True), "attention_factor": _attention_factor(given)}
+    return found if kind == "linear" else found | {"original_length": original}
+
+
+def _attention_factor(given: Mapping[str, Any]) -> float | None:
+    """What YaRN's keys make it; None: the default."""
+    if given.get("attention_factor") is not None:
+        return float(given["attention_factor"])
+    if given.get("mscale") and given.get("mscale_all_dim"):
+        log = 0.1 * math.log(max(given["factor"], 1.0))
+        return float((given["mscale"] * log + 1.0) / (given["mscale_all_dim"] * log + 1.0))
+    return None
+
+
+def _other(family: Family, config: Config) -> dict[str, Any]:
+    """GPT-2 and ViT."""
+    keys = _plain(family, config)
+    if family.kind == "vit":
+        if isinstance(keys.get("image"), int):
+            keys["image"] = [keys["image"]] * 2
+        labels = config.get("id2label")
+        keys["classes"] = len(labels) if labels else config.get("num_labels")
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+# --- ours -> theirs ---------------------------------------------------------------------------------------------------
+
+
+def _meant(of: spec.Published, key: str) -> Any:
+    """The value of a key, in the one form that equal models share."""
+    if key == "rope_scaling":
+        scaling: spec.Published | Any = getattr(of, key)
+        return None if scaling is None else scaling.model_dump()
+    if key == "query_scalar":
+        return getattr(of, key) or float(of.size) if isinstance(of, spec.Decoder) else None
+    if key == "biases":
+        return sorted(getattr(of, key))
+    if key == "pattern" and isinstance(of, spec.Decoder):
+        return [of.looks[layer % len(of.looks)] for layer in range(of.layers)]
+    return getattr(of, MEANT.get(key, key), getattr(of, key))
+
+
+def _named(of: spec.Published, key: str) -> str:
+    """What a key of ours is called there."""
+    known = FAMILIES[getattr(of, "family", None) or of.kind]
+    special = {"window": "sliding_window", "pattern": "layer_types", "activation": known.activation}
+    back = {ours: theirs for theirs, ours in known.keys.items()} | special
+    return back.get(key, key)
+
+
+def _config(of: spec.Published, name: str) -> dict[str, Any]:
+    known = FAMILIES[name]
+    sizes = {theirs: _written(of, ours) for theirs, ours in known.keys.items()}
+    extra: dict[str, Any] = {}
+    if isinstance(of, spec.Decoder):
+        extra = dict(_of_decoder(of, known))
+    elif isinstance(of, spec.GPT2) and of.vocab <= GPT2_END:
+        extra = {"bos_token_id": None, "eos_token_id": None}
+    elif isinstance(of, spec.ViT):
+        labels = {str(label): f"LABEL_{label}" for label in range(of.classes)}
+        extra = {"id2label": labels, "label2id": {name: int(label) for label, name in labels.items()}}
+    return {"architectures": [known.architecture], "model_type": name, **known.constant, **sizes, **extra}
+
+
+def _written(of: spec.Published, key: str) -> Any:
+    if key == "positions":
+        return of.rows if isinstance(of, spec.GPT2) else getattr(of, "reach", None)
+    if key == "query_scalar":
+        return _meant(of, key)
+    if key == "rope_local_theta" and isinstance(of, spec.Decoder):
+        return of.rope_local_theta or of.rope_theta
+    return getattr(of, MEANT.get(key, key))
+
+
+def _of_decoder(of: spec.Decoder, known: Family) -> Iterator[tuple[str, Any]]:
+    """The keys that are not ours by another name."""
+    yield known.activation, next(theirs for theirs, ours in ACTIVATIONS.items() if ours == of.activation)
+    yield "rope_theta", of.rope_theta
+    yield "rope_scaling", _scaling_of(of)
+    if known.has_biases:
+        yield "attention_bias", {"qkv", "out"} <= set(of.biases)
+    if known.architecture == "LlamaForCausalLM":
+        yield "mlp_bias", "mlp" in of.biases
+    if known.window is not None:
+        kinds = {ours: theirs for theirs, ours in LOOKS.items()}
+        looks = _meant(of, "pattern")
+        yield "sliding_window", of.window if "window" in looks else None
+        if known.window != "all":
+            yield "layer_types", [kinds[look] for look in looks]
+        if known.window == "switched":
+            yield "use_sliding_window", "window" in looks
+            yield "max_window_layers", looks.index("window") if "window" in looks else of.layers
+        elif "rope_local_base_freq" in known.keys and "full" in of.looks:
+            yield "sliding_window_pattern", of.looks.index("full") + 1
+
+
+def _scaling_of(of: spec.Decoder) -> dict[str, Any] | None:
+    scaling = of.rope_scaling
+    if scaling is None:
+        return None
+    keys = {
+        "linear": (),
+        "llama3": ("low_freq_factor", "high_freq_factor"),
+        "yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate"),
+    }[scaling.kind]
+    written = {"rope_type": scaling.kind, "factor": scaling.factor}
+    written |= {key: getattr(scaling, key) for key in keys if getattr(scaling, key) is not None}
+    if scaling.original_length is not None:
+        written["original_max_position_embeddings"] = scaling.original_length
+    return written
+
+
+def _again(of: spec.Decoder, name: str) -> spec.Published:
+    """A model as its config.json of that family describes it."""
+    return model(_config(of, name))

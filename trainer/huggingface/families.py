@@ -1,0 +1,157 @@
+"""The families of published models, as a table: config.json -> options of ours, and back. Reads no file.
+
+A family says which of its keys are ours, what a key that is left out means, and which options all of its models have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+Keys = Mapping[str, str]
+Values = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A kind of model as Hugging Face names it."""
+
+    architecture: str  # their class
+    kind: str  # ours
+    keys: Keys  # key of their config.json -> key of our block
+    absent: Values  # values of keys that their config.json leaves out
+    fixed: Values = dataclasses.field(default_factory=dict)  # options of ours that all of its models have
+    constant: Values = dataclasses.field(default_factory=dict)  # keys of theirs that have one value with us
+    activation: str = "hidden_act"  # their key of it
+    window: str | None = None  # how they say which layers have one: all, switched or layers; None: no layer
+    has_biases: bool = False  # whether attention_bias and mlp_bias are theirs
+
+
+_SIZES: Keys = {
+    "num_hidden_layers": "layers",
+    "hidden_size": "width",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "intermediate_size": "hidden",
+    "vocab_size": "vocab",
+    "rms_norm_eps": "norm_eps",
+    "tie_word_embeddings": "tied",
+    "max_position_embeddings": "positions",
+    "head_dim": "head_size",
+}
+_ABSENT: Values = {
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+}
+_GEMMA_KEYS: Keys = {**_SIZES, "query_pre_attn_scalar": "query_scalar"}
+_GEMMA_CAPS: Keys = {"attn_logit_softcapping": "score_cap", "final_logit_softcapping": "logit_cap"}
+_GEMMA_ABSENT: Values = {
+    **_ABSENT,
+    "tie_word_embeddings": True,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+_GEMMA: Values = {"norms": "both", "norm_from_one": True, "embedding_scale": True}
+
+# By model_type. In this order a model that names no family is tried in an export.
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family("LlamaForCausalLM", "decoder", _SIZES, _ABSENT, has_biases=True),
+    "mistral": Family("MistralForCausalLM", "decoder", _SIZES, {**_ABSENT, "sliding_window": 4096}, window="all"),
+    "qwen2": Family("Qwen2ForCausalLM", "decoder", _SIZES, _ABSENT, {"biases": ["qkv"]}, window="switched"),
+    "qwen3": Family(
+        "Qwen3ForCausalLM",
+        "decoder",
+        _SIZES,
+        {**_ABSENT, "head_dim": 128},
+        {"qk_norm": "head"},
+        window="switched",
+        has_biases=True,
+    ),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        "decoder",
+        {**_GEMMA_KEYS, **_GEMMA_CAPS},
+        {**_GEMMA_ABSENT, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        _GEMMA,
+        activation="hidden_activation",
+        window="layers",
+        has_biases=True,
+    ),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM",
+        "decoder",
+        {**_GEMMA_KEYS, **_GEMMA_CAPS, "rope_local_base_freq": "rope_local_theta"},
+        {**_GEMMA_ABSENT, "rope_theta": 1e6, "rope_local_base_freq": 10000.0},
+        {**_GEMMA, "qk_norm": "head"},
+        activation="hidden_activation",
+        window="layers",
+        has_biases=True,
+    ),
+    "olmo2": Family(
+        "Olmo2ForCausalLM",
+        "decoder",
+        {theirs: ours for theirs, ours in _SIZES.items() if ours != "head_size"},
+        {**_ABSENT, "rms_norm_eps": 1e-5},
+        {"norms": "after", "qk_norm": "whole"},
+        has_biases=True,
+    ),
+    "gpt2": Family(
+        "GPT2LMHeadModel",
+        "gpt2",
+        {
+            "n_layer": "layers",
+            "n_embd": "width",
+            "n_head": "heads",
+            "n_inner": "hidden",
+            "vocab_size": "vocab",
+            "n_positions": "positions",
+            "layer_norm_epsilon": "norm_eps",
+        },
+        {"layer_norm_epsilon": 1e-5, "n_inner": None},
+        constant={"activation_function": "gelu_new", "tie_word_embeddings": True},
+    ),
+    "vit": Family(
+        "ViTForImageClassification",
+        "vit",
+        {
+            "num_hidden_layers": "layers",
+            "hidden_size": "width",
+            "num_attention_heads": "heads",
+            "intermediate_size": "hidden",
+            "image_size": "image",
+            "num_channels": "channels",
+            "patch_size": "patch",
+            "layer_norm_eps": "norm_eps",
+        },
+        {"layer_norm_eps": 1e-12},
+        constant={"hidden_act": "gelu", "qkv_bias": True},
+    ),
+}
+
+# Theirs -> ours.
+ACTIVATIONS: Keys = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+LOOKS: Keys = {"sliding_attention": "window", "full_attention": "full"}
+
+# Keys that change what a model computes, in any family: the value that changes nothing, and what another one asks for.
+UNSUPPORTED: Mapping[str, tuple[Any, str]] = {
+    "partial_rotary_factor": (1.0, "rotary positions of a part of each head are"),
+    "quantization_config": (None, "quantized weights are"),
+    "use_bidirectional_attention": (False, "attention to later tokens is"),
+    "scale_attn_by_inverse_layer_idx": (False, "scores scaled by the layer are"),
+}
+# Keys that say nothing about what a model computes: those that transformers writes for every model, and the like.
+SAYING_NOTHING = frozenset(
+    "_name_or_path architectures attention_dropout auto_map bos_token_id chunk_size_feed_forward "
+    "decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop eos_token_id "
+    "finetuning_task id2label label2id initializer_range is_decoder is_encoder_decoder length_penalty max_length "
+    "max_position_embeddings min_length model_type num_beam_groups num_beams num_return_sequences "
+    "output_attentions output_hidden_states output_scores pad_token_id prefix problem_type pruned_heads "
+    "remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate sep_token_id "
+    "task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype "
+    "torchscript transformers_version typical_p use_bfloat16 use_cache".split()
+)

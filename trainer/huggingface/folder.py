@@ -1,0 +1,67 @@
+"""The folder of `init_from`: its config.json sets every size, and what the job says besides must agree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from trainer.errors import SpecError
+from trainer.huggingface import described
+from trainer.spec import Published, TrainSpec
+
+
+def resolved(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
+    """The spec with the model of the folder that it starts from; as it is where it starts from none.
+
+    With `is_here` False a folder that is not here is forgiven where the job says every size. Raises SpecError where
+    config.json cannot be read, describes what is not supported, or does not agree with the job.
+    """
+    model = train.model
+    if not isinstance(model, Published) or model.init_from is None:
+        return train
+    folder = Path(model.init_from)
+    if not is_here and not model.is_partial and not (folder / "config.json").exists():
+        return train
+    given = {key: getattr(model, key) for key in model.model_fields_set}
+    theirs = described_by(folder)
+    check(model, theirs, folder, set(given))
+    own = {key: value for key, value in given.items() if key in described.OWN and key in type(theirs).model_fields}
+    keys = {key: getattr(train, key) for key in train.model_fields_set} | {"model": _with(theirs, own)}
+    try:
+        return TrainSpec.model_validate(keys)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise SpecError(f"train.{place}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _with(model: Published, own: dict[str, Any]) -> Published:
+    try:
+        return type(model).model_validate({**model.model_dump(), **own})
+    except pydantic.ValidationError as error:
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise SpecError(f"train.model: {said}") from None
+
+
+def described_by(folder: Path) -> Published:
+    """The model that the folder's config.json describes. Raises SpecError."""
+    try:
+        given = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise SpecError(f"train.model.init_from = {folder}: config.json cannot be read: {error}") from None
+    if not isinstance(given, dict):
+        raise SpecError(f"{folder / 'config.json'} is not a block of keys, as transformers writes it")
+    try:
+        return described.model(given)
+    except SpecError as error:
+        raise SpecError(f"{folder / 'config.json'}: {error}") from None
+
+
+def check(mine: Published, theirs: Published, folder: Path, keys: set[str] | None = None) -> None:
+    """Raises SpecError where keys, by default all, of `mine` differ from the model of the folder."""
+    differing = described.differences(mine, theirs, keys)
+    if differing:
+        raise SpecError(f"{folder / 'config.json'} describes another model than train.model: {'; '.join(differing)}")

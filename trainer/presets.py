@@ -1,0 +1,109 @@
+"""Sizes of published models by name, as their config.json on the hub says. Never imports jax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Sizes = Mapping[str, Any]
+
+# Touvron et al. 2023 and the Llama 3.1 and 3.2 model cards; Radford et al. 2019 (GPT-2); Dosovitskiy et al. 2021 and
+# Touvron et al. 2021 (ViT); the model cards of Qwen 2.5 and 3, Mistral, Gemma 2 and 3, OLMo 2.
+_DECODER: Sizes = {"kind": "decoder", "length": 2048}
+_LLAMA3: Sizes = {**_DECODER, "family": "llama", "vocab": 128256, "rope_theta": 500000.0, "positions": 131072}
+_QWEN: Sizes = {**_DECODER, "rope_theta": 1e6, "norm_eps": 1e-6, "vocab": 151936}
+_QWEN2: Sizes = {**_QWEN, "family": "qwen2", "biases": ["qkv"], "positions": 32768}
+_QWEN3: Sizes = {**_QWEN, "family": "qwen3", "head_size": 128, "qk_norm": "head", "positions": 40960}
+_MISTRAL: Sizes = {**_DECODER, "family": "mistral", "rope_theta": 1e6, "kv_heads": 8}
+_GEMMA: Sizes = {
+    **_DECODER,
+    "norms": "both",
+    "norm_from_one": True,
+    "norm_eps": 1e-6,
+    "activation": "gelu_tanh",
+    "embedding_scale": True,
+    "query_scalar": 256.0,
+    "head_size": 256,
+    "tied": True,
+}
+_GEMMA2: Sizes = {
+    **_GEMMA,
+    "family": "gemma2",
+    "vocab": 256000,
+    "window": 4096,
+    "pattern": ["window", "full"],
+    "score_cap": 50.0,
+    "logit_cap": 30.0,
+    "positions": 8192,
+}
+_GEMMA3: Sizes = {
+    **_GEMMA,
+    "family": "gemma3_text",
+    "vocab": 262144,
+    "window": 512,
+    "pattern": ["window"] * 5 + ["full"],
+    "qk_norm": "head",
+    "rope_theta": 1e6,
+    "rope_local_theta": 1e4,
+    "positions": 32768,
+}
+_OLMO2: Sizes = {
+    **_DECODER,
+    "family": "olmo2",
+    "vocab": 100352,
+    "rope_theta": 500000.0,
+    "norm_eps": 1e-6,
+    "norms": "after",
+    "qk_norm": "whole",
+    "positions": 4096,
+}
+_GPT2: Sizes = {"kind": "gpt2", "vocab": 50257, "length": 1024, "positions": 1024}
+_VIT: Sizes = {"kind": "vit", "patch": 16, "image": [224, 224], "classes": 1000}
+
+
+def _sizes(below: Sizes, layers: int, width: int, heads: int, kv_heads: int, hidden: int, **keys: Any) -> Sizes:
+    sizes = {"layers": layers, "width": width, "heads": heads, "kv_heads": kv_heads, "hidden": hidden}
+    return {**below, **sizes, **keys}
+
+
+def _llama3_scaled(factor: float) -> Sizes:
+    return {"rope_scaling": {"factor": factor, "original_length": 8192}}
+
+
+PRESETS: Mapping[str, Sizes] = {
+    "llama-1b": _sizes(_LLAMA3, 16, 2048, 32, 8, 8192, tied=True, **_llama3_scaled(32.0)),
+    "llama-3b": _sizes(_LLAMA3, 28, 3072, 24, 8, 8192, tied=True, **_llama3_scaled(32.0)),
+    "llama-8b": _sizes(_LLAMA3, 32, 4096, 32, 8, 14336, **_llama3_scaled(8.0)),
+    "llama-70b": _sizes(_LLAMA3, 80, 8192, 64, 8, 28672, **_llama3_scaled(8.0)),
+    "qwen2.5-0.5b": _sizes(_QWEN2, 24, 896, 14, 2, 4864, tied=True),
+    "qwen2.5-1.5b": _sizes(_QWEN2, 28, 1536, 12, 2, 8960, tied=True, positions=131072),
+    "qwen2.5-3b": _sizes(_QWEN2, 36, 2048, 16, 2, 11008, tied=True),
+    "qwen2.5-7b": _sizes(_QWEN2, 28, 3584, 28, 4, 18944, vocab=152064, positions=131072),
+    "qwen2.5-14b": _sizes(_QWEN2, 48, 5120, 40, 8, 13824, vocab=152064, norm_eps=1e-5, positions=131072),
+    "qwen2.5-32b": _sizes(_QWEN2, 64, 5120, 40, 8, 27648, vocab=152064, norm_eps=1e-5, positions=131072),
+    "qwen2.5-72b": _sizes(_QWEN2, 80, 8192, 64, 8, 29568, vocab=152064, norm_eps=1e-5, positions=131072),
+    "qwen3-0.6b": _sizes(_QWEN3, 28, 1024, 16, 8, 3072, tied=True),
+    "qwen3-1.7b": _sizes(_QWEN3, 28, 2048, 16, 8, 6144, tied=True),
+    "qwen3-4b": _sizes(_QWEN3, 36, 2560, 32, 8, 9728, tied=True),
+    "qwen3-8b": _sizes(_QWEN3, 36, 4096, 32, 8, 12288),
+    "qwen3-14b": _sizes(_QWEN3, 40, 5120, 40, 8, 17408),
+    "qwen3-32b": _sizes(_QWEN3, 64, 5120, 64, 8, 25600),
+    "mistral-7b": _sizes(_MISTRAL, 32, 4096, 32, 8, 14336, vocab=32768, positions=32768),
+    "mistral-nemo-12b": _sizes(_MISTRAL, 40, 5120, 32, 8, 14336, head_size=128, vocab=131072, positions=131072),
+    "gemma2-2b": _sizes(_GEMMA2, 26, 2304, 8, 4, 9216),
+    "gemma2-9b": _sizes(_GEMMA2, 42, 3584, 16, 8, 14336),
+    "gemma2-27b": _sizes(_GEMMA2, 46, 4608, 32, 16, 36864, head_size=128, query_scalar=144.0),
+    "gemma3-270m": _sizes(_GEMMA3, 18, 640, 4, 1, 2048),
+    "gemma3-1b": _sizes(_GEMMA3, 26, 1152, 4, 1, 6912),
+    "olmo2-1b": _sizes(_OLMO2, 16, 2048, 16, 16, 8192),
+    "olmo2-7b": _sizes(_OLMO2, 32, 4096, 32, 32, 11008),
+    "olmo2-13b": _sizes(_OLMO2, 40, 5120, 40, 40, 13824),
+    "olmo2-32b": _sizes(_OLMO2, 64, 5120, 40, 8, 27648),
+    "gpt2-124m": {**_GPT2, "layers": 12, "width": 768, "heads": 12},
+    "gpt2-355m": {**_GPT2, "layers": 24, "width": 1024, "heads": 16},
+    "gpt2-774m": {**_GPT2, "layers": 36, "width": 1280, "heads": 20},
+    "gpt2-1.5b": {**_GPT2, "layers": 48, "width": 1600, "heads": 25},
+    "vit-s16": {**_VIT, "layers": 12, "width": 384, "heads": 6},
+    "vit-b16": {**_VIT, "layers": 12, "width": 768, "heads": 12},
+    "vit-l16": {**_VIT, "layers": 24, "width": 1024, "heads": 16},
+}
