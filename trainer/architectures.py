@@ -9,6 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 
 from trainer.presets import PRESETS as PRESETS
 
+STORES = ("gs", "s3")  # the schemes of the object stores that weights and data are read from and checkpoints written to
+
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -21,8 +23,9 @@ class Block(BaseModel):
 
 
 def _is_folder(path: str) -> str:
-    if not path.strip() or "://" in path:
-        raise ValueError("is not a folder: download the weights first, or mount them")
+    scheme, is_url, rest = path.partition("://")
+    if not path.strip() or (is_url and (scheme not in STORES or not rest)):
+        raise ValueError("is not a folder or a gs:// or s3:// URL: download the weights first, or mount them")
     return path
 
 
@@ -32,7 +35,8 @@ class Published(Block):
     kind: str = Field(description="this model")
     preset: str | None = Field(None, description="sizes by name, below the keys given here")
     init_from: Annotated[str, AfterValidator(_is_folder)] | None = Field(
-        None, description="a Hugging Face folder to start from, whose config.json sets every size; null: random weights"
+        None,
+        description="a Hugging Face folder or gs://, s3:// URL to start from; its config.json sets every size",
     )
     scan: bool = Field(True, description="layers are one loop: compiles fast; false: written out, runs faster")
 

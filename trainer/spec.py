@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 from trainer import architectures
 from trainer.architectures import GPT2 as GPT2
 from trainer.architectures import MLP as MLP
+from trainer.architectures import STORES as STORES
 from trainer.architectures import Block as Block
 from trainer.architectures import CustomModel as CustomModel
 from trainer.architectures import Decoder as Decoder
@@ -24,7 +25,6 @@ from trainer.optim.keys import Optimizer as Optimizer
 from trainer.optim.keys import Schedule as Schedule
 
 EVAL = "eval/"  # before the name of a metric that an evaluation gives
-STORES = ("gs", "s3")  # the schemes of the object stores that data are read from and checkpoints written to
 
 Natural = Annotated[int, Field(ge=0)]
 Steps = Annotated[int, Field(gt=0, le=2**31 - 1)]  # a device counts them in 32 bits

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pydantic
+from etils import epath
 
+from trainer.buckets import remote
 from trainer.errors import SpecError
 from trainer.huggingface import described
 from trainer.spec import Published, TrainSpec
@@ -22,8 +23,8 @@ def resolved(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
     model = train.model
     if not isinstance(model, Published) or model.init_from is None:
         return train
-    folder = Path(model.init_from)
-    if not is_here and not model.is_partial and not (folder / "config.json").exists():
+    folder = model.init_from
+    if not is_here and not model.is_partial and (remote.is_remote(folder) or not _config_of(folder).exists()):
         return train
     given = {key: getattr(model, key) for key in model.model_fields_set}
     theirs = described_by(folder)
@@ -46,22 +47,34 @@ def _with(model: Published, own: dict[str, Any]) -> Published:
         raise SpecError(f"train.model: {said}") from None
 
 
-def described_by(folder: Path) -> Published:
-    """The model that the folder's config.json describes. Raises SpecError."""
+def _config_of(folder: str) -> epath.Path:
+    return epath.Path(folder) / "config.json"
+
+
+def _text(folder: str) -> str:
+    if not remote.is_remote(folder):
+        return str(_config_of(folder).read_text())
+    remote.check("train.model.init_from", folder)
+    with remote.storage(f"reading train.model.init_from = {folder}", SpecError):
+        return str(_config_of(folder).read_text())
+
+
+def described_by(folder: str) -> Published:
+    """The model that the folder's config.json describes. Raises SpecError; StorageError where a store fails."""
     try:
-        given = json.loads((folder / "config.json").read_text())
+        given = json.loads(_text(folder))
     except (OSError, ValueError) as error:
         raise SpecError(f"train.model.init_from = {folder}: config.json cannot be read: {error}") from None
     if not isinstance(given, dict):
-        raise SpecError(f"{folder / 'config.json'} is not a block of keys, as transformers writes it")
+        raise SpecError(f"{_config_of(folder)} is not a block of keys, as transformers writes it")
     try:
         return described.model(given)
     except SpecError as error:
-        raise SpecError(f"{folder / 'config.json'}: {error}") from None
+        raise SpecError(f"{_config_of(folder)}: {error}") from None
 
 
-def check(mine: Published, theirs: Published, folder: Path, keys: set[str] | None = None) -> None:
+def check(mine: Published, theirs: Published, folder: str, keys: set[str] | None = None) -> None:
     """Raises SpecError where keys, by default all, of `mine` differ from the model of the folder."""
     differing = described.differences(mine, theirs, keys)
     if differing:
-        raise SpecError(f"{folder / 'config.json'} describes another model than train.model: {'; '.join(differing)}")
+        raise SpecError(f"{_config_of(folder)} describes another model than train.model: {'; '.join(differing)}")

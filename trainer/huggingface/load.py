@@ -5,68 +5,21 @@ Parameter by parameter and part by part: a process reads only what its own devic
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import Array
-from safetensors import SafetensorError, safe_open
 
 from trainer.errors import SpecError
 from trainer.huggingface import folder, names
 from trainer.huggingface.names import Leaf
+from trainer.huggingface.tensors import Files
 from trainer.spec import Published
 
-INDEX = "model.safetensors.index.json"
 Slices = tuple[slice, ...]
-
-
-class Files:
-    """The tensors of a folder by name. Raises SpecError when there are none, or a file cannot be read."""
-
-    def __init__(self, folder: Path) -> None:
-        self._places, self._open = _places(folder), dict[Path, Any]()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._places
-
-    def __getitem__(self, name: str) -> Any:
-        """The tensor `name`, read when it is sliced. Raises SpecError when its file cannot be read."""
-        path = self._places[name]
-        try:
-            if path not in self._open:
-                self._open[path] = safe_open(path, "np")
-            return self._open[path].get_slice(name)
-        except (OSError, SafetensorError) as error:
-            raise SpecError(f"train.model.init_from: {path} cannot be read: {error}") from None
-
-    def close(self) -> None:
-        """Closes the files: the pages that were read are mapped, and count as this process's memory, until then."""
-        self._open.clear()
-
-
-def _places(folder: Path) -> dict[str, Path]:
-    """Tensor -> file. Without an index all safetensors files of the folder are opened."""
-    index = folder / INDEX
-    try:
-        if index.exists():
-            return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
-        found: dict[str, Path] = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            with safe_open(path, "np") as file:
-                found |= dict.fromkeys(file.keys(), path)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise SpecError(f"train.model.init_from = {folder} cannot be read: {error}") from None
-    if not found:
-        raise SpecError(f"train.model.init_from = {folder}: there is no folder here with safetensors files in it")
-    return found
 
 
 def load(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Array]:
@@ -74,7 +27,7 @@ def load(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[s
 
     Raises SpecError when config.json describes another model, or a tensor is missing, left over or of another shape.
     """
-    path = Path(model.init_from or "")
+    path = model.init_from or ""
     folder.check(model, folder.described_by(path), path)
     files = Files(path)
     leaves = _renamed(model, files)

@@ -20,8 +20,8 @@ import numpy as np
 
 from trainer.errors import SpecError
 from trainer.huggingface import described, names
-from trainer.huggingface.load import INDEX
 from trainer.huggingface.names import Leaf
+from trainer.huggingface.tensors import INDEX
 from trainer.spec import Published
 
 FILE_BYTES = 2 * 2**30  # of a written file

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from tests import bucket_server
 from tests.trainer import peaks, references
 from tests.trainer.references import folder, step, tensors, train_spec
 from trainer.errors import SpecError
@@ -75,6 +76,23 @@ def test_a_model_is_never_in_memory_twice(tmp_path: Path) -> None:
     save.save(str(tmp_path / "hf"), peaks.LARGE, params)
     peak = peaks.growth(STEP, "state = step.init()", peaks.LARGE.model_dump_json(), str(tmp_path / "hf"))
     assert peak < 2 * sum(array.nbytes for array in params.values())  # 1.7 of it where this was written, state and all
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_weights_in_a_bucket_are_read_by_the_ranges_that_a_process_needs(scheme: str, tmp_path: Path) -> None:
+    local = folder("qwen2_tiny", tmp_path / "hf")
+    with bucket_server.served_here() as bucket:
+        for path in local.iterdir():
+            bucket.objects[f"weights/qwen/{path.name}"] = path.read_bytes()
+        url: Any = f"{scheme}://weights/qwen"
+        params = step("qwen2_tiny", url).init().params
+        assert equal(params, step("qwen2_tiny", local).init().params)
+        reads = [
+            asked for method, path, asked in bucket.requests if method == "GET" and "safetensors" in path and asked
+        ]
+        assert len(reads) > len(params)  # the header, and each tensor by itself
+        with pytest.raises(SpecError, match=r"config\.json cannot be read"):
+            step("qwen2_tiny", url + "-not")
 
 
 def test_an_average_starts_from_what_was_read(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from tests.trainer.huggingface.test_load import equal, written
 from tests.trainer.references import folder, step, tensors, train_spec
 from trainer import spec
 from trainer.errors import SpecError
-from trainer.huggingface import load, save
-from trainer.huggingface import names as huggingface
+from trainer.huggingface import described, save
+from trainer.huggingface.tensors import INDEX
 
 MODEL = train_spec("llama3_tiny", None).model
 
@@ -25,7 +25,7 @@ def test_large_models_are_written_in_many_files_with_an_index(params: dict[str, 
     names = save.save(str(tmp_path / "out"), MODEL, params, file_bytes=2**16)
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     assert files == names and len(files) > 5 and files[0] == f"model-00001-of-{len(files):05}.safetensors"
-    index = json.loads((tmp_path / "out" / load.INDEX).read_text())
+    index = json.loads((tmp_path / "out" / INDEX).read_text())
     assert index["metadata"]["total_size"] == sum(array.nbytes for array in tensors("llama3_tiny", "weights").values())
     assert set(index["weight_map"].values()) == set(files)
     assert equal(written(tmp_path / "out"), tensors("llama3_tiny", "weights"))
@@ -102,5 +102,5 @@ def test_what_has_no_form_there_is_refused(model: Any, given: dict[str, Any], sa
 
 
 def test_a_small_gpt2_has_no_token_that_ends_it() -> None:
-    assert huggingface.config(spec.GPT2(kind="gpt2", vocab=256))["eos_token_id"] is None
-    assert "eos_token_id" not in huggingface.config(spec.GPT2(kind="gpt2", preset="gpt2-124m"))
+    assert described.config(spec.GPT2(kind="gpt2", vocab=256))["eos_token_id"] is None
+    assert "eos_token_id" not in described.config(spec.GPT2(kind="gpt2", preset="gpt2-124m"))

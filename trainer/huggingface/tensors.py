@@ -1,0 +1,123 @@
+"""The tensors of a Hugging Face folder by name, here or in gs:// or s3://, each read when it is sliced.
+
+Of an object in a store, only the rows that are asked for are fetched, by ranges.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from safetensors import SafetensorError, safe_open
+
+from trainer.buckets import remote
+from trainer.errors import SpecError
+
+INDEX = "model.safetensors.index.json"
+KEY = "train.model.init_from"
+DTYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16, "F64": np.float64}
+HEADER = 8  # bytes of the header's length
+
+
+class Files:
+    """The tensors of a folder by name. Raises SpecError when there are none, or a file cannot be read."""
+
+    def __init__(self, folder: str) -> None:
+        if remote.is_remote(folder):
+            remote.check(KEY, folder)
+            with remote.storage(f"reading {KEY} = {folder}", SpecError):
+                self._places = _places(folder)
+        else:
+            self._places = _places(folder)
+        self._open: dict[str, Any] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def __getitem__(self, name: str) -> Any:
+        """The tensor `name`, read when it is sliced. Raises SpecError when its file cannot be read."""
+        path = self._places[name]
+        try:
+            if path not in self._open:
+                self._open[path] = _opened(path)
+            return self._open[path].get_slice(name)
+        except (OSError, SafetensorError) as error:
+            raise SpecError(f"{KEY}: {path} cannot be read: {error}") from None
+
+    def close(self) -> None:
+        """Closes the files: the pages that were read are mapped, and count as this process's memory, until then."""
+        self._open = {path: file for path, file in self._open.items() if isinstance(file, Object)}
+
+
+def _opened(path: str) -> Any:
+    return Object(path) if remote.is_remote(path) else safe_open(path, "np")
+
+
+def _places(folder: str) -> dict[str, str]:
+    """Tensor -> file. Without an index all safetensors files of the folder are opened."""
+    where = epath.Path(folder)
+    try:
+        if (where / INDEX).exists():
+            weights = json.loads((where / INDEX).read_text())["weight_map"]
+            return {name: str(where / file) for name, file in weights.items()}
+        found: dict[str, str] = {}
+        for path in sorted(map(str, where.glob("*.safetensors"))):
+            found |= dict.fromkeys(_opened(path).keys(), path)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise SpecError(f"{KEY} = {folder} cannot be read: {error}") from None
+    if not found:
+        raise SpecError(f"{KEY} = {folder}: there is no folder here with safetensors files in it")
+    return found
+
+
+class Object:
+    """A file of safetensors in a store: its header, and parts of its tensors."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        length = int.from_bytes(self._read(0, HEADER), "little")
+        self._header = json.loads(self._read(HEADER, HEADER + length))
+        self._header.pop("__metadata__", None)
+        self._start = HEADER + length
+
+    def keys(self) -> list[str]:
+        """The names of its tensors."""
+        return list(self._header)
+
+    def get_slice(self, name: str) -> Part:
+        """The tensor `name`. Raises SpecError for a dtype that is no float."""
+        about = self._header[name]
+        if about["dtype"] not in DTYPES:
+            raise SpecError(f"{KEY}: {name} in {self._url} is {about['dtype']}; {', '.join(DTYPES)} are supported")
+        return Part(self, about["shape"], np.dtype(DTYPES[about["dtype"]]), self._start + about["data_offsets"][0])
+
+    def _read(self, start: int, end: int) -> bytes:
+        with remote.storage(f"reading {self._url}", SpecError):
+            found: bytes = remote.filesystem(self._url).cat_file(self._url, start=start, end=end)
+        return found
+
+
+class Part:
+    """A tensor in a store: a slice of it fetches the rows along its first axis that hold it."""
+
+    def __init__(self, of: Object, shape: list[int], dtype: np.dtype[Any], start: int) -> None:
+        self._of, self._shape, self._dtype, self._start = of, shape, dtype, start
+
+    def get_shape(self) -> list[int]:
+        """Sizes of its axes."""
+        return self._shape
+
+    def __getitem__(self, where: tuple[slice, ...]) -> np.ndarray[Any, Any]:
+        rows = range(*where[0].indices(self._shape[0]))
+        each = math.prod(self._shape[1:]) * self._dtype.itemsize
+        data = self._of._read(self._start + rows.start * each, self._start + rows.stop * each)
+        array = np.frombuffer(data, self._dtype).reshape(len(rows), *self._shape[1:])
+        return array[(slice(None), *where[1:])]
