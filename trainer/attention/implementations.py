@@ -77,6 +77,7 @@ def causal(name: str, *, window: int | None = None, cap: float | None = None, sc
     attend = partial(_named(name), is_causal=True, window=window, cap=cap, scale=scale)
 
     def within_scope(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys) -> Array:
+        """`attend` in the scope by which its FLOPs are counted."""
         with jax.named_scope(flops.causal_scope(query_BLHK.shape[1], window)):
             return attend(query_BLHK, key_BLGK, value_BLGK, keys)
 

@@ -120,6 +120,7 @@ class Block(nnx.Module):
 
     def __init__(self, rngs: nnx.Rngs, config: spec.Decoder) -> None:
         def norm(where: str) -> RMSNorm | None:
+            """A norm where this model has one."""
             is_there = config.norms in (where, "both")
             return RMSNorm(config.width, config.norm_eps, from_one=config.norm_from_one) if is_there else None
 
@@ -166,9 +167,11 @@ def _by_layer(config: spec.Decoder, options: ModelOptions) -> tuple[Callable[...
     """What applies a layer, for each place in the pattern of windows."""
 
     def applied(name: str) -> Callable[..., Any]:
+        """A layer's forward pass with that look, rematerialized as asked."""
         look = Look.of(config, name, options.attention)
 
         def apply(block: Block, x_BLD: Array, keys: implementations.Keys) -> Array:
+            """One layer."""
             return block(x_BLD, keys, look)
 
         return remat.layer(apply, options.remat, NAMES, scanned=config.scan)
