@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import environments, needs
+from tests import compiled, environments, needs
 
 if TYPE_CHECKING:
     from tests.helm.charts import Helm
@@ -18,6 +18,7 @@ pytest_plugins = ["tests.failures"]
 os.environ["JAX_PLATFORMS"] = "cpu"
 # A shell lets what it starts in the background ignore Ctrl-C, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+compiled.make_folder()
 
 
 @pytest.fixture(scope="session")

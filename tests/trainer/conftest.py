@@ -1,15 +1,42 @@
-"""JAX as the trainer's tests want it: 8 CPU devices, no silent broadcasting, no silent promotion."""
+"""JAX as the trainer's tests want it: 8 CPU devices, no silent broadcasting, no silent promotion, cheap compilation."""
 
+import os
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import pytest
+from jax._src import compiler, lru_cache
+
+from tests import compiled
+
+# LLVM IR of a fusion is written at once, not by way of MLIR: less than half the processor time (jaxlib 0.10). A sum in
+# a loop may then be rounded in another order than the same sum outside.
+CHEAP = {"xla_cpu_use_fusion_emitters": False}
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)  # tests compile far longer than they compute
+jax.config.update("jax_compilation_cache_dir", os.environ[compiled.NAME])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+lru_cache.LRUCache.put = compiled.put
+as_for_users = compiler.get_compile_options
+
+
+def cheap(*given: Any, env_options_overrides: dict[str, Any] | None = None, **more: Any) -> Any:
+    """JAX's options of a compilation, and ours."""
+    return as_for_users(*given, env_options_overrides=CHEAP | (env_options_overrides or {}), **more)
+
+
+compiler.get_compile_options = cheap
+
+
+@pytest.fixture
+def to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fusions as a user's run has them, for a test that compares two programs bit by bit."""
+    monkeypatch.setattr(compiler, "get_compile_options", as_for_users)
 
 
 @pytest.fixture

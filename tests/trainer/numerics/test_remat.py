@@ -39,7 +39,7 @@ def test_every_policy_gives_the_same_gradient_for_less_memory() -> None:
 
 
 @pytest.mark.parametrize("remat", ["dots", "dots_no_batch", "full", ["query", "mixed"]], ids=str)
-def test_no_policy_changes_a_loss_by_a_bit(remat: Any) -> None:
+def test_no_policy_changes_a_loss_by_a_bit(remat: Any, to_the_bit: None) -> None:
     np.testing.assert_array_equal(run(Counting(), 4, remat=remat)[0], losses_without())
 
 

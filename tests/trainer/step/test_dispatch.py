@@ -44,7 +44,7 @@ def test_the_last_span_is_found_from_the_end() -> None:
 
 
 @pytest.mark.parametrize("task", [Digits(), Counting(), Pictures()], ids=["mlp", "decoder", "vit"])
-def test_steps_in_one_dispatch_are_equal_to_single_ones(task: Any) -> None:
+def test_steps_in_one_dispatch_are_equal_to_single_ones(task: Any, to_the_bit: None) -> None:
     batches = [task.batch(number) for number in range(4)]
     single = compiled(task)
     state, told = single.init(), []
