@@ -22,11 +22,14 @@ class Block(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-def _is_folder(path: str) -> str:
+def _is_place(path: str) -> str:
     scheme, is_url, rest = path.partition("://")
     if not path.strip() or (is_url and (scheme not in STORES or not rest)):
-        raise ValueError("is not a folder or a gs:// or s3:// URL: download the weights first, or mount them")
+        raise ValueError("is not a folder or a gs:// or s3:// URL")
     return path
+
+
+Place = Annotated[str, AfterValidator(_is_place)]  # where something is kept
 
 
 class Published(Block):
@@ -34,7 +37,7 @@ class Published(Block):
 
     kind: str = Field(description="this model")
     preset: str | None = Field(None, description="sizes by name, below the keys given here")
-    init_from: Annotated[str, AfterValidator(_is_folder)] | None = Field(
+    init_from: Place | None = Field(
         None,
         description="a Hugging Face folder or gs://, s3:// URL to start from; its config.json sets every size",
     )

@@ -15,6 +15,7 @@ from trainer.architectures import Block as Block
 from trainer.architectures import CustomModel as CustomModel
 from trainer.architectures import Decoder as Decoder
 from trainer.architectures import Fraction, Model
+from trainer.architectures import Place as Place
 from trainer.architectures import Positive as Positive
 from trainer.architectures import Published as Published
 from trainer.architectures import RopeScaling as RopeScaling
@@ -30,16 +31,6 @@ Natural = Annotated[int, Field(ge=0)]
 Steps = Annotated[int, Field(gt=0, le=2**31 - 1)]  # a device counts them in 32 bits
 Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]  # a key of JAX holds 64 bits; an order of examples, any number
 Weight = Annotated[float, Field(ge=0.0)]
-
-
-def _is_place(path: str) -> str:
-    scheme, is_url, rest = path.partition("://")
-    if not path.strip() or (is_url and (scheme not in STORES or not rest)):
-        raise ValueError("is not a folder or a gs:// or s3:// URL")
-    return path
-
-
-Place = Annotated[str, AfterValidator(_is_place)]  # where something is kept
 
 
 # --- data -------------------------------------------------------------------------------------------------------------

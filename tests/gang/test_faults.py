@@ -14,7 +14,7 @@ import pytest
 from tests.gang.runs import Running, digits, job, launch, until_gone
 
 NO_RESTARTS = {"crash": 0, "in_place": 0}
-SLACK = 8  # an issue's bounds, times this: the machine may be slow, and what they exclude takes minutes
+SLACK = 3  # times an issue's bounds: the machine may be slow
 
 
 def faulty(tmp_path: Path, kind: str, at: str = "step", **fault: Any) -> dict[str, str]:
