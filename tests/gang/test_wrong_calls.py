@@ -65,7 +65,7 @@ CALLS: dict[str, tuple[list[str], str]] = {
     "a precision that does not exist": (["train.precision=fp8"], "train.precision = fp8 is not one of"),
     "checkpoints over http": (["train.checkpoint.path=http://host/x"], "is not a folder or a gs:// or s3:// URL."),
     "checkpoints nowhere": (['train.checkpoint.path=""'], "is not a folder or a gs:// or s3:// URL."),
-    "weights over http": (["train.model={kind: gpt2, init_from: 'http://host/x'}"], "is not a folder or a gs:// or s3:// URL"),
+    "weights over http": (["train.model={kind: gpt2, init_from: 'http://host/x'}"], "is not a folder or a gs:// or s3://"),
     "a profile behind the end": (["train.profile.at=6"], "at = 6 is not below the 6 steps"),
     "no restarts as a word": (["restarts.crash=none"], "restarts.crash = none is not a whole number"),
     "a deadline that is no time": (["deadline=soon"], "deadline = soon is not a duration"),
