@@ -149,9 +149,7 @@ def test_a_place_to_keep_things_is_a_folder_or_a_bucket(path: str) -> None:
 @pytest.mark.parametrize("path", ["http://host/x", "gs://", ""])
 def test_weights_to_start_from_are_in_a_folder_or_a_bucket(path: str) -> None:
     assert TrainSpec(task="a:B", model={"init_from": "gs://b/x"}).model.init_from == "gs://b/x"
-    with pytest.raises(
-        ValidationError, match="init_from.*\n.*is not a folder or a gs:// or s3:// URL: download the wei"
-    ):
+    with pytest.raises(ValidationError, match="init_from.*\n.*is not a folder or a gs:// or s3:// URL"):
         TrainSpec(task="a:B", model={"kind": "gpt2", "init_from": path})
 
 
