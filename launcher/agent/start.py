@@ -27,6 +27,8 @@ def start() -> int:
         return _refuse(contract.BAD_SPEC, str(error))
     except OSError as error:
         return _refuse(contract.STORAGE, f"cannot unpack the job's code: {error}")
+    if place.is_pod and os.geteuid() == 0:
+        os.umask(0o002)  # a later pod of another user has root's group, and goes on with what this one writes
     place = dataclasses.replace(place, fault=place.fault or preflight.fault(place.job, is_pod=place.is_pod))
     copied = _copied(place)
     try:

@@ -32,7 +32,7 @@ _LOOK_AGAIN_S = 5.0
 _RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}  # of 16 MiB of logs
 _OF_ANY_NODE = ("kubernetes.io/arch", "kubernetes.io/os")  # an image needs no more of the job's node selector
 _OF_THE_GANG = (*RESERVED_DOMAINS, "provreq.kueue.x-k8s.io", "networking.gke.io", "devices.gke.io")
-_KEPT = ("securityContext", "imagePullSecrets", "serviceAccountName", "tolerations")
+_KEPT = ("imagePullSecrets", "serviceAccountName", "tolerations")
 
 
 def read(

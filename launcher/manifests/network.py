@@ -61,9 +61,14 @@ def environment(network: Network, job: JobSpec, where: Where, tcpxo: Tcpxo | Non
     if where == "gke" and kind in gke.GIB_TUNER:
         if network == "gpudirect-rdma":
             return {**gke.GIB_VARIABLES.value, "NCCL_TUNER_CONFIG_PATH": gke.GIB_TUNER[kind].value}
-        if network in ("default", "hostnetwork") and "NCCL_NET" not in job.env:
+        if network in ("default", "hostnetwork") and not _brings_gib(job):
             return dict(gke.WITHOUT_GIB.value)
     return {}
+
+
+def _brings_gib(job: JobSpec) -> bool:
+    """Whether the job sets NCCL's plugins up itself: by a variable, or by gIB's folder in its pod or command."""
+    return "NCCL_NET" in {*job.env, *job.secrets} or gke.GIB_FOLDER in f"{job.pod} {job.command}"
 
 
 def patch(network: Network, efa_interfaces: Sequence[int], tcpxo: Tcpxo | None, gib: Gib) -> dict[str, Any]:
@@ -83,8 +88,11 @@ def patch(network: Network, efa_interfaces: Sequence[int], tcpxo: Tcpxo | None, 
     return {}
 
 
-def pinning(network: Network) -> str | None:
-    """The name of a network whose adapters read and write memory that the program pins; None for any other."""
+def pinning(network: Network, hosts: int) -> str | None:
+    """The name of a network whose adapters read and write memory that the program pins; None for any other, and for a
+    single host, which reaches no other."""
+    if hosts == 1:
+        return None
     name = "rdma" if isinstance(network, Rdma) else network
     return name if name in runtime.PINNING.value else None
 

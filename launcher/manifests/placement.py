@@ -101,13 +101,15 @@ def tolerations(
     return (*_GONE_NODE, *of_nodes, *_tolerations(given))
 
 
-def efa_interfaces(accelerator: Nodes | None, selector: Mapping[str, str]) -> tuple[int, ...]:
-    """How many EFA interfaces the nodes that fit have, ascending: several numbers for several instance types."""
+def efa_interfaces(accelerator: Nodes | None, selector: Mapping[str, str], hosts: int) -> tuple[int, ...]:
+    """How many EFA interfaces the nodes that fit have, ascending: several numbers for several instance types, but of a
+    single host, which reaches no other, the smallest."""
     types = () if accelerator is None else accelerator.labels.get(INSTANCE, ())
     if (chosen := selector.get(INSTANCE)) is not None:
         types = (chosen,)
     known = (eks.INSTANCES[one].efa for one in types if one in eks.INSTANCES)
-    return tuple(sorted({interfaces for interfaces in known if interfaces}))
+    found = tuple(sorted({interfaces for interfaces in known if interfaces}))
+    return found if hosts > 1 else found[:1]
 
 
 def _of_cluster(own: ClusterNodes) -> Nodes:

@@ -11,6 +11,7 @@ from typing import Any
 
 from launcher.errors import Fault, KeyPath
 from launcher.job import checks
+from launcher.job.accelerators import GPUS
 from launcher.job.schema import Reservation
 from launcher.job.volumes import Bucket, Ephemeral
 from launcher.kube.labels import MAIN_CONTAINER
@@ -49,6 +50,8 @@ def _accelerator(job: ResolvedJob) -> Iterator[Fault]:
         hint = f"use platform: {either(have)}, or name their labels under nodes.{kind} in the cluster defaults."
         message = f"accelerator.type = {kind} is not known on platform = {job.platform}."
         yield Fault(("accelerator", "type"), message, hint)
+        return
+    if job.spec.accelerator.platform not in GPUS:
         return
     asked = job.spec.accelerator.per_host
     has = {one: table.LARGEST[one] for values in job.node_labels.values() for one in values if one in table.LARGEST}
@@ -183,10 +186,7 @@ def _gpudirect(job: ResolvedJob, network: str) -> Iterator[Fault]:
 def _efa(job: ResolvedJob) -> Iterator[Fault]:
     """Each fault is of the key that the hint changes: the network may be of the cluster defaults."""
     kind, counts, resources = job.spec.accelerator.type, job.efa_interfaces, job.spec.resources
-    if len(counts) > 1 and job.spec.host_count == 1:
-        message = f"network = efa: nodes of {kind} have {either(counts)} interfaces."
-        yield Fault(("node_selector",), message, f"choose one with node_selector: {{{INSTANCE}: …}}.")
-    elif not counts:
+    if not counts:
         message = f"network = efa: how many interfaces nodes of {kind} have is not known."
         yield Fault(("network",), message, f"write {{profile: rdma, resource: {eks.EFA_RESOURCE.value}, count: …}}.")
     if resources.hugepages is not None and resources.cpu is None and resources.memory is None:

@@ -33,6 +33,7 @@ _RESTRICTED = {
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
+_OTHERS_FILES = "DAC_OVERRIDE"  # without it root may not write where pods of another user wrote before
 _PRIVILEGED = {"privileged": True, "readOnlyRootFilesystem": True}  # which includes every capability
 
 
@@ -99,13 +100,18 @@ def _main(job: ResolvedJob, mounts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _security(job: ResolvedJob) -> dict[str, Any]:
-    """What the agent's container may do. A capability is added for root alone: in a container of another user it is in
-    no set that counts, and would only cost the restricted level."""
+    """What the agent's container may do. Capabilities are added for root alone: in a container of another user they are
+    in no set that counts, and would only cost the restricted level."""
     if job.is_privileged:
         return dict(_PRIVILEGED)
-    if job.user == 0 and network.pinning(job.network) is not None:
-        return _RESTRICTED | {"capabilities": {"drop": ["ALL"], "add": [runtime.PINNING_CAPABILITY.value]}}
+    if job.user == 0:
+        added = [_OTHERS_FILES, *([runtime.PINNING_CAPABILITY.value] if _pins(job) else [])]
+        return _RESTRICTED | {"capabilities": {"drop": ["ALL"], "add": added}}
     return dict(_RESTRICTED)
+
+
+def _pins(job: ResolvedJob) -> str | None:
+    return network.pinning(job.network, job.spec.host_count)
 
 
 def _environment(job: ResolvedJob) -> list[dict[str, Any]]:
@@ -117,7 +123,7 @@ def _environment(job: ResolvedJob) -> list[dict[str, Any]]:
         workdir=job.workdir,
         metrics_port=job.ports.metrics,
         search_paths=job.search_paths,
-        pinning=network.pinning(job.network),
+        pinning=_pins(job),
         scratch=volumes.on_disk(job.volumes),
     )
     values = {

@@ -101,7 +101,7 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
         search_paths=_search_paths(where, job),
         network=connected,
         ports=network.ports(connected, f"{job.namespace or ''}/{job.name}"),
-        efa_interfaces=placement.efa_interfaces(nodes, selector),
+        efa_interfaces=placement.efa_interfaces(nodes, selector, job.host_count),
         tcpxo=given.tcpxo,
         gib=given.gib or Gib(),
         network_env=network.environment(connected, job, where, given.tcpxo),

@@ -23,7 +23,7 @@ def notes(job: ResolvedJob) -> Iterator[str]:
 
 def _user(job: ResolvedJob) -> Iterator[str]:
     """Root is the cluster defaults' choice; any other user needs nodes that are set up for it."""
-    kind, pinning = job.spec.accelerator.type, network.pinning(job.network)
+    kind, pinning = job.spec.accelerator.type, network.pinning(job.network, job.spec.host_count)
     root = f"users: {{{kind}: root}} in the cluster defaults"
     if job.user == 0:
         how = ", in a privileged container" if job.is_privileged else ""
@@ -68,7 +68,7 @@ def _tcp(job: ResolvedJob) -> Iterator[str]:
         return
     label, factors = known
     values = job.node_labels.get(label, ())
-    if len(values) == 1 and (factor := factors.get(values[0])):
+    if len(values) == 1 and (factor := factors.get(values[0], 1)) > 1:
         yield (
             f"network: the {count(job.spec.host_count, 'host')} talk by TCP over one interface; those of {values[0]} "
             f"for its GPUs have {factor} × its bandwidth: {_way(values[0])}."

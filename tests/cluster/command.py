@@ -11,7 +11,7 @@ import yaml
 
 from tests.cluster.access import Access
 
-PATIENCE_S = 900
+PATIENCE_S = 600
 
 
 def launcher(cluster: Access, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

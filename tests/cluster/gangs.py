@@ -27,7 +27,7 @@ from launcher.status.hosts import Host
 from tests.cluster import preparations, waiting
 from tests.cluster.access import Access
 
-PATIENCE_S = 900.0  # the machine is shared: long enough never to be the reason
+PATIENCE_S = 600.0  # the machine is shared: long enough never to be the reason
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[2]
 T = TypeVar("T")

@@ -138,12 +138,14 @@ def nodes(cluster: Access) -> Iterator[Nodes]:
     namespace = preparations.make_namespace(cluster, "privileged")
     made = [node(kind, where, namespace) for where, platform in PLATFORMS.items() for kind in platform.kinds]
     with others.changing():
-        kwok.send(cluster.api, [Call("POST", "/api/v1/nodes", one) for one in made])
-        selector = f"{OWNER.replace('/', '%2F')}%3D{namespace}"
-        until(lambda: unready(cluster, selector), lambda left: not left, "every node is ready", PATIENCE_S)
-        yield Nodes(cluster, namespace)
-        preparations.remove_namespace(cluster, namespace)
-        kwok.send(cluster.api, [Call("DELETE", f"/api/v1/nodes/{one['metadata']['name']}") for one in made])
+        try:
+            kwok.send(cluster.api, [Call("POST", "/api/v1/nodes", one) for one in made])
+            selector = f"{OWNER.replace('/', '%2F')}%3D{namespace}"
+            until(lambda: unready(cluster, selector), lambda left: not left, "every node is ready", PATIENCE_S)
+            yield Nodes(cluster, namespace)
+        finally:
+            preparations.remove_namespace(cluster, namespace)
+            kwok.send(cluster.api, [Call("DELETE", f"/api/v1/nodes/{one['metadata']['name']}") for one in made])
 
 
 def unready(cluster: Access, selector: str) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,17 +82,23 @@ TRAINED: dict[str, list[tuple[str, str]]] = {
 def losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, str], Losses]:
     """The losses of a model on a mesh in a place, whose processes start once and train all that is trained there."""
 
-    @functools.cache
-    def trained(place: str) -> Result:
+    @functools.cache  # a place that hangs fails all its tests at once
+    def trained(place: str) -> Result | subprocess.TimeoutExpired:
         folder = tmp_path_factory.mktemp(place)
         blocks = {f"{name}-{mesh}": MODELS[name] | {"mesh": MESHES[mesh]} for name, mesh in TRAINED[place]}
         (folder / "blocks.json").write_text(json.dumps(blocks))
         command = ["python", str(HERE / "train_each.py"), str(folder / "blocks.json"), str(folder)]
         with Running(folder, job(command=command, **SHAPES[place])) as running:
-            return dataclasses.replace(running.wait(4 * PATIENCE_S), folder=folder)
+            try:
+                return dataclasses.replace(running.wait(2 * PATIENCE_S), folder=folder)
+            except subprocess.TimeoutExpired as error:
+                return error
 
     def of(place: str, name: str, mesh: str) -> Losses:
-        result = succeed(trained(place))
+        ended = trained(place)
+        if isinstance(ended, subprocess.TimeoutExpired):
+            raise ended
+        result = succeed(ended)
         return dataclasses.replace(result, folder=result.folder / f"{name}-{mesh}").losses
 
     return of

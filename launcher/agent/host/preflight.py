@@ -24,6 +24,7 @@ def fault(job: AgentJob, *, is_pod: bool, dev: Path = DEV) -> str | None:
     Files are not opened: a VFIO group is open once at a time. Raises this process's limit on pinned memory.
     """
     if job.platform == "tpu":
+        limits.allow_pinning()  # libtpu pins what its chips read
         for path in _tpu_files(dev):
             if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else os.W_OK)):
                 return _closed(path, job.accelerator, is_pod)

@@ -457,3 +457,20 @@ def test_a_difference_that_fits_nowhere_is_no_golden_file() -> None:
     assert patched(old, hunks) == ["kind: A", "spec:", "  a: 2", "  b: 2", "  c: 3"]
     with pytest.raises(ValueError, match="a hunk that fits nowhere:\n-  a: 1"):
         patched(["kind: A", "spec:", "  a: 3", "  b: 2"], hunks)
+
+
+def test_a_single_host_of_efa_asks_for_the_least_interfaces_and_pins_nothing() -> None:
+    text = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: h100, per_host: 1}\nplatform: eks\nnetwork: efa\n"
+    (pod,) = [job["template"]["spec"]["template"]["spec"] for job in rendered(text)["spec"]["replicatedJobs"]]
+    (main,) = pod["containers"]
+    assert main["resources"]["limits"]["vpc.amazonaws.com/efa"] == "1"
+    (job,) = [json.loads(one["value"]) for one in main["env"] if one["name"] == contract.JOB]
+    assert job["pinning"] is None
+
+
+@pytest.mark.parametrize(("network", "added"), [("default", ["DAC_OVERRIDE"]), ("efa", ["DAC_OVERRIDE", "IPC_LOCK"])])
+def test_root_goes_on_with_the_files_of_another_user(network: str, added: list[str]) -> None:
+    text = f"name: x\nimage: i\ncommand: [a]\naccelerator: {{type: h100}}\nhosts: 2\nnetwork: {network}\n"
+    cluster = profile.parse("{platform: eks, users: {h100: root}}")
+    (pod,) = [job["template"]["spec"]["template"]["spec"] for job in rendered(text, cluster)["spec"]["replicatedJobs"]]
+    assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": added}

@@ -35,6 +35,8 @@ def environment(text: str, cluster: str) -> dict[str, str]:
         (H200, "platform: gke", UNUSED),
         (H200, "platform: eks", {}),
         (H200 + "env: {NCCL_NET: gIB}\n", "platform: gke", {"NCCL_NET": "gIB"}),
+        (H200 + "pod: {spec: {volumes: [{name: gib, hostPath: {path: /usr/local/gib}}]}}\n", "platform: gke", {}),
+        (H200.replace("[a]", "[bash, -c, . /usr/local/gib/scripts/set_nccl_env.sh]"), "platform: gke", {}),
         (H200 + "env: {NCCL_NET_PLUGIN: mine}\n", "platform: gke", UNUSED | {"NCCL_NET_PLUGIN": "mine"}),
     ],
 )

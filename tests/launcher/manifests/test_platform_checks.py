@@ -53,8 +53,6 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
         (H100 + "network: gpudirect-tcpxo\n", "platform: gke", "needs the receive daemon's image"),
         (CPU, "network: {cpu: {profile: rdma, resource: rdma/ib}}", "network = rdma does not apply to cpu."),
         (H200 + "network: gpudirect-tcpxo\n", TCPXO, "does not apply to h200 with 8 per host."),
-        (H200 + EFA, "", "nodes of h200 have 16 or 32 interfaces."),
-        (H100.replace("h100", "h100, per_host: 1") + EFA, "", "nodes of h100 have 1 or 32 interfaces."),
         (H200.replace("h200", "gb200") + EFA, "", "how many interfaces nodes of gb200 have is not known."),
         (
             H100 + EFA + "resources: {hugepages: 5Gi}\n",
@@ -128,6 +126,12 @@ def test_a_job_is_refused_by_name(text: str, cluster: str, said: str) -> None:
         (CPU + "capacity: spot\n", "capacity: {spot: {}}"),
         (CPU + "placement: {preferred: rack}\n", "queue: q"),
         (H200 + EFA + "node_selector: {node.kubernetes.io/instance-type: p5e.48xlarge}\n", ""),
+        (H200 + EFA, ""),
+        (H100.replace("h100", "h100, per_host: 1") + EFA, ""),
+        (
+            CPU.replace("cpu}", "cpu, per_host: 4}") + "node_selector: {node.kubernetes.io/instance-type: g6.xlarge}\n",
+            "platform: eks",
+        ),
         (H100 + "network: gpudirect-tcpxo\n", TCPXO),
         (H200 + "hosts: 2\nnetwork: gpudirect-rdma\n", "platform: gke"),
         (H200 + "network: gpudirect-rdma\n", "{platform: gke, nodes: {h200: {node_selector: {pool: a}}}}"),
