@@ -158,9 +158,9 @@ ADDED = (
 )
 
 
-def secured(resource: str | None = None, **security: Any) -> Object:
-    """A container with this securityContext, and one of the resource."""
-    asked = {} if resource is None else {"resources": {"limits": {resource: "1"}, "requests": {resource: "1"}}}
+def secured(resource: str | None = None, amount: str = "1", **security: Any) -> Object:
+    """A container with this securityContext, and so much of the resource."""
+    asked = {} if resource is None else {"resources": {"limits": {resource: amount}, "requests": {resource: amount}}}
     return {"name": "main", "image": "i", "securityContext": security} | asked
 
 
@@ -373,18 +373,78 @@ def test_root_is_let_through_where_the_cluster_defaults_give_it_and_nowhere_else
     people = {"submitters": [{"kind": "User", "name": ALICE}]}
     more = {"users": {"v5e": "root", "v4": 2000, "h100": "privileged"}}
     stage.release.upgrade(values(stage.cluster, kueue={"enabled": False}, rbac=people, profile=more))
-    alice, root = stage.access(ALICE).api, {"runAsUser": 0, "runAsNonRoot": False}
+    alice = stage.access(ALICE).api
+    may_become: Object = {"runAsUser": 0, "runAsNonRoot": False}
+    root: Object = {**may_become, "allowPrivilegeEscalation": False}
     tpu, gpu = "google.com/tpu", "nvidia.com/gpu"
-    pinning = {**root, "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}}
+    pinning: Object = {**root, "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}}
     until(lambda: accepts(stage, alice, pod(containers=[secured(tpu, **pinning)])), bool, "the new policy is in force")
-    assert accepts(stage, alice, pod(containers=[secured(gpu, privileged=True, **root)]))
+    assert accepts(stage, alice, pod(containers=[secured(gpu, privileged=True, **may_become)]))
+    assert accepts(stage, alice, jobset_of_one(containers=[secured(gpu, "8", **root)]))
+    assert accepts(stage, alice, pod(containers=[secured(runAsUser=7, allowPrivilegeEscalation=False)]))
     for container in (
         secured(**root),
         secured(tpu, privileged=True, **root),
         secured(tpu, **root, capabilities={"add": ["SYS_ADMIN"]}),
         secured("cpu", **root),
+        secured(tpu, "0", **root),
+        secured(tpu, "0k", **root),
+        secured(gpu, "0", privileged=True, **may_become),
+        secured(tpu, **may_become),
+        secured(runAsUser=7),
     ):
         assert not accepts(stage, alice, pod(containers=[container])), container
+
+
+DAEMON: Object = {
+    "name": "tcpxo-daemon",
+    "image": "rxdm:1",
+    "restartPolicy": "Always",
+    "command": ["/bin/sh", "-c"],
+    "args": [
+        "set -ex; chmod 755 /fts/entrypoint_rxdm_container.sh; "
+        "exec /fts/entrypoint_rxdm_container.sh --num_hops=2 --num_nics=8"
+    ],
+    "env": [{"name": "LD_LIBRARY_PATH", "value": "/usr/local/nvidia/lib64"}],
+    "securityContext": {
+        "runAsNonRoot": False,
+        "runAsUser": 0,
+        "capabilities": {"add": ["NET_ADMIN", "NET_BIND_SERVICE"]},
+    },
+    "volumeMounts": [{"name": "libraries", "mountPath": "/usr/local/nvidia"}],
+}
+LIBRARIES = {"name": "libraries", "hostPath": {"path": "/home/kubernetes/bin/nvidia"}}
+
+
+def with_daemon(amount: str = "8", volume: Object = LIBRARIES, **changes: Any) -> list[Object]:
+    """The daemon of gpudirect-tcpxo, changed so, beside a container with so many GPUs: as a Pod and a JobSet."""
+    main = secured("nvidia.com/gpu", amount, allowPrivilegeEscalation=False)
+    spec = {"containers": [main], "initContainers": [DAEMON | changes], "volumes": [volume]}
+    return [pod(automountServiceAccountToken=False, **spec), jobset_of_one(**spec)]
+
+
+def test_the_tcpxo_daemon_is_root_and_nothing_else_of_its_image(stage: Stage) -> None:
+    """Changes the release, as the next one does."""
+    people, more = {"submitters": [{"kind": "User", "name": ALICE}]}, {"tcpxo": {"image": "rxdm:1"}}
+    stage.release.upgrade(values(stage.cluster, kueue={"enabled": False}, rbac=people, profile=more))
+    alice = stage.access(ALICE).api
+    until(lambda: all(accepts(stage, alice, made) for made in with_daemon()), bool, "the new policy is in force")
+    security = DAEMON["securityContext"]
+    for changed in (
+        with_daemon("0"),
+        with_daemon(name="other"),
+        with_daemon(image="rxdm:2"),
+        with_daemon(command=["/bin/bash", "-c"]),
+        with_daemon(args=["id"]),
+        with_daemon(env=[{"name": "LD_PRELOAD", "value": "/tmp/evil.so"}]),
+        with_daemon(lifecycle={"postStart": {"exec": {"command": ["id"]}}}),
+        with_daemon(volume={"name": "libraries", "emptyDir": {}}),
+        with_daemon(volumeMounts=[{"name": "libraries", "mountPath": "/fts"}]),
+        with_daemon(securityContext=security | {"capabilities": {"add": ["SYS_ADMIN"]}}),
+        with_daemon(securityContext=security | {"privileged": True}),
+        [pod(containers=[DAEMON | {"volumeMounts": [], "restartPolicy": None}])],
+    ):
+        assert not any(accepts(stage, alice, made) for made in changed), changed
 
 
 def test_what_the_values_allow_is_let_through(stage: Stage) -> None:
@@ -398,13 +458,13 @@ def test_what_the_values_allow_is_let_through(stage: Stage) -> None:
     alice = stage.access(ALICE).api
     volumes = [{"name": name, "hostPath": {"path": path}} for name, path in (("a", "/sys"), ("b", "/mnt/data"))]
     parts = {"volumes": volumes, "serviceAccountName": "trainer", "initContainers": [PRIVILEGED]}
-    until(lambda: accepts(stage, alice, pod_in_jobset(hostNetwork=True, **parts)), bool, "the new policy is in force")
-    assert not accepts(stage, alice, pod_in_jobset(hostPID=True, **parts))
+    until(lambda: accepts(stage, alice, jobset_of_one(hostNetwork=True, **parts)), bool, "the new policy is in force")
+    assert not accepts(stage, alice, jobset_of_one(hostPID=True, **parts))
     nameless = Call("POST", f"{stage.path('JobSet')}?dryRun=All", jobset())
     assert "may not run as ServiceAccount default" in stage.refusal(alice, nameless)
 
 
-def pod_in_jobset(**spec: Any) -> Object:
+def jobset_of_one(**spec: Any) -> Object:
     """A JobSet of one template."""
     made = jobset(**spec)
     made["spec"]["replicatedJobs"] = made["spec"]["replicatedJobs"][1:]

@@ -184,6 +184,20 @@ def test_bindings_name_who_was_named(helm: Helm) -> None:
 # --- the admission policy: what it does is shown in tests/cluster/test_chart_admission.py -----------------------------
 
 
+def expressions(spec: dict[str, Any]) -> dict[str, str]:
+    """CEL of each variable."""
+    return {one["name"]: one["expression"] for one in spec["variables"]}
+
+
+def tcpxo_pod(**more: Any) -> dict[str, Any]:
+    """The pod template of a job with the network gpudirect-tcpxo, its daemon's image `rxdm:1`."""
+    fast = load.parse(
+        "name: a\nimage: i\naccelerator: {type: h100, per_host: 8}\nnetwork: gpudirect-tcpxo\ncommand: [a]"
+    )
+    defaults = profile.parse(yaml.safe_dump({"platform": "gke", "tcpxo": {"image": "rxdm:1"}} | more))
+    return dict(template(jobset.render(resolve(fast, defaults))[0]))
+
+
 def policy_of(helm: Helm, **values: Any) -> dict[str, Any]:
     spec = one(helm.render(values), "ValidatingAdmissionPolicy")["spec"]
     assert isinstance(spec, dict)
@@ -201,19 +215,17 @@ def test_the_admission_policy_lets_through_what_the_cluster_defaults_make_jobs_n
     )
     assert not has(opened, "hostNetwork") and has(opened, "hostPID") and has(opened, "hostIPC")
     tcpxo = policy_of(helm, profile={"tcpxo": {"image": "rxdm:1"}})
-    fast = load.parse(
-        "name: a\nimage: i\naccelerator: {type: h100, per_host: 8}\nnetwork: gpudirect-tcpxo\ncommand: [a]"
-    )
-    defaults = profile.parse("platform: gke\ntcpxo: {image: rxdm:1}")
-    volumes = template(jobset.render(resolve(fast, defaults))[0])["spec"]["volumes"]
-    mounted = [volume for volume in volumes if "hostPath" in volume]
+    mounted = [volume for volume in tcpxo_pod()["spec"]["volumes"] if "hostPath" in volume]
     assert len(mounted) == 4
     for volume in mounted:
         path = json.dumps(json.dumps(volume["hostPath"]["path"]))[1:-1]
         assert has(tcpxo, path) and not has(closed, path)
-    gib = policy_of(helm, profile={"gib": {"networks": [f"rdma-{number}" for number in range(8)]}})
-    for path in gke.GIB_FOLDERS.value:
-        assert has(gib, json.dumps(json.dumps(path))[1:-1])
+    for asked in (
+        {"gib": {"networks": [f"rdma-{number}" for number in range(8)]}},
+        {"network": {"h200": "gpudirect-rdma"}},
+    ):
+        for path in gke.GIB_FOLDERS.value:
+            assert has(policy_of(helm, profile=asked), json.dumps(json.dumps(path))[1:-1])
     account = json.dumps(json.dumps("trainer"))[1:-1]
     assert has(policy_of(helm, profile={"service_account": "trainer"}), account) and not has(closed, account)
 
@@ -223,16 +235,65 @@ def test_the_admission_policy_lets_pods_be_root_that_request_the_accelerator_alo
     resource = table.RESOURCE.get(KNOWN[kind].platform)
     for user, may in (("root", ["roots"]), ("privileged", ["roots", "privileged"]), (2000, [])):
         spec = policy_of(helm, profile={"users": {kind: user}})
-        expressions = {one["name"]: one["expression"] for one in spec["variables"]}
+        found = expressions(spec)
         validations = str(spec["validations"])
         judged = {name for name in ("roots", "privileged") if f"size(variables.{name}) == 0" in validations}
         if resource is None:  # cpu: no resource tells its pods from others
             assert judged == {"roots", "privileged"} - set(may)
             continue
         assert judged == {"roots", "privileged"}
-        named = {name for name in judged if f'name in ["{resource.value}"]' in expressions[name]}
+        named = {name for name in judged if f'name in ["{resource.value}"]' in found[name]}
+        above_zero = 'quantity(string(main.resources.limits[name])).isGreaterThan(quantity("0"))'
+        assert all(above_zero in found[name] for name in judged)
         assert named == set(may)
-        assert ("IPC_LOCK" in expressions["capabilities"]) == (user == "root")
+        assert ("IPC_LOCK" in found["capabilities"]) == (user == "root")
+
+
+def test_the_admission_policy_exempts_the_tcpxo_daemon_as_jobs_have_it_and_no_other_container(helm: Helm) -> None:
+    assert "filter" not in expressions(policy_of(helm))["judged"]
+    judged = expressions(policy_of(helm, profile={"tcpxo": {"image": "rxdm:1"}}))["judged"]
+    pod = tcpxo_pod()["spec"]
+    (daemon,) = pod["initContainers"]
+    host = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    mounts = {mount["mountPath"]: host[mount["name"]] for mount in daemon["volumeMounts"]}
+
+    def cel(value: Any) -> str:
+        return json.dumps(value, separators=(",", ":"), sort_keys=True)
+
+    (variable,) = daemon["env"]
+    for text in (
+        f"c.name == {cel(daemon['name'])} && ",
+        f'image.orValue("") == {cel(daemon["image"])}\n',
+        f"command.orValue([]) == {cel(daemon['command'])} && ",
+        f"args.orValue([]) == {cel(daemon['args'])}\n",
+        f'e.name == {cel(variable["name"])} && e.?value.orValue("") == {cel(variable["value"])})',
+        f'orValue("") == {cel(mounts)}[',
+        f"name in {json.dumps(daemon['securityContext']['capabilities']['add'])})",
+        'name in ["nvidia.com/gpu"]',
+    ):
+        assert text in judged, text
+    keys = re.search(r"c\.all\(key, key in (\[.*?\])\)", judged)
+    assert keys is not None and daemon.keys() <= set(json.loads(keys[1]))
+    assert not {"lifecycle", "startupProbe", "livenessProbe", "envFrom"} & set(json.loads(keys[1]))
+
+
+def test_the_admission_policy_refuses_what_may_become_root_where_the_level_does_not(helm: Helm) -> None:
+    def refuses(profile: dict[str, Any], **policy: bool) -> bool:
+        made = policy_of(helm, profile=profile, admissionPolicy=policy)
+        return "size(variables.escalating) == 0" in json.dumps(made["validations"])
+
+    tcpxo = {"tcpxo": {"image": "rxdm:1"}}
+    assert (
+        refuses({"users": {"v5e": "root"}})
+        and refuses(tcpxo)
+        and not refuses({})
+        and not refuses({"users": {"v5e": 5}})
+    )
+    assert not refuses({"users": {"cpu": "root"}})
+    assert not refuses(tcpxo, root=True) and not refuses(tcpxo, privileged=True)
+    for users in ({}, {"h100": "root"}):
+        (main,) = tcpxo_pod(users=users)["spec"]["containers"]
+        assert main["securityContext"]["allowPrivilegeEscalation"] is False
 
 
 def test_the_admission_policy_judges_every_submitter_but_no_group_that_controllers_are_in(helm: Helm) -> None:
@@ -295,23 +356,46 @@ def test_a_namespace_of_the_chart_is_restricted(helm: Helm) -> None:
     assert made["metadata"]["labels"][pod_security.ENFORCE] == "restricted"
 
 
+RDMA = {"profile": "rdma", "resource": "rdma/ib"}
+TPU, H100 = "{type: v5e, topology: 2x4}", "{type: h100, per_host: 8}\nhosts: 2"
+
+
 @pytest.mark.parametrize(
-    ("more", "users", "expected"),
+    ("accelerator", "given", "expected"),
     [
-        ("accelerator: {type: v5e, topology: 2x4}", {"v5e": "root"}, "baseline"),
-        ("accelerator: {type: v5e, topology: 2x4}", {"v5e": "privileged"}, "privileged"),
-        ("accelerator: {type: h100}\nnetwork: {profile: rdma, resource: rdma/ib}", {"h100": "root"}, "privileged"),
-        ("accelerator: {type: h100}\nnetwork: {profile: rdma, resource: rdma/ib}", {"h100": 2000}, "restricted"),
+        (TPU, {"users": {"v5e": "root"}}, "baseline"),
+        (TPU, {"users": {"v5e": "privileged"}}, "privileged"),
+        ("{type: cpu}", {"users": {"cpu": "root"}}, "baseline"),
+        ("{type: mi300x}", {"platform": "generic", "users": {"mi300x": "root"}}, "baseline"),
+        ("{type: mi300x}", {"platform": "generic", "users": {"mi300x": "root"}, "network": {"h100": RDMA}}, "baseline"),
+        (H100, {"users": {"h100": "root"}, "network": {"h100": RDMA}}, "privileged"),
+        (H100, {"users": {"h100": 2000}, "network": {"h100": RDMA}}, "restricted"),
+        (H100, {"network": {"h100": "hostnetwork"}}, "privileged"),
+        (H100, {"network": {"h100": "gpudirect-tcpxo"}, "tcpxo": {"image": "rxdm:1"}}, "privileged"),
+        ("{type: h200, per_host: 8}", {"network": {"h200": "gpudirect-rdma"}}, "privileged"),
     ],
 )
-def test_a_namespace_of_the_chart_has_the_level_of_the_jobs_whose_user_the_cluster_defaults_choose(
-    helm: Helm, more: str, users: dict[Any, Any], expected: str
+def test_a_namespace_of_the_chart_has_the_level_of_the_jobs_that_the_cluster_defaults_make(
+    helm: Helm, accelerator: str, given: dict[str, Any], expected: str
 ) -> None:
-    spec = load.parse(f"name: a\nimage: i\nplatform: gke\ncommand: [a]\n{more}")
-    cluster = profile.ClusterDefaults(profile.Profile(users=users))
+    spec = load.parse(f"name: a\nimage: i\naccelerator: {accelerator}\ncommand: [a]")
+    values = {"platform": "gke"} | given
+    cluster = profile.ClusterDefaults(profile.Profile.model_validate(values))
     assert pod_security.level(template(jobset.render(resolve(spec, cluster))[0])) == expected
-    made = one(helm.render({"namespaces": ["scratch"], "profile": {"users": users}}), "Namespace", "scratch")
+    rendered = {"namespaces": ["scratch"], "profile": values}
+    made = one(helm.render(rendered), "Namespace", "scratch")
     assert made["metadata"]["labels"][pod_security.ENFORCE] == expected
+    assert f"pod-security.kubernetes.io/enforce={expected}\n" in helm.files(rendered)["NOTES.txt"]
+
+
+@pytest.mark.parametrize(
+    "given", [{"tcpxo": {"image": "rxdm:1"}}, {"gib": {"networks": ["a"] * 8}}], ids=["tcpxo", "gib"]
+)
+def test_a_namespace_of_the_chart_admits_the_networks_that_jobs_may_choose_by_the_cluster_defaults(
+    helm: Helm, given: dict[str, Any]
+) -> None:
+    made = one(helm.render({"namespaces": ["scratch"], "profile": given}), "Namespace", "scratch")
+    assert made["metadata"]["labels"][pod_security.ENFORCE] == "privileged"
 
 
 def test_only_what_cannot_be_made_again_stays(helm: Helm) -> None:

@@ -49,7 +49,7 @@ request.kind.kind == "JobSet" ? dyn({{ . }}).spec.?replicatedJobs.orValue([])
 {{- if .Values.profile.tcpxo -}}
 {{- $own = list "/home/kubernetes/bin/nvidia" "/sys" "/proc/sys" "/dev/aperture_devices" -}}
 {{- end -}}
-{{- if .Values.profile.gib -}}
+{{- if or .Values.profile.gib (has "gpudirect-rdma" (values .Values.profile.network)) -}}
 {{- $own = concat $own (list "/home/kubernetes/bin/nvidia" "/home/kubernetes/bin/gib") -}}
 {{- end -}}
 {{- concat $own .Values.admissionPolicy.hostPaths | uniq | toJson -}}
@@ -70,9 +70,10 @@ request.kind.kind == "JobSet" ? dyn({{ . }}).spec.?replicatedJobs.orValue([])
 {{- $found | uniq | sortAlpha | toJson -}}
 {{- end -}}
 
-{{/* CEL: whether the pod `p` requests one of these resources. */}}
+{{/* CEL: whether the pod `p` requests more than none of one of these resources. */}}
 {{- define "launcher.celRequests" -}}
-p.spec.containers.exists(c, c.?resources.?limits.orValue({}).exists(name, name in {{ . }}))
+p.spec.containers.exists(main, main.?resources.?limits.orValue({}).exists(name, name in {{ . }}
+&& quantity(string(main.resources.limits[name])).isGreaterThan(quantity("0"))))
 {{- end -}}
 
 {{/* CEL list of the capabilities that containers may add: those of the baseline Pod Security level, and for root that pins memory. */}}
@@ -82,11 +83,35 @@ p.spec.containers.exists(c, c.?resources.?limits.orValue({}).exists(name, name i
 {{- concat $baseline $pinning | toJson -}}
 {{- end -}}
 
-{{/* The Pod Security level that profile.users leaves the pods of jobs: root pins memory with IPC_LOCK, but on TPU hosts. */}}
+{{/* CEL: whether the init container `c` of the pod `p` is the receive daemon of gpudirect-tcpxo, as launcher/manifests/network.py writes it, and runs nothing else. */}}
+{{- define "launcher.celIsDaemon" -}}
+{{- $script := "/fts/entrypoint_rxdm_container.sh" -}}
+{{- $run := printf "set -ex; chmod 755 %s; exec %s --num_hops=2 --num_nics=8" $script $script -}}
+{{- $mounts := dict "/usr/local/nvidia" "/home/kubernetes/bin/nvidia" "/hostsysfs" "/sys" "/hostprocsysfs" "/proc/sys" -}}
+{{- $keys := splitList " " "name image imagePullPolicy restartPolicy command args env securityContext volumeMounts resources terminationMessagePath terminationMessagePolicy" -}}
+c.name == "tcpxo-daemon" && c.?image.orValue("") == {{ toJson .image }}
+&& c.?command.orValue([]) == {{ list "/bin/sh" "-c" | toJson }} && c.?args.orValue([]) == {{ list $run | toJson }}
+&& c.all(key, key in {{ toJson $keys }})
+&& c.?env.orValue([]).all(e, e.name == "LD_LIBRARY_PATH" && e.?value.orValue("") == "/usr/local/nvidia/lib64")
+&& c.?volumeMounts.orValue([]).all(m, p.spec.?volumes.orValue([]).exists(v, v.name == m.name
+&& v.?hostPath.?path.orValue("") == {{ toJson $mounts }}[?m.mountPath].orValue("none")))
+&& c.?securityContext.?capabilities.?add.orValue([]).all(name, name in ["NET_ADMIN", "NET_BIND_SERVICE"])
+&& {{ include "launcher.celRequests" (list "nvidia.com/gpu" | toJson) }}
+{{- end -}}
+
+{{/* The Pod Security level that the pods of jobs meet by profile: their users, and their networks' host paths, host network and IPC_LOCK. */}}
 {{- define "launcher.podSecurity" -}}
-{{- $root := include "launcher.resourcesOf" (dict "root" . "users" (list "root")) | fromJsonArray -}}
-{{- if or (has "privileged" (values .Values.profile.users)) (without $root "google.com/tpu") -}}privileged
-{{- else if $root -}}baseline
+{{- $networks := .Values.profile.network -}}
+{{- $privileged := or .Values.profile.tcpxo .Values.profile.gib (has "privileged" (values .Values.profile.users)) -}}
+{{- range list "hostnetwork" "gpudirect-tcpxo" "gpudirect-rdma" -}}
+{{- if has . (values $networks) -}}{{- $privileged = true -}}{{- end -}}
+{{- end -}}
+{{- range $kind, $user := .Values.profile.users -}}
+{{- $network := get $networks $kind -}}
+{{- if and (eq (toString $user) "root") (or (kindIs "map" $network) (eq (toString $network) "efa")) -}}{{- $privileged = true -}}{{- end -}}
+{{- end -}}
+{{- if $privileged -}}privileged
+{{- else if has "root" (values .Values.profile.users) -}}baseline
 {{- else -}}restricted
 {{- end -}}
 {{- end -}}
