@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from launcher.job.accelerators import Platform
 from launcher.job.profile import Gib, Prometheus, Tcpxo
-from launcher.job.schema import JobSpec, Network, Rdma
+from launcher.job.schema import Network, Rdma
 from launcher.kube.labels import MAIN_CONTAINER
 from launcher.manifests.platforms import eks, gke, runtime
 from launcher.manifests.platforms.facts import Where
@@ -50,25 +50,27 @@ def container_ports(ports: Ports, platform: Platform) -> list[dict[str, Any]]:
     return [{"name": name, "containerPort": port} for name, port in named.items()]
 
 
-def environment(network: Network, job: JobSpec, where: Where, tcpxo: Tcpxo | None) -> dict[str, str]:
+def environment(
+    network: Network,
+    where: Where,
+    kind: str,
+    tcpxo: Tcpxo | None,
+    *,
+    has_hugepages: bool,
+    brings_gib: bool,
+) -> dict[str, str]:
     """What NCCL and libfabric must be told there; a job may set each otherwise. Google's own pods source a script for
     it, which a program that is no shell cannot."""
-    kind = job.accelerator.type
-    if network == "efa" and job.resources.hugepages is None:
+    if network == "efa" and not has_hugepages:
         return dict(eks.WITHOUT_HUGEPAGES.value)
     if network == "gpudirect-tcpxo":
         return dict(gke.TCPXO_VARIABLES.value if tcpxo is None or tcpxo.env is None else tcpxo.env)
     if where == "gke" and kind in gke.GIB_TUNER:
         if network == "gpudirect-rdma":
             return {**gke.GIB_VARIABLES.value, "NCCL_TUNER_CONFIG_PATH": gke.GIB_TUNER[kind].value}
-        if network in ("default", "hostnetwork") and not _brings_gib(job):
+        if network in ("default", "hostnetwork") and not brings_gib:
             return dict(gke.WITHOUT_GIB.value)
     return {}
-
-
-def _brings_gib(job: JobSpec) -> bool:
-    """Whether the job sets NCCL's plugins up itself: by a variable, or by gIB's folder in its pod or command."""
-    return "NCCL_NET" in {*job.env, *job.secrets} or gke.GIB_FOLDER in f"{job.pod} {job.command}"
 
 
 def patch(network: Network, efa_interfaces: Sequence[int], tcpxo: Tcpxo | None, gib: Gib) -> dict[str, Any]:

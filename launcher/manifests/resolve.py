@@ -19,7 +19,7 @@ from launcher.job.schema import JobSpec, Network
 from launcher.job.volumes import Volume
 from launcher.manifests import network, placement, volumes
 from launcher.manifests.network import Ports
-from launcher.manifests.platforms import table
+from launcher.manifests.platforms import gke, table
 from launcher.manifests.platforms.eks import Provisioner
 from launcher.manifests.platforms.facts import Nodes, Where
 
@@ -104,7 +104,14 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
         efa_interfaces=placement.efa_interfaces(nodes, selector, job.host_count),
         tcpxo=given.tcpxo,
         gib=given.gib or Gib(),
-        network_env=network.environment(connected, job, where, given.tcpxo),
+        network_env=network.environment(
+            connected,
+            where,
+            kind,
+            given.tcpxo,
+            has_hugepages=job.resources.hugepages is not None,
+            brings_gib=_brings_gib(job),
+        ),
         prometheus=given.prometheus,
         volumes=volumes.mounted(job.volumes, (given.checkpoint, checkpoints), (given.compile_cache, cache)),
         has_shared_memory=job.resources.shm is not None or job.accelerator.platform in GPUS,
@@ -115,6 +122,11 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
         workdir=_workdir(job),
         filled=dict(_filled(job, given)),
     )
+
+
+def _brings_gib(job: JobSpec) -> bool:
+    """Whether the job sets NCCL's plugins up itself: by a variable, or by gIB's folder in its pod or command."""
+    return "NCCL_NET" in {*job.env, *job.secrets} or gke.GIB_FOLDER in f"{job.pod} {job.command}"
 
 
 def _filled(job: JobSpec, given: Profile) -> Iterator[tuple[KeyPath, KeyPath]]:
