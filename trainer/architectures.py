@@ -11,8 +11,10 @@ from trainer.presets import PRESETS as PRESETS
 
 STORES = ("gs", "s3")  # the schemes of the object stores that weights and data are read from and checkpoints written to
 
+Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0.0)]
+Weight = Annotated[float, Field(ge=0.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -357,8 +359,3 @@ def named(model: Any) -> Any:
     if not isinstance(model, Mapping) or "kind" in model or str(model.get("preset")) not in PRESETS:
         return model
     return {"kind": PRESETS[str(model["preset"])]["kind"], **model}
-
-
-def is_folder(model: Any) -> bool:
-    """Whether a model block names a folder to start from, and no kind."""
-    return isinstance(model, Mapping) and "kind" not in model and model.get("init_from") is not None

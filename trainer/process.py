@@ -17,7 +17,7 @@ from trainer.buckets import faults
 from trainer.contract import DONE
 from trainer.errors import SpecError, TrainerError
 from trainer.plugin import load
-from trainer.spec import TASK_DEFAULTS, TrainSpec, with_defaults
+from trainer.spec import TASK_DEFAULTS, TrainSpec, over_task
 from trainer.task import Task, defaults, make
 
 
@@ -47,7 +47,7 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
     name = str(raw.get("task"))
     task_class = load(name) if ":" in name else None
     if name not in TASK_DEFAULTS:
-        raw = with_defaults(raw, defaults(name, task_class))
+        raw = over_task(raw, defaults(name, task_class))
     try:
         spec = TrainSpec.model_validate(raw)
     except pydantic.ValidationError as error:

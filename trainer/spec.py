@@ -14,7 +14,8 @@ from trainer.architectures import STORES as STORES
 from trainer.architectures import Block as Block
 from trainer.architectures import CustomModel as CustomModel
 from trainer.architectures import Decoder as Decoder
-from trainer.architectures import Fraction, Model
+from trainer.architectures import Fraction, Model, Weight
+from trainer.architectures import Natural as Natural
 from trainer.architectures import Place as Place
 from trainer.architectures import Positive as Positive
 from trainer.architectures import Published as Published
@@ -27,10 +28,8 @@ from trainer.optim.keys import Schedule as Schedule
 
 EVAL = "eval/"  # before the name of a metric that an evaluation gives
 
-Natural = Annotated[int, Field(ge=0)]
 Steps = Annotated[int, Field(gt=0, le=2**31 - 1)]  # a device counts them in 32 bits
 Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]  # a key of JAX holds 64 bits; an order of examples, any number
-Weight = Annotated[float, Field(ge=0.0)]
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -183,13 +182,22 @@ def _of_evaluation(metric: str) -> str:
     return metric
 
 
+FALLING = ("loss", "bits_per_byte")  # ends of the names of metrics that are known to be better when smaller
+
+
 class Watched(Block):
     """A metric of the evaluations, and which way it gets better."""
 
     metric: Annotated[str, AfterValidator(_of_evaluation)] = Field(
         "eval/loss", description="eval/loss, or eval/ and another that the task's evaluation gives"
     )
-    mode: Literal["min", "max"] = Field("min", description="which values are better")
+    mode: Literal["min", "max"] = Field("min", description="which values are better; must be given but for a loss")
+
+    @model_validator(mode="after")
+    def _says_which(self) -> Watched:
+        if "mode" not in self.model_fields_set and not self.metric.endswith(FALLING):
+            raise ValueError(f"needs mode for metric = {self.metric}: min or max, whichever values are better")
+        return self
 
 
 class Best(Watched):
@@ -292,13 +300,7 @@ class TrainSpec(Block):
     @model_validator(mode="before")
     @classmethod
     def _task_defaults(cls, raw: Any) -> Any:
-        if isinstance(raw, Mapping):
-            raw = {**raw, "model": architectures.named(raw["model"])} if "model" in raw else raw
-            defaults = TASK_DEFAULTS.get(str(raw.get("task")), {})
-            if architectures.is_folder(raw.get("model")):  # whose config.json says which kind of model it holds
-                defaults = {**defaults, "model": {"kind": "vit"} if raw.get("task") == CLASSIFY else {}}
-            return with_defaults(raw, defaults)
-        return raw
+        return over_task(raw, TASK_DEFAULTS.get(str(raw.get("task")), {})) if isinstance(raw, Mapping) else raw
 
     @field_validator("loss")
     @classmethod
@@ -351,6 +353,27 @@ class TrainSpec(Block):
         if self.epochs is not None:
             return -(-self.epochs * examples // self.batch)
         return self.steps or DEFAULT_STEPS
+
+
+def over_task(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The train block `given` over the `defaults` of its task, of whose model a folder to start from leaves little."""
+    if "model" in given:
+        given = {**given, "model": architectures.named(given["model"])}
+    model, below = given.get("model"), architectures.named(defaults.get("model"))
+    if isinstance(model, Mapping) and model.get("init_from") is not None and isinstance(below, Mapping):
+        defaults = {**defaults, "model": _beside_folder(model, below)}
+    return with_defaults(given, defaults)
+
+
+def _beside_folder(model: Mapping[str, Any], default: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What stays of a task's default model beside a folder, whose config.json says the sizes and, unasked, the kind."""
+    kind = default.get("kind")
+    if ":" in str(kind):  # init_from is an argument of the user's model
+        return default
+    kept = {key: default[key] for key in ("length", "scan") if key in default}
+    if "kind" in model:
+        return {**kept, "kind": kind}
+    return {**kept, "kind": "vit"} if kind in ("mlp", "vit") else kept
 
 
 def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

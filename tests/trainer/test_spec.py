@@ -49,6 +49,7 @@ def faults(**train: Any) -> dict[str, str]:
         ({"name": "chain"}, "chain", "is empty, but name = chain needs its entries"),
         ({"name": "schedule-free", "schedule": "linear"}, "schedule", "linear decays, and schedule-free needs none"),
         ({"name": "schedule-free", "ema": 0.9}, "ema", "does not apply to schedule-free, which averages by itself"),
+        ({"name": "schedule-free", "b1": 0.0}, "b1", "must be above 0: schedule-free divides by it"),
         ({"groups": [{"match": "*.bias"}]}, "groups.0.match", "is not a pattern (nothing to repeat"),
         (
             {"groups": [{"match": ".*", "lr": 0.1, "freeze": True}]},
@@ -63,6 +64,34 @@ def test_a_key_that_the_named_optimizer_or_schedule_does_not_take_is_a_fault(
     found = faults(optimizer=optimizer)
     assert list(found) == [f"optimizer.{key}"]
     assert message in found[f"optimizer.{key}"]
+
+
+def test_which_values_of_a_metric_are_better_must_be_said_but_for_a_loss() -> None:
+    said = "needs mode for metric = eval/accuracy: min or max, whichever values are better"
+    metric: dict[str, Any] = {"metric": "eval/accuracy"}
+    found = faults(checkpoint={"best": metric}, stop_early=metric | {"patience": 2})
+    assert {key: text.removeprefix("Value error, ") for key, text in found.items()} == {
+        "checkpoint.best": said, "stop_early": said,
+    }  # fmt: skip
+    assert spec.Best(metric="eval/bits_per_byte").mode == "min"
+    assert spec.Best(**metric, mode="min").mode == "min"
+
+
+@pytest.mark.parametrize(
+    ("default", "given", "merged"),
+    [
+        ({"kind": "decoder", "layers": 2, "length": 64}, {"init_from": "w"}, {"init_from": "w", "length": 64}),
+        ({"kind": "mlp", "width": 8}, {"init_from": "w"}, {"kind": "vit", "init_from": "w"}),
+        ({"preset": "vit-b16"}, {"init_from": "w"}, {"kind": "vit", "init_from": "w"}),
+        ({"kind": "gpt2", "width": 8}, {"kind": "gpt2", "init_from": "w"}, {"kind": "gpt2", "init_from": "w"}),
+        ({"kind": "my:Net", "width": 8}, {"init_from": "w"}, {"kind": "my:Net", "width": 8, "init_from": "w"}),
+        ({"kind": "gpt2", "width": 8}, {"layers": 2}, {"kind": "gpt2", "width": 8, "layers": 2}),
+    ],
+)
+def test_a_folder_to_start_from_says_the_sizes_in_place_of_a_task_s_defaults(
+    default: dict[str, Any], given: dict[str, Any], merged: dict[str, Any]
+) -> None:
+    assert spec.over_task({"model": given}, {"model": default})["model"] == merged
 
 
 @pytest.mark.parametrize(("length", "steps"), [({"steps": 100}, 100), ({}, 1000)])

@@ -111,6 +111,16 @@ def test_defaults_that_are_no_dict_are_said_in_a_sentence() -> None:
         read_spec({contract.TRAIN_SPEC: json.dumps({"task": f"{__name__}:ListsDefaults"})})
 
 
+class HasSizes(tiny.Digits):
+    defaults = {"model": {"kind": "decoder", "layers": 2, "width": 64}}
+
+
+def test_default_sizes_of_a_task_are_not_said_beside_a_folder_to_start_from() -> None:
+    train = {"task": f"{__name__}:HasSizes", "model": {"init_from": "w"}}
+    spec, _ = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
+    assert spec.model.model_fields_set == {"init_from"}
+
+
 class Returns(tiny.Digits):
     """A task whose loss is whatever a test makes of the right one."""
 

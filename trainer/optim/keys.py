@@ -8,12 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from trainer.architectures import Block, Fraction, Positive, Rate
+from trainer.architectures import Block, Fraction, Natural, Positive, Rate, Weight
 from trainer.contract import in_full, nearest
 
-Natural = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Weight = Annotated[float, Field(ge=0.0)]
 Arguments = dict[str, Any]
 
 OWN = re.compile(r"[\w.]+:[\w.]+")  # module:Name
@@ -163,6 +161,8 @@ class Link(Block):
             raise ValueError(f"does not apply to {name}; give it in args")
         if not is_own(name) and key not in OPTIMIZERS[name]:
             raise ValueError(f"does not apply to {name}, which takes {', '.join(OPTIMIZERS[name])}")
+        if (name, key, value) == (SCHEDULE_FREE, "b1", 0.0):
+            raise ValueError("must be above 0: schedule-free divides by it")
         default = OPTIMIZERS.get(name, {}).get("momentum")
         if key == "nesterov" and value and default is not None and not (info.data.get("momentum") or default):
             raise ValueError("needs a momentum above 0")
@@ -216,7 +216,7 @@ class Optimizer(Link):
     lr: Rate = Field(3e-4, description="largest learning rate")
     weight_decay: Weight = Field(0.0, description="of every parameter, times lr")
     decay_on: Literal["all", "matrices"] = Field(
-        "all", description="what weight_decay touches; matrices: parameters of two axes or more that are no bias"
+        "all", description="what weight_decay touches; matrices: parameters of two axes or more, no bias or scale"
     )
     clip: Rate | None = Field(1.0, description="largest global norm of the gradients; null: no clipping")
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
