@@ -46,9 +46,10 @@ def frozen(optimizer: Optimizer, names: Iterable[str]) -> frozenset[str]:
 
 
 def is_matrix(name: str, leaf: Any, axes: Axes) -> bool:
-    """Whether a parameter has two axes or more of its own (without the one of scanned layers) and is no bias."""
+    """Whether a parameter has two axes or more of its own (without the one of stacked layers) and is no bias or scale:
+    those of all heads have two axes as well."""
     own = axes.get(name)
-    return (leaf.ndim if own is None else len(own)) >= 2 and not name.rpartition(".")[2].endswith("bias")
+    return (leaf.ndim if own is None else len(own)) >= 2 and not name.rpartition(".")[2].endswith(("bias", "scale"))
 
 
 def split(
@@ -85,9 +86,9 @@ def split(
     return optax.GradientTransformation(init, update)
 
 
-def notes(optimizer: Optimizer, params: Mapping[str, Any], axes: Axes) -> list[str]:
-    """What a run says of them: what is frozen, what each group has, and what decays where not everything does."""
-    found, held = [], frozen(optimizer, params)
+def notes(optimizer: Optimizer, params: Mapping[str, Any]) -> list[str]:
+    """What a run says of them: what is frozen, and what each group has."""
+    found = []
     for at, group in enumerate(optimizer.groups):
         names = [name for name in params if of(name, optimizer.groups) == at]
         said = ["frozen"] if group.freeze else [f"lr × {group.lr:g}"]
@@ -96,10 +97,6 @@ def notes(optimizer: Optimizer, params: Mapping[str, Any], axes: Axes) -> list[s
         found.append(
             f"train.optimizer.groups.{at} ({group.match}): {len(names)} arrays, {numbers:,} numbers, {', '.join(said)}"
         )
-    if optimizer.decay_on == "matrices":
-        left = {name: leaf for name, leaf in params.items() if name not in held}
-        matrices = [name for name, leaf in left.items() if is_matrix(name, leaf, axes)]
-        found.append(f"weight decay on matrices alone: {len(matrices)} of {len(left)} arrays")
     return found
 
 

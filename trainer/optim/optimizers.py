@@ -37,12 +37,11 @@ def build(optimizer: spec.Optimizer, total_steps: int, axes: Axes | None = None)
     """
     rate = schedules.build(optimizer, total_steps)
     clip = optax.identity() if optimizer.clip is None else optax.clip_by_global_norm(optimizer.clip)
-    whole = _chain(optimizer, rate, optimizer.weight_decay, axes or {})
+    whole = _chain(optimizer, rate, None, axes or {})
     parts = {}
     for at, group in enumerate(optimizer.groups):
-        decay = optimizer.weight_decay if group.weight_decay is None else group.weight_decay
-        if not group.freeze and (group.lr != 1.0 or decay != optimizer.weight_decay):
-            parts[at] = _chain(optimizer, _scaled(rate, group.lr), decay, axes or {})
+        if not group.freeze and (group.lr != 1.0 or _decay(optimizer, at) != _decay(optimizer, None)):
+            parts[at] = _chain(optimizer, _scaled(rate, group.lr), at, axes or {})
     return _in_float32(optax.chain(clip, groups.split(optimizer.groups, parts, whole) if parts else whole))
 
 
@@ -54,38 +53,63 @@ def check(optimizer: spec.Optimizer, built: optax.GradientTransformation, params
 
 def notes(optimizer: spec.Optimizer, params: Mapping[str, Any], axes: Axes) -> list[str]:
     """What a run says of its optimizer: its groups, what decays, and keys that reach nothing."""
-    found, links = groups.notes(optimizer, params, axes), optimizer.links()
+    found, links = groups.notes(optimizer, params), optimizer.links()
+    trained = {name: leaf for name, leaf in params.items() if name not in groups.frozen(optimizer, params)}
+    decayed = [name for name, leaf in trained.items() if _decays(optimizer, name, leaf, axes)]
+    if optimizer.decay_on == "matrices" and decayed:
+        found.append(f"weight decay on matrices alone: {len(decayed)} of {len(trained)} arrays")
     if all(is_own(link.name) and not own.takes(link).intersection(own.RATES) for link in links):
         names = ", ".join(link.name for link in links)
         found.append(f"train.optimizer.lr and schedule reach nothing: {names} takes no learning_rate")
     return found
 
 
+def _decay(optimizer: spec.Optimizer, at: int | None) -> float | None:
+    """The weight decay of group `at`, or of what is in none; None: a factory's own, where the job says nothing."""
+    if at is not None and optimizer.groups[at].weight_decay is not None:
+        return optimizer.groups[at].weight_decay
+    has_own = any(is_own(link.name) for link in optimizer.links())
+    return None if has_own and "weight_decay" not in optimizer.model_fields_set else optimizer.weight_decay
+
+
+def _decays(optimizer: spec.Optimizer, name: str, leaf: Any, axes: Axes) -> bool:
+    """Whether a parameter decays under decay_on: matrices."""
+    decay, links = _decay(optimizer, groups.of(name, optimizer.groups)), optimizer.links()
+    if not (decay or any(is_own(link.name) and own.decays(link, decay) for link in links)):
+        return False
+    of_muon = any(link.name == "muon" for link in links)
+    return muon_axes(name, leaf, axes) is not None if of_muon else groups.is_matrix(name, leaf, axes)
+
+
 def _scaled(rate: optax.Schedule, factor: float) -> optax.Schedule:
     return rate if factor == 1.0 else lambda step: factor * rate(step)
 
 
-def _chain(optimizer: spec.Optimizer, rate: optax.Schedule, decay: float, axes: Axes) -> optax.GradientTransformation:
-    links = optimizer.links()
+def _chain(optimizer: spec.Optimizer, rate: optax.Schedule, at: int | None, axes: Axes) -> optax.GradientTransformation:
+    """The optimizer of group `at`, or of what is in none."""
+    links, decay = optimizer.links(), _decay(optimizer, at)
     mask: Mask = None
     if optimizer.decay_on == "matrices":
         mask = lambda params: {name: groups.is_matrix(name, leaf, axes) for name, leaf in params.items()}  # noqa: E731
     if decay and all(is_own(link.name) and "weight_decay" not in own.takes(link) for link in links):
         names = ", ".join(link.name for link in links)
+        group = "" if at is None or optimizer.groups[at].weight_decay is None else f".groups.{at}"
         raise SpecError(
-            f"train.optimizer.weight_decay = {decay:g}, but {names} takes no weight_decay; leave it out, or add "
+            f"train.optimizer{group}.weight_decay = {decay:g}, but {names} takes no weight_decay; leave it out, or add "
             "{name: optax:add_decayed_weights, args: {weight_decay: …}} to train.optimizer.chain"
         )
     built = [_link(link, rate, decay, mask, axes) for link in links]
     return built[0] if len(built) == 1 else optax.chain(*built)
 
 
-def _link(link: Link, rate: optax.Schedule, decay: float, mask: Mask, axes: Axes) -> optax.GradientTransformation:
+def _link(
+    link: Link, rate: optax.Schedule, decay: float | None, mask: Mask, axes: Axes
+) -> optax.GradientTransformation:
     if is_own(link.name):
         return own.transformation(link, rate, decay, mask)
     if link.name == "muon":
-        return _muon(rate, decay, mask, axes, link.options())
-    return MAKERS[link.name](rate, decay, mask, link.options())
+        return _muon(rate, decay or 0.0, mask, axes, link.options())
+    return MAKERS[link.name](rate, decay or 0.0, mask, link.options())
 
 
 def _coupled(

@@ -22,12 +22,15 @@ Mask = Callable[[Any], Any]
 RATES, MASKS = ("learning_rate", "lr"), ("mask", "weight_decay_mask")
 
 
-def transformation(link: Link, rate: optax.Schedule, decay: float, mask: Mask | None) -> optax.GradientTransformation:
-    """What the factory of `link` makes. Raises SpecError where it makes no transformation, or cannot be given these."""
+def transformation(
+    link: Link, rate: optax.Schedule, decay: float | None, mask: Mask | None
+) -> optax.GradientTransformation:
+    """What the factory of `link` makes; without a decay it has its own. Raises SpecError where it makes no
+    transformation, or cannot be given these."""
     path = f"train.optimizer: {link.name}"
     make, takes = _factory(path, link.name)
     offered = {next((key for key in RATES if key in takes), ""): rate}
-    offered |= {"weight_decay": decay} if "weight_decay" in takes and decay else {}
+    offered |= {"weight_decay": decay} if "weight_decay" in takes and decay is not None else {}
     offered |= {next((key for key in MASKS if key in takes), ""): mask} if mask is not None else {}
     offered.pop("", None)
     if twice := [key for key in RATES if key in link.args and key in offered]:
@@ -41,6 +44,11 @@ def transformation(link: Link, rate: optax.Schedule, decay: float, mask: Mask | 
 def takes(link: Link) -> set[str]:
     """The names of the arguments that the factory of `link` takes. Raises SpecError."""
     return set(_factory(f"train.optimizer: {link.name}", link.name)[1])
+
+
+def decays(link: Link, decay: float | None) -> bool:
+    """Whether what the factory of `link` makes may decay, where it is offered `decay`."""
+    return "weight_decay" in takes(link) and link.args.get("weight_decay", decay) != 0
 
 
 def schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:

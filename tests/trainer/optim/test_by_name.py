@@ -88,6 +88,22 @@ def test_a_factory_gets_what_it_takes() -> None:
     jax.tree.map(np.testing.assert_array_equal, found, after(by_hand))
 
 
+@pytest.mark.parametrize(
+    ("keys", "decays"),
+    [
+        ({}, {"w": 1e-4, "b": 1e-4}),  # optax's own default
+        ({"weight_decay": 0.0}, {"w": 0.0, "b": 0.0}),
+        ({"groups": [{"match": "b", "weight_decay": 0.0}]}, {"w": 1e-4, "b": 0.0}),
+    ],
+)
+def test_a_factory_gets_a_decay_of_0_and_has_its_own_where_none_is_said(
+    keys: dict[str, Any], decays: dict[str, float]
+) -> None:
+    found = after(built(name="optax:adamw", **keys))
+    for name, decay in decays.items():
+        np.testing.assert_array_equal(found[name], after(optax.adamw(0.01, weight_decay=decay))[name])
+
+
 def test_schedule_free_evaluates_its_average() -> None:
     params, by_hand = drawn(0), optax.contrib.schedule_free_adamw(0.01)
     ours = built(name="schedule-free")
@@ -147,6 +163,10 @@ def test_a_schedule_of_the_user_s_is_a_function_of_the_step() -> None:
         ({"name": f"{MINE}:momentum", "args": {"decoy": 1}}, r"momentum\(learning_rate, decoy\) failed: TypeError"),
         ({"name": f"{MINE}:momentum", "args": {"learning_rate": 1}}, "gets learning_rate of train.optimizer.lr"),
         ({"name": f"{MINE}:momentum", "weight_decay": 0.1}, "takes no weight_decay; leave it out, or add"),
+        (
+            {"name": f"{MINE}:momentum", "groups": [{"match": "b"}, {"match": "w", "weight_decay": 0.1}]},
+            "train.optimizer.groups.1.weight_decay = 0.1, but",
+        ),
         ({"schedule": f"{MINE}:a_list"}, "makes a list, not a schedule: a function step -> learning rate"),
         ({"schedule": f"{MINE}:pairs"}, r"gives an array of shape \[2\] for a step, not a number"),
         ({"schedule": {"name": f"{MINE}:halving"}}, r"halving\(lr\) failed: TypeError"),

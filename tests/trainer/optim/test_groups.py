@@ -65,6 +65,30 @@ def test_decay_on_matrices_leaves_biases_and_stacks_of_vectors_alone(name: str) 
         assert np.array_equal(params[key], start) != is_matrix, key
 
 
+def test_a_scale_of_all_heads_is_no_matrix() -> None:
+    """OLMo 2's norms of whole queries and keys have two named axes."""
+    axes = {"blocks.attention.query_norm.scale": ("heads", "head")}
+    leaf = jax.ShapeDtypeStruct((2, 4, 8), jnp.float32)
+    assert not groups.is_matrix("blocks.attention.query_norm.scale", leaf, axes)
+    assert optimizers.muon_axes("blocks.attention.query_norm.scale", leaf, axes) is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"weight_decay": 0.1}, ["weight decay on matrices alone: 2 of 3 arrays"]),
+        ({"weight_decay": 0.1, "name": "muon"}, ["weight decay on matrices alone: 1 of 3 arrays"]),
+        ({"name": "optax:adamw"}, ["weight decay on matrices alone: 2 of 3 arrays"]),
+        ({"name": "optax:adamw", "weight_decay": 0.0}, []),
+        ({}, []),
+    ],
+)
+def test_a_run_counts_the_arrays_that_decay(keys: dict[str, Any], said: list[str]) -> None:
+    axes = {"embedding": ("vocab", "embed"), "up": ("embed", "hidden"), "scale": ("embed",)}
+    params = {name: jax.ShapeDtypeStruct((4,) * len(of), jnp.float32) for name, of in axes.items()}
+    assert optimizers.notes(Optimizer(decay_on="matrices", **keys), params, axes) == said
+
+
 def test_what_is_frozen_keeps_its_numbers_and_has_no_state() -> None:
     task, asked = Digits(), [{"match": r"head\..*", "lr": 0.5}, {"match": r"layers\.0\..*", "freeze": True}]
     step = compiled(task, optimizer={"groups": asked, "weight_decay": 0.1, "ema": 0.9}, mesh={"fsdp": 2})
