@@ -239,7 +239,8 @@ def check_length(spec: TrainSpec, total_steps: int, start: int, path: str) -> No
 def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """How the state of a checkpoint with meta `then` differs from that of a job with meta `now`, in the job's words.
 
-    Only what gives the state other arrays is named; "" where the metas do not tell.
+    Only what gives the state other arrays is named; "" where the metas do not tell. Keys that the version of the
+    checkpoint had not are in `then` by their defaults.
     """
     before, after = then.get("optimizer") or {}, now["optimizer"]
     if before and before["name"] != after["name"]:

@@ -232,7 +232,7 @@ class Run:
         self.report.phase("restore", 0)
         self.store.claim()
         found = self.store.restore(
-            self.step.named(self.step.abstract), lambda meta: preflight.changes(meta, self._meta())
+            self.step.named(self.step.abstract), lambda meta: preflight.changes(self._completed(meta), self._meta())
         )
         first = 0 if found is None else found[0] + 1
         self.store.check_free(lambda step: step >= first and self._is_due(self.spec.checkpoint.every, step))
@@ -248,7 +248,7 @@ class Run:
         self._committed = start  # by an earlier attempt: no progress of this one
         self.report.restored(start)
         self._note(f"resumed at step {start} of {self.total}")
-        if (changed := resume.changes(meta, self.record, start)) is not None:
+        if (changed := resume.changes(self._completed(meta), self.record, start)) is not None:
             self._note(changed)
         return start, self.step.unnamed(tree)
 
@@ -302,7 +302,7 @@ class Run:
 
     def _resume_watching(self, meta: Mapping[str, Any]) -> None:
         if self.best is not None:
-            self.best.resume(meta.get(BEST))
+            self.best.resume(meta.get(BEST), on_primary(self.store.steps))
         if self.patience is not None:
             self.patience.resume(meta.get("stop_early"))
 
@@ -373,6 +373,12 @@ class Run:
         watched = {} if self.best is None else {BEST: self.best.to_meta()}
         watched |= {} if self.patience is None else {"stop_early": self.patience.to_meta()}
         return self.conditions | self.record | {"evaluated": self.evaluated} | arrays | watched
+
+    def _completed(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """The meta of a checkpoint, with the defaults of keys that its version had not."""
+        now, blocks = self._meta(), {"train": self.spec, "model": self.spec.model, "optimizer": self.spec.optimizer}
+        filled = {key: resume.completed(meta[key], now[key], block) for key, block in blocks.items() if key in meta}
+        return {**meta, **filled}
 
     def _report_commits(self) -> None:
         """Reports a newly committed step to agent and metrics. Raises StorageError when a save failed."""

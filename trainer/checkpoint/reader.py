@@ -51,6 +51,9 @@ def _best(folder: epath.Path, steps: list[int], path: str) -> int:
         named = [int(step) for step, _ in (meta.get(BEST) or {}).get("steps", [])]
         if found := [step for step in named if step in steps]:
             return found[0]
+        if named:
+            gone, there = ", ".join(map(str, named)), ", ".join(map(str, steps))
+            raise CheckpointError(f"{path} records {gone} as best, but holds no such step; name one: it holds {there}")
         break
     raise CheckpointError(f"{path} records no best step: its training had no train.checkpoint.best; name a step")
 

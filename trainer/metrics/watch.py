@@ -6,7 +6,7 @@ What was seen is saved beside the state, so that a run that resumes decides as o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from trainer.spec import EVAL, Best, StopEarly, Watched
@@ -44,10 +44,11 @@ class BestSteps:
         """What a checkpoint says of them."""
         return {**_key(self._best), "steps": [[step, value] for step, value in self._found]}
 
-    def resume(self, meta: Mapping[str, Any] | None) -> None:
-        """Goes on from what a checkpoint says, if it is of the same metric."""
+    def resume(self, meta: Mapping[str, Any] | None, there: Collection[int]) -> None:
+        """Goes on from what a checkpoint says, if it is of the same metric, with the steps that are still `there`."""
         if meta is not None and _key(self._best).items() <= meta.items():
-            self._found = [(int(step), float(value)) for step, value in meta["steps"]][: self._best.keep]
+            found = [(int(step), float(value)) for step, value in meta["steps"] if step in there]
+            self._found = found[: self._best.keep]
 
 
 class Patience:

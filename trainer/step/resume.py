@@ -42,6 +42,22 @@ def record(spec: TrainSpec, attention: str, total_steps: int, eval_set: Source |
     return {"train": keys | {"attention": attention}, "total_steps": total_steps, "eval_data": held_out}
 
 
+def completed(then: Any, now: Any, block: Any) -> Any:
+    """What a checkpoint says of a block of the spec, with the default of each key of `now` that its version had not.
+
+    `now` is what this run says of `block`. What is of another kind or source stays as it is.
+    """
+    is_block = isinstance(then, Mapping) and isinstance(now, Mapping) and isinstance(block, pydantic.BaseModel)
+    if not is_block or any(then.get(key, now.get(key)) != now.get(key) for key in ("kind", "source")):
+        return then
+    found = dict(then)
+    for key, field in type(block).model_fields.items():
+        if key in now and (key in then or not field.is_required()):
+            default = {} if isinstance(field.default, pydantic.BaseModel) else field.default
+            found[key] = completed(then.get(key, default), now[key], getattr(block, key))
+    return found
+
+
 def changes(then: Mapping[str, Any], now: Mapping[str, Any], step: int) -> str | None:
     """What differs between two records, from what to what, the learning rate after `step` steps included.
 
@@ -62,10 +78,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any], step: int) -> str |
 def _differing(path: str, then: Any, now: Any) -> Iterator[str]:
     """`path then → now` for each dotted key whose values differ; lists are values."""
     if isinstance(then, Mapping) and isinstance(now, Mapping):
-        is_older = then.get("kind") is not None and then.get("kind") == now.get("kind")  # a key that it lacks is new
         for key in dict.fromkeys([*then, *now]):
-            if is_older and key not in then:
-                continue
             yield from _differing(f"{path}.{key}", then.get(key), now.get(key))
     elif then != now:
         yield f"{path} {_shown(then)} → {_shown(now)}"

@@ -44,3 +44,12 @@ def test_a_training_that_watched_nothing_has_no_best_step(tmp_path: Path) -> Non
     store.close()
     with pytest.raises(CheckpointError, match="records no best step: its training had no train.checkpoint.best"):
         reader.find(str(tmp_path), "best")
+
+
+def test_a_best_step_that_was_deleted_is_told_so(tmp_path: Path) -> None:
+    store = Store(str(tmp_path), keep=1, uid="a")
+    store.claim()
+    store.save(3, {"params": {"w": np.ones(2, np.float32)}}, {"best": {"steps": [[2, 1.0]]}})
+    store.close()
+    with pytest.raises(CheckpointError, match="records 2 as best, but holds no such step; name one: it holds 3"):
+        reader.find(str(tmp_path), "best")

@@ -35,10 +35,18 @@ def test_a_run_that_resumes_decides_as_an_unbroken_one() -> None:
 def test_another_metric_begins_anew() -> None:
     best, other = BestSteps(Best()), BestSteps(Best(metric="eval/accuracy", mode="max"))
     best.see(5, 1.0)
-    other.resume(best.to_meta())
+    other.resume(best.to_meta(), [5])
     assert other.steps == []
     again = BestSteps(Best())
-    again.resume(best.to_meta())
+    again.resume(best.to_meta(), [5])
     assert again.steps == [5]
-    again.resume(None)
-    assert value_of(Best(metric="eval/accuracy"), {"accuracy": 0.5}) == 0.5
+    again.resume(None, [5])
+    assert value_of(Best(metric="eval/accuracy", mode="max"), {"accuracy": 0.5}) == 0.5
+
+
+def test_a_best_step_that_was_deleted_blocks_no_other() -> None:
+    best, again = BestSteps(Best()), BestSteps(Best())
+    best.see(5, 1.0)
+    again.resume(best.to_meta(), [10])
+    again.see(15, 2.0)
+    assert again.steps == [15]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainer import preflight
 from trainer.data.sources.open import open_source
 from trainer.metrics.progress import Progress
-from trainer.spec import TrainSpec
+from trainer.spec import LM, TrainSpec
 from trainer.step import resume
 from trainer.tasks.classify import Classify
 from trainer.train import Place, Run
@@ -85,6 +87,36 @@ def test_a_record_of_another_version_is_compared_as_far_as_it_goes() -> None:
     then = recorded()
     then["train"]["optimizer"]["momenta"] = 3  # a key that there is no more: the rate of then is not known
     assert resume.changes(then, recorded(), 5) == ("changed since step 5 was saved: train.optimizer.momenta 3 → null")
+
+
+def decoder(**model: Any) -> tuple[TrainSpec, dict[str, Any]]:
+    sizes = {"kind": "decoder", "rope_scaling": {"factor": 8.0, "original_length": 64}, **model}
+    spec = TrainSpec.model_validate({"task": LM, "model": sizes})
+    return spec, resume.record(spec, "xla", 9, None)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"), [({}, None), ({"window": 64}, "train.model.window null → 64"), ({"score_cap": 5.0}, "score_cap")]
+)
+def test_keys_that_an_older_version_had_not_are_compared_by_their_defaults(
+    model: dict[str, Any], says: str | None
+) -> None:
+    _, then = decoder()
+    for path in ("optimizer.chain", "optimizer.schedule.args", "model.window", "model.score_cap",
+                 "model.rope_scaling.kind", "loss"):  # fmt: skip
+        *above, key = path.split(".")
+        del functools.reduce(lambda block, each: block[each], above, then["train"])[key]
+    spec, now = decoder(**model)
+    filled = {**then, "train": resume.completed(then["train"], now["train"], spec)}
+    changed = resume.changes(filled, now, 5)
+    assert changed is None if says is None else says in str(changed)
+    assert str(changed).count("→") == (says is not None)
+    assert (preflight.changes(_with_optimizer(filled), _with_optimizer(now)) == "") == (says is None)
+
+
+def _with_optimizer(record: dict[str, Any]) -> dict[str, Any]:
+    """What `preflight` reads of a checkpoint, out of a record."""
+    return {key: record["train"][key] for key in ("model", "optimizer", "precision")}
 
 
 def test_a_record_holds_no_arguments_and_no_paths() -> None:
