@@ -104,14 +104,7 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
         efa_interfaces=placement.efa_interfaces(nodes, selector, job.host_count),
         tcpxo=given.tcpxo,
         gib=given.gib or Gib(),
-        network_env=network.environment(
-            connected,
-            where,
-            kind,
-            given.tcpxo,
-            has_hugepages=job.resources.hugepages is not None,
-            brings_gib=_brings_gib(job),
-        ),
+        network_env=_network_env(job, connected, where, given),
         prometheus=given.prometheus,
         volumes=volumes.mounted(job.volumes, (given.checkpoint, checkpoints), (given.compile_cache, cache)),
         has_shared_memory=job.resources.shm is not None or job.accelerator.platform in GPUS,
@@ -124,9 +117,11 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
     )
 
 
-def _brings_gib(job: JobSpec) -> bool:
-    """Whether the job sets NCCL's plugins up itself: by a variable, or by gIB's folder in its pod or command."""
-    return "NCCL_NET" in {*job.env, *job.secrets} or gke.GIB_FOLDER in f"{job.pod} {job.command}"
+def _network_env(job: JobSpec, connected: Network, where: Where, given: Profile) -> dict[str, str]:
+    # A job sets NCCL's plugins up itself by a variable, or by gIB's folder in its pod or command.
+    brings_gib = "NCCL_NET" in {*job.env, *job.secrets} or gke.GIB_FOLDER in f"{job.pod} {job.command}"
+    has_hugepages, kind = job.resources.hugepages is not None, job.accelerator.type
+    return network.environment(connected, where, kind, given.tcpxo, has_hugepages=has_hugepages, brings_gib=brings_gib)
 
 
 def _filled(job: JobSpec, given: Profile) -> Iterator[tuple[KeyPath, KeyPath]]:
