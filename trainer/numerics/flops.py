@@ -10,6 +10,7 @@ once, so it is not used.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -49,6 +50,7 @@ def peak(devices: Iterable[jax.Device]) -> float | None:
 
 
 CAUSAL = "causal"  # begins the scope in which trainer.attention.implementations computes causal attention
+_CAUSAL_SCOPE = re.compile(rf"{CAUSAL}(?:_(\d+)_of_(\d+))?")
 
 
 def causal_scope(length: int, window: int | None) -> str:
@@ -58,11 +60,10 @@ def causal_scope(length: int, window: int | None) -> str:
 
 def _share(scopes: str, causal: float) -> float:
     """The share of a product's FLOPs that counts in these scopes: all, outside causal attention."""
-    scope = next((part for part in scopes.split("/") if part.split("_")[0] == CAUSAL), None)
-    if scope is None or scope == CAUSAL:
-        return 1.0 if scope is None else causal
-    _, window, _, length = scope.split("_")
-    share = int(window) / int(length)
+    found = next(filter(None, map(_CAUSAL_SCOPE.fullmatch, scopes.split("/"))), None)
+    if found is None or found[1] is None:
+        return 1.0 if found is None else causal
+    share = int(found[1]) / int(found[2])
     return share * (1.0 - (1.0 - causal) * share)
 
 

@@ -58,6 +58,7 @@ CASES: dict[str, tuple[Callable[..., Any], float]] = {
     "custom_jvp": (lambda x, w: jax.nn.relu(x @ w), MATMUL),
     "cond": (_cond, 2 * MATMUL),
     "shard_map": (_mapped, MATMUL),
+    "a scope of the user's": (jax.named_scope("causal_conv")(lambda x, w: x @ w), MATMUL),
     "elementwise while": (lambda x, w: jax.lax.while_loop(lambda s: s < 3, lambda s: s + 1, 0), 0),
 }
 
