@@ -174,7 +174,8 @@ def _by_layer(config: spec.Decoder, options: ModelOptions) -> tuple[Callable[...
             """One layer."""
             return block(x_BLD, keys, look)
 
-        return remat.layer(apply, options.remat, NAMES, scanned=config.scan)
+        # Layers of several looks stand side by side in a loop's body, or after it: the compiler could merge them.
+        return remat.layer(apply, options.remat, NAMES, scanned=config.scan and len(config.looks) == 1)
 
     made = {name: applied(name) for name in set(config.looks)}
     return tuple(made[name] for name in config.looks)

@@ -1,5 +1,7 @@
 """The decoder against the papers, read once more in NumPy float64."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from tests.trainer.tiny import DECODER, WIDE, Counting, run
 from trainer import spec
 from trainer.models.decoder import Decoder
 from trainer.models.layers import rope
+from trainer.models.options import ModelOptions
 from trainer.step.model_arrays import ModelArrays
 
 TOKENS = np.random.default_rng(0).integers(0, 32, (2, 16))
@@ -102,3 +105,22 @@ def test_initial_logits_neither_vanish_nor_explode() -> None:
     model = Decoder(spec.Decoder(layers=4, width=128, vocab=256), nnx.Rngs(0))
     logits = model(np.random.default_rng(0).integers(0, 256, (2, 64)))
     assert 0.5 < float(logits.std()) < 2.0
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_alone"),
+    [
+        ({}, True),
+        ({"scan": False}, False),
+        ({"window": 4}, True),
+        ({"window": 4, "pattern": ["window", "full"]}, False),
+    ],
+    ids=str,
+)
+def test_only_a_layer_alone_in_a_loop_may_be_recomputed_in_one_with_its_first_pass(
+    keys: dict[str, Any], is_alone: bool
+) -> None:
+    config = spec.Decoder(layers=3, width=16, heads=2, hidden=16, vocab=8, length=8, **keys)
+    tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+    jaxpr = jax.make_jaxpr(lambda x: Decoder(config, nnx.Rngs(0), ModelOptions("xla", "full"))(x))(tokens)
+    assert f"prevent_cse={not is_alone}" in str(jaxpr) and f"prevent_cse={is_alone}" not in str(jaxpr)
