@@ -14,6 +14,11 @@ Any other exception is a bug, ours or the user's: 70 before the first step, 83 a
 from trainer import contract
 
 
+def first_line(error: BaseException) -> str:
+    """The kind of an error and the first line of what it says, at most 300 characters of it."""
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:300]}"
+
+
 class TrainerError(Exception):
     """Ends the process with exit code `code`; the message says what, where, both values and what to do."""
 

@@ -28,7 +28,7 @@ from trainer.checkpoint.consensus import gather, on_primary
 from trainer.checkpoint.manifest import STEP, Damaged, Entry, Manifest, is_remote
 from trainer.checkpoint.owner import NAME as OWNER
 from trainer.checkpoint.owner import Owner
-from trainer.errors import CheckpointError, StorageError, TrainerError
+from trainer.errors import CheckpointError, StorageError, TrainerError, first_line
 
 DIGESTS = "jaxlaunch.digests"  # where the processes leave their digests for process 0 to collect
 POST = re.compile(r"[0-9a-f]+\.[0-9]+\.[0-9]+\.json(\.tmp)?")
@@ -225,7 +225,7 @@ class Store:
         except CheckpointError:
             raise
         except Exception as raised:  # Orbax has no type of its own for what it cannot read
-            error = f"no manifest, and it cannot be restored: {_first_line(raised)}"
+            error = f"no manifest, and it cannot be restored: {first_line(raised)}"
         errors = [error for error in gather(error) if error]
         if errors or found is None:
             return errors[0]
@@ -377,10 +377,10 @@ def _storage(doing: str, kind: type[Exception] = Exception) -> Iterator[None]:
         said = _said_by_the_system(error)
         if said:
             hint = "; free space there, or lower train.checkpoint.keep" if said in OF_SPACE else ""
-            raise StorageError(f"{said}: {doing} failed{hint} ({_first_line(error)})") from error
+            raise StorageError(f"{said}: {doing} failed{hint} ({first_line(error)})") from error
         if not isinstance(error, kind) and not faults.is_from_store(error):
             raise
-        raise StorageError(f"{doing} failed: {_first_line(error)}") from error
+        raise StorageError(f"{doing} failed: {first_line(error)}") from error
 
 
 def _await(read: Callable[[], T | None], what: str) -> T:
@@ -417,10 +417,6 @@ def _some(things: list[str]) -> str:
     """The first few of a list, and how many more there are."""
     more = f" and {len(things) - SHOWN} more" if len(things) > SHOWN else ""
     return ", ".join(things[:SHOWN]) + more
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:300]}"
 
 
 def _said_by_the_system(error: BaseException | None) -> str:

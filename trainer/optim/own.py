@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from trainer import plugin
-from trainer.errors import SpecError
+from trainer.errors import SpecError, first_line
 from trainer.optim.keys import Link, Optimizer
 
 Mask = Callable[[Any], Any]
@@ -65,7 +65,7 @@ def schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
         with jax.numpy_dtype_promotion("standard"):
             shape = jax.eval_shape(found, jax.ShapeDtypeStruct((), jnp.int32))
     except Exception as error:  # whatever a user's function raises
-        raise SpecError(f"{path}: the schedule failed for a step under jit: {_first_line(error)}") from error
+        raise SpecError(f"{path}: the schedule failed for a step under jit: {first_line(error)}") from error
     if getattr(shape, "shape", None) != () or not jnp.issubdtype(shape.dtype, jnp.number):
         raise SpecError(f"{path}: the schedule gives {_described(shape)} for a step, not a number")
 
@@ -88,7 +88,7 @@ def check(whole: optax.GradientTransformation, params: Mapping[str, Any]) -> Non
     except SpecError:
         raise
     except Exception as error:  # whatever a user's function raises
-        raise SpecError(f"train.optimizer: the update failed: {_first_line(error)}") from error
+        raise SpecError(f"train.optimizer: the update failed: {first_line(error)}") from error
     if jax.tree.map(jnp.shape, updates) != jax.tree.map(jnp.shape, dict(params)):
         raise SpecError("train.optimizer: the update gives arrays of other shapes than the parameters")
     kinds = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (state, after)]
@@ -110,12 +110,8 @@ def _called(path: str, make: Callable[..., Any], given: Mapping[str, Any]) -> An
     try:
         return make(**given)
     except Exception as error:  # whatever a user's function raises
-        raise SpecError(f"{path}({', '.join(given)}) failed: {_first_line(error)}") from error
+        raise SpecError(f"{path}({', '.join(given)}) failed: {first_line(error)}") from error
 
 
 def _described(shape: Any) -> str:
     return f"an array of shape {list(shape.shape)}" if hasattr(shape, "shape") else plugin.kind(shape)
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:300]}"
