@@ -58,6 +58,8 @@ def _title(model: type[BaseModel], path: KeyPath) -> str:
     for key in ("kind", "source"):
         if key in model.model_fields:
             choice = Type.of_field(model.model_fields[key])
+            if len(choice.literals) > 1:  # a block that several kinds share
+                continue
             return f"{title}, {key}: {choice.literals[0] if choice.literals else 'module:Name'}"
     is_one_of_many = bool(path) and len(introspection.blocks(introspection.at(JobSpec, path)[0])) > 1
     return f"{title}, {next(iter(introspection.fields(model)))}" if is_one_of_many else title

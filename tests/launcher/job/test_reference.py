@@ -24,6 +24,10 @@ def test_every_block_says_what_it_is() -> None:
         assert title.split("\n")[2].endswith("."), title
 
 
+def test_a_block_of_several_kinds_is_not_called_by_one() -> None:
+    assert "\n## train.model.rope_scaling\n" in reference.markdown()
+
+
 def test_the_json_schema_is_closed_and_names_every_key() -> None:
     schema = reference.json_schema()
     assert set(schema["properties"]) == set(introspection.fields(JobSpec))
