@@ -54,7 +54,7 @@ def _check_tensors(
     for name, shape in shapes.items():
         if name in files and tuple(files[name].get_shape()) != shape:
             faults.append(f"{name} is {files[name].get_shape()}, train.model makes it {list(shape)}")
-    unread = names.UNREAD[model.kind]
+    unread = names.unread(model)
     faults += [
         f"{name} is not used by train.model" for name in files if name not in shapes and not name.endswith(unread)
     ]

@@ -142,12 +142,19 @@ def _norm(ours: str, theirs: str, stacked: str) -> Iterator[tuple[str, Leaf]]:
 
 
 # What a kind's files hold beside parameters; and the start of names that is missing in files without the head.
-UNREAD: Mapping[str, tuple[str, ...]] = {
+_UNREAD: Mapping[str, tuple[str, ...]] = {
     "decoder": ("rotary_emb.inv_freq",),
     "gpt2": (".attn.bias", ".attn.masked_bias", "lm_head.weight"),
     "vit": ("pooler.dense.weight", "pooler.dense.bias"),
 }
 PREFIX: Mapping[str, str] = {"decoder": "model.", "gpt2": "transformer.", "vit": "vit."}
+
+
+def unread(model: spec.Published) -> tuple[str, ...]:
+    """Ends of the names of tensors that this model's files may hold and nothing reads."""
+    if isinstance(model, spec.Decoder) and model.tied:  # some publish the embedding under the head's name as well
+        return (*_UNREAD[model.kind], "lm_head.weight")
+    return _UNREAD[model.kind]
 
 
 def leaves(model: spec.Published) -> dict[str, Leaf]:

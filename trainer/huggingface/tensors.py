@@ -79,27 +79,40 @@ def _places(folder: str) -> dict[str, str]:
 
 
 class Object:
-    """A file of safetensors in a store: its header, and parts of its tensors."""
+    """A file of safetensors in a store: its header, and parts of its tensors.
+
+    Raises SpecError for a file that is none, or is cut off; StorageError.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
-        length = int.from_bytes(self._read(0, HEADER), "little")
-        self._header = json.loads(self._read(HEADER, HEADER + length))
-        self._header.pop("__metadata__", None)
-        self._start = HEADER + length
+        with remote.storage(f"reading {url}", SpecError):
+            size = int(remote.filesystem(url).size(url))
+        self._start = HEADER + (int.from_bytes(self.read(0, HEADER), "little") if size > HEADER else 0)
+        try:
+            header = json.loads(self.read(HEADER, self._start)) if HEADER < self._start <= size else {}
+            self._header = {name: about for name, about in header.items() if name != "__metadata__"}
+            end = self._start + max(about["data_offsets"][1] for about in self._header.values())
+        except (ValueError, TypeError, LookupError, AttributeError):
+            raise SpecError(f"{KEY}: {url} is no safetensors file: its {size} bytes begin with no header") from None
+        if size < end:
+            raise SpecError(f"{KEY}: {url} is cut off: it has {size} bytes of {end}")
 
     def keys(self) -> list[str]:
         """The names of its tensors."""
         return list(self._header)
 
     def get_slice(self, name: str) -> Part:
-        """The tensor `name`. Raises SpecError for a dtype that is no float."""
+        """The tensor `name`. Raises SpecError where it is not in the file, and for a dtype that is no float."""
+        if name not in self._header:
+            raise SpecError(f"{KEY}: {name} is not in {self._url}, where {INDEX} says it is")
         about = self._header[name]
         if about["dtype"] not in DTYPES:
             raise SpecError(f"{KEY}: {name} in {self._url} is {about['dtype']}; {', '.join(DTYPES)} are supported")
         return Part(self, about["shape"], np.dtype(DTYPES[about["dtype"]]), self._start + about["data_offsets"][0])
 
-    def _read(self, start: int, end: int) -> bytes:
+    def read(self, start: int, end: int) -> bytes:
+        """Its bytes from `start` to `end`. Raises SpecError, StorageError."""
         with remote.storage(f"reading {self._url}", SpecError):
             found: bytes = remote.filesystem(self._url).cat_file(self._url, start=start, end=end)
         return found
@@ -118,6 +131,6 @@ class Part:
     def __getitem__(self, where: tuple[slice, ...]) -> np.ndarray[Any, Any]:
         rows = range(*where[0].indices(self._shape[0]))
         each = math.prod(self._shape[1:]) * self._dtype.itemsize
-        data = self._of._read(self._start + rows.start * each, self._start + rows.stop * each)
+        data = self._of.read(self._start + rows.start * each, self._start + rows.stop * each)
         array = np.frombuffer(data, self._dtype).reshape(len(rows), *self._shape[1:])
         return array[(slice(None), *where[1:])]

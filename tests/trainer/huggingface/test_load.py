@@ -6,12 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save as save_one
 
 from tests import bucket_server
 from tests.trainer import peaks, references
 from tests.trainer.references import folder, step, tensors, train_spec
 from trainer.errors import SpecError
 from trainer.huggingface import save
+from trainer.huggingface.tensors import INDEX, Files
 
 CASES = ["llama_tiny", "llama3_tiny", "gpt2_tiny", "vit_tiny", "qwen2_tiny", "gemma3_tiny", "olmo2_tiny"]
 
@@ -141,6 +143,34 @@ def test_tensors_that_are_missing_or_left_over_are_named(tmp_path: Path) -> None
     changed["model.layers.0.self_attn.q_proj.bias"] = changed.pop("model.layers.1.mlp.up_proj.weight")
     with pytest.raises(SpecError, match="1.mlp.up_proj.weight is missing; .*q_proj.bias is not used"):
         step("llama_tiny", _copied("llama_tiny", tmp_path / "hf", changed)).init()
+
+
+def test_a_tied_head_that_is_stored_besides_is_not_read(tmp_path: Path) -> None:
+    twice = dict(tensors("llama3_tiny", "weights"))  # as Qwen3-0.6B is published
+    twice["lm_head.weight"] = twice["model.embed_tokens.weight"]
+    assert "head" not in step("llama3_tiny", _copied("llama3_tiny", tmp_path / "hf", twice)).init().params
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (save_one({"a": np.ones((8, 4), np.float32)})[:-1], "x.safetensors is cut off: it has"),
+        (save_one({"a": np.ones((8, 4), np.float32)})[:20], "x.safetensors is no safetensors file: its 20 bytes"),
+        (b"<html>no tensors</html>", "is no safetensors file"),
+        (b"\x02" + bytes(7) + b"[]", "is no safetensors file"),
+        (b"", "is no safetensors file: its 0 bytes"),
+    ],
+    ids=["no last byte", "half a header", "text", "a list", "empty"],
+)
+def test_a_broken_file_in_a_bucket_is_one_sentence(content: bytes, says: str) -> None:
+    with bucket_server.served_here() as bucket:
+        bucket.objects["weights/broken/x.safetensors"] = content
+        bucket.objects[f"weights/broken/{INDEX}"] = json.dumps({"weight_map": {"a": "x.safetensors"}}).encode()
+        with pytest.raises(SpecError, match=says):
+            Files("gs://weights/broken")["a"]
+        bucket.objects["weights/broken/x.safetensors"] = save_one({"b": np.ones(3, np.float32)})
+        with pytest.raises(SpecError, match="a is not in gs://weights/broken/x.safetensors"):
+            Files("gs://weights/broken")["a"]
 
 
 def test_a_folder_that_is_not_one_is_refused(tmp_path: Path) -> None:
