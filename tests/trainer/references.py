@@ -43,6 +43,7 @@ VIT: dict[str, Any] = {
     "hidden": 128,
     "image": [32, 32],
     "patch": 8,
+    "classes": 10,  # which the fixtures' config.json leaves out
     "pixel_mean": [0.0] * 3,  # the fixtures' images are what the model reads
     "pixel_std": [1.0] * 3,
 }

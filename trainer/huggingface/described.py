@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,13 +21,16 @@ LONGEST = 2048  # tokens of an example where neither the job nor a shorter model
 # Keys of ours that a config.json does not speak of, or not in a way that must agree.
 OWN = {"preset", "init_from", "scan", "length", "family", "dropout", "drop_path", "pool", "pixel_mean", "pixel_std"}
 OWN |= {"classes"}  # which the head's tensor says for certain
+SIZES = ("layers", "width", "heads", "hidden", "vocab")  # which a config.json must say, where a family has no default
+FLOATS = ("norm_eps", "query_scalar", "score_cap", "logit_cap", "rope_local_theta")
 # Keys that stand for another one where they are null: the property that says what is meant.
-MEANT = {"kv_heads": "groups", "hidden": "units", "head_size": "size", "pattern": "looks"}
-_YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+MEANT = {"kv_heads": "groups", "hidden": "units", "head_size": "size"}
+DERIVED = {*MEANT, "query_scalar", "pattern"}  # where a job says null, it says nothing
+_YARN = {"beta_fast": 32.0, "beta_slow": 1.0}
 
 
 def model(config: Config) -> spec.Published:
-    """The model that a config.json describes. Raises SpecError, which says what of it is not supported."""
+    """The model that a config.json describes. Raises SpecError, which says what of it is wrong or not supported."""
     name = str(config.get("model_type"))
     if name not in FAMILIES:
         raise SpecError(_of_no_family(name, config))
@@ -44,12 +48,12 @@ def model(config: Config) -> spec.Published:
     if wrong:
         raise SpecError("; ".join(wrong))
     keys = _decoder(name, family, config) if family.kind == "decoder" else _other(family, config)
-    if keys.get("positions") is not None:
-        keys["length"] = min(keys["positions"], LONGEST)
+    for theirs in (theirs for theirs, ours in family.keys.items() if ours == "positions"):
+        keys["length"] = min(_count(theirs, keys.get("positions") or LONGEST), LONGEST)
     try:
         made: Any = pydantic.TypeAdapter(Model).validate_python({"kind": family.kind, **keys})
     except pydantic.ValidationError as error:
-        raise SpecError("; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())) from None
+        raise SpecError("; ".join(_said(family, each) for each in error.errors())) from None
     assert isinstance(made, spec.Published), "every family is of a published model"
     return made
 
@@ -61,11 +65,17 @@ def differences(mine: spec.Published, theirs: spec.Published, keys: set[str] | N
         return [f"it holds a model of the kind {theirs.kind}, train.model.kind is {mine.kind}"]
     found = []
     for key in asked:
+        if keys is not None and key in DERIVED and getattr(mine, key) is None:
+            continue
+        if key == "positions" and (getattr(mine, key) is None or isinstance(theirs, spec.Decoder)):
+            continue  # a decoder has no parameter of it
         if key not in type(theirs).model_fields:
             found.append(f"train.model.{key} does not apply to a model of the kind {theirs.kind}")
             continue
         wanted, given = _meant(mine, key), _meant(theirs, key)
-        if wanted != given and not (key == "positions" and wanted is None):
+        if key == "pattern" and isinstance(mine, spec.Decoder) and isinstance(theirs, spec.Decoder):
+            wanted, given = _looks(mine, theirs.layers), _looks(theirs, theirs.layers)
+        if wanted != given:
             found.append(f"{_named(theirs, key)} is {given}, train.model.{key} makes it {wanted}")
     if isinstance(mine, spec.Decoder) and mine.family and mine.family != getattr(theirs, "family", None):
         found.append(f"model_type is {getattr(theirs, 'family', None)}, train.model.family is {mine.family}")
@@ -80,7 +90,7 @@ def family(of: spec.Published) -> str:
     if not isinstance(of, spec.Decoder):
         return of.kind
     tried = [of.family] if of.family else [name for name in FAMILIES if FAMILIES[name].kind == of.kind]
-    faults = {name: differences(of.model_copy(update={"family": name}), _again(of, name)) for name in tried}
+    faults = {name: _faults(of, name) for name in tried}
     nearest = min(faults, key=lambda name: len(faults[name]))
     if faults[nearest]:
         raise SpecError(f"Hugging Face has no such decoder, {nearest} is nearest: {'; '.join(faults[nearest])}")
@@ -110,14 +120,43 @@ def _value(family: Family, config: Config, key: str) -> Any:
     return config[key] if key in config else family.absent.get(key)
 
 
+def _number(key: str, value: Any) -> float:
+    """A number of theirs; `key` is what it is called in the refusal."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SpecError(f"{key} is {json.dumps(value)}, which is no number")
+    return float(value)
+
+
+def _count(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise SpecError(f"{key} is {json.dumps(value)}, which is no whole number above 0")
+    return value
+
+
+def _said(family: Family, error: Mapping[str, Any]) -> str:
+    """What pydantic says of a key of ours, with the name that it has there."""
+    message: str = error["msg"].removeprefix("Value error, ")
+    place = [str(part) for part in error["loc"][1:]]
+    if not place:
+        return message
+    names = {ours: theirs for theirs, ours in family.keys.items()} | {"window": "sliding_window"}
+    return f"{'.'.join([names.get(place[0], place[0]), *place[1:]])} is {json.dumps(error['input'])}: {message}"
+
+
 def _plain(family: Family, config: Config) -> dict[str, Any]:
     """The keys that are ours by another name."""
-    found = {ours: _value(family, config, theirs) for theirs, ours in family.keys.items()}
-    floats = {"norm_eps", "query_scalar", "score_cap", "logit_cap", "rope_local_theta"}
+    found = {theirs: _value(family, config, theirs) for theirs in family.keys}
+    needed = [key for key, ours in family.keys.items() if ours in SIZES and key not in family.absent]
+    missing = [key for key in needed if found[key] is None]
+    if missing:
+        raise SpecError(f"it does not say {', '.join(missing)}")
+    for key in needed:
+        _count(key, found[key])
     return {
-        key: float(value) if key in floats and value is not None else value
-        for key, value in found.items()
-        if value is not None or key not in ("layers", "width", "heads", "vocab", "norm_eps")
+        ours: _number(theirs, found[theirs])
+        if ours == "norm_eps" or (ours in FLOATS and found[theirs] is not None)
+        else found[theirs]
+        for theirs, ours in family.keys.items()
     }
 
 
@@ -142,11 +181,21 @@ def _window(family: Family, config: Config, layers: int) -> dict[str, Any]:
         window = None
     if window is None:
         return {"window": None, "pattern": None}
-    looks = [LOOKS[str(name)] for name in config.get("layer_types") or ()] or _default_looks(family, config, layers)
+    looks = _listed_looks(config, layers) or _default_looks(family, config, layers)
     if "window" not in looks:
         return {"window": None, "pattern": None}
     period = next(n for n in range(1, layers + 1) if all(looks[i] == looks[i % n] for i in range(layers)))
     return {"window": window, "pattern": looks[:period]}
+
+
+def _listed_looks(config: Config, layers: int) -> list[str]:
+    """The kinds of the layers as config.json lists them; none where it does not."""
+    kinds = config.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind not in LOOKS for kind in map(str, kinds)):
+        raise SpecError(f"layer_types is {json.dumps(kinds)}: of kinds of layers {', '.join(LOOKS)} are supported")
+    if 0 < len(kinds) < layers:
+        raise SpecError(f"layer_types has {len(kinds)} layers, num_hidden_layers is {layers}")
+    return [LOOKS[kind] for kind in kinds]
 
 
 def _default_looks(family: Family, config: Config, layers: int) -> list[str]:
@@ -154,47 +203,60 @@ def _default_looks(family: Family, config: Config, layers: int) -> list[str]:
     if family.window == "all":
         return ["window"] * layers
     if family.window == "switched":
-        whole = config.get("max_window_layers", 28)
+        whole = _number("max_window_layers", config.get("max_window_layers", 28))
         return ["full" if layer < whole else "window" for layer in range(layers)]
-    every = 2 if family.architecture.startswith("Gemma2") else config.get("sliding_window_pattern") or 6
+    every = 2
+    if not family.architecture.startswith("Gemma2"):
+        every = _count("sliding_window_pattern", config.get("sliding_window_pattern") or 6)
     return ["window" if (layer + 1) % every else "full" for layer in range(layers)]
 
 
 def _rope(family: Family, config: Config, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary positions, as transformers 4 writes them (rope_theta, rope_scaling) or 5 (rope_parameters)."""
-    given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    local = given.get("sliding_attention") or {}
-    given = dict(given.get("full_attention") or given)
+    name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    given = _block(name, config.get(name))
+    local = _block(f"{name}.sliding_attention", given.get("sliding_attention"))
+    given = _block(f"{name}.full_attention", given.get("full_attention")) or given
     theta = given.get("rope_theta", _value(family, config, "rope_theta"))
-    found = {"rope_theta": float(theta), "rope_scaling": _scaling(given, config)}
+    found = {"rope_theta": _number("rope_theta", theta), "rope_scaling": _scaling(name, given, config)}
     if "rope_theta" in local and "rope_local_base_freq" in family.keys:
-        found["rope_local_theta"] = float(local["rope_theta"])
+        found["rope_local_theta"] = _number(f"{name}.sliding_attention.rope_theta", local["rope_theta"])
     return found
 
 
-def _scaling(given: Mapping[str, Any], config: Config) -> dict[str, Any] | None:
+def _block(key: str, value: Any) -> dict[str, Any]:
+    """A block of keys; empty where there is none."""
+    if not isinstance(value or {}, dict):
+        raise SpecError(f"{key} is {json.dumps(value)}, which is no block of keys")
+    return dict(value or {})
+
+
+def _scaling(name: str, given: Mapping[str, Any], config: Config) -> dict[str, Any] | None:
+    """Of the block of that name."""
     kind = given.get("rope_type", given.get("type", "default"))
     if kind == "default":
         return None
     if kind not in ("llama3", "linear", "yarn"):
         raise SpecError(f"rope_type is {kind}: of rotary scalings default, linear, llama3 and yarn are supported")
-    found: dict[str, Any] = {"kind": kind, "factor": float(given["factor"])}
+    found: dict[str, Any] = {"kind": kind, "factor": _number(f"{name}.factor", given.get("factor"))}
     original = given.get("original_max_position_embeddings") or config.get("max_position_embeddings")
     if kind == "llama3":
-        found |= {key: float(given[key]) for key in ("low_freq_factor", "high_freq_factor") if key in given}
+        factors = [key for key in ("low_freq_factor", "high_freq_factor") if key in given]
+        found |= {key: _number(f"{name}.{key}", given[key]) for key in factors}
     if kind == "yarn":
-        found |= {key: type(plain)(given.get(key) or plain) for key, plain in _YARN.items() if key != "truncate"}
-        found |= {"truncate": given.get("truncate", True), "attention_factor": _attention_factor(given)}
+        found |= {key: _number(f"{name}.{key}", given.get(key) or plain) for key, plain in _YARN.items()}
+        found |= {"truncate": given.get("truncate", True), "attention_factor": _attention_factor(name, given)}
     return found if kind == "linear" else found | {"original_length": original}
 
 
-def _attention_factor(given: Mapping[str, Any]) -> float | None:
+def _attention_factor(name: str, given: Mapping[str, Any]) -> float | None:
     """What YaRN's keys make it; None: the default."""
     if given.get("attention_factor") is not None:
-        return float(given["attention_factor"])
+        return _number(f"{name}.attention_factor", given["attention_factor"])
     if given.get("mscale") and given.get("mscale_all_dim"):
         log = 0.1 * math.log(max(given["factor"], 1.0))
-        return float((given["mscale"] * log + 1.0) / (given["mscale_all_dim"] * log + 1.0))
+        one, all_dim = (_number(f"{name}.{key}", given[key]) for key in ("mscale", "mscale_all_dim"))
+        return (one * log + 1.0) / (all_dim * log + 1.0)
     return None
 
 
@@ -205,7 +267,7 @@ def _other(family: Family, config: Config) -> dict[str, Any]:
         if isinstance(keys.get("image"), int):
             keys["image"] = [keys["image"]] * 2
         labels = config.get("id2label")
-        keys["classes"] = len(labels) if labels else config.get("num_labels")
+        keys["classes"] = len(labels) if labels else config.get("num_labels") or 2  # transformers leaves out two
     return {key: value for key, value in keys.items() if value is not None}
 
 
@@ -221,9 +283,13 @@ def _meant(of: spec.Published, key: str) -> Any:
         return getattr(of, key) or float(of.size) if isinstance(of, spec.Decoder) else None
     if key == "biases":
         return sorted(getattr(of, key))
-    if key == "pattern" and isinstance(of, spec.Decoder):
-        return [of.looks[layer % len(of.looks)] for layer in range(of.layers)]
     return getattr(of, MEANT.get(key, key), getattr(of, key))
+
+
+def _looks(of: spec.Decoder, layers: int) -> list[str]:
+    """What each of so many layers sees. A pattern says it by itself: a job may leave the window to the folder."""
+    looks = of.pattern or of.looks
+    return [looks[layer % len(looks)] for layer in range(layers)]
 
 
 def _named(of: spec.Published, key: str) -> str:
@@ -269,7 +335,7 @@ def _of_decoder(of: spec.Decoder, known: Family) -> Iterator[tuple[str, Any]]:
         yield "mlp_bias", "mlp" in of.biases
     if known.window is not None:
         kinds = {ours: theirs for theirs, ours in LOOKS.items()}
-        looks = _meant(of, "pattern")
+        looks = _looks(of, of.layers)
         yield "sliding_window", of.window if "window" in looks else None
         if known.window != "all":
             yield "layer_types", [kinds[look] for look in looks]
@@ -296,6 +362,10 @@ def _scaling_of(of: spec.Decoder) -> dict[str, Any] | None:
     return written
 
 
-def _again(of: spec.Decoder, name: str) -> spec.Published:
-    """A model as its config.json of that family describes it."""
-    return model(_config(of, name))
+def _faults(of: spec.Decoder, name: str) -> list[str]:
+    """How a model differs from what its config.json of that family describes, or why that describes none."""
+    try:
+        again = model(_config(of, name))
+    except SpecError as error:
+        return [str(error)]
+    return differences(of.model_copy(update={"family": name}), again)

@@ -112,7 +112,7 @@ FAMILIES: Mapping[str, Family] = {
             "n_positions": "positions",
             "layer_norm_epsilon": "norm_eps",
         },
-        {"layer_norm_epsilon": 1e-5, "n_inner": None},
+        {"layer_norm_epsilon": 1e-5, "n_inner": None, "n_positions": 1024},
         constant={"activation_function": "gelu_new", "tie_word_embeddings": True},
     ),
     "vit": Family(
@@ -128,7 +128,7 @@ FAMILIES: Mapping[str, Family] = {
             "patch_size": "patch",
             "layer_norm_eps": "norm_eps",
         },
-        {"layer_norm_eps": 1e-12},
+        {"layer_norm_eps": 1e-12, "image_size": 224, "num_channels": 3, "patch_size": 16},
         constant={"hidden_act": "gelu", "qkv_bias": True},
     ),
 }

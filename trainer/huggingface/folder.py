@@ -11,7 +11,7 @@ from etils import epath
 from trainer.buckets import remote
 from trainer.errors import SpecError
 from trainer.huggingface import described
-from trainer.spec import Published, TrainSpec
+from trainer.spec import Decoder, Published, TrainSpec
 
 
 def resolved(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
@@ -24,7 +24,7 @@ def resolved(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
     if not isinstance(model, Published) or model.init_from is None:
         return train
     folder = model.init_from
-    if not is_here and not model.is_partial and (remote.is_remote(folder) or not _config_of(folder).exists()):
+    if not is_here and _says_every_size(model) and (remote.is_remote(folder) or not _config_of(folder).exists()):
         return train
     given = {key: getattr(model, key) for key in model.model_fields_set}
     theirs = described_by(folder)
@@ -37,6 +37,12 @@ def resolved(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise SpecError(f"train.{place}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _says_every_size(model: Published) -> bool:
+    sizes = {"layers", "width", "heads", "vocab", "length", "image", "patch", "classes"}
+    sizes |= {"hidden"} if isinstance(model, Decoder) else set()  # 4 × width in the others
+    return sizes & type(model).model_fields.keys() <= model.model_fields_set
 
 
 def _with(model: Published, own: dict[str, Any]) -> Published:

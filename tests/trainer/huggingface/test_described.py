@@ -150,3 +150,91 @@ def test_a_decoder_that_no_family_has_is_not_exported() -> None:
     with pytest.raises(SpecError, match="llama is nearest: qk_norm is None, train.model.qk_norm makes it head"):
         described.config(spec.Decoder(family="llama", qk_norm="head"))
     assert described.config(spec.Decoder(qk_norm="head"))["architectures"] == ["Qwen3ForCausalLM"]
+
+
+def test_a_family_that_cannot_have_a_model_is_one_of_those_that_do_not() -> None:
+    thin = spec.Decoder(width=64, heads=3, kv_heads=3, head_size=24)  # OLMo 2 has no head size of its own
+    assert described.family(thin) == "llama"
+    with pytest.raises(SpecError, match="olmo2 is nearest: width = 64 does not split into heads = 3"):
+        described.family(thin.model_copy(update={"family": "olmo2"}))
+
+
+SLIDING = {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True}
+
+
+@pytest.mark.parametrize(
+    ("case", "given", "says"),
+    [
+        ("llama_tiny", {"num_hidden_layers": ...}, "it does not say num_hidden_layers"),
+        ("llama_tiny", {"num_attention_heads": ..., "vocab_size": None}, "not say num_attention_heads, vocab_size"),
+        (
+            "llama_tiny",
+            {"hidden_size": ..., "intermediate_size": ...},
+            "it does not say hidden_size, intermediate_size",
+        ),
+        ("gpt2_tiny", {"n_layer": ..., "n_embd": ...}, "it does not say n_layer, n_embd"),
+        ("vit_tiny", {"hidden_size": ...}, "it does not say hidden_size"),
+        ("llama_tiny", {"num_hidden_layers": "2"}, 'num_hidden_layers is "2", which is no whole number above 0'),
+        ("llama_tiny", {"num_key_value_heads": "2"}, 'num_key_value_heads is "2": Input should be a valid integer'),
+        ("llama_tiny", {"max_position_embeddings": "64"}, 'max_position_embeddings is "64", which is no whole number'),
+        ("llama_tiny", {"tie_word_embeddings": None}, "tie_word_embeddings is null: Input should be a valid boolean"),
+        ("llama_tiny", {"rms_norm_eps": None}, "rms_norm_eps is null, which is no number"),
+        ("llama_tiny", {"rms_norm_eps": "small"}, 'rms_norm_eps is "small", which is no number'),
+        ("llama_tiny", {"rope_theta": None}, "rope_theta is null, which is no number"),
+        ("llama_tiny", {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is null, which is no number"),
+        ("llama_tiny", {"rope_scaling": "yarn"}, 'rope_scaling is "yarn", which is no block of keys'),
+        ("llama_tiny", {"rope_parameters": {"rope_type": "yarn", "factor": "4"}}, 'rope_parameters.factor is "4"'),
+        ("qwen2_tiny", {**SLIDING, "layer_types": ..., "max_window_layers": None}, "max_window_layers is null"),
+        (
+            "qwen2_tiny",
+            {**SLIDING, "layer_types": ["sliding_attention"]},
+            "layer_types has 1 layers, num_hidden_layers",
+        ),
+        ("qwen2_tiny", {**SLIDING, "layer_types": ["linear_attention"] * 2}, "kinds of layers sliding_attention, full"),
+        ("mistral_tiny", {"sliding_window": "8"}, 'sliding_window is "8": Input should be a valid integer'),
+    ],
+    ids=str,
+)
+def test_a_broken_config_is_one_sentence_with_its_key(
+    case: str, given: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    broken = {key: value for key, value in (config(case) | given).items() if value is not ...}
+    with pytest.raises(SpecError) as error:
+        train(tmp_path, broken, CLASSIFY if case == "vit_tiny" else LM)
+    assert says in str(error.value) and str(error.value).startswith(str(tmp_path / "config.json"))
+
+
+def test_a_part_of_what_the_folder_says_agrees_with_it(tmp_path: Path) -> None:
+    looks = ["sliding_attention"] * 5 + ["full_attention"]
+    gemma = config("gemma3_tiny") | {"num_hidden_layers": 6, "sliding_window": 8, "layer_types": looks}
+    pattern = ["window"] * 5 + ["full"]
+    for said in ({"window": 8, "pattern": pattern}, {"pattern": pattern}, {"window": 8}):
+        assert train(tmp_path, gemma, **said).model.looks == tuple(pattern)
+    with pytest.raises(SpecError, match="layer_types is .*, train.model.pattern makes it"):
+        train(tmp_path, gemma, pattern=["window", "full"])
+    nulls = dict.fromkeys(("kv_heads", "hidden", "head_size", "query_scalar", "pattern", "positions"))
+    assert train(tmp_path, gemma, **nulls).model == train(tmp_path, gemma).model
+
+
+def test_the_positions_of_a_decoder_are_the_folder_s(tmp_path: Path) -> None:
+    model = train(tmp_path, config("llama_tiny") | {"max_position_embeddings": 32768}, positions=131072).model
+    assert (model.positions, model.length) == (32768, 2048)
+    given = {key: value for key, value in config("llama_tiny").items() if key != "max_position_embeddings"}
+    assert train(tmp_path, given).model.length == 2048
+    with pytest.raises(SpecError, match="n_positions is 64, train.model.positions makes it 128"):
+        train(tmp_path, config("gpt2_tiny"), positions=128)
+
+
+@pytest.mark.parametrize("missing", ["vocab", "hidden", "length"])
+def test_a_folder_that_is_not_here_is_not_forgiven_where_a_size_is_missing(missing: str, tmp_path: Path) -> None:
+    sizes = {"layers": 2, "width": 64, "heads": 4, "hidden": 160, "vocab": 97, "length": 32}
+    model = {"kind": "decoder", "init_from": str(tmp_path / "nowhere"), **sizes}
+    whole = TrainSpec(task=LM, model=model)
+    assert resolved(whole, is_here=False) == whole
+    with pytest.raises(SpecError, match=r"nowhere: config\.json cannot be read"):
+        resolved(TrainSpec(task=LM, model={k: v for k, v in model.items() if k != missing}), is_here=False)
+
+
+def test_a_vit_of_two_labels_names_none(tmp_path: Path) -> None:
+    given = {key: value for key, value in config("vit_tiny").items() if key not in ("id2label", "label2id")}
+    assert train(tmp_path, given, CLASSIFY).model.classes == 2
