@@ -135,7 +135,7 @@ SAID: dict[str, tuple[int, str]] = {
     "weights that are not there": (64, "train.model.init_from = nowhere: config.json cannot be read"),
     "weights with half a config": (64, "train.model.init_from = half: config.json cannot be read"),
     "weights with a list for a config": (64, "is not a block of keys"),
-    "weights of another model": (64, "describes another model than train.model"),
+    "weights without sizes": (64, "config.json: it does not say n_layer, n_embd, n_head, vocab_size"),
     "checkpoints in a file": (64, "train.checkpoint.path = data.csv cannot be written"),
     "checkpoints below a file": (64, "train.checkpoint.path = data.csv/checkpoints cannot be written"),
     "a cache that is a file": (64, "train.compile_cache = data.csv is a file"),

@@ -132,7 +132,7 @@ FRESH: dict[str, dict[str, Any]] = {
     "weights that are not there": weights("nowhere"),
     "weights with half a config": weights("half"),
     "weights with a list for a config": weights("list"),
-    "weights of another model": weights("other"),
+    "weights without sizes": weights("other"),
     "checkpoints in a file": {"checkpoint": {"path": "data.csv"}},
     "checkpoints below a file": {"checkpoint": {"path": "data.csv/checkpoints"}},
     "a cache that is a file": {"compile_cache": "data.csv"},
@@ -147,9 +147,9 @@ FRESH: dict[str, dict[str, Any]] = {
     "a group that matches nothing": groups({"match": r"blocks\..*", "lr": 0.1}),
     "a group behind one that has everything": groups({"match": ".*", "lr": 0.1}, {"match": "head.*", "freeze": True}),
     "nothing left to train": groups({"match": ".*", "freeze": True}),
-    "a best of no metric": {"checkpoint": {"best": {"metric": "eval/bleu"}}},
+    "a best of no metric": {"checkpoint": {"best": {"metric": "eval/bleu", "mode": "max"}}},
     "a best of no evaluation": {"checkpoint": {"best": {}}, "data": IMAGES | {"eval_examples": 0}},
-    "an end by no metric": {"stop_early": {"metric": "eval/bleu", "patience": 2}, "eval": {"every": 2}},
+    "an end by no metric": {"stop_early": {"metric": "eval/bleu", "mode": "max", "patience": 2}, "eval": {"every": 2}},
     "an end without evaluations": {"stop_early": {"patience": 2}},
 }
 
