@@ -431,7 +431,7 @@ def pod_of(more: str, users: dict[Any, Any]) -> dict[str, Any]:
 
 
 V5E = "accelerator: {type: v5e, topology: 2x4}"
-RDMA = "accelerator: {type: h100}\nnetwork: {profile: rdma, resource: rdma/ib}"
+RDMA = "accelerator: {type: h100}\nhosts: 2\nnetwork: {profile: rdma, resource: rdma/ib}"
 
 
 @pytest.mark.parametrize(
