@@ -1,4 +1,4 @@
-"""The folder in which the workers of one pytest run share what they compiled."""
+"""How tests compile: quickly, and into a folder that the workers of one pytest run share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+# Environment variables of a process that compiles far longer than it computes: a third of the processor time (jaxlib
+# 0.10). LLVM IR of a fusion is written at once, not by way of MLIR.
+QUICK_COMPILES = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false"}
 NAME = "TEST_COMPILED"  # of the environment variable that holds its path
 
 

@@ -11,12 +11,20 @@ TrainerError
 Any other exception is a bug, ours or the user's: 70 before the first step, 83 after it.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from trainer import contract
 
 
 def first_line(error: BaseException) -> str:
     """The kind of an error and the first line of what it says, at most 300 characters of it."""
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:300]}"
+
+
+def said(fault: Mapping[str, Any]) -> str:
+    """What one of pydantic's faults says, without the words that it puts before a ValueError's own."""
+    return str(fault["msg"]).removeprefix("Value error, ")
 
 
 class TrainerError(Exception):

@@ -15,7 +15,7 @@ import pydantic
 from trainer import contract
 from trainer.buckets import faults
 from trainer.contract import DONE
-from trainer.errors import SpecError, TrainerError
+from trainer.errors import SpecError, TrainerError, said
 from trainer.plugin import load
 from trainer.spec import TASK_DEFAULTS, TrainSpec, over_task
 from trainer.task import Task, defaults, make
@@ -51,10 +51,7 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
     try:
         spec = TrainSpec.model_validate(raw)
     except pydantic.ValidationError as error:
-        errors = [
-            f"train.{'.'.join(map(str, each['loc']))}: {each['msg'].removeprefix('Value error, ')}"
-            for each in error.errors()
-        ]
+        errors = [f"train.{'.'.join(map(str, each['loc']))}: {said(each)}" for each in error.errors()]
         raise SpecError("; ".join(errors)) from None
     if spec.compile_cache is not None:
         jax.config.update("jax_compilation_cache_dir", spec.compile_cache)

@@ -15,6 +15,7 @@ from launcher.manifests.platforms.facts import AMD_PRODUCT, GKE_GPU, GKE_TPU, GP
 from launcher.manifests.platforms.generic import DRIVER_LABEL
 from launcher.manifests.platforms.runtime import DEVICE_OWNERSHIP, PINNING_CAPABILITY, PINNING_LIMIT, TPU_DEVICES
 from launcher.manifests.platforms.table import RESOURCE
+from launcher.status.hosts import main_container
 from launcher.wording import count, either
 from trainer import contract
 from trainer.contract import OLDEST_DRIVER
@@ -90,7 +91,7 @@ def drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
 
 def access(spec: Obj) -> Findings:
     """What a user of the pods that is not root needs of the nodes' containerd, and how to see it there."""
-    main, own = spec["containers"][0], spec.get("securityContext") or {}
+    main, own = main_container(spec), spec.get("securityContext") or {}
     text = next((one.get("value") for one in main.get("env") or () if one["name"] == contract.JOB), None)
     job = contract.AgentJob.from_json(text.replace("$$", "$")) if text else None
     security = main.get("securityContext") or {}

@@ -21,6 +21,7 @@ from launcher.kube.kinds import JOBSETS, PODS
 from launcher.kube.labels import MAIN_CONTAINER, MANAGED, NAME_LABEL, READER_OF, REPLICATED_JOB, RESERVED_DOMAINS
 from launcher.kube.objects import Obj, template
 from launcher.lifecycle.submit import owner
+from launcher.manifests.pod import RESTRICTED
 from launcher.status import hosts, run_files
 from launcher.status.run_files import RunFiles
 from trainer import contract
@@ -160,8 +161,7 @@ def _not_root(security: Obj, own: Obj) -> tuple[Obj, Obj]:
     group = own.get("runAsGroup")
     if security.get("runAsUser", own.get("runAsUser")) != 0 or not group:
         return security, own
-    confined = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
-    return confined, {**own, "runAsNonRoot": True, "runAsUser": group}
+    return RESTRICTED, {**own, "runAsNonRoot": True, "runAsUser": group}
 
 
 def _mount(jobset: Obj, where: str, main: Obj) -> Obj:

@@ -28,7 +28,7 @@ _FIELDS = {
     contract.NODE: "spec.nodeName",
 }
 
-_RESTRICTED = {
+RESTRICTED = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
@@ -106,8 +106,8 @@ def _security(job: ResolvedJob) -> dict[str, Any]:
         return dict(_PRIVILEGED)
     if job.user == 0:
         added = [_OTHERS_FILES, *([runtime.PINNING_CAPABILITY.value] if _pins(job) else [])]
-        return _RESTRICTED | {"capabilities": {"drop": ["ALL"], "add": added}}
-    return dict(_RESTRICTED)
+        return RESTRICTED | {"capabilities": {"drop": ["ALL"], "add": added}}
+    return dict(RESTRICTED)
 
 
 def _pins(job: ResolvedJob) -> str | None:
@@ -180,4 +180,4 @@ def _resources(job: JobSpec) -> dict[str, Any]:
 
 def _init(image: str | None, mounts: list[dict[str, Any]], given: dict[str, Any]) -> dict[str, Any]:
     """An init container as the job writes it, with the job's image, volumes and security where it gives no others."""
-    return {"name": given["name"], "image": image, "securityContext": _RESTRICTED, "volumeMounts": mounts} | given
+    return {"name": given["name"], "image": image, "securityContext": RESTRICTED, "volumeMounts": mounts} | given

@@ -76,6 +76,7 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
     given = defaults.values
     where, kind = job.platform or given.platform, job.accelerator.type
     connected, user = _network(job, given), given.users.get(kind, given.user)
+    number = user if isinstance(user, int) else None  # root and privileged have none
     nodes = placement.nodes(kind, where, given.nodes.get(kind), job.accelerator.per_host)
     capacity = placement.capacity(job.capacity, where, given.provisioner, given.capacity)
     selector = given.node_selector | job.node_selector
@@ -88,8 +89,8 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
         queue=job.queue or given.queue,
         labels=given.labels | job.labels,
         annotations=given.annotations | job.annotations,
-        user=0 if user in ("root", "privileged") else int(user),
-        group=given.user if user in ("root", "privileged") else int(user),
+        user=number or 0,
+        group=number or given.user,
         is_privileged=user == "privileged",
         service_account=job.service_account or given.service_account,
         provisioner=given.provisioner,

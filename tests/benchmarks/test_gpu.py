@@ -4,14 +4,12 @@ import sys
 from pathlib import Path
 
 from benchmarks import table
-
-# A step of this size is compiled far longer than it runs: a third of a compilation's processor time (jaxlib 0.10).
-COMPILED_FAST = {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+from tests.compiled import QUICK_COMPILES
 
 
 def test_the_benchmark_of_a_gpu_runs_at_small_size_alone() -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--small"]
-    environ = os.environ | {"JAX_PLATFORMS": "cpu"} | COMPILED_FAST
+    environ = os.environ | {"JAX_PLATFORMS": "cpu"} | QUICK_COMPILES
     done = subprocess.run(command, cwd=Path(__file__).parents[2], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "PyTorch compile, PyTorch eager, Hugging Face Flax are left out" in done.stderr

@@ -15,7 +15,8 @@ from launcher.job.profile import Profile
 from tests.cluster import nodes, preparations, processes
 from tests.cluster.access import Access
 from tests.cluster.gangs import PATIENCE_S, Gang, Place, place
-from tests.gang.runs import QUICK_COMPILES, digits
+from tests.compiled import QUICK_COMPILES
+from tests.gang.runs import digits
 
 SAVED = Profile.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 STEPS, EVERY = 600, 40

@@ -16,11 +16,11 @@ from typing import Any
 
 import yaml
 
+from tests.compiled import QUICK_COMPILES
+
 HERE = Path(__file__).parent
 PATIENCE_S = 600  # the machine is shared: long enough never to be the reason
 
-# Small programs compile far longer than they compute: XLA's quickest way to them is a quarter of its usual work.
-QUICK_COMPILES = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false"}
 USUAL_COMPILES = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}  # as users have them
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tests.bucket_server import Bucket
+from tests.compiled import QUICK_COMPILES
 from tests.gang.agents import Gang, children, is_alive, job, launch
-from tests.gang.runs import QUICK_COMPILES
 from trainer import contract
 from trainer.data import records
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from etils import epath
 
-from tests.gang.runs import PATIENCE_S, QUICK_COMPILES
+from tests.compiled import QUICK_COMPILES
+from tests.gang.runs import PATIENCE_S
 from trainer.checkpoint import manifest
 
 pytestmark = pytest.mark.computes

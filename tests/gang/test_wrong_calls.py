@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from launcher.local import run as local
+from tests.compiled import QUICK_COMPILES
 from tests.gang import wrong_specs
-from tests.gang.runs import HERE, QUICK_COMPILES, digits, job, launch, succeed
+from tests.gang.runs import HERE, digits, job, launch, succeed
 from tests.launcher.invoke import Left, launcher
 
 Tree = dict[str, tuple[str, int]]

@@ -11,7 +11,7 @@ import pydantic
 
 from trainer import spec
 from trainer.architectures import Model
-from trainer.errors import SpecError
+from trainer.errors import SpecError, said
 from trainer.huggingface.families import ACTIVATIONS, FAMILIES, LOOKS, SAYING_NOTHING, UNSUPPORTED, Family
 
 Config = Mapping[str, Any]
@@ -135,7 +135,7 @@ def _count(key: str, value: Any) -> int:
 
 def _said(family: Family, error: Mapping[str, Any]) -> str:
     """What pydantic says of a key of ours, with the name that it has there."""
-    message: str = error["msg"].removeprefix("Value error, ")
+    message = said(error)
     place = [str(part) for part in error["loc"][1:]]
     if not place:
         return message

@@ -9,7 +9,7 @@ import pydantic
 from etils import epath
 
 from trainer.buckets import remote
-from trainer.errors import SpecError
+from trainer.errors import SpecError, said
 from trainer.huggingface import described
 from trainer.spec import Decoder, Published, TrainSpec
 
@@ -36,7 +36,7 @@ def resolved(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise SpecError(f"train.{place}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise SpecError(f"train.{place}: {said(first)}") from None
 
 
 def _says_every_size(model: Published) -> bool:
@@ -49,8 +49,7 @@ def _with(model: Published, own: dict[str, Any]) -> Published:
     try:
         return type(model).model_validate({**model.model_dump(), **own})
     except pydantic.ValidationError as error:
-        said = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise SpecError(f"train.model: {said}") from None
+        raise SpecError(f"train.model: {said(error.errors()[0])}") from None
 
 
 def _config_of(folder: str) -> epath.Path:
