@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 FILE = "TEST_FAILURES"
+
+
+class Failure(NamedTuple):
+    """A test that failed."""
+
+    name: str
+    reason: str  # when, and the first line of why
+
+    @property
+    def cause(self) -> tuple[str, str]:
+        """What tests share that fail by one fault: those of a file whose fixture could not be set up."""
+        file = self.name.partition("::")[0]
+        return (file, self.reason) if self.reason.startswith("(setup)") else (self.name, "")
 
 
 @pytest.hookimpl
@@ -30,6 +44,6 @@ def write(report: pytest.TestReport | pytest.CollectReport) -> None:
             lines.write(f"FAILED\t{report.nodeid}\t({report.when or 'collection'}){reason}\n")
 
 
-def read(path: Path) -> list[str]:
-    """The names in such a file, each once."""
-    return list(dict.fromkeys(line.split("\t")[1] for line in path.read_text().splitlines()))
+def read(path: Path) -> list[Failure]:
+    """What such a file names, each once."""
+    return list(dict.fromkeys(Failure(*line.split("\t")[1:]) for line in path.read_text().splitlines()))

@@ -36,6 +36,7 @@ TOTAL_S = 60.0  # of one call, all tries and pauses
 TRIES = 6
 TELL_AFTER_S = 2.0  # of silence: who waits for longer wants to know for what
 _TELL_AGAIN_S = 60.0
+_jitter = random.Random()  # not the global generator: a user's program may have seeded that
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
 _CHUNK = 64 * 1024
 _PASSING = {500, 502, 503, 504}  # statuses of a server that may recover
@@ -168,7 +169,7 @@ class Transport:
         end = time.monotonic() + (self.total_s if total_s is None else total_s)
         has_renewed = False
         for tries in range(1, TRIES + 1):
-            pause: float | None = min(_FIRST_PAUSE_S * 2 ** (tries - 1), _LONGEST_PAUSE_S) * random.uniform(0.8, 1.2)
+            pause: float | None = min(_FIRST_PAUSE_S * 2 ** (tries - 1), _LONGEST_PAUSE_S) * _jitter.uniform(0.8, 1.2)
             fault: ClusterError
             try:
                 return attempt(end)

@@ -14,6 +14,7 @@ from launcher.errors import ApiError, Unreachable
 LASTS_S = 20  # the server ends a watch after this; one that is silent for longer is dead
 SILENCE_S = LASTS_S + 5.0
 PATIENCE_S = 900.0  # of errors in a row: a control plane that is upgraded is away for five minutes and more
+_jitter = random.Random()  # not the global generator: a user's program may have seeded that
 _PAUSES_S = (0.5, 1, 2, 4, 8, 15, 30)
 _GONE = 410
 _LONGEST_EVENT = 64 * 1024 * 1024
@@ -67,7 +68,7 @@ class Watch:
                     error.hint = None if isinstance(error, Unreachable) else error.hint  # the network was fine before
                     raise
             failures += 1
-            self._pause(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1] * random.uniform(0.5, 1))
+            self._pause(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1] * _jitter.uniform(0.5, 1))
 
     def _is_over(self) -> bool:
         return self._end is not None and time.monotonic() >= self._end

@@ -14,10 +14,19 @@ from tests.cluster.access import Access
 PATIENCE_S = 600
 
 
+COMMAND = (sys.executable, "-m", "launcher.cli.main")
+
+
 def launcher(cluster: Access, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs `launcher ARGUMENTS` to its end."""
-    command = [sys.executable, "-m", "launcher.cli.main", *arguments]
+    command = [*COMMAND, *arguments]
     return subprocess.run(command, cwd=folder, env=cluster.env, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def started(cluster: Access, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Begins `launcher ARGUMENTS`; its messages are in its output."""
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    return subprocess.Popen([*COMMAND, *arguments], cwd=folder, env=cluster.env, stdout=pipe, stderr=both, text=True)
 
 
 def project(folder: Path, namespace: str, files: Mapping[str, str], **job: object) -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from launcher.cluster.client import Cluster
+from launcher.errors import Unreachable
 from launcher.explain import explanation
 from launcher.job.profile import ClusterDefaults
 from launcher.job.schema import JobSpec
@@ -140,9 +141,17 @@ class Stage:
         for made in render(resolved, bundle.of(resolved, Path())):
             if made["kind"] == "JobSet":
                 situation.change(made)
-                self.cluster.create(JOBSETS, made)
+                self._create(made)
             elif self.cluster.get(CONFIGMAPS, made["metadata"]["name"], namespace) is None:
                 self.cluster.create(CONFIGMAPS, made)
+
+    def _create(self, jobset: dict[str, Any]) -> None:
+        """Once more where the server of a busy machine was silent and has not made it: all situations hang on each."""
+        try:
+            self.cluster.create(JOBSETS, jobset)
+        except Unreachable:
+            if self.cluster.get(JOBSETS, jobset["metadata"]["name"], jobset["metadata"]["namespace"]) is None:
+                self.cluster.create(JOBSETS, jobset)
 
     def _filled(self, job: Mapping[str, Any]) -> Any:
         text = json.dumps(job)

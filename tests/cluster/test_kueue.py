@@ -16,7 +16,7 @@ from launcher.status.job_status import State
 from launcher.status.snapshot import Snapshot
 from tests.cluster import preparations
 from tests.cluster.access import Access
-from tests.cluster.command import launcher, project
+from tests.cluster.command import PATIENCE_S, launcher, project, started
 from tests.cluster.gangs import Gang, program, until
 
 EACH = {"cpu": "100m", "memory": "128Mi"}  # that a host asks for
@@ -135,11 +135,12 @@ def test_a_job_in_a_queue_is_stopped_and_resumed(queue: Queue, checkpoints: Path
 
 def test_a_job_that_nobody_admitted_yet_can_be_waited_for(queue: Queue, checkpoints: Path) -> None:
     queue.submit("first", WAITS, hosts=2).runs()
-    queue.write("second", ["python", "-c", "print('my turn')"])
-    waited = launcher(queue.access, queue.folder / "second", "submit", "job.yaml", "--wait", "--timeout", "3s")
+    folder = queue.write("second", [*WAITS[:-1], WAITS[-1].replace("/go", "/seen") + "\nprint('my turn')"])
+    waited = launcher(queue.access, folder, "submit", "job.yaml", "--wait", "--timeout", "3s")
     assert waited.returncode == 124
     (checkpoints / "go").touch()
-    again = launcher(queue.access, queue.folder / "second", "submit", "job.yaml", "--wait", "--follow")
-    assert again.returncode == 0, again.stderr
-    assert again.stdout.splitlines()[0] == "jobset.jobset.x-k8s.io/second unchanged"
-    assert "[0] my turn\n" in again.stdout
+    with started(queue.access, folder, "submit", "job.yaml", "--wait", "--follow") as again:
+        assert again.stdout is not None and again.stdout.readline() == "jobset.jobset.x-k8s.io/second unchanged\n"
+        (checkpoints / "seen").touch()  # not earlier: a job that has ended is not submitted again
+        printed, _ = again.communicate(timeout=PATIENCE_S)
+    assert (again.returncode, "[0] my turn\n" in printed) == (0, True), printed

@@ -114,5 +114,12 @@ def test_a_few_tests_that_pass_when_they_run_alone_are_named_and_fail_nothing(
     assert ("when run again, alone, what failed passed: test_it.py::test_fails[0], " in last) == (code == 0)
 
 
+def test_the_tests_of_one_file_whose_fixture_failed_count_as_one_fault() -> None:
+    setup = [failures.Failure(f"a.py::test[{number}]", "(setup): no answer") for number in range(9)]
+    calls = [failures.Failure(f"a.py::test[{number}]", "(call): no answer") for number in range(2)]
+    assert len({failure.cause for failure in setup}) == 1
+    assert len({failure.cause for failure in [*setup, *calls]}) == 3
+
+
 def test_a_pytest_that_was_killed_fails_the_suite() -> None:
     assert suite.worst([0, -9, 0]) == 9
