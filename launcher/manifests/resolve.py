@@ -120,7 +120,7 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
 
 def _network_env(job: JobSpec, connected: Network, where: Where, given: Profile) -> dict[str, str]:
     # A job sets NCCL's plugins up itself by a variable, or by gIB's folder in its pod or command.
-    brings_gib = "NCCL_NET" in {*job.env, *job.secrets} or gke.GIB_FOLDER in f"{job.pod} {job.command}"
+    brings_gib = "NCCL_NET" in {*job.env, *job.secrets} or gke.GIB_FOLDER.value in f"{job.pod} {job.command}"
     has_hugepages, kind = job.resources.hugepages is not None, job.accelerator.type
     return network.environment(connected, where, kind, given.tcpxo, has_hugepages=has_hugepages, brings_gib=brings_gib)
 

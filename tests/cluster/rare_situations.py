@@ -383,7 +383,10 @@ RARE: Mapping[str, Situation] = {
     ),
     "holder": Situation("runs", mounts("elsewhere", **on("work")), IN_STORAGE, after="runs", then=attached),
     "elsewhere": Situation(
-        "cannot mount a volume: Multi-Attach error for volume", mounts("elsewhere", **on("silent")), IN_STORAGE
+        "cannot mount a volume: Multi-Attach error for volume",
+        mounts("elsewhere", **on("silent")),
+        IN_STORAGE,
+        starts_after="holder",
     ),
     "driverless": Situation(
         "cannot mount a volume: .*driver name {storage}.test not found", mounts("driverless"), IN_STORAGE

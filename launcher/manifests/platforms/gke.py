@@ -189,9 +189,9 @@ TCPX_GPU = Fact("nvidia-h100-80gb", TCPXO)
 # GPUDirect RDMA by NCCL's plugin gIB: 8 GPUs of a3-ultragpu-8g or a4-highgpu-8g, an interface for each from eth2 on.
 GIB_GPUS = Fact(8, GIB_POD)
 GIB_FIRST_INTERFACE = Fact(2, GIB_POD)
-GIB_FOLDER = "/usr/local/gib"
+GIB_FOLDER = Fact("/usr/local/gib", GIB_POD)
 GIB_FOLDERS: Fact[Mapping[str, str]] = Fact(
-    {"/home/kubernetes/bin/nvidia": "/usr/local/nvidia", "/home/kubernetes/bin/gib": GIB_FOLDER}, GIB_POD
+    {"/home/kubernetes/bin/nvidia": "/usr/local/nvidia", "/home/kubernetes/bin/gib": GIB_FOLDER.value}, GIB_POD
 )
 GIB_VARIABLES: Fact[Mapping[str, str]] = Fact(
     {
@@ -210,8 +210,8 @@ GIB_VARIABLES: Fact[Mapping[str, str]] = Fact(
 )
 # By accelerator: those that have it.
 GIB_TUNER: Mapping[str, Fact[str]] = {
-    "h200": Fact(f"{GIB_FOLDER}/configs/tuner_config_a3u.txtpb", GIB_NCCL),
-    "b200": Fact(f"{GIB_FOLDER}/configs/tuner_config_a4.txtpb", GIB_NCCL),
+    "h200": Fact(f"{GIB_FOLDER.value}/configs/tuner_config_a3u.txtpb", GIB_NCCL),
+    "b200": Fact(f"{GIB_FOLDER.value}/configs/tuner_config_a4.txtpb", GIB_NCCL),
 }
 # The installer puts the plugin where NCCL of every job finds it, and its tuner ends a job that does not configure it.
 WITHOUT_GIB: Fact[Mapping[str, str]] = Fact({"NCCL_TUNER_PLUGIN": "none", "NCCL_NET_PLUGIN": "none"}, GIB_UNUSED)

@@ -47,7 +47,6 @@ TABLE = [
     Broken(5, "plan", H100 + "capacity: spot\n", "GKE ends the pods of a Spot node after 15 s"),
     Broken(6, "plan", H100 + "node_selector: {node.kubernetes.io/instance-type: p5.4xlarge}\n", "has 1 GPU", EKS),
     Broken(6, "plan", "accelerator: {type: gb200, per_host: 8}\n", "the largest gb200 machine", EKS),
-    Broken(6, "plan", H200 + "network: efa\n", "nodes of h200 have 16 or 32 interfaces.", EKS),
     Broken(6, "plan", GB200 + "network: efa\n", "how many interfaces nodes of gb200 have is not known.", EKS),
     Broken(6, "plan", H100 + "resources: {memory: 1Ti, hugepages: 5Gi}\n", "Karpenter starts no node", EKS),
     Broken(6, "plan", H100 + "network: efa\nresources: {hugepages: 5Gi}\n", "only beside cpu or memory.", EKS),
