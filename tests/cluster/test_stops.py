@@ -13,7 +13,7 @@ from launcher.kube.kinds import JOBSETS, PODS, WORKLOADS
 from launcher.kube.labels import JOB_UID
 from tests.cluster import nodes, preparations
 from tests.cluster.access import Access
-from tests.cluster.gangs import Gang, Place, place, program, until
+from tests.cluster.gangs import Gang, Place, place, program, until, verdicts
 from tests.cluster.harness.places import NODE
 
 SEAT = "jaxlaunch.test/seat"  # a resource of the node that our jobs alone ask for
@@ -149,7 +149,7 @@ def begun(gang: Gang) -> list[int]:
 @pytest.mark.parametrize("name", STOPS)
 def test_what_stops_a_run_from_outside_is_not_charged(gangs: Mapping[str, Gang], name: str) -> None:
     gang = gangs[name]
-    assert gang.ended() == "Completed"
+    assert gang.ended() == "Completed", verdicts(gang.hosts)
     restarts, charged = gang.counters
     assert restarts in STOPS[name][1] and charged == 0
     assert len(begun(gang)) == 2 and all(step > 0 for step in begun(gang))

@@ -22,7 +22,7 @@ from tests.cluster.harness.places import (
 
 # A fake node's lease comes late when there are a thousand of them and the machine is busy: with a short grace, nodes go
 # NotReady and the controller marks their pods unready, for good.
-GRACE = "600s"
+GRACE_S = 600
 
 
 def start(home: Path) -> None:
@@ -118,8 +118,7 @@ def kcm_flags() -> list[str]:
         "--concurrent-job-syncs=20",
         # A claim that is seen before its volume waits for the next round: of 15 s, by default.
         "--pvclaimbinder-sync-period=1s",
-        "--node-monitor-period=1s",
-        f"--node-monitor-grace-period={GRACE}",
+        f"--node-monitor-grace-period={GRACE_S}s",
         "--terminated-pod-gc-threshold=0",
         f"--flex-volume-plugin-dir={RUN}/flexvolume",
     ]
