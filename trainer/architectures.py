@@ -250,7 +250,7 @@ class GPT2(Published):
     length: Positive = Field(256, description="tokens of an example")
     positions: Positive | None = Field(None, description="rows of the position table; default length")
     norm_eps: Rate = Field(1e-5, description="added to the variance in LayerNorm")
-    dropout: Fraction = Field(0.0, description="share of the numbers a layer adds that training leaves out")
+    dropout: Fraction = Field(0.0, description="dropout probability on residual branches")
     drop_path: Fraction = Field(0.0, description="share of examples that skip the last layer; earlier ones less")
 
     @model_validator(mode="after")
@@ -290,7 +290,7 @@ class ViT(Published):
     classes: Positive = Field(10, description="labels are 0 to classes - 1")
     pool: Literal["cls", "mean"] = Field("cls", description="what is classified: a token of its own, or the mean")
     norm_eps: Rate = Field(1e-12, description="added to the variance in LayerNorm")
-    dropout: Fraction = Field(0.0, description="share of the numbers a layer adds that training leaves out")
+    dropout: Fraction = Field(0.0, description="dropout probability on residual branches")
     drop_path: Fraction = Field(0.0, description="share of examples that skip the last layer; earlier ones less")
     pixel_mean: list[float] | None = Field(
         None, description="of each channel, taken from the pixels; null: each image is standardized by itself"

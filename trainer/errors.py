@@ -4,7 +4,7 @@ TrainerError
 ├── SpecError        64  the specification is wrong: a key, a module that does not import
 ├── DataError        65  the data is missing, changed or unreadable
 ├── NotFiniteError   76  loss or gradients are not finite
-├── CheckpointError  78  no usable checkpoint, or the folder belongs to another run
+├── CheckpointError  78  no valid checkpoint, or another run owns the folder
 ├── Stopped          80  stopped from outside
 └── StorageError     84  storage failed while writing or reading
 

@@ -99,7 +99,7 @@ class Text(Source):
     )
     tokenizer: Literal["bytes"] = Field("bytes", description="a token is a byte; vocab 256")
     eval_split: Fraction = Field(0.05, description="share of the files kept back for evaluation")
-    apart: bool = Field(False, description="no token sees, or predicts, those of another file")
+    apart: bool = Field(False, description="document masking: attention and loss stop at file boundaries")
     bigram: bool = Field(False, description="also report what a bigram model counted on the same text reaches")
 
 
@@ -162,7 +162,7 @@ class Loss(Block):
     """What training minimizes beside the cross-entropy, and how. Evaluation reports the cross-entropy alone."""
 
     chunks: Literal["auto"] | Positive = Field(
-        "auto", description="tokens: parts of an example whose logits are held at a time; must divide length"
+        "auto", description="tokens: sequence chunks for chunked cross-entropy; must divide length"
     )
     z: Weight = Field(0.0, description="weight of the squared log of the softmax's denominator, such as 1e-4")
     smoothing: Fraction = Field(0.0, description="of a label's weight, spread over all classes")
@@ -276,7 +276,7 @@ class TrainSpec(Block):
     data: Data = Field(Tfds(), description="by source; default the task's own")
     mesh: Mesh = Field(Mesh(dp=-1), description="how many devices split what; default all of them the batch")
     precision: Precision = Field("fp32", description="by name, or in full")
-    remat: Remat = Field("none", description="what the backward pass computes again; a list names what is kept instead")
+    remat: Remat = Field("none", description="activation checkpointing: what the backward pass recomputes; a list names the activations to save")
     batch: Positive = Field(128, description="examples of a step, over all devices and micro-batches")
     accumulate: Positive = Field(1, description="micro-batches of a step")
     steps: Steps | None = Field(None, description=f"optimizer steps; or epochs; default {DEFAULT_STEPS} steps")

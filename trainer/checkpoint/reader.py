@@ -38,7 +38,7 @@ def find(path: str, step: int | Literal["best"] | None = None, note: Callable[[s
                 note(f"step {worse}: {why}; using step {each}")
             return StoredStep(folder / str(each), each)
         bad[each] = damage
-    raise CheckpointError(f"no usable checkpoint in {path}: " + "; ".join(f"step {n}: {why}" for n, why in bad.items()))
+    raise CheckpointError(f"no valid checkpoint in {path}: " + "; ".join(f"step {n}: {why}" for n, why in bad.items()))
 
 
 def _best(folder: epath.Path, steps: list[int], path: str) -> int:

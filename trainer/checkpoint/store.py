@@ -149,7 +149,7 @@ class Store:
         if bad:
             listed = "; ".join(f"step {step}: {fault}" for step, fault in bad.items())
             raise CheckpointError(
-                f"no usable checkpoint in {self._folder}: {listed}. Restore one of these folders from a backup, or set "
+                f"no valid checkpoint in {self._folder}: {listed}. Restore one of these folders from a backup, or set "
                 "checkpoint.path to a new folder to start from the first step; nothing was changed"
             )
         return None

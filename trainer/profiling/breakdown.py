@@ -1,7 +1,7 @@
 """How a step spends its time, from the operations that ran. Pure: intervals in, seconds by kind out.
 
 Every moment of a step counts once, so the parts add up to it: a moment in which operations of several kinds run on one
-device is that of the first in ORDER. Collectives therefore count where nothing hides them, and `host` is the time in
+device is that of the first in ORDER. Collectives therefore count as exposed (non-overlapped) communication, and `host` is the time in
 which a device runs nothing: it waits for the host, for data, or between two kernels.
 """
 

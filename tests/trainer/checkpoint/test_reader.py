@@ -52,7 +52,7 @@ def test_a_damaged_step_is_passed_over_and_said(folder: Path) -> None:
     said: list[str] = []
     assert reader.find(str(folder), note=said.append).step == 1
     assert len(said) == 1 and said[0].startswith("step 2: file meta/") and said[0].endswith("; using step 1")
-    with pytest.raises(CheckpointError, match="no usable checkpoint in .*: step 2: file meta/"):
+    with pytest.raises(CheckpointError, match="no valid checkpoint in .*: step 2: file meta/"):
         reader.find(str(folder), 2)
     assert sorted(path.name for path in folder.iterdir()) == before
 
