@@ -103,7 +103,9 @@ OUTCOMES: Mapping[int, Outcome] = {
         Outcome(STARTUP, "startup", "the program raised before its first step", False, Action.FAIL),
         Outcome(NOT_FINITE, "not_finite", "loss or gradients are not finite", False, Action.FAIL),
         Outcome(DEADLINE, "deadline", "the job's deadline passed", False, Action.FAIL),
-        Outcome(NO_CHECKPOINT, "no_checkpoint", "no valid checkpoint, or another run owns the folder", False, Action.FAIL),
+        Outcome(
+            NO_CHECKPOINT, "no_checkpoint", "no valid checkpoint, or another run owns the folder", False, Action.FAIL
+        ),
         Outcome(NO_PROGRESS, "no_progress", "restarts without a new committed step", False, Action.FAIL),
         Outcome(PREEMPTED, "preempted", "stopped from outside", False, Action.RESTART_UNCHARGED),
         Outcome(LOST, "lost", "an agent or its host was lost", True, Action.RESTART),

@@ -276,7 +276,7 @@ class TrainSpec(Block):
     data: Data = Field(Tfds(), description="by source; default the task's own")
     mesh: Mesh = Field(Mesh(dp=-1), description="how many devices split what; default all of them the batch")
     precision: Precision = Field("fp32", description="by name, or in full")
-    remat: Remat = Field("none", description="activation checkpointing: what the backward pass recomputes; a list names the activations to save")
+    remat: Remat = Field("none", description="activation checkpointing; a list names the activations to save")
     batch: Positive = Field(128, description="examples of a step, over all devices and micro-batches")
     accumulate: Positive = Field(1, description="micro-batches of a step")
     steps: Steps | None = Field(None, description=f"optimizer steps; or epochs; default {DEFAULT_STEPS} steps")

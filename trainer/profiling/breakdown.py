@@ -1,8 +1,8 @@
 """How a step spends its time, from the operations that ran. Pure: intervals in, seconds by kind out.
 
 Every moment of a step counts once, so the parts add up to it: a moment in which operations of several kinds run on one
-device is that of the first in ORDER. Collectives therefore count as exposed (non-overlapped) communication, and `host` is the time in
-which a device runs nothing: it waits for the host, for data, or between two kernels.
+device is that of the first in ORDER. Collectives therefore count as exposed (non-overlapped) communication, and `host`
+is the time in which a device runs nothing: it waits for the host, for data, or between two kernels.
 """
 
 from __future__ import annotations
