@@ -109,6 +109,10 @@ _OF_SCALING: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor", "truncate"), ("yarn",)),
 }
 
+# Keys that say something of a decoder with experts alone.
+_OF_EXPERTS = {"experts_per_token", "expert_hidden", "experts_normalized", "dense_layers", "balance", "router_z"}
+_OF_EXPERTS |= {"capacity"}
+
 Look = Literal["window", "full"]  # what a layer's attention sees
 
 
@@ -146,12 +150,16 @@ class Decoder(Published):
             "olmo2-7b",
             "olmo2-13b",
             "olmo2-32b",
+            "mixtral-8x7b",
+            "mixtral-8x22b",
+            "qwen3-30b-a3b",
+            "qwen3-235b-a22b",
         ]
         | None
     ) = Field(None, description="sizes by name, below the keys given here")
-    family: Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2"] | None = Field(
-        None, description="whose folder an export is; default the first that has a model of these keys"
-    )
+    family: (
+        Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "mixtral", "qwen3_moe"] | None
+    ) = Field(None, description="whose folder an export is; default the first that has a model of these keys")
     layers: Positive = Field(4, description="transformer blocks")
     width: Positive = Field(256, description="size of the residual stream")
     heads: Positive = Field(4, description="query heads; must divide width, unless head_size is given")
@@ -193,6 +201,22 @@ class Decoder(Published):
     rope_local_theta: Rate | None = Field(
         None, description="rope_theta in the layers with a window, which then have no rope_scaling"
     )
+    experts: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="MLPs of a layer, of which a router picks a few for each token; null: one MLP"
+    )
+    experts_per_token: Positive = Field(2, description="how many it picks")
+    expert_hidden: Positive | None = Field(None, description="units of an expert; default hidden")
+    experts_normalized: bool = Field(True, description="the shares of a token's experts add up to 1")
+    dense_layers: list[Natural] = Field([], description="layers, from 0, that have one MLP all the same")
+    balance: Weight = Field(
+        0.0, description="weight of the loss that evens out what experts get, such as 0.01; a folder may say it"
+    )
+    router_z: Weight = Field(0.0, description="weight of the squared log of the router's denominator, such as 1e-3")
+    capacity: Rate | None = Field(
+        None,
+        description="tokens of an example that an expert takes, in even shares, such as 1.25, and leaves out the rest; "
+        "null: all",
+    )
 
     @model_validator(mode="after")
     def _divides(self) -> Decoder:
@@ -207,7 +231,42 @@ class Decoder(Published):
         if self.window is None and ("window" in (self.pattern or ()) or self.rope_local_theta is not None):
             key = "rope_local_theta" if self.pattern is None else "pattern"
             raise ValueError(f"{key} is of layers with a window, and window is null")
+        self._check_experts()
         return self
+
+    def _check_experts(self) -> None:
+        asked = sorted(_OF_EXPERTS & self.model_fields_set)
+        given = [key for key in asked if getattr(self, key) != type(self).model_fields[key].default]
+        if self.experts is None:
+            if given:
+                raise ValueError(f"{', '.join(given)} is of experts, and experts is null")
+            return
+        if self.experts_per_token > self.experts:
+            raise ValueError(f"experts_per_token = {self.experts_per_token} is more than experts = {self.experts}")
+        outside = [layer for layer in self.dense_layers if layer >= self.layers]
+        if outside:
+            raise ValueError(f"dense_layers has {outside[0]}, and layers = {self.layers} are 0 to {self.layers - 1}")
+        if len(set(self.dense_layers)) == self.layers:
+            raise ValueError(f"dense_layers has all {self.layers} layers, which leaves none with experts")
+        if "mlp" in self.biases:
+            raise ValueError("biases has mlp, and experts have no biases")
+
+    @property
+    def sparse_layers(self) -> tuple[int, ...]:
+        """Those with experts."""
+        return () if self.experts is None else tuple(n for n in range(self.layers) if n not in self.dense_layers)
+
+    @property
+    def stacks(self) -> dict[str, tuple[int, ...]]:
+        """The layers that are equal, by the name of their parameters' stack; without experts all are."""
+        sparse = self.sparse_layers
+        dense = tuple(layer for layer in range(self.layers) if layer not in sparse)
+        return {"blocks": sparse or dense} | ({"dense_blocks": dense} if sparse and dense else {})
+
+    @property
+    def expert_units(self) -> int:
+        """Hidden units of an expert."""
+        return self.expert_hidden or self.units
 
     @property
     def groups(self) -> int:

@@ -57,7 +57,8 @@ SHUTDOWN_TIMEOUT_S = 10  # JAX's own default of 300 s delays the exit code by fi
 
 PROFILE_STEPS = 100  # most steps of one profile: a trace is in memory until it ends
 
-MESH_AXES = ("dp", "fsdp", "mp")  # outermost first: mp neighbours are the closest devices
+MESH_AXES = ("dp", "fsdp", "ep", "mp")  # outermost first: mp neighbours are the closest devices
+BATCH_AXES = MESH_AXES[:3]  # those that split a batch
 
 # What a child may be in, in the order of a run. Each has a timeout; `done` ends it.
 PHASES = ("init", "restore", "compile", "step", "data", "eval", "save", "done")

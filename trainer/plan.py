@@ -144,8 +144,7 @@ class Plan:
         return Step(self.task, self.spec.model_copy(update={"remat": remat}), self.mesh, self.total)
 
     def _shards(self) -> int:
-        dp, fsdp, _ = self.mesh.devices.shape
-        return int(dp * fsdp)
+        return mesh.shards(self.mesh)
 
     def _batch(self, rows: int) -> Batch:
         """The shapes and dtypes of a global batch of this many rows."""

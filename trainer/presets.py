@@ -8,7 +8,7 @@ from typing import Any
 Sizes = Mapping[str, Any]
 
 # Touvron et al. 2023 and the Llama 3.1 and 3.2 model cards; Radford et al. 2019 (GPT-2); Dosovitskiy et al. 2021 and
-# Touvron et al. 2021 (ViT); the model cards of Qwen 2.5 and 3, Mistral, Gemma 2 and 3, OLMo 2.
+# Touvron et al. 2021 (ViT); the model cards of Qwen 2.5 and 3, Mistral, Mixtral, Gemma 2 and 3, OLMo 2.
 _DECODER: Sizes = {"kind": "decoder", "length": 2048}
 _LLAMA3: Sizes = {**_DECODER, "family": "llama", "vocab": 128256, "rope_theta": 500000.0, "positions": 131072}
 _QWEN: Sizes = {**_DECODER, "rope_theta": 1e6, "norm_eps": 1e-6, "vocab": 151936}
@@ -57,6 +57,13 @@ _OLMO2: Sizes = {
     "qk_norm": "whole",
     "positions": 4096,
 }
+_MIXTRAL: Sizes = {**_DECODER, "family": "mixtral", "rope_theta": 1e6, "experts": 8, "experts_per_token": 2}
+_QWEN3_MOE: Sizes = {
+    **_QWEN3,
+    "family": "qwen3_moe",
+    "experts": 128,
+    "experts_per_token": 8,
+}
 _GPT2: Sizes = {"kind": "gpt2", "vocab": 50257, "length": 1024, "positions": 1024}
 _VIT: Sizes = {"kind": "vit", "patch": 16, "image": [224, 224], "classes": 1000}
 
@@ -99,6 +106,10 @@ PRESETS: Mapping[str, Sizes] = {
     "olmo2-7b": _sizes(_OLMO2, 32, 4096, 32, 32, 11008),
     "olmo2-13b": _sizes(_OLMO2, 40, 5120, 40, 40, 13824),
     "olmo2-32b": _sizes(_OLMO2, 64, 5120, 40, 8, 27648),
+    "mixtral-8x7b": _sizes(_MIXTRAL, 32, 4096, 32, 8, 14336, vocab=32000, positions=32768),
+    "mixtral-8x22b": _sizes(_MIXTRAL, 56, 6144, 48, 8, 16384, vocab=32000, positions=65536),
+    "qwen3-30b-a3b": _sizes(_QWEN3_MOE, 48, 2048, 32, 4, 6144, expert_hidden=768),
+    "qwen3-235b-a22b": _sizes(_QWEN3_MOE, 94, 4096, 64, 4, 12288, expert_hidden=1536),
     "gpt2-124m": {**_GPT2, "layers": 12, "width": 768, "heads": 12},
     "gpt2-355m": {**_GPT2, "layers": 24, "width": 1024, "heads": 16},
     "gpt2-774m": {**_GPT2, "layers": 36, "width": 1280, "heads": 20},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from launcher.job import load as jobs
 from launcher.job import mesh_checks
 from launcher.job.load import JobSpec
 from launcher.wording import count
-from trainer.contract import MESH_AXES
+from trainer.contract import BATCH_AXES, MESH_AXES
+from trainer.spec import said
 
 
 @click.command()
@@ -44,11 +46,13 @@ def summarize(job: JobSpec) -> dict[str, Any]:
         "accelerator": job.accelerator.type,
     }
     if job.train is not None:
-        dp, fsdp, mp = job.train.mesh.resolve(job.devices)
-        summary["mesh"] = dict(zip(MESH_AXES, (dp, fsdp, mp), strict=True))
+        sizes = dict(zip(MESH_AXES, job.train.mesh.resolve(job.devices), strict=True))
+        summary["mesh"] = sizes
         summary["batch"] = job.train.batch
         summary["accumulate"] = job.train.accumulate
-        summary["batch_per_device"] = job.train.batch // (dp * fsdp * job.train.accumulate)
+        summary["batch_per_device"] = job.train.batch // (
+            math.prod(sizes[axis] for axis in BATCH_AXES) * job.train.accumulate
+        )
     return summary
 
 
@@ -59,10 +63,9 @@ def lines(job: JobSpec) -> list[str]:
     summary = [f"{job.name}: {mesh_checks.devices(job)} of type {job.accelerator.type}, {each}"]
     if job.train is None:
         return [*summary, f"command: {job.command[0] if job.command else ''}"]
-    mesh = " × ".join(f"{axis} {size}" for axis, size in asked["mesh"].items())
     micro = f", in {asked['accumulate']} micro-batches" if job.train.accumulate > 1 else ""
     return [
         *summary,
-        f"mesh: {mesh}",
+        f"mesh: {said(asked['mesh'])}",
         f"batch: {asked['batch']} examples a step{micro}, {asked['batch_per_device']} per device",
     ]

@@ -10,14 +10,14 @@ from launcher.errors import Fault, KeyPath
 from launcher.job.accelerators import KNOWN
 from launcher.job.schema import JobSpec
 from launcher.wording import count, either
-from trainer.contract import MESH_AXES
-from trainer.spec import TASK_DEFAULTS, TrainSpec
+from trainer.contract import BATCH_AXES, MESH_AXES
+from trainer.spec import TASK_DEFAULTS, CustomModel, TrainSpec, said
 
 MESH: KeyPath = ("train", "mesh")
 # What mp splits in a built-in model, as in the table of trainer.parallel.sharding.
 SPLIT_BY_MP = {
     "mlp": ("width",),
-    "decoder": ("heads", "kv_heads", "hidden", "vocab"),
+    "decoder": ("heads", "kv_heads", "hidden", "expert_hidden", "vocab"),
     "gpt2": ("heads", "hidden", "vocab"),
     "vit": ("heads", "hidden"),
 }
@@ -60,7 +60,7 @@ def mesh_faults(job: JobSpec) -> Iterator[Fault]:
         )
     fixed = math.prod(size for size in sizes.values() if size > 0)
     if not wrong and (job.devices % fixed or (-1 not in sizes.values() and fixed != job.devices)):
-        shape = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 0)
+        shape = said({axis: size for axis, size in sizes.items() if size > 0})
         makes = "needs" if -1 not in sizes.values() else "alone needs"
         yield Fault(
             MESH,
@@ -76,7 +76,7 @@ def _sizes(train: TrainSpec) -> list[int]:
 def _cure(job: JobSpec, sizes: dict[str, int]) -> str:
     """The one axis to change, or the devices to ask for."""
     cures = []
-    for axis in sizes:
+    for axis in (axis for axis in sizes if axis != "ep" or sizes[axis] != 1):
         others = math.prod(size for other, size in sizes.items() if other != axis and size > 0)
         if job.devices % others == 0 and sizes[axis] > 0:
             cures.append(f"{axis}: {job.devices // others}")
@@ -117,20 +117,21 @@ def batch_faults(job: JobSpec) -> Iterator[Fault]:
     train = job.train
     if not _is_known(train, "batch"):
         return
-    dp, fsdp, _ = train.mesh.resolve(job.devices)
-    parts = dp * fsdp * train.accumulate
+    sizes = dict(zip(BATCH_AXES, train.mesh.resolve(job.devices), strict=False))
+    parts = math.prod(sizes.values()) * train.accumulate
     if train.batch % parts:
         below, above = train.batch // parts * parts, -(-train.batch // parts) * parts
-        shape = f"dp {dp} × fsdp {fsdp}" + (f" × accumulate {train.accumulate}" if train.accumulate > 1 else "")
+        shape = said(sizes) + (f" × accumulate {train.accumulate}" if train.accumulate > 1 else "")
         message = f"train.batch = {train.batch} does not divide by {shape} = {parts}."
         yield Fault(("train", "batch"), message, f"use {either([size for size in (below, above) if size])}.")
 
 
 def model_faults(job: JobSpec) -> Iterator[Fault]:
-    """Sizes of a built-in model that do not split over mp. Only of a mesh that fits the devices."""
+    """Sizes of a built-in model that do not split over mp or ep. Only of a mesh that fits the devices."""
     if job.train is None or not _fits(job) or not _is_known(job.train, "model"):
         return
-    model, (_, _, mp) = job.train.model, job.train.mesh.resolve(job.devices)
+    model, (_, _, ep, mp) = job.train.model, job.train.mesh.resolve(job.devices)
+    yield from _expert_faults(job.train, ep)
     for key in SPLIT_BY_MP.get(model.kind, ()):
         size = getattr(model, key)
         if getattr(model, "is_partial", False) and key not in model.model_fields_set:
@@ -138,6 +139,20 @@ def model_faults(job: JobSpec) -> Iterator[Fault]:
         if size is not None and size % mp:
             message = f"train.model.{key} = {size} does not split over train.mesh.mp = {mp}."
             yield Fault(("train", "model", key), message, f"use a multiple of {mp}, or another mp.")
+
+
+def _expert_faults(train: TrainSpec, ep: int) -> Iterator[Fault]:
+    """Experts that do not split over ep, or none."""
+    model = train.model
+    experts = getattr(model, "experts", None)
+    if ep == 1 or isinstance(model, CustomModel) or (getattr(model, "is_partial", False) and experts is None):
+        return
+    if experts is None:
+        message = f"train.mesh.ep = {ep} splits experts, and train.model has none."
+        yield Fault((*MESH, "ep"), message, "give train.model.experts, or use dp or fsdp.")
+    elif experts % ep:
+        message = f"train.model.experts = {experts} does not split over train.mesh.ep = {ep}."
+        yield Fault(("train", "model", "experts"), message, f"use a multiple of {ep}, or another ep.")
 
 
 def _is_known(train: TrainSpec, key: str) -> bool:
@@ -155,17 +170,19 @@ def row_faults(job: JobSpec) -> Iterator[Fault]:
     if job.train is None or not _fits(job) or job.devices > _MOST_SIMULATED or job.devices % job.processes:
         return
     sizes, dcn = job.train.mesh.resolve(job.devices), job.train.mesh.dcn
-    across = [dcn.get(axis, 1) for axis in ("dp", "fsdp", "mp")]
+    across = [dcn.get(axis, 1) for axis in ("dp", "fsdp", "ep", "mp")]
     if math.prod(across) != job.slices or any(size % times for size, times in zip(sizes, across, strict=True)):
         return
     inside = [size // times for size, times in zip(sizes, across, strict=True)]
     shards: list[int] = []  # of each device in the order of processes: which part of the batch it holds
     for place in itertools.product(*(range(size) for size in (*across, *inside))):
-        dp, fsdp = place[0] * inside[0] + place[3], place[1] * inside[1] + place[4]
-        shards.append(dp * sizes[1] + fsdp)
+        part = 0
+        for axis in range(len(BATCH_AXES)):
+            part = part * sizes[axis] + place[axis] * inside[axis] + place[len(sizes) + axis]
+        shards.append(part)
     held = [tuple(sorted(set(parts))) for parts in _chunks(shards, job.devices_per_process)]
     torn = [process for process, parts in enumerate(held) if parts[-1] - parts[0] + 1 != len(parts)]
-    if torn and sum(map(len, set(held))) != sizes[0] * sizes[1]:
+    if torn and sum(map(len, set(held))) != math.prod(sizes[: len(BATCH_AXES)]):
         message = f"train.mesh: process {torn[0]} holds rows of the batch that are not contiguous and overlap others'."
         yield Fault(MESH, message, "let dp, not fsdp, span slices, or give each process fewer devices.")
 

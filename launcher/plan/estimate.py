@@ -122,7 +122,7 @@ def _cure(train: TrainSpec, devices: int, shapes: Shapes, room: float) -> str:
     if together(shapes, "full")[1] <= room:
         return f"train.remat: full needs {size(together(shapes, 'full')[1])}."
     state = sum(bytes for name, bytes in shapes["device"].items() if name != "batch")
-    dp, _, _ = train.mesh.resolve(devices)
+    dp = train.mesh.resolve(devices)[0]
     if state > room / 2 and dp > 1:
         return f"the state alone takes {size(state)}: train.mesh.fsdp splits it, dp copies it."
     if state > room / 2:

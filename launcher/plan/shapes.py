@@ -44,8 +44,8 @@ def _one_copy(train: TrainSpec, devices: int, copies: int) -> TrainSpec:
     """The train block of one of the copies, on its part of the devices."""
     if copies == 1:
         return train
-    _, fsdp, mp = train.mesh.resolve(devices)
-    return train.model_copy(update={"mesh": Mesh(fsdp=fsdp, mp=mp), "batch": train.batch // copies})
+    _, fsdp, ep, mp = train.mesh.resolve(devices)
+    return train.model_copy(update={"mesh": Mesh(fsdp=fsdp, ep=ep, mp=mp), "batch": train.batch // copies})
 
 
 def _environment(job: JobSpec, train: TrainSpec, base: Path, copies: int) -> dict[str, str]:

@@ -67,6 +67,7 @@ MODELS: dict[str, dict[str, Any]] = {
         ("qwen2_tiny", "qwen2_tiny_leftpad", "qwen3_tiny", "mistral_tiny", "gemma2_tiny", "gemma3_tiny", "olmo2_tiny"),
         FROM_FOLDER,
     ),
+    **dict.fromkeys(("mixtral_tiny", "mixtral_tiny_aux", "qwen3_moe_tiny"), FROM_FOLDER),
     "vit_tiny": VIT,
     "vit_tiny_rect": {**VIT, "image": [32, 48]},
     "vit_tiny_patch16": {**VIT, "patch": 16},
@@ -138,8 +139,10 @@ def batch(case: str) -> dict[str, np.ndarray]:
     if "pixel_values" in given:
         return {"image": given["pixel_values"].transpose(0, 2, 3, 1), "label": given["labels"], **rows}
     seen = {"attention_mask": given["attention_mask"]} if "attention_mask" in given else {}
-    mask = (given["labels"][:, 1:] != -100).astype(np.float32)
-    return {"tokens": given["input_ids"], "mask": mask, **seen, **rows}
+    mask, tokens = (given["labels"][:, 1:] != -100).astype(np.float32), given["input_ids"]
+    if case.endswith("_aux"):  # theirs routes the last token too, which predicts nothing
+        mask, tokens = (np.pad(array, ((0, 0), (0, 1))) for array in (mask, tokens))
+    return {"tokens": tokens, "mask": mask, **seen, **rows}
 
 
 def logits(case: str, params: dict[str, Any], model: dict[str, Any] | None = None) -> np.ndarray:

@@ -34,6 +34,8 @@ SCALED: dict[str, dict[str, Any]] = {
     "gemma2_tiny": {},
     "gemma3_tiny": {"rope_scaling": {"kind": "linear", "factor": 8.0}},
     "olmo2_tiny": {"biases": ["qkv", "out"]},
+    "mixtral_tiny": {"balance": 0.02},
+    "qwen3_moe_tiny": {"dense_layers": [1], "experts_normalized": False},
 }
 ADAMW = {"name": "adamw", "lr": 1e-3, "ema": 0.5, "schedule": {"name": "constant"}}
 

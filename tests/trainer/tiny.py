@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -41,6 +42,20 @@ WIDE = spec.Decoder(
     pattern=["window", "full"],
     rope_local_theta=100.0,
     rope_scaling=spec.RopeScaling(kind="yarn", factor=2.0, original_length=8),
+)
+# One layer without experts, two with; every loss that a router has.
+EXPERTS = spec.Decoder(
+    layers=3,
+    width=32,
+    heads=4,
+    kv_heads=2,
+    vocab=32,
+    length=16,
+    experts=4,
+    expert_hidden=24,
+    dense_layers=[0],
+    balance=0.02,
+    router_z=1e-3,
 )
 GPT2 = spec.GPT2(layers=2, width=32, heads=4, vocab=32, length=16)
 VIT = spec.ViT(layers=2, width=32, heads=4, image=[16, 16], channels=1, patch=4, pool="mean")
@@ -114,7 +129,8 @@ def train_spec(task: Any, **keys: Any) -> spec.TrainSpec:
 def build(task: Any, steps: int = 20, **keys: Any) -> Step:
     """A step on as many of the 8 devices as its mesh wants, not compiled yet."""
     train = train_spec(task, **keys)
-    devices = jax.devices()[: max(1, train.mesh.dp) * max(1, train.mesh.fsdp) * max(1, train.mesh.mp)]
+    axes = (train.mesh.dp, train.mesh.fsdp, train.mesh.ep, train.mesh.mp)
+    devices = jax.devices()[: math.prod(max(1, size) for size in axes)]
     return Step(task, train, mesh.build(train.mesh, devices), steps)
 
 

@@ -21,11 +21,13 @@ LONGEST = 2048  # tokens of an example where neither the job nor a shorter model
 # Keys of ours that a config.json does not speak of, or not in a way that must agree.
 OWN = {"preset", "init_from", "scan", "length", "family", "dropout", "drop_path", "pool", "pixel_mean", "pixel_std"}
 OWN |= {"classes"}  # which the head's tensor says for certain
+OWN |= {"balance", "router_z", "capacity"}  # of training; a folder says the first where the job does not
 SIZES = ("layers", "width", "heads", "hidden", "vocab")  # which a config.json must say, where a family has no default
 FLOATS = ("norm_eps", "query_scalar", "score_cap", "logit_cap", "rope_local_theta")
 # Keys that stand for another one where they are null: the property that says what is meant.
-MEANT = {"kv_heads": "groups", "hidden": "units", "head_size": "size"}
+MEANT = {"kv_heads": "groups", "hidden": "units", "head_size": "size", "expert_hidden": "expert_units"}
 DERIVED = {*MEANT, "query_scalar", "pattern"}  # where a job says null, it says nothing
+_OF_EXPERTS = {"router_aux_loss_coef", "output_router_logits", "decoder_sparse_step", "mlp_only_layers"}
 _YARN = {"beta_fast": 32.0, "beta_slow": 1.0}
 
 
@@ -109,7 +111,7 @@ def _of_no_family(name: str, config: Config) -> str:
     """That a config.json is of another architecture, and which of its keys ours do not have."""
     known = {key for family in FAMILIES.values() for key in (*family.keys, *family.constant, family.activation)}
     known |= SAYING_NOTHING | {"rope_theta", "rope_scaling", "rope_parameters", "attention_bias", "mlp_bias"}
-    known |= {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
+    known |= {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"} | _OF_EXPERTS
     more = sorted(key for key, value in config.items() if key not in known and value not in (None, False))
     differ = f"; keys that these do not have: {', '.join(more)}" if more else ""
     return f"model_type is {name}, and only {', '.join(FAMILIES)} are supported{differ}"
@@ -172,12 +174,26 @@ def _decoder(name: str, family: Family, config: Config) -> dict[str, Any]:
     keys |= _window(family, config, keys["layers"]) | _rope(family, config, keys)
     if keys["window"] is None:
         keys.pop("rope_local_theta", None)
-    return keys
+    return keys | (_experts(config, keys) if "experts" in keys else {})
+
+
+def _experts(config: Config, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Which layers have experts, and the weight of the loss that balances them, which counts where it is put out."""
+    found: dict[str, Any] = {}
+    if config.get("output_router_logits"):
+        found["balance"] = _number("router_aux_loss_coef", config.get("router_aux_loss_coef", 0.001))
+    if keys["family"] == "qwen3_moe":
+        step, only = _count("decoder_sparse_step", config.get("decoder_sparse_step", 1)), config.get("mlp_only_layers")
+        dense = {layer for layer in range(keys["layers"]) if (layer + 1) % step}
+        if not isinstance(only or [], list):
+            raise SpecError(f"mlp_only_layers is {json.dumps(only)}, which is no list of layers")
+        found["dense_layers"] = sorted(dense | set(only or []))
+    return found
 
 
 def _window(family: Family, config: Config, layers: int) -> dict[str, Any]:
     window = _value(family, config, "sliding_window") if family.window else None
-    if family.window == "switched" and not config.get("use_sliding_window"):
+    if family.window in ("switched", "all_switched") and not config.get("use_sliding_window"):
         window = None
     if window is None:
         return {"window": None, "pattern": None}
@@ -200,7 +216,7 @@ def _listed_looks(config: Config, layers: int) -> list[str]:
 
 def _default_looks(family: Family, config: Config, layers: int) -> list[str]:
     """The kinds of the layers where config.json does not list them."""
-    if family.window == "all":
+    if family.window in ("all", "all_switched"):
         return ["window"] * layers
     if family.window == "switched":
         whole = _number("max_window_layers", config.get("max_window_layers", 28))
@@ -296,6 +312,7 @@ def _named(of: spec.Published, key: str) -> str:
     """What a key of ours is called there."""
     known = FAMILIES[getattr(of, "family", None) or of.kind]
     special = {"window": "sliding_window", "pattern": "layer_types", "activation": known.activation}
+    special |= {"dense_layers": "mlp_only_layers"}
     back = {ours: theirs for theirs, ours in known.keys.items()} | special
     return back.get(key, key)
 
@@ -305,7 +322,7 @@ def _config(of: spec.Published, name: str) -> dict[str, Any]:
     sizes = {theirs: _written(of, ours) for theirs, ours in known.keys.items()}
     extra: dict[str, Any] = {}
     if isinstance(of, spec.Decoder):
-        extra = dict(_of_decoder(of, known))
+        extra = {**dict(_of_decoder(of, known)), **dict(_of_experts(of, known))}
     elif isinstance(of, spec.GPT2) and of.vocab <= GPT2_END:
         extra = {"bos_token_id": None, "eos_token_id": None}
     elif isinstance(of, spec.ViT):
@@ -337,13 +354,25 @@ def _of_decoder(of: spec.Decoder, known: Family) -> Iterator[tuple[str, Any]]:
         kinds = {ours: theirs for theirs, ours in LOOKS.items()}
         looks = _looks(of, of.layers)
         yield "sliding_window", of.window if "window" in looks else None
-        if known.window != "all":
+        if known.window in ("switched", "layers"):
             yield "layer_types", [kinds[look] for look in looks]
-        if known.window == "switched":
+        if known.window in ("switched", "all_switched"):
             yield "use_sliding_window", "window" in looks
+        if known.window == "switched":
             yield "max_window_layers", looks.index("window") if "window" in looks else of.layers
         elif "rope_local_base_freq" in known.keys and "full" in of.looks:
             yield "sliding_window_pattern", of.looks.index("full") + 1
+
+
+def _of_experts(of: spec.Decoder, known: Family) -> Iterator[tuple[str, Any]]:
+    if "experts" not in known.keys.values():
+        return
+    if of.balance:
+        yield "router_aux_loss_coef", of.balance
+    yield "output_router_logits", of.balance > 0
+    if "moe_intermediate_size" in known.keys:
+        yield "decoder_sparse_step", 1
+        yield "mlp_only_layers", sorted(set(of.dense_layers))
 
 
 def _scaling_of(of: spec.Decoder) -> dict[str, Any] | None:

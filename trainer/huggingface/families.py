@@ -24,7 +24,7 @@ class Family:
     fixed: Values = dataclasses.field(default_factory=dict)  # options of ours that all of its models have
     constant: Values = dataclasses.field(default_factory=dict)  # keys of theirs that have one value with us
     activation: str = "hidden_act"  # their key of it
-    window: str | None = None  # how they say which layers have one: all, switched or layers; None: no layer
+    window: str | None = None  # how they say which layers have one: all, [all_]switched or layers; None: no layer
     has_biases: bool = False  # whether attention_bias and mlp_bias are theirs
 
 
@@ -98,6 +98,45 @@ FAMILIES: Mapping[str, Family] = {
         {theirs: ours for theirs, ours in _SIZES.items() if ours != "head_size"},
         {**_ABSENT, "rms_norm_eps": 1e-5},
         {"norms": "after", "qk_norm": "whole"},
+        has_biases=True,
+    ),
+    "mixtral": Family(
+        "MixtralForCausalLM",
+        "decoder",
+        {**_SIZES, "num_local_experts": "experts", "num_experts_per_tok": "experts_per_token"},
+        {
+            **_ABSENT,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+        {"experts_normalized": True},
+        constant={"router_jitter_noise": 0.0},
+        window="all",
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        "decoder",
+        {
+            **_SIZES,
+            "num_experts": "experts",
+            "num_experts_per_tok": "experts_per_token",
+            "moe_intermediate_size": "expert_hidden",
+            "norm_topk_prob": "experts_normalized",
+        },
+        {
+            **_ABSENT,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": False,
+            "num_key_value_heads": 4,
+            "sliding_window": 4096,
+        },
+        {"qk_norm": "head"},
+        window="all_switched",
         has_biases=True,
     ),
     "gpt2": Family(

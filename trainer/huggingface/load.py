@@ -5,6 +5,7 @@ Parameter by parameter and part by part: a process reads only what its own devic
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -40,7 +41,7 @@ def _renamed(model: Published, files: Files) -> dict[str, Leaf]:
     leaves, prefix = names.leaves(model), names.PREFIX[model.kind]
     if any(name.startswith(prefix) for name in files):
         return leaves
-    return {ours: Leaf(leaf.ours, leaf.theirs, leaf.name.removeprefix(prefix)) for ours, leaf in leaves.items()}
+    return {ours: dataclasses.replace(leaf, name=leaf.name.removeprefix(prefix)) for ours, leaf in leaves.items()}
 
 
 def _check_tensors(

@@ -25,6 +25,7 @@ class Leaf:
     ours: str  # a letter for each axis
     theirs: str  # a word for each axis: the letters of ours that it runs over, the last one fastest; 1: of size one
     name: str  # of a tensor; {letter} stands for its place along that axis of ours
+    layers: tuple[int, ...] | None = None  # the number of each place along the axis l; None: its own
 
     @property
     def stacked(self) -> str:
@@ -59,7 +60,12 @@ class Leaf:
 
     def tensor(self, places: Mapping[str, int]) -> str:
         """The name of the tensor at these indexes of the stacked axes."""
-        return self.name.format(**{axis: QKV[at] if axis == "t" else at for axis, at in places.items()})
+        return self.name.format(**{axis: self._said(axis, at) for axis, at in places.items()})
+
+    def _said(self, axis: str, at: int) -> str | int:
+        if axis == "l" and self.layers is not None:
+            return self.layers[at]
+        return QKV[at] if axis == "t" else at
 
 
 # What their names of a layer's norms are, by where ours are: the same name is of another norm in another family.
@@ -80,6 +86,14 @@ def _decoder(model: spec.Decoder, layer: str = "model.layers.{l}.") -> Iterator[
     yield "norm.scale", Leaf("d", "d", "model.norm.weight")
     if not model.tied:
         yield "head", Leaf("dv", "v d", "lm_head.weight")
+    for stack, numbers in model.stacks.items():
+        mlp = _experts if stack == "blocks" and model.experts else _mlp
+        for ours, leaf in (*_attention(model, layer), *mlp(model, layer)):
+            yield ours.replace("blocks", stack, 1), dataclasses.replace(leaf, layers=numbers)
+
+
+def _attention(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Leaf]]:
+    """Attention and the norms of a layer."""
     for ours, theirs in NORMS[model.norms].items():
         yield f"blocks.{ours}.scale", Leaf("ld", "d", f"{layer}{theirs}.weight")
     for ours, theirs in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")):
@@ -92,11 +106,25 @@ def _decoder(model: spec.Decoder, layer: str = "model.layers.{l}.") -> Iterator[
     for ours, theirs in (("query_norm", "q_norm"), ("key_norm", "k_norm")) if model.qk_norm else ():
         axes = ("lk", "k") if model.qk_norm == "head" else ("lhk", "hk")
         yield f"blocks.attention.{ours}.scale", Leaf(*axes, f"{layer}self_attn.{theirs}.weight")
+
+
+def _mlp(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Leaf]]:
     for ours, axes in (("gate", ("ldf", "f d")), ("up", ("ldf", "f d")), ("down", ("lfd", "d f"))):
         yield f"blocks.mlp.{ours}", Leaf(*axes, f"{layer}mlp.{ours}_proj.weight")
         if "mlp" in model.biases:
             out = axes[1][0]
             yield f"blocks.mlp.{ours}_bias", Leaf("l" + out, out, f"{layer}mlp.{ours}_proj.bias")
+
+
+def _experts(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Leaf]]:
+    """Mixtral's names, or those of Qwen 3, which has norms of queries and keys."""
+    is_mixtral = model.family == "mixtral" or (model.family is None and model.qk_norm is None)
+    layer += "block_sparse_moe." if is_mixtral else "mlp."
+    theirs = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
+    yield "blocks.mlp.router", Leaf("lde", "e d", f"{layer}gate.weight")
+    for ours, name in zip(("gate", "up", "down"), theirs, strict=True):
+        axes = ("lefd", "d f") if ours == "down" else ("ledf", "f d")
+        yield f"blocks.mlp.{ours}", Leaf(*axes, f"{layer}experts.{{e}}.{name}.weight")
 
 
 def _gpt2(layer: str = "transformer.h.{l}.") -> Iterator[tuple[str, Leaf]]:

@@ -261,7 +261,8 @@ def _formatted(values: Mapping[str, float]) -> str:
         Key.LEARNING_RATE: "lr {:.1e}",
         Key.LOSS_SCALE: "scale {:g}",
     }
-    named = known | {name: f"{name} {{:.4g}}" for name in values if name not in known}
+    # One of many of a kind, as expert_load/3, is for the files.
+    named = known | {name: f"{name} {{:.4g}}" for name in values if name not in known and "/" not in name}
     return "  ".join(text.format(values[name]) for name, text in named.items() if name in values)
 
 

@@ -20,7 +20,8 @@ from jax.ad_checkpoint import checkpoint_name
 from trainer import spec
 from trainer.attention import implementations
 from trainer.models import stack
-from trainer.models.language_model import LanguageModel
+from trainer.models.experts import Experts, Mixture, Routed, real_tokens
+from trainer.models.language_model import Features, LanguageModel
 from trainer.models.layers import RMSNorm, bias, gelu, product, rope, split, weight, whole
 from trainer.models.options import DEFAULTS, ModelOptions
 from trainer.numerics import remat
@@ -118,7 +119,7 @@ class GatedMLP(nnx.Module):
 class Block(nnx.Module):
     """One layer: attention, then the MLP, each on the stream and added to it; norms before, behind, or both."""
 
-    def __init__(self, rngs: nnx.Rngs, config: spec.Decoder) -> None:
+    def __init__(self, rngs: nnx.Rngs, config: spec.Decoder, *, is_sparse: bool = False) -> None:
         def norm(where: str) -> RMSNorm | None:
             """A norm where this model has one."""
             is_there = config.norms in (where, "both")
@@ -127,13 +128,31 @@ class Block(nnx.Module):
         self.attention_norm, self.attention_out_norm = norm("before"), norm("after")
         self.attention = SelfAttention(config, rngs)
         self.mlp_norm, self.mlp_out_norm = norm("before"), norm("after")
-        self.mlp = GatedMLP(config, rngs)
+        self.mlp: Any = Experts(config, rngs, ACTIVATIONS) if is_sparse else GatedMLP(config, rngs)
 
     def __call__(self, x_BLD: Array, keys: implementations.Keys, look: Look) -> Array:
+        x_BLD = self.attended(x_BLD, keys, look)
+        return self.added(x_BLD, self.mlp(whole(_normed(self.mlp_norm, x_BLD))))
+
+    def attended(self, x_BLD: Array, keys: implementations.Keys, look: Look) -> Array:
+        """The stream after attention."""
         mixed_BLD = split(self.attention(whole(_normed(self.attention_norm, x_BLD)), keys, look))
-        x_BLD = x_BLD + _normed(self.attention_out_norm, mixed_BLD)
-        made_BLD = split(self.mlp(whole(_normed(self.mlp_norm, x_BLD))))
-        return split(x_BLD + _normed(self.mlp_out_norm, made_BLD))
+        return x_BLD + _normed(self.attention_out_norm, mixed_BLD)
+
+    def added(self, x_BLD: Array, made_BLD: Array) -> Array:
+        """The stream after the MLP, which made `made_BLD` of it."""
+        return split(x_BLD + _normed(self.mlp_out_norm, split(made_BLD)))
+
+    def routed(
+        self, carry: tuple[Array, Routed], keys: implementations.Keys, look: Look, real_BL: Array, place_M: Array
+    ) -> tuple[Array, Routed]:
+        """The same in a decoder with experts, of whose layers `place_M` names this one where it has some."""
+        x_BLD, routed = carry
+        if not isinstance(self.mlp, Experts):
+            return self(x_BLD, keys, look), routed
+        x_BLD = self.attended(x_BLD, keys, look)
+        made_BLD, counts = self.mlp(whole(_normed(self.mlp_norm, x_BLD)), real_BL)
+        return self.added(x_BLD, made_BLD), routed.plus(counts, place_M)
 
 
 def _normed(norm: RMSNorm | None, x: Array) -> Array:
@@ -141,26 +160,72 @@ def _normed(norm: RMSNorm | None, x: Array) -> Array:
 
 
 class Decoder(LanguageModel):
-    """tokens_BL -> logits_BLV. The blocks' parameters are stacked: [layers, ...]."""
+    """tokens_BL -> logits_BLV. The blocks' parameters are stacked: [layers, ...].
+
+    Layers between those with experts, which have one MLP, are a stack of their own.
+    """
 
     def __init__(self, config: spec.Decoder, rngs: nnx.Rngs, options: ModelOptions = DEFAULTS) -> None:
         super().__init__(options)
         self.embedding = weight(rngs, (config.vocab, config.width), ("vocab", "embed"), config.width**-0.5)
-        self.blocks = nnx.vmap(partial(Block, config=config))(rngs.split(config.layers))
+        stacked, layers = nnx.vmap(partial(Block, config=config, is_sparse=bool(config.experts))), config.stacks
+        self.blocks = stacked(rngs.split(len(layers["blocks"])))
+        if dense := layers.get("dense_blocks"):
+            self.dense_blocks = nnx.vmap(partial(Block, config=config))(rngs.split(len(dense)))
         self.norm = RMSNorm(config.width, config.norm_eps, from_one=config.norm_from_one)
         head = partial(weight, rngs, (config.width, config.vocab), ("embed", "vocab"), config.width**-0.5)
         self.head = None if config.tied else head()
         self.apply = _by_layer(config, options)
         self.scanned, self.cap = config.scan, config.logit_cap
         self.factor = config.width**0.5 if config.embedding_scale else None
+        self.mixture = None if config.experts is None else Mixture.of(config)
+        self.spans = tuple(_spans(config))
 
     def features(self, tokens_BL: Array, keys: implementations.Keys = None) -> Array:
         """The normalized stream x_BLD after the last layer, in the dtype of the weights."""
+        return self.read(tokens_BL, keys).x_BLD
+
+    def read(self, tokens_BL: Array, keys: implementations.Keys = None) -> Features:
+        """The features, and what the routers add to the loss and say of where tokens went."""
         x_BLD = self.embedded(tokens_BL)
         if self.factor is not None:
             x_BLD = x_BLD * jnp.asarray(self.factor, x_BLD.dtype)
-        x_BLD = stack.run(self.apply, self.blocks, split(whole(x_BLD)), keys, scanned=self.scanned)
-        return whole(self.norm(x_BLD))
+        x_BLD = split(whole(x_BLD))
+        if self.mixture is None:
+            x_BLD = stack.run(self.apply, self.blocks, x_BLD, keys, scanned=self.scanned)
+            return Features(whole(self.norm(x_BLD)))
+        real_BL = real_tokens(keys, tokens_BL.shape)
+        carry: Any = x_BLD, Routed.none(self.mixture)
+        for span in self.spans:
+            layers, first = stack.part(getattr(self, span.stack), span.start, span.stop), span.layer % len(self.apply)
+            # A layer adds to the row of its place; those without experts read nothing of it.
+            place_NM = jnp.eye(span.stop - span.start, self.mixture.layers, dtype=jnp.float32)
+            turns, place_NM = self.apply[first:] + self.apply[:first], jnp.roll(place_NM, span.start, axis=1)
+            carry = stack.run(turns, layers, carry, keys, real_BL, each=(place_NM,), scanned=self.scanned)
+        x_BLD, routed = carry
+        means = routed.means(real_BL.sum(), self.mixture)
+        return Features(whole(self.norm(x_BLD)), self.mixture.penalty(means), means)
+
+
+class Span(NamedTuple):
+    """Equal layers that follow each other: the places of their stack from start to stop, from this layer on."""
+
+    stack: str
+    start: int
+    stop: int
+    layer: int
+
+
+def _spans(config: spec.Decoder) -> list[Span]:
+    at = {layer: (name, place) for name, layers in config.stacks.items() for place, layer in enumerate(layers)}
+    spans: list[Span] = []
+    for layer in range(config.layers):
+        name, place = at[layer]
+        if spans and spans[-1].stack == name:
+            spans[-1] = spans[-1]._replace(stop=place + 1)
+        else:
+            spans.append(Span(name, place, place + 1, layer))
+    return spans
 
 
 def _by_layer(config: spec.Decoder, options: ModelOptions) -> tuple[Callable[..., Any], ...]:
@@ -170,9 +235,9 @@ def _by_layer(config: spec.Decoder, options: ModelOptions) -> tuple[Callable[...
         """A layer's forward pass with that look, rematerialized as asked."""
         look = Look.of(config, name, options.attention)
 
-        def apply(block: Block, x_BLD: Array, keys: implementations.Keys) -> Array:
+        def apply(block: Block, x: Any, keys: implementations.Keys, *of_experts: Array) -> Any:
             """One layer."""
-            return block(x_BLD, keys, look)
+            return block(x, keys, look) if config.experts is None else block.routed(x, keys, look, *of_experts)
 
         # Layers of several looks stand side by side in a loop's body, or after it: the compiler could merge them.
         return remat.layer(apply, options.remat, NAMES, scanned=config.scan and len(config.looks) == 1)

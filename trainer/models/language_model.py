@@ -5,6 +5,9 @@ B batch, L length, D model, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -12,6 +15,14 @@ from jax import Array
 from trainer.attention.implementations import Keys
 from trainer.models.options import ModelOptions
 from trainer.parallel.sharding import constrain
+
+
+class Features(NamedTuple):
+    """What a model makes of tokens before it computes logits."""
+
+    x_BLD: Array  # the normalized stream after the last layer
+    penalty: Array | None = None  # a mean over the tokens, which training adds to the loss
+    means: Mapping[str, Array] = {}  # metrics by name
 
 
 class LanguageModel(nnx.Module):
@@ -32,6 +43,10 @@ class LanguageModel(nnx.Module):
     def features(self, tokens_BL: Array, keys: Keys = None) -> Array:
         """The normalized stream x_BLD, of which the logits are a product with the head."""
         raise NotImplementedError
+
+    def read(self, tokens_BL: Array, keys: Keys = None) -> Features:
+        """The features, and what the loss adds and reports beside the logits."""
+        return Features(self.features(tokens_BL, keys))
 
     def embedded(self, tokens_BL: Array) -> Array:
         """The tokens' rows of the embedding, x_BLD.

@@ -75,6 +75,14 @@ def _in_rounds(
     return x, drawn
 
 
+def part(layers: Any, start: int, stop: int) -> Any:
+    """The layers from `start` to `stop` of a stack."""
+    graph, state = nnx.split(layers)
+    if stop - start == _depth(state):
+        return layers
+    return nnx.merge(graph, jax.tree.map(lambda leaf: leaf[start:stop], state))
+
+
 def _depth(stacked: PyTree) -> int:
     return int(jax.tree.leaves(stacked)[0].shape[0])
 

@@ -3,7 +3,8 @@
 The convention everywhere: model FLOPs only, two per multiply-add, of matrix multiplications and convolutions; a
 training step is the forward pass plus twice that for the backward pass. What rematerialization repeats is not counted,
 what attention computes and masks away is, unless `causal` is 0.5: then causal attention counts half. A window counts as
-if each query had so many keys; with 0.5, the pairs that are in it. XLA's own cost analysis counts the body of a scan
+if each query had so many keys; with 0.5, the pairs that are in it. Of experts those count that a token goes to, not the
+room that is kept for tokens. XLA's own cost analysis counts the body of a scan
 once, so it is not used.
 """
 
@@ -58,8 +59,18 @@ def causal_scope(length: int, window: int | None) -> str:
     return CAUSAL if window is None or window >= length else f"{CAUSAL}_{window}_of_{length}"
 
 
+_SHARE_SCOPE = re.compile(r"(\d+)_of_(\d+)_rows")
+
+
+def share_scope(rows: int, room: int) -> str:
+    """The name of a scope in which so many rows of a buffer count as work."""
+    return f"{rows}_of_{room}_rows"
+
+
 def _share(scopes: str, causal: float) -> float:
-    """The share of a product's FLOPs that counts in these scopes: all, outside causal attention."""
+    """The share of a product's FLOPs that counts in these scopes: all, outside causal attention and buffers of rows."""
+    if (rows := next(filter(None, map(_SHARE_SCOPE.fullmatch, scopes.split("/"))), None)) is not None:
+        return int(rows[1]) / int(rows[2])
     found = next(filter(None, map(_CAUSAL_SCOPE.fullmatch, scopes.split("/"))), None)
     if found is None or found[1] is None:
         return 1.0 if found is None else causal
@@ -88,6 +99,8 @@ def _of_equation(equation: JaxprEqn, causal: float | None) -> float:
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
         return _of_matmul(equation)
+    if name == "ragged_dot_general":
+        return _of_grouped(equation)
     if name == "conv_general_dilated":
         return _of_convolution(equation)
     inner = [count(jaxpr, causal) for jaxpr in _jaxprs(params)]
@@ -119,6 +132,14 @@ def _jaxprs(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
 
 def _of_matmul(equation: JaxprEqn) -> float:
     (contracted, _), _ = equation.params["dimension_numbers"]
+    left = _shape(equation.invars[0])
+    return _multiply_adds(equation, (left[axis] for axis in contracted))
+
+
+def _of_grouped(equation: JaxprEqn) -> float:
+    """Rows, each with the matrix of its group."""
+    numbers = equation.params["ragged_dot_dimension_numbers"]
+    (contracted, _), _ = numbers.dot_dimension_numbers
     left = _shape(equation.invars[0])
     return _multiply_adds(equation, (left[axis] for axis in contracted))
 

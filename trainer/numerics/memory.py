@@ -1,7 +1,7 @@
 """Memory of a train step on one device, from the shapes of its arrays. Nothing is allocated or computed.
 
 The residuals (what the backward pass keeps of the forward pass) are read from the traced program, so that any model
-and any rematerialization count as they are. Those that grow with the batch are split over dp × fsdp. How much of them
+and any rematerialization count as they are. Those that grow with the batch are split as the batch is. How much of them
 mp splits only the compiler knows, so the result is a range.
 """
 

@@ -1,7 +1,8 @@
-"""The global mesh: axes dp, fsdp, mp over all devices of all processes; and the batch rows that a process reads."""
+"""The global mesh: axes dp, fsdp, ep, mp over all devices of all processes; and the batch rows that a process reads."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,11 +13,10 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from trainer import spec
-from trainer.contract import MESH_AXES
+from trainer.contract import BATCH_AXES, MESH_AXES
 from trainer.errors import SpecError
 
-Grid = np.ndarray[Any, Any]  # of devices, [dp, fsdp, mp]
-BATCH_AXES = ("dp", "fsdp")  # the mesh axes that split a batch
+Grid = np.ndarray[Any, Any]  # of devices, [dp, fsdp, ep, mp]
 
 
 def build(
@@ -33,7 +33,7 @@ def build(
         sizes = mesh.resolve(len(given))
     except ValueError as error:
         raise SpecError(f"train.mesh: {error}") from None
-    across = [mesh.dcn.get(axis, 1) for axis in ("dp", "fsdp", "mp")]
+    across = [mesh.dcn.get(axis, 1) for axis in ("dp", "fsdp", "ep", "mp")]
     for axis, size, count in zip(MESH_AXES, sizes, across, strict=True):
         if size % count:
             raise SpecError(f"train.mesh.dcn: {axis} = {count} does not divide {axis} = {size}")
@@ -41,7 +41,8 @@ def build(
     grid = _on_torus(given, inside, across, note) if getattr(given[0], "platform", None) == "tpu" else None
     if grid is None:
         near = np.array(sorted(given, key=_place))
-        grid = near.reshape(*across, *inside).transpose(0, 3, 1, 4, 2, 5).reshape(sizes)
+        pairs = zip(range(len(sizes)), range(len(sizes), 2 * len(sizes)), strict=True)  # an axis's dcn part, its rest
+        grid = near.reshape(*across, *inside).transpose(*itertools.chain.from_iterable(pairs)).reshape(sizes)
     return jax.sharding.Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
@@ -80,8 +81,18 @@ def _on_torus(
 
 
 def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
-    """How the first dimension of a batch is split: over dp and fsdp, copied along mp."""
+    """How the first dimension of a batch is split: over dp, fsdp and ep, copied along mp."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+def shards(mesh: jax.sharding.Mesh) -> int:
+    """Parts of a batch: dp × fsdp × ep."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
+def shards_said(mesh: jax.sharding.Mesh) -> str:
+    """`dp × fsdp = 8`, and ep where it is more than 1."""
+    return f"{' × '.join(axis for axis in BATCH_AXES if axis != 'ep' or mesh.shape[axis] > 1)} = {shards(mesh)}"
 
 
 def rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None) -> range:
@@ -89,17 +100,17 @@ def rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None) -> ran
 
     Where a torus gives processes parts of the batch that are not contiguous, each reads as many rows as it holds, in
     the order of the processes' first parts: every row is read, and lies elsewhere in the batch. Raises SpecError when
-    dp × fsdp does not divide `batch`, or where the parts of two processes overlap and are not equal.
+    dp × fsdp × ep does not divide `batch`, or where the parts of two processes overlap and are not equal.
     """
     process = jax.process_index() if process is None else process
-    shards = mesh.shape["dp"] * mesh.shape["fsdp"]
-    if batch % shards:
-        raise SpecError(f"train.batch = {batch} does not divide over dp × fsdp = {shards} devices")
-    held, each = _parts(mesh), batch // shards
+    parts = shards(mesh)
+    if batch % parts:
+        raise SpecError(f"train.batch = {batch} does not divide over {shards_said(mesh)} devices")
+    held, each = _parts(mesh), batch // parts
     if all(parts[-1] - parts[0] + 1 == len(parts) for parts in held.values()):
         return range(held[process][0] * each, (held[process][-1] + 1) * each)
     groups = sorted(set(held.values()))
-    if sum(map(len, groups)) != shards:
+    if sum(map(len, groups)) != parts:
         mine = ", ".join(map(str, held[process]))
         raise SpecError(
             f"train.mesh: process {process} holds the parts {mine} of the batch, which overlap with others'"
@@ -109,7 +120,7 @@ def rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None) -> ran
 
 
 def _parts(mesh: jax.sharding.Mesh) -> dict[int, tuple[int, ...]]:
-    """Which of the dp × fsdp parts of a batch each process's devices hold."""
+    """Which of the parts of a batch each process's devices hold."""
     processes = np.vectorize(lambda device: device.process_index)(mesh.devices).reshape(-1, mesh.shape["mp"])
     return {
         int(process): tuple(np.flatnonzero((processes == process).any(1)).tolist()) for process in np.unique(processes)

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from trainer.contract import BATCH_AXES
 from trainer.errors import SpecError
-from trainer.parallel.mesh import BATCH_AXES
 
 Axes = tuple[str | None, ...]  # a logical axis, a mesh axis, or None for each of the last dimensions
 Entry = tuple[str, ...]  # the mesh axes that split one dimension, outermost first
@@ -32,6 +32,7 @@ RULES: Mapping[str, Entry] = {
     "kv_heads": ("mp",),
     "head": (),  # within a head
     "hidden": ("mp",),  # inside an MLP
+    "experts": ("ep",),
     "vocab": ("mp",),
     "classes": (),
 }

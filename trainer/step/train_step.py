@@ -20,7 +20,7 @@ from jax.extend.core import Jaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
 from trainer.attention import availability
-from trainer.contract import Key
+from trainer.contract import BATCH_AXES, Key
 from trainer.errors import SpecError
 from trainer.huggingface import load
 from trainer.numerics import flops, memory, precision
@@ -270,7 +270,7 @@ class Step:
 
     def _held(self, parts: Array) -> Array:
         """[K, B, ...] with B split over the devices as a batch is."""
-        where = NamedSharding(self._mesh, PartitionSpec(None, meshes.BATCH_AXES))
+        where = NamedSharding(self._mesh, PartitionSpec(None, BATCH_AXES))
         held: Array = jax.lax.with_sharding_constraint(parts, where)
         return held
 
@@ -394,11 +394,12 @@ class Step:
         return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where) for name, x in batch.items()}
 
     def _check_batch(self) -> None:
-        shards = self._mesh.shape["dp"] * self._mesh.shape["fsdp"]
+        shards = meshes.shards(self._mesh)
         if self._spec.batch % (shards * self._spec.accumulate):
             raise SpecError(
                 f"train.batch = {self._spec.batch} does not divide over accumulate = {self._spec.accumulate} "
-                f"micro-batches × dp × fsdp = {shards} devices; use a multiple of {shards * self._spec.accumulate}"
+                f"micro-batches × {meshes.shards_said(self._mesh)} devices; "
+                f"use a multiple of {shards * self._spec.accumulate}"
             )
 
 

@@ -33,7 +33,7 @@ from trainer.errors import SpecError
 from trainer.models import custom
 from trainer.models.decoder import Decoder
 from trainer.models.gpt2 import GPT2
-from trainer.models.language_model import LanguageModel
+from trainer.models.language_model import Features, LanguageModel
 from trainer.models.options import ModelOptions
 from trainer.spec import TrainSpec
 from trainer.task import Loss, Split
@@ -73,15 +73,19 @@ class NextToken:
         `batch` has `tokens` int32 [B, L + 1], `mask` float32 [B, L], `weight` [B], and any of TOKEN_KEYS.
         """
         tokens_BT = batch["tokens"]
-        inputs, labels_BL, weight_BL = (tokens_BT[:, :-1], *_keys(model, batch)), tokens_BT[:, 1:], _weights(batch)
+        inputs: Any = (tokens_BT[:, :-1], *_keys(model, batch))
+        labels_BL, weight_BL = tokens_BT[:, 1:], _weights(batch)
         if isinstance(model, LanguageModel):
             self._vocab = model.head_DV.shape[1]
-            sums = _sums(model, inputs, labels_BL, weight_BL)
+            found = model.read(*inputs)
+            sums = _sums(model, found, labels_BL, weight_BL)
+            means = found.means
         else:
             logits_BLV = model(*inputs)
             self._vocab = logits_BLV.shape[-1]
-            sums = losses.cross_entropy(logits_BLV, labels_BL, weight_BL)
+            sums, means = losses.cross_entropy(logits_BLV, labels_BL, weight_BL), {}
         metrics = {"accuracy": (sums.correct, sums.weight)}
+        metrics |= {name: (mean * sums.weight, sums.weight) for name, mean in means.items()}
         if self.are_bytes:
             metrics |= {"bits_per_byte": (sums.nats / math.log(2), sums.weight)}
         return Loss(sums.total, sums.weight, metrics)
@@ -163,13 +167,20 @@ def _keys(model: Any, batch: dict[str, Array]) -> tuple[Array | Visible, ...]:
     return (given["attention_mask"][:, :-1],)
 
 
-def _sums(model: LanguageModel, inputs: tuple[Any, ...], labels_BL: Array, weight_BL: Array) -> losses.Sums:
-    """The cross-entropy of a built-in model, in chunks where its logits would fill a device."""
+def _sums(model: LanguageModel, found: Features, labels_BL: Array, weight_BL: Array) -> losses.Sums:
+    """The cross-entropy of a built-in model, in chunks where its logits would fill a device, and its penalty."""
+    sums = _cross_entropy(model, found.x_BLD, labels_BL, weight_BL)
+    if model.deterministic or found.penalty is None:
+        return sums
+    return sums._replace(total=sums.total + sums.weight * found.penalty)
+
+
+def _cross_entropy(model: LanguageModel, x_BLD: Array, labels_BL: Array, weight_BL: Array) -> losses.Sums:
     options = losses.Options() if model.deterministic else losses.Options(model.loss.z, model.loss.smoothing)
     count, head_DV = _chunks(model.loss.chunks, labels_BL.shape, model.head_DV), model.head_DV
     if count == 1:
-        return losses.cross_entropy(model(*inputs), labels_BL, weight_BL, options)
-    return losses.in_chunks(model.project, head_DV, model.features(*inputs), labels_BL, weight_BL, count, options)
+        return losses.cross_entropy(model.project(x_BLD, head_DV), labels_BL, weight_BL, options)
+    return losses.in_chunks(model.project, head_DV, x_BLD, labels_BL, weight_BL, count, options)
 
 
 def _chunks(chunks: int | str, shape: tuple[int, ...], head_DV: Array) -> int:

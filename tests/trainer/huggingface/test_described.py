@@ -18,6 +18,7 @@ from trainer.huggingface.folder import resolved
 from trainer.spec import CLASSIFY, LM, TrainSpec
 
 DECODERS = ["llama3_tiny", "qwen2_tiny", "qwen3_tiny", "mistral_tiny", "gemma2_tiny", "gemma3_tiny", "olmo2_tiny"]
+DECODERS += ["mixtral_tiny", "mixtral_tiny_aux", "qwen3_moe_tiny"]
 
 
 def train(folder: Path, given: dict[str, Any], task: str = LM, **model: Any) -> TrainSpec:
@@ -80,6 +81,23 @@ def test_a_preset_is_written_as_its_family_and_read_back(name: str, sizes: dict[
             {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
             {"looks": ("full", "window"), "window": 8},
         ),
+        (
+            {"model_type": "mixtral", "num_local_experts": 4, "sliding_window": 8, "router_aux_loss_coef": 0.5},
+            {"experts": 4, "experts_per_token": 2, "expert_units": 160, "window": 8, "balance": 0.0},
+        ),
+        (
+            {
+                "model_type": "qwen3_moe",
+                "num_hidden_layers": 5,
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "mlp_only_layers": [1],
+                "decoder_sparse_step": 2,
+                "output_router_logits": True,
+                "router_aux_loss_coef": 0.5,
+            },
+            {"sparse_layers": (3,), "experts_normalized": False, "expert_units": 768, "units": 160, "balance": 0.5},
+        ),
         ({"model_type": "gemma2"}, {"looks": ("window", "full"), "window": 4096, "size": 256, "score_cap": 50.0}),
         (
             {"model_type": "gemma3_text", "num_hidden_layers": 8},
@@ -106,6 +124,14 @@ def test_a_key_of_theirs_is_one_of_ours(given: dict[str, Any], says: dict[str, A
         ({"model_type": "phi3", "embd_scale": 2}, "; keys that these do not have: embd_scale"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5: rotary positions of a part of each head are"),
         ({"quantization_config": {"bits": 4}}, "quantized weights are not supported"),
+        (
+            {"model_type": "mixtral", "router_jitter_noise": 0.1},
+            "router_jitter_noise is 0.1, and only 0.0 is supported",
+        ),
+        ({"model_type": "mixtral", "num_local_experts": 1}, "num_local_experts is 1: Input should be greater"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "experts_per_token = 9 is more than experts = 8"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": 1}, "mlp_only_layers is 1, which is no list of layers"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [0, 1]}, "dense_layers has all 2 layers, which leaves none"),
         ({"hidden_act": "relu2"}, "hidden_act is relu2: of activations silu, gelu"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is dynamic: of rotary scalings default"),
         ({"head_dim": 15}, "head_size = 15 is odd"),

@@ -16,6 +16,7 @@ from trainer.huggingface import save
 from trainer.huggingface.tensors import INDEX, Files
 
 CASES = ["llama_tiny", "llama3_tiny", "gpt2_tiny", "vit_tiny", "qwen2_tiny", "gemma3_tiny", "olmo2_tiny"]
+CASES += ["mixtral_tiny", "qwen3_moe_tiny"]
 
 
 def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -41,7 +42,7 @@ def test_every_device_reads_its_own_part(case: str, tmp_path: Path) -> None:
     model = {} if case == "vit_tiny" else {"vocab": 96}  # the fixtures' 97 do not split over mp
     params = step(case, None, model=model).init().params
     save.save(str(tmp_path), train_spec(case, None, model=model).model, params)
-    axes = {"dp": 2, "fsdp": 2, "mp": 2}
+    axes = {"ep" if "experts" in train_spec(case, None).model.model_fields_set else "dp": 2, "fsdp": 2, "mp": 2}
     split = step(case, tmp_path, 8, model=model, mesh=axes, batch=8).init().params
     assert equal(split, params)
     cut = {name for name, leaf in split.items() if leaf.addressable_shards[0].data.size * 4 == leaf.size}
@@ -129,6 +130,13 @@ def test_files_of_a_model_without_its_head_have_shorter_names(tmp_path: Path) ->
         ("gemma2_tiny", {"norms": "before"}, "norms is both, train.model.norms makes it before"),
         ("gemma2_tiny", {"score_cap": None}, "attn_logit_softcapping is 50.0, train.model.score_cap makes it None"),
         ("gemma3_tiny", {"rope_local_theta": 5.0}, "rope_local_base_freq is 10000.0, train.model.rope_local_theta"),
+        ("mixtral_tiny", {"experts": 8}, "num_local_experts is 4, train.model.experts makes it 8"),
+        (
+            "mixtral_tiny",
+            {"experts_per_token": 1},
+            "num_experts_per_tok is 2, train.model.experts_per_token makes it 1",
+        ),
+        ("qwen3_moe_tiny", {"dense_layers": [1]}, "mlp_only_layers is [], train.model.dense_layers makes it [1]"),
         ("olmo2_tiny", {"preset": "olmo2-1b"}, "hidden_size is 64, train.model.width makes it 2048"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from jax.experimental import mesh_utils
 
 from trainer import spec
+from trainer.contract import MESH_AXES
 from trainer.errors import SpecError
 from trainer.parallel import mesh
 
@@ -26,26 +27,26 @@ def ids(grid: jax.sharding.Mesh) -> list:
     return np.vectorize(lambda chip: chip.id)(grid.devices).tolist()
 
 
-def test_axes_are_dp_fsdp_mp_and_leave_placement_to_the_compiler() -> None:
-    grid = mesh.build(spec.Mesh(dp=2, fsdp=-1, mp=2))
-    assert dict(grid.shape) == {"dp": 2, "fsdp": 2, "mp": 2}
+def test_axes_are_dp_fsdp_ep_mp_and_leave_placement_to_the_compiler() -> None:
+    grid = mesh.build(spec.Mesh(fsdp=-1, ep=2, mp=2))
+    assert dict(grid.shape) == {"dp": 1, "fsdp": 2, "ep": 2, "mp": 2}
     assert set(grid.axis_types) == {jax.sharding.AxisType.Auto}
 
 
 def test_a_processs_devices_lie_together_whatever_their_ids() -> None:
     chips = [Chip(id=number, process_index=number % 2) for number in range(8)]
-    assert ids(mesh.build(spec.Mesh(dp=4, mp=2), chips)) == [[[0, 2]], [[4, 6]], [[1, 3]], [[5, 7]]]
+    assert ids(mesh.build(spec.Mesh(dp=4, mp=2), chips)) == [[[[0, 2]]], [[[4, 6]]], [[[1, 3]]], [[[5, 7]]]]
 
 
 def test_dcn_axes_are_outermost() -> None:
     chips = [Chip(id=number, process_index=number // 2, slice_index=number // 4) for number in range(8)]
     grid = mesh.build(spec.Mesh(dp=2, fsdp=4, dcn={"fsdp": 2}), chips)
-    assert ids(grid) == [[[0], [1], [4], [5]], [[2], [3], [6], [7]]]
+    assert ids(grid) == [[[[0]], [[1]], [[4]], [[5]]], [[[2]], [[3]], [[6]], [[7]]]]
 
 
 def test_two_slices_that_split_the_outermost_axis_lie_as_one_slice_does() -> None:
     chips = [Chip(id=number, process_index=0) for number in range(8)]
-    axes = {"dp": 2, "fsdp": 2, "mp": 2}
+    axes = {"dp": 2, "ep": 2, "mp": 2}
     assert ids(mesh.build(spec.Mesh(**axes, dcn={"dp": 2}), chips)) == ids(mesh.build(spec.Mesh(**axes), chips))
 
 
@@ -60,6 +61,8 @@ def test_rows_of_one_process_are_all_rows() -> None:
     assert mesh.rows(mesh.build(spec.Mesh(dp=2, mp=4)), 6) == range(6)
     with pytest.raises(SpecError, match="batch = 6 does not divide over dp × fsdp = 8"):
         mesh.rows(mesh.build(spec.Mesh(fsdp=8)), 6)
+    with pytest.raises(SpecError, match="batch = 6 does not divide over dp × fsdp × ep = 4"):
+        mesh.rows(mesh.build(spec.Mesh(fsdp=2, ep=2, mp=2)), 6)
 
 
 # --- a TPU's torus, of devices that are not here ----------------------------------------------------------------------
@@ -105,24 +108,24 @@ def hops(grid: jax.sharding.Mesh, axis: int, sides: tuple[int, int, int]) -> int
 CUBE = (4, 4, 4)
 
 
-@pytest.mark.parametrize("axes", [{"dp": 16, "mp": 4}, {"dp": 4, "fsdp": 4, "mp": 4}, {"fsdp": 4, "mp": 16}])
+@pytest.mark.parametrize("axes", [{"dp": 16, "mp": 4}, {"dp": 4, "ep": 4, "mp": 4}, {"fsdp": 4, "mp": 16}])
 def test_on_a_torus_the_innermost_axis_follows_its_links(axes: dict[str, int]) -> None:
     grid = mesh.build(spec.Mesh(**axes), pod(CUBE))
-    sizes = [axes.get(axis, 1) for axis in ("dp", "fsdp", "mp")]
+    sizes = [axes.get(axis, 1) for axis in MESH_AXES]
     assert np.array_equal(grid.devices, mesh_utils.create_device_mesh(sizes, pod(CUBE)))
     if axes["mp"] == 4:
         by_process = np.array(pod(CUBE)).reshape(sizes)
-        before = jax.sharding.Mesh(by_process, ("dp", "fsdp", "mp"))
-        assert hops(grid, 2, CUBE) == 1 < hops(before, 2, CUBE)
+        before = jax.sharding.Mesh(by_process, MESH_AXES)
+        assert hops(grid, 3, CUBE) == 1 < hops(before, 3, CUBE)
 
 
 def test_axes_that_no_side_of_the_torus_makes_split_one() -> None:
     flat, notes = (4, 4, 1), []
     chips = pod(flat, kind="TPU v5 lite")
     grid = mesh.build(spec.Mesh(dp=2, fsdp=4, mp=2), chips, notes.append)
-    wanted = mesh_utils.create_device_mesh((2, 4, 2), chips, allow_split_physical_axes=True)
+    wanted = mesh_utils.create_device_mesh((2, 4, 1, 2), chips, allow_split_physical_axes=True)
     assert np.array_equal(grid.devices, wanted) and notes == []
-    assert hops(grid, 2, flat) == 1
+    assert hops(grid, 3, flat) == 1
 
 
 @pytest.mark.parametrize(("axes", "dcn"), [({"dp": 8, "mp": 4}, {}), ({"dp": 2, "fsdp": 16}, {"fsdp": 2})])
@@ -130,8 +133,8 @@ def test_slices_are_a_hybrid_mesh(axes: dict[str, int], dcn: dict[str, int]) -> 
     sides = (4, 4, 1)
     chips = pod(sides, slices=2, kind="TPU v5 lite")
     grid = mesh.build(spec.Mesh(**axes, dcn=dcn), chips[::-1])
-    across = [2 if axis in (dcn or {"dp": 2}) else 1 for axis in ("dp", "fsdp", "mp")]
-    inside = [axes.get(axis, 1) // count for axis, count in zip(("dp", "fsdp", "mp"), across, strict=True)]
+    across = [2 if axis in (dcn or {"dp": 2}) else 1 for axis in MESH_AXES]
+    inside = [axes.get(axis, 1) // count for axis, count in zip(MESH_AXES, across, strict=True)]
     wanted = mesh_utils.create_hybrid_device_mesh(inside, across, chips[::-1], allow_split_physical_axes=bool(dcn))
     assert np.array_equal(grid.devices, wanted)
     spanning = across.index(2)
@@ -142,7 +145,7 @@ def test_slices_are_a_hybrid_mesh(axes: dict[str, int], dcn: dict[str, int]) -> 
 def test_processes_span_the_slow_network_where_devices_know_no_slices() -> None:
     chips = [dataclasses.replace(chip, process_index=chip.slice_index, slice_index=0) for chip in pod((2, 2, 1), 2)]
     grid = mesh.build(spec.Mesh(fsdp=8, dcn={"fsdp": 2}), chips)
-    wanted = mesh_utils.create_hybrid_device_mesh((1, 4, 1), (1, 2, 1), chips, process_is_granule=True)
+    wanted = mesh_utils.create_hybrid_device_mesh((1, 4, 1, 1), (1, 2, 1, 1), chips, process_is_granule=True)
     assert np.array_equal(grid.devices, wanted)
 
 
@@ -158,9 +161,9 @@ def test_devices_that_make_no_torus_lie_in_the_order_of_their_processes_and_that
 def test_other_devices_lie_by_slice_process_and_id_as_a_hybrid_mesh_has_them(platform: str) -> None:
     chips: list[Any] = [Tpu(n, n // 4, (0, 0, 0), n // 8, "NVIDIA H100 80GB HBM3", platform) for n in range(16)]
     grid = mesh.build(spec.Mesh(dp=4, fsdp=4, dcn={"dp": 2}), chips[::-1])
-    assert np.array_equal(grid.devices, mesh_utils.create_hybrid_device_mesh((2, 4, 1), (2, 1, 1), chips))
+    assert np.array_equal(grid.devices, mesh_utils.create_hybrid_device_mesh((2, 4, 1, 1), (2, 1, 1, 1), chips))
     grid = mesh.build(spec.Mesh(dp=4, fsdp=4, dcn={"dp": 4}), chips[::-1])
-    wanted = mesh_utils.create_hybrid_device_mesh((1, 4, 1), (4, 1, 1), chips, process_is_granule=True)
+    wanted = mesh_utils.create_hybrid_device_mesh((1, 4, 1, 1), (4, 1, 1, 1), chips, process_is_granule=True)
     assert np.array_equal(grid.devices, wanted)
 
 
@@ -169,7 +172,7 @@ def test_other_devices_lie_by_slice_process_and_id_as_a_hybrid_mesh_has_them(pla
     [
         (CUBE, {"dp": 64}, {}),
         (CUBE, {"dp": 16, "mp": 4}, {}),
-        (CUBE, {"dp": 4, "fsdp": 4, "mp": 4}, {}),
+        (CUBE, {"dp": 4, "ep": 4, "mp": 4}, {}),
         ((4, 4, 1), {"fsdp": 16}, {}),
         ((4, 4, 1), {"dp": 2, "fsdp": 4, "mp": 2}, {}),
         ((4, 8, 1), {"fsdp": 64}, {"fsdp": 2}),
@@ -181,7 +184,7 @@ def test_every_row_of_a_batch_is_read_by_those_who_hold_a_part_of_it(
 ) -> None:
     slices = math.prod(axes.values()) // math.prod(sides)
     grid = mesh.build(spec.Mesh(**axes, dcn=dcn), pod(sides, slices, "TPU v5 lite" if sides[2] == 1 else "TPU v4"))
-    shards = grid.shape["dp"] * grid.shape["fsdp"]
+    shards = mesh.shards(grid)
     parts = grid.devices.reshape(shards, -1)
     held: dict[int, set[int]] = {}
     for part, chips in enumerate(parts):
@@ -199,8 +202,8 @@ def test_every_row_of_a_batch_is_read_by_those_who_hold_a_part_of_it(
 
 def test_parts_of_the_batch_that_overlap_are_an_error() -> None:
     chips = [Chip(id=number, process_index=process) for number, process in enumerate((0, 1, 0, 1, 0, 1, 1, 1))]
-    grid = jax.sharding.Mesh(np.array(chips)[[0, 1, 2, 3, 4, 5, 6, 7]].reshape(1, 4, 2), ("dp", "fsdp", "mp"))
+    grid = jax.sharding.Mesh(np.array(chips)[[0, 1, 2, 3, 4, 5, 6, 7]].reshape(1, 4, 1, 2), MESH_AXES)
     assert mesh.rows(grid, 8, 0) == range(6) and mesh.rows(grid, 8, 1) == range(8)
-    gap = jax.sharding.Mesh(np.array(chips)[[0, 1, 6, 7, 2, 3, 4, 5]].reshape(1, 4, 2), ("dp", "fsdp", "mp"))
+    gap = jax.sharding.Mesh(np.array(chips)[[0, 1, 6, 7, 2, 3, 4, 5]].reshape(1, 4, 1, 2), MESH_AXES)
     with pytest.raises(SpecError, match="process 0 holds the parts 0, 2, 3 of the batch, which overlap with others'"):
         mesh.rows(gap, 8, 0)

@@ -1,0 +1,143 @@
+"""Experts: where tokens go, what that costs, and that no mesh changes it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pydantic
+import pytest
+from flax import nnx
+
+from tests.trainer.tiny import EXPERTS, Counting, build, run
+from trainer import spec
+from trainer.models.decoder import ACTIVATIONS
+from trainer.models.experts import LISTED, Experts
+from trainer.parallel import dispatch
+
+MESHES: list[dict[str, int]] = [
+    {"dp": 8},
+    {"fsdp": 2, "ep": 4},
+    {"dp": 2, "ep": 2, "mp": 2},
+]
+TIGHT = EXPERTS.model_copy(update={"capacity": 0.75})
+
+
+@pytest.fixture(scope="module")
+def on_one_device() -> np.ndarray:
+    return run(Counting(), model=EXPERTS)[0]
+
+
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+def test_every_mesh_trains_as_one_device(axes: dict[str, int], on_one_device: np.ndarray) -> None:
+    losses, state = run(Counting(), model=EXPERTS, mesh=axes)
+    np.testing.assert_allclose(losses, on_one_device, rtol=1e-5)
+    assert losses[-1] < 0.8 * losses[0]
+    gate = state.params["blocks.mlp.gate"]
+    assert gate.addressable_shards[0].data.size * int(np.prod(list(axes.values()))) == gate.size * axes.get("dp", 1)
+
+
+def test_who_is_left_out_of_a_capacity_does_not_depend_on_the_mesh() -> None:
+    losses, _ = run(Counting(), 5, model=TIGHT)
+    on_mesh, _ = run(Counting(), 5, model=TIGHT, mesh={"dp": 2, "ep": 2, "mp": 2}, remat="full")
+    np.testing.assert_allclose(on_mesh, losses, rtol=1e-5)
+
+
+def layer(**keys: Any) -> tuple[Experts, jax.Array]:
+    """A layer of experts, and a stream that it reads."""
+    config = EXPERTS.model_copy(update=keys)
+    x_BLD = jax.random.normal(jax.random.key(1), (2, 16, 32), jnp.float32)
+    return Experts(config, nnx.Rngs(0), ACTIVATIONS), x_BLD
+
+
+def by_hand(of: Experts, x_BLD: jax.Array, taken: dict[tuple[int, int, int], bool] | None = None) -> np.ndarray:
+    """Token by token in float64; `taken` says whether an expert had a place for (example, token, choice)."""
+    router, gate, up, down = (np.asarray(each[...], np.float64) for each in (of.router, of.gate, of.up, of.down))
+    x = np.asarray(x_BLD, np.float64)
+    out = np.zeros_like(x)
+    for b, t in np.ndindex(x.shape[:2]):
+        logits = x[b, t] @ router
+        shares = np.exp(logits) / np.exp(logits).sum()
+        chosen = np.argsort(-shares)[: of.each]
+        total = shares[chosen].sum() if of.is_normal else 1.0
+        for choice, expert in enumerate(chosen):
+            if taken is None or taken[b, t, choice]:
+                gated = x[b, t] @ gate[expert]
+                hidden = gated / (1 + np.exp(-gated)) * (x[b, t] @ up[expert])
+                out[b, t] += shares[expert] / total * (hidden @ down[expert])
+    return out
+
+
+@pytest.mark.parametrize("keys", [{}, {"experts_normalized": False}, {"capacity": 2.0}], ids=str)
+def test_a_token_gets_the_shares_of_its_experts(keys: dict[str, Any]) -> None:
+    experts, x_BLD = layer(**keys)
+    made_BLD, counts = experts(x_BLD, jnp.ones((2, 16), jnp.float32))
+    np.testing.assert_allclose(made_BLD, by_hand(experts, x_BLD), atol=2e-6)
+    assert float(counts.chosen_SE.sum()) == 2 * 16 * 2 and float(counts.left_out_S.sum()) == 0
+
+
+def test_first_choices_and_earlier_tokens_come_first_within_a_capacity() -> None:
+    experts, x_BLD = layer(capacity=0.5)
+    places = dispatch.places(0.5, 16, 2, 4)
+    assert places == 4
+    shares = jax.nn.softmax(jnp.einsum("bld,de->ble", x_BLD, experts.router[...]))
+    chosen_BLK = np.asarray(jax.lax.top_k(shares, 2)[1])
+    taken: dict[tuple[int, int, int], bool] = {}
+    for b in range(2):
+        used = np.zeros(4, int)
+        for choice, t in np.ndindex(2, 16):
+            expert = chosen_BLK[b, t, choice]
+            taken[b, t, choice] = bool(used[expert] < places)
+            used[expert] += 1
+    made_BLD, counts = experts(x_BLD, jnp.ones((2, 16), jnp.float32))
+    np.testing.assert_allclose(made_BLD, by_hand(experts, x_BLD, taken), atol=2e-6)
+    assert float(counts.left_out_S.sum()) == sum(not each for each in taken.values()) > 0
+
+
+def test_padding_is_in_no_count() -> None:
+    experts, x_BLD = layer()
+    real_BL = jnp.zeros((2, 16), jnp.float32).at[0, :5].set(1.0)
+    counts = experts(x_BLD, real_BL)[1]
+    alone = experts(x_BLD[:1, :5], jnp.ones((1, 5), jnp.float32))[1]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), counts, alone)
+
+
+def test_the_flops_are_those_of_the_experts_that_a_token_goes_to() -> None:
+    task, batch = Counting(), Counting().batch(0)
+    tokens, width, hidden, sparse = 16 * 16, 32, 24, 2
+    found = {
+        name: build(task, model=model, mesh=axes).flops(batch)
+        for name, model, axes in (
+            ("one", EXPERTS, {}),
+            ("mesh", EXPERTS, {"fsdp": 2, "ep": 2, "mp": 2}),
+            ("roomy", EXPERTS.model_copy(update={"capacity": 2.0}), {}),
+            ("more", EXPERTS.model_copy(update={"experts_per_token": 3}), {}),
+        )
+    }
+    assert found["one"] == found["mesh"] == found["roomy"]
+    assert found["more"] - found["one"] == 3 * sparse * tokens * 3 * 2 * width * hidden
+
+
+def test_the_load_of_many_experts_is_not_listed() -> None:
+    task = Counting()
+    few = build(task, model=EXPERTS).evaluates(task.batch(0))
+    assert {f"expert_load/{number}" for number in range(4)} | {"expert_load_max", "balance_loss"} <= set(few)
+    many = EXPERTS.model_copy(update={"experts": LISTED + 1})
+    assert not [name for name in build(task, model=many).evaluates(task.batch(0)) if "/" in name]
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"capacity": 1.25}, "capacity is of experts, and experts is null"),
+        ({"experts": 4, "experts_per_token": 5}, "experts_per_token = 5 is more than experts = 4"),
+        ({"experts": 4, "dense_layers": [4]}, "dense_layers has 4, and layers = 4 are 0 to 3"),
+        ({"experts": 4, "dense_layers": [0, 1, 2, 3]}, "dense_layers has all 4 layers"),
+        ({"experts": 4, "biases": ["mlp"]}, "experts have no biases"),
+        ({"experts": 1}, "greater than or equal to 2"),
+        ({"experts": 4, "capacity": 0}, "greater than 0"),
+    ],
+)
+def test_what_is_no_mixture_is_refused(keys: dict[str, Any], says: str) -> None:
+    with pytest.raises(pydantic.ValidationError, match=says):
+        spec.Decoder(**keys)
