@@ -11,6 +11,7 @@ import sys
 from typing import NoReturn
 
 from trainer import contract, distributed, preflight
+from trainer.adapters import peft
 from trainer.huggingface import folder
 from trainer.metrics.progress import Progress
 from trainer.process import exit_code, print_error, read_spec
@@ -31,7 +32,7 @@ def main() -> NoReturn:
         preflight.check_devices()
         stop.arm()
         spec, task = read_spec(os.environ)
-        run = Run(folder.resolved(spec), task, Place.from_environ(), stop, report)
+        run = Run(peft.resolved(folder.resolved(spec)), task, Place.from_environ(), stop, report)
         run.run()
         code = contract.DONE
     except BaseException as error:  # every end has a code

@@ -17,6 +17,9 @@ from typing import Any, Literal
 import jax
 import pydantic
 
+from trainer.adapters import merged as merge
+from trainer.adapters import peft
+from trainer.adapters.keys import Lora
 from trainer.architectures import Model
 from trainer.buckets import remote
 from trainer.checkpoint import reader
@@ -38,6 +41,7 @@ def main() -> int:
     parser.add_argument("--to", required=True, help="the folder to write")
     parser.add_argument("--step", type=_step, help="the step to export, or best; default: the newest")
     parser.add_argument("--ema", action="store_true", help="export the moving average instead of the weights")
+    parser.add_argument("--merged", action="store_true", help="export adapters merged into the model they are of")
     options = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
 
@@ -45,7 +49,7 @@ def main() -> int:
         folder = options.folder or Place.from_environ().checkpoints(read_spec(os.environ)[0])
         if remote.is_remote(folder):
             remote.check("the folder of checkpoints", folder)
-        return export(folder, options.to, step=options.step, ema=options.ema)
+        return export(folder, options.to, step=options.step, ema=options.ema, merged=options.merged)
 
     return print_result(find)
 
@@ -54,8 +58,11 @@ def _step(text: str) -> int | Literal["best"]:
     return "best" if text == "best" else int(text)
 
 
-def export(folder: str, to: str, *, step: int | Literal["best"] | None = None, ema: bool = False) -> dict[str, Any]:
-    """Writes a step of the checkpoint folder to `to`; returns what was written.
+def export(
+    folder: str, to: str, *, step: int | Literal["best"] | None = None, ema: bool = False, merged: bool = False
+) -> dict[str, Any]:
+    """Writes a step of the checkpoint folder to `to`; returns what was written: adapters as peft's folder, unless they
+    are `merged` into the model that they are of.
 
     Raises CheckpointError where no step is usable, SpecError where the model has no Hugging Face form or `to` exists.
     """
@@ -63,10 +70,19 @@ def export(folder: str, to: str, *, step: int | Literal["best"] | None = None, e
     notes: list[str] = []
     found = reader.find(folder, step, notes.append)
     model, params = _model(found), _parameters(found, ema)
-    files = save.save(to, model, params)
+    architecture, lora = FAMILIES[described.family(model)].architecture, _lora(found)
+    if lora is None and merged:
+        raise SpecError(f"step {found.step} holds a whole model, no adapters to be merged; leave --merged out")
+    if lora is not None and merged:
+        params = merge.parameters(model, lora, found.meta.get("base"), params, f"step {found.step} of {folder}")
+    if lora is None or merged:
+        files = save.save(to, model, params)
+    else:
+        files = peft.write(to, model, lora, params)
+        architecture = f"adapters of {architecture}"
     return {
         "step": found.step,
-        "architecture": FAMILIES[described.family(model)].architecture,
+        "architecture": architecture,
         "parameters": sum(math.prod(each.shape) for each in params.values()),
         "dtype": next(iter(params.values())).dtype.name,
         "files": files,
@@ -81,6 +97,11 @@ def _model(found: StoredStep) -> Published:
     if not isinstance(model, Published):
         raise SpecError(f"train.model.kind = {model.kind} has no Hugging Face form; decoder, gpt2 and vit have one")
     return model
+
+
+def _lora(found: StoredStep) -> Lora | None:
+    recorded = found.meta.get("lora")
+    return None if recorded is None else Lora.model_validate(recorded)
 
 
 def _parameters(found: StoredStep, ema: bool) -> Mapping[str, Parameter]:

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from trainer.adapters import peft
 from trainer.attention import availability
 from trainer.attention.availability import Accelerator
 from trainer.data.examples import NARROW, Examples
@@ -47,7 +48,7 @@ def main() -> int:
 
     def find() -> dict[str, Any]:
         spec, task = read_spec(os.environ)
-        spec = folder.resolved(spec, is_here=False)
+        spec = peft.resolved(folder.resolved(spec, is_here=False), is_here=False)
         jax.config.update("jax_compilation_cache_dir", None)  # the job's own is on the cluster
         plan = Plan(with_synthetic_data(spec, task), task, on)
         return plan.to_dict(sharding=options.sharding, compiled=options.compile)
@@ -90,10 +91,11 @@ class Plan:
         forward = self.step.forward(batch)
         found: dict[str, Any] = {
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+            "trained": sum(leaf.size for leaf in jax.tree.leaves(self.step.trained(state.params))),
             "arrays": len(state.params),
             "checkpoint": memory.total_bytes(self.step.named(state)),
-            "flops_per_step": flops.train_step(forward),
-            "causal_flops_per_step": flops.train_step(forward, causal=0.5),
+            "flops_per_step": flops.train_step(forward, trained=self.step.trained_arrays),
+            "causal_flops_per_step": flops.train_step(forward, 0.5, self.step.trained_arrays),
             "device": self._state() | {"batch": memory.total_bytes(batch) // self._shards()},
             "activations": self._activations(),
         }

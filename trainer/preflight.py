@@ -255,6 +255,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         for key in ("chain", "groups")
         if before and (before.get(key) or []) != after[key]
     ]
+    found += _of_adapters(then.get("lora"), now.get("lora"))
     before, after = then.get("model") or {}, now["model"]
     kinds = "kind" if before.get("kind") != after["kind"] else None  # then the other keys differ by themselves
     found += [
@@ -265,6 +266,17 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if "precision" in then and then["precision"] != now["precision"]:
         found.append(f"train.precision was {then['precision']}, the job says {now['precision']}")
     return ", ".join(found[:3])
+
+
+def _of_adapters(then: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:
+    if (then is None) != (now is None):
+        was, says = ("null" if each is None else "given" for each in (then, now))
+        return [f"train.lora was {was}, the job says {says}"]
+    return [
+        f"train.lora.{key} was {_shown(then[key])}, the job says {_shown(now[key])}"
+        for key in ("rank", "targets")
+        if then is not None and now is not None and then[key] != now[key]
+    ]
 
 
 def _shown(value: Any) -> str:

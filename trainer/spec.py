@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from trainer import architectures
+from trainer.adapters.keys import Lora as Lora
 from trainer.architectures import GPT2 as GPT2
 from trainer.architectures import MLP as MLP
 from trainer.architectures import STORES as STORES
@@ -289,6 +290,7 @@ class TrainSpec(Block):
     epochs: Positive | None = Field(None, description="passes over the training set, in place of steps")
     seed: Seed = Field(0, description="of the initial weights, the order of examples and what a task draws")
     optimizer: Optimizer = Field(Optimizer(), description="by name, with its schedule")
+    lora: Lora | None = Field(None, description="adapters that are trained in place of the model; null: none")
     loss: Loss = Field(Loss(), description="what is added to it in training")
     eval: Eval = Field(Eval(), description="on the held-out set")
     checkpoint: Checkpoint = Field(Checkpoint(), description="where and how often")
@@ -322,6 +324,14 @@ class TrainSpec(Block):
         if length is not None and loss.chunks != "auto" and length % loss.chunks:
             raise ValueError(f"chunks = {loss.chunks} does not divide model.length = {length}")
         return loss
+
+    @field_validator("lora")
+    @classmethod
+    def _has_products(cls, lora: Lora | None, info: ValidationInfo) -> Lora | None:
+        model = info.data.get("model")
+        if lora is not None and model is not None and not isinstance(model, Decoder | GPT2):
+            raise ValueError(f"is of a decoder or gpt2, and train.model.kind = {model.kind}")
+        return lora
 
     @field_validator("epochs")
     @classmethod

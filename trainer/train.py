@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 from trainer import contract, preflight
+from trainer.adapters import base
 from trainer.checkpoint.consensus import on_primary
 from trainer.checkpoint.reader import BEST
 from trainer.checkpoint.store import Store
@@ -250,7 +251,10 @@ class Run:
         self._note(f"resumed at step {start} of {self.total}")
         if (changed := resume.changes(self._completed(meta), self.record, start)) is not None:
             self._note(changed)
-        return start, self.step.unnamed(tree)
+        state = self.step.unnamed(tree)
+        if self.step.base is not None and meta.get("base"):
+            base.check(meta["base"], self.step.base, f"step {start} of {self.folder}")
+        return start, state
 
     def _compile(self, start: int) -> float | None:
         """Compiles every step ahead of time, for batches like the first; returns the FLOPs of a train step."""
@@ -369,9 +373,10 @@ class Run:
     def _meta(self) -> dict[str, Any]:
         """The meta saved beside the state: what must not change when a run resumes, what may and is then said, and what
         gives the state its arrays."""
-        arrays = self.spec.model_dump(mode="json", include={"model", "optimizer", "precision"})
+        arrays = self.spec.model_dump(mode="json", include={"model", "optimizer", "precision", "lora"})
         watched = {} if self.best is None else {BEST: self.best.to_meta()}
         watched |= {} if self.patience is None else {"stop_early": self.patience.to_meta()}
+        arrays |= {} if self.step.base is None else {"base": self.step.base}
         return self.conditions | self.record | {"evaluated": self.evaluated} | arrays | watched
 
     def _completed(self, meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,18 +30,21 @@ class Step(click.ParamType[str]):
 @click.option("--to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The folder to write.")
 @click.option("--step", type=Step(), metavar="N|best", help="The step to export. [default: the newest]")
 @click.option("--ema", is_flag=True, help="Export the moving average instead of the weights.")
-def export_command(run: str, to: Path, step: str | None, ema: bool) -> None:
+@click.option("--merged", is_flag=True, help="Export adapters merged into the model that they are of.")
+def export_command(run: str, to: Path, step: str | None, ema: bool, merged: bool) -> None:
     """Export a checkpoint of RUN as a Hugging Face model.
 
     RUN is the name of a run on this machine, its folder, or a folder or URL of checkpoints. DIR gets config.json and
     safetensors, all or none, from which `transformers` and `train.model.init_from` load the model. The
     checkpoint is verified first, then read one array at a time. The best step is that of train.checkpoint.best.
+    Adapters (train.lora) are written as peft's folder: adapter_config.json and adapter_model.safetensors.
     """
     if not trainer_process.is_installed():
         raise UserError("export reads checkpoints with the trainer, which is not installed.", trainer_process.INSTALL)
     arguments = [run_folders.checkpoints(run), "--to", str(to)]
     arguments += [] if step is None else ["--step", step]
     arguments += ["--ema"] if ema else []
+    arguments += ["--merged"] if merged else []
     found = trainer_process.run("trainer.export", *arguments, environ=os.environ)
     for note in found["notes"]:
         output.say(note)

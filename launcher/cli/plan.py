@@ -101,7 +101,8 @@ def _text(job: JobSpec, answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _bytes(job: JobSpec, train: TrainSpec, memory: Mapping[str, Any]) -> Iterator[str]:
-    yield f"parameters: {memory['parameters']:,} in {count(memory['arrays'], 'array')}"
+    trained = "" if memory["trained"] == memory["parameters"] else f", {memory['trained']:,} of them trained"
+    yield f"parameters: {memory['parameters']:,} in {count(memory['arrays'], 'array')}{trained}"
     yield f"bytes of each of {count(job.devices, 'device')}, estimated:"
     rows = [(name, size(much), "") for name, much in memory["device"].items() if much >= 1024 or name == "parameters"]
     rows.append(("activations", _range(memory["activations"]["asked"]), _other_remat(train, memory)))

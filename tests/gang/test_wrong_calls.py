@@ -113,6 +113,8 @@ SAID: dict[str, tuple[int, str]] = {
     "no shuffling": (78, "train.data.shuffle is false, but the checkpoints in"),
     "fewer steps": (64, "train.steps = 3; step 6 is already saved in"),
     "other data": (65, "the training data changed"),
+    "adapters of nothing": (64, "train.lora.targets: wq matches no product of train.model.kind = gpt2; there are c_"),
+    "adapters for images": (64, "train.lora: is of a decoder or gpt2, and train.model.kind = mlp"),
     "a task of no module": (64, "No module named 'nowhere'. `code: .` in job.yaml ships and imports"),
     "a task that the module lacks": (64, "has no 'Classifier'. It defines Classify"),
     "a task that is a function": (64, "is a function, not a class"),

@@ -107,6 +107,8 @@ RESUMED: dict[str, dict[str, Any]] = {
 }
 # In folders of their own.
 FRESH: dict[str, dict[str, Any]] = {
+    "adapters of nothing": {"task": LM, "model": GPT2, "data": {"source": "synthetic"}, "lora": {"targets": ["wq"]}},
+    "adapters for images": {"lora": {}},
     "a task of no module": {"task": "nowhere:Task"},
     "a task that the module lacks": {"task": "trainer.tasks.classify:Classifier"},
     "a task that is a function": {"task": f"{HERE}:a_number"},

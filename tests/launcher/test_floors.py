@@ -25,7 +25,9 @@ FLOORS = (
     ("launcher.errors",),
     ("trainer.__main__", "trainer.export", "trainer.plan"),
     ("trainer.tasks", "trainer.train"),
-    ("trainer.models", "trainer.process", "trainer.step"),
+    ("trainer.process", "trainer.step"),
+    ("trainer.adapters",),
+    ("trainer.models",),
     ("trainer.attention", "trainer.data.sources", "trainer.task"),
     (
         "trainer.checkpoint",
@@ -39,7 +41,7 @@ FLOORS = (
     ),
     ("trainer.distributed", "trainer.metrics", "trainer.buckets", "trainer.plugin"),
     ("trainer.errors", "trainer.spec"),
-    ("trainer.optim.keys",),
+    ("trainer.adapters.keys", "trainer.optim.keys"),
     ("trainer.architectures", "trainer.contract"),
     ("trainer.presets",),
 )
@@ -78,6 +80,7 @@ OUTSIDE: Mapping[str, set[str]] = {
     "trainer.presets": set(),
     "trainer.spec": LAUNCHER,  # the launcher validates with it
     "trainer.optim.keys": LAUNCHER,
+    "trainer.adapters.keys": LAUNCHER,
     "trainer.errors": set(),
 }
 SHARED = {"launcher": {"trainer.contract", "trainer.spec"}, "launcher.agent": {"trainer.contract"}}

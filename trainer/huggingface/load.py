@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -28,15 +28,21 @@ def load(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[s
 
     Raises SpecError when config.json describes another model, or a tensor is missing, left over or of another shape.
     """
+    return dict(each(model, wanted))
+
+
+def each(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[tuple[str, Array]]:
+    """What `load` returns, one parameter after the other: those that the caller lets go take no memory."""
     path = model.init_from or ""
     folder.check(model, folder.described_by(path), path)
     files = Files(path)
-    leaves = _renamed(model, files)
-    _check_tensors(model, leaves, wanted, files)
-    return {name: _read(leaves[name], like, files) for name, like in wanted.items()}
+    leaves = renamed(model, files)
+    check_tensors(path, "train.model", leaves, wanted, files, names.unread(model))
+    for name, like in wanted.items():
+        yield name, read(leaves[name], like, files)
 
 
-def _renamed(model: Published, files: Files) -> dict[str, Leaf]:
+def renamed(model: Published, files: Files) -> dict[str, Leaf]:
     """The leaves under the names of this folder: files of a model without its head lack the prefix."""
     leaves, prefix = names.leaves(model), names.PREFIX[model.kind]
     if any(name.startswith(prefix) for name in files):
@@ -44,55 +50,61 @@ def _renamed(model: Published, files: Files) -> dict[str, Leaf]:
     return {ours: dataclasses.replace(leaf, name=leaf.name.removeprefix(prefix)) for ours, leaf in leaves.items()}
 
 
-def _check_tensors(
-    model: Published, leaves: Mapping[str, Leaf], wanted: Mapping[str, jax.ShapeDtypeStruct], files: Files
+def check_tensors(
+    path: str,
+    key: str,
+    leaves: Mapping[str, Leaf],
+    wanted: Mapping[str, jax.ShapeDtypeStruct],
+    files: Files,
+    unread: tuple[str, ...] = (),
 ) -> None:
+    """Raises SpecError where the folder `path` does not hold just the tensors of what the block `key` asks for.
+
+    Those whose names end in one of `unread` may be there.
+    """
     unknown = [name for name in wanted if name not in leaves]
     if unknown:
-        raise SpecError(f"train.model.init_from: Hugging Face has no counterpart of {', '.join(unknown)}")
+        raise SpecError(f"{key}.init_from: Hugging Face has no counterpart of {', '.join(unknown)}")
     shapes = {name: shape for ours, like in wanted.items() for name, shape in leaves[ours].tensors(like.shape)}
     faults = [f"{name} is missing" for name in shapes if name not in files]
     for name, shape in shapes.items():
         if name in files and tuple(files[name].get_shape()) != shape:
-            faults.append(f"{name} is {files[name].get_shape()}, train.model makes it {list(shape)}")
-    unread = names.unread(model)
-    faults += [
-        f"{name} is not used by train.model" for name in files if name not in shapes and not name.endswith(unread)
-    ]
+            faults.append(f"{name} is {files[name].get_shape()}, {key} makes it {list(shape)}")
+    faults += [f"{name} is not used by {key}" for name in files if name not in shapes and not name.endswith(unread)]
     if faults:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise SpecError(f"{model.init_from} does not match train.model: {'; '.join(faults[:5])}{more}")
+        raise SpecError(f"{path} does not match {key}: {'; '.join(faults[:5])}{more}")
 
 
-def _read(leaf: Leaf, like: jax.ShapeDtypeStruct, files: Files) -> Array:
+def read(leaf: Leaf, like: jax.ShapeDtypeStruct, files: Files) -> Array:
     """A parameter, each device's part read by itself; replicas are read once."""
     parts: dict[str, np.ndarray[Any, Any]] = {}
 
-    def part(index: Slices | None) -> np.ndarray[Any, Any]:
+    def of_device(index: Slices | None) -> np.ndarray[Any, Any]:
         assert index is not None, "every local device holds a part"
         spans = tuple(slice(*each.indices(size)[:2]) for each, size in zip(index, like.shape, strict=True))
         if str(spans) not in parts:
-            parts[str(spans)] = _part(leaf, spans, like, files)
+            parts[str(spans)] = part(leaf, spans, like, files)
         return parts[str(spans)]
 
     assert like.sharding is not None, "the train step gives every parameter a sharding"
-    array = jax.make_array_from_callback(like.shape, like.sharding, part)
+    array = jax.make_array_from_callback(like.shape, like.sharding, of_device)
     files.close()
     return array
 
 
-def _part(leaf: Leaf, spans: Slices, like: jax.ShapeDtypeStruct, files: Files) -> np.ndarray[Any, Any]:
+def part(leaf: Leaf, spans: Slices, like: jax.ShapeDtypeStruct, files: Files) -> np.ndarray[Any, Any]:
     """`parameter[spans]`, assembled tensor by tensor in the dtype it will have."""
     sizes, span = dict(zip(leaf.ours, like.shape, strict=True)), dict(zip(leaf.ours, spans, strict=True))
     cuts = [_cut(group.strip("1"), sizes, span) for group in leaf.theirs.split()]
     shape = [size for cut in cuts for size in cut.shape]
     inside = tuple(each for cut in cuts for each in cut.inside)
-    part: np.ndarray[Any, Any] = np.empty([each.stop - each.start for each in spans], like.dtype)
+    found: np.ndarray[Any, Any] = np.empty([each.stop - each.start for each in spans], like.dtype)
     for places in leaf.places(span):
         tensor = files[leaf.tensor(places)][tuple(cut.read for cut in cuts)]
         where = tuple(places[axis] - span[axis].start if axis in places else slice(None) for axis in leaf.ours)
-        part[where] = tensor.reshape(shape)[inside].transpose(leaf.order)
-    return part
+        found[where] = tensor.reshape(shape)[inside].transpose(leaf.order)
+    return found
 
 
 class Cut(NamedTuple):

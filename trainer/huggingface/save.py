@@ -65,16 +65,32 @@ def save(to: str, model: Published, params: Mapping[str, Parameter], file_bytes:
     """
     leaves = names.leaves(model)
     _check(model, leaves, params)
-    config = described.config(model)
+    config = described.config(model) | {"dtype": next(iter(params.values())).dtype.name}
+    return write(to, leaves, params, {"config.json": config}, file_bytes=file_bytes)
+
+
+def write(
+    to: str,
+    leaves: Mapping[str, Leaf],
+    params: Mapping[str, Parameter],
+    described_in: Mapping[str, Mapping[str, Any]],
+    *,
+    stem: str = "model",
+    file_bytes: int = FILE_BYTES,
+) -> list[str]:
+    """Writes parameters, stored as `leaves` say, and files of JSON by name, as a folder; the names of its safetensors.
+
+    As `save` does, whose file of weights is named after `stem`. Raises SpecError where `to` is not empty.
+    """
     with _whole_or_not_at_all(target(to)) as folder:
-        files = _named(list(_grouped(_tensors(leaves, params), file_bytes)))
+        files = _named(list(_grouped(_tensors(leaves, params), file_bytes)), stem)
         for name, group in files.items():
             with _synced(folder / name) as file:
                 _write(file, group, leaves, params)
         if len(files) > 1:
             _write_json(folder / INDEX, _index(files))
-        dtype = next(iter(params.values())).dtype.name
-        _write_json(folder / "config.json", config | {"dtype": dtype})
+        for name, content in described_in.items():
+            _write_json(folder / name, content)
     return list(files)
 
 
@@ -170,11 +186,11 @@ def _grouped(each: Iterable[Tensor], file_bytes: int) -> Iterator[list[Tensor]]:
     yield group
 
 
-def _named(groups: list[list[Tensor]]) -> dict[str, list[Tensor]]:
+def _named(groups: list[list[Tensor]], stem: str) -> dict[str, list[Tensor]]:
     """The groups by the names of their files."""
     if len(groups) == 1:
-        return {"model.safetensors": groups[0]}
-    return {f"model-{number:05}-of-{len(groups):05}.safetensors": group for number, group in enumerate(groups, 1)}
+        return {f"{stem}.safetensors": groups[0]}
+    return {f"{stem}-{number:05}-of-{len(groups):05}.safetensors": group for number, group in enumerate(groups, 1)}
 
 
 def _index(files: Mapping[str, list[Tensor]]) -> dict[str, Any]:

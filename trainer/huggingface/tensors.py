@@ -27,13 +27,14 @@ HEADER = 8  # bytes of the header's length
 class Files:
     """The tensors of a folder by name. Raises SpecError when there are none, or a file cannot be read."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, key: str = KEY) -> None:
+        self._key = key
         if remote.is_remote(folder):
-            remote.check(KEY, folder)
-            with remote.storage(f"reading {KEY} = {folder}", SpecError):
-                self._places = _places(folder)
+            remote.check(key, folder)
+            with remote.storage(f"reading {key} = {folder}", SpecError):
+                self._places = _places(folder, key)
         else:
-            self._places = _places(folder)
+            self._places = _places(folder, key)
         self._open: dict[str, Any] = {}
 
     def __iter__(self) -> Iterator[str]:
@@ -47,21 +48,29 @@ class Files:
         path = self._places[name]
         try:
             if path not in self._open:
-                self._open[path] = _opened(path)
+                self._open[path] = _opened(path, self._key)
             return self._open[path].get_slice(name)
         except (OSError, SafetensorError) as error:
-            raise SpecError(f"{KEY}: {path} cannot be read: {error}") from None
+            raise SpecError(f"{self._key}: {path} cannot be read: {error}") from None
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """The dtype of the tensor `name` in its file. Raises SpecError for one that is no float."""
+        found = self[name].get_dtype()
+        if found not in DTYPES:
+            raise SpecError(f"{self._key}: {name} is {found}; {', '.join(DTYPES)} are supported")
+        dtype: np.dtype[Any] = np.dtype(DTYPES[found])
+        return dtype
 
     def close(self) -> None:
         """Closes the files: the pages that were read are mapped, and count as this process's memory, until then."""
         self._open = {path: file for path, file in self._open.items() if isinstance(file, Object)}
 
 
-def _opened(path: str) -> Any:
-    return Object(path) if remote.is_remote(path) else safe_open(path, "np")
+def _opened(path: str, key: str) -> Any:
+    return Object(path, key) if remote.is_remote(path) else safe_open(path, "np")
 
 
-def _places(folder: str) -> dict[str, str]:
+def _places(folder: str, key: str) -> dict[str, str]:
     """Tensor -> file. Without an index all safetensors files of the folder are opened."""
     where = epath.Path(folder)
     try:
@@ -70,11 +79,11 @@ def _places(folder: str) -> dict[str, str]:
             return {name: str(where / file) for name, file in weights.items()}
         found: dict[str, str] = {}
         for path in sorted(map(str, where.glob("*.safetensors"))):
-            found |= dict.fromkeys(_opened(path).keys(), path)
+            found |= dict.fromkeys(_opened(path, key).keys(), path)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise SpecError(f"{KEY} = {folder} cannot be read: {error}") from None
+        raise SpecError(f"{key} = {folder} cannot be read: {error}") from None
     if not found:
-        raise SpecError(f"{KEY} = {folder}: there is no folder here with safetensors files in it")
+        raise SpecError(f"{key} = {folder}: there is no folder here with safetensors files in it")
     return found
 
 
@@ -84,8 +93,8 @@ class Object:
     Raises SpecError for a file that is none, or is cut off; StorageError.
     """
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, key: str = KEY) -> None:
+        self._url, self._key = url, key
         with remote.storage(f"reading {url}", SpecError):
             size = int(remote.filesystem(url).size(url))
         self._start = HEADER + (int.from_bytes(self.read(0, HEADER), "little") if size > HEADER else 0)
@@ -94,9 +103,9 @@ class Object:
             self._header = {name: about for name, about in header.items() if name != "__metadata__"}
             end = self._start + max(about["data_offsets"][1] for about in self._header.values())
         except (ValueError, TypeError, LookupError, AttributeError):
-            raise SpecError(f"{KEY}: {url} is no safetensors file: its {size} bytes begin with no header") from None
+            raise SpecError(f"{key}: {url} is no safetensors file: its {size} bytes begin with no header") from None
         if size < end:
-            raise SpecError(f"{KEY}: {url} is cut off: it has {size} bytes of {end}")
+            raise SpecError(f"{key}: {url} is cut off: it has {size} bytes of {end}")
 
     def keys(self) -> list[str]:
         """The names of its tensors."""
@@ -105,10 +114,12 @@ class Object:
     def get_slice(self, name: str) -> Part:
         """The tensor `name`. Raises SpecError where it is not in the file, and for a dtype that is no float."""
         if name not in self._header:
-            raise SpecError(f"{KEY}: {name} is not in {self._url}, where {INDEX} says it is")
+            raise SpecError(f"{self._key}: {name} is not in {self._url}, where {INDEX} says it is")
         about = self._header[name]
         if about["dtype"] not in DTYPES:
-            raise SpecError(f"{KEY}: {name} in {self._url} is {about['dtype']}; {', '.join(DTYPES)} are supported")
+            raise SpecError(
+                f"{self._key}: {name} in {self._url} is {about['dtype']}; {', '.join(DTYPES)} are supported"
+            )
         return Part(self, about["shape"], np.dtype(DTYPES[about["dtype"]]), self._start + about["data_offsets"][0])
 
     def read(self, start: int, end: int) -> bytes:
@@ -127,6 +138,10 @@ class Part:
     def get_shape(self) -> list[int]:
         """Sizes of its axes."""
         return self._shape
+
+    def get_dtype(self) -> str:
+        """Its dtype, as safetensors calls it."""
+        return next(name for name, dtype in DTYPES.items() if np.dtype(dtype) == self._dtype)
 
     def __getitem__(self, where: tuple[slice, ...]) -> np.ndarray[Any, Any]:
         rows = range(*where[0].indices(self._shape[0]))

@@ -6,6 +6,7 @@ B batch, L length, H heads, K head size, D model, I inputs, O outputs.
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -40,14 +41,24 @@ def split(x_BLD: Array) -> Array:
     return constrain(x_BLD, "batch", "sequence", "embed")
 
 
-def product(x: Array, kernel: Array, axes: int = 1, bias: nnx.Param[Array] | None = None) -> Array:
+class Kernel(Protocol):
+    """What stands in an array's place in `product`: a kernel that is stored in another way, or has an adapter."""
+
+    def product(self, x: Array, axes: int, /) -> Array:
+        """As the function of this name, without a bias."""
+
+
+def product(x: Array, kernel: Array | Kernel, axes: int = 1, bias: nnx.Param[Array] | None = None) -> Array:
     """x [B, L, ..., I] times kernel [I, ..., O], and a bias [..., O]: the last `axes` of x with the kernel's first.
 
     B and L are one axis meanwhile. Left apart, the kernel's gradient sums over two, for which XLA's CPU compiler first
     transposes its operand in memory.
     """
-    rows = x.reshape(-1, *x.shape[2:])
-    made = jnp.tensordot(rows, kernel, axes).reshape(*x.shape[:-axes], *kernel.shape[axes:])
+    if isinstance(kernel, Array):
+        rows = x.reshape(-1, *x.shape[2:])
+        made = jnp.tensordot(rows, kernel, axes).reshape(*x.shape[:-axes], *kernel.shape[axes:])
+    else:
+        made = kernel.product(x, axes)
     return made if bias is None else made + bias[...][None, None]
 
 

@@ -1,7 +1,8 @@
 """Counts a model's floating-point operations from its jaxpr, and lists the peak of devices by their name.
 
 The convention everywhere: model FLOPs only, two per multiply-add, of matrix multiplications and convolutions; a
-training step is the forward pass plus twice that for the backward pass. What rematerialization repeats is not counted,
+training step is the forward pass plus twice that for the backward pass; where something is frozen, each product counts
+once more for each of its operands that depends on what is trained. What rematerialization repeats is not counted,
 what attention computes and masks away is, unless `causal` is 0.5: then causal attention counts half. A window counts as
 if each query had so many keys; with 0.5, the pairs that are in it. Of experts those count that a token goes to, not the
 room that is kept for tokens. XLA's own cost analysis counts the body of a scan
@@ -12,10 +13,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 # Dense bf16 FLOP/s of one device by its exact `device_kind`: the makers' data sheets, without sparsity. A name that is
@@ -78,14 +80,17 @@ def _share(scopes: str, causal: float) -> float:
     return share * (1.0 - (1.0 - causal) * share)
 
 
-def train_step(forward: Jaxpr, causal: float = 1.0) -> float | None:
+def train_step(forward: Jaxpr, causal: float = 1.0, trained: int | None = None) -> float | None:
     """FLOPs of a training step whose forward pass is `forward`.
 
     `causal` is the weight of a FLOP of causal attention: 0.5 counts those that its mask leaves. None when the FLOPs
-    depend on the data: a loop of unknown length around a matrix multiplication.
+    depend on the data: a loop of unknown length around a matrix multiplication. The first `trained` arguments are what
+    is trained; None: everything is, and the backward pass is twice the forward pass.
     """
     counted = count(forward, causal)
-    return None if math.isnan(counted) else 3 * counted
+    if math.isnan(counted) or trained is None:
+        return None if math.isnan(counted) else 3 * counted
+    return counted + backward(forward, causal, [at < trained for at in range(len(forward.invars))])[0]
 
 
 def count(jaxpr: Jaxpr, causal: float | None = 1.0) -> float:
@@ -109,6 +114,56 @@ def _of_equation(equation: JaxprEqn, causal: float | None) -> float:
     if name == "while":
         return math.nan if any(inner) else 0.0
     return sum(inner, 0.0) * _times(name, params)
+
+
+def backward(jaxpr: Jaxpr, causal: float | None, moves: Sequence[bool]) -> tuple[float, list[bool]]:
+    """FLOPs of the backward pass of `jaxpr`, of whose arguments those that `moves` depend on what is trained; and which
+    results do. A product counts once for each operand that does: the gradient of the other operand is its by-product.
+    """
+    moving = {id(variable) for variable, does in zip(jaxpr.invars, moves, strict=True) if does}
+    flops = 0.0
+    for equation in jaxpr.eqns:
+        given = [id(variable) in moving for variable in equation.invars]
+        if not any(given):
+            continue
+        each, results = _backward_of(equation, causal, given)
+        flops += each
+        moving |= {id(var) for var, does in zip(equation.outvars, results, strict=True) if does and _is_float(var)}
+    return flops, [id(variable) in moving for variable in jaxpr.outvars]
+
+
+def _is_float(variable: Any) -> bool:
+    return bool(jnp.issubdtype(variable.aval.dtype, jnp.floating))
+
+
+def _backward_of(equation: JaxprEqn, causal: float | None, given: list[bool]) -> tuple[float, list[bool]]:
+    """FLOPs of the backward pass of one equation, and which of its results depend on what is trained."""
+    if causal is not None and (share := _share(str(equation.source_info.name_stack), causal)) != 1.0:
+        flops, results = _backward_of(equation, None, given)
+        return share * flops, results
+    name, params = equation.primitive.name, equation.params
+    if name in ("dot_general", "conv_general_dilated"):
+        return _of_equation(equation, None) * sum(given), [any(given)]
+    inner = list(_jaxprs(params))
+    if name == "cond":
+        each = [backward(branch, causal, given[1:]) for branch in inner]
+        return max(flops for flops, _ in each), [any(of) for of in zip(*(found for _, found in each), strict=True)]
+    if name == "scan":
+        given = _through_scan(inner[0], causal, given, params["num_consts"], params["num_carry"])
+    if len(inner) != 1 or name == "while" or len(inner[0].invars) != len(given):
+        return 0.0, [any(given)] * len(equation.outvars)
+    flops, results = backward(inner[0], causal, given)
+    return flops * _times(name, params), results
+
+
+def _through_scan(body: Jaxpr, causal: float | None, given: list[bool], consts: int, carries: int) -> list[bool]:
+    """`given` with what an earlier round of the loop hands to a later one."""
+    while True:
+        results = backward(body, causal, given)[1][:carries]
+        after = [*given[:consts], *map(max, given[consts : consts + carries], results), *given[consts + carries :]]
+        if after == given:
+            return given
+        given = after
 
 
 def _times(name: str, params: Mapping[str, Any]) -> int:

@@ -215,7 +215,7 @@ def muon_axes(name: str, leaf: Any, axes: Axes) -> MuonDimensionNumbers | None:
     used = [at for at, axis in enumerate(own_axes, first) if axis is not None and not axis.startswith("expert")]
     if len(used) < 2:
         return None
-    cut = 1 if own_axes[used[0] - first] == "embed" else -1
+    cut = 1 if own_axes[used[0] - first] in ("embed", "rank") else -1
     return MuonDimensionNumbers(tuple(used[:cut]), tuple(used[cut:]))
 
 

@@ -35,6 +35,7 @@ RULES: Mapping[str, Entry] = {
     "experts": ("ep",),
     "vocab": ("mp",),
     "classes": (),
+    "rank": (),  # between an adapter's two matrices
 }
 # These are not split where they do not divide: a class token makes a sequence longer by one, GPT-2's vocabulary is odd.
 WHOLE = ("sequence", "vocab")

@@ -5,6 +5,7 @@ Outside of a trace the arrays are in flat dicts by name ("blocks.mlp.up"), the c
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from trainer.adapters.kernel import OWN
 from trainer.parallel.sharding import Axes
 
 State = Any  # nnx.State, a tree of nnx variables
@@ -50,7 +52,13 @@ def _split(model: nnx.Module) -> tuple[Any, State, State, State]:
 
 def _named(state: State) -> Named:
     leaves = jax.tree_util.tree_flatten_with_path(state)[0]
-    return {".".join(str(key.key) for key in path[:-1]): leaf for path, leaf in leaves}
+    return {_name(str(key.key) for key in path[:-1]): leaf for path, leaf in leaves}
+
+
+def _name(path: Iterable[str]) -> str:
+    """The dotted name of a parameter: one that adapters wrapped keeps that which it had."""
+    *front, last = path
+    return ".".join(front if last == OWN else [*front, last])
 
 
 def _axes(state: State) -> dict[str, Axes | None]:
@@ -59,7 +67,7 @@ def _axes(state: State) -> dict[str, Axes | None]:
     for path, variable in nnx.to_flat_state(state):
         metadata = variable.get_metadata()
         axes = metadata.get("axes") or metadata.get("out_sharding")
-        found[".".join(map(str, path))] = tuple(axes) if axes else None
+        found[_name(map(str, path))] = tuple(axes) if axes else None
     return found
 
 

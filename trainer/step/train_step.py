@@ -19,6 +19,9 @@ from jax import Array
 from jax.extend.core import Jaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
+from trainer.adapters import base
+from trainer.adapters.attach import Adapters
+from trainer.adapters.targets import is_adapter
 from trainer.attention import availability
 from trainer.contract import BATCH_AXES, Key
 from trainer.errors import SpecError
@@ -39,7 +42,8 @@ Batch = Mapping[str, Any]
 class TrainState(NamedTuple):
     """What a run carries from step to step, in flat dicts by parameter name. Donated to every train step.
 
-    `opt` and `ema` are of the parameters that are trained, not of frozen ones.
+    `opt` and `ema` are of the parameters that are trained, not of frozen ones. With adapters `params` are both: what is
+    frozen is the model.
     """
 
     step: Any  # int32 scalar: optimizer steps that are complete
@@ -64,16 +68,24 @@ class Step:
         self._total = total_steps
         self._check_batch()
         self._is_ours = type(task).__module__.startswith("trainer.") and not isinstance(spec.model, CustomModel)
+        self._adapters = Adapters.of(spec, self._precision.params)
+        self.base: dict[str, Any] | None = None  # what a checkpoint says of the base, once it was read from a folder
         with self._context():
             self._arrays = ModelArrays(nnx.eval_shape(self._model))
         self.axes = sharding.by_path(getattr(task, "sharding", {}), self._arrays.axes)
-        self.frozen = groups.frozen(spec.optimizer, self._arrays.params)
+        names = self._arrays.params if self._adapters is not None else ()
+        self._frozen_base = frozenset(name for name in names if not is_adapter(name))
+        self.frozen = self._frozen_base | groups.frozen(spec.optimizer, self._saved(self._arrays.params))
         self._optimizer = optimizers.build(spec.optimizer, total_steps, self.axes)
         self.abstract = self._abstract()
         with self._context():
             optimizers.check(spec.optimizer, self._optimizer, self.trained(self.abstract.params))
         # For the run's log and summary.
-        self.notes = [*([note] if note else []), *optimizers.notes(spec.optimizer, self.abstract.params, self.axes)]
+        said = optimizers.notes(spec.optimizer, self._saved(self.abstract.params), self.axes)
+        self.notes = [*([note] if note else []), *said]
+        if self._adapters is not None:
+            state = self.abstract
+            self.notes.append(self._adapters.note(state.params, state.opt, self.named(state)))
         self._train: dict[int, Executable] = {}  # by the steps of one dispatch
         self._evaluate: Executable | None = None
 
@@ -94,27 +106,30 @@ class Step:
         Raises SpecError when the folder to start from does not hold this model.
         """
         model, read = self._spec.model, {}
-        if isinstance(model, Published) and model.init_from is not None:
+        if self._adapters is not None:
+            read = self._base() | self._adapters.start(self._saved(self.abstract.params))
+        elif isinstance(model, Published) and model.init_from is not None:
             read = load.load(model, self.abstract.params)
         with self._context():
             state: TrainState = jax.jit(self._fresh, donate_argnums=0, out_shardings=self._shardings())(read)
         return state
 
     def named(self, state: TrainState) -> dict[str, Any]:
-        """The state as dicts of leaves by name, for a checkpoint; empty parts are left out."""
+        """The state as dicts of leaves by name, for a checkpoint: without empty parts and the base of adapters."""
         leaves = jax.tree_util.tree_flatten_with_path(state.opt)[0]
         opt = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
         scale = None if state.scale is None else state.scale._asdict()
-        parts = {"params": state.params, "opt": opt, "ema": state.ema, "rest": state.rest, "scale": scale}
+        parts = {"params": self._saved(state.params), "opt": opt, "ema": state.ema, "rest": state.rest, "scale": scale}
         return {"step": state.step, **{name: dict(part) for name, part in parts.items() if part}}
 
     def unnamed(self, tree: Mapping[str, Any]) -> TrainState:
-        """The inverse of `named`: the state of such a tree."""
+        """The inverse of `named`: the state of such a tree. The base of adapters is read, or drawn, again."""
         names = self.named(self.abstract).get("opt", {})
         opt = jax.tree.unflatten(jax.tree.structure(self.abstract.opt), [tree["opt"][name] for name in names])
         ema = None if self.abstract.ema is None else dict(tree["ema"])
         scale = None if self.abstract.scale is None else LossScale(**tree["scale"])
-        return TrainState(tree["step"], dict(tree["params"]), opt, ema, dict(tree.get("rest", {})), scale)
+        params = dict(tree["params"]) if self._adapters is None else self._base() | dict(tree["params"])
+        return TrainState(tree["step"], params, opt, ema, dict(tree.get("rest", {})), scale)
 
     def put(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Array]:
         """This process's rows as global arrays, split over the batch axes."""
@@ -177,7 +192,12 @@ class Step:
 
     def flops(self, batch: Batch) -> float | None:
         """Model FLOPs of a train step on global batches like this one; None when they depend on the data."""
-        return flops.train_step(self.forward(batch))
+        return flops.train_step(self.forward(batch), trained=self.trained_arrays)
+
+    @property
+    def trained_arrays(self) -> int | None:
+        """How many of the first arguments of `forward` are trained; None where nothing is frozen."""
+        return len(self.trained(self.abstract.params)) if self.frozen else None
 
     def forward(self, batch: Batch) -> Jaxpr:
         """The jaxpr of the forward pass on global batches like this one, for counting FLOPs."""
@@ -344,19 +364,44 @@ class Step:
         return jax.random.split(jax.random.fold_in(key, high) if high else key)
 
     def _model(self) -> nnx.Module:
-        return checked_model(self._spec.task, self._task.model(self._spec, nnx.Rngs(self._keys()[0])))
+        model = checked_model(self._spec.task, self._task.model(self._spec, nnx.Rngs(self._keys()[0])))
+        if self._adapters is not None:
+            self._adapters.attach(model, self._keys()[0])
+        return model
+
+    def _base(self) -> Named:
+        """The frozen base of adapters as it is kept: read from its folder, or drawn from the seed."""
+        model, like = self._spec.model, {name: self.abstract.params[name] for name in sorted(self._frozen_base)}
+        if isinstance(model, Published) and model.init_from is not None:
+            params, self.base = base.read(model, like)
+            return params
+        where = {name: leaf.sharding for name, leaf in like.items()}
+        with self._context():
+            drawn: Named = jax.jit(lambda: {name: self._fresh({}).params[name] for name in like}, out_shardings=where)()
+        return drawn
+
+    def _saved(self, params: Named) -> Named:
+        """Those of `params` that a checkpoint holds: all but the base of adapters."""
+        return {name: leaf for name, leaf in params.items() if name not in self._frozen_base}
 
     def _fresh(self, read: Named) -> TrainState:
-        """The state before the first step, with the parameters `read`, or random ones where it is empty."""
+        """The state before the first step, with the parameters `read`, and random ones in the place of others."""
         made, rest = self._arrays.split(self._model())
-        params = {name: _as(param, self._precision.params) for name, param in (read or made).items()}
+        params = {name: self._kept(name, read.get(name, param)) for name, param in made.items()}
         trained = self.trained(params)
         ema = None if self._spec.optimizer.ema is None else optimizers.ema_init(trained)
         scale = loss_scale.init() if self._precision.is_scaled else None
         return TrainState(jnp.zeros((), jnp.int32), params, self._optimizer.init(trained), ema, rest, scale)
 
+    def _kept(self, name: str, param: Any) -> Array:
+        """A parameter in the dtype that it is kept in."""
+        if self._adapters is not None and name in self._frozen_base:
+            return self._adapters.stored(name, param)
+        return _as(param, self._precision.params)
+
     def _cast(self, params: Named) -> Named:
-        return {name: _as(param, self._precision.compute) for name, param in params.items()}
+        late: frozenset[str] = frozenset() if self._adapters is None else self._adapters.cast_late
+        return {name: param if name in late else _as(param, self._precision.compute) for name, param in params.items()}
 
     def _abstract(self) -> TrainState:
         with self._context():

@@ -69,6 +69,28 @@ def test_a_count_equals_the_one_by_hand(case: str) -> None:
     assert flops.count(jax.make_jaxpr(function)(X, W).jaxpr) == expected
 
 
+# (trained kernel, input, frozen kernel) -> the multiplications of a step.
+FROZEN: dict[str, tuple[Callable[..., Any], float]] = {
+    "frozen before": (lambda w, x, f: x @ f @ w, 2 + 1),
+    "frozen behind": (lambda w, x, f: x @ w @ f, 2 + 1 + 1),
+    "frozen on both sides": (lambda w, x, f: x @ f @ w @ f, 3 + 1 + 1),
+    "an operand twice": (lambda w, x, f: x @ w @ w, 2 + 1 + 2),
+    "scan": (lambda w, x, f: _scan(x @ w, f), 6 + 1 + 5),
+    "scan that trains": (lambda w, x, f: _scan(x, w), 5 + 10),  # its first round computes what a later one needs
+    "cond": (lambda w, x, f: _cond(x, w), 2 + 3),
+    "remat": (lambda w, x, f: jax.checkpoint(lambda x: x @ w @ f)(x), 4),
+    "custom_vjp": (lambda w, x, f: _own_gradient(x, f) @ w + _own_gradient(x, w), 3 + 1 + 1),
+    "shard_map": (lambda w, x, f: _mapped(x, w), 2),
+    "whole numbers": (lambda w, x, f: x @ jnp.round(w).astype(jnp.int32).astype(jnp.float32), 1),
+}
+
+
+@pytest.mark.parametrize("case", FROZEN)
+def test_a_step_on_what_is_frozen_counts_the_gradients_that_it_needs(case: str) -> None:
+    function, products = FROZEN[case]
+    assert flops.train_step(jax.make_jaxpr(function)(W, X, W).jaxpr, trained=1) == products * MATMUL
+
+
 @pytest.mark.parametrize(("groups", "per_output"), [(1, 4 * 9), (2, 2 * 9)])
 def test_a_convolution_counts_its_kernel_for_every_output(groups: int, per_output: int) -> None:
     def convolve(image: jax.Array, kernel: jax.Array) -> jax.Array:

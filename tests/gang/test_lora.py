@@ -1,0 +1,62 @@
+"""Adapters of a published model: trained, resumed on other hosts, and handed on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.gang.runs import launch, succeed
+from tests.trainer import references
+
+pytestmark = pytest.mark.computes
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "lora.yaml"
+
+
+def document(weights: Path, steps: int, hosts: int) -> dict[str, Any]:
+    """The example on small weights, for few steps, on two devices of so many hosts."""
+    found: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+    found |= {"hosts": hosts, "accelerator": {"type": "cpu", "per_host": 2 // hosts}, "restarts": {"in_place": 0}}
+    found["train"] |= {"steps": steps, "log_every": 1, "eval": {"every": None}, "checkpoint": {"every": 3, "keep": 1}}
+    found["train"]["model"]["init_from"] = str(weights)
+    return found
+
+
+def export(*arguments: str) -> str:
+    command = [sys.executable, "-m", "launcher.cli.main", "export", *arguments]
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_adapters_go_on_on_other_hosts_and_leave_as_peft_s_folder_or_merged(tmp_path: Path) -> None:
+    weights = references.folder("qwen2_tiny", tmp_path / "weights")
+    whole = succeed(launch(tmp_path / "whole", document(weights, 6, hosts=1)))
+    succeed(launch(tmp_path / "part", document(weights, 3, hosts=2)))
+    part = succeed(launch(tmp_path / "part", document(weights, 6, hosts=1)))
+    assert "train.lora: rank 16 at k_proj, o_proj, q_proj, v_proj; " in part.stdout
+    assert sorted(part.losses) == list(range(1, 7))
+    for step, loss in whole.losses.items():
+        assert part.losses[step] == pytest.approx(loss, rel=1e-5), f"step {step}"
+    said = export(str(part.folder), "--to", str(tmp_path / "peft"))
+    assert said.startswith(f"{tmp_path / 'peft'}: adapters of Qwen2ForCausalLM of step 6, ")
+    config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(weights)
+    said = export(str(part.folder), "--to", str(tmp_path / "merged"), "--merged")
+    assert said.startswith(f"{tmp_path / 'merged'}: Qwen2ForCausalLM of step 6, ")
+    file = next(weights.glob("*.safetensors"))
+    changed = bytearray(file.read_bytes())
+    changed[-2] ^= 64
+    file.unlink()  # a link to the fixture
+    file.write_bytes(changed)
+    refused = launch(tmp_path / "part", document(weights, 9, hosts=1))
+    assert refused.code == 78
+    assert "step 6 of " in refused.stderr and "holds adapters of the weights of" in refused.stderr

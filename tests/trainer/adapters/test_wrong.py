@@ -1,0 +1,128 @@
+"""Jobs and folders of adapters that are refused in a sentence, with 64, before anything compiles."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydantic
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.trainer import tiny
+from tests.trainer.adapters import folders
+from trainer import contract
+from trainer.errors import SpecError
+from trainer.preflight import changes
+from trainer.spec import Lora
+
+CASE = "lora_qwen2_tiny"
+
+
+@pytest.mark.parametrize(
+    ("targets", "says"),
+    [
+        (["q", "w_proj"], "train.lora.targets: w_proj matches no product of train.model.kind = decoder; there are q_p"),
+        (["embedding"], "embedding matches no product"),
+        (["c_attn"], "there are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, and all-linear"),
+        (["attention_norm"], "attention_norm matches no product"),
+    ],
+)
+def test_a_target_that_matches_nothing_is_refused(targets: list[str], says: str) -> None:
+    with pytest.raises(SpecError, match=says) as raised:
+        tiny.build(tiny.Counting(), lora={"targets": targets})
+    assert raised.value.code == contract.BAD_SPEC
+
+
+@pytest.mark.parametrize(
+    ("task", "lora", "says"),
+    [
+        (tiny.Digits(), {}, "lora\n.*is of a decoder or gpt2, and train.model.kind = mlp"),
+        (tiny.Pictures(), {}, "train.model.kind = vit"),
+        (tiny.Counting(), {"targets": []}, "lora.targets\n.*at least 1 item"),
+        (tiny.Counting(), {"rank": 0}, "lora.rank\n.*greater than 0"),
+        (tiny.Counting(), {"alpha": 0.0}, "lora.alpha\n.*greater than 0"),
+        (tiny.Counting(), {"dropout": 1.0}, "lora.dropout\n.*less than 1"),
+        (tiny.Counting(), {"base": "int4"}, "lora.base\n.*'bf16' or 'int8'"),
+        (tiny.Counting(), {"r": 8}, "lora.r\n.*Extra inputs"),
+    ],
+)
+def test_a_wrong_block_is_refused(task: Any, lora: dict[str, Any], says: str) -> None:
+    with pytest.raises(pydantic.ValidationError, match=says):
+        tiny.train_spec(task, lora=lora)
+
+
+@pytest.mark.parametrize(
+    ("changed", "lora", "says"),
+    [
+        ({"peft_type": "IA3"}, {}, "peft_type = IA3 is not LORA"),
+        ({"use_dora": True}, {}, "use_dora = True is not supported"),
+        ({"bias": "all", "rank_pattern": {"q_proj": 2}}, {}, "bias = all, rank_pattern = .'q_proj': 2. is not supp"),
+        ({"modules_to_save": ["lm_head"]}, {}, "modules_to_save"),
+        ({"r": 0}, {}, "adapter_config.json: .*greater than 0"),
+        ({"target_modules": ["q_proj", "wq"]}, {}, "train.lora.targets: wq matches no product"),
+        ({}, {"rank": 8}, "another adapter than train.lora: rank is 4 there and 8 here"),
+        ({}, {"alpha": 1.0}, "alpha is 8.0 there and 1.0 here"),
+        ({}, {"rslora": True}, "rslora is False there and True here"),
+        ({}, {"targets": ["q", "v"]}, "targets is .* there and .'q', 'v'. here"),
+        ({"r": 8}, {}, r"does not match train.lora: .*lora_A.weight is \[4, 64\], train.lora makes it \[8, 64\]"),
+        ({"init_lora_weights": "pissa"}, {}, "init_lora_weights = pissa is not supported"),
+        ({"target_modules": ["q_proj"]}, {}, "lora_A.weight is not used by train.lora"),
+        ({"target_modules": ["q_proj", "v_proj", "down_proj", "o_proj"]}, {}, "o_proj.lora_A.weight is missing"),
+    ],
+)
+def test_a_folder_that_does_not_fit_is_refused(
+    changed: dict[str, Any], lora: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    folders.start(CASE, tmp_path / "peft", **changed)
+    with pytest.raises(SpecError, match=says):
+        folders.step(CASE, tmp_path, lora=lora).init()
+
+
+def test_the_same_targets_in_other_words_are_no_difference(tmp_path: Path) -> None:
+    found = folders.train_spec(CASE, tmp_path, lora={"targets": ["down", "query", "self_attn.v_proj"]}).lora
+    assert found is not None and (found.rank, found.alpha) == (4, 8.0)
+
+
+@pytest.mark.parametrize("what", ["no config", "no weights", "no folder", "broken"])
+def test_a_folder_that_cannot_be_read_is_refused(what: str, tmp_path: Path) -> None:
+    at = folders.start(CASE, tmp_path / "peft")
+    if what in ("no config", "no folder"):
+        (at / "adapter_config.json").unlink()
+    if what in ("no weights", "no folder"):
+        (at / "adapter_model.safetensors").unlink()
+    if what == "broken":
+        (at / "adapter_model.safetensors").write_bytes(b"no header")
+    with pytest.raises(SpecError, match=r"train\.lora\.init_from"):
+        folders.step(CASE, tmp_path).init()
+
+
+def test_weights_of_another_dtype_are_cast(tmp_path: Path) -> None:
+    at = folders.start(CASE, tmp_path / "peft")
+    file = at / "adapter_model.safetensors"
+    halves = {name: array.astype(np.float16) for name, array in load_file(file).items()}
+    save_file(halves, file)
+    params = folders.step(CASE, tmp_path).init().params
+    name = "blocks.attention.query.lora_a"
+    theirs = halves["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"]
+    assert np.array_equal(params[name][0], theirs.T.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "says"),
+    [
+        (None, Lora(), "train.lora was null, the job says given"),
+        (Lora(), None, "train.lora was given, the job says null"),
+        (Lora(), Lora(rank=8), "train.lora.rank was 16, the job says 8"),
+        (Lora(), Lora(targets=["q"]), "train.lora.targets was ['q', 'v'], the job says ['q']"),
+        (Lora(), Lora(alpha=1.0), ""),
+    ],
+)
+def test_a_checkpoint_of_other_adapters_is_told_in_the_job_s_words(then: Any, now: Any, says: str) -> None:
+    def meta(lora: Lora | None) -> dict[str, Any]:
+        train = tiny.train_spec(tiny.Counting()).model_copy(update={"lora": lora})
+        return json.loads(train.model_dump_json(include={"model", "optimizer", "precision", "lora"}))
+
+    assert changes(meta(then), meta(now)) == says

@@ -1,0 +1,115 @@
+"""The frozen base of adapters: read from its folder, quantized where asked, and known by a digest.
+
+A checkpoint of adapters does not hold it, but says which it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
+
+from trainer.adapters import targets
+from trainer.adapters.kernel import quantized
+from trainer.errors import CheckpointError
+from trainer.huggingface import load
+from trainer.spec import Published
+
+Named = dict[str, Any]
+Sums = Mapping[str, Any]  # parameter -> two numbers
+
+
+def read(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> tuple[Named, dict[str, Any]]:
+    """The frozen parameters `wanted` from the model's folder, by name, and what a checkpoint says of them.
+
+    One parameter after the other: an int8 kernel is held in float32 only while it is quantized. Raises SpecError as
+    load.each does.
+    """
+    inputs = {kernel.name: len(kernel.inputs) for kernel in targets.kernels(model)}
+    is_int8 = {name: name + targets.SCALE in wanted for name in wanted}
+    stored = {
+        name: jax.ShapeDtypeStruct(like.shape, jnp.float32 if is_int8[name] else like.dtype, sharding=like.sharding)
+        for name, like in wanted.items()
+        if not name.endswith(targets.SCALE)
+    }
+    params, sums = {}, {}
+    for name, array in load.each(model, stored):
+        sums[name] = _sums(array)
+        if is_int8[name]:
+            scale = name + targets.SCALE
+            where = wanted[name].sharding, wanted[scale].sharding
+            make = jax.jit(partial(quantized, inputs=inputs[name]), out_shardings=where)
+            params[name], params[scale] = make(array)
+        else:
+            params[name] = array
+    return params, {
+        "init_from": model.init_from,
+        "dtype": {name: like.dtype.name for name, like in stored.items()},
+        "shapes": {name: list(like.shape) for name, like in stored.items()},
+        "digest": _digest(sums),
+    }
+
+
+def check(then: Mapping[str, Any], now: Mapping[str, Any], whose: str) -> None:
+    """Raises CheckpointError where the base that is read now is not the one of `whose` checkpoint.
+
+    Bases that are read in other dtypes are not compared.
+    """
+    if then["dtype"] == now["dtype"] and then["digest"] != now["digest"]:
+        raise CheckpointError(
+            f"{whose} holds adapters of the weights of {then['init_from']} with digest {then['digest']}; those of "
+            f"{now['init_from']} have {now['digest']}: name the folder that they were trained on as "
+            "train.model.init_from"
+        )
+
+
+def found(model: Published, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """What the checkpoint's `recorded` base would say of the folder of `model`: the whole is read once, an array at a
+    time, by this process alone."""
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    wanted = {
+        name: jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(recorded["dtype"][name]), sharding=here)
+        for name, shape in recorded["shapes"].items()
+    }
+    sums = {name: _sums(array) for name, array in load.each(model, wanted)}
+    return {**recorded, "init_from": model.init_from, "digest": _digest(sums)}
+
+
+def _digest(sums: Sums) -> str:
+    """One number for all parameters, whatever mesh they lie on."""
+    text = json.dumps({name: [int(each) for each in np.asarray(pair)] for name, pair in sums.items()}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _sums(array: Array) -> Array:
+    """Two sums, modulo 2^32, over every number's bits mixed with its place: each device adds up its own part."""
+    everywhere = None
+    if isinstance(array.sharding, NamedSharding):
+        everywhere = NamedSharding(array.sharding.mesh, PartitionSpec())
+    summed: Array = jax.jit(_summed, out_shardings=everywhere)(array)
+    return summed
+
+
+def _summed(array: Array) -> Array:
+    bits = jax.lax.bitcast_convert_type(array.astype(jnp.float32), jnp.uint32)
+    place = jnp.zeros(array.shape, jnp.uint32)
+    for axis, size in enumerate(array.shape):
+        place = place * jnp.uint32(size % 2**32) + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+    mixed = _mixed(bits ^ _mixed(place))
+    return jnp.stack([mixed.sum(dtype=jnp.uint32), _mixed(mixed ^ jnp.uint32(0x9E3779B9)).sum(dtype=jnp.uint32)])
+
+
+def _mixed(bits: Array) -> Array:
+    """Every bit spread over all 32: the last steps of MurmurHash3, Appleby 2011."""
+    bits = (bits ^ (bits >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
+    bits = (bits ^ (bits >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
+    last: Array = bits ^ (bits >> jnp.uint32(16))
+    return last

@@ -1,0 +1,33 @@
+"""The lora block of job.yaml: its keys, their types and defaults. Never imports jax."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trainer.architectures import Block, Fraction, Place, Positive, Rate
+
+
+class Lora(Block):
+    """Adapters that are trained in place of the model, which stays as it is. Hu et al. 2021."""
+
+    init_from: Place | None = Field(
+        None, description="a peft folder or URL to go on from: it sets rank, alpha, targets and rslora"
+    )
+    rank: Positive = Field(16, description="columns of an adapter's first matrix, rows of its second")
+    alpha: Rate = Field(32.0, description="what an adapter adds is multiplied by alpha / rank")
+    targets: Annotated[list[str], Field(min_length=1)] = Field(
+        ["q", "v"],
+        description="products with an adapter: q, k, v, o, gate, up, down, peft's names (q_proj), or all-linear",
+    )
+    dropout: Fraction = Field(0.0, description="share of an adapter's inputs that training leaves out")
+    rslora: bool = Field(False, description="multiplied by alpha / the root of rank instead. Kalajdzievski 2023")
+    base: Literal["bf16", "int8"] | None = Field(
+        None, description="what the model is kept in: bf16, or its matrices in int8; null: as precision says"
+    )
+
+    @property
+    def scaling(self) -> float:
+        """The factor of what an adapter adds."""
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)

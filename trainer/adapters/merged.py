@@ -1,0 +1,71 @@
+"""Adapters merged into the weights that they were trained on: kernel + scaling × A · B, a tensor at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.adapters import base, targets
+from trainer.adapters.keys import Lora
+from trainer.errors import SpecError
+from trainer.huggingface import load
+from trainer.huggingface.names import Leaf
+from trainer.huggingface.save import Parameter
+from trainer.huggingface.tensors import Files
+from trainer.spec import Published
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Merged:
+    """A parameter of the base in its folder's dtype, with what an adapter adds. Slicing it reads it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    leaf: Leaf
+    files: Files
+    scaling: float
+    a: Parameter | None  # [layers, inputs ..., rank]
+    b: Parameter | None  # [layers, rank, outputs ...]
+
+    def __getitem__(self, where: Any) -> Array:
+        """A layer of a stacked parameter, by (int, slice, ...) of whole axes, or all of another one."""
+        given = where if isinstance(where, tuple) else (where,)
+        spans = tuple(
+            slice(at, at + 1) if isinstance(at, int) else slice(*at.indices(size)[:2])
+            for at, size in zip(given, self.shape, strict=True)
+        )
+        like = jax.ShapeDtypeStruct(self.shape, self.dtype)
+        part = load.part(self.leaf, spans, like, self.files)
+        part = part[tuple(0 if isinstance(at, int) else slice(None) for at in given)]
+        if self.a is None or self.b is None:
+            return part
+        layer = given[0]
+        a, b = (np.asarray(each[layer], np.float32) for each in (self.a, self.b))
+        added = self.scaling * np.tensordot(a, b, axes=1)  # over the rank
+        return (part.astype(np.float32) + added).astype(self.dtype)
+
+
+def parameters(
+    model: Published, lora: Lora, recorded: Mapping[str, Any] | None, adapters: Mapping[str, Parameter], whose: str
+) -> dict[str, Parameter]:
+    """Every parameter of the merged model, by name. `recorded` is what the checkpoint says of its base.
+
+    Raises SpecError where there is no folder to merge into, CheckpointError where it is not the one of the training.
+    """
+    if recorded is None or model.init_from is None:
+        raise SpecError("the base of these adapters was drawn from train.seed: there is no folder to merge them into")
+    base.check(recorded, base.found(model, recorded), whose)
+    files = Files(model.init_from)
+    leaves, chosen = load.renamed(model, files), {kernel.name for kernel in targets.chosen(model, lora)}
+    found: dict[str, Parameter] = {}
+    for name, shape in recorded["shapes"].items():
+        a, b = (adapters[name + end] if name in chosen else None for end in (targets.A, targets.B))
+        first = next(leaves[name].tensors(tuple(shape)))[0]
+        found[name] = Merged(tuple(shape), files.dtype(first), leaves[name], files, lora.scaling, a, b)
+    return found
