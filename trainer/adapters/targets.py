@@ -47,7 +47,7 @@ def chosen(model: spec.Published, lora: Lora) -> list[Kernel]:
         if not any(_matches(target, kernel) for kernel in there):
             raise SpecError(
                 f"train.lora.targets: {target} matches no product of train.model.kind = {model.kind}; "
-                f"there are {', '.join(_short(kernel) for kernel in there)}, and {ALL}"
+                f"there are {', '.join(dict.fromkeys(map(_short, there)))}, and {ALL}"
             )
     return [kernel for kernel in there if any(_matches(target, kernel) for target in lora.targets)]
 
@@ -74,9 +74,9 @@ def leaves(kernels_: Sequence[Kernel]) -> dict[str, Leaf]:
     """How the adapters of these kernels are stored, by our names: [r, inputs] and [outputs, r]."""
     found = {}
     for kernel in kernels_:
-        stem = PREFIX + kernel.leaf.name.removesuffix(".weight")
-        found[kernel.name + A] = Leaf(f"l{kernel.inputs}r", f"r {kernel.inputs}", f"{stem}.lora_A.weight")
-        found[kernel.name + B] = Leaf(f"lr{kernel.outputs}", f"{kernel.outputs} r", f"{stem}.lora_B.weight")
+        stem, layers = PREFIX + kernel.leaf.name.removesuffix(".weight"), kernel.leaf.layers
+        found[kernel.name + A] = Leaf(f"l{kernel.inputs}r", f"r {kernel.inputs}", f"{stem}.lora_A.weight", layers)
+        found[kernel.name + B] = Leaf(f"lr{kernel.outputs}", f"{kernel.outputs} r", f"{stem}.lora_B.weight", layers)
     return found
 
 

@@ -142,7 +142,7 @@ def _backward_of(equation: JaxprEqn, causal: float | None, given: list[bool]) ->
         flops, results = _backward_of(equation, None, given)
         return share * flops, results
     name, params = equation.primitive.name, equation.params
-    if name in ("dot_general", "conv_general_dilated"):
+    if name in ("dot_general", "ragged_dot_general", "conv_general_dilated"):
         return _of_equation(equation, None) * sum(given), [any(given)]
     inner = list(_jaxprs(params))
     if name == "cond":

@@ -13,8 +13,9 @@ import pytest
 from tests.trainer import references, tiny
 from tests.trainer.adapters import folders
 from trainer import plan, spec
+from trainer.adapters import targets
 from trainer.adapters.kernel import frozen_product, quantized
-from trainer.numerics import memory
+from trainer.numerics import flops, memory
 from trainer.optim.optimizers import muon_axes
 from trainer.plan import Plan
 from trainer.tasks.lm import NextToken
@@ -126,6 +127,26 @@ def test_gpt2_s_adapters_have_its_names() -> None:
     trained = {name for name in state.params if "lora" in name}
     assert trained == {f"blocks.{of}.lora_{each}" for of in ("attention.qkv", "mlp.down") for each in "ab"}
     assert losses[-1] < losses[0]
+
+
+def test_a_model_with_experts_has_adapters_at_its_plain_products() -> None:
+    asked = {"lora": {"rank": 2, "targets": ["q", "gate"], "dropout": 0.1}, "mesh": {"ep": 2}}
+    step = tiny.compiled(tiny.Counting(), model=tiny.EXPERTS, **asked)
+    state, losses = step.init(), []
+    for number in range(8):
+        state, metrics = step.train(state, step.put(tiny.Counting().batch(number)))
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < losses[0]
+    stems = {"blocks.attention.query", "dense_blocks.attention.query", "dense_blocks.mlp.gate"}
+    assert set(step.trained(state.params)) == {f"{stem}.lora_{each}" for stem in stems for each in "ab"}
+    rows = step.put(tiny.Counting().batch(0))
+    whole = flops.count(step.forward(rows))
+    assert 2 * whole < (step.flops(rows) or 0) < 2.5 * whole  # of routers and experts half of the backward pass, too
+    stored = targets.leaves(targets.chosen(tiny.EXPERTS, spec.Lora(targets=["q", "gate"])))
+    names = {name for ours, leaf in stored.items() for name, _ in leaf.tensors(state.params[ours].shape)}
+    modules = ["0.mlp.gate_proj", *(f"{layer}.self_attn.q_proj" for layer in range(3))]
+    stem = "base_model.model.model.layers"
+    assert names == {f"{stem}.{module}.lora_{each}.weight" for module in modules for each in "AB"}
 
 
 def test_a_model_of_the_seed_is_drawn_as_without_adapters() -> None:
