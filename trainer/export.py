@@ -22,7 +22,7 @@ from trainer.adapters import peft
 from trainer.adapters.keys import Lora
 from trainer.architectures import Model
 from trainer.buckets import remote
-from trainer.checkpoint import reader
+from trainer.checkpoint import carried, reader
 from trainer.checkpoint.averaged import averaged
 from trainer.checkpoint.reader import StoredStep
 from trainer.errors import CheckpointError, SpecError
@@ -75,10 +75,11 @@ def export(
         raise SpecError(f"step {found.step} holds a whole model, no adapters to be merged; leave --merged out")
     if lora is not None and merged:
         params = merge.parameters(model, lora, found.meta.get("base"), params, f"step {found.step} of {folder}")
+    beside = carried.kept(folder)
     if lora is None or merged:
-        files = save.save(to, model, params)
+        files = save.save(to, model, params, beside=beside)
     else:
-        files = peft.write(to, model, lora, params)
+        files = peft.write(to, model, lora, params, beside)
         architecture = f"adapters of {architecture}"
     return {
         "step": found.step,

@@ -59,10 +59,17 @@ def _readable(path: str | list[str] | None) -> str | list[str] | None:
     return path
 
 
+def _one_readable(path: str) -> str:
+    """Raises ValueError for a URL of a store that cannot be read."""
+    if "://" in path and path.partition("://")[0] not in STORES:
+        raise ValueError(f"is {path}, which cannot be read: folders, gs:// and s3:// can")
+    return path
+
+
 def _mounted(path: str | None) -> str | None:
     """Raises ValueError for a URL."""
     if path is not None and "://" in path:
-        raise ValueError("is not a folder, which tensorflow-datasets needs: mount the bucket as a volume")
+        raise ValueError("is not a folder, which is needed to prepare data in: mount the bucket as a volume")
     return path
 
 
@@ -92,16 +99,90 @@ class ArrayRecord(Source):
 
 
 class Text(Source):
-    """Text files as one stream of tokens, packed into windows of the model's length."""
+    """Text files as rows of tokens of the model's length: one stream of bytes, or documents prepared once."""
 
     source: Literal["text"] = Field(description="this source")
     path: Annotated[str | list[str], AfterValidator(_readable)] = Field(
         description="files or globs, here or in gs:// or s3://; stdlib://*.py names the interpreter's own library"
     )
-    tokenizer: Literal["bytes"] = Field("bytes", description="a token is a byte; vocab 256")
-    eval_split: Fraction = Field(0.05, description="share of the files kept back for evaluation")
-    apart: bool = Field(False, description="document masking: attention and loss stop at file boundaries")
+    tokenizer: Annotated[str, AfterValidator(_one_readable)] = Field(
+        "bytes",
+        description="bytes: a token is a byte, vocab 256; else a folder or tokenizer.json of a Hugging Face tokenizer",
+    )
+    field: str | None = Field(None, description="of JSON lines, Parquet and Arrow: what holds the text; default text")
+    packing: Literal["concat", "first-fit", "none"] | None = Field(
+        None,
+        description="of documents into rows: concat cuts them, first-fit keeps them whole, none gives each a row; "
+        "default concat, and of bytes without a field one stream that no document ends",
+    )
+    eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
+        None, description="files or globs to evaluate on, where documents are prepared"
+    )
+    eval_split: Fraction = Field(0.05, description="share kept back for evaluation: of the files, or of the documents")
+    seed: Natural = Field(0, description="of the order in which documents are packed")
+    data_dir: Annotated[str | None, AfterValidator(_mounted)] = Field(
+        None, description="folder of prepared rows; default in the user's cache folder"
+    )
+    apart: bool = Field(
+        False, description="document masking: attention and loss stop at file boundaries, as they do at documents'"
+    )
     bigram: bool = Field(False, description="also report what a bigram model counted on the same text reaches")
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether documents are tokenized and packed once, rather than bytes read as they lie."""
+        return self.tokenizer != "bytes" or self.field is not None or self.packing is not None
+
+    @model_validator(mode="after")
+    def _is_one_or_the_other(self) -> Text:
+        if self.is_prepared and (self.apart or self.bigram):
+            key = "apart" if self.apart else "bigram"
+            raise ValueError(f"{key} is of one stream of bytes; leave it out beside a tokenizer, field or packing")
+        if not self.is_prepared and self.eval_path is not None:
+            raise ValueError("eval_path is of documents; give packing, such as concat, or use eval_split")
+        return self
+
+
+class Part(Block):
+    """One set of files of a mixture, and how much of it a batch holds."""
+
+    weight: Weight = Field(description="share of the examples, relative to the others'; 0: only evaluated")
+    path: Annotated[str | list[str], AfterValidator(_readable)] = Field(description="files or globs to train on")
+    field: str | None = Field(None, description="of JSON lines, Parquet and Arrow: what holds the text; default text")
+    eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
+        None, description="files or globs to evaluate on"
+    )
+    eval_split: Fraction = Field(0.05, description="share of the documents kept back for evaluation")
+
+
+class Mixture(Source):
+    """Several sets of text files in fixed proportions: which one an example is of is a function of its position."""
+
+    source: Literal["mixture"] = Field(description="this source")
+    parts: dict[str, Part] = Field(description="by name")
+    tokenizer: Annotated[str, AfterValidator(_one_readable)] = Field(
+        "bytes", description="of all parts: bytes, or the folder or tokenizer.json of a Hugging Face tokenizer"
+    )
+    packing: Literal["concat", "first-fit", "none"] = Field("concat", description="of documents into rows, as of text")
+    seed: Natural = Field(0, description="of the order in which documents are packed")
+    data_dir: Annotated[str | None, AfterValidator(_mounted)] = Field(
+        None, description="folder of prepared rows; default in the user's cache folder"
+    )
+
+    @field_validator("parts")
+    @classmethod
+    def _weigh(cls, parts: dict[str, Part]) -> dict[str, Part]:
+        if not sum(part.weight for part in parts.values()):
+            raise ValueError("has weights that sum to 0; give each part the share of the examples it is to be")
+        return parts
+
+    def texts(self) -> dict[str, Text]:
+        """Each part as the text source that reads it."""
+        shared = {key: getattr(self, key) for key in ("tokenizer", "packing", "seed", "data_dir")}
+        return {
+            name: Text(source="text", **shared, **part.model_dump(exclude={"weight"}))
+            for name, part in self.parts.items()
+        }
 
 
 class Torch(Source):
@@ -123,7 +204,7 @@ class Synthetic(Source):
     classes: Positive = Field(10, description="of an image: labels are 0 to classes - 1")
 
 
-Data = Annotated[Tfds | ArrayRecord | Text | Torch | Synthetic, Field(discriminator="source")]
+Data = Annotated[Tfds | ArrayRecord | Text | Mixture | Torch | Synthetic, Field(discriminator="source")]
 
 # --- the rest ---------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from trainer import contract, preflight
 from trainer.adapters import base
+from trainer.checkpoint import carried
 from trainer.checkpoint.consensus import on_primary
 from trainer.checkpoint.reader import BEST
 from trainer.checkpoint.store import Store
@@ -30,8 +31,8 @@ from trainer.contract import Key
 from trainer.data.examples import Check
 from trainer.data.pipeline import Evaluation, Pipeline
 from trainer.data.prefetch import Prefetcher
-from trainer.data.source import Source
-from trainer.data.sources.open import baselines
+from trainer.data.source import Ordered, Source
+from trainer.data.sources.open import baselines, tokenizer_files
 from trainer.data.trace import Trace
 from trainer.distributed import Stop
 from trainer.errors import NotFiniteError, SpecError, Stopped
@@ -111,11 +112,12 @@ class Run:
         self.store = Store(
             self.folder, keep=spec.checkpoint.keep, uid=place.uid, take_over=place.take_over, note=self._note
         )
-        self.metrics = self._metrics(len(train_set))
+        self.metrics = self._metrics(train_set)
         self.profiler = self._profiler()
         self.conditions = conditions(spec, train_set)
         self.record = resume.record(spec, self.step.attention, self.total, eval_set)
         self.baselines = baselines(spec, train_set, eval_set) if jax.process_index() == 0 else {}
+        self.derived = getattr(task, "derived", None)  # metrics that follow from the means of an evaluation
         self.evaluated = -1  # the last step that was evaluated
         self.saved = -1  # the last step that was handed to the store
         self._committed: int | None = None
@@ -201,7 +203,7 @@ class Run:
             check=_check(task, self.spec),
         )
 
-    def _metrics(self, dataset_examples: int) -> Metrics:
+    def _metrics(self, train_set: Source) -> Metrics:
         batch, tokens = self.spec.batch, None
         if isinstance(self.spec.model, Decoder | GPT2) or self.spec.task == LM:
             if (form := self.pipeline.forms.get("tokens")) is not None and len(form.shape) == 1:
@@ -214,7 +216,8 @@ class Run:
             total_steps=self.total,
             examples_per_step=batch,
             tokens_per_step=tokens,
-            dataset_examples=dataset_examples,
+            dataset_examples=len(train_set),
+            epochs=train_set.epochs if isinstance(train_set, Ordered) else None,
         )
 
     def _profiler(self) -> Profiler:
@@ -232,6 +235,8 @@ class Run:
         """The step and state of the newest usable checkpoint; 0 and a new state without one."""
         self.report.phase("restore", 0)
         self.store.claim()
+        if files := tokenizer_files(self.spec.data):
+            on_primary(partial(carried.keep, self.folder, files))
         found = self.store.restore(
             self.step.named(self.step.abstract), lambda meta: preflight.changes(self._completed(meta), self._meta())
         )
@@ -356,7 +361,8 @@ class Run:
         self.evaluated = done
         examples = sums.pop(Key.EXAMPLES)[0]
         means = {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
-        self.metrics.evaluated(done, means | self.baselines | {Key.EXAMPLES: examples})
+        derived = {} if self.derived is None else self.derived(means)
+        self.metrics.evaluated(done, means | derived | self.baselines | {Key.EXAMPLES: examples})
         self._watch(done, means)
 
     def _save(self, done: int, state: TrainState) -> None:

@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "list": ("launcher.cli.list:list_command", "List the jobs that launcher submitted."),
     "logs": ("launcher.cli.logs:logs_command", "Print the logs of job NAME."),
     "plan": ("launcher.cli.plan:plan_command", "Estimate the memory that JOB needs, and whether it fits."),
+    "prepare": ("launcher.cli.prepare:prepare_command", "Tokenize and pack the text of JOB, once."),
     "profile": ("launcher.cli.profile:profile_command", "Profile the next steps of RUN."),
     "render": ("launcher.cli.render:render", "Print JOB as Kubernetes manifests."),
     "run": ("launcher.cli.run:run", "Train JOB on this machine."),

@@ -14,7 +14,7 @@ from launcher.job.schema import Code
 from launcher.job.volumes import Ephemeral, Volume
 from launcher.wording import either
 from trainer.contract import nearest
-from trainer.spec import CustomModel, Published, Torch, TrainSpec
+from trainer.spec import CustomModel, Mixture, Published, Text, Torch, TrainSpec
 
 Source = tuple[str, str, str]  # of a volume's data: name, kind and keys
 
@@ -50,11 +50,11 @@ class Paths:
 
     def train(self, spec: TrainSpec) -> TrainSpec:
         """The train block with every path as on this machine; an omitted one stays so, since the task may set it."""
-        data: dict[str, object] = {
-            key: [self.resolve(path) for path in value] if isinstance(value, list) else self.resolve(value)
-            for key in ("path", "eval_path", "data_dir")
-            if (value := getattr(spec.data, key, None)) is not None
-        }
+        data = self._files(spec.data)
+        if isinstance(spec.data, Text | Mixture) and spec.data.tokenizer != "bytes":
+            data["tokenizer"] = self.resolve(spec.data.tokenizer)
+        if isinstance(spec.data, Mixture):
+            data["parts"] = {name: part.model_copy(update=self._files(part)) for name, part in spec.data.parts.items()}
         if isinstance(spec.data, Torch):
             data |= {key: self.given(value) for key in ("args", "eval_args") if (value := getattr(spec.data, key))}
         changes: dict[str, object] = {"data": spec.data.model_copy(update=data)} if data else {}
@@ -67,6 +67,14 @@ class Paths:
         if spec.compile_cache is not None:
             changes["compile_cache"] = self.resolve(spec.compile_cache)
         return spec.model_copy(update=changes)
+
+    def _files(self, block: object) -> dict[str, object]:
+        """The files and folders of a data block, or of a part of one, as on this machine."""
+        return {
+            key: [self.resolve(path) for path in value] if isinstance(value, list) else self.resolve(value)
+            for key in ("path", "eval_path", "data_dir")
+            if (value := getattr(block, key, None)) is not None
+        }
 
     def anywhere(self, job: JobSpec) -> JobSpec:
         """The job with paths as on this machine, whatever folder its file is in: what the run folder keeps."""

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from launcher.errors import UserError
@@ -20,13 +20,40 @@ def is_installed() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("jax", "flax", "optax"))
 
 
-def run(module: str, *arguments: str, environ: Mapping[str, str], hint: str | None = None) -> dict[str, Any]:
-    """The JSON object that `python -m module` prints. Raises UserError with its own message, and `hint`."""
+def run(
+    module: str,
+    *arguments: str,
+    environ: Mapping[str, str],
+    hint: str | None = None,
+    show: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """The JSON object that `python -m module` prints; `show` gets what it says meanwhile, line by line.
+
+    Raises UserError with its own message, and `hint`.
+    """
     command = [sys.executable, "-m", module, *arguments]
-    ended = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if show is None:
+        ended = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    else:
+        ended = _shown(command, environ, show)
     if ended.returncode in contract.SENTENCES:
         raise UserError(contract.refusal_in(ended.stderr), hint)
     if ended.returncode:
         raise UserError(f"{ended.stderr.strip()}\n`python -m {module}` failed (exit {ended.returncode}).")
     found: dict[str, Any] = json.loads(ended.stdout)
     return found
+
+
+def _shown(
+    command: list[str], environ: Mapping[str, str], show: Callable[[str], None]
+) -> subprocess.CompletedProcess[str]:
+    """The program when it has ended. What it says but for its refusal is shown as it comes."""
+    pipe, said = subprocess.PIPE, []
+    with subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True) as child:
+        assert child.stdout is not None and child.stderr is not None
+        for line in child.stderr:  # its result is one line, which its pipe holds meanwhile
+            said.append(line)
+            if not contract.is_refusal_line(line.rstrip()):
+                show(line.rstrip())
+        printed = child.stdout.read()
+    return subprocess.CompletedProcess(command, child.returncode, printed, "".join(said))

@@ -250,6 +250,10 @@ def _relative_paths(job: ResolvedJob) -> Iterator[Fault]:
     named: dict[KeyPath, Any] = {
         ("train", "data", key): getattr(job.spec.train.data, key, None) for key in ("path", "eval_path", "data_dir")
     }
+    for name, part in getattr(job.spec.train.data, "parts", {}).items():
+        named |= {("train", "data", "parts", name, key): getattr(part, key) for key in ("path", "eval_path")}
+    if (tokenizer := getattr(job.spec.train.data, "tokenizer", "bytes")) != "bytes":
+        named[("train", "data", "tokenizer")] = tokenizer
     named[("train", "checkpoint", "path")] = job.spec.train.checkpoint.path
     named[("train", "compile_cache")] = job.spec.train.compile_cache
     named[("train", "model", "init_from")] = getattr(job.spec.train.model, "init_from", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -126,10 +127,19 @@ def read(lora: Lora, chosen: Sequence[Kernel], wanted: Mapping[str, jax.ShapeDty
     return {name: load.read(leaves[name], like, files) for name, like in wanted.items()}
 
 
-def write(to: str, model: Published, lora: Lora, params: Mapping[str, Parameter]) -> list[str]:
-    """Writes adapters as peft does; the files' names. Raises SpecError where `to` is not empty."""
+def write(
+    to: str,
+    model: Published,
+    lora: Lora,
+    params: Mapping[str, Parameter],
+    beside: Mapping[str, bytes] = MappingProxyType({}),
+) -> list[str]:
+    """Writes adapters as peft does, `beside` them the tokenizer's files; names of the weights' files.
+
+    Raises SpecError where `to` is not empty.
+    """
     chosen = targets.chosen(model, lora)
-    config = {CONFIG: config_of(model, lora, chosen)}
+    config: dict[str, Mapping[str, Any] | bytes] = {CONFIG: config_of(model, lora, chosen), **beside}
     return save.write(to, targets.leaves(chosen), params, config, stem=STEM, file_bytes=sys.maxsize)
 
 

@@ -22,7 +22,7 @@ import jax
 from etils import epath
 
 from trainer.buckets import faults
-from trainer.checkpoint import arrays, begun, manifest
+from trainer.checkpoint import arrays, begun, carried, manifest
 from trainer.checkpoint.arrays import STATE, TIMEOUT_S, Arrays
 from trainer.checkpoint.consensus import gather, on_primary
 from trainer.checkpoint.manifest import STEP, Damaged, Entry, Manifest, is_remote
@@ -162,7 +162,7 @@ class Store:
                 if not child.is_dir() or begun.is_step(child) or _is_empty(child):
                     steps.append(int(child.name))
             elif not (
-                child.name.startswith((".", OWNER, DIGESTS))
+                child.name.startswith((".", OWNER, DIGESTS, carried.FOLDER))
                 or ASIDE.fullmatch(child.name)
                 or begun.UNFINISHED.fullmatch(child.name)
             ):

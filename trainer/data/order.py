@@ -35,7 +35,7 @@ def indexes(start: int, stop: int, *, length: int, seed: int, shuffle: bool) -> 
     return index_P
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=16)  # a mixture has an order for each part
 def _whole(length: int, seed: int, epoch: int) -> Indexes:
     return permuted(np.arange(length), length=length, seed=seed, epoch=epoch)
 

@@ -19,7 +19,7 @@ import numpy as np
 from trainer.data import draws, order, reader
 from trainer.data.examples import Batch, Check, Example, Examples, Form, Reading
 from trainer.data.prefetch import Prefetcher
-from trainer.data.source import Source
+from trainer.data.source import Ordered, Source
 
 T = TypeVar("T")
 
@@ -42,6 +42,7 @@ class Pipeline:
         check: Check | None = None,
     ) -> None:
         self._examples = Examples(source, example, Reading(seed, draws.TRAIN, deterministic, check))
+        self._order = source if isinstance(source, Ordered) else None
         self._batch, self._rows = batch, _contiguous(rows, batch)
         self._seed, self._shuffle = seed, shuffle
         self._prefetch, self._threads = prefetch, self._examples.threads(threads)
@@ -91,14 +92,10 @@ class Pipeline:
         return {key: array.reshape(*index_BK.shape, *array.shape[1:]) for key, array in batch.items()}
 
     def _indexes(self, step: int, rows: range) -> order.Indexes:
-        first = step * self._batch
-        return order.indexes(
-            first + rows.start,
-            first + rows.stop,
-            length=len(self._examples),
-            seed=self._seed,
-            shuffle=self._shuffle,
-        )
+        start, stop = (step * self._batch + row for row in (rows.start, rows.stop))
+        if self._order is not None:
+            return self._order.indexes(start, stop, seed=self._seed, shuffle=self._shuffle)
+        return order.indexes(start, stop, length=len(self._examples), seed=self._seed, shuffle=self._shuffle)
 
 
 class Evaluation:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+
 
 @runtime_checkable
 class Source(Protocol):
@@ -22,6 +25,19 @@ class Source(Protocol):
 
     def fingerprint(self) -> str:
         """The identity of the data in one readable line: equal while the examples and their order are equal."""
+        ...
+
+
+@runtime_checkable
+class Ordered(Source, Protocol):
+    """A source that says itself which example is at which position, and how often its parts were seen."""
+
+    def indexes(self, start: int, stop: int, *, seed: int, shuffle: bool) -> npt.NDArray[np.int64]:
+        """Indexes at positions `start` … `stop` − 1 of the endless sequence: a function of them and of the seed."""
+        ...
+
+    def epochs(self, positions: int) -> dict[str, float]:
+        """Passes over each part in the first `positions` of the sequence, by its name."""
         ...
 
 

@@ -14,6 +14,7 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -57,8 +58,16 @@ class Tensor(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def save(to: str, model: Published, params: Mapping[str, Parameter], file_bytes: int = FILE_BYTES) -> list[str]:
+def save(
+    to: str,
+    model: Published,
+    params: Mapping[str, Parameter],
+    file_bytes: int = FILE_BYTES,
+    beside: Mapping[str, bytes] = MappingProxyType({}),
+) -> list[str]:
     """Writes the parameters of `model` as a folder, in files of up to `file_bytes` or of one tensor; their names.
+
+    `beside` are the files of its tokenizer, by name.
 
     Each parameter is read once, tensor by tensor, and no more than one is held in memory. One process must be able
     to read them whole. Raises SpecError where Hugging Face has no counterpart of a parameter, or `to` is not empty.
@@ -66,19 +75,19 @@ def save(to: str, model: Published, params: Mapping[str, Parameter], file_bytes:
     leaves = names.leaves(model)
     _check(model, leaves, params)
     config = described.config(model) | {"dtype": next(iter(params.values())).dtype.name}
-    return write(to, leaves, params, {"config.json": config}, file_bytes=file_bytes)
+    return write(to, leaves, params, {"config.json": config, **beside}, file_bytes=file_bytes)
 
 
 def write(
     to: str,
     leaves: Mapping[str, Leaf],
     params: Mapping[str, Parameter],
-    described_in: Mapping[str, Mapping[str, Any]],
+    described_in: Mapping[str, Mapping[str, Any] | bytes],
     *,
     stem: str = "model",
     file_bytes: int = FILE_BYTES,
 ) -> list[str]:
-    """Writes parameters, stored as `leaves` say, and files of JSON by name, as a folder; the names of its safetensors.
+    """Writes parameters, stored as `leaves` say, and other files by name, as a folder; the names of its safetensors.
 
     As `save` does, whose file of weights is named after `stem`. Raises SpecError where `to` is not empty.
     """
@@ -88,9 +97,11 @@ def write(
             with _synced(folder / name) as file:
                 _write(file, group, leaves, params)
         if len(files) > 1:
-            _write_json(folder / INDEX, _index(files))
+            with _synced(folder / INDEX) as file:
+                file.write(_json(_index(files)))
         for name, content in described_in.items():
-            _write_json(folder / name, content)
+            with _synced(folder / name) as file:
+                file.write(content if isinstance(content, bytes) else _json(content))
     return list(files)
 
 
@@ -140,9 +151,8 @@ def _synced(path: Path) -> Iterator[IO[bytes]]:
         os.fsync(file.fileno())
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    with _synced(path) as file:
-        file.write(json.dumps(content, indent=2).encode() + b"\n")
+def _json(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, indent=2).encode() + b"\n"
 
 
 def _write(

@@ -43,10 +43,11 @@ class Metrics:
         examples_per_step: int,
         tokens_per_step: int | None = None,
         dataset_examples: int | None = None,
+        epochs: Callable[[int], Mapping[str, float]] | None = None,
     ) -> None:
         self.timer = StepTimer()
         self._rank, self._run_dir, self._report = rank, run_dir, report
-        self._total, self._dataset = total_steps, dataset_examples
+        self._total, self._dataset, self._epochs = total_steps, dataset_examples, epochs
         self._examples, self._tokens = examples_per_step, tokens_per_step
         self._first = 0  # complete steps when the loop began
         self._flops: float | None = None
@@ -98,7 +99,9 @@ class Metrics:
         if self._rank != 0:
             return
         overall = {Key.EPOCH: self._epoch(step), Key.STEP_S: self.timer.median_s()}
+        parts = {} if self._epochs is None else self._epochs(step * self._examples)
         self._numbers = {**self._trained, **self._speeds, **overall}
+        self._numbers |= {f"{Key.EPOCH}/{name}": passes for name, passes in parts.items()}
         split = {Key.PART_S.format(part=part): seconds for part, seconds in took.parts.items()}
         self._write("metrics", step, {**self._numbers, **split, "wall_s": took.seconds, "time": time.time()})
         self._report_numbers(step)

@@ -30,7 +30,18 @@ ELSEWHERE = {
     "steps_per_dispatch",
     "stop_early",
 }
-DATA_ELSEWHERE = {"shuffle", "prefetch", "threads", "trace", "path", "eval_path", "data_dir", "args", "eval_args"}
+DATA_ELSEWHERE = {
+    "shuffle",
+    "prefetch",
+    "threads",
+    "trace",
+    "path",
+    "eval_path",
+    "data_dir",
+    "args",
+    "eval_args",
+    "parts",
+}
 MODEL_ELSEWHERE = {"preset", "init_from", "scan"}
 
 

@@ -16,6 +16,7 @@ B batch, L length, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -40,11 +41,13 @@ from trainer.task import Loss, Split
 from trainer.tasks import losses, ranges
 
 TOKEN_KEYS = ("attention_mask", "segments", "length")  # keys of an example about its tokens
+LARGEST = 700.0  # e to it is still a number of 64 bits
+BYTES = "text_bytes"  # the key of how many bytes of text the targets of an example stand for
 
 
 class NextToken:
     """Cross-entropy of every token after the first, each target weighing the same; `accuracy`, and `bits_per_byte`
-    where `source` finds that a token is a byte."""
+    where it is known how many bytes of text the targets stand for."""
 
     are_bytes = False  # whether a token is a byte, as far as is known
 
@@ -86,17 +89,19 @@ class NextToken:
             sums, means = losses.cross_entropy(logits_BLV, labels_BL, weight_BL), {}
         metrics = {"accuracy": (sums.correct, sums.weight)}
         metrics |= {name: (mean * sums.weight, sums.weight) for name, mean in means.items()}
-        if self.are_bytes:
+        if (bytes_B := batch.get(BYTES)) is not None:
+            metrics |= {"bits_per_byte": (sums.nats / math.log(2), (bytes_B * batch["weight"]).sum())}
+        elif self.are_bytes:
             metrics |= {"bits_per_byte": (sums.nats / math.log(2), sums.weight)}
         return Loss(sums.total, sums.weight, metrics)
 
     def source(self, spec: TrainSpec, split: Split) -> Source | None:
         """The source that `train.data` describes. Raises DataError, SpecError."""
-        self.are_bytes = isinstance(spec.data, specs.Text) and spec.data.tokenizer == "bytes"
+        self.are_bytes = isinstance(spec.data, specs.Text) and not spec.data.is_prepared
         return open_source(spec, split)
 
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-        """`tokens` int32 [L + 1], `mask` float32 [L] (ones by default), and those of TOKEN_KEYS in it as int32.
+        """`tokens` int32 [L + 1], `mask` float32 [L] (ones by default), those of TOKEN_KEYS in it as int32, BYTES.
 
         Raises Unusable for tokens that are no whole numbers or no row, and for a key of another shape.
         """
@@ -105,13 +110,19 @@ class NextToken:
             raise Unusable(f"tokens of shape {list(tokens_T.shape)}, but an example is one row of at least 2")
         example = {"tokens": tokens_T, "mask": np.asarray(raw.get("mask", np.ones(len(tokens_T) - 1)), np.float32)}
         example |= {key: ranges.whole(key, raw[key]) for key in TOKEN_KEYS if key in raw}
+        if BYTES in raw:
+            example[BYTES] = np.asarray(raw[BYTES], np.float32)
         for key, value in example.items():
-            wanted = () if key == "length" else (len(tokens_T) - (key == "mask"),)
+            wanted = () if key in ("length", BYTES) else (len(tokens_T) - (key == "mask"),)
             if value.shape != wanted:
                 raise Unusable(
                     f"{key} of shape {list(value.shape)}, but its {len(tokens_T)} tokens go with {list(wanted)}"
                 )
         return example
+
+    def derived(self, means: Mapping[str, float]) -> dict[str, float]:
+        """What follows from the means of an evaluation: the perplexity, e to the loss of a target."""
+        return {"perplexity": math.exp(min(means["loss"], LARGEST))} if "loss" in means else {}
 
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
         """The first row that is longer than the model's, or whose tokens it does not have, and a sentence on it.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from trainer.buckets import faults
 from trainer.data.source import Source
 from trainer.errors import DataError, SpecError
-from trainer.spec import ArrayRecord, Synthetic, Text, Tfds, Torch, TrainSpec
+from trainer.spec import ArrayRecord, Data, Mixture, Synthetic, Text, Tfds, Torch, TrainSpec
 
 BYTES = 256
 
@@ -38,6 +39,13 @@ def baselines(spec: TrainSpec, train: Source, held_out: Source | None) -> dict[s
     return {}
 
 
+def tokenizer_files(data: Data) -> Mapping[str, bytes]:
+    """The files of the data's tokenizer by name, which checkpoints carry; none of bytes and of other data."""
+    from trainer.text import tokenizer
+
+    return tokenizer.load(data.tokenizer).files if isinstance(data, Text | Mixture) else {}
+
+
 def _opened(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
     data = spec.data
     match data:
@@ -50,12 +58,9 @@ def _opened(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
 
             return array_record.source(data, split)
         case Text():
-            from trainer.data.sources import text
-
-            length, vocab = _window(spec)
-            if vocab < BYTES:
-                raise SpecError(f"train.model.vocab = {vocab} is less than the {BYTES} of data.tokenizer = bytes")
-            return text.source(data, length, split)
+            return _text(spec, data, split)
+        case Mixture():
+            return _mixture(spec, data, split)
         case Torch():
             from trainer.data.sources import torch
 
@@ -63,6 +68,26 @@ def _opened(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
             return None if args is None else torch.MapStyle(data.dataset, args)
         case Synthetic():
             return _synthetic(spec, data, split)
+
+
+def _text(spec: TrainSpec, data: Text, split: Literal["train", "eval"]) -> Source | None:
+    """One stream of bytes, or rows of documents that are prepared once."""
+    from trainer.data.sources import packed, text
+    from trainer.text import tokenizer
+
+    length, vocab = _window(spec)
+    tokenizer.fits(tokenizer.load(data.tokenizer), vocab)
+    return packed.source(data, length, split) if data.is_prepared else text.source(data, length, split)
+
+
+def _mixture(spec: TrainSpec, data: Mixture, split: Literal["train", "eval"]) -> Source | None:
+    """The parts that have examples of the split; all of them count in an evaluation, where each comes once."""
+    from trainer.data.sources import mixture
+
+    opened = {name: _text(spec, part, split) for name, part in data.texts().items()}
+    weights = {name: part.weight for name, part in data.parts.items()}
+    parts = {name: each for name, each in opened.items() if each is not None and (weights[name] or split == "eval")}
+    return mixture.Mixture(parts, weights if split == "train" else dict.fromkeys(parts, 1.0)) if parts else None
 
 
 def _synthetic(spec: TrainSpec, data: Synthetic, split: Literal["train", "eval"]) -> Source | None:

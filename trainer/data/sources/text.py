@@ -17,6 +17,7 @@ from trainer.data.sources import files
 from trainer.data.sources.share import Share
 from trainer.errors import DataError
 from trainer.spec import Text
+from trainer.text import documents
 
 VOCAB = 256
 CHUNK = 16 * 2**20  # bytes counted at once
@@ -27,6 +28,10 @@ Piece = tuple[str, int, int]  # path, first byte, behind the last
 def source(data: Text, length: int, split: Literal["train", "eval"]) -> Stream | None:
     """The files of `split`; None when none are held out. A single file is split by bytes, its end held out."""
     pieces = [(path, 0, files.size(path)) for path in files.matched(data.path)]
+    if table := next((path for path, _, _ in pieces if documents.is_table(path)), None):
+        raise DataError(
+            f"{table} is no plain text; data.packing: concat reads its documents, data.field names their text"
+        )
     pieces = [piece for piece in pieces if piece[2]]
     if not pieces:
         raise DataError(f"data.path {data.path!r}: every file that matches is empty")

@@ -1,0 +1,70 @@
+"""`launcher prepare`: tokenizes and packs the text of a job, once, before it runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from launcher.cli import options, output
+from launcher.errors import UserError
+from launcher.job import load as jobs
+from launcher.local import paths, run_folders, trainer_process
+from launcher.wording import count, size
+from trainer import contract
+
+BAR = 30  # characters of the longest bar
+
+
+@click.command("prepare")
+@options.job
+@options.form("text", "json", "yaml")
+def prepare_command(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
+    """Tokenize and pack the text of JOB, once.
+
+    `run` does the same at its first start. What is prepared is found again by what it was made of: files, tokenizer,
+    packing. Killed and started again, it goes on; what is there already is verified to the byte. Prints how many
+    documents and tokens there are, how long they are, and how full the rows.
+    """
+    job = jobs.load(job_file, overrides)
+    if job.train is None:
+        raise UserError("prepare reads train.data; this job has a command.")
+    if not trainer_process.is_installed():
+        raise UserError("the trainer prepares text, and is not installed.", trainer_process.INSTALL)
+    base, folder = job_file.absolute().parent, (run_folders.HOME / job.name).absolute()
+    train = paths.of(job, base, folder, {}).train(job.train)
+    code = [str(base / job.code_folder)] if job.code_folder else []
+    environ = {
+        **os.environ,
+        **job.env,
+        "PYTHONPATH": os.pathsep.join(filter(None, (*code, os.environ.get("PYTHONPATH")))),
+        "JAX_PLATFORMS": "cpu",
+        contract.TRAIN_SPEC: train.model_dump_json(exclude_unset=True),
+    }
+    found = trainer_process.run("trainer.text.prepare", environ=environ, show=output.say)["prepared"]
+    if form == "text":
+        output.show(*(line for each in found for line in _lines(each)))
+    else:
+        output.data({"prepared": found}, form)
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """The report on one corpus."""
+    more = f" and {count(found['paths'] - 1, 'more file')}" if found["paths"] > 1 else ""
+    yield f"{found['first']}{more}: {count(found['documents'], 'document')}, {found['tokens']:,} tokens"
+    each = found["bytes"] / max(found["tokens"], 1)
+    yield f"  {size(found['bytes'])} of text, {each:.2f} bytes a token"
+    for key, what in (("replaced", "characters are no UTF-8, and were replaced"), ("empty", "documents are empty")):
+        if found[key]:
+            yield f"  {found[key]:,} {what}"
+    rows = found["rows"]
+    yield f"  {rows['train']:,} rows to train on, {rows['eval']:,} held out, {found['fill']:.1%} full"
+    yield f"  packed by {found['packing']} into rows of {found['length']}, in {found['folder']}"
+    yield "  tokens of a document:"
+    most = max(found["lengths"], default=0)
+    for power, documents in enumerate(found["lengths"]):
+        if any(found["lengths"][: power + 1]):
+            yield f"  {2**power:>9,}  {'█' * -(-BAR * documents // most)} {documents:,}"

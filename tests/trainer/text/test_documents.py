@@ -1,0 +1,183 @@
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tests.trainer.text import corpora
+from trainer.errors import DataError
+from trainer.text import documents
+
+TEXTS = corpora.texts(300, seed=2)
+
+
+def read(path: Path | str, field: str | None = None) -> list[str]:
+    found = documents.units(documents.found(str(path)))
+    return [document.text for parts in found for part in parts for document in documents.read(part, field)]
+
+
+def replaced(path: Path) -> int:
+    return sum(each.replaced for part in documents.units([str(path)])[0] for each in documents.read(part, None))
+
+
+def arrow(path: Path, rows: dict[str, Any], *, is_stream: bool = True) -> Path:
+    table = pa.table(rows)
+    with (pa.ipc.new_stream if is_stream else pa.ipc.new_file)(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=7)
+    return path
+
+
+def packed(path: Path, data: bytes) -> Path:
+    with pa.output_stream(str(path), compression={".gz": "gzip", ".zst": "zstd"}[path.suffix]) as file:
+        file.write(data)
+    return path
+
+
+def test_rows_of_every_kind_are_the_same_texts(tmp_path: Path) -> None:
+    plain = Path(corpora.lines(tmp_path / "a.jsonl", TEXTS))
+    parquet.write_table(pa.table({"id": range(300), "text": TEXTS}), tmp_path / "a.parquet", row_group_size=64)
+    large = pa.array([text.encode() for text in TEXTS], pa.large_binary())
+    for path in (
+        plain,
+        tmp_path / "a.parquet",
+        arrow(tmp_path / "a.arrow", {"text": TEXTS}),
+        arrow(tmp_path / "b.arrow", {"text": large}, is_stream=False),
+        packed(tmp_path / "b.jsonl.gz", plain.read_bytes()),
+        packed(tmp_path / "b.json.zst", plain.read_bytes()),
+    ):
+        assert read(path) == TEXTS, path
+
+
+def test_a_folder_as_datasets_saves_one_is_its_arrow_files(tmp_path: Path) -> None:
+    for number in range(2):
+        arrow(tmp_path / f"data-{number:05}-of-00002.arrow", {"body": TEXTS[number::2]})
+    for name in ("state.json", "dataset_info.json"):
+        (tmp_path / name).write_text("{}")
+    assert read(tmp_path, "body") == TEXTS[::2] + TEXTS[1::2]
+
+
+@pytest.mark.parametrize("unit", [1, 10, 97, 4096])
+def test_lines_are_read_once_wherever_a_file_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: int) -> None:
+    monkeypatch.setattr(documents, "UNIT", unit)
+    monkeypatch.setattr(documents, "BLOCK", 13)
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS[:20]) + "\n\n" + '{"text": "last"}')
+    assert read(path) == [*TEXTS[:20], "last"]
+    path.write_text(path.read_text() + '\n{"txt": 1}\n')
+    with pytest.raises(DataError, match="a.jsonl, row 23: it has no field 'text'; it has txt"):
+        read(path)
+
+
+def test_a_file_of_text_is_one_document_and_a_long_one_is_cut_at_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "PIECE", 20)
+    (tmp_path / "a.txt").write_text("short")
+    (tmp_path / "b.txt").write_text("one line\nanother line\na third\n")
+    (tmp_path / "c.txt").write_text("é" * 25)
+    (tmp_path / "d.txt").touch()
+    assert read(tmp_path / "*.txt") == [
+        "short",
+        "one line\n",
+        "another line\n",
+        "a third\n",
+        "é" * 10,
+        "é" * 10,
+        "é" * 5,
+    ]
+
+
+def test_what_is_no_utf8_is_replaced_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9 " + "\ufffd".encode() + b" \xff.")
+    assert (read(tmp_path / "a.txt"), replaced(tmp_path / "a.txt")) == (["caf\ufffd \ufffd \ufffd."], 2)
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a\xff"}\n{"text": "b\\ud800c"}\n{"text": "\\ud83d\\udc4d"}\n')
+    assert (read(tmp_path / "a.jsonl"), replaced(tmp_path / "a.jsonl")) == (["a\ufffd", "b\ufffdc", "👍"], 2)
+
+
+def test_units_are_of_a_bounded_size_and_hold_many_small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "UNIT", 100)
+    for number in range(10):
+        (tmp_path / f"{number}.txt").write_text("x" * 30)
+    sizes = [sum(part.size for part in unit) for unit in documents.units(documents.found(f"{tmp_path}/*.txt"))]
+    assert sizes == [90, 90, 90, 30]
+
+
+def rows(*lines: Any) -> bytes:
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+GOOD = {"text": "fine"}
+WRONG: list[tuple[str, bytes, str]] = [
+    ("no field", rows(GOOD, {"body": "x", "id": 1}), "a.jsonl, row 2: it has no field 'text'; it has body, id"),
+    ("no key at all", rows(GOOD, GOOD, {}), "row 3: it has no field 'text'; it has none"),
+    ("a number", rows(GOOD, {"text": 3}), "row 2: its field 'text' is the number 3, not a text"),
+    ("a truth", rows({"text": True}), "row 1: its field 'text' is true or false, not a text"),
+    ("null", rows(GOOD, {"text": None}), "row 2: its field 'text' is null, not a text"),
+    ("a list", rows({"text": ["a"]}), "row 1: its field 'text' is a list, not a text"),
+    ("an object", rows({"text": {"a": 1}}), "row 1: its field 'text' is an object, not a text"),
+    ("a row that is a list", rows(GOOD, [1]), "row 2: it is a list, not an object with the field 'text'"),
+    ("a row that is a text", rows("hello"), "row 1: it is a text, not an object"),
+    ("a row that is null", rows(None), "row 1: it is null, not an object"),
+    ("no JSON", rows(GOOD) + b"text: yaml\n", "row 2: it is no JSON: "),
+    ("a line that is cut", rows(GOOD) + b'{"text": "ab', "row 2: it is no JSON: "),
+    ("an object over many lines", json.dumps([GOOD], indent=1).encode(), "row 1: it is no JSON: "),
+    ("blank lines before", b"\n\n" + rows({"x": 1}), "row 3: it has no field"),
+    ("an empty file", b"", "a.jsonl is empty: it has no rows"),
+]
+
+
+@pytest.mark.parametrize(("data", "words"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
+def test_a_wrong_row_is_named_with_its_file(tmp_path: Path, data: bytes, words: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(data)
+    with pytest.raises(DataError) as raised:
+        read(tmp_path / "a.jsonl")
+    assert str(raised.value).startswith(f"{tmp_path}/a.jsonl") and words in str(raised.value)
+
+
+def test_a_wrong_table_is_named_with_what_it_has(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"a": [1], "body": ["x"]}), tmp_path / "column.parquet")
+    parquet.write_table(pa.table({"text": [1, 2]}), tmp_path / "type.parquet")
+    parquet.write_table(pa.table({"text": ["a"] * 9 + [None]}), tmp_path / "null.parquet", row_group_size=4)
+    (tmp_path / "short.parquet").write_bytes((tmp_path / "column.parquet").read_bytes()[:-20])
+    (tmp_path / "none.parquet").write_bytes(b"PAR1 no")
+    (tmp_path / "empty.parquet").touch()
+    arrow(tmp_path / "column.arrow", {"body": ["x"]})
+    arrow(tmp_path / "null.arrow", {"text": ["a"] * 20 + [None]})
+    (tmp_path / "short.arrow").write_bytes(arrow(tmp_path / "s.arrow", {"text": TEXTS}).read_bytes()[:2000])
+    (tmp_path / "none.arrow").write_bytes(b"no arrow at all, but text")
+    for name, words in (
+        ("column.parquet", "has no column 'text'; it has a, body"),
+        ("type.parquet", "its column 'text' is of int64, not of text"),
+        ("null.parquet", ", row 10: its field 'text' is null, not a text"),
+        ("short.parquet", "is not a Parquet file, or is truncated"),
+        ("none.parquet", "is not a Parquet file, or is truncated"),
+        ("empty.parquet", "is empty: it has no rows"),
+        ("column.arrow", "has no column 'text'; it has body"),
+        ("null.arrow", ", row 21: its field 'text' is null, not a text"),
+        ("short.arrow", "is damaged: "),
+        ("none.arrow", "is damaged: "),
+    ):
+        with pytest.raises(DataError) as raised:
+            read(tmp_path / name)
+        assert str(raised.value).startswith(f"{tmp_path}/{name}") and words in str(raised.value)
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_a_packed_file_that_is_cut_or_none_is_named(tmp_path: Path, ending: str) -> None:
+    whole = packed(tmp_path / f"w.jsonl{ending}", rows(*({"text": text} for text in TEXTS))).read_bytes()
+    for name, data in (("cut", whole[:-30]), ("half", whole[: len(whole) // 2]), ("none", b"plain text\n" * 9)):
+        path = tmp_path / f"{name}.jsonl{ending}"
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=f"{name}.jsonl{ending} is truncated or damaged"):
+            read(path)
+    (tmp_path / f"e.txt{ending}").touch()
+    with pytest.raises(DataError, match="is empty"):
+        read(tmp_path / f"e.txt{ending}")
+
+
+def test_several_members_of_a_gzip_file_are_one(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(rows(GOOD)) + gzip.compress(rows({"text": "too"})))
+    assert read(tmp_path / "a.jsonl.gz") == ["fine", "too"]

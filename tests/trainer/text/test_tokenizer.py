@@ -1,0 +1,103 @@
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.trainer.text import corpora
+from tests.trainer.text.corpora import BEGIN, END
+from trainer.checkpoint import carried
+from trainer.errors import SpecError
+from trainer.text import tokenizer
+from trainer.text.documents import decoded
+
+TEXTS = corpora.texts(2000, seed=1) + ["", " ", END, f"a{END}b", decoded(b"caf\xe9 \xff\xfe\xf0\x9f ok").text]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return {kind: corpora.saved(tmp_path_factory.mktemp(kind), kind) for kind in corpora.KINDS}
+
+
+@pytest.mark.parametrize("kind", corpora.KINDS)
+def test_ids_and_texts_are_those_of_the_library_itself(folders: dict[str, str], kind: str) -> None:
+    ours, theirs = tokenizer.load(folders[kind]), Tokenizer.from_file(f"{folders[kind]}/tokenizer.json")
+    wanted = [encoding.ids for encoding in theirs.encode_batch(TEXTS, add_special_tokens=False)]
+    found = ours.encode_batch(TEXTS)
+    assert found == wanted
+    assert [ours.decode(ids) for ids in found[:100]] == theirs.decode_batch(wanted[:100])
+    assert ours.vocab == theirs.get_vocab_size() > max(map(max, filter(None, found)))
+    assert ours.eos == theirs.token_to_id(END)
+
+
+def test_of_a_byte_level_tokenizer_every_token_s_bytes_are_known(folders: dict[str, str]) -> None:
+    counts = tokenizer.load(folders["bpe"]).byte_counts
+    for text, ids in zip(TEXTS, tokenizer.load(folders["bpe"]).encode_batch(TEXTS), strict=True):
+        assert counts[ids].sum() == len(text.replace(END, "").encode())
+
+
+def test_of_characters_a_token_s_bytes_are_those_of_its_piece() -> None:
+    cases = [("<0x0A>", "", "", 1), ("\u2581you", "", "", 4), ("##ing", "##", "", 3), ("é</w>", "", "</w>", 3)]
+    assert [tokenizer._bytes_of(token, prefix, suffix) for token, prefix, suffix, _ in cases] == [
+        each[3] for each in cases
+    ]
+
+
+def test_bytes_are_their_own_ids() -> None:
+    ours = tokenizer.load("bytes")
+    (ids,) = ours.encode_batch(["é👍"])
+    assert bytes(ids).decode() == ours.decode(ids) == "é👍"
+    assert (ours.vocab, ours.eos, ours.bos, dict(ours.files), ours.byte_counts.sum()) == (256, None, None, {}, 256)
+
+
+def test_a_text_begins_with_bos_where_the_folder_or_its_post_processor_says_so(tmp_path: Path) -> None:
+    named = {"bos_token": {"content": BEGIN}}
+    assert tokenizer.load(corpora.saved(tmp_path / "a")).bos is None
+    assert tokenizer.load(corpora.saved(tmp_path / "b", **named)).bos == 1
+    assert tokenizer.load(corpora.saved(tmp_path / "c", **named, add_bos_token=False)).bos is None
+    assert tokenizer.load(corpora.saved(tmp_path / "d", "unigram", bos_token=END)).bos is None
+    assert tokenizer.load(corpora.saved(tmp_path / "e", "unigram", bos_token=END, add_bos_token=True)).bos == 1
+
+
+def test_the_digest_is_of_what_makes_ids(tmp_path: Path) -> None:
+    same = [tokenizer.load(corpora.saved(tmp_path / name, chat_template=name)).digest for name in ("a", "b")]
+    assert same[0] == same[1] == tokenizer.load(f"{tmp_path}/a/tokenizer.json").digest
+    others = {tokenizer.load(corpora.saved(tmp_path / kind, kind)).digest for kind in ("unigram", "wordpiece")}
+    others.add(tokenizer.load(corpora.saved(tmp_path / "c", eos_token=BEGIN)).digest)
+    assert len(others | set(same)) == 4
+
+
+def test_a_tokenizer_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "tokenizer.model").touch()
+    (tmp_path / "broken.json").write_text('{"model": 1}')
+    strange = corpora.saved(tmp_path / "strange", eos_token="<eos>")
+    config = corpora.saved(tmp_path / "config")
+    Path(config, "tokenizer_config.json").write_text("[]")
+    for name, words in (
+        (f"{tmp_path}/gone", "is neither bytes nor a folder or file of a tokenizer.json"),
+        (f"{tmp_path}/empty", "neither bytes nor a folder"),
+        (f"{tmp_path}/other", "it holds tokenizer.model; transformers' save_pretrained of a fast tokenizer"),
+        (f"{tmp_path}/broken.json", "tokenizer.json cannot be read"),
+        (strange, "its eos_token '<eos>' is not in its tokenizer.json"),
+        (config, "tokenizer_config.json is not a block of keys"),
+    ):
+        with pytest.raises(SpecError, match="data.tokenizer = ") as raised:
+            tokenizer.load(name)
+        assert words in str(raised.value)
+
+
+def test_a_model_with_fewer_tokens_than_the_tokenizer_is_refused_with_both(folders: dict[str, str]) -> None:
+    ours = tokenizer.load(folders["bpe"])
+    tokenizer.fits(ours, ours.vocab)
+    with pytest.raises(SpecError, match=f"vocab = 499 is less than the {ours.vocab} of data.tokenizer = .*bpe"):
+        tokenizer.fits(ours, 499)
+
+
+def test_checkpoints_carry_the_files(tmp_path: Path, folders: dict[str, str]) -> None:
+    files = tokenizer.load(folders["bpe"]).files
+    assert carried.kept(str(tmp_path)) == {}
+    for _ in range(2):
+        carried.keep(str(tmp_path), files)
+        assert carried.kept(str(tmp_path)) == files
+    assert set(files) == {"tokenizer.json", "tokenizer_config.json"}

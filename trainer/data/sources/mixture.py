@@ -1,0 +1,100 @@
+"""Several sets of examples in fixed proportions: which one an example is of is a function of its position alone.
+
+The endless sequence is cut into blocks of BLOCK positions. Each block holds as many examples of a part as its weight
+says, rounded so that none is off by a whole one, spread evenly in one fixed pattern. Within a part, each example comes
+once before any comes again, in an order of the part's own.
+
+P positions, S parts.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data import order
+from trainer.data.order import Indexes
+from trainer.data.source import Source
+from trainer.errors import SpecError
+
+BLOCK = 1000  # positions
+
+
+class Mixture:
+    """The examples of the parts, one part after the other; `indexes` says which of them is where.
+
+    Raises SpecError for a weight that is less than one example of a block.
+    """
+
+    def __init__(self, parts: Mapping[str, Source], weights: Mapping[str, float]) -> None:
+        self.name = f"mixture of {', '.join(parts)}"
+        self._parts, self._names = list(parts.values()), list(parts)
+        self._ends = list(itertools.accumulate(len(part) for part in self._parts))
+        self._count_S = counts([weights[name] for name in parts])
+        for name, count in zip(parts, self._count_S.tolist(), strict=True):
+            if not count and weights[name]:
+                raise SpecError(
+                    f"train.data.parts.{name}.weight = {weights[name]} is less than one example in {BLOCK}; leave the "
+                    "part out, or raise its weight"
+                )
+        self._part_P = _spread(self._count_S)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number = bisect.bisect_right(self._ends, index)
+        return self._parts[number][index - (self._ends[number - 1] if number else 0)]
+
+    def fingerprint(self) -> str:
+        """Each part's own, and its examples in a block."""
+        parts = zip(self._names, self._count_S.tolist(), self._parts, strict=True)
+        return f"mixture of {BLOCK}: " + "; ".join(
+            f"{name} {count}: {part.fingerprint()}" for name, count, part in parts
+        )
+
+    def indexes(self, start: int, stop: int, *, seed: int, shuffle: bool) -> Indexes:
+        """Indexes of the examples at positions `start` … `stop` − 1."""
+        part_P = self._part_P[np.arange(start, stop) % BLOCK]
+        index_P = np.empty(stop - start, np.int64)
+        for number, part in enumerate(self._parts):
+            here_P = part_P == number
+            first = self._before(number, start)
+            last = first + int(here_P.sum())
+            if last > first:
+                within = order.indexes(first, last, length=len(part), seed=seed * 2**16 + number, shuffle=shuffle)
+                index_P[here_P] = within + (self._ends[number - 1] if number else 0)
+        return index_P
+
+    def epochs(self, positions: int) -> dict[str, float]:
+        """How often each part was seen in the first `positions`, by name."""
+        return {
+            name: self._before(number, positions) / len(part)
+            for number, (name, part) in enumerate(zip(self._names, self._parts, strict=True))
+        }
+
+    def _before(self, part: int, position: int) -> int:
+        """Examples of a part before a position."""
+        blocks, rest = divmod(position, BLOCK)
+        return blocks * int(self._count_S[part]) + int((self._part_P[:rest] == part).sum())
+
+
+def counts(weights: list[float]) -> npt.NDArray[np.int64]:
+    """Examples of each part in a block, [S]: the largest remainders are rounded up (Hamilton's method)."""
+    exact_S = np.array(weights) / sum(weights) * BLOCK
+    count_S = np.floor(exact_S).astype(np.int64)
+    up = np.argsort(count_S - exact_S, kind="stable")[: BLOCK - int(count_S.sum())]
+    count_S[up] += 1
+    return count_S
+
+
+def _spread(count_S: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The part at each position of a block, those of a part as far from each other as can be."""
+    part_P = np.repeat(np.arange(len(count_S)), count_S)
+    number_P = np.arange(BLOCK) - np.repeat(np.cumsum(count_S) - count_S, count_S)
+    return np.asarray(part_P[np.argsort((number_P + 0.5) / count_S[part_P], kind="stable")])

@@ -1,0 +1,91 @@
+"""The rows of a prepared corpus as a source; prepares them first where that has not been done.
+
+L length. A row is filled up with zeros, which are a segment of their own, 0, and are no targets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from trainer.data.sources.array_record import Records
+from trainer.errors import DataError, SpecError, StorageError, TrainerError
+from trainer.spec import Text
+from trainer.text import build, recipe
+from trainer.text.recipe import INDEX, Recipe
+
+KINDS: dict[int, type[TrainerError]] = {kind.code: kind for kind in (SpecError, DataError, StorageError)}
+
+
+def source(data: Text, length: int, split: Literal["train", "eval"]) -> Packed | None:
+    """The rows of a split, prepared first if need be; None where nothing is held out."""
+    if split == "eval" and data.eval_path is not None:
+        return Packed(prepared(data, recipe.of(data, length, held_out=True)), "train")
+    made = recipe.of(data, length)
+    return Packed(prepared(data, made), split) if split == "train" or made.eval_split else None
+
+
+def prepared(data: Text, made: Recipe, *, whole: bool = False) -> Path:
+    """The folder of a recipe, complete; with `whole` verified to the byte. Raises what `build` raises."""
+    folder = Path(recipe.root(data)).absolute() / made.address
+    if not (folder / INDEX).exists():
+        _build(made, folder)
+    build.check(folder, whole=whole)
+    return folder
+
+
+def _build(made: Recipe, folder: Path) -> None:
+    """In a process of its own: this one holds jax, of which a worker needs nothing."""
+
+    print(f"preparing text: {made.tokenizer}, packing {made.packing}, in {folder}", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "trainer.text.build", str(folder), str(os.getpid())]
+    ended = subprocess.run(command, input=made.to_json(), stdout=subprocess.PIPE, text=True)
+    if ended.returncode in KINDS and ended.stdout:
+        raise KINDS[ended.returncode](json.loads(ended.stdout.splitlines()[-1])["message"])
+    if ended.returncode:
+        raise RuntimeError(f"trainer.text.build ended with {ended.returncode}; what it said is above")
+
+
+class Packed:
+    """Rows: `tokens` int32 [L + 1], `segments` int32 [L + 1], `mask` float32 [L], `text_bytes` float32."""
+
+    def __init__(self, folder: Path, split: str) -> None:
+        index = build.read(folder)
+        self.name = f"text {folder.name} {split}"
+        self._length, self._address, self._split = index["length"], index["address"], split
+        self._tokenizer = index["tokenizer"]
+        names = [name for name, about in sorted(index["files"].items()) if about["split"] == split and about["rows"]]
+        if not names:
+            raise DataError(
+                f"the {split} split of {folder} has no rows: data.eval_split of {index['documents']} documents leaves "
+                "it none; change data.eval_split, or name data.eval_path"
+            )
+        self._records = Records([str(folder / name) for name in names])
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self._records[index]
+        count = len(row["tokens"])
+        tokens_T, segments_T = np.zeros(self._length + 1, np.int32), np.zeros(self._length + 1, np.int32)
+        tokens_T[:count] = row["tokens"]
+        segments_T[:count] = np.repeat(np.arange(1, len(row["lengths"]) + 1), row["lengths"])
+        is_target_L = (segments_T[1:] == segments_T[:-1]) & (segments_T[1:] > 0)
+        return {
+            "tokens": tokens_T,
+            "segments": segments_T,
+            "mask": is_target_L.astype(np.float32),
+            "text_bytes": np.float32(row["bytes"]),
+        }
+
+    def fingerprint(self) -> str:
+        """Split, rows and length, and the address: a digest of files, tokenizer and packing."""
+        said = f"text {self._split}, {len(self)} rows of {self._length}, tokenizer {self._tokenizer}"
+        return f"{said}, prepared as {self._address}"

@@ -1,0 +1,307 @@
+"""Documents of files: plain text, JSON lines, Parquet, and the Arrow files that `datasets` writes; also gzip and zstd.
+
+A file of text is one document, and one above PIECE bytes is cut at ends of lines into several. In the others a row is a
+document: the text under `field`. What cannot be read is said with the file and the row, counted from 1.
+"""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+from trainer.data.sources import files
+from trainer.errors import DataError, TrainerError
+
+PIECE = 1 << 20  # bytes of a document of plain text
+UNIT = 16 << 20  # bytes that one process reads at a time
+BLOCK = 1 << 20  # bytes of a read
+ROWS = 1024  # of a table read at a time
+PACKED = {".gz": "gzip", ".zst": "zstd"}
+KINDS = {
+    ".jsonl": "lines",
+    ".ndjson": "lines",
+    ".json": "lines",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+GROWTH = 4  # how many times its bytes a compressed file is taken for
+FIELD = "text"
+REPLACED = "\ufffd"
+
+
+class Part(NamedTuple):
+    """A part of a file: bytes of JSON lines, row groups of Parquet, else the whole."""
+
+    path: str
+    kind: str  # text, lines, parquet or arrow
+    first: int
+    last: int
+    size: int  # bytes of text, about
+
+
+class Document(NamedTuple):
+    """A text, and how many of its characters stand for bytes that are no UTF-8."""
+
+    text: str
+    replaced: int
+
+
+class _Wrong(Exception):
+    """What is wrong with row `row` of a part, counted from 0."""
+
+    def __init__(self, row: int, what: str) -> None:
+        super().__init__(what)
+        self.row = row
+
+
+def found(patterns: str | Sequence[str]) -> list[str]:
+    """All files that match; of a folder here, as `datasets` saves one, those that hold rows or text."""
+    wanted: list[str] = []
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        wanted += _of_folder(pattern) if os.path.isdir(pattern) else [pattern]
+    return files.matched(wanted)
+
+
+def _of_folder(folder: str) -> list[str]:
+    for ending in (".arrow", ".parquet", ".jsonl", ".txt"):
+        pattern = os.path.join(glob.escape(folder), f"*{ending}*")
+        if glob.glob(pattern):
+            return [pattern]
+    return [folder]
+
+
+def kind_of(path: str) -> str:
+    """How a file is read, by its name."""
+    return KINDS.get(os.path.splitext(_unpacked(path))[1].lower(), "text")
+
+
+def is_table(path: str) -> bool:
+    """Whether a file is none whose bytes are the text: compressed, or of Parquet or Arrow."""
+    return _unpacked(path) != path or kind_of(path) in ("parquet", "arrow")
+
+
+def _unpacked(path: str) -> str:
+    stem, ending = os.path.splitext(path)
+    return stem if ending.lower() in PACKED else path
+
+
+def units(paths: Sequence[str]) -> list[list[Part]]:
+    """The parts of the files in order, in groups of about UNIT bytes: a function of the files alone.
+
+    Raises DataError for an empty file of rows, and for what is no Parquet file.
+    """
+    made: list[list[Part]] = []
+    size = UNIT
+    for part in itertools.chain.from_iterable(map(_parts, paths)):
+        if size + part.size > UNIT:
+            made.append([])
+            size = 0
+        made[-1].append(part)
+        size += part.size
+    return made
+
+
+def _parts(path: str) -> Iterator[Part]:
+    kind, size = kind_of(path), files.size(path)
+    if not size and (kind != "text" or _unpacked(path) != path):
+        raise DataError(f"{path} is empty: it has no rows; leave it out, or write it again")
+    if _unpacked(path) != path:
+        yield Part(path, kind, 0, size, size * GROWTH)
+    elif kind == "lines":
+        for first in range(0, size, UNIT):
+            last = min(first + UNIT, size)
+            yield Part(path, kind, first, last, last - first)
+    elif kind == "parquet":
+        about = _parquet(path).metadata
+        for number in range(about.num_row_groups):
+            yield Part(path, kind, number, number + 1, about.row_group(number).total_byte_size)
+    elif size:
+        yield Part(path, kind, 0, size, size)
+
+
+def read(part: Part, field: str | None) -> Iterator[Document]:
+    """The documents of a part in order, empty ones among them. Raises DataError naming file and row."""
+    reads = {"text": _text, "lines": _lines, "parquet": _rows_of_parquet, "arrow": _rows_of_arrow}[part.kind]
+    try:
+        yield from reads(part, field or FIELD)
+    except TrainerError:
+        raise
+    except _Wrong as wrong:
+        raise DataError(f"{part.path}, row {wrong.row + 1 + _rows_before(part)}: {wrong}") from None
+    except (OSError, EOFError, ValueError) as error:  # pyarrow's are of these
+        packing = "truncated or damaged" if _unpacked(part.path) != part.path else "damaged"
+        raise DataError(f"{part.path} is {packing}: {error}") from error
+
+
+# --- text and lines ---------------------------------------------------------------------------------------------------
+
+
+def _stream(path: str) -> BinaryIO:
+    packing = PACKED.get(os.path.splitext(path)[1].lower())
+    if packing is None:
+        return open(files.here(path), "rb", buffering=0)
+    import pyarrow
+
+    opened: BinaryIO = pyarrow.input_stream(files.here(path), compression=packing)
+    return opened
+
+
+def _text(part: Part, field: str) -> Iterator[Document]:
+    """Pieces of up to about PIECE bytes, each but the last ending with a line where there are lines."""
+    rest = b""
+    with _stream(part.path) as file:
+        while block := file.read(BLOCK):
+            rest += block
+            while len(rest) > PIECE:
+                cut = rest.rfind(b"\n", 0, PIECE) + 1 or _character(rest)
+                yield decoded(rest[:cut])
+                rest = rest[cut:]
+    if rest:
+        yield decoded(rest)
+
+
+def _character(data: bytes) -> int:
+    """Where a character begins at or before PIECE: no character of a text without lines is cut."""
+    at = PIECE
+    while at > PIECE - 4 and data[at] & 0xC0 == 0x80:
+        at -= 1
+    return at
+
+
+def _lines(part: Part, field: str) -> Iterator[Document]:
+    """One document a line; blank lines are none. A line belongs to the part in which it begins."""
+    with _stream(part.path) as file:
+        is_whole = _unpacked(part.path) != part.path
+        for number, line in enumerate(_split(file, 0, None) if is_whole else _split(file, part.first, part.last)):
+            if line.strip():
+                yield _of_line(line, field, number)
+
+
+def _split(file: BinaryIO, first: int, last: int | None) -> Iterator[bytes]:
+    """The lines that begin at `first` … `last` − 1; a first one that began before is not among them."""
+    at, rest = first, b""
+    if first:
+        file.seek(first - 1)
+        at -= 1
+    is_inside = not first
+    while block := file.read(BLOCK):
+        *whole, rest = (rest + block).split(b"\n")
+        for line in whole:
+            if last is not None and at >= last:
+                return
+            if is_inside:
+                yield line
+            at, is_inside = at + len(line) + 1, True
+    if rest and is_inside and (last is None or at < last):
+        yield rest
+
+
+def _of_line(line: bytes, field: str, number: int) -> Document:
+    text = decoded(line)
+    try:
+        row = json.loads(text.text)
+    except ValueError as error:
+        raise _Wrong(number, f"it is no JSON: {error}; a file of JSON lines has one object a line") from None
+    if not isinstance(row, dict):
+        raise _Wrong(number, f"it is {_kind(row)}, not an object with the field {field!r}")
+    if field not in row:
+        raise _Wrong(number, f"it has no field {field!r}; it has {', '.join(map(str, row)) or 'none'}")
+    if not isinstance(row[field], str):
+        raise _Wrong(number, f"its field {field!r} is {_kind(row[field])}, not a text")
+    plain = row[field]
+    if not plain.isascii() and any("\ud800" <= each <= "\udfff" for each in plain):  # JSON may escape half a pair
+        clean = plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return Document(clean, text.replaced + clean.count(REPLACED) - plain.count(REPLACED))
+    return Document(plain, text.replaced)
+
+
+def decoded(data: bytes) -> Document:
+    """The text of UTF-8; what is none becomes U+FFFD, and is counted."""
+    try:
+        return Document(data.decode(), 0)
+    except UnicodeDecodeError:
+        text = data.decode(errors="replace")
+        return Document(text, text.count(REPLACED) - data.count(REPLACED.encode()))
+
+
+def _rows_before(part: Part) -> int:
+    """Rows of the file before the part, found only when one of its rows is wrong."""
+    if part.kind == "parquet":
+        about = _parquet(part.path).metadata
+        return sum(about.row_group(number).num_rows for number in range(part.first))
+    if part.kind != "lines" or not part.first:
+        return 0
+    count, at = 1, 0  # the line that the part's first byte is of, or that ends before it, began before
+    with _stream(part.path) as file:
+        while at < part.first - 1 and (block := file.read(min(BLOCK, part.first - 1 - at))):
+            count, at = count + block.count(b"\n"), at + len(block)
+    return count
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _parquet(path: str) -> Any:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return parquet.ParquetFile(files.here(path))
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{path} is not a Parquet file, or is truncated: {error}") from None
+
+
+def _rows_of_parquet(part: Part, field: str) -> Iterator[Document]:
+    file = _parquet(part.path)
+    _check(part.path, file.schema_arrow, field)
+    batches = file.iter_batches(ROWS, row_groups=list(range(part.first, part.last)), columns=[field])
+    yield from _texts(batches, field)
+
+
+def _rows_of_arrow(part: Part, field: str) -> Iterator[Document]:
+    """Of the streaming format, which `datasets` writes, or of the file format."""
+    import pyarrow
+
+    with pyarrow.memory_map(files.here(part.path)) as mapped:
+        is_file = mapped.read(6) == b"ARROW1"
+        mapped.seek(0)
+        if is_file:
+            table = pyarrow.ipc.open_file(mapped)
+            batches = (table.get_batch(number) for number in range(table.num_record_batches))
+        else:
+            table = batches = pyarrow.ipc.open_stream(mapped)
+        _check(part.path, table.schema, field)
+        yield from _texts(batches, field)
+
+
+def _check(path: str, schema: Any, field: str) -> None:
+    import pyarrow
+
+    if field not in schema.names:
+        raise DataError(f"{path} has no column {field!r}; it has {', '.join(schema.names)}")
+    kind, types = schema.field(field).type, pyarrow.types
+    if not any(
+        is_of(kind) for is_of in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    ):
+        raise DataError(f"{path}: its column {field!r} is of {kind}, not of text")
+
+
+def _texts(batches: Any, field: str) -> Iterator[Document]:
+    first = 0
+    for batch in batches:
+        for number, value in enumerate(batch.column(field).to_pylist()):
+            if value is None:
+                raise _Wrong(first + number, f"its field {field!r} is null, not a text")
+            yield decoded(value) if isinstance(value, bytes) else Document(value, 0)
+        first += batch.num_rows
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", bool: "true or false", str: "a text"}
+    if value is None:
+        return "null"
+    return names.get(type(value), f"the number {value}")

@@ -1,0 +1,80 @@
+"""What the rows of a corpus are made of: files, tokenizer, packing, order. Equal recipes give equal bytes, anywhere.
+
+The folder of the rows is named by a digest of the recipe, so that what is prepared once is found again, and a change of
+a file, of the tokenizer or of a key makes another folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from typing import Any
+
+from trainer.data.sources import files
+from trainer.spec import Text
+from trainer.text import documents, tokenizer
+
+FORMAT = 1  # of the shards and of how they come about: another number where the same recipe gives other bytes
+INDEX = "index.json"  # written last: a folder that has it is complete
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Everything that determines the rows. `paths` are named in the order in which they are read."""
+
+    paths: tuple[str, ...]
+    digest: str  # of the files
+    tokenizer: str
+    tokenizer_digest: str
+    field: str | None
+    packing: str
+    length: int
+    eval_split: float
+    seed: int
+
+    @property
+    def address(self) -> str:
+        """The name of the folder: a digest of all but where files and tokenizer are."""
+        told = {key: value for key, value in dataclasses.asdict(self).items() if key not in ("paths", "tokenizer")}
+        return hashlib.sha256(json.dumps([FORMAT, told], sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        """As `from_json` reads it."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Recipe:
+        """The recipe that `to_json` wrote."""
+        given: dict[str, Any] = json.loads(text)
+        return cls(**{**given, "paths": tuple(given["paths"])})
+
+
+def of(data: Text, length: int, *, held_out: bool = False) -> Recipe:
+    """The recipe of a data block for rows of `length` targets; `held_out`: that of its eval_path.
+
+    Raises DataError where no file matches, SpecError where the tokenizer cannot be read.
+    """
+    assert data.eval_path is not None or not held_out
+    paths = documents.found(data.path if not held_out or data.eval_path is None else data.eval_path)
+    share = 0.0 if data.eval_path is not None else data.eval_split
+    return Recipe(
+        paths=tuple(paths),
+        digest=files.digest(paths),
+        tokenizer=data.tokenizer,
+        tokenizer_digest=tokenizer.load(data.tokenizer).digest,
+        field=data.field,
+        packing=data.packing or "concat",
+        length=length,
+        eval_split=share,
+        seed=data.seed,
+    )
+
+
+def root(data: Text) -> str:
+    """The folder that holds the folders of prepared rows: the job's, or one in the user's cache folder."""
+    if data.data_dir is not None:
+        return data.data_dir
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(cache, "jaxlaunch", "text")

@@ -1,0 +1,188 @@
+"""Tokenizers: a token is a byte, or what the tokenizer.json of a Hugging Face folder makes of a text.
+
+Read with the package `tokenizers`, of the extra [text]; transformers is not needed. Special tokens are never made of
+text that looks like one's name alone: what the tokenizer's own added tokens say is done, and nothing is put around.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from etils import epath
+
+from trainer.buckets import remote
+from trainer.checkpoint.carried import FILES, MAIN
+from trainer.errors import SpecError
+
+BYTES = "bytes"  # the tokenizer whose tokens are bytes
+
+
+class Bytes:
+    """A token is a byte of the text's UTF-8."""
+
+    name = BYTES
+    vocab = 256
+    bos: int | None = None
+    eos: int | None = None
+    digest = BYTES
+    files: Mapping[str, bytes] = {}
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The bytes of each text."""
+        return [list(text.encode()) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of these bytes; what is no UTF-8 is replaced. Raises ValueError for what is no byte."""
+        return bytes(ids).decode(errors="replace")
+
+    @property
+    def byte_counts(self) -> npt.NDArray[np.int64]:
+        """Bytes of text that each token stands for, [vocab]."""
+        return np.ones(self.vocab, np.int64)
+
+
+class HuggingFace:
+    """The tokenizer of a folder or of a tokenizer.json. Raises SpecError where it cannot be read."""
+
+    def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
+        self.name, self.files = name, files
+        self._tokenizer = _parsed(name, files[MAIN])
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        if not self._ids:
+            raise SpecError(f"data.tokenizer = {name}: its vocabulary is empty")
+        self.vocab = max(self._ids.values()) + 1
+        self._config = _config(name, files)
+        self.eos, self.bos = self._special("eos_token"), self._special("bos_token")
+        if not self._puts_bos():
+            self.bos = None
+        named = json.dumps([self.bos, self.eos]).encode()
+        self.digest = hashlib.sha256(files[MAIN] + named).hexdigest()[:12]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, without special tokens around it: those of `tokenizers`' own encode_batch."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of these ids, special tokens left out."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    @property
+    def byte_counts(self) -> npt.NDArray[np.int64]:
+        """Bytes of text that each token stands for, [vocab]; 0 of a special token."""
+        described = json.loads(self.files[MAIN])
+        is_bytes = '"ByteLevel"' in json.dumps([described.get("decoder"), described.get("pre_tokenizer")])
+        prefix = described["model"].get("continuing_subword_prefix") or ""
+        suffix = described["model"].get("end_of_word_suffix") or ""
+        added = self._tokenizer.get_added_tokens_decoder()
+        counts = np.zeros(self.vocab, np.int64)
+        for token, number in self._ids.items():
+            if number in added:
+                counts[number] = 0 if added[number].special else len(token.encode())
+            elif is_bytes:  # each character stands for a byte
+                counts[number] = len(token)
+            else:
+                counts[number] = _bytes_of(token, prefix, suffix)
+        return counts
+
+    def _special(self, key: str) -> int | None:
+        """The id of a special token that the folder names; None where it names none."""
+        given = self._config.get(key)
+        content = given.get("content") if isinstance(given, Mapping) else given
+        if content is None:
+            return None
+        if content not in self._ids:
+            raise SpecError(f"data.tokenizer = {self.name}: its {key} {content!r} is not in its {MAIN}")
+        return self._ids[content]
+
+    def _puts_bos(self) -> bool:
+        """Whether a text begins with the bos token: the folder says so, or its post-processor puts one there."""
+        if self.bos is None or "add_bos_token" in self._config:
+            return self.bos is not None and bool(self._config["add_bos_token"])
+        around: list[int] = self._tokenizer.encode("", add_special_tokens=True).ids
+        return around[:1] == [self.bos]
+
+
+Tokenizer = Bytes | HuggingFace
+
+
+@functools.lru_cache(maxsize=8)
+def load(name: str) -> Tokenizer:
+    """The tokenizer `name`: `bytes`, or a folder or file here or in a bucket. Raises SpecError, StorageError."""
+    return Bytes() if name == BYTES else HuggingFace(name, _files(name))
+
+
+def fits(tokenizer: Tokenizer, vocab: int) -> None:
+    """Raises SpecError where the model has fewer tokens than the tokenizer."""
+    if vocab < tokenizer.vocab:
+        raise SpecError(
+            f"train.model.vocab = {vocab} is less than the {tokenizer.vocab} of data.tokenizer = {tokenizer.name}; "
+            f"make it {tokenizer.vocab} or more"
+        )
+
+
+def _files(name: str) -> dict[str, bytes]:
+    """The files of a tokenizer by name."""
+    if remote.is_remote(name):
+        remote.check("train.data.tokenizer", name)
+        with remote.storage(f"reading train.data.tokenizer = {name}", SpecError):
+            return _read(name)
+    return _read(name)
+
+
+def _read(name: str) -> dict[str, bytes]:
+    place = epath.Path(name)
+    main = place / MAIN if place.is_dir() else place
+    if not main.exists():
+        there = ", ".join(sorted(each.name for each in place.iterdir())[:5]) if place.is_dir() else "nothing"
+        hint = f"it holds {there}; transformers' save_pretrained of a fast tokenizer writes {MAIN}"
+        raise SpecError(f"data.tokenizer = {name} is neither bytes nor a folder or file of a {MAIN}; {hint}")
+    found = {MAIN: bytes(main.read_bytes())}
+    for each in FILES[1:]:
+        if (path := main.parent / each).exists():
+            found[each] = bytes(path.read_bytes())
+    return found
+
+
+def _parsed(name: str, text: bytes) -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise SpecError(
+            f"data.tokenizer = {name} needs the package tokenizers; install jaxlaunch[text] where the run runs"
+        ) from None
+    try:
+        return tokenizers.Tokenizer.from_str(text.decode())
+    except Exception as error:  # the library raises what its Rust raises, a bare Exception
+        raise SpecError(f"data.tokenizer = {name}: {MAIN} cannot be read: {error}") from None
+
+
+def _config(name: str, files: Mapping[str, bytes]) -> dict[str, Any]:
+    """What the folder says of its special tokens; tokenizer_config.json is the newer of the two files."""
+    found: dict[str, Any] = {}
+    for each in ("special_tokens_map.json", "tokenizer_config.json"):
+        try:
+            given = json.loads(files.get(each, b"{}"))
+        except ValueError as error:
+            raise SpecError(f"data.tokenizer = {name}: {each} cannot be read: {error}") from None
+        if not isinstance(given, dict):
+            raise SpecError(f"data.tokenizer = {name}: {each} is not a block of keys")
+        found |= {key: value for key, value in given.items() if value is not None}
+    return found
+
+
+def _bytes_of(token: str, prefix: str, suffix: str) -> int:
+    """Bytes of a token that is written as characters: `<0x0A>` is one, `▁` a space, `##` in front is nothing."""
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return 1
+    token = token.removeprefix(prefix) if prefix else token
+    token = token.removesuffix(suffix) + " " if suffix and token.endswith(suffix) else token
+    return len(token.replace("\u2581", " ").encode())
