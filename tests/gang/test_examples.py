@@ -34,6 +34,16 @@ def test_the_language_model_beats_a_bigram_of_the_same_text(tmp_path: Path) -> N
     assert "bigram_bits_per_byte" in result.stdout
 
 
+def test_a_mixture_of_experts_learns_and_stays_balanced(tmp_path: Path) -> None:
+    result = launch(tmp_path, yaml.safe_load((EXAMPLES / "moe.yaml").read_text()))
+    assert result.code == 0, result.stderr[-3000:]
+    first, last = result.metrics[0], result.metrics[-1]
+    assert last["loss"] < 0.7 * first["loss"]
+    assert sum(last[f"expert_load/{number}"] for number in range(4)) == pytest.approx(1.0)
+    assert 1.0 <= last["expert_load_max"] < 2.0
+    assert "expert_load_max" in result.stdout and "expert_load/" not in result.stdout
+
+
 def test_groups_are_trained_apart_until_they_get_no_better(tmp_path: Path) -> None:
     result = launch(tmp_path, yaml.safe_load((EXAMPLES / "groups.yaml").read_text()))
     assert result.code == 0, result.stderr[-3000:]

@@ -36,6 +36,10 @@ DECODER = digits(
 MODELS = {
     "mlp": MNIST_MLP,
     "decoder": DECODER,
+    "experts": DECODER
+    | {
+        "model": {**DECODER["model"], "experts": 4, "expert_hidden": 32, "dense_layers": [0], "balance": 0.01},
+    },
     "gpt2": DECODER | {"model": {"kind": "gpt2", "layers": 2, "width": 32, "heads": 4, "vocab": 64, "length": 32}},
     "vit": MNIST_MLP
     | {
@@ -50,6 +54,7 @@ IN_EVERY_PLACE = [("mlp", "dp8"), ("decoder", "fsdp8"), ("decoder", "dp2-fsdp2-m
 MLP_IN_TWO = ["fsdp8", "dp2-fsdp2-mp2"]
 TRANSFORMERS_IN_TWO = [
     *[("decoder", mesh) for mesh in ("dp8", "dp4-mp2")],
+    ("experts", "ep4-mp2"),
     *[("gpt2", mesh) for mesh in ("dp8", "fsdp8", "dp4-mp2")],
     *[("vit", mesh) for mesh in ("dp8", "fsdp8", "dp4-mp2")],
 ]
@@ -60,6 +65,7 @@ MESHES: dict[str, dict[str, Any]] = {
     "fsdp8": {"fsdp": 8},
     "dp4-mp2": {"dp": 4, "mp": 2},
     "dp2-fsdp2-mp2": {"dp": 2, "fsdp": 2, "mp": 2},
+    "ep4-mp2": {"ep": 4, "mp": 2},
     "dp2-of-slices": {"dp": 2, "fsdp": 2, "mp": 2, "dcn": {"dp": 2}},
 }
 PLACES: dict[str, dict[str, Any]] = {

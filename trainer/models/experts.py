@@ -147,10 +147,11 @@ class Experts(nnx.Module):
         arrays = x_BLD, logits_BLE, real_BL, self.gate[...], self.up[...], self.down[...]
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty or mesh.size == 1:
-            return self._of_part(*arrays, ways=1, is_split=False)
-        rows, into, out = PartitionSpec(BATCH_AXES), PartitionSpec("ep", None, "mp"), PartitionSpec("ep", "mp", None)
+            return self._of_part(*arrays, ways=1, over=None)
+        over = "mp" if mesh.shape["mp"] > 1 else None
+        rows, into, out = PartitionSpec(BATCH_AXES), PartitionSpec("ep", None, over), PartitionSpec("ep", over, None)
         on_each: Any = jax.shard_map(
-            partial(self._of_part, ways=mesh.shape["ep"], is_split=True),
+            partial(self._of_part, ways=mesh.shape["ep"], over=over),
             in_specs=(rows, rows, rows, into, into, out),
             out_specs=(rows, rows),
         )
@@ -167,7 +168,7 @@ class Experts(nnx.Module):
         down_EFD: Array,
         *,
         ways: int,
-        is_split: bool,
+        over: str | None,
     ) -> tuple[Array, Counts]:
         """The same for the examples of one device, with the experts and the hidden units that it holds."""
         shape, experts = x_BLD.shape, logits_BLE.shape[-1]
@@ -187,8 +188,8 @@ class Experts(nnx.Module):
                 x_BLD, expert_BLK, experts, ways, self.capacity, stacked
             )
         made_BLD = (share_BLK.astype(made_BLKD.dtype)[..., None] * made_BLKD).sum(2)
-        if is_split:
-            made_BLD = jax.lax.psum(made_BLD, "mp")
+        if over is not None:  # each device has its share of the hidden units
+            made_BLD = jax.lax.psum(made_BLD, over)
         return made_BLD, _counts(logits_BLE, shares_BLE, expert_BLK, has_place_BLK, real_BL)
 
     def _grouped(

@@ -67,6 +67,7 @@ class Step:
         self._rate = schedules.build(spec.optimizer, total_steps)
         self._total = total_steps
         self._check_batch()
+        self._check_experts()
         self._is_ours = type(task).__module__.startswith("trainer.") and not isinstance(spec.model, CustomModel)
         self._adapters = Adapters.of(spec, self._precision.params)
         self.base: dict[str, Any] | None = None  # what a checkpoint says of the base, once it was read from a folder
@@ -437,6 +438,11 @@ class Step:
     def _like(self, batch: Batch) -> dict[str, jax.ShapeDtypeStruct]:
         where = meshes.batch_sharding(self._mesh)
         return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where) for name, x in batch.items()}
+
+    def _check_experts(self) -> None:
+        model, ep = self._spec.model, self._mesh.shape["ep"]
+        if ep > 1 and not isinstance(model, CustomModel) and getattr(model, "experts", None) is None:
+            raise SpecError(f"train.mesh.ep = {ep} splits experts, and train.model has none; use dp or fsdp")
 
     def _check_batch(self) -> None:
         shards = meshes.shards(self._mesh)

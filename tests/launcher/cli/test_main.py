@@ -150,7 +150,7 @@ def test_validate_answers_a_script(
         "processes": 4,
         "devices_per_process": 8,
         "accelerator": "h100",
-        "mesh": {"dp": 4, "fsdp": 8, "mp": 1},
+        "mesh": {"dp": 4, "fsdp": 8, "ep": 1, "mp": 1},
         "batch": 512,
         "accumulate": 2,
         "batch_per_device": 8,

@@ -45,7 +45,7 @@ def test_every_device_reads_its_own_part(case: str, tmp_path: Path) -> None:
     axes = {"ep" if "experts" in train_spec(case, None).model.model_fields_set else "dp": 2, "fsdp": 2, "mp": 2}
     split = step(case, tmp_path, 8, model=model, mesh=axes, batch=8).init().params
     assert equal(split, params)
-    cut = {name for name, leaf in split.items() if leaf.addressable_shards[0].data.size * 4 == leaf.size}
+    cut = {name for name, leaf in split.items() if leaf.addressable_shards[0].data.size * 4 <= leaf.size}
     assert {name for name in params if name.endswith((".qkv", ".query", ".out", ".up", ".down"))} <= cut
 
 

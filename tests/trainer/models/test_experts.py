@@ -11,6 +11,7 @@ from flax import nnx
 
 from tests.trainer.tiny import EXPERTS, Counting, build, run
 from trainer import spec
+from trainer.errors import SpecError
 from trainer.models.decoder import ACTIVATIONS
 from trainer.models.experts import LISTED, Experts
 from trainer.parallel import dispatch
@@ -124,6 +125,13 @@ def test_the_load_of_many_experts_is_not_listed() -> None:
     assert {f"expert_load/{number}" for number in range(4)} | {"expert_load_max", "balance_loss"} <= set(few)
     many = EXPERTS.model_copy(update={"experts": LISTED + 1})
     assert not [name for name in build(task, model=many).evaluates(task.batch(0)) if "/" in name]
+
+
+def test_experts_that_do_not_split_are_refused() -> None:
+    with pytest.raises(SpecError, match=r"blocks\.mlp\.\w+: experts = 4 does not divide over ep = 8 devices"):
+        build(Counting(), model=EXPERTS, mesh={"ep": 8})
+    with pytest.raises(SpecError, match=r"train\.mesh\.ep = 2 splits experts, and train\.model has none; use dp or"):
+        build(Counting(), mesh={"ep": 2})
 
 
 @pytest.mark.parametrize(

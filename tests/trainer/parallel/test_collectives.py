@@ -11,7 +11,7 @@ import pytest
 
 from tests.trainer.parallel import collectives
 from tests.trainer.parallel.collectives import Collective
-from tests.trainer.tiny import DECODER, GPT2, VIT, Counting, Pictures, compiled
+from tests.trainer.tiny import DECODER, EXPERTS, GPT2, VIT, Counting, Pictures, compiled
 from trainer import spec
 
 
@@ -153,6 +153,20 @@ def test_nothing_gathers_a_whole_parameter_or_the_activations_of_the_whole_batch
 @pytest.mark.parametrize("mesh", MESHES)
 def test_no_activation_changes_the_axis_it_is_split_along(name: str, mesh: str) -> None:
     assert "all-to-all" not in {c.kind for c in found(name, mesh)[0]}
+
+
+@pytest.mark.parametrize("axes", [{"dp": 2, "ep": 4}, {"dp": 8}], ids=str)
+def test_a_layer_of_experts_exchanges_tokens_twice_each_way_and_only_under_ep(axes: dict[str, int]) -> None:
+    model = EXPERTS.model_copy(update={"layers": 2, "dense_layers": [], **VOCAB})
+    step = compiled(Counting(), mesh=axes, model=model)
+    of = in_layers(list(collectives.of(step)))
+    kinds = [Counter(c.kind for c in passing(of, backward=backward)) for backward in (False, True)]
+    # Which experts the rows that come are of: a few integers, which have no gradient.
+    counts = [c.shape for c in passing(of, backward=False) if c.kind == "all-gather"]
+    assert counts == ([(4, 4, 1)] if "ep" in axes else [])
+    del kinds[0]["all-gather"], kinds[1]["all-reduce"]  # the gradients
+    # On a CPU what goes to each device is an array of its own.
+    assert kinds == [Counter({"all-to-all": 2 * 4} if "ep" in axes else {})] * 2
 
 
 @pytest.mark.parametrize("name", TASKS)
