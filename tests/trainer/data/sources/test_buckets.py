@@ -1,5 +1,6 @@
 """Sources read objects in gs:// and s3:// as they read files: from a local server, through gcsfs and s3fs."""
 
+import gzip
 import os
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -10,12 +11,14 @@ import pytest
 
 from tests import bucket_server
 from tests.bucket_server import Bucket
+from tests.trainer.text import corpora
 from trainer import preflight
 from trainer.buckets import remote
 from trainer.data import records
 from trainer.data.sources import array_record, cache, files, text
 from trainer.errors import DataError, SpecError, StorageError, TrainerError
 from trainer.spec import ArrayRecord, Text, TrainSpec
+from trainer.text import build, recipe
 
 WORDS = b"".join(b"%d: the quick brown fox\n" % number for number in range(60_000))  # more than a block
 
@@ -45,6 +48,23 @@ def forget() -> None:
 
 def put(bucket: Bucket, url: str, name: str, data: bytes) -> None:
     bucket.objects[f"{url.partition('://')[2]}/{name}"] = data
+
+
+def test_documents_and_a_tokenizer_in_a_bucket_are_prepared_as_those_on_the_disk(bucket, url, tmp_path) -> None:
+    corpora.saved(tmp_path / "tokenizer")
+    corpora.lines(tmp_path / "a.jsonl", corpora.texts(20))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
+    for name in ("a.jsonl", "b.jsonl.gz", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"):
+        put(bucket, url, name, (tmp_path / name).read_bytes())
+    made = [
+        recipe.of(Text(source="text", path=f"{place}/*.jsonl*", tokenizer=f"{place}/tokenizer"), 16)
+        for place in (url, str(tmp_path))
+    ]
+    assert made[0].address == made[1].address
+    there, here = (build.build(each, tmp_path / f"out{at}") for at, each in enumerate(made))
+    assert there == here and there["documents"] > 30
+    with pytest.raises(SpecError, match="is neither bytes nor a folder or file of a tokenizer.json"):
+        recipe.of(Text(source="text", path=f"{url}/*.jsonl", tokenizer=f"{url}/gone"), 16)
 
 
 def ranges(bucket: Bucket) -> list[str]:
