@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SIDES = ("launcher", "trainer")
+SIDES = ("jaxlaunch", "launcher", "trainer")
 LONG = 50  # lines of a function, its signature and docstring included
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

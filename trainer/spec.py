@@ -257,11 +257,22 @@ class Loss(Block):
     mixup: Weight = Field(0.0, description="images: alpha of the Beta distribution that blends pairs; 0: none")
 
 
+class Samples(Block):
+    """What the model goes on with after some prompts, at each evaluation."""
+
+    prompts: Annotated[list[str | list[Natural]], Field(min_length=1)] = Field(
+        description="texts, or token ids where the data has no tokenizer"
+    )
+    max_tokens: Positive = Field(64, description="tokens of a sample")
+    temperature: Weight = Field(0.0, description="0: always the likeliest token")
+
+
 class Eval(Block):
     """Evaluation on the held-out set, every example once."""
 
     every: Positive | None = Field(500, description="steps between evaluations; null: only at the end")
     batches: Positive | None = Field(None, description="of one evaluation; null: the whole set")
+    samples: Samples | None = Field(None, description="prompts, to samples.jsonl of the run folder; null: none")
 
 
 def _of_evaluation(metric: str) -> str:

@@ -36,6 +36,7 @@ from trainer.data.sources.open import baselines, tokenizer_files
 from trainer.data.trace import Trace
 from trainer.distributed import Stop
 from trainer.errors import NotFiniteError, SpecError, Stopped
+from trainer.generate.samples import Samples
 from trainer.metrics.progress import Progress
 from trainer.metrics.recorder import FLAGS, Metrics
 from trainer.metrics.watch import BestSteps, Patience, value_of
@@ -109,6 +110,7 @@ class Run:
         for note in (*self.step.notes, self.pipeline.note if spec.data.threads > 1 else None):
             if note is not None:
                 self._note(note)
+        self.samples = None if spec.eval.samples is None else Samples(spec, spec.eval.samples, self.mesh)
         self.store = Store(
             self.folder, keep=spec.checkpoint.keep, uid=place.uid, take_over=place.take_over, note=self._note
         )
@@ -146,6 +148,7 @@ class Run:
             if self._is_due(self.spec.eval.every, done) and (done > self.evaluated or done == self.total):
                 self._read()
                 self._evaluate(done, state)
+                self._sample(done, state)
             if self._is_saved_at(done) and done > self.saved:
                 self._read()
                 self._save(done, state)
@@ -364,6 +367,14 @@ class Run:
         derived = {} if self.derived is None else self.derived(means)
         self.metrics.evaluated(done, means | derived | self.baselines | {Key.EXAMPLES: examples})
         self._watch(done, means)
+
+    def _sample(self, done: int, state: TrainState) -> None:
+        """Records what the model goes on with after the prompts of the job."""
+        if self.samples is None:
+            return
+        self.report.phase("eval", done)
+        with self.profiler.pause(), self.metrics.timer.part("eval"):
+            self.metrics.sampled(done, self.samples.taken(self.step.evaluated(state)))
 
     def _save(self, done: int, state: TrainState) -> None:
         """Starts a save of the state, which the store writes while the loop goes on."""

@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "profile": ("launcher.cli.profile:profile_command", "Profile the next steps of RUN."),
     "render": ("launcher.cli.render:render", "Print JOB as Kubernetes manifests."),
     "run": ("launcher.cli.run:run", "Train JOB on this machine."),
+    "sample": ("launcher.cli.sample:sample_command", "Print what the model of RUN says after a prompt."),
     "schema": ("launcher.cli.schema:schema", "Print the JSON schema of job.yaml."),
     "status": ("launcher.cli.status:status_command", "Show the state of job NAME."),
     "stop": ("launcher.cli.stop:stop_command", "Stop job NAME after it has saved."),

@@ -29,6 +29,12 @@ def show(*lines: str, is_result: bool = True) -> None:
         _write(visible(line), is_result=is_result)
 
 
+def piece(text: str) -> None:
+    """Writes a piece of a result to stdout as it comes, without ending the line."""
+    with _writing:
+        print(visible(text), end="", flush=True)
+
+
 def say(message: str) -> None:
     """Writes a message to stderr."""
     _write(visible(f"launcher: {message}"), is_result=False)

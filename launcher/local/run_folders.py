@@ -28,6 +28,20 @@ def folder(run: str) -> Path:
     )
 
 
+def weights(run: str) -> tuple[str, int | None]:
+    """Where the weights of `run` are: a Hugging Face folder, or the folder or URL of its checkpoints; and the step
+    whose folder `run` is.
+
+    Raises UserError when there is no such folder, or the run's job.yaml does not determine it.
+    """
+    path = Path(run)
+    if "://" in run or (path / "config.json").is_file():
+        return run, None
+    if path.name.isdecimal() and path.is_dir() and find(run) is None:
+        return checkpoints(str(path.absolute().parent)), int(path.name)
+    return checkpoints(run), None
+
+
 def checkpoints(run: str) -> str:
     """The folder or URL of a run's checkpoints; a URL, and a folder that is not a run's, are returned as they are.
 

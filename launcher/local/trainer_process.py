@@ -6,7 +6,8 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from launcher.errors import UserError
@@ -36,10 +37,7 @@ def run(
         ended = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     else:
         ended = _shown(command, environ, show)
-    if ended.returncode in contract.SENTENCES:
-        raise UserError(contract.refusal_in(ended.stderr), hint)
-    if ended.returncode:
-        raise UserError(f"{ended.stderr.strip()}\n`python -m {module}` failed (exit {ended.returncode}).")
+    _check(module, ended.returncode, ended.stderr, hint)
     found: dict[str, Any] = json.loads(ended.stdout)
     return found
 
@@ -57,3 +55,28 @@ def _shown(
                 show(line.rstrip())
         printed = child.stdout.read()
     return subprocess.CompletedProcess(command, child.returncode, printed, "".join(said))
+
+
+def events(module: str, *arguments: str, environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """The JSON objects that `python -m module` prints, one a line, as they come. Raises UserError as `run` does."""
+    command = [sys.executable, "-m", module, *arguments]
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        process = subprocess.Popen(
+            command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        with process:
+            assert process.stdout is not None
+            try:
+                yield from map(json.loads, process.stdout)
+            except BaseException:
+                process.kill()  # nobody reads it any more
+                raise
+        errors.seek(0)
+        _check(module, process.returncode, errors.read(), None)
+
+
+def _check(module: str, code: int, said: str, hint: str | None) -> None:
+    if code in contract.SENTENCES:
+        raise UserError(contract.refusal_in(said), hint)
+    if code:
+        raise UserError(f"{said.strip()}\n`python -m {module}` failed (exit {code}).")

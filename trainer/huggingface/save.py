@@ -20,10 +20,10 @@ from typing import IO, Any, NamedTuple, Protocol
 import numpy as np
 
 from trainer.errors import SpecError
-from trainer.huggingface import described, names
+from trainer.huggingface import described, names, special
 from trainer.huggingface.names import Leaf
 from trainer.huggingface.tensors import INDEX
-from trainer.spec import Published
+from trainer.spec import GPT2, Published, ViT
 
 FILE_BYTES = 2 * 2**30  # of a written file
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # what safetensors calls them
@@ -74,8 +74,10 @@ def save(
     """
     leaves = names.leaves(model)
     _check(model, leaves, params)
-    config = described.config(model) | {"dtype": next(iter(params.values())).dtype.name}
-    return write(to, leaves, params, {"config.json": config, **beside}, file_bytes=file_bytes)
+    generation, dtype = special.generation(model.init_from), next(iter(params.values())).dtype.name
+    config = described.config(model) | _special(model, generation) | {"dtype": dtype}
+    said = {"config.json": config} | ({} if isinstance(model, ViT) else {special.GENERATION: generation})
+    return write(to, leaves, params, {**said, **beside}, file_bytes=file_bytes)
 
 
 def write(
@@ -103,6 +105,15 @@ def write(
             with _synced(folder / name) as file:
                 file.write(content if isinstance(content, bytes) else _json(content))
     return list(files)
+
+
+def _special(model: Published, generation: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokens that begin, end and pad a text; null where not known: left out, transformers takes its own."""
+    if isinstance(model, ViT):
+        return {}
+    theirs = isinstance(model, GPT2) and model.vocab > described.GPT2_END  # where its own vocabulary has them
+    known = {key: generation[key] for key in special.KEYS if key in generation}
+    return {**({} if theirs else dict.fromkeys(special.KEYS)), **known}
 
 
 def _check(model: Published, leaves: Mapping[str, Leaf], params: Mapping[str, Parameter]) -> None:

@@ -7,10 +7,12 @@ Prometheus, process 0 also writes and prints. A disk or a socket that fails rais
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.monitoring
@@ -131,6 +133,21 @@ class Metrics:
         self._write("eval", step, {**self._evaluated, "time": time.time()})
         self._report_numbers(step)
         print(f"step {step}/{self._total}  eval  {_formatted(self._evaluated)}", flush=True)
+
+    def sampled(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Records what the model goes on with after some prompts, after `step` steps, on every process."""
+        if self._rank != 0:
+            return
+        for sample in samples:
+            print(f"step {step}/{self._total}  sample  {json.dumps(sample, ensure_ascii=False)}", flush=True)
+        if self._run_dir is not None:
+            path = os.path.join(self._run_dir, "samples.jsonl")
+            self._try("no samples in the run folder", lambda: self._append(path, step, samples))
+
+    def _append(self, path: str, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        if "samples" not in self._journals:
+            self._journals["samples"] = Journal(path, self._first)
+        self._journals["samples"].write(step, {"samples": samples, "time": time.time()})
 
     def saved(self, step: int, blocking_s: float) -> None:
         """Counts a save of `step` that held up the loop for `blocking_s` seconds."""

@@ -39,7 +39,7 @@ class Look(NamedTuple):
     """What a layer's attention sees, and how it knows where: the part of a layer that differs between layers."""
 
     attend: implementations.Attention
-    rope: Callable[[Array], Array]
+    rope: Callable[..., Array]
 
     @classmethod
     def of(cls, config: spec.Decoder, name: str, attention: str) -> Look:
@@ -187,10 +187,7 @@ class Decoder(LanguageModel):
 
     def read(self, tokens_BL: Array, keys: implementations.Keys = None) -> Features:
         """The features, and what the routers add to the loss and say of where tokens went."""
-        x_BLD = self.embedded(tokens_BL)
-        if self.factor is not None:
-            x_BLD = x_BLD * jnp.asarray(self.factor, x_BLD.dtype)
-        x_BLD = split(whole(x_BLD))
+        x_BLD = self.stream(tokens_BL)
         if self.mixture is None:
             x_BLD = stack.run(self.apply, self.blocks, x_BLD, keys, scanned=self.scanned)
             return Features(whole(self.norm(x_BLD)))
@@ -205,6 +202,13 @@ class Decoder(LanguageModel):
         x_BLD, routed = carry
         means = routed.means(real_BL.sum(), self.mixture)
         return Features(whole(self.norm(x_BLD)), self.mixture.penalty(means), means)
+
+    def stream(self, tokens_BL: Array, places_BL: Array | None = None) -> Array:
+        """The stream x_BLD before the first layer; the layers know the positions."""
+        x_BLD = self.embedded(tokens_BL)
+        if self.factor is not None:
+            x_BLD = x_BLD * jnp.asarray(self.factor, x_BLD.dtype)
+        return split(whole(x_BLD))
 
 
 class Span(NamedTuple):

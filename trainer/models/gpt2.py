@@ -40,10 +40,14 @@ class GPT2(LanguageModel):
 
     def features(self, tokens_BL: Array, keys: implementations.Keys = None) -> Array:
         """The normalized stream x_BLD after the last layer, in the dtype of the weights."""
-        positions_ND = constrain(self.positions[...], None, "embed")
         places_BL = implementations.visible(keys).places_BL  # each example of a packed row begins at 0
+        x_BLD = self.stream(tokens_BL, places_BL)
+        x_BLD = stack.run(self.apply, self.blocks, x_BLD, keys, each=(self.paths(),), scanned=self.scanned)
+        return whole(self.norm(x_BLD))
+
+    def stream(self, tokens_BL: Array, places_BL: Array | None = None) -> Array:
+        """The stream x_BLD before the first layer, of tokens at these places, by default 0 to L - 1."""
+        positions_ND = constrain(self.positions[...], None, "embed")
         all_1LD = positions_ND[None, : tokens_BL.shape[1]]
         at_BLD = all_1LD if places_BL is None else jnp.take(positions_ND, places_BL, axis=0)
-        x_BLD = split(whole(self.embedded(tokens_BL) + at_BLD))
-        x_BLD = stack.run(self.apply, self.blocks, self.drop(x_BLD), keys, each=(self.paths(),), scanned=self.scanned)
-        return whole(self.norm(x_BLD))
+        return self.drop(split(whole(self.embedded(tokens_BL) + at_BLD)))

@@ -5,7 +5,7 @@ B batch, L length, D model, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ class LanguageModel(nnx.Module):
 
     embedding: nnx.Param[Array]  # [V, D]
     head: nnx.Param[Array] | None  # [D, V]
+    blocks: nnx.Module  # stacked: [layers, ...]
+    norm: Callable[[Array], Array]  # of the stream after the last layer
 
     def __init__(self, options: ModelOptions) -> None:
         self.output, self.loss = options.output, options.loss
@@ -47,6 +49,10 @@ class LanguageModel(nnx.Module):
     def read(self, tokens_BL: Array, keys: Keys = None) -> Features:
         """The features, and what the loss adds and reports beside the logits."""
         return Features(self.features(tokens_BL, keys))
+
+    def stream(self, tokens_BL: Array, places_BL: Array | None = None) -> Array:
+        """The stream x_BLD before the first layer, of tokens at these places, by default 0 to L - 1."""
+        raise NotImplementedError
 
     def embedded(self, tokens_BL: Array) -> Array:
         """The tokens' rows of the embedding, x_BLD.

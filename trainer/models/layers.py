@@ -122,12 +122,16 @@ def gelu(x: Array) -> Array:
     return (0.5 * wide * (1.0 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)
 
 
-def rope(x_BLHK: Array, theta: float, scaling: RopeScaling | None = None) -> Array:
-    """Rotates the channel pairs (k, k + K/2) by position; float32 inside. Su et al. 2021 (RoFormer), section 3.4.2."""
+def rope(x_BLHK: Array, theta: float, scaling: RopeScaling | None = None, places_BL: Array | None = None) -> Array:
+    """Rotates the channel pairs (k, k + K/2) by position, by default 0 to L - 1; float32 inside.
+
+    Su et al. 2021 (RoFormer), section 3.4.2.
+    """
     length, size = x_BLHK.shape[1], x_BLHK.shape[3]
     frequency_K = jnp.asarray(_frequencies(size, theta, scaling), jnp.float32)
-    angle_LK = jnp.arange(length, dtype=jnp.float32)[:, None] * frequency_K[None, :]
-    cos, sin = jnp.cos(angle_LK)[None, :, None, :], jnp.sin(angle_LK)[None, :, None, :]
+    places_BL = jnp.arange(length)[None, :] if places_BL is None else places_BL
+    angle_BLK = places_BL.astype(jnp.float32)[:, :, None] * frequency_K[None, None, :]
+    cos, sin = jnp.cos(angle_BLK)[:, :, None, :], jnp.sin(angle_BLK)[:, :, None, :]
     first, second = jnp.split(x_BLHK.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     if scaling is not None and scaling.kind == "yarn":

@@ -47,7 +47,12 @@ MODEL_ELSEWHERE = {"preset", "init_from", "scan"}
 
 def record(spec: TrainSpec, attention: str, total_steps: int, eval_set: Source | None) -> dict[str, Any]:
     """What a checkpoint says of the training that made it; `attention` is the implementation in use."""
-    left_out: Any = {"data": DATA_ELSEWHERE, "model": MODEL_ELSEWHERE, "eval": {"every"}, "lora": {"init_from"}}
+    left_out: Any = {
+        "data": DATA_ELSEWHERE,
+        "model": MODEL_ELSEWHERE,
+        "eval": {"every", "samples"},
+        "lora": {"init_from"},
+    }
     keys = spec.model_dump(mode="json", exclude={name: True for name in ELSEWHERE} | left_out)
     held_out = None if eval_set is None else eval_set.fingerprint()
     return {"train": keys | {"attention": attention}, "total_steps": total_steps, "eval_data": held_out}

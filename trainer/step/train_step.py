@@ -323,7 +323,7 @@ class Step:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), loss)
 
     def _sums(self, state: TrainState, batch: dict[str, Array]) -> dict[str, tuple[Array, Array]]:
-        params = self._cast(self._evaluated(state))
+        params = self._cast(self.evaluated(state))
 
         def loss(batch: dict[str, Array]) -> Any:
             model = self._arrays.merge(params, state.rest, self._keys()[1])
@@ -337,7 +337,7 @@ class Step:
             sums = Loss(jnp.where(weight_B != 0, mean_B * weight_B, 0.0).sum(), examples)
         return {**sums.metrics, Key.LOSS: (sums.sum, sums.weight), Key.EXAMPLES: (examples, examples)}
 
-    def _evaluated(self, state: TrainState) -> Named:
+    def evaluated(self, state: TrainState) -> Named:
         """The parameters that evaluation uses: an average of them where there is one."""
         if state.ema is not None:
             return {**state.params, **state.ema}

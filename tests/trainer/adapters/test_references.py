@@ -13,10 +13,12 @@ from safetensors.numpy import load_file
 
 from tests.trainer import references
 from tests.trainer.adapters import folders
+from tests.trainer.generate.generators import one_device
 from trainer.adapters import peft
 from trainer.checkpoint.store import Store
 from trainer.errors import CheckpointError, SpecError
 from trainer.export import export
+from trainer.generate.loaded import load
 from trainer.numerics import memory
 from trainer.spec import TrainSpec
 from trainer.step.train_step import Step, TrainState
@@ -99,7 +101,10 @@ def test_merged_weights_equal_peft_s_and_start_a_run(trained: Trained, tmp_path:
             np.testing.assert_allclose(array, wanted[name], rtol=0, atol=1e-5, err_msg=name)
         else:
             assert np.array_equal(array, original[name]), name
-    assert references.step(folders.BASES[trained.case], tmp_path / "merged").init().params
+    start = references.step(folders.BASES[trained.case], tmp_path / "merged").init().params
+    loaded = load(str(trained.checkpoints), mesh=one_device()).params
+    assert loaded.keys() == start.keys()
+    assert all(np.array_equal(loaded[name], start[name]) for name in start)
 
 
 def test_adapters_alone_are_trained_and_saved(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,52 @@
+"""Our side of benchmarks.sample; with sizes it makes what both sides read."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+import pydantic
+
+from benchmarks.side import serve
+from trainer import spec
+from trainer.architectures import Model
+from trainer.generate.loaded import load
+from trainer.generate.network import Network
+from trainer.huggingface import save
+from trainer.parallel import mesh
+
+WEIGHTS, ASKED = "weights", "asked.json"  # in the folder that the sides share
+
+
+def write(folder: pathlib.Path, sizes: dict[str, Any]) -> None:
+    """Random weights as a Hugging Face folder, and prompts."""
+    model: Any = pydantic.TypeAdapter(Model).validate_python(sizes["model"])
+    network, draw = Network(model, mesh.build(spec.Mesh(), jax.devices()[:1])), np.random.default_rng(0)
+    params = {
+        name: draw.normal(0.0, 0.05, like.shape).astype(np.float32) + ("norm" in name and "scale" in name)
+        for name, like in network.abstract.items()
+    }
+    save.save(str(folder / WEIGHTS), model, {name: each.astype(np.float32) for name, each in params.items()})
+    prompts = draw.integers(0, model.vocab, (sizes["rows"], sizes["prompt"])).tolist()
+    (folder / ASKED).write_text(json.dumps({"prompts": prompts, "tokens": sizes["tokens"]}))
+
+
+def main() -> None:
+    folder = pathlib.Path(sys.argv[1])
+    if len(sys.argv) > 2:
+        return write(folder, json.loads(sys.argv[2]))
+    asked, loaded = json.loads((folder / ASKED).read_text()), load(str(folder / WEIGHTS))
+
+    def step() -> float:
+        found = loaded.generate(asked["prompts"], max_tokens=asked["tokens"])
+        return float(sum((at + 1) * token for (sample,) in found for at, token in enumerate(sample.ids)))
+
+    serve(f"jax {jax.__version__}", step)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""`launcher sample`: what a trained model says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from launcher.cli import options, output
+from launcher.cli.export import Step
+from launcher.errors import UserError
+from launcher.local import run_folders, trainer_process
+from launcher.wording import count
+
+
+@click.command("sample")
+@click.argument("run")
+@click.option("--prompt", multiple=True, metavar="TEXT", help="What to go on from; may be repeated.")
+@click.option("--ids", multiple=True, metavar="'1 2 3'", help="A prompt as token ids, for a model without tokenizer.")
+@click.option("-n", type=click.IntRange(1), metavar="N", help="Samples of each prompt. [default: 1]")
+@click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Tokens of a sample. [default: 128]")
+@click.option("--temperature", type=click.FloatRange(0), metavar="T", help="0: the likeliest token. [default: 0]")
+@click.option(
+    "--top-p", type=click.FloatRange(0, 1, min_open=True), metavar="P", help="Draw from the likeliest P alone."
+)
+@click.option("--top-k", type=click.IntRange(1), metavar="K", help="Draw from the K likeliest tokens alone.")
+@click.option("--beams", type=click.IntRange(1), metavar="K", help="Search the likeliest text with K beams.")
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), metavar="N", help="Of what is drawn. [default: 0]")
+@click.option("--step", type=Step(), metavar="N|best", help="The step to load. [default: the newest]")
+@click.option("--ema", is_flag=True, help="Take the moving average instead of the weights.")
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "tf32", "bf16"]),
+    help="Of what it computes. [default: the training's, or fp32]",
+)
+@options.form("text", "json", "yaml")
+def sample_command(run: str, form: str, **given: Any) -> None:
+    """Print what the model of RUN says after a prompt.
+
+    RUN is the name of a run on this machine, its folder, a step in its folder of checkpoints, a folder or URL of
+    checkpoints, or a Hugging Face folder (config.json and safetensors). One sample is printed as it is made. Several
+    are made side by side, of all prompts, and printed at the end. Uses the devices that JAX finds; JAX_PLATFORMS=cpu
+    leaves accelerators alone.
+    """
+    if not trainer_process.is_installed():
+        raise UserError("sample runs models with the trainer, which is not installed.", trainer_process.INSTALL)
+    if not given["prompt"] and not given["ids"]:
+        raise UserError("There is no prompt.", "give --prompt TEXT, or --ids for a model without tokenizer.")
+    folder, step = run_folders.weights(run)
+    if step is not None and given["step"] is None:
+        given["step"] = str(step)
+    found: Mapping[str, Any] = {}
+    for event in trainer_process.events("trainer.generate", folder, *_arguments(given), environ=os.environ):
+        if "piece" in event and form == "text":
+            output.piece(event["piece"])
+        elif "piece" not in event:
+            found = event
+    for note in found["notes"]:
+        output.say(note)
+    if form == "text":
+        _show(found)
+    else:
+        output.data({"step": found["step"], "samples": found["samples"]}, form)
+
+
+def _arguments(given: Mapping[str, Any]) -> list[str]:
+    """The options as the trainer's program takes them."""
+    words = []
+    for name, value in given.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, tuple):
+            words += [f"{flag}={each}" for each in value]
+        elif value is True:
+            words.append(flag)
+        elif value is not None and value is not False:
+            words.append(f"{flag}={value}")
+    return words
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    """Several samples under headings, and how fast they were; a single one was printed on the way."""
+    each = [(at, number, one) for at, of_one in enumerate(found["samples"], 1) for number, one in enumerate(of_one, 1)]
+    if len(each) == 1:
+        output.piece("\n")
+    for at, number, one in each if len(each) > 1 else ():
+        output.say(f"prompt {at}, sample {number}, log-probability {one['score']:.4g}")
+        output.show(one["text"] if "text" in one else " ".join(map(str, one["ids"])))
+    of = "" if found["step"] is None else f" of step {found['step']}"
+    speed = found["tokens"] / found["seconds"]
+    output.say(f"{count(found['tokens'], 'token')}{of} in {found['seconds']:.1f} s, compiling included: {speed:.3g}/s")

@@ -1,0 +1,43 @@
+"""A run samples at its evaluations, and its model goes on where it is asked afterwards."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.compiled import QUICK_COMPILES
+from tests.gang.runs import digits, job, launch
+
+pytestmark = pytest.mark.computes
+
+DECODER = {"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "hidden": 32, "vocab": 256, "length": 16}
+LINE = "0123456789\n"
+
+
+def test_what_a_run_learned_it_says(tmp_path: Path) -> None:
+    (tmp_path / "numbers.txt").write_text(LINE * 400)
+    keys = {
+        "data": {"source": "text", "path": str(tmp_path / "numbers.txt")},
+        "mesh": {"fsdp": 2},
+        "batch": 16,
+        "steps": 60,
+        "optimizer": {"lr": 3e-2},
+        "eval": {"every": 30, "samples": {"prompts": ["012", "78"], "max_tokens": 8}},
+    }
+    train = digits(task="trainer.tasks.lm:NextToken", model=DECODER, **keys)
+    run = launch(tmp_path / "run", job(train, hosts=2, per_host=1))
+    assert run.code == 0, run.stderr[-4000:]
+    lines = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [30, 60]
+    learned = [{"prompt": "012", "sample": "3456789\n"}, {"prompt": "78", "sample": "9\n012345"}]
+    assert lines[-1]["samples"] == learned
+    assert f"step 60/60  sample  {json.dumps(learned[0])}" in run.stdout
+    command = [sys.executable, "-m", "launcher.cli.main", "sample", str(run.folder), "--prompt", "012"]
+    environ = os.environ | QUICK_COMPILES | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([*command, "--max-tokens", "8"], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "3456789\n\n"
+    assert "launcher: 8 tokens of step 60 in" in done.stderr

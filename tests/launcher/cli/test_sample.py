@@ -1,0 +1,105 @@
+"""`launcher sample`: what it asks the trainer for, and what it prints. The trainer's side has tests of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import UserError
+from launcher.local import run_folders, trainer_process
+from tests.launcher.invoke import launcher
+
+ONE = {"text": "x\x1b", "ids": [120, 27], "score": -1.5, "ended": False}
+LAST = {"step": 5, "samples": [[ONE]], "tokens": 2, "seconds": 0.5, "notes": ["step 7: damaged; using step 5"]}
+
+
+class Trainer:
+    """What was asked for, and the answer."""
+
+    def __init__(self, *events: dict[str, Any]) -> None:
+        self.asked: tuple[str, ...] = ()
+        self._events = events
+
+    def __call__(self, *asked: str, environ: Any) -> Iterator[dict[str, Any]]:
+        self.asked = asked
+        yield from self._events
+
+
+def test_one_sample_is_printed_piece_by_piece(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer({"piece": "x"}, {"piece": "\x1b"}, LAST)
+    monkeypatch.setattr(trainer_process, "events", trainer)
+    left = launcher(capsys, monkeypatch, "sample", str(tmp_path), "--prompt", "a b", "--top-p", "0.5", "--ema")
+    assert trainer.asked == ("trainer.generate", str(tmp_path), "--prompt=a b", "--top-p=0.5", "--ema")
+    assert (left.code, left.out) == (0, "x\\x1b\n")
+    assert left.err == (
+        "launcher: step 7: damaged; using step 5\n"
+        "launcher: 2 tokens of step 5 in 0.5 s, compiling included: 4/s\n"
+    )  # fmt: skip
+
+
+def test_several_samples_are_printed_under_their_numbers_or_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = [[ONE, {"ids": [1, 2], "score": -2.0, "ended": True}]]
+    monkeypatch.setattr(trainer_process, "events", Trainer({**LAST, "samples": samples, "notes": [], "step": None}))
+    left = launcher(capsys, monkeypatch, "sample", str(tmp_path), "--ids", "1 2", "-n", "2", "--temperature", "1")
+    assert left.out == "x\\x1b\n1 2\n"
+    assert left.err.splitlines()[:2] == [
+        "launcher: prompt 1, sample 1, log-probability -1.5",
+        "launcher: prompt 1, sample 2, log-probability -2",
+    ]
+    left = launcher(capsys, monkeypatch, "sample", str(tmp_path), "--ids", "1 2", "-o", "json")
+    assert json.loads(left.out) == {"step": None, "samples": samples}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("nowhere", "--prompt", "a"), "There is no run nowhere: neither nowhere nor runs/nowhere is a folder."),
+        ((".",), "There is no prompt.\n  hint: give --prompt TEXT, or --ids for a model without tokenizer."),
+        ((".", "--prompt", "a", "-n", "0"), "0 is not in the range x>=1"),
+        ((".", "--prompt", "a", "--step", "last"), "'last' is neither the number of a step nor best"),
+    ],
+)
+def test_a_wrong_call_is_a_sentence(
+    arguments: tuple[str, ...],
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    left = launcher(capsys, monkeypatch, "sample", *arguments)
+    assert left.code == 2 and says in left.err
+
+
+def test_the_weights_of_a_run_its_steps_and_published_folders_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    home = tmp_path / "runs" / "lm"
+    (home / "checkpoints" / "35").mkdir(parents=True)
+    train = {"task": "trainer.tasks.lm:NextToken"}
+    job = {"name": "lm", "accelerator": {"type": "cpu", "per_host": 1}, "train": train}
+    (home / "job.yaml").write_text(json.dumps(job))
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text("{}")
+    assert run_folders.weights("lm") == (str(home / "checkpoints"), None)
+    assert run_folders.weights("runs/lm/checkpoints/35") == (str(home / "checkpoints"), 35)
+    assert run_folders.weights("hf") == ("hf", None)
+    assert run_folders.weights("gs://bucket/lm") == ("gs://bucket/lm", None)
+
+
+def test_what_the_trainer_prints_comes_line_by_line_and_its_failure_at_the_end(tmp_path: Path) -> None:
+    lines = [{"piece": "a"}, {"samples": []}]
+    (tmp_path / "said").write_text("\n".join(map(json.dumps, lines)))
+    as_lines = ("json.tool", "--json-lines", "--compact")
+    assert list(trainer_process.events(*as_lines, str(tmp_path / "said"), environ={})) == lines
+    with pytest.raises(UserError, match=r"`python -m json.tool` failed \(exit"):
+        list(trainer_process.events(*as_lines, str(tmp_path / "absent"), environ={}))

@@ -1,0 +1,95 @@
+"""The adapter for the evaluation harness, against a stand-in with its signatures: the package itself is not installed.
+
+As of lm_eval 0.4: `LM` of lm_eval.api.model has three abstract methods, each of which gets a list of Instances whose
+`args` are the request's.
+"""
+
+from __future__ import annotations
+
+import abc
+import sys
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trainer.generate.generators import bytes_model, generator
+from tests.trainer.tiny import DECODER
+from trainer.errors import SpecError
+from trainer.generate import harness
+from trainer.generate.loaded import Loaded
+from trainer.generate.tokenizers import Bytes
+
+
+class LM(abc.ABC):
+    """The harness's own base class, as far as a model meets it."""
+
+    def __init__(self) -> None:
+        self._rank, self._world_size = 0, 1
+
+    @abc.abstractmethod
+    def loglikelihood(self, requests: Any) -> list[tuple[float, bool]]: ...
+
+    @abc.abstractmethod
+    def loglikelihood_rolling(self, requests: Any) -> list[float]: ...
+
+    @abc.abstractmethod
+    def generate_until(self, requests: Any) -> list[str]: ...
+
+
+@dataclass
+class Instance:
+    args: tuple[Any, ...]
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Any:
+    stand_in: Any = types.ModuleType("lm_eval.api.model")
+    stand_in.LM = LM
+    for name, module in {"lm_eval": types.ModuleType("lm_eval"), "lm_eval.api.model": stand_in}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "lm_eval.api", types.ModuleType("lm_eval.api"))
+    return harness.model(Loaded(bytes_model(), Bytes(), 3), batch=2)
+
+
+QUESTIONS = [("two and two", " are four"), ("one ", "and one"), ("", "none")]
+
+
+def test_a_task_of_choices_is_scored_by_the_continuation_alone(model: Any) -> None:
+    assert isinstance(model, LM)
+    found = model.loglikelihood([Instance(pair) for pair in QUESTIONS])
+    for (context, continuation), (score, is_greedy) in zip(QUESTIONS, found, strict=True):
+        logprob_L, is_best_L = bytes_model().logprobs([list((context + continuation).encode())])[0]
+        count = len(continuation) - (not context) + len(context) - len(context.rstrip())
+        assert score == pytest.approx(float(logprob_L[-count:].sum()), abs=1e-4)
+        assert is_greedy == is_best_L[-count:].all()
+
+
+def test_a_text_longer_than_the_model_is_scored_in_windows_each_token_once(model: Any) -> None:
+    text = "".join(chr(97 + at % 26) for at in range(150))
+    (found,) = model.loglikelihood_rolling([Instance((text,))])
+    ids, total = list(text.encode()), 0.0
+    for start in range(0, 149, 63):  # the model is meant for 64 tokens
+        total += float(bytes_model().logprobs([ids[start : start + 64]])[0][0].sum())
+    assert found == pytest.approx(total, abs=1e-3)
+
+
+def test_an_answer_ends_before_what_it_is_to_end_at(model: Any) -> None:
+    asked = {"until": [], "max_gen_toks": 20, "do_sample": False}
+    (whole,) = model.generate_until([Instance(("say", asked))])
+    stop = whole[7:9]
+    (found,) = model.generate_until([Instance(("say", {**asked, "until": [stop]}))])
+    assert found == whole[: whole.index(stop)]
+    drawn = {"max_gen_toks": 4, "do_sample": True, "temperature": 0.7, "top_p": 0.9}
+    assert len(model.generate_until([Instance(("say", drawn))])) == 1
+
+
+def test_without_the_harness_or_a_tokenizer_it_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SpecError, match="asks in text, and the model has no tokenizer here"):
+        harness.model(Loaded(generator(DECODER), None, None))
+    monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
+    with pytest.raises(SpecError, match="lm_eval is not installed; install it with pip install lm-eval"):
+        harness.model(Loaded(bytes_model(), Bytes(), 3))
+    assert np.isfinite(model.loglikelihood([Instance(("a", "b"))])[0][0])

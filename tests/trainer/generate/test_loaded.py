@@ -1,0 +1,196 @@
+"""What was trained or published, in a program's hands: `jaxlaunch.load`, and the program behind `launcher sample`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxlaunch
+from tests.trainer.generate.generators import bytes_model, one_device
+from tests.trainer.text import corpora
+from trainer import contract, spec
+from trainer.checkpoint.store import Store
+from trainer.errors import CheckpointError, SpecError
+from trainer.generate import __main__ as program
+from trainer.generate import tokenizers
+from trainer.generate.choose import Sampling
+from trainer.huggingface import save, special
+
+RECORDED = {"data": {"source": "text", "tokenizer": "bytes"}, "mesh": {"dp": 2, "fsdp": 1, "mp": 1, "dcn": {}}}
+
+
+def params() -> dict[str, np.ndarray]:
+    made = bytes_model()
+    return {name: np.asarray(each) for name, each in made.network.stacked(made.weights).items()}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of checkpoints of step 2, whose average is of other numbers, and of step 5, which has none."""
+    home = tmp_path_factory.mktemp("run") / "checkpoints"
+    store = Store(str(home), keep=3, uid="mine")
+    store.claim()
+    model, other = bytes_model().network.config.model_dump(mode="json"), {k: 2 * v for k, v in params().items()}
+    store.save(2, {"params": params(), "ema": other}, {"model": model, "train": RECORDED, "precision": "fp32"})
+    store.save(5, {"params": params()}, {"model": model, "train": RECORDED | {"data": {"source": "synthetic"}}})
+    store.close()
+    return home
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model as a Hugging Face folder."""
+    to = tmp_path_factory.mktemp("hf") / "model"
+    save.save(str(to), bytes_model().network.config, params())
+    return to
+
+
+def test_a_run_is_loaded_with_all_that_a_program_asks_for(trained: Path) -> None:
+    loaded = jaxlaunch.load(str(trained / "2"), mesh=one_device())
+    assert (loaded.step, loaded.tokenizer is None) == (2, False)
+    found = loaded.params
+    assert all(np.array_equal(found[name], wanted) for name, wanted in params().items())
+    assert found.keys() == params().keys()
+    (sample,), (other,) = loaded.generate(["ab", [1, 2]], max_tokens=8)
+    assert [sample] == bytes_model().generate([[97, 98]], Sampling(max_tokens=8))[0]
+    assert loaded.generate([1, 2], max_tokens=8) == [[other]]
+    (logprob_L,) = loaded.logprobs("abc")
+    logits_LV = np.asarray(loaded.model(np.array([[97, 98, 99]])), np.float64)[0]
+    shares_LV = logits_LV - np.log(np.exp(logits_LV).sum(-1, keepdims=True))
+    np.testing.assert_allclose(logprob_L, shares_LV[[0, 1], [98, 99]], rtol=0, atol=1e-5)
+    average = jaxlaunch.load(str(trained), step=2, ema=True, mesh=one_device()).params
+    assert np.array_equal(average["embedding"], 2 * params()["embedding"])
+
+
+def test_a_sample_ends_before_a_stop(trained: Path) -> None:
+    loaded = jaxlaunch.load(str(trained), step=2, mesh=one_device())
+    ((whole,),) = loaded.generate("ab", max_tokens=40)
+    text = loaded.text(whole) or ""
+    ((cut,),) = loaded.generate("ab", max_tokens=40, stop=[text[3:6]])
+    assert len(cut.ids) < 40 and cut.ended
+    assert (loaded.text(cut) or "").startswith(text[:6])
+
+
+def test_a_hugging_face_folder_says_the_same(trained: Path, exported: Path) -> None:
+    how = {"max_tokens": 8}
+    found = jaxlaunch.load(str(exported), mesh=one_device()).generate("ab", **how)
+    assert found == jaxlaunch.load(str(trained), step=2, mesh=one_device()).generate("ab", **how)
+
+
+def test_all_devices_share_a_model_whose_mesh_is_not_here(exported: Path) -> None:
+    loaded = jaxlaunch.load(str(exported))
+    assert loaded._generator.network.mesh.shape == {"dp": 1, "fsdp": 8, "ep": 1, "mp": 1}
+
+
+def test_an_export_says_which_tokens_are_special(exported: Path, tmp_path: Path) -> None:
+    config = json.loads((exported / "config.json").read_text())
+    assert [config[key] for key in special.KEYS] == [None] * 3
+    assert json.loads((exported / special.GENERATION).read_text()) == {}
+    assert (config["max_position_embeddings"], special.ends(str(exported))) == (64, ())
+    (exported.parent / "source").mkdir()
+    said = {"eos_token_id": [3, 4], "temperature": 0.6}
+    (exported.parent / "source" / special.GENERATION).write_text(json.dumps(said))
+    (exported.parent / "source" / "config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 3}))
+    source = str(exported.parent / "source")
+    save.save(str(tmp_path / "out"), bytes_model().network.config.model_copy(update={"init_from": source}), params())
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert [config[key] for key in special.KEYS] == [1, [3, 4], None]
+    assert json.loads((tmp_path / "out" / special.GENERATION).read_text()) == {"bos_token_id": 1, **said}
+    assert special.ends(source) == (3, 4)
+
+
+def test_a_tokenizer_beside_the_weights_is_used_and_ends_a_text(tmp_path: Path) -> None:
+    place = corpora.saved(tmp_path, bos_token=corpora.BEGIN)
+    found = tokenizers.of(256, None, tokenizers.files_of(place), place)
+    assert found is not None
+    ids = found.encode("return x ** 2")
+    assert (ids[0], found.ends, found.decode(ids)) == (1, (0,), "return x ** 2")
+    assert tokenizers.of(500, {"source": "synthetic"}, {}, place) is None
+    by_bytes = tokenizers.of(300, {"tokenizer": "bytes"}, {}, place)
+    assert by_bytes is not None and by_bytes.decode([104, 105, 299]) == "hi\ufffd"
+
+
+def test_what_cannot_be_loaded_is_refused(trained: Path, exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="is a Hugging Face folder, which holds neither steps nor a moving average"):
+        jaxlaunch.load(str(exported), step=3)
+    with pytest.raises(CheckpointError, match="holds no finished step 7; it holds 2, 5"):
+        jaxlaunch.load(str(trained), step=7)
+    with pytest.raises(SpecError, match="step 5 holds no moving average"):
+        jaxlaunch.load(str(trained), ema=True)
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        jaxlaunch.load(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(SpecError, match="model_type is bert, and only llama"):
+        jaxlaunch.load(str(tmp_path))
+    loaded = jaxlaunch.load(str(trained), mesh=one_device())
+    loaded.tokenizer = None
+    with pytest.raises(SpecError, match="the prompt is text, and the model's 256 tokens have no tokenizer here"):
+        loaded.generate("ab")
+
+
+# --- the program of `launcher sample` ---------------------------------------------------------------------------------
+
+
+def said(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, list[Any]]:
+    """The code, and the JSON objects on stdout or the lines on stderr of a refusal."""
+    monkeypatch.setattr(sys, "argv", ["trainer.generate", *arguments])
+    code = program.main()
+    out, err = capfd.readouterr()
+    return code, err.splitlines() if code else list(map(json.loads, out.splitlines()))
+
+
+def test_one_sample_is_said_as_it_is_made_and_several_at_the_end(
+    exported: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, (*pieces, last) = said(capfd, monkeypatch, str(exported), "--prompt=ab", "--max-tokens=20")
+    text = "".join(each["piece"] for each in pieces)
+    assert (code, text) == (0, last["samples"][0][0]["text"])
+    assert len(pieces) > 1 and last["tokens"] == 20
+    drawing = ("--n=2", "--temperature=1.0", "--max-tokens=4")
+    code, (last,) = said(capfd, monkeypatch, str(exported), "--prompt=ab", "--ids=1 2, 3", *drawing)
+    assert (code, [len(of_prompt) for of_prompt in last["samples"]], last["tokens"]) == (0, [2, 2], 16)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("--ids=1 x",), contract.BAD_SPEC, "--ids '1 x' are no token ids; write whole numbers, such as '1 2 3'"),
+        (("--ids=1 256",), contract.BAD_SPEC, "prompt 1 has the token 256, the model those from 0 to 255"),
+        (("--prompt=",), contract.BAD_SPEC, "prompt 1 has no tokens; give at least one"),
+        (("--prompt=a", "--n=2"), contract.BAD_SPEC, "n = 2 samples at temperature 0 would be equal"),
+        (("--prompt=a", "--step=3"), contract.BAD_SPEC, "is a Hugging Face folder, which holds neither steps"),
+    ],
+)
+def test_what_cannot_be_sampled_is_a_sentence(
+    arguments: tuple[str, ...],
+    code: int,
+    says: str,
+    exported: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, (line,) = said(capfd, monkeypatch, str(exported), *arguments)
+    assert found == code and says in line
+
+
+def test_samples_of_a_training_are_checked_before_its_first_step() -> None:
+    from trainer.generate.samples import Samples
+
+    keys = {"task": "trainer.tasks.lm:NextToken", "model": {"kind": "decoder", "vocab": 300, "length": 16}}
+    train = spec.TrainSpec(**keys)
+    for model, prompts, says in (
+        (train.model, ["def "], "train.eval.samples: 'def ' is text, and train.data has no tokenizer; give token ids"),
+        (train.model, [[1, 300]], "train.eval.samples: prompt 1 has the token 300, the model those from 0 to 299"),
+        (spec.ViT(), [[1]], "train.eval.samples: train.model.kind = vit does not generate tokens"),
+        (spec.GPT2(length=8), [[1]], "train.eval.samples: prompt 1 has 1 tokens, and max_tokens = 64 more"),
+    ):
+        with pytest.raises(SpecError) as raised:
+            Samples(train.model_copy(update={"model": model}), spec.Samples(prompts=prompts), one_device())
+        assert says in str(raised.value)
+    with pytest.raises(SpecError, match="train.eval.samples of adapters are not made while they train"):
+        Samples(train.model_copy(update={"lora": {}}), spec.Samples(prompts=[[1]]), one_device())

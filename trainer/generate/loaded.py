@@ -1,0 +1,226 @@
+"""A trained model in a program's hands: out of a checkpoint, or out of a Hugging Face folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import pydantic
+from etils import epath
+from jax import Array
+
+from trainer import spec
+from trainer.adapters import merged as adapters
+from trainer.adapters.keys import Lora
+from trainer.architectures import Model
+from trainer.buckets import remote
+from trainer.checkpoint import carried, reader
+from trainer.checkpoint.averaged import averaged
+from trainer.errors import CheckpointError, SpecError
+from trainer.generate import tokenizers
+from trainer.generate.choose import Sampling
+from trainer.generate.generator import Generator, Ids, Sample
+from trainer.generate.network import Network
+from trainer.generate.tokenizers import Tokenizer
+from trainer.huggingface import folder as folders
+from trainer.huggingface import load as published
+from trainer.huggingface import special
+from trainer.models.language_model import LanguageModel
+from trainer.parallel import mesh as meshes
+
+Prompt = str | Ids
+
+
+class Loaded:
+    """A model with its weights on the devices, laid out for generation.
+
+    `config` has its sizes, `tokenizer` is None where its tokens are another program's, `step` where it was published.
+    """
+
+    def __init__(self, generator: Generator, tokenizer: Tokenizer | None, step: int | None) -> None:
+        self.config = generator.network.config
+        self.tokenizer, self.step = tokenizer, step
+        self._generator = generator
+
+    @property
+    def params(self) -> dict[str, Array]:
+        """The parameters by name, the layers stacked: a copy, made when it is asked for."""
+        return self._generator.network.stacked(self._generator.weights)
+
+    @property
+    def model(self) -> LanguageModel:
+        """The flax.nnx module with a copy of the parameters: tokens_BL -> logits_BLV."""
+        return self._generator.network.merged(self.params)
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], *, stop: Sequence[str] = (), **how: Any
+    ) -> list[list[Sample]]:
+        """Samples of each prompt, a text or token ids; `how` are the fields of Sampling, greedy by default.
+
+        A sample ends before a text of `stop`; its ids may have more, up to where that was seen. Raises SpecError for
+        what does not fit the model.
+        """
+        rows = self.rows(prompts)
+        if not stop:
+            return self._generator.generate(rows, Sampling(**how))
+        if self.tokenizer is None:
+            raise SpecError("stop is text, and the model has no tokenizer here")
+        if how.get("beams", 1) > 1:
+            raise SpecError("stop ends a sample, and beams are compared whole: leave one out")
+        decode = self.tokenizer.decode
+        return self._generator.generate(rows, Sampling(**how), lambda ids: any(text in decode(ids) for text in stop))
+
+    def stream(self, prompt: Prompt, **how: Any) -> Iterator[Sample]:
+        """One sample of a prompt, again after every few tokens."""
+        for samples in self._generator.stream(self.rows([prompt]), Sampling(**how), every=4):
+            yield samples[0]
+
+    def logprobs(self, rows: Prompt | Sequence[Prompt]) -> list[np.ndarray]:
+        """For each row the log-probability of every token given those before it, float32 [L - 1]."""
+        return [logprob_L for logprob_L, _ in self.scored(rows)]
+
+    def scored(self, rows: Prompt | Sequence[Prompt]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The same, and whether each token was the likeliest, bool [L - 1]."""
+        return self._generator.logprobs(self.rows(rows))
+
+    def text(self, sample: Sample) -> str | None:
+        """A sample as text; None without a tokenizer."""
+        return None if self.tokenizer is None else self.tokenizer.decode(sample.ids)
+
+    def rows(self, prompts: Prompt | Sequence[Prompt]) -> list[Ids]:
+        """Prompts, or a single one, as token ids. Raises SpecError for text without a tokenizer."""
+        is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        each: Any = [prompts] if is_one else prompts
+        return [self._ids(prompt) for prompt in each]
+
+    def _ids(self, prompt: Prompt) -> Ids:
+        if not isinstance(prompt, str):
+            return [int(token) for token in prompt]
+        if self.tokenizer is None:
+            raise SpecError(
+                f"the prompt is text, and the model's {self.config.vocab} tokens have no tokenizer here: give token ids"
+            )
+        return self.tokenizer.encode(prompt)
+
+
+def load(
+    folder: str,
+    *,
+    step: int | Literal["best"] | None = None,
+    ema: bool = False,
+    precision: spec.Precision | None = None,
+    mesh: spec.Mesh | jax.sharding.Mesh | None = None,
+    note: Callable[[str], None] = print,
+) -> Loaded:
+    """The model of a folder of checkpoints, by default its newest undamaged step, or of a Hugging Face folder.
+
+    `ema` takes the moving average. `precision` is by default the training's, and fp32 for a Hugging Face folder; `mesh`
+    the training's where it fits the devices that are here, else all of them split the weights. `note` gets sentences
+    about what is not as asked. Raises CheckpointError where no step is usable, SpecError for what is not supported.
+    """
+    if remote.is_remote(folder):
+        remote.check("the folder of weights", folder)
+    if _is_published(folder):
+        if step is not None or ema:
+            raise SpecError(f"{folder} is a Hugging Face folder, which holds neither steps nor a moving average")
+        return _published(folder, precision or "fp32", mesh)
+    return _checkpoint(folder, step, ema, precision, mesh, note)
+
+
+def _is_published(folder: str) -> bool:
+    config = epath.Path(folder) / "config.json"
+    if not remote.is_remote(folder):
+        return bool(config.exists())
+    with remote.storage(f"reading {folder}", SpecError):
+        return bool(config.exists())
+
+
+def _published(folder: str, precision: spec.Precision, mesh: spec.Mesh | jax.sharding.Mesh | None) -> Loaded:
+    config = folders.described_by(folder).model_copy(update={"init_from": folder})
+    network = Network(config, _mesh(mesh, None), precision)
+    weights = network.laid_out(published.load(config, network.abstract))
+    tokenizer = tokenizers.of(network.config.vocab, None, tokenizers.files_of(folder), folder)
+    return Loaded(Generator(network, weights, _ends(folder, tokenizer)), tokenizer, None)
+
+
+def _ends(folder: str | None, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """The tokens that end a text: as the folder says, and as the tokenizer does."""
+    return tuple({*(special.ends(folder) if folder else ()), *(tokenizer.ends if tokenizer else ())})
+
+
+def _checkpoint(
+    folder: str,
+    step: int | Literal["best"] | None,
+    ema: bool,
+    precision: spec.Precision | None,
+    mesh: spec.Mesh | jax.sharding.Mesh | None,
+    note: Callable[[str], None],
+) -> Loaded:
+    found = reader.find(folder, step, note)
+    if "model" not in found.meta:
+        raise CheckpointError(f"step {found.step} does not record its model; steps that this version saves do")
+    config: Any = pydantic.TypeAdapter(Model).validate_python(found.meta["model"])
+    recorded = found.meta.get("train", {})
+    of: Any = precision or pydantic.TypeAdapter(spec.Precision).validate_python(found.meta.get("precision", "fp32"))
+    network = Network(config, _mesh(mesh, recorded.get("mesh")), of)
+    params = found.part("params")
+    if ema and not found.part("ema"):
+        raise SpecError(f"step {found.step} holds no moving average: the training had no train.optimizer.ema")
+    stored: Mapping[str, Any] = {**params, **found.part("ema")} if ema else averaged(params, found.part("opt"))
+    if found.meta.get("lora") is not None:
+        lora = Lora.model_validate(found.meta["lora"])
+        where = f"step {found.step} of {folder}"
+        stored = adapters.parameters(network.config, lora, found.meta.get("base"), stored, where)
+    weights = network.laid_out(_Read(network, stored))
+    tokenizer = tokenizers.of(config.vocab, recorded.get("data"), carried.kept(folder), folder)
+    return Loaded(Generator(network, weights, _ends(config.init_from, tokenizer)), tokenizer, found.step)
+
+
+class _Read(dict[str, Any]):
+    """The parameters of a checkpoint by name, each read when it is taken: no two are in memory at a time."""
+
+    def __init__(self, network: Network, stored: Mapping[str, Any]) -> None:
+        odd = sorted(network.abstract.keys() ^ stored.keys())
+        if odd:
+            raise SpecError(f"the checkpoint's parameters are not the model's: {', '.join(odd[:5])}")
+        super().__init__(stored)
+        self._abstract = network.abstract
+
+    def pop(self, name: str, *default: Any) -> Array:
+        """The array, on the devices."""
+        like, whole = self._abstract[name], _whole(super().pop(name))
+        return jax.make_array_from_callback(like.shape, like.sharding, lambda at: whole[at].astype(like.dtype))
+
+
+def _whole(stored: Any) -> np.ndarray[Any, Any]:
+    """A stored parameter; a stack is read layer by layer, as what merges adapters gives it."""
+    axes = [slice(None)] * len(stored.shape)
+    if len(axes) < 3 or isinstance(stored, reader.StoredArray):
+        return np.asarray(stored[tuple(axes)])
+    return np.stack([np.asarray(stored[(layer, *axes[1:])]) for layer in range(stored.shape[0])])
+
+
+def _mesh(asked: spec.Mesh | jax.sharding.Mesh | None, recorded: Mapping[str, Any] | None) -> jax.sharding.Mesh:
+    """The mesh asked for; else that of the training where it fits, else all devices as fsdp."""
+    if asked is not None:
+        return asked if isinstance(asked, jax.sharding.Mesh) else meshes.build(asked)
+    devices = jax.devices()
+    sizes = {axis: size for axis, size in (recorded or {}).items() if isinstance(size, int)}
+    if recorded and -1 not in sizes.values() and math.prod(sizes.values()) == len(devices):
+        return meshes.build(spec.Mesh.model_validate(recorded))
+    return meshes.build(spec.Mesh(fsdp=len(devices)))
+
+
+def described(samples: Sequence[Sequence[Sample]], texts: Callable[[Sample], str | None]) -> list[list[dict[str, Any]]]:
+    """Samples as JSON: `text` where there is a tokenizer, `ids`, `score` and whether they `ended`."""
+
+    def one(sample: Sample) -> dict[str, Any]:
+        """One of them."""
+        text = texts(sample)
+        known = {} if text is None else {"text": text}
+        return {**known, "ids": sample.ids, "score": sample.score, "ended": sample.ended}
+
+    return [[one(sample) for sample in of_prompt] for of_prompt in samples]

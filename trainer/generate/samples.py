@@ -1,0 +1,62 @@
+"""What a model goes on with while it trains: the prompts of `eval.samples`, at each evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax import Array
+
+from trainer import spec
+from trainer.data.sources.open import tokenizer_files
+from trainer.errors import SpecError
+from trainer.generate import tokenizers
+from trainer.generate.choose import Sampling
+from trainer.generate.generator import Generator, Ids, check
+from trainer.generate.network import Network, Weights
+from trainer.spec import TrainSpec
+
+KEY = "train.eval.samples"
+
+
+class Samples:
+    """Samples of a training's prompts. Raises SpecError where its model cannot go on from them."""
+
+    def __init__(self, train: TrainSpec, asked: spec.Samples, mesh: jax.sharding.Mesh) -> None:
+        if train.lora is not None:
+            raise SpecError(f"{KEY} of adapters are not made while they train; leave it out and use launcher sample")
+        try:
+            self._network = Network(train.model, mesh, train.precision)
+            files, vocab = tokenizer_files(train.data), self._network.config.vocab
+            self._tokenizer = tokenizers.of(vocab, train.data.model_dump(), files, "train.data.tokenizer")
+            self._how = Sampling(max_tokens=asked.max_tokens, temperature=asked.temperature, seed=train.seed)
+            self._prompts = asked.prompts
+            self._rows = [self._ids(prompt) for prompt in asked.prompts]
+            check(self._network.config, self._rows, self._how)
+        except SpecError as error:
+            raise SpecError(f"{KEY}: {error}") from None
+        self._generator = Generator(self._network, Weights({}, ()), self._tokenizer.ends if self._tokenizer else ())
+
+    def taken(self, params: Mapping[str, Array]) -> list[dict[str, Any]]:
+        """A sample of each prompt with these stacked parameters, as JSON. Every process takes part.
+
+        While they are made, a copy of the parameters in the compute dtype is on the devices.
+        """
+        self._generator.weights = self._network.laid_out(dict(params), keep=True)
+        found = self._generator.generate(self._rows, self._how)
+        self._generator.weights = Weights({}, ())
+        return [
+            {"prompt": prompt, "sample": self._shown(sample.ids)}
+            for prompt, (sample,) in zip(self._prompts, found, strict=True)
+        ]
+
+    def _ids(self, prompt: str | Ids) -> Ids:
+        if not isinstance(prompt, str):
+            return prompt
+        if self._tokenizer is None:
+            raise SpecError(f"{prompt!r} is text, and train.data has no tokenizer; give token ids")
+        return self._tokenizer.encode(prompt)
+
+    def _shown(self, ids: Ids) -> str | Ids:
+        return ids if self._tokenizer is None else self._tokenizer.decode(ids)
