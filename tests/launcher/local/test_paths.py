@@ -10,6 +10,7 @@ from launcher.job.load import JobSpec
 from launcher.job.profile import ClusterDefaults
 from launcher.local import paths, run
 from launcher.manifests.resolve import resolve
+from trainer.spec import Mixture, Text
 
 
 def spec(folder: Path, **keys: Any) -> JobSpec:
@@ -67,6 +68,20 @@ def test_every_path_of_the_train_block_is_rewritten_and_nothing_else(tmp_path: P
         "compile_cache": f"{tmp_path}/cache",
         "model": {"kind": "decoder", "init_from": f"{tmp_path}/weights"},
     }
+
+
+def test_the_files_of_a_tokenizer_and_of_every_part_of_a_mixture_are_rewritten(tmp_path: Path) -> None:
+    parts = {"a": {"weight": 1, "path": "/data/a"}, "b": {"weight": 2, "path": ["b/*"], "eval_path": "gs://c/d"}}
+    data = {"source": "mixture", "tokenizer": "tok", "data_dir": "/data/made", "parts": parts}
+    job = spec(tmp_path, volumes=VOLUMES, train={"task": "mine:Task", "data": data})
+    assert job.train is not None
+    found = paths.of(job, tmp_path, tmp_path / "run", {"corpus": Path("/x")}).train(job.train).data
+    assert isinstance(found, Mixture)
+    assert (found.tokenizer, found.data_dir) == (f"{tmp_path}/tok", "/x/made")
+    assert [part.path for part in found.parts.values()] == ["/x/a", [f"{tmp_path}/b/*"]]
+    assert found.parts["b"].eval_path == "gs://c/d"
+    bare = job.train.model_copy(update={"data": Text(source="text", path="/data/a")})
+    assert paths.of(job, tmp_path, tmp_path / "run", {}).train(bare).data.tokenizer == "bytes"  # type: ignore[union-attr]
 
 
 def test_what_the_job_leaves_to_the_task_stays_unsaid(tmp_path: Path) -> None:

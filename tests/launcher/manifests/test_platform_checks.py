@@ -105,6 +105,16 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
             "checkpoint: {url: gs://b}",
             "train.data.path = a.txt is relative to the job file",
         ),
+        (
+            TRAIN + "train: {task: 'a:B', data: {source: text, path: /a/b, tokenizer: here}}\n",
+            "checkpoint: {url: gs://b}",
+            "train.data.tokenizer = here is relative to the job file",
+        ),
+        (
+            TRAIN + "train: {task: 'a:B', data: {source: mixture, parts: {x: {weight: 1, path: a.txt}}}}\n",
+            "checkpoint: {url: gs://b}",
+            "train.data.parts.x.path = a.txt is relative to the job file",
+        ),
         (CPU + "init: [{image: i}]\n", "", "init.0 has no name."),
         (CPU + "init: [{name: main}]\n", "", "init.0.name = main is taken."),
         (CPU + "init: [{name: a}, {name: a}]\n", "", "init.1.name = a is taken."),
