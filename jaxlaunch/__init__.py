@@ -1,13 +1,18 @@
-"""What a program of yours may import of jaxlaunch: `load`. Imports nothing else until it is called."""
+"""What a program of yours may import of jaxlaunch: `load`, and `report`. Neither imports more until it is called.
+
+Standard library only, Python >= 3.10: the agent brings this file and `report` into images that hold nothing else of ours.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from jaxlaunch.reporting import report
+
 if TYPE_CHECKING:
     from trainer.generate.loaded import Loaded
 
-__all__ = ["load"]
+__all__ = ["load", "report"]
 
 
 def load(run: str, *, step: int | Literal["best"] | None = None, **options: Any) -> Loaded:

@@ -18,11 +18,12 @@ from launcher.agent.__main__ import main
 
 main()
 """
+JAXLAUNCH = ("jaxlaunch/__init__.py", "jaxlaunch/reporting.py")  # what programs import of ours in any image
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the first of the zip format: equal sources give equal bytes
 
 
 def pack() -> bytes:
-    """The bytes of a zipapp that holds the agent and trainer.contract; equal sources give equal bytes."""
+    """The bytes of a zipapp that holds the agent, trainer.contract and jaxlaunch.report: equal bytes of equal sources."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, text in [("__main__.py", MAIN), *_sources()]:
@@ -35,7 +36,8 @@ def pack() -> bytes:
 def _sources() -> Iterator[tuple[str, str]]:
     agent = Path(__file__).parent
     root = agent.parent.parent
-    files = [root / "launcher" / "__init__.py", root / "trainer" / "__init__.py", root / "trainer" / "contract.py"]
+    ours = ("launcher/__init__.py", "trainer/__init__.py", "trainer/contract.py", *JAXLAUNCH)
+    files = [root / name for name in ours]
     for file in sorted([*files, *agent.rglob("*.py")]):
         if file.name != Path(__file__).name:
             yield file.relative_to(root).as_posix(), file.read_text()

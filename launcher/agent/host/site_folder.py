@@ -12,6 +12,7 @@ import shutil
 import tempfile
 
 HOOKS = ("sitecustomize.py", "jaxhook.py", "standby.py")  # of launcher/agent/site
+FALLBACK = "fallback"  # a folder that comes last on a program's sys.path: for images without our package
 MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux
 
 
@@ -29,6 +30,9 @@ class SiteFolder:
         for name in HOOKS:
             self._copy("launcher.agent", f"site/{name}", name)
         self._copy("trainer", "contract.py", "contract.py")
+        os.makedirs(os.path.join(self.site, FALLBACK, "jaxlaunch"))
+        for name in ("__init__.py", "reporting.py"):
+            self._copy("jaxlaunch", name, f"{FALLBACK}/jaxlaunch/{name}")
 
     def path(self, suffix: str) -> str:
         """A path in the folder that was not returned before."""

@@ -122,8 +122,12 @@ def _dump_stacks_on_signal() -> None:
 
 
 def _run_the_next() -> None:
-    """Runs the sitecustomize that ours shadows, and removes our folder from the program's sys.path."""
+    """Runs the sitecustomize that ours shadows, and removes our folder from the program's sys.path.
+
+    What the image may lack of ours, `jaxlaunch.report`, comes last there.
+    """
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != HERE]
+    sys.path.append(os.path.join(HERE, "fallback"))
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)

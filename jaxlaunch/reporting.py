@@ -1,0 +1,145 @@
+"""`report`: a program of your own tells its agent how far it is. Standard library only, Python >= 3.10.
+
+The agent brings this file into images that hold nothing else of ours. Outside a job, and in processes that the program
+itself starts, a call checks its arguments and does nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import operator
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+PERIOD_S = 0.1  # between two messages: a loop may report each of a thousand steps a second
+PHASES = (
+    "restore",
+    "compile",
+    "step",
+    "data",
+    "eval",
+    "save",
+    "done",
+)  # those of trainer.contract that a program names
+
+_CONTRACT = "_jaxlaunch_contract"  # the module of the site hook, which the agent has every Python load
+
+
+class Reports:
+    """What was reported last, by kind: sent at once, or as soon as PERIOD_S has passed since what was sent before.
+
+    `send` returns False for a line that it could not write now. Safe to call from any thread.
+    """
+
+    def __init__(self, send: Callable[[Mapping[str, Any]], bool]) -> None:
+        self._send = send
+        self._newest: dict[str, Mapping[str, Any]] = {}  # not sent yet
+        self._sent_at = -math.inf
+        self._is_timed = False
+        self._lock = threading.Lock()
+
+    def put(self, lines: Mapping[str, Mapping[str, Any]]) -> None:
+        """Replaces what waits by `lines`: kind -> message."""
+        with self._lock:
+            self._newest.update(lines)
+            self._send_or_wait()
+
+    def flush(self) -> None:
+        """Sends what waits, as far as it is taken now."""
+        with self._lock:
+            self._flush()
+
+    def _send_or_wait(self) -> None:
+        if self._is_timed:
+            return
+        wait_s = self._sent_at + PERIOD_S - time.monotonic()
+        if wait_s <= 0:
+            self._flush()
+        if self._newest:
+            timer = threading.Timer(wait_s if wait_s > 0 else PERIOD_S, self._late)
+            timer.daemon, self._is_timed = True, True
+            timer.start()
+
+    def _late(self) -> None:
+        with self._lock:
+            self._is_timed = False
+            self._send_or_wait()
+
+    def _flush(self) -> None:
+        self._sent_at = time.monotonic()
+        self._newest = {kind: line for kind, line in self._newest.items() if not self._send(line)}
+
+
+_of_process: tuple[int, Reports | None] | None = None  # pid, and its reports
+
+
+def report(
+    *, step: int | None = None, phase: str = "step", committed: int | None = None, **metrics: float | None
+) -> None:
+    """Tells the agent that `step` steps are complete and which phase the program is in now.
+
+    From the first call on the job's `budgets` hold for the program: a phase, or a step, that lasts longer is a hang,
+    and the gang ends with the step and the stacks of every rank. `launcher status`, the progress annotation and
+    summary.json show step and metrics; lost work is counted from `committed`, the step of the newest checkpoint that
+    is complete on storage.
+
+    Cheap enough for every step: at most ten messages a second leave, the newest always. `metrics` are numbers, or
+    arrays of one number; of rank 0's the newest are kept. Raises TypeError or ValueError for arguments of another kind,
+    outside a job too.
+    """
+    if phase not in PHASES:
+        raise ValueError(f"report(phase={phase!r}): a phase is one of {', '.join(PHASES)}")
+    lines: dict[str, Mapping[str, Any]] = {"phase": {"phase": phase}}
+    if step is not None:
+        lines["phase"] = {"phase": phase, "step": _count("step", step)}
+    if committed is not None:
+        lines["committed"] = {"committed": _count("committed", committed)}
+    if metrics:
+        lines["metrics"] = {"metrics": {name: _number(name, value) for name, value in metrics.items()}}
+    reports = _reports()
+    if reports is not None:
+        reports.put(lines)
+
+
+def _count(name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"report({name}={value!r}): a whole number, not {type(value).__name__}") from None
+    if number < 0:
+        raise ValueError(f"report({name}={value!r}): a number of steps, at least 0")
+    return number
+
+
+def _number(name: str, value: Any) -> float | None:
+    """A finite number; None for others, which JSON has not."""
+    if value is None:
+        return None
+    try:
+        number = float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError):
+        raise TypeError(f"report({name}=…): a number, not {type(value).__name__}") from None
+    return number if math.isfinite(number) else None
+
+
+def _reports() -> Reports | None:
+    """Those of this process; None outside a job, and in a process that the program started."""
+    global _of_process
+    if _of_process is None or _of_process[0] != os.getpid():
+        _of_process = os.getpid(), _opened()
+    return _of_process[1]
+
+
+def _opened() -> Reports | None:
+    contract: Any = sys.modules.get(_CONTRACT)
+    if contract is None or os.environ.get(contract.REPORTER) != str(os.getpid()):
+        return None
+    fd = int(os.environ[contract.PROGRESS_FD])
+    reports = Reports(lambda line: contract.send(fd, line))
+    atexit.register(reports.flush)
+    return reports

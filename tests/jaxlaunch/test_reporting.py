@@ -1,0 +1,98 @@
+"""`jaxlaunch.report` in one process: what it sends, when, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxlaunch
+from jaxlaunch import reporting
+from trainer import contract
+
+
+class Pipe:
+    """Keeps what is sent; refuses all while it is full."""
+
+    def __init__(self) -> None:
+        self.lines: list[Mapping[str, Any]] = []
+        self.is_full = False
+        self.taken = threading.Event()
+
+    def send(self, line: Mapping[str, Any]) -> bool:
+        if not self.is_full:
+            self.lines.append(line)
+            self.taken.set()
+        return not self.is_full
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
+    made = Pipe()
+    reports = reporting.Reports(made.send)
+    monkeypatch.setattr(reporting, "_reports", lambda: reports)
+    return made
+
+
+def test_the_first_is_sent_at_once_and_of_many_the_newest(pipe: Pipe) -> None:
+    jaxlaunch.report(step=1, loss=np.float32(0.5))
+    assert pipe.lines == [{"phase": "step", "step": 1}, {"metrics": {"loss": 0.5}}]
+    pipe.taken.clear()
+    for step in range(2, 500):
+        jaxlaunch.report(step=step)
+    assert pipe.taken.wait(60)
+    while pipe.lines[-1] != {"phase": "step", "step": 499}:
+        assert pipe.taken.wait(60)
+    assert len(pipe.lines) < 100
+
+
+def test_what_a_full_pipe_refuses_is_sent_later(pipe: Pipe) -> None:
+    pipe.is_full = True
+    jaxlaunch.report(phase="save", committed=7)
+    pipe.is_full = False
+    assert pipe.taken.wait(60)
+    while len(pipe.lines) < 2:
+        assert pipe.taken.wait(60)
+    assert pipe.lines == [{"phase": "save"}, {"committed": 7}]
+
+
+def test_numbers_that_json_has_not_become_null(pipe: Pipe) -> None:
+    jaxlaunch.report(step=1, loss=math.nan, norm=math.inf, rate=np.ones((1,)), none=None)
+    assert pipe.lines[-1] == {"metrics": {"loss": None, "norm": None, "rate": 1.0, "none": None}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"step": 1.5}, "report(step=1.5): a whole number, not float"),
+        ({"step": -1}, "report(step=-1): a number of steps, at least 0"),
+        ({"committed": "4"}, "report(committed='4'): a whole number, not str"),
+        (
+            {"phase": "training"},
+            "report(phase='training'): a phase is one of restore, compile, step, data, eval, save, done",
+        ),
+        ({"loss": "low"}, "report(loss=…): a number, not str"),
+        ({"loss": [1.0, 2.0]}, "report(loss=…): a number, not list"),
+    ],
+)
+def test_what_is_no_report_is_refused_outside_a_job_too(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        jaxlaunch.report(**arguments)
+    assert str(caught.value) == said
+
+
+def test_outside_a_job_it_does_nothing_and_needs_the_standard_library_alone() -> None:
+    program = "import sys, jaxlaunch; jaxlaunch.report(step=1, loss=2.0); print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    tops = {name.partition(".")[0] for name in done.stdout.split()}
+    assert not tops & {"jax", "numpy", "launcher", "trainer"}
+
+
+def test_its_phases_are_those_of_the_contract() -> None:
+    assert contract.PHASES == ("init", *reporting.PHASES)
