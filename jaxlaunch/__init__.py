@@ -1,6 +1,6 @@
 """What a program of yours may import of jaxlaunch: `load`, and `report`. Neither imports more until it is called.
 
-Standard library only, Python >= 3.10: the agent brings this file and `report` into images that hold nothing else of ours.
+Standard library only, Python >= 3.10: the agent brings this file and `report` into images without our packages.
 """
 
 from __future__ import annotations
