@@ -147,7 +147,8 @@ def test_what_a_program_imports_imports_nothing_before_it_is_called() -> None:
     tree = ast.parse(SOURCES["jaxlaunch"].read_text())
     at_once = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     found = {name.partition(".")[0] for name in imported("\n".join(map(ast.unparse, at_once)))}
-    assert found <= set(sys.stdlib_module_names)
+    assert found <= set(sys.stdlib_module_names) | {"jaxlaunch"}
+    assert set(OURS["jaxlaunch.reporting"]) == set()
 
 
 def test_no_import_runs_in_a_circle() -> None:
@@ -175,7 +176,9 @@ def test_a_side_imports_of_the_other_only_what_is_shared(module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_imports_only_the_packages_of_its_side(module: str) -> None:
-    allowed = OUTSIDE[longest(module, OUTSIDE) or ""] | {"launcher", "trainer"} | set(sys.stdlib_module_names)
+    allowed = (
+        OUTSIDE[longest(module, OUTSIDE) or ""] | {"jaxlaunch", "launcher", "trainer"} | set(sys.stdlib_module_names)
+    )
     assert {name.partition(".")[0] for name in IMPORTS[module]} <= allowed
 
 

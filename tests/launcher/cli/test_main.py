@@ -58,7 +58,7 @@ def test_the_launcher_never_imports_the_jax_side() -> None:
         "import sys; import launcher.cli.validate, launcher.cli.schema, launcher.cli.init;"
         "print(sorted(name for name in sys.modules if name.split('.')[0] in ('trainer', 'jax', 'numpy')))"
     )
-    ours = "architectures", "contract", "optim", "optim.keys", "presets", "spec"
+    ours = "adapters", "adapters.keys", "architectures", "contract", "optim", "optim.keys", "presets", "spec"
     assert python("-c", code).stdout == f"{['trainer', *(f'trainer.{name}' for name in ours)]}\n"
 
 
