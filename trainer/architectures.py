@@ -214,7 +214,7 @@ class Decoder(Published):
     router_z: Weight = Field(0.0, description="weight of the squared log of the router's denominator, such as 1e-3")
     capacity: Rate | None = Field(
         None,
-        description="tokens of an example that an expert takes, in even shares, such as 1.25, and leaves out the rest; "
+        description="tokens of an example that an expert takes, the first ones, in even shares, such as 1.25; "
         "null: all",
     )
 

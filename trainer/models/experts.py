@@ -95,17 +95,19 @@ class Routed(NamedTuple):
 
         `balance_loss` is transformers' load_balancing_loss_func: E times the sum over experts of the tokens that chose
         one times its probability, both as means over tokens and layers. `expert_load/3` is the share of all choices
-        that number 3 had, `expert_load_max` the most that an expert of a layer had, in even shares, `expert_left_out`
-        the share of choices that found no place.
+        that number 3 had, `expert_load_max` and `expert_load_min` the most and the least that an expert of a layer had,
+        in even shares, `expert_left_out` the share of choices that found no place.
         """
         layers, experts, each = of.layers, of.experts, of.each
         rows = jnp.maximum(tokens, 1.0) * layers
         chosen_ME = jax.lax.stop_gradient(self.chosen_MSE.sum(1))
         load_E = chosen_ME.sum(0) / (rows * each)
+        even = rows * each / (layers * experts)
         found = {
             "balance_loss": experts * (load_E * each * self.share_SE.sum(0) / rows).sum(),
             "router_z_loss": self.z_S.sum() / rows,
-            "expert_load_max": chosen_ME.max() * layers * experts / (rows * each),
+            "expert_load_max": chosen_ME.max() / even,
+            "expert_load_min": chosen_ME.min() / even,
         }
         if of.has_capacity:
             found["expert_left_out"] = jax.lax.stop_gradient(self.left_out_S.sum()) / (rows * each)
@@ -141,8 +143,10 @@ class Experts(nnx.Module):
 
     def __call__(self, x_BLD: Array, real_BL: Array) -> tuple[Array, Counts]:
         """The stream's share of this layer, whole, and where its tokens went."""
-        # As wide as the stream allows: a router that rounds sends tokens elsewhere.
-        logits_BLE = product(x_BLD.astype(jnp.float32), self.router[...].astype(jnp.float32))
+        # As wide as the stream allows, also where a device multiplies float32 in fewer bits: a router that rounds sends
+        # tokens elsewhere.
+        with jax.default_matmul_precision("highest"):
+            logits_BLE = product(x_BLD.astype(jnp.float32), self.router[...].astype(jnp.float32))
         logits_BLE = constrain(logits_BLE, "batch", "length", None)
         arrays = x_BLD, logits_BLE, real_BL, self.gate[...], self.up[...], self.down[...]
         mesh = jax.sharding.get_abstract_mesh()
@@ -185,7 +189,7 @@ class Experts(nnx.Module):
         else:
             stacked = partial(self._stacked, expert_BLK.size, gate_EDF, up_EDF, down_EFD)
             made_BLKD, has_place_BLK = dispatch.within_capacity(
-                x_BLD, expert_BLK, experts, ways, self.capacity, stacked
+                x_BLD, expert_BLK, real_BL, experts, ways, self.capacity, stacked
             )
         made_BLD = (share_BLK.astype(made_BLKD.dtype)[..., None] * made_BLKD).sum(2)
         if over is not None:  # each device has its share of the hidden units

@@ -67,16 +67,17 @@ def places(capacity: float, length: int, each: int, experts: int) -> int:
 
 
 def within_capacity(
-    x_BLD: Array, expert_BLK: Array, experts: int, ways: int, capacity: float, apply: Stacked
+    x_BLD: Array, expert_BLK: Array, real_BL: Array, experts: int, ways: int, capacity: float, apply: Stacked
 ) -> tuple[Array, Array]:
     """What each token's experts make of it, [B, L, K, D], zeros where one had no place; and where it had, [B, L, K].
 
-    First choices come before second ones, and earlier tokens before later ones. Lepikhin et al. 2020 (GShard).
+    Earlier tokens come before later ones, and then first choices before second ones: what a token gets depends on no
+    later one. Padding, where `real_BL` is 0, takes no place. Lepikhin et al. 2020 (GShard) rank all first choices first.
     """
     batch, length, each = expert_BLK.shape
     count, width = places(capacity, length, each, experts), x_BLD.shape[-1]
-    rank_BLK = _ranks(expert_BLK, experts)
-    total, has_place_BLK = experts * batch * count, rank_BLK < count
+    rank_BLK = _ranks(jnp.where(real_BL[..., None] > 0, expert_BLK, experts), experts + 1)
+    total, has_place_BLK = experts * batch * count, (rank_BLK < count) & (real_BL[..., None] > 0)
     row_BLK = (expert_BLK * batch + jnp.arange(batch, dtype=jnp.int32)[:, None, None]) * count + rank_BLK
     outside_BLK = total + jnp.arange(expert_BLK.size, dtype=jnp.int32).reshape(expert_BLK.shape)
     place_P = jnp.where(has_place_BLK, row_BLK, outside_BLK).reshape(-1)
@@ -100,13 +101,13 @@ def _stacked(sent_ERD: Array, ways: int, apply: Stacked) -> Array:
 def _ranks(expert_BLK: Array, experts: int) -> Array:
     """How many pairs of the same example and expert come before each."""
     batch, length, each = expert_BLK.shape
-    expert_BP = expert_BLK.swapaxes(1, 2).reshape(batch, each * length)
+    expert_BP = expert_BLK.reshape(batch, length * each)
     order_BP = jnp.argsort(expert_BP, axis=1, stable=True)
     starts_BE = jax.vmap(lambda expert_P: _starts(_counts(expert_P, experts)))(expert_BP)
     starts_BP = jnp.take_along_axis(starts_BE, jnp.take_along_axis(expert_BP, order_BP, 1), 1)
-    sorted_BP = jnp.arange(each * length, dtype=jnp.int32)[None, :] - starts_BP
+    sorted_BP = jnp.arange(length * each, dtype=jnp.int32)[None, :] - starts_BP
     rank_BP = jnp.take_along_axis(sorted_BP, jnp.argsort(order_BP, axis=1), 1)
-    return rank_BP.reshape(batch, each, length).swapaxes(1, 2)
+    return rank_BP.reshape(batch, length, each)
 
 
 def _counts(expert_P: Array, experts: int) -> Array:

@@ -9,17 +9,17 @@ import pydantic
 import pytest
 from flax import nnx
 
-from tests.trainer.tiny import EXPERTS, Counting, build, run
+from tests.trainer.tiny import EXPERTS, ROWS, Counting, build, run
 from trainer import spec
 from trainer.errors import SpecError
-from trainer.models.decoder import ACTIVATIONS
-from trainer.models.experts import LISTED, Experts
+from trainer.models.decoder import ACTIVATIONS, Decoder
+from trainer.models.experts import LISTED, Experts, Mixture, Routed
 from trainer.parallel import dispatch
 
 MESHES: list[dict[str, int]] = [
     {"dp": 8},
     {"fsdp": 2, "ep": 4},
-    {"dp": 2, "ep": 2, "mp": 2},
+    {"fsdp": 2, "ep": 2, "mp": 2},
 ]
 TIGHT = EXPERTS.model_copy(update={"capacity": 0.75})
 
@@ -38,9 +38,20 @@ def test_every_mesh_trains_as_one_device(axes: dict[str, int], on_one_device: np
     assert gate.addressable_shards[0].data.size * int(np.prod(list(axes.values()))) == gate.size * axes.get("dp", 1)
 
 
-def test_who_is_left_out_of_a_capacity_does_not_depend_on_the_mesh() -> None:
-    losses, _ = run(Counting(), 5, model=TIGHT)
-    on_mesh, _ = run(Counting(), 5, model=TIGHT, mesh={"dp": 2, "ep": 2, "mp": 2}, remat="full")
+class Padded(Counting):
+    """Rows of which some begin with padding."""
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        batch = super().batch(step)
+        seen = np.ones((ROWS, 17), np.int32)
+        seen[1::4, :6] = 0
+        return batch | {"attention_mask": seen, "mask": batch["mask"] * seen[:, :-1]}
+
+
+def test_who_is_left_out_of_a_capacity_and_the_balance_do_not_depend_on_the_mesh() -> None:
+    keys = {"model": TIGHT, "accumulate": 2}
+    losses, _ = run(Padded(), 5, **keys)
+    on_mesh, _ = run(Padded(), 5, mesh={"dp": 2, "ep": 2, "mp": 2}, remat="full", **keys)
     np.testing.assert_allclose(on_mesh, losses, rtol=1e-5)
 
 
@@ -77,8 +88,9 @@ def test_a_token_gets_the_shares_of_its_experts(keys: dict[str, Any]) -> None:
     assert float(counts.chosen_SE.sum()) == 2 * 16 * 2 and float(counts.left_out_S.sum()) == 0
 
 
-def test_first_choices_and_earlier_tokens_come_first_within_a_capacity() -> None:
+def test_earlier_tokens_come_first_within_a_capacity_and_padding_has_no_place() -> None:
     experts, x_BLD = layer(capacity=0.5)
+    real_BL = jnp.ones((2, 16), jnp.float32).at[0, :5].set(0.0)
     places = dispatch.places(0.5, 16, 2, 4)
     assert places == 4
     shares = jax.nn.softmax(jnp.einsum("bld,de->ble", x_BLD, experts.router[...]))
@@ -86,13 +98,21 @@ def test_first_choices_and_earlier_tokens_come_first_within_a_capacity() -> None
     taken: dict[tuple[int, int, int], bool] = {}
     for b in range(2):
         used = np.zeros(4, int)
-        for choice, t in np.ndindex(2, 16):
-            expert = chosen_BLK[b, t, choice]
-            taken[b, t, choice] = bool(used[expert] < places)
-            used[expert] += 1
-    made_BLD, counts = experts(x_BLD, jnp.ones((2, 16), jnp.float32))
+        for t, choice in np.ndindex(16, 2):
+            expert, is_real = chosen_BLK[b, t, choice], bool(real_BL[b, t])
+            taken[b, t, choice] = is_real and bool(used[expert] < places)
+            used[expert] += is_real
+    made_BLD, counts = experts(x_BLD, real_BL)
     np.testing.assert_allclose(made_BLD, by_hand(experts, x_BLD, taken), atol=2e-6)
-    assert float(counts.left_out_S.sum()) == sum(not each for each in taken.values()) > 0
+    assert float(counts.left_out_S.sum()) == sum(not each for each in taken.values()) - 5 * 2 > 0
+
+
+def test_within_a_capacity_no_token_depends_on_later_ones() -> None:
+    model = Decoder(TIGHT, nnx.Rngs(0))
+    tokens_BL = jax.random.randint(jax.random.key(2), (4, 16), 0, 32)
+    read = nnx.jit(lambda model, tokens_BL: model.read(tokens_BL).x_BLD)
+    made, changed = (read(model, each) for each in (tokens_BL, tokens_BL.at[:, 8:].set(7)))
+    np.testing.assert_allclose(made[:, :8], changed[:, :8], rtol=1e-5, atol=1e-6)
 
 
 def test_padding_is_in_no_count() -> None:
@@ -124,7 +144,22 @@ def test_the_load_of_many_experts_is_not_listed() -> None:
     few = build(task, model=EXPERTS).evaluates(task.batch(0))
     assert {f"expert_load/{number}" for number in range(4)} | {"expert_load_max", "balance_loss"} <= set(few)
     many = EXPERTS.model_copy(update={"experts": LISTED + 1})
-    assert not [name for name in build(task, model=many).evaluates(task.batch(0)) if "/" in name]
+    found = build(task, model=many).evaluates(task.batch(0))
+    assert {"expert_load_max", "expert_load_min"} <= set(found) and not [name for name in found if "/" in name]
+
+
+def test_the_extremes_of_the_load_are_of_one_layer() -> None:
+    of = Mixture(layers=2, experts=2, each=1, has_capacity=False, balance=0.0, router_z=0.0)
+    chosen_MSE = jnp.array([[[1.0, 7.0]], [[6.0, 2.0]]])
+    means = Routed(chosen_MSE, jnp.ones((1, 2)), jnp.zeros(1), jnp.zeros(1)).means(jnp.array(8.0), of)
+    assert [float(means[f"expert_load_{which}"]) for which in ("max", "min")] == [7 / 4, 1 / 4]
+
+
+def test_a_router_multiplies_in_whole_float32() -> None:
+    experts, x_BLD = layer()
+    traced = jax.make_jaxpr(lambda x_BLD: experts(x_BLD, jnp.ones((2, 16)))[1])(x_BLD.astype(jnp.bfloat16))
+    products = [each for each in traced.jaxpr.eqns if each.primitive.name == "dot_general"]
+    assert [each.params["precision"] for each in products] == [(jax.lax.Precision.HIGHEST,) * 2]
 
 
 def test_experts_that_do_not_split_are_refused() -> None:
