@@ -175,11 +175,12 @@ class Decoder(LanguageModel):
         self.norm = RMSNorm(config.width, config.norm_eps, from_one=config.norm_from_one)
         head = partial(weight, rngs, (config.width, config.vocab), ("embed", "vocab"), config.width**-0.5)
         self.head = None if config.tied else head()
-        self.apply = _by_layer(config, options)
         self.scanned, self.cap = config.scan, config.logit_cap
         self.factor = config.width**0.5 if config.embedding_scale else None
         self.mixture = None if config.experts is None else Mixture.of(config)
         self.spans = tuple(_spans(config))
+        # A loop of one round is none to the compiler.
+        self.apply, self.apply_alone = (_by_layer(config, options, looped=looped) for looped in (True, False))
 
     def features(self, tokens_BL: Array, keys: implementations.Keys = None) -> Array:
         """The normalized stream x_BLD after the last layer, in the dtype of the weights."""
@@ -189,16 +190,16 @@ class Decoder(LanguageModel):
         """The features, and what the routers add to the loss and say of where tokens went."""
         x_BLD = self.stream(tokens_BL)
         if self.mixture is None:
-            x_BLD = stack.run(self.apply, self.blocks, x_BLD, keys, scanned=self.scanned)
+            x_BLD = stack.run(self._turns(self.spans[0]), self.blocks, x_BLD, keys, scanned=self.scanned)
             return Features(whole(self.norm(x_BLD)))
         real_BL = real_tokens(keys, tokens_BL.shape)
         carry: Any = x_BLD, Routed.none(self.mixture)
         for span in self.spans:
-            layers, first = stack.part(getattr(self, span.stack), span.start, span.stop), span.layer % len(self.apply)
+            layers = stack.part(getattr(self, span.stack), span.start, span.stop)
             # A layer adds to the row of its place; those without experts read nothing of it.
             place_NM = jnp.eye(span.stop - span.start, self.mixture.layers, dtype=jnp.float32)
-            turns, place_NM = self.apply[first:] + self.apply[:first], jnp.roll(place_NM, span.start, axis=1)
-            carry = stack.run(turns, layers, carry, keys, real_BL, each=(place_NM,), scanned=self.scanned)
+            place_NM = jnp.roll(place_NM, span.start, axis=1)
+            carry = stack.run(self._turns(span), layers, carry, keys, real_BL, each=(place_NM,), scanned=self.scanned)
         x_BLD, routed = carry
         means = routed.means(real_BL.sum(), self.mixture)
         return Features(whole(self.norm(x_BLD)), self.mixture.penalty(means), means)
@@ -209,6 +210,12 @@ class Decoder(LanguageModel):
         if self.factor is not None:
             x_BLD = x_BLD * jnp.asarray(self.factor, x_BLD.dtype)
         return split(whole(x_BLD))
+
+    def _turns(self, span: Span) -> tuple[Callable[..., Any], ...]:
+        """What applies the layers of a span, from its first one on."""
+        apply = self.apply if span.stop - span.start > 1 else self.apply_alone
+        first = span.layer % len(apply)
+        return apply[first:] + apply[:first]
 
 
 class Span(NamedTuple):
@@ -232,8 +239,8 @@ def _spans(config: spec.Decoder) -> list[Span]:
     return spans
 
 
-def _by_layer(config: spec.Decoder, options: ModelOptions) -> tuple[Callable[..., Any], ...]:
-    """What applies a layer, for each place in the pattern of windows."""
+def _by_layer(config: spec.Decoder, options: ModelOptions, *, looped: bool) -> tuple[Callable[..., Any], ...]:
+    """What applies a layer, in a loop over several or alone, for each place in the pattern of windows."""
 
     def applied(name: str) -> Callable[..., Any]:
         """A layer's forward pass with that look, rematerialized as asked."""
@@ -244,7 +251,8 @@ def _by_layer(config: spec.Decoder, options: ModelOptions) -> tuple[Callable[...
             return block(x, keys, look) if config.experts is None else block.routed(x, keys, look, *of_experts)
 
         # Layers of several looks stand side by side in a loop's body, or after it: the compiler could merge them.
-        return remat.layer(apply, options.remat, NAMES, scanned=config.scan and len(config.looks) == 1)
+        scanned = looped and config.scan and len(config.looks) == 1
+        return remat.layer(apply, options.remat, NAMES, scanned=scanned)
 
     made = {name: applied(name) for name in set(config.looks)}
     return tuple(made[name] for name in config.looks)

@@ -124,3 +124,11 @@ def test_only_a_layer_alone_in_a_loop_may_be_recomputed_in_one_with_its_first_pa
     tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
     jaxpr = jax.make_jaxpr(lambda x: Decoder(config, nnx.Rngs(0), ModelOptions("xla", "full"))(x))(tokens)
     assert f"prevent_cse={not is_alone}" in str(jaxpr) and f"prevent_cse={is_alone}" not in str(jaxpr)
+
+
+@pytest.mark.parametrize("keys", [{"layers": 1}, {"experts": 2, "expert_hidden": 8, "dense_layers": [1]}], ids=str)
+def test_a_loop_of_one_layer_is_none_to_the_compiler(keys: dict[str, Any]) -> None:
+    config = spec.Decoder(**{"layers": 3, "width": 16, "heads": 2, "hidden": 16, "vocab": 8, "length": 8, **keys})
+    tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+    jaxpr = jax.make_jaxpr(lambda x: Decoder(config, nnx.Rngs(0), ModelOptions("xla", "full"))(x))(tokens)
+    assert "prevent_cse=True" in str(jaxpr) and "prevent_cse=False" not in str(jaxpr)
