@@ -126,7 +126,8 @@ def _cure(train: TrainSpec, devices: int, shapes: Shapes, room: float) -> str:
     if state > room / 2 and dp > 1:
         return f"the state alone takes {size(state)}: train.mesh.fsdp splits it, dp copies it."
     if state > room / 2:
-        return f"the state alone takes {size(state)}: ask for more devices under train.mesh.fsdp or mp."
+        axes = "fsdp or mp" if getattr(train.model, "experts", None) is None else "fsdp, ep or mp"
+        return f"the state alone takes {size(state)}: ask for more devices under train.mesh.{axes}."
     return "use a smaller batch or more train.accumulate, beside train.remat: full."
 
 

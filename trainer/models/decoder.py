@@ -19,6 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from trainer import spec
 from trainer.attention import implementations
+from trainer.errors import SpecError
 from trainer.models import stack
 from trainer.models.experts import Experts, Mixture, Routed, real_tokens
 from trainer.models.language_model import Features, LanguageModel
@@ -183,7 +184,15 @@ class Decoder(LanguageModel):
         self.apply, self.apply_alone = (_by_layer(config, options, looped=looped) for looped in (True, False))
 
     def features(self, tokens_BL: Array, keys: implementations.Keys = None) -> Array:
-        """The normalized stream x_BLD after the last layer, in the dtype of the weights."""
+        """The normalized stream x_BLD after the last layer, in the dtype of the weights.
+
+        Raises SpecError in training where routers add to the loss, which only `read` says.
+        """
+        if self.mixture is not None and self.mixture.is_penalized and not self.deterministic:
+            raise SpecError(
+                "the task's loss calls the model, or its features, and so leaves out train.model.balance and router_z; "
+                "add the penalty of model.read(tokens), as NextToken does, or set both to 0"
+            )
         return self.read(tokens_BL, keys).x_BLD
 
     def read(self, tokens_BL: Array, keys: implementations.Keys = None) -> Features:

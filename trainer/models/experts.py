@@ -53,6 +53,11 @@ class Mixture(NamedTuple):
             router_z=config.router_z,
         )
 
+    @property
+    def is_penalized(self) -> bool:
+        """Whether it adds anything."""
+        return bool(self.balance or self.router_z)
+
     def penalty(self, means: Mapping[str, Array]) -> Array:
         """What the loss adds to the cross-entropy."""
         return self.balance * means["balance_loss"] + self.router_z * means["router_z_loss"]

@@ -72,7 +72,7 @@ def within_capacity(
     """What each token's experts make of it, [B, L, K, D], zeros where one had no place; and where it had, [B, L, K].
 
     Earlier tokens come before later ones, and then first choices before second ones: what a token gets depends on no
-    later one. Padding, where `real_BL` is 0, takes no place. Lepikhin et al. 2020 (GShard) rank all first choices first.
+    later one. Padding, where `real_BL` is 0, takes no place. Lepikhin et al. 2020 (GShard), but for the order.
     """
     batch, length, each = expert_BLK.shape
     count, width = places(capacity, length, each, experts), x_BLD.shape[-1]

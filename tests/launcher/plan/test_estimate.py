@@ -22,7 +22,7 @@ from launcher.manifests import jobset
 from launcher.manifests.resolve import resolve
 from launcher.plan import estimate, shapes
 from tests.launcher.invoke import launcher
-from trainer.spec import TrainSpec
+from trainer.spec import Mesh, TrainSpec
 
 JOB = """
 name: lm
@@ -86,6 +86,15 @@ def test_the_verdict_compares_the_step_with_the_accelerators_memory(
     found = estimate.verdict(*trained(job()), of(state, low, high, full))
     assert found.fits is fits and says in found.says
     assert found.hint is None if hint is None else hint in str(found.hint)
+
+
+@pytest.mark.parametrize(("experts", "axes"), [(None, "fsdp or mp"), (4, "fsdp, ep or mp")])
+def test_a_state_that_nothing_copies_is_split_further_and_experts_over_ep_too(experts: int | None, axes: str) -> None:
+    spec, train = trained(job())
+    model = train.model.model_copy(update={"experts": experts})
+    train = train.model_copy(update={"model": model, "mesh": Mesh(dp=1, fsdp=8)})
+    found = estimate.verdict(spec, train, of(75, 1, 1, 1))
+    assert str(found.hint).endswith(f"ask for more devices under train.mesh.{axes}.")
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ import pydantic
 import pytest
 from flax import nnx
 
-from tests.trainer.tiny import EXPERTS, ROWS, Counting, build, run
+from tests.trainer.tiny import DECODER, EXPERTS, ROWS, Counting, build, run
 from trainer import spec
 from trainer.errors import SpecError
 from trainer.models.decoder import ACTIVATIONS, Decoder
 from trainer.models.experts import LISTED, Experts, Mixture, Routed
 from trainer.parallel import dispatch
+from trainer.task import Loss
 
 MESHES: list[dict[str, int]] = [
     {"dp": 8},
@@ -155,6 +156,25 @@ def test_the_extremes_of_the_load_are_of_one_layer() -> None:
     assert [float(means[f"expert_load_{which}"]) for which in ("max", "min")] == [7 / 4, 1 / 4]
 
 
+class Bare(Counting):
+    """A loss of its own, of logits alone."""
+
+    def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Loss:
+        return Loss(model(batch["tokens"]).sum(), batch["weight"].sum())
+
+
+def test_a_loss_that_leaves_out_what_routers_add_is_refused_in_training() -> None:
+    task = Bare()
+    step = build(task, model=EXPERTS)
+    assert "loss" in step.evaluates(task.batch(0))
+    with pytest.raises(
+        SpecError, match=r"leaves out train\.model\.balance and router_z; add the penalty of model\.read"
+    ):
+        step.flops(task.batch(0))
+    plain = EXPERTS.model_copy(update={"balance": 0.0, "router_z": 0.0})
+    assert build(task, model=plain).flops(task.batch(0))
+
+
 def test_a_router_multiplies_in_whole_float32() -> None:
     experts, x_BLD = layer()
     traced = jax.make_jaxpr(lambda x_BLD: experts(x_BLD, jnp.ones((2, 16)))[1])(x_BLD.astype(jnp.bfloat16))
@@ -166,7 +186,7 @@ def test_experts_that_do_not_split_are_refused() -> None:
     with pytest.raises(SpecError, match=r"blocks\.mlp\.\w+: experts = 4 does not divide over ep = 8 devices"):
         build(Counting(), model=EXPERTS, mesh={"ep": 8})
     with pytest.raises(SpecError, match=r"train\.mesh\.ep = 2 splits experts, and train\.model has none; use dp or"):
-        build(Counting(), mesh={"ep": 2})
+        build(Counting(), model=DECODER.model_copy(update={"init_from": "/base"}), mesh={"ep": 2})
 
 
 @pytest.mark.parametrize(
