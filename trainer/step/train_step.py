@@ -333,6 +333,11 @@ class Step:
         sums, weight_B = loss(batch), batch["weight"]
         examples = weight_B.sum()
         if not isinstance(sums, Loss):  # a mean over rows cannot leave padded rows out: one row at a time can
+            if self._experts is not None:  # which are split over devices by rows
+                raise SpecError(
+                    f"{self._spec.task}: the loss is a bare mean, which a model with experts is not evaluated by; "
+                    "return trainer.task.Loss(sum, weight)"
+                )
             mean_B = jax.vmap(lambda row: loss(jax.tree.map(lambda x: x[None], row)))(batch)
             sums = Loss(jnp.where(weight_B != 0, mean_B * weight_B, 0.0).sum(), examples)
         return {**sums.metrics, Key.LOSS: (sums.sum, sums.weight), Key.EXAMPLES: (examples, examples)}
@@ -439,9 +444,15 @@ class Step:
         where = meshes.batch_sharding(self._mesh)
         return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where) for name, x in batch.items()}
 
+    @property
+    def _experts(self) -> int | None:
+        """How many a layer of a built-in model has; None: it has one MLP."""
+        model = self._spec.model
+        return None if isinstance(model, CustomModel) else getattr(model, "experts", None)
+
     def _check_experts(self) -> None:
-        model, ep = self._spec.model, self._mesh.shape["ep"]
-        if ep > 1 and not isinstance(model, CustomModel) and getattr(model, "experts", None) is None:
+        ep, model = self._mesh.shape["ep"], self._spec.model
+        if ep > 1 and not isinstance(model, CustomModel) and self._experts is None:
             raise SpecError(f"train.mesh.ep = {ep} splits experts, and train.model has none; use dp or fsdp")
 
     def _check_batch(self) -> None:

@@ -175,6 +175,18 @@ def test_a_loss_that_leaves_out_what_routers_add_is_refused_in_training() -> Non
     assert build(task, model=plain).flops(task.batch(0))
 
 
+class Mean(Counting):
+    """A loss that is a bare mean."""
+
+    def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> jax.Array:
+        return model.read(batch["tokens"]).x_BLD.mean()
+
+
+def test_an_evaluation_by_a_bare_mean_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"tests:Tiny: the loss is a bare mean, which a model with experts is not"):
+        build(Mean(), model=EXPERTS).evaluates(Counting().batch(0))
+
+
 def test_a_router_multiplies_in_whole_float32() -> None:
     experts, x_BLD = layer()
     traced = jax.make_jaxpr(lambda x_BLD: experts(x_BLD, jnp.ones((2, 16)))[1])(x_BLD.astype(jnp.bfloat16))
