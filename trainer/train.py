@@ -260,8 +260,8 @@ class Run:
         if (changed := resume.changes(self._completed(meta), self.record, start)) is not None:
             self._note(changed)
         state = self.step.unnamed(tree)
-        if self.step.base is not None and meta.get("base"):
-            base.check(meta["base"], self.step.base, f"step {start} of {self.folder}")
+        if self.spec.lora is not None:
+            base.check(meta.get("base"), self.step.base, f"step {start} of {self.folder}")
         return start, state
 
     def _compile(self, start: int) -> float | None:

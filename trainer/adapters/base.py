@@ -21,6 +21,7 @@ from trainer.adapters import targets
 from trainer.adapters.kernel import quantized
 from trainer.errors import CheckpointError
 from trainer.huggingface import load
+from trainer.huggingface.tensors import KEY
 from trainer.spec import Published
 
 Named = dict[str, Any]
@@ -30,44 +31,47 @@ Sums = Mapping[str, Any]  # parameter -> two numbers
 def read(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> tuple[Named, dict[str, Any]]:
     """The frozen parameters `wanted` from the model's folder, by name, and what a checkpoint says of them.
 
-    One parameter after the other: an int8 kernel is held in float32 only while it is quantized. Raises SpecError as
-    load.each does.
+    One parameter after the other, each in its folder's dtype until it is cast or quantized: the digest is the same
+    whatever the base is kept in. Raises SpecError as load.each does.
     """
     inputs = {kernel.name: len(kernel.inputs) for kernel in targets.kernels(model)}
-    is_int8 = {name: name + targets.SCALE in wanted for name in wanted}
-    stored = {
-        name: jax.ShapeDtypeStruct(like.shape, jnp.float32 if is_int8[name] else like.dtype, sharding=like.sharding)
-        for name, like in wanted.items()
-        if not name.endswith(targets.SCALE)
-    }
+    stored = {name: like for name, like in wanted.items() if not name.endswith(targets.SCALE)}
     params, sums = {}, {}
-    for name, array in load.each(model, stored):
+    for name, array in load.each(model, stored, is_cast=False):
         sums[name] = _sums(array)
-        if is_int8[name]:
-            scale = name + targets.SCALE
+        if (scale := name + targets.SCALE) in wanted:
             where = wanted[name].sharding, wanted[scale].sharding
             make = jax.jit(partial(quantized, inputs=inputs[name]), out_shardings=where)
             params[name], params[scale] = make(array)
         else:
-            params[name] = array
+            params[name] = array.astype(wanted[name].dtype)
+        del array  # before the next is read
     return params, {
         "init_from": model.init_from,
-        "dtype": {name: like.dtype.name for name, like in stored.items()},
         "shapes": {name: list(like.shape) for name, like in stored.items()},
         "digest": _digest(sums),
     }
 
 
-def check(then: Mapping[str, Any], now: Mapping[str, Any], whose: str) -> None:
-    """Raises CheckpointError where the base that is read now is not the one of `whose` checkpoint.
+def check(then: Mapping[str, Any] | None, now: Mapping[str, Any] | None, whose: str, key: str = KEY) -> None:
+    """Raises CheckpointError where the base that is read now is not the one of `whose` checkpoint; None: it was drawn.
 
-    Bases that are read in other dtypes are not compared.
+    `key` is what names the folder.
     """
-    if then["dtype"] == now["dtype"] and then["digest"] != now["digest"]:
+    if then is not None and now is None:
+        raise CheckpointError(
+            f"{whose} holds adapters of the weights of {then['init_from']} with digest {then['digest']}; without {key} "
+            f"the weights are drawn from train.seed: name the folder that they were trained on as {key}"
+        )
+    if then is None and now is not None:
+        raise CheckpointError(
+            f"{whose} holds adapters of weights that were drawn from train.seed, not those of {key} = "
+            f"{now['init_from']}: leave it out, or start a new run from the folder"
+        )
+    if then is not None and now is not None and then["digest"] != now["digest"]:
         raise CheckpointError(
             f"{whose} holds adapters of the weights of {then['init_from']} with digest {then['digest']}; those of "
-            f"{now['init_from']} have {now['digest']}: name the folder that they were trained on as "
-            "train.model.init_from"
+            f"{now['init_from']} have {now['digest']}: name the folder that they were trained on as {key}"
         )
 
 
@@ -76,10 +80,13 @@ def found(model: Published, recorded: Mapping[str, Any]) -> dict[str, Any]:
     time, by this process alone."""
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     wanted = {
-        name: jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(recorded["dtype"][name]), sharding=here)
+        name: jax.ShapeDtypeStruct(tuple(shape), jnp.float32, sharding=here)
         for name, shape in recorded["shapes"].items()
     }
-    sums = {name: _sums(array) for name, array in load.each(model, wanted)}
+    sums = {}
+    for name, array in load.each(model, wanted, is_cast=False):
+        sums[name] = _sums(array)
+        del array  # before the next is read
     return {**recorded, "init_from": model.init_from, "digest": _digest(sums)}
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -31,15 +32,26 @@ def load(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[s
     return dict(each(model, wanted))
 
 
-def each(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[tuple[str, Array]]:
-    """What `load` returns, one parameter after the other: those that the caller lets go take no memory."""
+def each(
+    model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct], *, is_cast: bool = True
+) -> Iterator[tuple[str, Array]]:
+    """What `load` returns, one parameter after the other: those that the caller lets go take no memory.
+
+    Unless `is_cast`, each has the dtype that the folder has it in.
+    """
     path = model.init_from or ""
     folder.check(model, folder.described_by(path), path)
     files = Files(path)
     leaves = renamed(model, files)
     check_tensors(path, "train.model", leaves, wanted, files, names.unread(model))
     for name, like in wanted.items():
-        yield name, read(leaves[name], like, files)
+        dtype = like.dtype if is_cast else _dtype(leaves[name], like, files)
+        yield name, read(leaves[name], jax.ShapeDtypeStruct(like.shape, dtype, sharding=like.sharding), files)
+
+
+def _dtype(leaf: Leaf, like: jax.ShapeDtypeStruct, files: Files) -> jnp.dtype:
+    """The dtype that holds every tensor of a parameter as it is; float32 of a double, as JAX has it."""
+    return jnp.result_type(*{files.dtype(name) for name, _ in leaf.tensors(like.shape)})
 
 
 def renamed(model: Published, files: Files) -> dict[str, Leaf]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,19 @@ import pydantic
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.trainer import tiny
+from tests.trainer import references, tiny
 from tests.trainer.adapters import folders
 from trainer import contract
-from trainer.errors import SpecError
+from trainer.adapters import base
+from trainer.checkpoint.store import Store
+from trainer.distributed import Stop
+from trainer.errors import CheckpointError, SpecError
+from trainer.huggingface import load
+from trainer.metrics.progress import Progress
 from trainer.preflight import changes
 from trainer.spec import Lora
+from trainer.tasks.lm import NextToken
+from trainer.train import Place, Run
 
 CASE = "lora_qwen2_tiny"
 
@@ -126,3 +134,62 @@ def test_a_checkpoint_of_other_adapters_is_told_in_the_job_s_words(then: Any, no
         return json.loads(train.model_dump_json(include={"model", "optimizer", "precision", "lora"}))
 
     assert changes(meta(then), meta(now)) == says
+
+
+def a_run(at: Path, weights: Path | None) -> Run:
+    """A run of two steps on these weights, or on drawn ones; nothing of it is compiled."""
+    keys = {"data": {"source": "synthetic", "examples": 64}, "batch": 8, "mesh": {"dp": 8}, "steps": 2}
+    train = references.train_spec(folders.BASES[CASE], weights, lora={"rank": 2}, **keys)
+    return Run(train, NextToken(), Place(str(at)), Stop(), Progress(None))
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "says"),
+    [
+        (True, False, "adapters of the weights of .*/hf with digest .*; without train.model.init_from the weights are"),
+        (
+            False,
+            True,
+            "adapters of weights that were drawn from train.seed, not those of train.model.init_from = .*/hf",
+        ),
+    ],
+)
+def test_a_run_goes_on_with_no_other_base_than_it_began_with(then: bool, now: bool, says: str, tmp_path: Path) -> None:
+    weights = folders.base(CASE, tmp_path / "hf")
+    first = a_run(tmp_path, weights if then else None)
+    state = first.step.init()
+    store = Store(first.folder, keep=1, uid="mine")
+    store.claim()
+    store.save(1, first.step.named(state), first._meta())
+    store.close()
+    with pytest.raises(CheckpointError, match=f"step 1 of .*checkpoints holds {says}"):
+        a_run(tmp_path, weights if now else None).run()
+
+
+def test_the_digest_of_a_base_is_that_of_its_folder_in_whatever_dtype(tmp_path: Path) -> None:
+    found = []
+    for lora, keys in (({}, {}), ({"base": "int8"}, {}), ({}, {"precision": "bf16"}), ({"base": "bf16"}, {})):
+        step = folders.step(CASE, tmp_path, lora=lora, **keys)
+        step.init()
+        assert step.base is not None
+        found.append(step.base)
+    assert {each["digest"] for each in found} == {base.found(step._spec.model, found[0])["digest"]}
+    (other,) = (dict(each, digest="of another folder") for each in found[:1])
+    with pytest.raises(CheckpointError, match="name the folder that they were trained on as train.model.init_from"):
+        base.check(other, found[1], "step 3 of here")
+
+
+def test_one_parameter_of_an_int8_base_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, seen = load.read, []
+
+    def watched(*arguments: Any) -> Any:
+        assert not seen or seen[-1]() is None, "the parameter before this one is still held"
+        array = read(*arguments)
+        seen.append(weakref.ref(array))
+        return array
+
+    step = folders.step(CASE, tmp_path, lora={"base": "int8"})
+    monkeypatch.setattr(load, "read", watched)
+    step._base()
+    kept = len(seen)
+    assert kept and base.found(step._spec.model, step.base or {}) and len(seen) == 2 * kept
