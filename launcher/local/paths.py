@@ -62,6 +62,8 @@ class Paths:
             changes["checkpoint"] = spec.checkpoint.model_copy(update={"path": self.resolve(spec.checkpoint.path)})
         if isinstance(spec.model, Published) and spec.model.init_from is not None:
             changes["model"] = spec.model.model_copy(update={"init_from": self.resolve(spec.model.init_from)})
+        if spec.lora is not None and spec.lora.init_from is not None:
+            changes["lora"] = spec.lora.model_copy(update={"init_from": self.resolve(spec.lora.init_from)})
         if isinstance(spec.model, CustomModel):
             changes["model"] = CustomModel.model_validate(self.given(spec.model.model_dump(exclude_unset=True)))
         if spec.compile_cache is not None:

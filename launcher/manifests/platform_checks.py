@@ -256,7 +256,8 @@ def _relative_paths(job: ResolvedJob) -> Iterator[Fault]:
         named[("train", "data", "tokenizer")] = tokenizer
     named[("train", "checkpoint", "path")] = job.spec.train.checkpoint.path
     named[("train", "compile_cache")] = job.spec.train.compile_cache
-    named[("train", "model", "init_from")] = getattr(job.spec.train.model, "init_from", None)
+    for block in ("model", "lora"):
+        named[("train", block, "init_from")] = getattr(getattr(job.spec.train, block), "init_from", None)
     for path, value in named.items():
         for one in value if isinstance(value, list) else [value]:
             if one is not None and "://" not in one and not one.startswith("/"):

@@ -56,6 +56,7 @@ def test_every_path_of_the_train_block_is_rewritten_and_nothing_else(tmp_path: P
         "checkpoint": {"path": "/ckpt/lm"},
         "compile_cache": "cache",
         "model": {"kind": "decoder", "init_from": "weights"},
+        "lora": {"init_from": "/data/adapters"},
     }
     job = spec(tmp_path, volumes=VOLUMES, train=train)
     here = paths.of(job, tmp_path, tmp_path / "run", {})
@@ -67,6 +68,7 @@ def test_every_path_of_the_train_block_is_rewritten_and_nothing_else(tmp_path: P
         "checkpoint": {"path": f"{volumes}/ckpt/lm"},
         "compile_cache": f"{tmp_path}/cache",
         "model": {"kind": "decoder", "init_from": f"{tmp_path}/weights"},
+        "lora": {"init_from": f"{volumes}/corpus/adapters"},
     }
 
 

@@ -115,6 +115,11 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
             "checkpoint: {url: gs://b}",
             "train.data.parts.x.path = a.txt is relative to the job file",
         ),
+        (
+            TRAIN + "train: {task: 'a:B', model: {kind: gpt2}, lora: {init_from: tuned}}\n",
+            "checkpoint: {url: gs://b}",
+            "train.lora.init_from = tuned is relative to the job file",
+        ),
         (CPU + "init: [{image: i}]\n", "", "init.0 has no name."),
         (CPU + "init: [{name: main}]\n", "", "init.0.name = main is taken."),
         (CPU + "init: [{name: a}, {name: a}]\n", "", "init.1.name = a is taken."),
