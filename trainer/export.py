@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("--step", type=_step, help="the step to export, or best; default: the newest")
     parser.add_argument("--ema", action="store_true", help="export the moving average instead of the weights")
     parser.add_argument("--merged", action="store_true", help="export adapters merged into the model they are of")
+    parser.add_argument("--base", help="folder or URL of that model, where it is not train.model.init_from any more")
     options = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
 
@@ -49,7 +50,8 @@ def main() -> int:
         folder = options.folder or Place.from_environ().checkpoints(read_spec(os.environ)[0])
         if remote.is_remote(folder):
             remote.check("the folder of checkpoints", folder)
-        return export(folder, options.to, step=options.step, ema=options.ema, merged=options.merged)
+        what = {"step": options.step, "ema": options.ema, "merged": options.merged, "base": options.base}
+        return export(folder, options.to, **what)
 
     return print_result(find)
 
@@ -59,13 +61,21 @@ def _step(text: str) -> int | Literal["best"]:
 
 
 def export(
-    folder: str, to: str, *, step: int | Literal["best"] | None = None, ema: bool = False, merged: bool = False
+    folder: str,
+    to: str,
+    *,
+    step: int | Literal["best"] | None = None,
+    ema: bool = False,
+    merged: bool = False,
+    base: str | None = None,
 ) -> dict[str, Any]:
     """Writes a step of the checkpoint folder to `to`; returns what was written: adapters as peft's folder, unless they
-    are `merged` into the model that they are of.
+    are `merged` into the model that they are of, in the folder `base`; None: where the training read it.
 
     Raises CheckpointError where no step is usable, SpecError where the model has no Hugging Face form or `to` exists.
     """
+    if base is not None and not merged:
+        raise SpecError(f"--base {base} is of --merged: only merged weights are made of the base")
     save.target(to)  # before a checkpoint of many gigabytes is verified
     notes: list[str] = []
     found = reader.find(folder, step, notes.append)
@@ -74,7 +84,8 @@ def export(
     if lora is None and merged:
         raise SpecError(f"step {found.step} holds a whole model, no adapters to be merged; leave --merged out")
     if lora is not None and merged:
-        params = merge.parameters(model, lora, found.meta.get("base"), params, f"step {found.step} of {folder}")
+        at = model if base is None else model.model_copy(update={"init_from": base})
+        params = merge.parameters(at, lora, found.meta.get("base"), params, f"step {found.step} of {folder}")
     beside = carried.kept(folder)
     if lora is None or merged:
         files = save.save(to, model, params, beside=beside)

@@ -31,7 +31,8 @@ class Step(click.ParamType[str]):
 @click.option("--step", type=Step(), metavar="N|best", help="The step to export. [default: the newest]")
 @click.option("--ema", is_flag=True, help="Export the moving average instead of the weights.")
 @click.option("--merged", is_flag=True, help="Export adapters merged into the model that they are of.")
-def export_command(run: str, to: Path, step: str | None, ema: bool, merged: bool) -> None:
+@click.option("--base", metavar="DIR", help="That model's folder or URL. [default: the training's model.init_from]")
+def export_command(run: str, to: Path, step: str | None, ema: bool, merged: bool, base: str | None) -> None:
     """Export a checkpoint of RUN as a Hugging Face model.
 
     RUN is the name of a run on this machine, its folder, or a folder or URL of checkpoints. DIR gets config.json and
@@ -45,6 +46,7 @@ def export_command(run: str, to: Path, step: str | None, ema: bool, merged: bool
     arguments += [] if step is None else ["--step", step]
     arguments += ["--ema"] if ema else []
     arguments += ["--merged"] if merged else []
+    arguments += [] if base is None else ["--base", base]
     found = trainer_process.run("trainer.export", *arguments, environ=os.environ)
     for note in found["notes"]:
         output.say(note)

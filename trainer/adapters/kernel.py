@@ -84,7 +84,11 @@ def frozen_product(x: Array, kernel: Array, scale: Array | None, axes: int) -> A
     No gradient of the kernel. The backward pass reads the kernel as it is stored: what a cast makes of it for a moment
     is kept nowhere, neither over the layers nor until then.
     """
-    return _scaled(product(x, kernel.astype(x.dtype), axes), scale)
+    rows, dtype = x.reshape(-1, *x.shape[2:]), x.dtype
+    # Of int8 the sums are up to 127 times a column's largest number too large: float16 does not hold them.
+    wide = jnp.float32 if dtype == jnp.float16 and scale is not None else dtype
+    made = jnp.tensordot(rows, kernel.astype(dtype), axes, preferred_element_type=wide)
+    return _scaled(made.reshape(*x.shape[:-axes], *kernel.shape[axes:]), scale).astype(dtype)
 
 
 def _forward(x: Array, kernel: Array, scale: Array | None, axes: int) -> tuple[Array, Any]:

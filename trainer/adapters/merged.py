@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 
 from trainer.adapters import base, targets
 from trainer.adapters.keys import Lora
+from trainer.buckets import remote
 from trainer.errors import SpecError
 from trainer.huggingface import load
 from trainer.huggingface.names import Leaf
@@ -42,6 +44,7 @@ class Merged:
         )
         like = jax.ShapeDtypeStruct(self.shape, self.dtype)
         part = load.part(self.leaf, spans, like, self.files)
+        self.files.close()  # else what was read stays this process's memory, up to the whole base
         part = part[tuple(0 if isinstance(at, int) else slice(None) for at in given)]
         if self.a is None or self.b is None:
             return part
@@ -60,7 +63,12 @@ def parameters(
     """
     if recorded is None or model.init_from is None:
         raise SpecError("the base of these adapters was drawn from train.seed: there is no folder to merge them into")
-    base.check(recorded, base.found(model, recorded), whose)
+    if not remote.is_remote(model.init_from) and not Path(model.init_from).is_dir():
+        raise SpecError(
+            f"{whose} holds adapters of the weights of {recorded['init_from']}, and {model.init_from} is no folder "
+            "here: name the one that they are in now as --base"
+        )
+    base.check(recorded, base.found(model, recorded), whose, "--base")
     files = Files(model.init_from)
     leaves, chosen = load.renamed(model, files), {kernel.name for kernel in targets.chosen(model, lora)}
     found: dict[str, Parameter] = {}

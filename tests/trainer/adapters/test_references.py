@@ -14,11 +14,13 @@ from safetensors.numpy import load_file
 from tests.trainer import references
 from tests.trainer.adapters import folders
 from tests.trainer.generate.generators import one_device
+from trainer.adapters import merged as merge
 from trainer.adapters import peft
 from trainer.checkpoint.store import Store
 from trainer.errors import CheckpointError, SpecError
 from trainer.export import export
 from trainer.generate.loaded import load
+from trainer.huggingface.tensors import Files
 from trainer.numerics import memory
 from trainer.spec import TrainSpec
 from trainer.step.train_step import Step, TrainState
@@ -89,8 +91,13 @@ def test_every_gradient_of_the_first_step_equals_peft_s(trained: Trained, tmp_pa
         np.testing.assert_allclose(found[name], grad, rtol=0, atol=1e-5 * np.abs(grad).max() + 1e-7, err_msg=name)
 
 
-def test_merged_weights_equal_peft_s_and_start_a_run(trained: Trained, tmp_path: Path) -> None:
+def test_merged_weights_equal_peft_s_and_start_a_run(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files: list[Files] = []
+    monkeypatch.setattr(merge, "Files", lambda folder: files.append(Files(folder)) or files[-1])
     exported = export(trained.checkpoints, str(tmp_path / "merged"), merged=True)
+    assert not files[0]._open  # what is open stays mapped, up to the whole base
     assert exported["architecture"] in ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
     found = load_file(tmp_path / "merged" / "model.safetensors")
     original = {k: v for at in (trained.at / "hf").glob("*.safetensors") for k, v in load_file(at).items()}
@@ -166,7 +173,15 @@ def test_adapters_are_not_merged_into_another_model(trained: Trained, tmp_path: 
     store.close()
     with pytest.raises(CheckpointError, match=r"step 20 of .*/in holds adapters of the weights of .*/hf with digest"):
         export(str(tmp_path / "in"), str(tmp_path / "out"), merged=True)
+    for path in other.iterdir():
+        path.unlink()
+    other.rmdir()
+    with pytest.raises(SpecError, match=r"weights of .*/hf, and .*/other is no folder here: .* as --base"):
+        export(str(tmp_path / "in"), str(tmp_path / "out"), merged=True)
     assert not (tmp_path / "out").exists()
+    assert export(str(tmp_path / "in"), str(tmp_path / "out"), merged=True, base=str(trained.at / "hf"))["files"]
+    with pytest.raises(SpecError, match=r"--base x is of --merged"):
+        export(str(tmp_path / "in"), str(tmp_path / "adapters"), base="x")
 
 
 def test_a_whole_model_has_nothing_to_merge(tmp_path: Path) -> None:

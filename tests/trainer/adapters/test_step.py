@@ -106,6 +106,14 @@ def test_a_quantized_product_is_that_of_the_rounded_kernel() -> None:
     np.testing.assert_allclose(back(ours)[0], their_back(ours)[0], rtol=1e-5, atol=1e-4)
 
 
+def test_a_quantized_product_in_float16_holds_what_its_result_does() -> None:
+    """A column's integers are up to 127: their sum with x passes 65504, the largest float16, before it is scaled."""
+    whole, scale = quantized(jnp.full((1, 64, 2), 0.01, jnp.float32), 1)
+    made = frozen_product(jnp.full((1, 1, 64), 100.0, jnp.float16), whole[0], scale[0], 1)
+    assert made.dtype == jnp.float16
+    np.testing.assert_allclose(made, 64.0, rtol=1e-3)
+
+
 def test_adapters_start_at_nothing_and_groups_are_theirs() -> None:
     """LoRA+: B at another rate. Hayou et al. 2024."""
     asked = {"lora": {"rank": 2, "targets": ["all-linear"]}, "optimizer": {"groups": [{"match": ".*lora_b", "lr": 16}]}}
