@@ -43,7 +43,7 @@ from trainer.metrics.watch import BestSteps, Patience, value_of
 from trainer.numerics import flops
 from trainer.parallel import mesh
 from trainer.profiling.profiler import Profiler
-from trainer.spec import GPT2, LM, Decoder, TrainSpec
+from trainer.spec import GPT2, LM, Decoder, Published, TrainSpec
 from trainer.step import dispatch, resume
 from trainer.step.train_step import Step, TrainState
 from trainer.task import Task, checked_source
@@ -259,9 +259,12 @@ class Run:
         self._note(f"resumed at step {start} of {self.total}")
         if (changed := resume.changes(self._completed(meta), self.record, start)) is not None:
             self._note(changed)
+        whose = f"step {start} of {self.folder}"
+        if self.spec.lora is not None and isinstance(self.spec.model, Published):
+            base.check_origin(meta.get("base"), self.spec.model, whose)
         state = self.step.unnamed(tree)
-        if self.spec.lora is not None:
-            base.check(meta.get("base"), self.step.base, f"step {start} of {self.folder}")
+        if self.step.base is not None:
+            base.check(meta["base"], self.step.base, whose)
         return start, state
 
     def _compile(self, start: int) -> float | None:

@@ -53,22 +53,25 @@ def read(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> tuple[
     }
 
 
-def check(then: Mapping[str, Any] | None, now: Mapping[str, Any] | None, whose: str, key: str = KEY) -> None:
-    """Raises CheckpointError where the base that is read now is not the one of `whose` checkpoint; None: it was drawn.
+def check_origin(then: Mapping[str, Any] | None, model: Published, whose: str) -> None:
+    """Raises CheckpointError where of the base of `whose` checkpoint and that of `model` one was read from a folder and
+    the other is drawn; `then` is None of a drawn one. Reads nothing."""
+    if then is not None and model.init_from is None:
+        raise CheckpointError(
+            f"{whose} holds adapters of the weights of {then['init_from']} with digest {then['digest']}; without {KEY} "
+            f"the weights are drawn from train.seed: name the folder that they were trained on as {KEY}"
+        )
+    if then is None and model.init_from is not None:
+        raise CheckpointError(
+            f"{whose} holds adapters of weights that were drawn from train.seed, not those of {KEY} = "
+            f"{model.init_from}: leave it out, or start a new run from the folder"
+        )
 
-    `key` is what names the folder.
-    """
-    if then is not None and now is None:
-        raise CheckpointError(
-            f"{whose} holds adapters of the weights of {then['init_from']} with digest {then['digest']}; without {key} "
-            f"the weights are drawn from train.seed: name the folder that they were trained on as {key}"
-        )
-    if then is None and now is not None:
-        raise CheckpointError(
-            f"{whose} holds adapters of weights that were drawn from train.seed, not those of {key} = "
-            f"{now['init_from']}: leave it out, or start a new run from the folder"
-        )
-    if then is not None and now is not None and then["digest"] != now["digest"]:
+
+def check(then: Mapping[str, Any], now: Mapping[str, Any], whose: str, key: str = KEY) -> None:
+    """Raises CheckpointError where the base that is read now is not the one of `whose` checkpoint; `key` is what names
+    its folder."""
+    if then["digest"] != now["digest"]:
         raise CheckpointError(
             f"{whose} holds adapters of the weights of {then['init_from']} with digest {then['digest']}; those of "
             f"{now['init_from']} have {now['digest']}: name the folder that they were trained on as {key}"
