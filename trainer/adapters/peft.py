@@ -25,7 +25,8 @@ from trainer.spec import GPT2, Published, TrainSpec
 
 KEY = "train.lora.init_from"
 CONFIG, STEM = "adapter_config.json", "adapter_model"
-KEYS: Mapping[str, str] = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora", "lora_dropout": "dropout"}
+KEYS: Mapping[str, str] = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora"}
+DEFAULTS: dict[str, Any] = {"rank": 8, "alpha": 8.0, "rslora": False}  # peft's, of keys that a file leaves out
 SETS = ("rank", "alpha", "rslora", "targets")  # keys of ours that a folder sets
 # Keys of theirs that change what an adapter computes or where it is, and the values that change nothing.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -62,36 +63,32 @@ def resolved(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
         return train
     if not is_here and not remote.is_remote(lora.init_from) and not _path(lora.init_from).exists():
         return train
-    theirs = described_by(lora.init_from)
-    said_by_job = {key: getattr(lora, key) for key in SETS if key in lora.model_fields_set}
-    for key, value in said_by_job.items():
-        is_equal = value == theirs[key] if key != "targets" else _is_same(train, lora, theirs)
+    assert isinstance(train.model, Published), "the spec checks it"
+    theirs = described_by(lora.init_from, train.model)
+    sets = {key: getattr(theirs, key) for key in SETS}
+    for key in (key for key in SETS if key in lora.model_fields_set):
+        own, value = getattr(lora, key), sets[key]
+        is_equal = own == value if key != "targets" else _is_same(train.model, lora, theirs)
         if not is_equal:
             raise SpecError(
-                f"{_path(lora.init_from)} describes another adapter than train.lora: {key} is {theirs[key]} there and "
-                f"{value} here; leave it out, as the folder sets it"
+                f"{_path(lora.init_from)} describes another adapter than train.lora: {key} is {value} there and "
+                f"{own} here; leave it out, as the folder sets it"
             )
-    own = {key: getattr(lora, key) for key in lora.model_fields_set if key not in SETS}
-    try:
-        made = Lora.model_validate({**theirs, **own})
-    except pydantic.ValidationError as error:
-        raise SpecError(f"{_path(lora.init_from)}: {said(error.errors()[0])}") from None
-    return train.model_copy(update={"lora": made})
+    return train.model_copy(update={"lora": lora.model_copy(update=sets)})
 
 
-def _is_same(train: TrainSpec, lora: Lora, theirs: Mapping[str, Any]) -> bool:
+def _is_same(model: Published, lora: Lora, theirs: Lora) -> bool:
     """Whether both name the same kernels, each in its words."""
-    assert isinstance(train.model, Published), "the spec checks it"
-    other = lora.model_copy(update={"targets": theirs["targets"]})
-    return targets.chosen(train.model, lora) == targets.chosen(train.model, other)
+    return targets.chosen(model, lora) == targets.chosen(model, theirs)
 
 
 def _path(folder: str) -> epath.Path:
     return epath.Path(folder) / CONFIG
 
 
-def described_by(folder: str) -> dict[str, Any]:
-    """What the folder's adapter_config.json says, by our keys. Raises SpecError; StorageError where a store fails."""
+def described_by(folder: str, model: Published) -> Lora:
+    """What the folder's adapter_config.json says of adapters of `model`. Raises SpecError; StorageError where a store
+    fails."""
     try:
         if remote.is_remote(folder):
             remote.check(KEY, folder)
@@ -107,13 +104,20 @@ def described_by(folder: str) -> dict[str, Any]:
     other = [f"{key} = {given[key]}" for key, fine in UNSUPPORTED.items() if given.get(key, None) not in (None, *fine)]
     if other:
         raise SpecError(f"{_path(folder)}: {', '.join(other)} is not supported: adapters are LoRA's of whole products")
-    found = {ours: given[theirs] for theirs, ours in KEYS.items() if theirs in given}
-    if "alpha" in found:
-        found["alpha"] = float(found["alpha"])
     where = given.get("target_modules")
-    found["targets"] = [where] if isinstance(where, str) else sorted(where or [])
-    defaults = {"rank": 8, "alpha": 8.0, "rslora": False}  # peft's, of keys that a file leaves out
-    return {**defaults, **found}
+    is_list = isinstance(where, list) and where and all(isinstance(each, str) for each in where)
+    if not (is_list or isinstance(where, str)):
+        raise SpecError(
+            f"{_path(folder)}: target_modules = {where} is neither a list of names nor a regular expression"
+        )
+    said_there = {ours: given[theirs] for theirs, ours in KEYS.items() if theirs in given}
+    try:
+        found = Lora.model_validate(DEFAULTS | said_there)
+    except pydantic.ValidationError as error:
+        fault = error.errors()[0]
+        key = next(theirs for theirs, ours in KEYS.items() if ours == fault["loc"][0])
+        raise SpecError(f"{_path(folder)}: {key} = {given[key]}: {said(fault)}") from None
+    return found.model_copy(update={"targets": targets.of_folder(model, where, f"{_path(folder)}: target_modules")})
 
 
 def read(lora: Lora, chosen: Sequence[Kernel], wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Array]:

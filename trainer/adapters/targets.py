@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -45,11 +46,58 @@ def chosen(model: spec.Published, lora: Lora) -> list[Kernel]:
     there = kernels(model)
     for target in lora.targets:
         if not any(_matches(target, kernel) for kernel in there):
-            raise SpecError(
-                f"train.lora.targets: {target} matches no product of train.model.kind = {model.kind}; "
-                f"there are {', '.join(dict.fromkeys(map(_short, there)))}, and {ALL}"
-            )
+            raise _unmatched("train.lora.targets", target, model)
     return [kernel for kernel in there if any(_matches(target, kernel) for target in lora.targets)]
+
+
+def of_folder(model: spec.Published, given: str | list[str], key: str) -> list[str]:
+    """`target_modules` of a peft folder as `train.lora.targets`: a list has names of modules or ends of them, a text is
+    a regular expression of a whole name.
+
+    `key` is where it is. Raises SpecError for what matches no product, or a product in some of its layers alone.
+    """
+    there = kernels(model)
+    if isinstance(given, list) and all(any(_matches(each, kernel) for kernel in there) for each in given):
+        return sorted(given)
+    if given == ALL:
+        return [ALL]
+    asked, found = [given] if isinstance(given, str) else given, []
+    patterns = [_pattern(given, key)] if isinstance(given, str) else [rf"(.*\.)?{re.escape(each)}" for each in given]
+    by_layer = {kernel.name: _by_layer(kernel, model) for kernel in there}
+    for each, pattern in zip(asked, patterns, strict=True):
+        if not any(re.fullmatch(pattern, module) for layers in by_layer.values() for module in layers):
+            raise _unmatched(key, each, model)
+    for name, layers in by_layer.items():
+        missed = [module for module in layers if not any(re.fullmatch(pattern, module) for pattern in patterns)]
+        if missed and len(missed) < len(layers):
+            raise SpecError(
+                f"{key}: {', '.join(asked)} matches {name} in {len(layers) - len(missed)} of {len(layers)} layers, not "
+                f"{missed[0]}: an adapter is of all layers of a product"
+            )
+        found += [] if missed else [name]
+    return found
+
+
+def _pattern(text: str, key: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise SpecError(f"{key} = {text} is no regular expression: {error}") from None
+    return text
+
+
+def _by_layer(kernel: Kernel, model: spec.Published) -> list[str]:
+    """Their names of its modules, one of each layer."""
+    assert isinstance(model, spec.Decoder | spec.GPT2), "the spec checks it"
+    layers = range(model.layers) if kernel.leaf.layers is None else kernel.leaf.layers
+    return [kernel.leaf.name.removesuffix(".weight").format(l=layer) for layer in layers]
+
+
+def _unmatched(key: str, target: str, model: spec.Published) -> SpecError:
+    there = ", ".join(dict.fromkeys(map(_short, kernels(model))))
+    return SpecError(
+        f"{key}: {target} matches no product of train.model.kind = {model.kind}; there are {there}, and {ALL}"
+    )
 
 
 def _short(kernel: Kernel) -> str:
@@ -57,17 +105,24 @@ def _short(kernel: Kernel) -> str:
 
 
 def _matches(target: str, kernel: Kernel) -> bool:
-    """As peft: a module of this name, or whose dotted name ends so; ours too, and without `_proj`."""
+    """As peft: a module of this name, or whose dotted name ends so; ours too, whole or its end, and without `_proj`."""
     last = _short(kernel)
-    if target in (ALL, last, last.removesuffix("_proj"), kernel.name.rpartition(".")[2]):
+    if target in (ALL, last, last.removesuffix("_proj"), kernel.name, kernel.name.rpartition(".")[2]):
         return True
     return kernel.module.endswith(f".{target}") or kernel.module == target or kernel.name.endswith(f".{target}")
 
 
 def modules(model: spec.Published, kernels_: Sequence[Kernel]) -> list[str]:
-    """The names by which peft finds just these kernels: the last part of each, or the whole where that is another's."""
-    others = {_short(each) for each in kernels(model) if each not in kernels_}
-    return sorted({each.module if _short(each) in others else _short(each) for each in kernels_})
+    """The names by which peft finds just these kernels: the last part of each, or more where that is another's too, as
+    of an expert: the name within a layer, or those of all its layers."""
+    ours = {kernel.name for kernel in kernels_}
+    others = [f".{leaf.name.removesuffix('.weight')}" for name, leaf in names.leaves(model).items() if name not in ours]
+    found: set[str] = set()
+    for kernel in kernels_:
+        own = (each for each in (_short(kernel), kernel.module) if not any(of.endswith(f".{each}") for of in others))
+        name = next(own, None)
+        found |= set(_by_layer(kernel, model)) if name is None else {name}
+    return sorted(found)
 
 
 def leaves(kernels_: Sequence[Kernel]) -> dict[str, Leaf]:

@@ -157,6 +157,23 @@ def test_a_model_with_experts_has_adapters_at_its_plain_products() -> None:
     assert names == {f"{stem}.{module}.lora_{each}.weight" for module in modules for each in "AB"}
 
 
+@pytest.mark.parametrize(
+    ("asked", "theirs"),
+    [
+        (["q"], ["q_proj"]),
+        (["gate"], ["mlp.gate_proj"]),  # mlp.experts.0.gate_proj ends so, too, without the mlp
+        (["blocks.attention.query"], [f"model.layers.{layer}.self_attn.q_proj" for layer in (1, 2)]),
+        (["dense_blocks.attention.out", "k"], ["k_proj", "model.layers.0.self_attn.o_proj"]),
+    ],
+)
+def test_peft_s_names_of_targets_find_no_other_module(asked: list[str], theirs: list[str]) -> None:
+    model = tiny.EXPERTS.model_copy(update={"family": "qwen3_moe"})
+    chosen = targets.chosen(model, spec.Lora(targets=asked))
+    assert targets.modules(model, chosen) == theirs
+    again = targets.of_folder(model, theirs, "here")
+    assert targets.chosen(model, spec.Lora(targets=again)) == chosen
+
+
 def test_a_model_of_the_seed_is_drawn_as_without_adapters() -> None:
     lora = {"lora": {"rank": 2, "base": None}}
     drawn, alone = (tiny.build(tiny.Counting(), **keys).init().params for keys in (lora, {}))

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from tests.trainer import references, tiny
 from tests.trainer.adapters import folders
 from trainer import contract
-from trainer.adapters import base
+from trainer.adapters import base, peft
 from trainer.checkpoint.store import Store
 from trainer.distributed import Stop
 from trainer.errors import CheckpointError, SpecError
@@ -72,7 +72,16 @@ def test_a_wrong_block_is_refused(task: Any, lora: dict[str, Any], says: str) ->
         ({"bias": "all", "rank_pattern": {"q_proj": 2}}, {}, "bias = all, rank_pattern = .'q_proj': 2. is not supp"),
         ({"modules_to_save": ["lm_head"]}, {}, "modules_to_save"),
         ({"r": 0}, {}, "adapter_config.json: .*greater than 0"),
-        ({"target_modules": ["q_proj", "wq"]}, {}, "train.lora.targets: wq matches no product"),
+        ({"target_modules": ["q_proj", "wq"]}, {}, "adapter_config.json: target_modules: wq matches no product"),
+        ({"target_modules": "q_proj"}, {}, "adapter_config.json: target_modules: q_proj matches no product"),
+        ({"target_modules": "*"}, {}, "adapter_config.json: target_modules = .* is no regular expression: nothing to"),
+        ({"target_modules": ["layers.0.mlp.up_proj"]}, {}, "matches blocks.mlp.up in 1 of 2 layers, not .*1.mlp.up_p"),
+        ({"target_modules": 5}, {}, "target_modules = 5 is neither a list of names nor a regular expression"),
+        ({"target_modules": [1, "q_proj"]}, {}, "is neither a list of names"),
+        ({"target_modules": None}, {}, "is neither a list of names"),
+        ({}, {"targets": ["wq"]}, "train.lora.targets: wq matches no product"),
+        ({"lora_alpha": None}, {}, "adapter_config.json: lora_alpha = None: Input should be a valid number"),
+        ({"r": "4"}, {}, "adapter_config.json: r = 4: Input should be a valid integer"),
         ({}, {"rank": 8}, "another adapter than train.lora: rank is 4 there and 8 here"),
         ({}, {"alpha": 1.0}, "alpha is 8.0 there and 1.0 here"),
         ({}, {"rslora": True}, "rslora is False there and True here"),
@@ -94,6 +103,22 @@ def test_a_folder_that_does_not_fit_is_refused(
 def test_the_same_targets_in_other_words_are_no_difference(tmp_path: Path) -> None:
     found = folders.train_spec(CASE, tmp_path, lora={"targets": ["down", "query", "self_attn.v_proj"]}).lora
     assert found is not None and (found.rank, found.alpha) == (4, 8.0)
+
+
+def test_a_folder_of_gpt2_sets_targets_that_the_job_left_out(tmp_path: Path) -> None:
+    folders.start(CASE, tmp_path / "peft", target_modules=["c_attn"])
+    asked = {"init_from": str(tmp_path / "peft")}
+    found = peft.resolved(tiny.train_spec(tiny.Counting(), model=tiny.GPT2, lora=asked)).lora
+    assert found is not None and found.targets == ["c_attn"]
+
+
+def test_a_folder_s_regular_expression_is_of_whole_names_and_its_dropout_is_not_the_job_s(tmp_path: Path) -> None:
+    text = r"model\.layers\.\d+\.(self_attn\.[qv]|mlp\.down)_proj"
+    folders.start(CASE, tmp_path / "peft", target_modules=text, lora_dropout=0.5)
+    found = folders.train_spec(CASE, tmp_path).lora
+    assert found == folders.train_spec(CASE, tmp_path, lora={"targets": ["q", "v", "down"]}).lora
+    assert found is not None and found.dropout == 0.0
+    assert found.targets == ["blocks.attention.query", "blocks.attention.value", "blocks.mlp.down"]
 
 
 @pytest.mark.parametrize("what", ["no config", "no weights", "no folder", "broken"])
