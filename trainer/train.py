@@ -238,14 +238,13 @@ class Run:
         """The step and state of the newest usable checkpoint; 0 and a new state without one."""
         self.report.phase("restore", 0)
         self.store.claim()
-        if files := tokenizer_files(self.spec.data):
-            on_primary(partial(carried.keep, self.folder, files))
         found = self.store.restore(
             self.step.named(self.step.abstract), lambda meta: preflight.changes(self._completed(meta), self._meta())
         )
         first = 0 if found is None else found[0] + 1
         self.store.check_free(lambda step: step >= first and self._is_due(self.spec.checkpoint.every, step))
         if found is None:
+            self._carry()
             self.report.phase("compile", 0)
             return 0, self.step.init()
         start, tree, meta = found
@@ -265,7 +264,13 @@ class Run:
         state = self.step.unnamed(tree)
         if self.step.base is not None:
             base.check(meta["base"], self.step.base, whose)
+        self._carry()
         return start, state
+
+    def _carry(self) -> None:
+        """Puts the tokenizer's files beside the checkpoints: only when this run goes on from them, and is not refused."""
+        if files := tokenizer_files(self.spec.data):
+            on_primary(partial(carried.keep, self.folder, files))
 
     def _compile(self, start: int) -> float | None:
         """Compiles every step ahead of time, for batches like the first; returns the FLOPs of a train step."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from trainer import preflight, train
+from trainer.checkpoint import carried
 from trainer.data.sources.open import open_source
 from trainer.errors import CheckpointError, DataError, Stopped
 from trainer.metrics.progress import Progress
@@ -121,6 +122,26 @@ class AtFive:
 
     def poll(self) -> bool:
         return self.run is not None and self.run.done == 5
+
+
+def test_a_run_that_is_refused_leaves_the_tokenizer_beside_the_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {"source": "synthetic", "examples": 64, "eval_examples": 0, "shape": [4, 4]}
+    keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
+    spec = TrainSpec.model_validate({"task": "trainer.tasks.classify:Classify", **keys})
+    monkeypatch.setattr(train, "tokenizer_files", lambda data: {"tokenizer.json": b"another"})
+    carried.keep(str(tmp_path / "checkpoints"), {"tokenizer.json": b"its own"})
+    run = Run(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None))
+    monkeypatch.setattr(run.store, "restore", lambda *_: (4, {}, {"conditions": {}}))
+
+    def refused(*_: object) -> None:
+        raise CheckpointError("another batch")
+
+    monkeypatch.setattr(preflight, "check_resumed", refused)
+    with pytest.raises(CheckpointError, match="another batch"):
+        run.run()
+    assert carried.kept(str(tmp_path / "checkpoints")) == {"tokenizer.json": b"its own"}
 
 
 def test_a_stop_where_the_place_of_the_step_is_another_s_is_a_stop(tmp_path: Path) -> None:

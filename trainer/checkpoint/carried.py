@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from etils import epath
 
+from trainer.checkpoint import manifest
+
 FOLDER = "tokenizer"  # in the folder of checkpoints, beside the steps
 MAIN = "tokenizer.json"
 # What is carried of a tokenizer's folder, as transformers' save_pretrained writes it.
@@ -13,13 +15,15 @@ FILES = (MAIN, "tokenizer_config.json", "special_tokens_map.json", "chat_templat
 
 
 def keep(checkpoints: str, files: Mapping[str, bytes]) -> None:
-    """Writes the files where they are not yet. Raises what the storage raises; called by one process."""
+    """Makes the folder hold these files, each whole or not at all. Raises what the storage raises; by one process."""
+    if kept(checkpoints) == dict(files):
+        return
     folder = epath.Path(checkpoints) / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        place = folder / name
-        if not (place.exists() and place.read_bytes() == content):
-            folder.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(content)
+        manifest.replace(folder / name, content)
+    for name in set(FILES) - set(files):  # of the tokenizer before: a chat template would be exported with this one
+        (folder / name).unlink(missing_ok=True)
 
 
 def kept(checkpoints: str) -> dict[str, bytes]:

@@ -16,9 +16,12 @@ import math
 import os
 import struct
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from trainer.data import drafts
 
 ANY_TEXT = "surrogatepass"  # strings of numpy may hold lone surrogates
 ARRAYS = "jaxlaunch/arrays"  # the feature that says of which dtype and shape each array is
@@ -36,19 +39,15 @@ def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -
     from array_record.python import array_record_module
 
     count = 0
-    unfinished = f"{os.fspath(path)}.{os.getpid()}.tmp"
-    writer = array_record_module.ArrayRecordWriter(unfinished, "group_size:1")  # one: records are read at random
-    try:
-        for example in examples:
-            writer.write(encode(example))
-            count += 1
-        writer.close()
-        os.replace(unfinished, path)
-    except BaseException:
-        if writer.is_open():
+    with drafts.whole(Path(path)) as unfinished:
+        # One: records are read at random.
+        writer = array_record_module.ArrayRecordWriter(str(unfinished), "group_size:1")
+        try:
+            for example in examples:
+                writer.write(encode(example))
+                count += 1
+        finally:
             writer.close()
-        os.unlink(unfinished)
-        raise
     return count
 
 

@@ -46,7 +46,7 @@ def build(recipe: Recipe, folder: Path, processes: int = 1) -> dict[str, Any]:
         making.mkdir(exist_ok=True)
         units = documents.units(recipe.paths)
         count = _count(units)
-        lacking = [unit for unit in range(len(units)) if not parts.place(making, unit).exists()]
+        lacking = [unit for unit in range(len(units)) if not parts.is_there(making, unit)]
         tasks = [(recipe, making, unit, units[unit], count) for unit in lacking]
         _run("tokenized", "parts", parts.write, tasks, processes, len(units))
         corpus, report = _counted(recipe, making, len(units), count)

@@ -8,7 +8,6 @@ D documents of a part, in the order of its file of tokens.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from trainer.data import drafts
 from trainer.text import documents
 from trainer.text.documents import Document
 from trainer.text.recipe import Recipe
@@ -37,7 +37,7 @@ class Index(NamedTuple):
     length_D: Ints  # tokens, those put around included
     bytes_D: Ints  # of text
     replaced: int  # characters that stand for bytes that are no UTF-8
-    empty: int  # documents without a character, which are left out
+    empty: int  # documents without a token, which are left out
 
 
 def place(folder: Path, unit: int) -> Path:
@@ -47,19 +47,32 @@ def place(folder: Path, unit: int) -> Path:
 
 def write(recipe: Recipe, folder: Path, unit: int, parts: list[documents.Part], shards: int) -> None:
     """Tokenizes one unit. Raises DataError naming file and row."""
-    draft = folder / f"part-{unit:06}.{os.getpid()}.tmp"
+    place_of_tokens = place(folder, unit).with_suffix(".tokens")
     pieces: list[Index] = []
-    with draft.open("wb") as file:
+    with drafts.whole(place_of_tokens) as draft, draft.open("wb") as file:
         first = 0
         for lot in _tokenized(recipe, parts):
             pieces.append(_sorted(lot, unit, shards, recipe.seed, first))
             file.write(_joined(lot, pieces[-1], first).tobytes())
             first += len(lot.ids)
-    draft.replace(place(folder, unit).with_suffix(".tokens"))
     replaced, empty = (sum(piece[at] for piece in pieces) for at in (5, 6))
     columns = [np.concatenate([piece[at] for piece in pieces]).view(np.int64) for at in range(5)]
-    np.concatenate([[replaced, empty], *columns]).astype(np.int64).tofile(draft)
-    draft.replace(place(folder, unit))
+    with drafts.whole(place(folder, unit)) as draft:
+        np.concatenate([[replaced, empty], *columns]).astype(np.int64).tofile(draft)
+
+
+def is_there(folder: Path, unit: int) -> bool:
+    """Whether a part is there with all its tokens; one cut short, as by a disk that lost power, is removed."""
+    own = place(folder, unit), place(folder, unit).with_suffix(".tokens")
+    if not own[0].exists():
+        return False
+    numbers, rest = divmod(own[0].stat().st_size, 8)
+    if not rest and numbers >= 2 and (numbers - 2) % 5 == 0 and own[1].exists():
+        if own[1].stat().st_size == 4 * int(index(folder, unit).length_D.sum()):
+            return True
+    for path in own:
+        path.unlink(missing_ok=True)
+    return False
 
 
 def index(folder: Path, unit: int) -> Index:
@@ -90,11 +103,14 @@ class _Lot:
         self.tokens = self.replaced = self.empty = 0
 
     def add(self, batch: list[Document], tokenizer: Tokenizer) -> None:
-        """Encodes a batch; a document without a character is counted alone."""
+        """Encodes a batch; a document without a token, such as one of spaces for some tokenizers, is counted alone."""
         before = [] if tokenizer.bos is None else [tokenizer.bos]
         behind = [] if tokenizer.eos is None else [tokenizer.eos]
         texts = [each.text for each in batch if each.text]
         for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
+            if not ids:
+                self.empty += 1
+                continue
             self.ids.append(np.array(before + ids + behind, np.int32))
             self.bytes.append(len(text.encode()))
             self.tokens += len(self.ids[-1])

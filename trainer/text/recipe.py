@@ -16,7 +16,7 @@ from trainer.data.sources import files
 from trainer.spec import Text
 from trainer.text import documents, tokenizer
 
-FORMAT = 1  # of the shards and of how they come about: another number where the same recipe gives other bytes
+FORMAT = 2  # of the shards and of how they come about: another number where the same recipe gives other bytes
 INDEX = "index.json"  # written last: a folder that has it is complete
 
 

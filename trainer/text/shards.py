@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data import records
+from trainer.data import drafts, records
 from trainer.data.sources.share import Share
 from trainer.text import packing, parts
 from trainer.text.recipe import Recipe
@@ -136,6 +135,5 @@ def digest(path: Path) -> str:
 
 def write_json(path: Path, content: Any) -> None:
     """Writes a file of JSON, whole or not at all."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    draft.write_text(json.dumps(content, indent=1) + "\n")
-    draft.replace(path)
+    with drafts.whole(path) as draft:
+        draft.write_text(json.dumps(content, indent=1) + "\n")

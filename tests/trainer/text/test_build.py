@@ -195,6 +195,53 @@ def test_a_damaged_and_a_missing_shard_are_found_by_name(corpus: Path, tmp_path:
         packed.prepared(text(corpus, tmp_path), recipe.of(text(corpus, tmp_path), 32))
 
 
+@pytest.mark.parametrize("packing", ["concat", "first-fit", "none"])
+def test_a_document_that_encodes_to_no_tokens_is_empty(tmp_path: Path, packing: str) -> None:
+    named = corpora.saved(tmp_path / "tokenizer", "wordpiece", eos_token=None)
+    corpora.lines(tmp_path / "a.jsonl", ["   ", "quick fox", "\n", "lazy dog", " \t"])
+    data = text(tmp_path, tmp_path, packing=packing, tokenizer=named, eval_split=0.0)
+    folder = built(data, 64)
+    assert (build.read(folder)["documents"], build.read(folder)["empty"]) == (2, 3)
+    ours = tokenizer.load(named)
+    assert Counter(segments(folder, "train")) == Counter(map(tuple, ours.encode_batch(["quick fox", "lazy dog"])))
+
+
+@pytest.mark.parametrize(("ending", "left"), [(".tokens", -8), (".tokens", None), (".index", 0), (".index", -40)])
+def test_a_part_that_a_loss_of_power_cut_short_is_made_again(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, left: int | None
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(shards, "write", None)  # the second pass ends
+        with pytest.raises(TypeError):
+            built(text(corpus, tmp_path / "cut"))
+    (path,) = (tmp_path / "cut").glob(f"*/parts/part-000001{ending}")
+    if left is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:left])
+    assert content(built(text(corpus, tmp_path / "cut"))) == content(built(text(corpus, tmp_path / "whole")))
+
+
+def test_what_is_prepared_is_synced_before_it_has_its_name(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[int] = set()
+    sync, rename = os.fsync, Path.replace
+
+    def syncing(number: int) -> None:
+        synced.add(os.fstat(number).st_ino)
+        sync(number)
+
+    def renaming(path: Path, to: Path) -> Path:
+        assert path.stat().st_ino in synced, to
+        return rename(path, to)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(Path, "replace", renaming)
+    folder = built(text(corpus, tmp_path))
+    assert {path.stat().st_ino for path in folder.iterdir()} <= synced
+
+
 def test_two_at_once_do_not_disturb_each_other(corpus: Path, tmp_path: Path) -> None:
     made = recipe.of(text(corpus, tmp_path), 32)
     folder = tmp_path / made.address

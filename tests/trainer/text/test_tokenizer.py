@@ -98,6 +98,9 @@ def test_checkpoints_carry_the_files(tmp_path: Path, folders: dict[str, str]) ->
     files = tokenizer.load(folders["bpe"]).files
     assert carried.kept(str(tmp_path)) == {}
     for _ in range(2):
+        (tmp_path / "tokenizer").mkdir(exist_ok=True)
+        (tmp_path / "tokenizer" / "chat_template.jinja").write_text("of the tokenizer before")
         carried.keep(str(tmp_path), files)
         assert carried.kept(str(tmp_path)) == files
+        assert {path.name for path in (tmp_path / "tokenizer").iterdir()} == set(files)  # no draft is left
     assert set(files) == {"tokenizer.json", "tokenizer_config.json"}
