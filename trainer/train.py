@@ -268,7 +268,7 @@ class Run:
         return start, state
 
     def _carry(self) -> None:
-        """Puts the tokenizer's files beside the checkpoints: only when this run goes on from them, and is not refused."""
+        """Puts the tokenizer's files beside the checkpoints, once this run is not refused."""
         if files := tokenizer_files(self.spec.data):
             on_primary(partial(carried.keep, self.folder, files))
 
