@@ -66,9 +66,9 @@ def parameters(
     if not remote.is_remote(model.init_from) and not Path(model.init_from).is_dir():
         raise SpecError(
             f"{whose} holds adapters of the weights of {recorded['init_from']}, and {model.init_from} is no folder "
-            "here: name the one that they are in now as --base"
+            "here: name the one that they are in now as --base of launcher export"
         )
-    base.check(recorded, base.found(model, recorded), whose, "--base")
+    base.check(recorded, base.found(model, recorded), whose, "--base of launcher export")
     files = Files(model.init_from)
     leaves, chosen = load.renamed(model, files), {kernel.name for kernel in targets.chosen(model, lora)}
     found: dict[str, Parameter] = {}

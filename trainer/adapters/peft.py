@@ -104,7 +104,7 @@ def described_by(folder: str, model: Published) -> Lora:
     other = [f"{key} = {given[key]}" for key, fine in UNSUPPORTED.items() if given.get(key, None) not in (None, *fine)]
     if other:
         raise SpecError(f"{_path(folder)}: {', '.join(other)} is not supported: adapters are LoRA's of whole products")
-    where = given.get("target_modules")
+    where: Any = given.get("target_modules")
     is_list = isinstance(where, list) and where and all(isinstance(each, str) for each in where)
     if not (is_list or isinstance(where, str)):
         raise SpecError(
