@@ -38,15 +38,16 @@ class Reports:
 
     def __init__(self, send: Callable[[Mapping[str, Any]], bool]) -> None:
         self._send = send
-        self._newest: dict[str, Mapping[str, Any]] = {}  # not sent yet
+        self._newest: dict[str, Mapping[str, Any]] = {}  # not sent yet, by the one key of its message or by "phase"
         self._sent_at = -math.inf
         self._is_timed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may report while this thread is in a report
 
     def put(self, lines: Mapping[str, Mapping[str, Any]]) -> None:
-        """Replaces what waits by `lines`: kind -> message."""
+        """Adds `lines`, kind -> message, to what waits: of two values of a key the later one is sent."""
         with self._lock:
-            self._newest.update(lines)
+            for kind, line in lines.items():
+                self._newest[kind] = _merged(self._newest.get(kind, {}), line)
             self._send_or_wait()
 
     def flush(self) -> None:
@@ -62,8 +63,9 @@ class Reports:
             self._flush()
         if self._newest:
             timer = threading.Timer(wait_s if wait_s > 0 else PERIOD_S, self._late)
-            timer.daemon, self._is_timed = True, True
+            timer.daemon = True
             timer.start()
+            self._is_timed = True
 
     def _late(self) -> None:
         with self._lock:
@@ -72,7 +74,18 @@ class Reports:
 
     def _flush(self) -> None:
         self._sent_at = time.monotonic()
-        self._newest = {kind: line for kind, line in self._newest.items() if not self._send(line)}
+        pending, self._newest = self._newest, {}
+        for kind, line in pending.items():
+            if not self._send(line):
+                self._newest[kind] = _merged(line, self._newest.get(kind, {}))
+
+
+def _merged(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Both messages in one, metrics one by one."""
+    merged = {**before, **after}
+    if "metrics" in merged:
+        merged["metrics"] = {**before.get("metrics", {}), **after.get("metrics", {})}
+    return merged
 
 
 _of_process: tuple[int, Reports | None] | None = None  # pid, and its reports
@@ -84,9 +97,10 @@ def report(
     """Tells the agent that `step` steps are complete and which phase the program is in now.
 
     From the first call on the job's `budgets` hold for the program: a phase, or a step, that lasts longer is a hang,
-    and the gang ends with the step and the stacks of every rank. `launcher status`, the progress annotation and
-    summary.json show step and metrics; lost work is counted from `committed`, the step of the newest checkpoint that
-    is complete on storage.
+    and the gang ends with the step and the stacks of every rank. Progress is another phase or another step, not the
+    same again; after the last step `report(phase="done")` ends the budgets. `launcher status`, the progress
+    annotation and summary.json show step and metrics; lost work is counted from `committed`, the step of the newest
+    checkpoint that is complete on storage.
 
     Cheap enough for every step: at most ten messages a second leave, the newest always. `metrics` are numbers, or
     arrays of one number; of rank 0's the newest are kept. Raises TypeError or ValueError for arguments of another kind,
@@ -141,5 +155,11 @@ def _opened() -> Reports | None:
         return None
     fd = int(os.environ[contract.PROGRESS_FD])
     reports = Reports(lambda line: contract.send(fd, line))
-    atexit.register(reports.flush)
+    atexit.register(_leave, os.getpid())
     return reports
+
+
+def _leave(pid: int) -> None:
+    """Sends what waits, at the end of the process that reported it: by atexit, or by the site hook before os._exit."""
+    if _of_process is not None and _of_process[0] == pid == os.getpid() and _of_process[1] is not None:
+        _of_process[1].flush()

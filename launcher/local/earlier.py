@@ -21,7 +21,7 @@ from launcher.local import ending, strays
 
 KEPT = ".earlier"
 JOB = "job.yaml"
-_FILES = (JOB, FILE, AGENTS, ATTEMPTS, "metrics.jsonl", "eval.jsonl")
+_FILES = (JOB, FILE, AGENTS, ATTEMPTS, "metrics.jsonl", "eval.jsonl", "samples.jsonl")
 _SIZES = "sizes.json"
 
 

@@ -62,6 +62,31 @@ def test_what_a_full_pipe_refuses_is_sent_later(pipe: Pipe) -> None:
     assert pipe.lines == [{"phase": "save"}, {"committed": 7}]
 
 
+def test_what_waits_is_added_to_and_nothing_of_it_is_lost(pipe: Pipe) -> None:
+    jaxlaunch.report(step=1)
+    jaxlaunch.report(step=2, loss=0.5)
+    jaxlaunch.report(phase="eval", accuracy=0.9)
+    while len(pipe.lines) < 3:
+        assert pipe.taken.wait(60)
+    assert pipe.lines[1:] == [{"phase": "eval", "step": 2}, {"metrics": {"loss": 0.5, "accuracy": 0.9}}]
+
+
+def test_a_signal_s_handler_may_report_while_a_report_is_sent() -> None:
+    sent: list[Mapping[str, Any]] = []
+
+    def send(line: Mapping[str, Any]) -> bool:
+        if not sent:
+            sent.append({})
+            reports.put({"phase": {"phase": "save"}})  # as a handler does, in this very thread
+        sent.append(line)
+        return True
+
+    reports = reporting.Reports(send)
+    reports.put({"phase": {"phase": "step", "step": 1}})
+    reports.flush()
+    assert {"phase": "save"} in sent and {"phase": "step", "step": 1} in sent
+
+
 def test_numbers_that_json_has_not_become_null(pipe: Pipe) -> None:
     jaxlaunch.report(step=1, loss=math.nan, norm=math.inf, rate=np.ones((1,)), none=None)
     assert pipe.lines[-1] == {"metrics": {"loss": None, "norm": None, "rate": 1.0, "none": None}}

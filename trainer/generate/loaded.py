@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -60,8 +61,8 @@ class Loaded:
     ) -> list[list[Sample]]:
         """Samples of each prompt, a text or token ids; `how` are the fields of Sampling, greedy by default.
 
-        A sample ends before a text of `stop`; its ids may have more, up to where that was seen. Raises SpecError for
-        what does not fit the model.
+        A sample ends before the first text of `stop` in it; its score is that of all tokens that were drawn. Raises
+        SpecError for what does not fit the model.
         """
         rows = self.rows(prompts)
         if not stop:
@@ -71,7 +72,8 @@ class Loaded:
         if how.get("beams", 1) > 1:
             raise SpecError("stop ends a sample, and beams are compared whole: leave one out")
         decode = self.tokenizer.decode
-        return self._generator.generate(rows, Sampling(**how), lambda ids: any(text in decode(ids) for text in stop))
+        found = self._generator.generate(rows, Sampling(**how), lambda ids: any(text in decode(ids) for text in stop))
+        return [[each._replace(ids=_before(stop, each.ids, decode)) for each in samples] for samples in found]
 
     def stream(self, prompt: Prompt, **how: Any) -> Iterator[Sample]:
         """One sample of a prompt, again after every few tokens."""
@@ -92,7 +94,7 @@ class Loaded:
 
     def rows(self, prompts: Prompt | Sequence[Prompt]) -> list[Ids]:
         """Prompts, or a single one, as token ids. Raises SpecError for text without a tokenizer."""
-        is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], numbers.Integral))
         each: Any = [prompts] if is_one else prompts
         return [self._ids(prompt) for prompt in each]
 
@@ -103,7 +105,10 @@ class Loaded:
             raise SpecError(
                 f"the prompt is text, and the model's {self.config.vocab} tokens have no tokenizer here: give token ids"
             )
-        return self.tokenizer.encode(prompt)
+        try:
+            return self.tokenizer.encode(prompt)
+        except UnicodeEncodeError:
+            raise SpecError(f"the prompt {prompt!r} is not UTF-8 text") from None
 
 
 def load(
@@ -224,3 +229,11 @@ def described(samples: Sequence[Sequence[Sample]], texts: Callable[[Sample], str
         return {**known, "ids": sample.ids, "score": sample.score, "ended": sample.ended}
 
     return [[one(sample) for sample in of_prompt] for of_prompt in samples]
+
+
+def _before(stop: Sequence[str], ids: Ids, decode: Callable[[Sequence[int]], str]) -> Ids:
+    """The most tokens whose text ends where the first text of `stop` begins, or before; all of them without one."""
+    places = [place for text in stop if (place := decode(ids).find(text)) >= 0]
+    if not places:
+        return ids
+    return next(ids[:count] for count in range(len(ids), -1, -1) if len(decode(ids[:count])) <= min(places))

@@ -9,7 +9,7 @@ from typing import Any
 from etils import epath
 
 from trainer.buckets import remote
-from trainer.errors import SpecError
+from trainer.errors import SpecError, StorageError
 
 GENERATION = "generation_config.json"
 KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -18,7 +18,7 @@ KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 def generation(folder: str | None) -> dict[str, Any]:
     """What generation_config.json of a folder says, over the special tokens of its config.json.
 
-    Empty without a folder, and where it is no longer there. Raises StorageError where a store fails.
+    Empty without a folder, and where it is no longer there or cannot be read.
     """
     if folder is None:
         return {}
@@ -39,6 +39,6 @@ def _read(folder: str, name: str) -> dict[str, Any]:
     try:
         with reading:
             found = json.loads(path.read_text()) if path.exists() else {}
-    except (OSError, ValueError, SpecError):
+    except (OSError, ValueError, SpecError, StorageError):  # the model is whole without it
         return {}
     return found if isinstance(found, dict) else {}

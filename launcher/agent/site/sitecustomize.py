@@ -60,6 +60,9 @@ class Reporter:
         self._send({"atexit": True, "waits": _is_distributed()})
 
     def _raised(self, error: BaseException) -> None:
+        reporting: Any = sys.modules.get("jaxlaunch.reporting")
+        if reporting is not None:
+            reporting._leave(self._pid)  # os._exit runs nothing of atexit's
         self._send(contract.error_line(error, code=None))
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None: nothing left to flush

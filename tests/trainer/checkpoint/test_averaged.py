@@ -24,7 +24,7 @@ def test_the_average_and_the_best_step_are_read(tmp_path: Path) -> None:
         best = [list(each) for each in sorted(seen, key=lambda each: each[1])][:2]
         store.save(number, step.named(state), {"best": {"steps": best}}, [each[0] for each in best])
         store.wait()
-        wanted[number] = {name: np.array(leaf) for name, leaf in step._evaluated(state).items()}
+        wanted[number] = {name: np.array(leaf) for name, leaf in step.evaluated(state).items()}
     store.close()
     assert reader.manifest.committed(store._folder) == [2, 3, 4]
     for named, number in ((None, 4), ("best", 2)):

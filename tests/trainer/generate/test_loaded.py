@@ -73,7 +73,10 @@ def test_a_sample_ends_before_a_stop(trained: Path) -> None:
     text = loaded.text(whole) or ""
     ((cut,),) = loaded.generate("ab", max_tokens=40, stop=[text[3:6]])
     assert len(cut.ids) < 40 and cut.ended
-    assert (loaded.text(cut) or "").startswith(text[:6])
+    assert loaded.text(cut) == text[: text.find(text[3:6])]
+    assert loaded.generate(np.array([97, 98]), max_tokens=2) == loaded.generate("ab", max_tokens=2)
+    with pytest.raises(SpecError, match="is not UTF-8 text"):
+        loaded.generate("\udcff")
 
 
 def test_a_hugging_face_folder_says_the_same(trained: Path, exported: Path) -> None:
