@@ -97,7 +97,8 @@ def as_root(jobset: Object) -> None:
 
 
 def unhealthy(jobset: Object) -> None:
-    probe = {"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1}
+    """Once the agent is there to be stopped: one that is killed before leaves only the signal."""
+    probe = {"exec": {"command": ["false"]}, "initialDelaySeconds": 20, "periodSeconds": 1, "failureThreshold": 1}
     main(jobset)["livenessProbe"] = probe
 
 

@@ -13,7 +13,7 @@ from tests.cluster.command import launcher, project
 PROGRAM = """
 import importlib.util, json, os, pathlib, shutil, sys
 site = pathlib.Path(importlib.util.find_spec("launcher").origin).parents[1]
-ours = [path for package in ("launcher", "trainer", "jax") for path in (site / package).rglob("*.py")]
+ours = [path for package in ("jaxlaunch", "launcher", "trainer", "jax") for path in (site / package).rglob("*.py")]
 def writes(path):
     try:
         pathlib.Path(path, "probe").touch()

@@ -36,6 +36,8 @@ def deleted(here: Place, gang: Gang) -> None:
 def deleted_by_force(here: Place, gang: Gang) -> None:
     pods = f"/api/v1/namespaces/{here.namespace}/pods"
     here.access.api.delete(f"{pods}/{gang.hosts[1].pod}?gracePeriodSeconds=0")
+    # The kubelet gives it two seconds at most: nothing else is stopped meanwhile.
+    until("it starts anew or is over", lambda: gang.counters[0] or gang.status.get("terminalState"))
 
 
 def drained(here: Place, gang: Gang) -> None:
@@ -83,12 +85,12 @@ COMMON: dict[str, Any] = {"restarts": {"in_place": 0, "crash": 0}, "grace": "20s
 # suspended Job ended before it calls the Job suspended.
 STOPS: Mapping[str, tuple[Callable[[Place, Gang], None], set[int]]] = {
     "tainted": (tainted, {1}),  # first: while no pod is new
+    "deleted-by-force": (deleted_by_force, {1}),
     "evicted": (evicted, {1}),
     "evicted-leader": (evicted_leader, {1}),
     "evicted-stubborn": (evicted, {1}),  # a program that ignores SIGTERM
     "evicted-slice": (evicted, {1}),
     "deleted": (deleted, {1}),
-    "deleted-by-force": (deleted_by_force, {1}),
     "drained": (drained, {1}),
     "preempted": (preempted, {1}),
     "suspended": (suspended, {0, 1}),
