@@ -1,11 +1,13 @@
-"""Documents of files: plain text, JSON lines, Parquet, and the Arrow files that `datasets` writes; also gzip and zstd.
+"""Documents of files: plain text, JSON lines, Parquet, and the Arrow files that `datasets` writes.
 
+Text and lines may be packed by gzip or zstd.
 A file of text is one document, and one above PIECE bytes is cut at ends of lines into several. In the others a row is a
 document: the text under `field`. What cannot be read is said with the file and the row, counted from 1.
 """
 
 from __future__ import annotations
 
+import codecs
 import glob
 import itertools
 import json
@@ -28,6 +30,9 @@ KINDS = {
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
+ARCHIVES = (".bz2", ".xz", ".lzma", ".lz4", ".br", ".sz", ".zip", ".7z", ".rar", ".tar", ".tgz")  # not read
+ABOUT = ("state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # of `datasets`: no rows
+IN_FOLDER = (".arrow", ".parquet", ".jsonl", ".ndjson", ".json", ".txt")
 GROWTH = 4  # how many times its bytes a compressed file is taken for
 FIELD = "text"
 REPLACED = "\ufffd"
@@ -59,19 +64,51 @@ class _Wrong(Exception):
 
 
 def found(patterns: str | Sequence[str]) -> list[str]:
-    """All files that match; of a folder here, as `datasets` saves one, those that hold rows or text."""
+    """All files that match; of a folder here, as `datasets` saves one, those that hold rows or text.
+
+    Raises DataError for a folder of several kinds, and for a file that is packed in a way that is not read.
+    """
     wanted: list[str] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         wanted += _of_folder(pattern) if os.path.isdir(pattern) else [pattern]
-    return files.matched(wanted)
+    matched = files.matched(wanted)
+    for path in matched:
+        check_packing(path)
+    return matched
+
+
+def check_packing(path: str) -> None:
+    """Raises DataError for a file that is packed in a way that is not read, by its name."""
+    inner = _unpacked(path)
+    if (ending := os.path.splitext(inner)[1].lower()) in ARCHIVES:
+        raise DataError(f"{path}: {ending} is not read; unpack it, or pack its text or JSON lines as .gz or .zst")
+    if inner != path and kind_of(path) in ("parquet", "arrow"):
+        raise DataError(f"{path}: only text and JSON lines are read as .gz or .zst; unpack it to {inner}")
 
 
 def _of_folder(folder: str) -> list[str]:
-    for ending in (".arrow", ".parquet", ".jsonl", ".txt"):
-        pattern = os.path.join(glob.escape(folder), f"*{ending}*")
-        if glob.glob(pattern):
-            return [pattern]
-    return [folder]
+    """Patterns of what a folder holds: the files that `datasets` lists in its state.json, else those of one kind."""
+    names = sorted(name for name in os.listdir(folder) if not name.startswith(".") and name not in ABOUT)
+    kinds: dict[str, list[str]] = {}
+    for name in _listed(folder) or names:
+        ending = os.path.splitext(_unpacked(name))[1].lower()
+        if ending in IN_FOLDER:
+            kinds.setdefault(kind_of(name), []).append(name)
+    if len(kinds) > 1:
+        said = ", ".join(f"{len(each)} of {kind} such as {each[0]}" for kind, each in kinds.items())
+        raise DataError(f"{folder} holds files of several kinds: {said}; name those to read, as {folder}/*.jsonl does")
+    return [os.path.join(glob.escape(folder), glob.escape(name)) for each in kinds.values() for name in each] or [
+        folder
+    ]
+
+
+def _listed(folder: str) -> list[str]:
+    """The files of rows of a folder that `save_to_disk` wrote; beside them lie caches, which hold rows again."""
+    try:
+        with open(os.path.join(folder, "state.json"), "rb") as file:
+            return [str(each["filename"]) for each in json.load(file)["_data_files"]]
+    except (FileNotFoundError, ValueError, TypeError, KeyError):  # none of `datasets`, or of an older one
+        return []
 
 
 def kind_of(path: str) -> str:
@@ -177,6 +214,8 @@ def _lines(part: Part, field: str) -> Iterator[Document]:
     with _stream(part.path) as file:
         is_whole = _unpacked(part.path) != part.path
         for number, line in enumerate(_split(file, 0, None) if is_whole else _split(file, part.first, part.last)):
+            if not number and not part.first:
+                line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip():
                 yield _of_line(line, field, number)
 
@@ -284,9 +323,10 @@ def _check(path: str, schema: Any, field: str) -> None:
     if field not in schema.names:
         raise DataError(f"{path} has no column {field!r}; it has {', '.join(schema.names)}")
     kind, types = schema.field(field).type, pyarrow.types
-    if not any(
-        is_of(kind) for is_of in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    ):
+    plain = kind.value_type if types.is_dictionary(kind) else kind  # pandas writes categories so
+    is_text = types.is_string, types.is_large_string, types.is_string_view
+    is_bytes = types.is_binary, types.is_large_binary, types.is_binary_view
+    if not any(is_of(plain) for is_of in (*is_text, *is_bytes)):
         raise DataError(f"{path}: its column {field!r} is of {kind}, not of text")
 
 

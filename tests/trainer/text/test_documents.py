@@ -57,6 +57,59 @@ def test_a_folder_as_datasets_saves_one_is_its_arrow_files(tmp_path: Path) -> No
     for name in ("state.json", "dataset_info.json"):
         (tmp_path / name).write_text("{}")
     assert read(tmp_path, "body") == TEXTS[::2] + TEXTS[1::2]
+    arrow(tmp_path / "cache-0123456789abcdef.arrow", {"body": TEXTS})  # of a map over it
+    names = [{"filename": f"data-{number:05}-of-00002.arrow"} for number in range(2)]
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": names}))
+    assert read(tmp_path, "body") == TEXTS[::2] + TEXTS[1::2]
+
+
+def test_of_a_folder_the_files_of_one_kind_are_read_by_their_exact_endings(tmp_path: Path) -> None:
+    corpora.lines(tmp_path / "a.jsonl", TEXTS[:3])
+    for name in ("a.jsonl.bak", "a.jsonl~", "a.jsonl.idx", ".b.jsonl"):
+        corpora.lines(tmp_path / name, TEXTS[3:])
+    packed(tmp_path / "c.jsonl.gz", rows({"text": "packed"}))
+    assert read(tmp_path) == [*TEXTS[:3], "packed"]
+    (tmp_path / "b.txt").write_text("text")
+    with pytest.raises(DataError, match="several kinds: 2 of lines such as a.jsonl, 1 of text such as b.txt; name"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a.txt.bz2", ".bz2 is not read; unpack it"),
+        ("a.jsonl.XZ", ".xz is not read"),
+        ("a.tar.gz", ".tar is not read"),
+        ("a.zip", ".zip is not read"),
+        ("a.parquet.gz", "only text and JSON lines are read as .gz or .zst; unpack it to .*/a.parquet$"),
+        ("a.arrow.zst", "only text and JSON lines are read as .gz or .zst; unpack it to .*/a.arrow$"),
+    ],
+)
+def test_a_file_that_is_packed_otherwise_is_refused_by_its_ending(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / name).write_bytes(b"bytes of an archive")
+    with pytest.raises(DataError, match=words):
+        documents.found(f"{tmp_path}/*")
+
+
+def test_a_mark_at_the_beginning_of_lines_is_no_part_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "UNIT", 20)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS[:5]), "utf-8-sig")
+    assert read(tmp_path / "a.jsonl") == TEXTS[:5]
+    packed(tmp_path / "b.jsonl.gz", (tmp_path / "a.jsonl").read_bytes())
+    assert read(tmp_path / "b.jsonl.gz") == TEXTS[:5]
+
+
+@pytest.mark.parametrize("kind", [pa.dictionary(pa.int32(), pa.string()), pa.string_view(), pa.binary_view()])
+def test_texts_are_read_however_arrow_stores_them(tmp_path: Path, kind: pa.DataType) -> None:
+    texts = TEXTS[:9] * 2
+    plain = pa.array(texts).dictionary_encode() if pa.types.is_dictionary(kind) else pa.array(texts, kind)
+    assert plain.type == kind
+    assert read(arrow(tmp_path / "a.arrow", {"text": plain}, is_stream=False)) == texts
+    if not pa.types.is_binary_view(kind):
+        parquet.write_table(pa.table({"text": plain}), tmp_path / "a.parquet")
+        assert read(tmp_path / "a.parquet") == texts
 
 
 @pytest.mark.parametrize("unit", [1, 10, 97, 4096])

@@ -28,6 +28,8 @@ Piece = tuple[str, int, int]  # path, first byte, behind the last
 def source(data: Text, length: int, split: Literal["train", "eval"]) -> Stream | None:
     """The files of `split`; None when none are held out. A single file is split by bytes, its end held out."""
     pieces = [(path, 0, files.size(path)) for path in files.matched(data.path)]
+    for path, _, _ in pieces:
+        documents.check_packing(path)
     if table := next((path for path, _, _ in pieces if documents.is_table(path)), None):
         raise DataError(
             f"{table} is no plain text; data.packing: concat reads its documents, data.field names their text"
