@@ -150,6 +150,7 @@ def logits(case: str, params: dict[str, Any], model: dict[str, Any] | None = Non
     given, train = tensors(case, "io"), train_spec(case, None, model=model)
     arrays = ModelArrays(nnx.eval_shape(lambda: task(case).model(train, nnx.Rngs(0))))
     said = arrays.merge(params, {}, jax.random.key(0))
+    said.eval()  # as the reference was
     if "pixel_values" in given:
         return np.asarray(said(given["pixel_values"].transpose(0, 2, 3, 1)))
     return np.asarray(said(given["input_ids"], given.get("attention_mask")))
