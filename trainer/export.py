@@ -15,17 +15,13 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
-import pydantic
 
 from trainer.adapters import merged as merge
 from trainer.adapters import peft
-from trainer.adapters.keys import Lora
-from trainer.architectures import Model
 from trainer.buckets import remote
-from trainer.checkpoint import carried, reader
-from trainer.checkpoint.averaged import averaged
+from trainer.checkpoint import carried, reader, trained
 from trainer.checkpoint.reader import StoredStep
-from trainer.errors import CheckpointError, SpecError
+from trainer.errors import SpecError
 from trainer.huggingface import described, save
 from trainer.huggingface.families import FAMILIES
 from trainer.huggingface.save import Parameter
@@ -39,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.export", description=__doc__)
     parser.add_argument("folder", nargs="?", help="folder or URL of checkpoints; default: that of TRAIN_SPEC")
     parser.add_argument("--to", required=True, help="the folder to write")
-    parser.add_argument("--step", type=_step, help="the step to export, or best; default: the newest")
+    parser.add_argument("--step", type=trained.step, help="the step to export, or best; default: the newest")
     parser.add_argument("--ema", action="store_true", help="export the moving average instead of the weights")
     parser.add_argument("--merged", action="store_true", help="export adapters merged into the model they are of")
     parser.add_argument("--base", help="folder or URL of that model, where it is not train.model.init_from any more")
@@ -54,10 +50,6 @@ def main() -> int:
         return export(folder, options.to, **what)
 
     return print_result(find)
-
-
-def _step(text: str) -> int | Literal["best"]:
-    return "best" if text == "best" else int(text)
 
 
 def export(
@@ -79,8 +71,9 @@ def export(
     save.target(to)  # before a checkpoint of many gigabytes is verified
     notes: list[str] = []
     found = reader.find(folder, step, notes.append)
-    model, params = _model(found), _parameters(found, ema)
-    architecture, lora = FAMILIES[described.family(model)].architecture, _lora(found)
+    model = _model(found)
+    params: Mapping[str, Parameter] = trained.parameters(found, ema)
+    architecture, lora = FAMILIES[described.family(model)].architecture, trained.lora(found)
     if lora is None and merged:
         raise SpecError(f"step {found.step} holds a whole model, no adapters to be merged; leave --merged out")
     if lora is not None and merged:
@@ -103,26 +96,10 @@ def export(
 
 
 def _model(found: StoredStep) -> Published:
-    if "model" not in found.meta:
-        raise CheckpointError(f"step {found.step} does not record its model; steps that this version saves do")
-    model: Any = pydantic.TypeAdapter(Model).validate_python(found.meta["model"])
+    model = trained.model(found)
     if not isinstance(model, Published):
         raise SpecError(f"train.model.kind = {model.kind} has no Hugging Face form; decoder, gpt2 and vit have one")
     return model
-
-
-def _lora(found: StoredStep) -> Lora | None:
-    recorded = found.meta.get("lora")
-    return None if recorded is None else Lora.model_validate(recorded)
-
-
-def _parameters(found: StoredStep, ema: bool) -> Mapping[str, Parameter]:
-    params = found.part("params")
-    if not ema:
-        return averaged(params, found.part("opt"))
-    if not (average := found.part("ema")):
-        raise SpecError(f"step {found.step} holds no moving average: the training had no train.optimizer.ema")
-    return {**params, **average}  # without what was frozen
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from launcher.errors import UserError
 from launcher.job import load as jobs
 from launcher.local import paths, run_folders, trainer_process
 from launcher.wording import count, size
-from trainer import contract
 
 BAR = 30  # characters of the longest bar
 
@@ -36,14 +34,7 @@ def prepare_command(job_file: Path, overrides: tuple[str, ...], form: str) -> No
         raise UserError("the trainer prepares text, and is not installed.", trainer_process.INSTALL)
     base, folder = job_file.absolute().parent, (run_folders.HOME / job.name).absolute()
     train = paths.of(job, base, folder, {}).train(job.train)
-    code = [str(base / job.code_folder)] if job.code_folder else []
-    environ = {
-        **os.environ,
-        **job.env,
-        "PYTHONPATH": os.pathsep.join(filter(None, (*code, os.environ.get("PYTHONPATH")))),
-        "JAX_PLATFORMS": "cpu",
-        contract.TRAIN_SPEC: train.model_dump_json(exclude_unset=True),
-    }
+    environ = trainer_process.environ(job, train, base)
     found = trainer_process.run("trainer.text.prepare", environ=environ, show=output.say)["prepared"]
     if form == "text":
         output.show(*(line for each in found for line in _lines(each)))

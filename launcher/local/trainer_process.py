@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError
+from launcher.job.schema import JobSpec
 from trainer import contract
+from trainer.spec import TrainSpec
 
 INSTALL = "install it with pip install 'jaxlaunch[train]'."
 
@@ -19,6 +23,19 @@ INSTALL = "install it with pip install 'jaxlaunch[train]'."
 def is_installed() -> bool:
     """Whether the trainer is installed; the base install does not have it."""
     return all(importlib.util.find_spec(name) is not None for name in ("jax", "flax", "optax"))
+
+
+def environ(job: JobSpec, train: TrainSpec, base: Path) -> dict[str, str]:
+    """The environment of a program that reads `train` on the CPU: the job's own variables, and its code from `base`."""
+    code = [str(base / job.code_folder)] if job.code_folder else []
+    path = os.pathsep.join(filter(None, (*code, os.environ.get("PYTHONPATH"))))
+    return {
+        **os.environ,
+        **job.env,
+        **({"PYTHONPATH": path} if path else {}),
+        "JAX_PLATFORMS": "cpu",
+        contract.TRAIN_SPEC: train.model_dump_json(exclude_unset=True),
+    }
 
 
 def run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +48,6 @@ def _one_copy(train: TrainSpec, devices: int, copies: int) -> TrainSpec:
 
 
 def _environment(job: JobSpec, train: TrainSpec, base: Path, copies: int) -> dict[str, str]:
-    """The job's own variables, its code, and as many virtual devices as one copy has."""
-    code = [str(base / job.code_folder)] if job.code_folder else []
-    path = os.pathsep.join(filter(None, (*code, os.environ.get("PYTHONPATH"))))
-    return {
-        **os.environ,
-        **job.env,
-        **({"PYTHONPATH": path} if path else {}),
-        "JAX_PLATFORMS": "cpu",
-        contract.NUM_CPU_DEVICES: str(job.devices // copies),
-        contract.TRAIN_SPEC: _one_copy(train, job.devices, copies).model_dump_json(exclude_unset=True),
-    }
+    """That of the job, with as many virtual devices as one copy has."""
+    one = _one_copy(train, job.devices, copies)
+    return {**trainer_process.environ(job, one, base), contract.NUM_CPU_DEVICES: str(job.devices // copies)}

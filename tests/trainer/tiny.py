@@ -19,16 +19,13 @@ from trainer.step.train_step import Step, TrainState
 from trainer.tasks.classify import Classify
 from trainer.tasks.lm import NextToken
 
-DECODER = spec.Decoder(layers=2, width=32, heads=4, kv_heads=2, vocab=32, length=16)
+SIZES: dict[str, Any] = {"width": 32, "heads": 4, "kv_heads": 2, "vocab": 32, "length": 16}
+DECODER = spec.Decoder(layers=2, **SIZES)
 # Every option of a decoder at once; its layers are no multiple of its pattern.
 WIDE = spec.Decoder(
     layers=3,
-    width=32,
-    heads=4,
-    kv_heads=2,
+    **SIZES,
     head_size=12,
-    vocab=32,
-    length=16,
     biases=["qkv", "out", "mlp"],
     qk_norm="whole",
     norms="both",
@@ -46,11 +43,7 @@ WIDE = spec.Decoder(
 # One layer without experts, two with; every loss that a router has.
 EXPERTS = spec.Decoder(
     layers=3,
-    width=32,
-    heads=4,
-    kv_heads=2,
-    vocab=32,
-    length=16,
+    **SIZES,
     experts=4,
     expert_hidden=24,
     dense_layers=[0],

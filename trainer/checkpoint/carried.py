@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from etils import epath
 
@@ -28,5 +28,9 @@ def keep(checkpoints: str, files: Mapping[str, bytes]) -> None:
 
 def kept(checkpoints: str) -> dict[str, bytes]:
     """The files that `keep` wrote, by name; none where the model was trained without a tokenizer."""
-    folder = epath.Path(checkpoints) / FOLDER
-    return {name: bytes((folder / name).read_bytes()) for name in FILES if (folder / name).exists()}
+    return read(epath.Path(checkpoints) / FOLDER)
+
+
+def read(folder: epath.Path, names: Sequence[str] = FILES) -> dict[str, bytes]:
+    """Those of a tokenizer's files that a folder holds, by name."""
+    return {name: bytes((folder / name).read_bytes()) for name in names if (folder / name).exists()}

@@ -12,9 +12,10 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from trainer import spec
+from trainer.checkpoint import trained
 from trainer.errors import SpecError
 from trainer.generate.generator import Ids, Sample
 from trainer.generate.loaded import Loaded, Prompt, described, load
@@ -41,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("folder", help="folder or URL of checkpoints, or of a Hugging Face model")
     parser.add_argument("--prompt", action="append", default=[], help="a text to go on from; may be repeated")
     parser.add_argument("--ids", action="append", default=[], help="a prompt as token ids, '1 2 3'; may be repeated")
-    parser.add_argument("--step", type=_step, help="the step to load, or best; default: the newest")
+    parser.add_argument("--step", type=trained.step, help="the step to load, or best; default: the newest")
     parser.add_argument("--ema", action="store_true", help="the moving average instead of the weights")
     parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), help="default: that of the training, or fp32")
     parser.add_argument("--n", type=int, help="samples of each prompt")
@@ -52,10 +53,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--beams", type=int, help="search the likeliest text with so many beams")
     parser.add_argument("--seed", type=int, help="of what is drawn")
     return parser
-
-
-def _step(text: str) -> int | Literal["best"]:
-    return "best" if text == "best" else int(text)
 
 
 def sample(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:

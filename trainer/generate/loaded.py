@@ -15,12 +15,9 @@ from jax import Array
 
 from trainer import spec
 from trainer.adapters import merged as adapters
-from trainer.adapters.keys import Lora
-from trainer.architectures import Model
 from trainer.buckets import remote
-from trainer.checkpoint import carried, reader
-from trainer.checkpoint.averaged import averaged
-from trainer.errors import CheckpointError, SpecError
+from trainer.checkpoint import carried, reader, trained
+from trainer.errors import SpecError
 from trainer.generate import tokenizers
 from trainer.generate.choose import Sampling
 from trainer.generate.generator import Generator, Ids, Sample
@@ -147,7 +144,7 @@ def _published(folder: str, precision: spec.Precision, mesh: spec.Mesh | jax.sha
     config = folders.described_by(folder).model_copy(update={"init_from": folder})
     network = Network(config, _mesh(mesh, None), precision)
     weights = network.laid_out(published.load(config, network.abstract))
-    tokenizer = tokenizers.of(network.config.vocab, None, tokenizers.files_of(folder), folder)
+    tokenizer = tokenizers.of(network.config.vocab, None, carried.read(epath.Path(folder)), folder)
     return Loaded(Generator(network, weights, _ends(folder, tokenizer)), tokenizer, None)
 
 
@@ -165,18 +162,12 @@ def _checkpoint(
     note: Callable[[str], None],
 ) -> Loaded:
     found = reader.find(folder, step, note)
-    if "model" not in found.meta:
-        raise CheckpointError(f"step {found.step} does not record its model; steps that this version saves do")
-    config: Any = pydantic.TypeAdapter(Model).validate_python(found.meta["model"])
+    config = trained.model(found)
     recorded = found.meta.get("train", {})
     of: Any = precision or pydantic.TypeAdapter(spec.Precision).validate_python(found.meta.get("precision", "fp32"))
     network = Network(config, _mesh(mesh, recorded.get("mesh")), of)
-    params = found.part("params")
-    if ema and not found.part("ema"):
-        raise SpecError(f"step {found.step} holds no moving average: the training had no train.optimizer.ema")
-    stored: Mapping[str, Any] = {**params, **found.part("ema")} if ema else averaged(params, found.part("opt"))
-    if found.meta.get("lora") is not None:
-        lora = Lora.model_validate(found.meta["lora"])
+    stored: Mapping[str, Any] = trained.parameters(found, ema)
+    if (lora := trained.lora(found)) is not None:
         where = f"step {found.step} of {folder}"
         stored = adapters.parameters(network.config, lora, found.meta.get("base"), stored, where)
     weights = network.laid_out(_Read(network, stored))
@@ -233,7 +224,8 @@ def described(samples: Sequence[Sequence[Sample]], texts: Callable[[Sample], str
 
 def _before(stop: Sequence[str], ids: Ids, decode: Callable[[Sequence[int]], str]) -> Ids:
     """The most tokens whose text ends where the first text of `stop` begins, or before; all of them without one."""
-    places = [place for text in stop if (place := decode(ids).find(text)) >= 0]
+    whole = decode(ids)
+    places = [place for text in stop if (place := whole.find(text)) >= 0]
     if not places:
         return ids
     return next(ids[:count] for count in range(len(ids), -1, -1) if len(decode(ids[:count])) <= min(places))

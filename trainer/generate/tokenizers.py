@@ -6,9 +6,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from etils import epath
-
-from trainer.checkpoint.carried import FILES, MAIN
+from trainer.checkpoint.carried import MAIN
 from trainer.text import tokenizer as texts
 
 LOST = "\ufffd".encode()
@@ -68,9 +66,3 @@ def of(vocab: int, data: Mapping[str, Any] | None, files: Mapping[str, bytes], p
     if data is not None and data.get("tokenizer") is not None:
         return Bytes() if data["tokenizer"] == texts.BYTES else None
     return Bytes() if vocab == texts.Bytes.vocab else None
-
-
-def files_of(folder: str) -> dict[str, bytes]:
-    """The files of a tokenizer in a Hugging Face folder, by name."""
-    found = {name: epath.Path(folder) / name for name in FILES}
-    return {name: bytes(path.read_bytes()) for name, path in found.items() if path.exists()}

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from etils import epath
 
 from trainer.buckets import remote
+from trainer.checkpoint import carried
 from trainer.checkpoint.carried import FILES, MAIN
 from trainer.errors import SpecError
 
@@ -75,7 +76,7 @@ class HuggingFace:
         """The text of these ids, special tokens left out."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    @property
+    @functools.cached_property
     def byte_counts(self) -> npt.NDArray[np.int64]:
         """Bytes of text that each token stands for, [vocab]; 0 of a special token."""
         described = json.loads(self.files[MAIN])
@@ -145,11 +146,7 @@ def _read(name: str) -> dict[str, bytes]:
         there = ", ".join(sorted(each.name for each in place.iterdir())[:5]) if place.is_dir() else "nothing"
         hint = f"it holds {there}; transformers' save_pretrained of a fast tokenizer writes {MAIN}"
         raise SpecError(f"data.tokenizer = {name} is neither bytes nor a folder or file of a {MAIN}; {hint}")
-    found = {MAIN: bytes(main.read_bytes())}
-    for each in FILES[1:]:
-        if (path := main.parent / each).exists():
-            found[each] = bytes(path.read_bytes())
-    return found
+    return {MAIN: bytes(main.read_bytes()), **carried.read(main.parent, FILES[1:])}
 
 
 def _parsed(name: str, text: bytes) -> Any:

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from etils import epath
 
 import jaxlaunch
 from tests.trainer.generate.generators import bytes_model, one_device
 from tests.trainer.text import corpora
 from trainer import contract, spec
+from trainer.checkpoint import carried
 from trainer.checkpoint.store import Store
 from trainer.errors import CheckpointError, SpecError
 from trainer.generate import __main__ as program
@@ -109,7 +111,7 @@ def test_an_export_says_which_tokens_are_special(exported: Path, tmp_path: Path)
 
 def test_a_tokenizer_beside_the_weights_is_used_and_ends_a_text(tmp_path: Path) -> None:
     place = corpora.saved(tmp_path, bos_token=corpora.BEGIN)
-    found = tokenizers.of(256, None, tokenizers.files_of(place), place)
+    found = tokenizers.of(256, None, carried.read(epath.Path(place)), place)
     assert found is not None
     ids = found.encode("return x ** 2")
     assert (ids[0], found.ends, found.decode(ids)) == (1, (0,), "return x ** 2")

@@ -42,7 +42,6 @@ def prepared(data: Text, made: Recipe, *, whole: bool = False) -> Path:
 
 def _build(made: Recipe, folder: Path) -> None:
     """In a process of its own: this one holds jax, of which a worker needs nothing."""
-
     print(f"preparing text: {made.tokenizer}, packing {made.packing}, in {folder}", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "trainer.text.build", str(folder), str(os.getpid())]
     ended = subprocess.run(command, input=made.to_json(), stdout=subprocess.PIPE, text=True)
