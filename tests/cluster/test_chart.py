@@ -108,7 +108,7 @@ def test_five_lines_run_to_completion_through_the_profile_s_queue_image_and_volu
     release.install(values(cluster, image, rbac={"submitters": [{"kind": "User", "name": user}]}))
     theirs = preparations.impersonating(cluster, user, namespace, tmp_path)
     (tmp_path / "job.yaml").write_text(FIVE_LINES)
-    done = launcher(theirs, tmp_path, "submit", "job.yaml", "--wait", "--follow")
+    done = launcher(theirs, tmp_path, "submit", "job.yaml", "train.steps=40", "--wait", "--follow")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     jobset = cluster.api.get(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/first")
     assert jobset["status"]["terminalState"] == "Completed"
@@ -119,7 +119,7 @@ def test_five_lines_run_to_completion_through_the_profile_s_queue_image_and_volu
     assert workload["spec"]["queueName"] == "team"
     told = cluster.kubectl("get", "events", "-n", namespace, "-o", "jsonpath={range .items[*]}{.message}{'\\n'}{end}")
     assert f"Admitted by ClusterQueue {namespace}.team" in told
-    assert (kept / "first" / "1000").is_dir()
+    assert (kept / "first" / "40").is_dir()
     assert [path for path in cache.iterdir() if path.name.endswith("-cache")], list(cache.iterdir())
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from tests.cluster.access import Access
+from tests.compiled import QUICK_COMPILES
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,8 +19,9 @@ def test_the_smoke_script_trains_the_digits_on_two_pods(
     cluster: Access, namespace: str, checkpoints: Path, image: str
 ) -> None:
     path = f"{sys.prefix}/bin{os.pathsep}{cluster.env['PATH']}"
+    quick = [f"env.{name}={value}" for name, value in QUICK_COMPILES.items()]
     done = subprocess.run(
-        [ROOT / "k8s" / "smoke.sh", f"image={image}"],
+        [ROOT / "k8s" / "smoke.sh", f"image={image}", "train.epochs=20", *quick],
         env=cluster.env | {"NAMESPACE": namespace, "PATH": path},
         capture_output=True,
         text=True,
@@ -34,7 +36,7 @@ def test_the_smoke_script_trains_the_digits_on_two_pods(
     assert "digits: Done (generation 0, attempt 1)" in done.stdout  # status
     assert "jobset.jobset.x-k8s.io/digits deleted" in done.stdout
     assert not cluster.api.get(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets")["items"]
-    assert (checkpoints / "digits" / "450").is_dir()
+    assert (checkpoints / "digits" / "225").is_dir()
     summary = json.loads((checkpoints / "digits" / ".jaxlaunch" / "summary.json").read_text())
     assert summary["verdict"]["code"] == 0
     assert round(summary["metrics"]["eval_accuracy"], 4) == float(evaluated[1])

@@ -15,10 +15,11 @@ from launcher.kube.labels import INDEX_LABEL
 from tests.cluster import preparations, processes
 from tests.cluster.access import Access
 from tests.cluster.gangs import ROOT, Place, place
+from tests.compiled import QUICK_COMPILES
 from tests.gang.runs import digits
 
 SAVED = Profile.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
-SMALL: dict[str, Any] = {"resources": {"cpu": "50m", "memory": "2Gi"}, "grace": "20s"}
+SMALL: dict[str, Any] = {"resources": {"cpu": "50m", "memory": "2Gi"}, "grace": "20s", "env": QUICK_COMPILES}
 TRAIN = digits(steps=1_000_000, log_every=10, optimizer={})
 
 

@@ -6,17 +6,20 @@ from collections.abc import Callable
 from typing import TypeVar
 
 Seen = TypeVar("Seen")
+# Many tests wait at once: each look takes time from the server that all of them wait for.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
 
 
 def until(read: Callable[[], Seen], accept: Callable[[Seen], object], what: str, within: float = 600) -> Seen:
     """The first thing `read` gives that `accept` takes. AssertionError, with the last of them, after `within` s."""
-    deadline = time.monotonic() + within
+    deadline, pause_s = time.monotonic() + within, FIRST_PAUSE_S
     while True:
         seen = read()
         if accept(seen):
             return seen
         assert time.monotonic() < deadline, f"{what}: not after {within:.0f} s. The last that was seen:\n{shown(seen)}"
-        time.sleep(0.1)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
 
 
 def shown(seen: object, limit: int = 4000) -> str:

@@ -116,6 +116,9 @@ def kcm_flags() -> list[str]:
         "--kube-api-qps=1000",
         "--kube-api-burst=2000",
         "--concurrent-job-syncs=20",
+        # All of a service's addresses in one object, written anew for each pod that changes: nothing here reads it.
+        "--controllers=*,-endpoints-controller,-endpointslice-mirroring-controller",
+        "--endpointslice-updates-batch-period=1s",
         # A claim that is seen before its volume waits for the next round: of 15 s, by default.
         "--pvclaimbinder-sync-period=1s",
         f"--node-monitor-grace-period={GRACE_S}s",

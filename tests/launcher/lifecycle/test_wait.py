@@ -19,6 +19,7 @@ from launcher.cluster.client import Cluster
 from launcher.kube.kinds import JOBSETS, NAMESPACES, PODS, WORKLOADS
 from launcher.kube.labels import JOB_UID
 from launcher.lifecycle.wait import Timeout, wait
+from launcher.logs.follow import DRAIN_S
 from launcher.status.job_status import State
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Fault, Handler, Server, drop, refuse
@@ -92,7 +93,7 @@ def away(server: Server, fault: Fault, requests: int, status: dict[str, Any]) ->
 def test_a_server_that_is_away_for_minutes_is_waited_for_and_the_exit_code_is_the_verdict_s(
     server: Server, submit: Submit, fault: Fault, options: tuple[str, ...]
 ) -> None:
-    away(server, fault, 60, {"terminalState": "Failed"})
+    away(server, fault, 25, {"terminalState": "Failed"})
     left = submit(*options)
     assert left.code == 83, left.err
     assert re.search(r"^launcher: the server has not answered for \d+ s; trying again$", left.err, re.MULTILINE)
@@ -169,7 +170,11 @@ def chatty(handler: Handler) -> bool:
     return True
 
 
-def test_a_job_that_prints_all_the_time_is_followed_no_longer_than_was_said(server: Server, submit: Submit) -> None:
+def test_a_job_that_prints_all_the_time_is_followed_no_longer_than_was_said(
+    server: Server, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.logs.follow.DRAIN_S", DRAIN_S * SCALE)  # the list of pods takes its real time
+
     def begins(handler: Handler) -> bool:
         pod = objects.pod(0)
         server.put(PODS.path("team", pod["metadata"]["name"]), pod)
