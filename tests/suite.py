@@ -31,7 +31,7 @@ Command = Sequence[str]
 PYTEST = (sys.executable, "-m", "pytest", "--durations=20")
 LOW_PRIORITY = ("nice", "-n", "10")
 MAX_AGAIN = 5  # more faults are no accident; all tests of a file that a fixture failed count as one
-AGAIN_WITHIN_S = 3600.0  # after the start: CI gives the suite no more than some minutes beyond
+AGAIN_WITHIN_S = 4200.0  # after the start: CI gives the suite no more than some minutes beyond
 
 CLUSTER = (
     (*PYTEST, "tests/cluster", "-m", "before_the_cluster"),

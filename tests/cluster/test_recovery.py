@@ -19,7 +19,7 @@ from tests.compiled import QUICK_COMPILES
 from tests.gang.runs import digits
 
 SAVED = Profile.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
-STEPS, EVERY = 600, 40
+STEPS, EVERY = 400, 40
 TRAIN = digits(steps=STEPS, optimizer={"lr": 1e-3, "schedule": {"name": "constant"}}, checkpoint={"every": EVERY})
 JOB: dict[str, Any] = {
     "hosts": 2,
