@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from launcher import troubleshooting
 from launcher.cli import options, output
 from launcher.cluster.client import Cluster
 from launcher.doctor import checks, finding
@@ -107,7 +108,8 @@ def lines(found: Sequence[Finding]) -> Iterator[str]:
     for each in found:
         yield f"{each.level:<8} {each.check if each.check != before else '':<{_TEXT_AT - 10}} {each.what}"
         before = each.check
-        for name, text in (("why", each.why), ("fix", each.fix)):
+        see = troubleshooting.of_check(each.check) if each.level == "fail" else None
+        for name, text in (("why", each.why), ("fix", each.fix), ("see", see)):
             if text:
                 yield f"{'':<{_TEXT_AT}}{name}: {text}"
 

@@ -37,3 +37,5 @@ def _show(answer: Explanation) -> None:
         output.show("", *(f"  {fact}" for fact in answer.facts))
     if answer.next_move is not None:
         output.show("", f"  next: {answer.next_move}")
+    if answer.see is not None:
+        output.show(f"  see: {answer.see}")

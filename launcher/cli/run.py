@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from launcher import troubleshooting
 from launcher.agent.leader import summary
 from launcher.agent.leader.run_folder import RunFolder
 from launcher.cli import options, output
@@ -128,6 +129,8 @@ def _conclude(path: Path, ended: Ended, shown: Select) -> None:
         how += "" if ended.stands_at is None else f"; the run stands at step {ended.stands_at}"
         where = f"{path.parent} is as the run before it left it"
     output.say(f"{how}: {verdict['message']} (exit {ended.code}); {where}")
+    if (page := troubleshooting.of_code(ended.code)) is not None:
+        output.say(f"see: {page}")
     is_sentence = ended.code in contract.SENTENCES  # what a person can fix has no traceback
     rank = verdict["rank"]
     if verdict["traceback"] and rank is not None and not is_sentence and not shown.wants_any((rank,)):

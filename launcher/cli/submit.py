@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from launcher import troubleshooting
 from launcher.cli import options, output
 from launcher.cluster.client import Cluster
 from launcher.doctor import precheck
@@ -168,4 +169,6 @@ def _conclude(status: JobStatus) -> int:
     step = "" if status.step is None else f" at step {status.step}"
     message = f": {status.verdict['message']}" if status.verdict else ""
     output.say(f"{status.name} {status.state.value}{step}{message} (exit {code})")
+    if (page := troubleshooting.of_code(code)) is not None:
+        output.say(f"see: {page}")
     return code

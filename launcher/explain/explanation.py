@@ -9,6 +9,7 @@ import dataclasses
 from datetime import datetime
 from typing import Any
 
+from launcher import troubleshooting
 from launcher.explain import admission, containers, ended, failed, gang, images, queue, scheduling, unread
 from launcher.explain.answer import Answer, Cause, first
 from launcher.kube.objects import age
@@ -42,7 +43,10 @@ CAUSES: tuple[Cause, ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The answer about one job. `facts` are true whatever the situation is: restarts, checkpoint, what is not known."""
+    """The answer about one job. `facts` are true whatever the situation is: restarts, checkpoint, what is not known.
+
+    `see`: the section of docs/troubleshooting.md, where something is wrong.
+    """
 
     name: str
     namespace: str
@@ -51,6 +55,7 @@ class Explanation:
     evidence: tuple[str, ...]
     facts: tuple[str, ...]
     next_move: str | None
+    see: str | None
 
     def to_json(self) -> dict[str, Any]:
         """The fields under their own names."""
@@ -64,6 +69,7 @@ def explain(job: Snapshot | NoSuchJob) -> Explanation:
 
 def _explain(snapshot: Snapshot) -> Explanation:
     answer = first(CAUSES, snapshot) or _being_created(snapshot)
+    ended = snapshot.report.verdict
     return Explanation(
         snapshot.name,
         snapshot.namespace,
@@ -72,6 +78,7 @@ def _explain(snapshot: Snapshot) -> Explanation:
         tuple(dict.fromkeys(answer.evidence))[:MAX_EVIDENCE],
         (*_facts(status_of(snapshot), snapshot.now), *_limits(snapshot)),
         None if answer.next_move is None else placed(answer.next_move, snapshot.namespace),
+        troubleshooting.of_situation(answer.situation, None if ended is None else ended.verdict.code),
     )
 
 
@@ -89,8 +96,9 @@ def _unknown(job: NoSuchJob) -> Explanation:
         headline += ", which is being deleted"
         evidence += ended.terminating(job.ending_namespace)
     headline += _what_is_left(job)
+    see = troubleshooting.of_situation("unknown")
     return Explanation(
-        job.name, job.namespace, "unknown", headline, tuple(evidence), job.unread, placed(move, job.namespace)
+        job.name, job.namespace, "unknown", headline, tuple(evidence), job.unread, placed(move, job.namespace), see
     )
 
 
