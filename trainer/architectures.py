@@ -168,7 +168,7 @@ class Decoder(Published):
     vocab: Positive = Field(256, description="token ids are 0 to vocab - 1; 256 for bytes")
     length: Positive = Field(256, description="tokens of an example")
     positions: Positive | None = Field(
-        None, description="tokens the model is meant for, which an export says; default length"
+        None, description="longest sequence that an export states for the model, in tokens; default length"
     )
     rope_theta: Rate = Field(10000.0, description="base of the rotary position angles")
     rope_scaling: RopeScaling | None = Field(None, description="stretched angles, for long examples; null: none")

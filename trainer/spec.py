@@ -137,7 +137,7 @@ class Text(Source):
     def _is_one_or_the_other(self) -> Text:
         if self.is_prepared and (self.apart or self.bigram):
             key = "apart" if self.apart else "bigram"
-            raise ValueError(f"{key} is of one stream of bytes; leave it out beside a tokenizer, field or packing")
+            raise ValueError(f"{key} is of one stream of bytes; leave it out with a tokenizer, field or packing")
         if not self.is_prepared and self.eval_path is not None:
             raise ValueError("eval_path is of documents; give packing, such as concat, or use eval_split")
         return self
@@ -247,7 +247,7 @@ def said(sizes: Mapping[str, int]) -> str:
 
 
 class Loss(Block):
-    """What training minimizes beside the cross-entropy, and how. Evaluation reports the cross-entropy alone."""
+    """What training minimizes in addition to the cross-entropy, and how. Evaluation reports the cross-entropy alone."""
 
     chunks: Literal["auto"] | Positive = Field(
         "auto", description="tokens: sequence chunks for chunked cross-entropy; must divide length"

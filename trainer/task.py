@@ -70,7 +70,7 @@ def make(name: str, found: Any) -> Task:
     if not isinstance(found, type):
         raise SpecError(f"train.task = {name} is {plugin.kind(found)}, not a class with {_listed(PARTS)}")
     if issubclass(found, nnx.Module) or plugin.is_linen(found):
-        hint = "a task's `model` makes one; beside a task of ours name it as train.model.kind"
+        hint = "a task's `model` makes one; with a task of ours name it as train.model.kind"
         raise SpecError(f"train.task = {name} is a model, not a task: {hint}")
     if missing := [part for part in PARTS if not callable(getattr(found, part, None))]:
         raise SpecError(f"train.task = {name} has no {_listed(missing)}; a task has the methods {_listed(PARTS)}")

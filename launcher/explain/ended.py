@@ -82,7 +82,7 @@ def kept(objects: Sequence[tuple[str, Obj]], now: datetime) -> Stuck | None:
         name, keeps = metadata["name"], [text for text in metadata.get("finalizers") or () if text not in _WAITS]
         if keeps:
             what = f"finalizer {', '.join(keeps)} has kept {kind} {name} for {age(late_s)}"
-            return Stuck(what, f"whoever set it must remove it: kubectl describe {kind.lower()} {name}")
+            return Stuck(what, f"its owner must remove it: kubectl describe {kind.lower()} {name}")
         if kind == "pod" and one["status"].get("phase") not in ("Succeeded", "Failed"):
             node = one["spec"].get("nodeName", "its node")
             what = f"pod {name} should have ended {age(late_s)} ago, and {node} does not report that it has"

@@ -199,7 +199,7 @@ def hanging(snapshot: Snapshot) -> Answer | None:
         "hang",
         headline,
         _ranks(snapshot),
-        "wait: the attempt is ended and restarted; its verdict has the ranks' stacks.",
+        "wait: the attempt is ended and restarted; its job result has the ranks' stacks.",
     )
 
 

@@ -64,9 +64,7 @@ def _gated(waiting: Sequence[Host], named: str, evidence: tuple[str, ...]) -> An
     if any(host.unscheduled.get("reason") != "SchedulingGated" for host in waiting):
         return None
     headline = f"waits: {named} cannot be scheduled yet: the pod has a scheduling gate"
-    return Answer(
-        "gated", headline, evidence, "whoever set the gate must remove it; Kueue does so when it admits the job."
-    )
+    return Answer("gated", headline, evidence, "its owner must remove the gate; Kueue does so when it admits the job.")
 
 
 def _claims(snapshot: Snapshot, message: str, who: str, evidence: tuple[str, ...]) -> Answer | None:

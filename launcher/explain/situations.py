@@ -75,7 +75,7 @@ SITUATIONS: Mapping[str, str] = {
     "running": "it runs",
     "restarted": "it runs again, in the attempt right after a failure",
     "hang": "a rank exceeded one of its timeouts",
-    "restarting": "an attempt or a generation ended, and the next is on its way",
+    "restarting": "an attempt ended, and the next one is starting, in these pods or in new ones",
     "disrupted": "pods were removed: a drain, an eviction, a preemption, a lost node",
     "node-lost": "a node is NotReady",
     "unhealthy": "its liveness probe or postStart hook fails, and the kubelet stops its container again and again",

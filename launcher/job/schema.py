@@ -112,7 +112,7 @@ Network = Literal["default", "hostnetwork", "efa", "gpudirect-tcpxo", "gpudirect
 
 
 class Resources(Block):
-    """What a host's pod requests, beside its accelerators. The memory limit is the request."""
+    """What a host's pod requests, in addition to its accelerators. The memory limit is the request."""
 
     cpu: Quantity | None = Field(None, description="cores")
     memory: Quantity | None = Field(None, description="request and limit")
@@ -122,7 +122,7 @@ class Resources(Block):
 
 
 class Restarts(Block):
-    """Limits by cause. Each counts without the others: preemptions and drained nodes are no crashes."""
+    """Restart limits per failure type. Each counts separately: preemptions and drained nodes are no crashes."""
 
     crash: Natural = Field(5, description="new sets of pods after a crash, a hang or a lost host")
     in_place: Natural = Field(3, description="starts in the same pods in a row without a newly saved step")
@@ -153,7 +153,7 @@ class Budgets(Block):
 
 
 class Logs(Block):
-    """The output of the processes on the volume of the checkpoints, beside what the pods' own logs have."""
+    """The output of the processes on the volume of the checkpoints, in addition to the pods' own logs."""
 
     kept: Quantity = Field(
         "16Mi",
@@ -244,7 +244,7 @@ class JobSpec(Block):
         "3d", validate_default=True, description="how long a finished job is kept; null: without limit"
     )
     budgets: Budgets = Field(Budgets(), description="timeout of each phase")
-    logs: Logs = Field(Logs(), description="how much of the output is kept beside the pods' own logs")
+    logs: Logs = Field(Logs(), description="how much of the output is kept in addition to the pods' own logs")
     volumes: list[Volume] = Field([], description="storage, mounted in every pod; `run` maps each to a folder")
     env: dict[Variable, Text] = Field({}, description="environment variables, values as written; no credentials")
     secrets: dict[Variable, SecretKey] = Field({}, description="environment variables from Secrets")
@@ -259,9 +259,9 @@ class JobSpec(Block):
     labels: dict[LabelKey, LabelValue] = Field({}, description="on everything the job makes")
     annotations: dict[LabelKey, Text] = Field({}, description="on everything the job makes")
     node_selector: dict[LabelKey, LabelValue] = Field(
-        {}, description="labels a node must have, beside those of the accelerator"
+        {}, description="labels a node must have, in addition to those of the accelerator"
     )
-    tolerations: list[Toleration] = Field([], description="taints to tolerate, beside those of the accelerator")
+    tolerations: list[Toleration] = Field([], description="taints to tolerate, in addition to those of the accelerator")
     init: list[dict[str, Any]] = Field([], description="init containers, as Kubernetes writes them")
     agent: Literal["auto", "image", "inject"] = Field(
         "auto",

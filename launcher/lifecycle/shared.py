@@ -23,7 +23,7 @@ def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | Non
         if has[name] != wants[name]:
             return f"its {name} is not this job's ({_told(has[name])} in place of {_told(wants[name])})"
     if not found.get("immutable"):
-        return "it is not immutable, so that whoever may write ConfigMaps could exchange the code of running jobs"
+        return "it is not immutable, so that anyone who may write ConfigMaps could exchange the code of running jobs"
     label = (found["metadata"].get("labels") or {}).get(MANAGED_BY)
     if label != wanted["metadata"]["labels"][MANAGED_BY]:
         return f"its label {MANAGED_BY} is {label or 'missing'}, so launcher did not make it"

@@ -368,7 +368,7 @@ def _check_contents(found: Obj, manifest: Obj) -> None:
         return
     name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
     message = f"ConfigMap {name} in namespace {namespace} has the name of what this job brings, but {difference}"
-    hint = f"ask who made it; `kubectl delete configmap {name} -n {namespace}`, then submit again: it is made anew."
+    hint = f"ask who made it; `kubectl delete configmap {name} -n {namespace}`, then submit again: it is created again."
     raise UserError(f"{message}{whose(found)}. It was not changed.", hint)
 
 

@@ -83,7 +83,7 @@ def _refuse_credentials(entries: Sequence[Entry], include: Sequence[str]) -> Non
     first = next(iter(found))
     message = f"code: {count(len(found), 'file')} to be shipped {'looks' if len(found) == 1 else 'look'} like"
     raise UserError(
-        f"{message} credentials, and whoever may read ConfigMaps in the namespace could read them:\n{shown}{rest}",
+        f"{message} credentials, and anyone who may read ConfigMaps in the namespace could read them:\n{shown}{rest}",
         hint=f"leave them out in .gitignore (`git rm --cached {first}` if git tracks it) and mount a Secret: volumes: "
         f"[{{secret: …, path: …}}]. To ship one all the same: code: {{folder: ., include: [{first}]}}.",
     )

@@ -190,7 +190,9 @@ def _efa(job: ResolvedJob) -> Iterator[Fault]:
         message = f"network = efa: how many interfaces nodes of {kind} have is not known."
         yield Fault(("network",), message, f"write {{profile: rdma, resource: {eks.EFA_RESOURCE.value}, count: …}}.")
     if resources.hugepages is not None and resources.cpu is None and resources.memory is None:
-        message = f"resources.hugepages = {resources.hugepages}: Kubernetes gives them only beside cpu or memory."
+        message = (
+            f"resources.hugepages = {resources.hugepages}: Kubernetes gives them only together with cpu or memory."
+        )
         yield Fault(("resources",), message, "resources: {cpu: 90, memory: 1500Gi, hugepages: 5Gi}")
 
 

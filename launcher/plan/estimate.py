@@ -128,7 +128,7 @@ def _cure(train: TrainSpec, devices: int, shapes: Shapes, room: float) -> str:
     if state > room / 2:
         axes = "fsdp or mp" if getattr(train.model, "experts", None) is None else "fsdp, ep or mp"
         return f"the state alone takes {size(state)}: ask for more devices under train.mesh.{axes}."
-    return "use a smaller batch or more train.accumulate, beside train.remat: full."
+    return "use a smaller batch or more train.accumulate, in addition to train.remat: full."
 
 
 # --- the cluster ------------------------------------------------------------------------------------------------------
@@ -159,9 +159,9 @@ def ingress(job: ResolvedJob) -> str:
     ports = f"ports {job.ports.leader} (agents) and {job.ports.metrics} (metrics), and JAX's coordinator"
     if job.network == "hostnetwork":
         where = "are on the nodes' own addresses, which no NetworkPolicy protects: close them in the nodes' firewall"
-        return f"whoever reaches the nodes; {ports}, {where}"
+        return f"anyone who reaches the nodes; {ports}, {where}"
     if not job.spec.network_policy:
-        return f"whoever the namespace's other NetworkPolicies admit; {ports}, are open where there is none"
+        return f"those whom the namespace's other NetworkPolicies admit; {ports}, are open where there is none"
     named = job.prometheus.namespace
     return f"its own hosts, and Prometheus in {'any namespace' if named is None else f'namespace {named}'}"
 

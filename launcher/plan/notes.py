@@ -70,8 +70,8 @@ def _tcp(job: ResolvedJob) -> Iterator[str]:
     values = job.node_labels.get(label, ())
     if len(values) == 1 and (factor := factors.get(values[0], 1)) > 1:
         yield (
-            f"network: the {count(job.spec.host_count, 'host')} talk by TCP over one interface; those of {values[0]} "
-            f"for its GPUs have {factor} × its bandwidth: {_way(values[0])}."
+            f"network: the {count(job.spec.host_count, 'host')} communicate over TCP on one interface; those of "
+            f"{values[0]} for its GPUs have {factor} × its bandwidth: {_way(values[0])}."
         )
 
 

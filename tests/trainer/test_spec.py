@@ -44,7 +44,7 @@ def faults(**train: Any) -> dict[str, str]:
         ({"name": "my:own", "b1": 0.9}, "b1", "does not apply to my:own; give it in args"),
         ({"args": {"b1": 0.9}}, "args", "does not apply to adamw, which takes b1, b2, eps"),
         ({"chain": [{"name": "lion"}], "b1": 0.9}, "b1", "does not apply to a chain; give it in the entry"),
-        ({"chain": [{"name": "lion"}], "name": "sgd"}, "chain", "is given beside name = sgd"),
+        ({"chain": [{"name": "lion"}], "name": "sgd"}, "chain", "is given together with name = sgd"),
         ({"chain": [{"name": "lion"}, {"name": "sgd"}]}, "chain", "lion and sgd would each multiply by the rate"),
         ({"name": "chain"}, "chain", "is empty, but name = chain needs its entries"),
         ({"name": "schedule-free", "schedule": "linear"}, "schedule", "linear decays, and schedule-free needs none"),
@@ -54,7 +54,7 @@ def faults(**train: Any) -> dict[str, str]:
         (
             {"groups": [{"match": ".*", "lr": 0.1, "freeze": True}]},
             "groups.0.freeze",
-            "is given beside lr or weight_decay",
+            "is given together with lr or weight_decay",
         ),
     ],
 )

@@ -82,7 +82,7 @@ class Schedule(Block):
     decay: Positive | None = Field(None, description="wsd only: steps of the decay; default a tenth of all")
     shape: Literal["cosine", "linear"] | None = Field(None, description="wsd only: of the decay; default cosine")
     final: Share | None = Field(None, description="share of lr where the run ends; default 0; constant has none")
-    args: Arguments = Field({}, description="module:Name only: its arguments, beside lr and total_steps")
+    args: Arguments = Field({}, description="module:Name only: its arguments, in addition to lr and total_steps")
 
     @field_validator("start")
     @classmethod
@@ -127,7 +127,7 @@ class Link(Block):
     name: Annotated[str, AfterValidator(_link_name)] = Field(
         description=f"{', '.join(OPTIMIZERS)}; or module:Name of an optax transformation"
     )
-    args: Arguments = Field({}, description="module:Name only: its arguments, beside learning_rate")
+    args: Arguments = Field({}, description="module:Name only: its arguments, in addition to learning_rate")
     b1: Fraction | None = Field(
         None, description="adam, adamw, lamb, lion, muon's Adam, schedule-free 0.9, adan 0.98; adafactor none"
     )
@@ -189,7 +189,7 @@ class Group(Block):
     @classmethod
     def _is_alone(cls, freeze: bool, info: ValidationInfo) -> bool:
         if freeze and (info.data.get("lr") != 1.0 or info.data.get("weight_decay") is not None):
-            raise ValueError("is given beside lr or weight_decay, which change nothing that is frozen; keep one")
+            raise ValueError("is given together with lr or weight_decay, which change nothing that is frozen; keep one")
         return freeze
 
 
@@ -246,7 +246,7 @@ class Optimizer(Link):
     def _composes(cls, chain: list[Link], info: ValidationInfo) -> list[Link]:
         name = info.data.get("name")
         if chain and name not in (CHAIN, None):
-            raise ValueError(f"is given beside name = {name}; make that an entry of the chain")
+            raise ValueError(f"is given together with name = {name}; make that an entry of the chain")
         if name == CHAIN and not chain:
             raise ValueError("is empty, but name = chain needs its entries")
         if len(found := [link.name for link in chain if not is_own(link.name)]) > 1:

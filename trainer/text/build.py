@@ -82,7 +82,7 @@ def check(folder: Path, *, whole: bool = False) -> dict[str, Any]:
         if size == about["size"] and not (whole and shards.digest(path) != about["sha256"]):
             continue
         what = "is missing" if size is None else "is damaged"
-        hint = "remove that folder, and it is prepared anew"
+        hint = "remove that folder, and it is prepared again"
         raise DataError(f"{path} {what}: {_sized(size)} where {about['size']} bytes were written; {hint}")
     return index
 

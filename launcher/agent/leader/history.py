@@ -103,7 +103,7 @@ def next_move(records: Sequence[Record], in_place_budget: int, everyone_lives: b
     first = first_error(records)
     count = generations_without_progress(records)
     if count >= MAX_GENERATIONS_WITHOUT_PROGRESS:
-        message = f"no newly committed step in {count} generations (sets of pods); the first error was: {first.message}"
+        message = f"no newly committed step in {count} sets of pods; the first error was: {first.message}"
         where = {"rank": first.rank, "host": first.host, "step": first.step, "traceback": first.traceback}
         return Next(False, of_code(contract.NO_PROGRESS, message, **where))
     return Next(False, first)

@@ -52,7 +52,7 @@ class Stage(enum.Enum):
 
     GATHER = "waiting for every host"
     RUN = "the processes run"
-    KILL = "there is a verdict; the processes are being killed"
+    KILL = "there is a job result; the processes are being killed"
     LEAVE = "every host may exit"
 
 

@@ -24,8 +24,8 @@ of JobSet and Kueue, and that it runs there is *by the source*. Labels of severa
 several hosts must choose one value with `node_selector`, because its hosts would differ in memory or network.
 
 Not built: GPUDirect-TCPX of a3-highgpu-8g, and on a4x-highgpu-4g GPUDirect RDMA and the ComputeDomain of its NVLink
-between hosts. Such hosts talk by plain TCP unless `pod:` adds what the cluster has, and `launcher plan` says what that
-costs. AMD's GPUs run programs of your own (`command:`); the built-in trainer is not built for ROCm.
+between hosts. Such hosts communicate over plain TCP unless `pod:` adds what the cluster has; `launcher plan` shows what
+that costs. AMD's GPUs run programs of your own (`command:`); the built-in trainer is not built for ROCm.
 """
 
 _PLATFORMS: Mapping[str, ModuleType] = {"gke": gke, "eks": eks, "generic": generic}

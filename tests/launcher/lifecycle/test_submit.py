@@ -544,7 +544,7 @@ def brought(server: Server, run: Run) -> tuple[str, dict[str, Any]]:
         ("other bytes", "but its agent.pyz is not this job's ("),
         ("one file more", "but it holds sitecustomize.py too"),
         ("the same file as text", "but its agent.pyz is not this job's (1 bytes, sha256 2d711642b726 in place of "),
-        ("not immutable", "but it is not immutable, so that whoever may write ConfigMaps could exchange the code"),
+        ("not immutable", "but it is not immutable, so that anyone who may write ConfigMaps could exchange the code"),
         ("another tool's", "but its label app.kubernetes.io/managed-by is Helm, so launcher did not make it"),
         ("no label", "but its label app.kubernetes.io/managed-by is missing"),
     ],

@@ -315,7 +315,7 @@ def test_what_looks_like_credentials_is_refused_tracked_or_not(folder: Path, is_
     with pytest.raises(UserError) as error:
         archive.pack(folder, LIMIT)
     first, *files = str(error.value).splitlines()[:4]
-    assert first.startswith("code: 3 files to be shipped look like credentials, and whoever may read ConfigMaps")
+    assert first.startswith("code: 3 files to be shipped look like credentials, and anyone who may read ConfigMaps")
     assert files == [
         "  .env (by its name)",
         "  a/.netrc (by its name)",

@@ -57,7 +57,7 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
         (
             H100 + EFA + "resources: {hugepages: 5Gi}\n",
             "",
-            "resources.hugepages = 5Gi: Kubernetes gives them only beside cpu or memory.",
+            "resources.hugepages = 5Gi: Kubernetes gives them only together with cpu or memory.",
         ),
         (
             TPU.replace("2x2", "2x4, per_host: 8") + "slices: 2\nplatform: gke\n",

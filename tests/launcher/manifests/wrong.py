@@ -244,7 +244,7 @@ TABLE = (
     ),
     Wrong(
         "accelerator: {type: h100}\nplatform: eks\nnetwork: efa\nresources: {hugepages: 5120Mi}",
-        "resources.hugepages = 5120Mi: Kubernetes gives them only beside cpu or memory.",
+        "resources.hugepages = 5120Mi: Kubernetes gives them only together with cpu or memory.",
         f"{MAIN}.resources",
         {"requests": {"hugepages-2Mi": "5120Mi"}, "limits": {"hugepages-2Mi": "5120Mi"}},
         "resources: Forbidden: HugePages require cpu or memory",

@@ -229,8 +229,8 @@ def test_the_trainer_is_told_on_which_devices_the_job_will_run(
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("network: hostnetwork", "whoever reaches the nodes; ports 2"),
-        ("network_policy: false", "whoever the namespace's other NetworkPolicies admit; ports 9401 (agents) and 9400"),
+        ("network: hostnetwork", "anyone who reaches the nodes; ports 2"),
+        ("network_policy: false", "those whom the namespace's other NetworkPolicies admit; ports 9401 (agents) and"),
         ("hosts: 2", "its own hosts, and Prometheus in namespace monitoring"),
     ],
 )

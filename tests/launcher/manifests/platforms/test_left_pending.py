@@ -49,7 +49,7 @@ TABLE = [
     Broken(6, "plan", "accelerator: {type: gb200, per_host: 8}\n", "the largest gb200 machine", EKS),
     Broken(6, "plan", GB200 + "network: efa\n", "how many interfaces nodes of gb200 have is not known.", EKS),
     Broken(6, "plan", H100 + "resources: {memory: 1Ti, hugepages: 5Gi}\n", "Karpenter starts no node", EKS),
-    Broken(6, "plan", H100 + "network: efa\nresources: {hugepages: 5Gi}\n", "only beside cpu or memory.", EKS),
+    Broken(6, "plan", H100 + "network: efa\nresources: {hugepages: 5Gi}\n", "only together with cpu or memory.", EKS),
     Broken(6, "plan", H100 + "hosts: 2\n" + P5, "those of p5.48xlarge for its GPUs have 32 ×", EKS),
     Broken(6, "plan", H100 + "capacity: {reservation: bought}\n", "is no id, by which Karpenter labels", EKS),
     Broken(7, "validate", V5E % "4x4" + "network: gpudirect-rdma\n", "does not apply to v5e."),
