@@ -1,6 +1,6 @@
 """The interface of a task: a model, its loss, its examples. The one that a user's training code implements.
 
-What does not keep to it is refused in a sentence, as soon as it is there to be looked at.
+What does not keep to it fails with an error, as soon as it can be checked.
 """
 
 from __future__ import annotations

@@ -19,12 +19,12 @@ _MARGIN_S = 120.0  # after the pods' grace period
 
 
 @click.command("delete")
-@click.argument("name")
+@click.argument("name", metavar="JOB_NAME")
 @options.place()
 @click.option("-y", "--yes", is_flag=True, help="Delete a job that has not ended without confirmation.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until its pods are gone.")
 def delete_command(name: str, namespace: str | None, context: str | None, yes: bool, no_wait: bool) -> int:
-    """Delete job NAME.
+    """Delete job JOB_NAME.
 
     Its processes save first. What they wrote to volumes and buckets is not deleted.
     """

@@ -39,10 +39,10 @@ _TEXT_AT = 26  # the column where findings begin
 
 
 @click.command("doctor")
-@click.argument("job_file", metavar="[JOB]", type=click.Path(path_type=Path), required=False)
+@click.argument("job_file", metavar="[JOB_FILE]", type=click.Path(path_type=Path), required=False)
 @click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
 @options.place("Where jobs are to run. [default: the job's, else the context's]")
-@click.option("-q", "--queue", help="A LocalQueue. [default: the job's, else the profile's]")
+@click.option("-q", "--queue", help="A LocalQueue. [default: the job's, else the cluster defaults']")
 @options.profile("the cluster's ConfigMap jaxlaunch")
 @options.form("text", "json", "yaml")
 def doctor_command(
@@ -54,7 +54,7 @@ def doctor_command(
     profile_file: Path | None,
     form: str,
 ) -> int:
-    """Check that the cluster can run JOB, or any job.
+    """Check that the cluster can run JOB_FILE, or any job.
 
     Each finding says what, why and how to fix it. Nothing is written: what is created, is created with dryRun=All.
     What your permissions do not let it read is `unknown`. The exit code is 2 when you can fix all that fails, 3 when

@@ -14,11 +14,11 @@ UNKNOWN = 2  # exit code: there is no job of that name
 
 
 @click.command("explain")
-@click.argument("name")
+@click.argument("name", metavar="JOB_NAME")
 @options.place()
 @options.screen_form("The form of the output.")
 def explain_command(name: str, namespace: str | None, context: str | None, form: str | None) -> int:
-    """Explain why job NAME waits, what it does, or how it ended.
+    """Explain why job JOB_NAME waits, what it does, or how it ended.
 
     The first line names the situation; below are the evidence for it and what to do.
     """

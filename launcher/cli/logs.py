@@ -27,7 +27,7 @@ HEAD_BYTES = 256 * 1024  # of host 0's log: what it writes first is how the gene
 
 
 @click.command("logs")
-@click.argument("name")
+@click.argument("name", metavar="JOB_NAME")
 @options.place()
 @click.option("-f", "--follow", "is_following", is_flag=True, help="Follow until the job ends, across restarts.")
 @click.option(
@@ -56,7 +56,7 @@ def logs_command(
     is_from_volume: bool,
     output: str | None,
 ) -> int:
-    """Print the logs of job NAME.
+    """Print the logs of job JOB_NAME.
 
     In order of time, each line after its rank; the job's result first when there is one.
 

@@ -23,27 +23,27 @@ INTERRUPTED = 130
 
 # Command -> where it is defined, and its line in --help. Importing them all would take --help half a second.
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "delete": ("launcher.cli.delete:delete_command", "Delete job NAME."),
-    "doctor": ("launcher.cli.doctor:doctor_command", "Check that the cluster can run JOB, or any job."),
+    "delete": ("launcher.cli.delete:delete_command", "Delete job JOB_NAME."),
+    "doctor": ("launcher.cli.doctor:doctor_command", "Check that the cluster can run JOB_FILE, or any job."),
     "explain": (
         "launcher.cli.explain:explain_command",
-        "Explain why job NAME waits, what it does, or how it ended.",
+        "Explain why job JOB_NAME waits, what it does, or how it ended.",
     ),
     "export": ("launcher.cli.export:export_command", "Export a checkpoint of RUN as a Hugging Face model."),
     "init": ("launcher.cli.init:init", "Write a starter job.yaml."),
     "list": ("launcher.cli.list:list_command", "List the jobs that launcher submitted."),
-    "logs": ("launcher.cli.logs:logs_command", "Print the logs of job NAME."),
-    "plan": ("launcher.cli.plan:plan_command", "Estimate the memory that JOB needs, and whether it fits."),
-    "prepare": ("launcher.cli.prepare:prepare_command", "Tokenize and pack the text of JOB, once."),
+    "logs": ("launcher.cli.logs:logs_command", "Print the logs of job JOB_NAME."),
+    "plan": ("launcher.cli.plan:plan_command", "Estimate the memory that JOB_FILE needs, and whether it fits."),
+    "prepare": ("launcher.cli.prepare:prepare_command", "Tokenize and pack the text of JOB_FILE, once."),
     "profile": ("launcher.cli.profile:profile_command", "Profile the next steps of RUN."),
-    "render": ("launcher.cli.render:render", "Print JOB as Kubernetes manifests."),
-    "run": ("launcher.cli.run:run", "Train JOB on this machine."),
-    "sample": ("launcher.cli.sample:sample_command", "Print what the model of RUN says after a prompt."),
+    "render": ("launcher.cli.render:render", "Print JOB_FILE as Kubernetes manifests."),
+    "run": ("launcher.cli.run:run", "Train JOB_FILE on this machine."),
+    "sample": ("launcher.cli.sample:sample_command", "Generate text with the model of RUN."),
     "schema": ("launcher.cli.schema:schema", "Print the JSON schema of job.yaml."),
-    "status": ("launcher.cli.status:status_command", "Show the state of job NAME."),
-    "stop": ("launcher.cli.stop:stop_command", "Stop job NAME after it has saved."),
-    "submit": ("launcher.cli.submit:submit", "Submit JOB to a cluster."),
-    "validate": ("launcher.cli.validate:validate", "Check JOB, and show what it requests."),
+    "status": ("launcher.cli.status:status_command", "Show the state of job JOB_NAME."),
+    "stop": ("launcher.cli.stop:stop_command", "Stop job JOB_NAME after it has saved."),
+    "submit": ("launcher.cli.submit:submit", "Submit JOB_FILE to a cluster."),
+    "validate": ("launcher.cli.validate:validate", "Check JOB_FILE, and show what it requests."),
 }
 
 

@@ -17,9 +17,9 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def job(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The arguments JOB and KEY=VALUE: `job_file` and `overrides`."""
+    """The arguments JOB_FILE and KEY=VALUE: `job_file` and `overrides`."""
     command = click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)(command)
-    return click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))(command)
+    return click.argument("job_file", metavar="JOB_FILE", type=click.Path(path_type=Path))(command)
 
 
 def profile(default: str) -> Decorator:

@@ -34,7 +34,7 @@ NO_FIT = 2  # the training does not fit, and the user can change it
 def plan_command(
     job_file: Path, overrides: tuple[str, ...], profile_file: Path | None, sharding: bool, compiled: bool, form: str
 ) -> int:
-    """Estimate the memory that JOB needs, and whether it fits.
+    """Estimate the memory that JOB_FILE needs, and whether it fits.
 
     Devices, mesh, bytes of each device, what the cluster will be asked for, the Pod Security level that results, and
     who can connect to the pods.

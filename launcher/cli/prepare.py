@@ -21,7 +21,7 @@ BAR = 30  # characters of the longest bar
 @options.job
 @options.form("text", "json", "yaml")
 def prepare_command(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
-    """Tokenize and pack the text of JOB, once.
+    """Tokenize and pack the text of JOB_FILE, once.
 
     `run` does the same at its first start. What is prepared is found again by what it was made of: files, tokenizer,
     packing. Killed and started again, it goes on; what is there already is verified to the byte. Prints how many

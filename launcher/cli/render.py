@@ -18,9 +18,10 @@ from launcher.manifests.prepare import prepare
 @click.option("-n", "--namespace", help="Where it is to run. [default: the job's]")
 @options.profile("none")
 def render(job_file: Path, overrides: tuple[str, ...], namespace: str | None, profile_file: Path | None) -> None:
-    """Print JOB as Kubernetes manifests.
+    """Print JOB_FILE as Kubernetes manifests.
 
-    Asks no cluster. The same job, code and profile give the same text: `launcher render job.yaml | kubectl apply -f -`.
+    Asks no cluster. The same job, code and cluster defaults give the same text:
+    `launcher render job.yaml | kubectl apply -f -`.
     """
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")
     defaults = profile.load(profile_file)

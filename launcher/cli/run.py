@@ -49,7 +49,7 @@ def run(
     simulate: bool,
     take_over: bool,
 ) -> int:
-    """Train JOB on this machine.
+    """Train JOB_FILE on this machine.
 
     One agent per host of the job, each with its processes, as in the pods on a cluster. Ctrl-C saves and stops; a
     second one kills. The exit code is that of the job's result.

@@ -17,7 +17,7 @@ from launcher.wording import count
 
 @click.command("sample")
 @click.argument("run")
-@click.option("--prompt", multiple=True, metavar="TEXT", help="What to go on from; may be repeated.")
+@click.option("--prompt", multiple=True, metavar="TEXT", help="The text to continue; may be repeated.")
 @click.option("--ids", multiple=True, metavar="'1 2 3'", help="A prompt as token ids, for a model without tokenizer.")
 @click.option("-n", type=click.IntRange(1), metavar="N", help="Samples of each prompt. [default: 1]")
 @click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Tokens of a sample. [default: 128]")
@@ -37,7 +37,7 @@ from launcher.wording import count
 )
 @options.form("text", "json", "yaml")
 def sample_command(run: str, form: str, **given: Any) -> None:
-    """Print what the model of RUN says after a prompt.
+    """Generate text with the model of RUN.
 
     RUN is the name of a run on this machine, its folder, a step in its folder of checkpoints, a folder or URL of
     checkpoints, or a Hugging Face folder (config.json and safetensors). One sample is printed as it is made. Several

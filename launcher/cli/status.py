@@ -20,14 +20,14 @@ MAX_HOSTS = 32  # rows of -o wide
 
 
 @click.command("status")
-@click.argument("name")
+@click.argument("name", metavar="JOB_NAME")
 @options.place()
 @options.from_volume
 @options.screen_form("The form of the output; wide shows each host.")
 def status_command(
     name: str, namespace: str | None, context: str | None, is_from_volume: bool, form: str | None
 ) -> None:
-    """Show the state of job NAME.
+    """Show the state of job JOB_NAME.
 
     The job's result comes first when there is one.
     """

@@ -22,12 +22,12 @@ _MARGIN_S = 60.0  # after the pods' grace period
 
 
 @click.command("stop")
-@click.argument("name")
+@click.argument("name", metavar="JOB_NAME")
 @options.place()
 @click.option("--no-wait", is_flag=True, help="Do not wait until its pods are gone.")
 @click.option("--timeout", metavar="DURATION", help="How long to wait. [default: the job's grace and 1 minute]")
 def stop_command(name: str, namespace: str | None, context: str | None, no_wait: bool, timeout: str | None) -> int:
-    """Stop job NAME after it has saved.
+    """Stop job JOB_NAME after it has saved.
 
     Its processes save at their next step, then its pods end. The JobSet remains, suspended: `launcher submit` of the
     same file resumes it from that checkpoint, `launcher delete` removes it.

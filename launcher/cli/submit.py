@@ -68,7 +68,7 @@ def submit(
     force: bool,
     form: str,
 ) -> int:
-    """Submit JOB to a cluster.
+    """Submit JOB_FILE to a cluster.
 
     Everything that can be wrong is checked first; then at most four objects are written. Submitting the same job again
     makes no second one: it is found running, or continues where it was stopped.

@@ -21,7 +21,7 @@ from trainer.spec import said
 @options.job
 @options.form("text", "json", "yaml")
 def validate(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
-    """Check JOB, and show what it requests.
+    """Check JOB_FILE, and show what it requests.
 
     Needs no cluster and no accelerator. KEY=VALUE sets a key, as in train.steps=100. Every error is reported
     at once, with its line; the exit code is then 2.

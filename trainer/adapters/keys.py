@@ -13,7 +13,7 @@ class Lora(Block):
     """Adapters that are trained in place of the model, which stays as it is. Hu et al. 2021."""
 
     init_from: Place | None = Field(
-        None, description="a peft folder or URL to go on from: it sets rank, alpha, targets and rslora"
+        None, description="a peft folder or URL to start from: it sets rank, alpha, targets and rslora"
     )
     rank: Positive = Field(16, description="columns of an adapter's first matrix, rows of its second")
     alpha: Rate = Field(32.0, description="what an adapter adds is multiplied by alpha / rank")
