@@ -125,7 +125,7 @@ def test_lost_pods_end_as_no_progress_in_the_ones_after_them(tmp_path: Path) -> 
             gang.signal(0, signal.SIGKILL)
             assert gang.wait() == [-9]
     gang, codes = launch(tmp_path, job(command), generation=3)
-    assert codes == [79] and "no newly committed step in 3 generations" in gang.verdict["message"]
+    assert codes == [79] and "no newly committed step in 3 sets of pods" in gang.verdict["message"]
     assert [attempt["cause"] for attempt in gang.attempts] == ["lost", "lost", "lost", "no_progress"]
 
 

@@ -148,7 +148,7 @@ def test_agents_that_are_killed_again_and_again_end_as_no_progress(tmp_path: Pat
                 os.kill(pid, signal.SIGKILL)
         result = running.wait()
     assert result.code == result.verdict["code"] == 79
-    assert "no newly committed step in 3 generations" in result.verdict["message"]
+    assert "no newly committed step in 3 sets of pods" in result.verdict["message"]
     assert result.summary["restarts"] == {"lost": 2}
     records = [json.loads(line) for line in (result.folder / "attempts.jsonl").read_text().splitlines()]
     assert [(record["attempt"], record["generation"], record["cause"]) for record in records] == [

@@ -21,7 +21,7 @@ FLOORS = (
     ("launcher.manifests", "launcher.status"),
     ("launcher.cluster", "launcher.job"),
     ("launcher.agent", "launcher.kube", "launcher.yaml12"),
-    ("launcher.wording",),
+    ("launcher.troubleshooting", "launcher.wording"),
     ("launcher.errors",),
     ("trainer.__main__", "trainer.export", "trainer.plan", "trainer.text.prepare"),
     ("trainer.tasks", "trainer.train"),
