@@ -12,6 +12,7 @@ from launcher.wording import count
 
 MAX_MESSAGE = 600  # characters of an event, a condition or a log line
 MAX_HOSTS = 8
+LIVENESS = "Liveness probe failed"  # how the message of an event Unhealthy begins, of the kubelet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,11 @@ def quoted(event: Obj | None) -> tuple[str, ...]:
         return ()
     times = f" ({event['count']} times)" if event["count"] > 1 else ""
     return (f"{event['kind']} {event['names'][0]}: {event['reason']}{times}: {one_line(event['message'])}",)
+
+
+def is_liveness(event: Obj) -> bool:
+    """Whether an event says that a liveness probe failed: the kubelet then stops the container."""
+    return event["reason"] == "Unhealthy" and event["message"].startswith(LIVENESS)
 
 
 def are(hosts: Sequence[Host]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.explain import unread
-from launcher.explain.answer import Answer, first, one_line, quoted
+from launcher.explain.answer import Answer, first, is_liveness, one_line, quoted
 from launcher.explain.containers import never_ran
 from launcher.explain.memory import evicted_for_excess, is_oom, killed_sentence, oom_sentence
 from launcher.kube.objects import age, condition
@@ -100,6 +100,10 @@ def _exited(snapshot: Snapshot) -> Answer | None:
         headline = f"the postStart hook of {host.name} failed: {one_line(event['message'])}"
         return Answer("failed", headline, (*quoted(event), *output), "fix the hook under pod:, or remove it.")
     if code == contract.KILLED:
+        event = snapshot.event("Unhealthy", kind="Pod")
+        if event is not None and is_liveness(event) and host.pod in event["names"]:
+            headline = f"{host.name} was killed by SIGKILL (exit 137): its liveness probe fails"
+            return Answer("failed", headline, (*quoted(event), *output), "fix or remove the probe; jobs need none.")
         return Answer("killed", killed_sentence(snapshot, host), output, _MEMORY)
     return Answer("failed", f"{host.name} ended with exit code {code} ({host.ended.get('reason', '')})", output)
 

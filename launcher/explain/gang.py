@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.agent.gang.rendezvous import names
 from launcher.explain import admission, unread
-from launcher.explain.answer import Answer, are, one_line, quoted, were, which
+from launcher.explain.answer import LIVENESS, Answer, are, is_liveness, one_line, quoted, were, which
 from launcher.explain.ended import stuck
 from launcher.explain.memory import evicted_for_excess, excess_before, is_oom, oom_sentence
 from launcher.kube.objects import age, seconds_since
@@ -15,7 +15,6 @@ from launcher.wording import count
 from trainer import contract
 
 _LOOPS = 2  # charged restarts without a committed step that make a crash loop
-_LIVENESS = "Liveness probe failed"
 _RECENT_S = 60.0  # since a probe failed
 _LATE_S = 15.0  # of a rendezvous, after which the headline says how long it takes
 
@@ -57,10 +56,10 @@ def unhealthy(snapshot: Snapshot) -> Answer | None:
     event = snapshot.event("Unhealthy", "FailedPostStartHook", kind="Pod")
     if event is None or not snapshot.restarts or (seconds_since(event["last"], snapshot.now) or 0.0) > _RECENT_S:
         return None
-    if event["reason"] == "Unhealthy" and not event["message"].startswith(_LIVENESS):
+    if event["reason"] == "Unhealthy" and not is_liveness(event):
         return None
     what = "liveness probe" if event["reason"] == "Unhealthy" else "postStart hook"
-    said = one_line(event["message"].removeprefix(_LIVENESS).lstrip(": "))
+    said = one_line(event["message"].removeprefix(LIVENESS).lstrip(": "))
     headline = f"is restarted again and again: its {what} fails{f': {said}' if said else ''}"
     move = f"fix or remove the {what}; jobs need none."
     return Answer("unhealthy", headline, (*quoted(event), *_before(snapshot)), move)

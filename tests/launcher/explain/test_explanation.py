@@ -122,6 +122,14 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         snapshot(jobset(1, status=objects.ended("Failed"), resources={"memory": "4Gi"}), over(0, 137)),
         r"was killed by SIGKILL \(exit 137\), probably out of memory; its memory limit is 4Gi$",
     ),
+    "killed for its liveness probe": (
+        snapshot(
+            jobset(1, status=objects.ended("Failed"), resources={"memory": "4Gi"}),
+            over(0, 137),
+            events=(event("Pod", "lm-w-0-0-abcd0", "Unhealthy", "Liveness probe failed: "),),
+        ),
+        r"^lm failed: host 0 \(pod lm-w-0-0-abcd0\) was killed by SIGKILL \(exit 137\): its liveness probe fails$",
+    ),
     "killed for memory, whole": (
         snapshot(jobset(1, status=objects.ended("Failed"), resources={"memory": "4Gi"}), over(0, 137, "OOMKilled")),
         "^lm failed: its host was OOMKilled; its memory limit is 4Gi$",
