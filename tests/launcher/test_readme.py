@@ -35,11 +35,13 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_readme_is_short_and_shows_a_ten_line_job_first() -> None:
+def test_the_readme_is_short_and_shows_the_job_first_that_make_run_trains() -> None:
     assert len(README.splitlines()) <= 150
     first = re.search(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     assert first is not None and first[1] == "yaml"
-    assert len(first[2].splitlines()) == 10
+    _, _, job = (ROOT / "examples/digits.yaml").read_text().partition("\n")  # the first line is a comment
+    assert first[2] == job
+    assert f"```yaml\n{job}```" in (ROOT / "docs/quickstart.md").read_text()
 
 
 def test_the_readme_s_first_job_is_valid(tmp_path: Path) -> None:
@@ -67,9 +69,11 @@ def test_every_command_of_the_readme_works(checkout: Path) -> None:
     assert said in done.stdout
 
 
-def test_the_readme_s_tree_names_every_folder_of_both_packages() -> None:
+def test_the_tree_of_the_architecture_names_every_folder_of_both_packages() -> None:
     """A reader finds any fact by file name: what the tree leaves out must be below what it names."""
-    head, *rows = README.split("## The files")[1].split("```")[1].strip("\n").splitlines()
+    head, *rows = (
+        (ROOT / "docs/architecture.md").read_text().split("## The files")[1].split("```")[1].strip("\n").splitlines()
+    )
     middle = head.index("trainer/")
     for package, column in (("launcher", slice(0, middle)), ("trainer", slice(middle, None))):
         named = [found[1] for row in rows if (found := re.match(r"  (\w+/?) {2,}", row[column]))]

@@ -1,0 +1,57 @@
+"""The page of the command line, from the commands themselves: python -m launcher.cli.reference > docs/cli.md"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import click
+
+from launcher.cli.main import COMMANDS, cli
+
+_INTRODUCTION = """\
+# Command line
+
+Every command, from the program itself: `python -m launcher.cli.reference` prints this page, `launcher COMMAND --help`
+each part of it. `jaxlaunch` is the package, `launcher` the command. Results go to stdout (`-o json` for scripts),
+progress and diagnostics to stderr. Any key of a job can be set behind its file:
+`launcher run job.yaml train.mesh.mp=2 train.steps=100`.
+
+| exit code of the command | meaning |
+|---|---|
+| 0 | success |
+| 2 | the command line, the job or something else that you can fix |
+| 3 | an error of the cluster |
+| 124 | `--timeout` passed |
+| 130 | interrupted by Ctrl-C |
+| others | of `run` and `submit --wait`: the exit code of the job's [result](exit-codes.md) |
+"""
+
+
+def markdown() -> str:
+    """The page: a table of all commands, then each with its arguments and options."""
+    context = click.Context(cli, info_name="launcher")
+    rows = "\n".join(f"| [{name}](#launcher-{name}) | {line} |" for name, (_, line) in sorted(COMMANDS.items()))
+    parts = [_INTRODUCTION, f"| command | |\n|---|---|\n{rows}\n"]
+    parts += ["\n".join(_section(name, context)) for name in cli.list_commands(context)]
+    return "\n".join(parts)
+
+
+def _section(name: str, parent: click.Context) -> Iterator[str]:
+    command = cli.get_command(parent, name)
+    assert command is not None
+    context = click.Context(command, info_name=name, parent=parent)
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield f"## launcher {name}\n\n```\nlauncher {name} {usage}\n```\n"
+    yield inspect.cleandoc(command.help or "").replace("\b\n", "") + "\n"
+    records = [one.get_help_record(context) for one in command.params if isinstance(one, click.Option)]
+    if rows := [f"| `{_cell(options)}` | {_cell(text)} |" for options, text in filter(None, records)]:
+        yield "| option | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
