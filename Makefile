@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 LISTS := requirements/train.txt requirements/dev.txt
 TOOLS := requirements/tools.txt requirements/build.txt
 QUICK := tests/launcher $(addprefix tests/trainer/,checkpoint data metrics test_spec.py test_task.py)
+SITE := build/site-venv
 
-.PHONY: venv lock run test quick check bench cluster-up cluster-down kind-smoke clean
+.PHONY: venv lock run test quick check bench docs cluster-up cluster-down kind-smoke clean
 
 venv: $(VENV)/.ready
 
@@ -36,6 +37,15 @@ check: venv  ## format, lint, types, import errors of tests, import rules of pac
 	$(BIN)/mypy
 	@out=$$($(BIN)/python -m pytest -qq --collect-only) || { echo "$$out"; exit 1; }
 	$(BIN)/python -m pytest -q tests/launcher/test_floors.py
+
+docs: $(SITE)/.ready  ## build the documentation's site into build/site; a dead link is an error
+	$(BIN)/python -m tests.pages build/pages
+	$(SITE)/bin/zensical build --clean --strict
+
+$(SITE)/.ready: venv requirements/docs.txt
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --require-hashes --requirement requirements/docs.txt
+	touch $@
 
 bench: venv
 	$(BIN)/python -m benchmarks

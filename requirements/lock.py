@@ -63,6 +63,8 @@ def main(upgrade: list[str]) -> None:
     for name, wanted, holds in (
         ("build", build, "These build this package, and the packages that come as source alone."),
         ("tools", "pip\nbuild", "These install the other lists, and build a release."),
+        # pymdown-extensions 13 needs Python 3.11.5, and a list has one version of a package.
+        ("docs", "zensical\npymdown-extensions<13", "These build the documentation's site: `make docs`."),
     ):
         write(name, holds, compiled(HERE / f"{name}.txt", *upgrade, "-", wanted=wanted))
 
