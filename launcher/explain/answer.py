@@ -49,7 +49,7 @@ def quoted(event: Obj | None) -> tuple[str, ...]:
 
 def is_liveness(event: Obj) -> bool:
     """Whether an event says that a liveness probe failed: the kubelet then stops the container."""
-    return event["reason"] == "Unhealthy" and event["message"].startswith(LIVENESS)
+    return bool(event["reason"] == "Unhealthy" and event["message"].startswith(LIVENESS))
 
 
 def are(hosts: Sequence[Host]) -> str:
