@@ -109,7 +109,13 @@ class Text(Source):
         "bytes",
         description="bytes: a token is a byte, vocab 256; else a folder or tokenizer.json of a Hugging Face tokenizer",
     )
-    field: str | None = Field(None, description="of JSON lines, Parquet and Arrow: what holds the text; default text")
+    format: Literal["text", "chat"] = Field(
+        "text",
+        description="of a row: text; chat: messages for the tokenizer's template, targets the assistant's tokens",
+    )
+    field: str | None = Field(
+        None, description="of JSON lines, Parquet and Arrow: what holds the text; default text, of chats messages"
+    )
     packing: Literal["concat", "first-fit", "none"] | None = Field(
         None,
         description="of documents into rows: concat cuts them, first-fit keeps them whole, none gives each a row; "
@@ -138,6 +144,8 @@ class Text(Source):
         if self.is_prepared and (self.apart or self.bigram):
             key = "apart" if self.apart else "bigram"
             raise ValueError(f"{key} is of one stream of bytes; leave it out with a tokenizer, field or packing")
+        if self.format == "chat" and self.tokenizer == "bytes":
+            raise ValueError("format: chat needs a tokenizer with a chat template; bytes have none")
         if not self.is_prepared and self.eval_path is not None:
             raise ValueError("eval_path is of documents; give packing, such as concat, or use eval_split")
         return self
@@ -148,7 +156,13 @@ class Part(Block):
 
     weight: Weight = Field(description="share of the examples, relative to the others'; 0: only evaluated")
     path: Annotated[str | list[str], AfterValidator(_readable)] = Field(description="files or globs to train on")
-    field: str | None = Field(None, description="of JSON lines, Parquet and Arrow: what holds the text; default text")
+    format: Literal["text", "chat"] = Field(
+        "text",
+        description="of a row: text; chat: messages for the tokenizer's template, targets the assistant's tokens",
+    )
+    field: str | None = Field(
+        None, description="of JSON lines, Parquet and Arrow: what holds the text; default text, of chats messages"
+    )
     eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
         None, description="files or globs to evaluate on"
     )
@@ -175,6 +189,13 @@ class Mixture(Source):
         if not sum(part.weight for part in parts.values()):
             raise ValueError("has weights that sum to 0; give each part the share of the examples it is to be")
         return parts
+
+    @model_validator(mode="after")
+    def _has_a_template(self) -> Mixture:
+        chat = next((name for name, part in self.parts.items() if part.format == "chat"), None)
+        if chat is not None and self.tokenizer == "bytes":
+            raise ValueError(f"parts.{chat}.format: chat needs a tokenizer with a chat template; bytes have none")
+        return self
 
     def texts(self) -> dict[str, Text]:
         """Each part as the text source that reads it."""

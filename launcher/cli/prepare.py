@@ -51,6 +51,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     for key, what in (("replaced", "characters are no UTF-8, and were replaced"), ("empty", "documents are empty")):
         if found[key]:
             yield f"  {found[key]:,} {what}"
+    if "targets" in found:
+        yield f"  {found['targets']:,} tokens are the assistant's, the targets"
     rows = found["rows"]
     yield f"  {rows['train']:,} rows to train on, {rows['eval']:,} held out, {found['fill']:.1%} full"
     yield f"  packed by {found['packing']} into rows of {found['length']}, in {found['folder']}"

@@ -62,6 +62,7 @@ TRAINER = {
     "grain",
     "jax",
     "jaxlib",
+    "jinja2",
     "numpy",
     "optax",
     "orbax",

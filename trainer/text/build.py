@@ -124,8 +124,12 @@ def _index(recipe: Recipe, making: Path, count: int, report: dict[str, Any]) -> 
     for shard in range(count):
         files |= json.loads(shards.place(making, shard).read_text())
     rows = {split: sum(each["rows"] for each in files.values() if each["split"] == split) for split in shards.SPLITS}
+    if not sum(rows.values()):
+        raise DataError(f"data.path: {recipe.paths[0]} and what else matches hold chats without a token to predict")
     fill = sum(each["filled"] for each in files.values()) / (sum(rows.values()) * (recipe.length + 1))
-    named = {"address": recipe.address, "tokenizer": recipe.tokenizer_digest}
+    named: dict[str, Any] = {"address": recipe.address, "tokenizer": recipe.tokenizer_digest}
+    if recipe.template is not None:
+        named["targets"] = sum(each["targets"] for each in files.values())
     return {**named, "length": recipe.length, "rows": rows, "fill": fill, **report, "files": files}
 
 

@@ -12,7 +12,7 @@ import glob
 import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from trainer.data.sources import files
@@ -49,10 +49,21 @@ class Part(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A text, and how many of its characters stand for bytes that are no UTF-8."""
+    """A text, how many of its characters stand for bytes that are no UTF-8, and those, from and to, that are targets.
+
+    All are where `spans` is None.
+    """
 
     text: str
     replaced: int
+    spans: tuple[tuple[int, int], ...] | None = None
+
+
+Made = Callable[[Any], Document]  # makes a row's value a document; raises Unfit
+
+
+class Unfit(Exception):
+    """Why a row's value is no document."""
 
 
 class _Wrong(Exception):
@@ -160,11 +171,14 @@ def _parts(path: str) -> Iterator[Part]:
         yield Part(path, kind, 0, size, size)
 
 
-def read(part: Part, field: str | None) -> Iterator[Document]:
-    """The documents of a part in order, empty ones among them. Raises DataError naming file and row."""
+def read(part: Part, field: str | None, made: Made | None = None) -> Iterator[Document]:
+    """The documents of a part in order, empty ones among them. Raises DataError naming file and row.
+
+    `made` makes them of the rows' values, which are texts without it; plain text has no rows.
+    """
     reads = {"text": _text, "lines": _lines, "parquet": _rows_of_parquet, "arrow": _rows_of_arrow}[part.kind]
     try:
-        yield from reads(part, field or FIELD)
+        yield from reads(part, field or FIELD, made)
     except TrainerError:
         raise
     except _Wrong as wrong:
@@ -187,7 +201,7 @@ def _stream(path: str) -> BinaryIO:
     return opened
 
 
-def _text(part: Part, field: str) -> Iterator[Document]:
+def _text(part: Part, field: str, made: Made | None) -> Iterator[Document]:
     """Pieces of up to about PIECE bytes, each but the last ending with a line where there are lines."""
     rest = b""
     with _stream(part.path) as file:
@@ -209,7 +223,7 @@ def _character(data: bytes) -> int:
     return at
 
 
-def _lines(part: Part, field: str) -> Iterator[Document]:
+def _lines(part: Part, field: str, made: Made | None) -> Iterator[Document]:
     """One document a line; blank lines are none. A line belongs to the part in which it begins."""
     with _stream(part.path) as file:
         is_whole = _unpacked(part.path) != part.path
@@ -217,7 +231,7 @@ def _lines(part: Part, field: str) -> Iterator[Document]:
             if not number and not part.first:
                 line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip():
-                yield _of_line(line, field, number)
+                yield _of_line(line, field, number, made)
 
 
 def _split(file: BinaryIO, first: int, last: int | None) -> Iterator[bytes]:
@@ -239,23 +253,33 @@ def _split(file: BinaryIO, first: int, last: int | None) -> Iterator[bytes]:
         yield rest
 
 
-def _of_line(line: bytes, field: str, number: int) -> Document:
+def _of_line(line: bytes, field: str, number: int, made: Made | None) -> Document:
     text = decoded(line)
     try:
         row = json.loads(text.text)
     except ValueError as error:
         raise _Wrong(number, f"it is no JSON: {error}; a file of JSON lines has one object a line") from None
     if not isinstance(row, dict):
-        raise _Wrong(number, f"it is {_kind(row)}, not an object with the field {field!r}")
+        raise _Wrong(number, f"it is {kind_of_value(row)}, not an object with the field {field!r}")
     if field not in row:
         raise _Wrong(number, f"it has no field {field!r}; it has {', '.join(map(str, row)) or 'none'}")
+    if made is not None:
+        document = _made(made, row[field], field, number)
+        return document._replace(replaced=document.replaced + text.replaced)
     if not isinstance(row[field], str):
-        raise _Wrong(number, f"its field {field!r} is {_kind(row[field])}, not a text")
+        raise _Wrong(number, f"its field {field!r} is {kind_of_value(row[field])}, not a text")
     plain = row[field]
     if not plain.isascii() and any("\ud800" <= each <= "\udfff" for each in plain):  # JSON may escape half a pair
         clean = plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return Document(clean, text.replaced + clean.count(REPLACED) - plain.count(REPLACED))
     return Document(plain, text.replaced)
+
+
+def _made(made: Made, value: Any, field: str, number: int) -> Document:
+    try:
+        return made(value)
+    except Unfit as error:
+        raise _Wrong(number, f"its field {field!r}: {error}") from None
 
 
 def decoded(data: bytes) -> Document:
@@ -294,14 +318,14 @@ def _parquet(path: str) -> Any:
         raise DataError(f"{path} is not a Parquet file, or is truncated: {error}") from None
 
 
-def _rows_of_parquet(part: Part, field: str) -> Iterator[Document]:
+def _rows_of_parquet(part: Part, field: str, made: Made | None) -> Iterator[Document]:
     file = _parquet(part.path)
-    _check(part.path, file.schema_arrow, field)
+    _check(part.path, file.schema_arrow, field, made)
     batches = file.iter_batches(ROWS, row_groups=list(range(part.first, part.last)), columns=[field])
-    yield from _texts(batches, field)
+    yield from _texts(batches, field, made)
 
 
-def _rows_of_arrow(part: Part, field: str) -> Iterator[Document]:
+def _rows_of_arrow(part: Part, field: str, made: Made | None) -> Iterator[Document]:
     """Of the streaming format, which `datasets` writes, or of the file format."""
     import pyarrow
 
@@ -313,15 +337,17 @@ def _rows_of_arrow(part: Part, field: str) -> Iterator[Document]:
             batches = (table.get_batch(number) for number in range(table.num_record_batches))
         else:
             table = batches = pyarrow.ipc.open_stream(mapped)
-        _check(part.path, table.schema, field)
-        yield from _texts(batches, field)
+        _check(part.path, table.schema, field, made)
+        yield from _texts(batches, field, made)
 
 
-def _check(path: str, schema: Any, field: str) -> None:
+def _check(path: str, schema: Any, field: str, made: Made | None) -> None:
     import pyarrow
 
     if field not in schema.names:
         raise DataError(f"{path} has no column {field!r}; it has {', '.join(schema.names)}")
+    if made is not None:
+        return
     kind, types = schema.field(field).type, pyarrow.types
     plain = kind.value_type if types.is_dictionary(kind) else kind  # pandas writes categories so
     is_text = types.is_string, types.is_large_string, types.is_string_view
@@ -330,17 +356,21 @@ def _check(path: str, schema: Any, field: str) -> None:
         raise DataError(f"{path}: its column {field!r} is of {kind}, not of text")
 
 
-def _texts(batches: Any, field: str) -> Iterator[Document]:
+def _texts(batches: Any, field: str, made: Made | None) -> Iterator[Document]:
     first = 0
     for batch in batches:
         for number, value in enumerate(batch.column(field).to_pylist()):
+            if made is not None:
+                yield _made(made, value, field, first + number)
+                continue
             if value is None:
                 raise _Wrong(first + number, f"its field {field!r} is null, not a text")
             yield decoded(value) if isinstance(value, bytes) else Document(value, 0)
         first += batch.num_rows
 
 
-def _kind(value: Any) -> str:
+def kind_of_value(value: Any) -> str:
+    """What a value of JSON is, in words."""
     names = {dict: "an object", list: "a list", bool: "true or false", str: "a text"}
     if value is None:
         return "null"

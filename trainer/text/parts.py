@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.data import drafts
-from trainer.text import documents
+from trainer.text import chats, documents
 from trainer.text.documents import Document
 from trainer.text.recipe import Recipe
-from trainer.text.tokenizer import Tokenizer, load
+from trainer.text.tokenizer import HuggingFace, Tokenizer, load
 
 Ints = npt.NDArray[np.int64]
 
@@ -104,24 +104,48 @@ class _Lot:
 
     def add(self, batch: list[Document], tokenizer: Tokenizer) -> None:
         """Encodes a batch; a document without a token, such as one of spaces for some tokenizers, is counted alone."""
-        before = [] if tokenizer.bos is None else [tokenizer.bos]
-        behind = [] if tokenizer.eos is None else [tokenizer.eos]
-        texts = [each.text for each in batch if each.text]
-        for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
-            if not ids:
+        found = [each for each in batch if each.text]
+        for document, ids in zip(found, _encoded(found, tokenizer), strict=True):
+            if not len(ids):
                 self.empty += 1
                 continue
-            self.ids.append(np.array(before + ids + behind, np.int32))
-            self.bytes.append(len(text.encode()))
-            self.tokens += len(self.ids[-1])
+            self.ids.append(ids)
+            self.bytes.append(len(document.text.encode()) - _put_in(document, ids, tokenizer))
+            self.tokens += len(ids)
         self.replaced += sum(each.replaced for each in batch)
-        self.empty += len(batch) - len(texts)
+        self.empty += len(batch) - len(found)
+
+
+def _encoded(found: list[Document], tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.int32]]:
+    """The tokens of each document, none of one that is empty; ~id for one that is no target.
+
+    Around a chat its template has put what belongs there.
+    """
+    texts, spans = [each.text for each in found], [each.spans for each in found if each.spans is not None]
+    if spans:
+        assert isinstance(tokenizer, HuggingFace)
+        for ids_T, is_target_T in tokenizer.encode_spans(texts, spans):
+            yield np.where(is_target_T, ids_T, ~ids_T)
+        return
+    before = [] if tokenizer.bos is None else [tokenizer.bos]
+    behind = [] if tokenizer.eos is None else [tokenizer.eos]
+    for ids in tokenizer.encode_batch(texts):
+        yield np.array([*before, *ids, *behind] if ids else [], np.int32)
+
+
+def _put_in(document: Document, ids: npt.NDArray[np.int32], tokenizer: Tokenizer) -> int:
+    """Bytes of a document that are the names of special tokens, which a chat's template wrote."""
+    if document.spans is None:
+        return 0
+    assert isinstance(tokenizer, HuggingFace)
+    return int(tokenizer.special_bytes[np.where(ids < 0, ~ids, ids)].sum())
 
 
 def _tokenized(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lot]:
     """The unit's documents, in lots of about HELD tokens: at least one lot, which may hold none."""
     tokenizer, lot = load(recipe.tokenizer), _Lot()
-    for batch in _batches(document for part in parts for document in documents.read(part, recipe.field)):
+    made = None if recipe.template is None else chats.load(recipe.tokenizer).document
+    for batch in _batches(document for part in parts for document in documents.read(part, recipe.field, made)):
         lot.add(batch, tokenizer)
         if lot.tokens >= HELD:
             yield lot

@@ -13,8 +13,9 @@ import os
 from typing import Any
 
 from trainer.data.sources import files
+from trainer.errors import DataError
 from trainer.spec import Text
-from trainer.text import documents, tokenizer
+from trainer.text import chats, documents, tokenizer
 
 FORMAT = 2  # of the shards and of how they come about: another number where the same recipe gives other bytes
 INDEX = "index.json"  # written last: a folder that has it is complete
@@ -33,11 +34,14 @@ class Recipe:
     length: int
     eval_split: float
     seed: int
+    template: str | None = None  # digest of the chat template; None where rows are texts
 
     @property
     def address(self) -> str:
         """The name of the folder: a digest of all but where files and tokenizer are."""
         told = {key: value for key, value in dataclasses.asdict(self).items() if key not in ("paths", "tokenizer")}
+        if self.template is None:  # texts keep the folders that they had before there were chats
+            del told["template"]
         return hashlib.sha256(json.dumps([FORMAT, told], sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
@@ -54,21 +58,26 @@ class Recipe:
 def of(data: Text, length: int, *, held_out: bool = False) -> Recipe:
     """The recipe of a data block for rows of `length` targets; `held_out`: that of its eval_path.
 
-    Raises DataError where no file matches, SpecError where the tokenizer cannot be read.
+    Raises DataError where no file matches, or one holds no chats, SpecError where the tokenizer or its chat template
+    cannot be read.
     """
     assert data.eval_path is not None or not held_out
     paths = documents.found(data.path if not held_out or data.eval_path is None else data.eval_path)
     share = 0.0 if data.eval_path is not None else data.eval_split
+    is_chat = data.format == "chat"
+    if is_chat and (plain := next((path for path in paths if documents.kind_of(path) == "text"), None)):
+        raise DataError(f"{plain} is plain text; chats are rows of JSON lines (.jsonl), Parquet or Arrow")
     return Recipe(
         paths=tuple(paths),
         digest=files.digest(paths),
         tokenizer=data.tokenizer,
         tokenizer_digest=tokenizer.load(data.tokenizer).digest,
-        field=data.field,
+        field=data.field or (chats.FIELD if is_chat else None),
         packing=data.packing or "concat",
         length=length,
         eval_split=share,
         seed=data.seed,
+        template=chats.load(data.tokenizer).digest if is_chat else None,
     )
 
 

@@ -1,7 +1,8 @@
 """Rows of one shard, packed from its documents of every part: the second of two passes.
 
 A shard is two files of array_record, of training and of what is held out, and a record of both, written last. A row is
-`tokens` (its segments one after the other), `lengths` of them, and `bytes` of text that its targets stand for.
+`tokens` (its segments one after the other), `lengths` of them, and `bytes` of text that its targets stand for; of chats
+also `targets`, 1 for the tokens that are one. A row of chats without a target is left out.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class _Documents(NamedTuple):
     """The documents of one split of a shard, in their order."""
 
     tokens: npt.NDArray[np.int32]
+    is_target: npt.NDArray[np.bool_]  # of each token
     lengths: npt.NDArray[np.int64]
     bytes: npt.NDArray[np.int64]
 
@@ -60,8 +62,11 @@ def write(recipe: Recipe, folder: Path, parts_folder: Path, shard: int, corpus: 
     for split, chosen in found.items():
         path = folder / name(split, shard, corpus.shards)
         filled: list[int] = []  # positions of each row
-        rows = records.write(path, _counting(filled, _rows(recipe, chosen, weights, narrow, shard)))
+        targets: list[int] = []  # of chats
+        rows = records.write(path, _counting(filled, targets, _rows(recipe, chosen, weights, narrow, shard)))
         counted = {"split": split, "rows": rows, "filled": sum(filled)}
+        if recipe.template is not None:
+            counted["targets"] = sum(targets)
         about[path.name] = counted | {"size": path.stat().st_size, "sha256": digest(path)}
     write_json(place(parts_folder, shard), about)
 
@@ -89,7 +94,8 @@ def _documents(recipe: Recipe, folder: Path, shard: int, corpus: Corpus) -> tupl
 def _gathered(texts: list[npt.NDArray[np.int32]], bytes_D: npt.NDArray[Any], chosen: npt.NDArray[Any]) -> _Documents:
     tokens = [texts[number] for number in chosen.tolist()]
     lengths = np.array([len(each) for each in tokens], np.int64)
-    return _Documents(np.concatenate([np.zeros(0, np.int32), *tokens]), lengths, bytes_D[chosen])
+    tokens_T = np.concatenate([np.zeros(0, np.int32), *tokens])
+    return _Documents(np.where(tokens_T < 0, ~tokens_T, tokens_T), tokens_T >= 0, lengths, bytes_D[chosen])
 
 
 def _rows(
@@ -97,20 +103,29 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     """The records of one file."""
     bytes_T = _bytes(found, weights)
-    upto_T = np.concatenate([[0.0], np.cumsum(bytes_T)])
+    upto_T = np.concatenate([[0.0], np.cumsum(bytes_T * found.is_target)])
     for row in packing.rows(recipe.packing, found.lengths, recipe.length, recipe.seed + shard):
         ends = row.starts + row.lengths
-        pieces = [found.tokens[start:end] for start, end in zip(row.starts, ends, strict=True)]
+        inside = [slice(start, end) for start, end in zip(row.starts, ends, strict=True)]
         # The first token of a segment is no target.
         targets = (upto_T[ends] - upto_T[row.starts + 1]).sum()
-        tokens, lengths = np.concatenate(pieces).astype(narrow), row.lengths.astype(np.int32)
-        yield {"tokens": tokens, "lengths": lengths, "bytes": np.float32(targets)}
+        tokens = np.concatenate([found.tokens[each] for each in inside]).astype(narrow)
+        made = {"tokens": tokens, "lengths": row.lengths.astype(np.int32), "bytes": np.float32(targets)}
+        if recipe.template is None:
+            yield made
+            continue
+        is_target = np.concatenate([found.is_target[each] for each in inside])
+        is_target[np.cumsum(row.lengths) - row.lengths] = False
+        if is_target.any():
+            yield made | {"targets": is_target.astype(np.uint8)}
 
 
-def _counting(filled: list[int], rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The same rows; `filled` gets the tokens of each."""
+def _counting(filled: list[int], targets: list[int], rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The same rows; `filled` gets the tokens of each, `targets` those that are one, of chats."""
     for row in rows:
         filled.append(len(row["tokens"]))
+        if "targets" in row:
+            targets.append(int(row["targets"].sum()))
         yield row
 
 

@@ -22,6 +22,7 @@ from trainer.checkpoint.carried import FILES, MAIN
 from trainer.errors import SpecError
 
 BYTES = "bytes"  # the tokenizer whose tokens are bytes
+SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))  # keys of a folder's
 
 
 class Bytes:
@@ -33,6 +34,7 @@ class Bytes:
     eos: int | None = None
     digest = BYTES
     files: Mapping[str, bytes] = {}
+    config: Mapping[str, Any] = {}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The bytes of each text."""
@@ -60,7 +62,7 @@ class HuggingFace:
         if not self._ids:
             raise SpecError(f"data.tokenizer = {name}: its vocabulary is empty")
         self.vocab = max(self._ids.values()) + 1
-        self._config = _config(name, files)
+        self.config: Mapping[str, Any] = _config(name, files)
         self.eos, self.bos = self._special("eos_token"), self._special("bos_token")
         if not self._puts_bos():
             self.bos = None
@@ -71,6 +73,14 @@ class HuggingFace:
         """Ids of each text, without special tokens around it: those of `tokenizers`' own encode_batch."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def encode_spans(
+        self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
+    ) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]:
+        """Ids of each text as `encode_batch`, and which of them stand for a character of its spans, both [T]."""
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        pairs = zip(encodings, spans, strict=True)
+        return [(np.array(each.ids, np.int32), _within(each.offsets, its)) for each, its in pairs]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these ids, special tokens left out."""
@@ -94,9 +104,18 @@ class HuggingFace:
                 counts[number] = _bytes_of(token, prefix, suffix)
         return counts
 
+    @functools.cached_property
+    def special_bytes(self) -> npt.NDArray[np.int64]:
+        """Bytes of the name of each special token, [vocab]; 0 of the others."""
+        counts = np.zeros(self.vocab, np.int64)
+        for number, token in self._tokenizer.get_added_tokens_decoder().items():
+            if token.special:
+                counts[number] = len(token.content.encode())
+        return counts
+
     def _special(self, key: str) -> int | None:
         """The id of a special token that the folder names; None where it names none."""
-        given = self._config.get(key)
+        given = self.config.get(key)
         content = given.get("content") if isinstance(given, Mapping) else given
         if content is None:
             return None
@@ -106,8 +125,8 @@ class HuggingFace:
 
     def _puts_bos(self) -> bool:
         """Whether a text begins with the bos token: the folder says so, or its post-processor puts one there."""
-        if self.bos is None or "add_bos_token" in self._config:
-            return self.bos is not None and bool(self._config["add_bos_token"])
+        if self.bos is None or "add_bos_token" in self.config:
+            return self.bos is not None and bool(self.config["add_bos_token"])
         around: list[int] = self._tokenizer.encode("", add_special_tokens=True).ids
         return around[:1] == [self.bos]
 
@@ -174,6 +193,18 @@ def _config(name: str, files: Mapping[str, bytes]) -> dict[str, Any]:
             raise SpecError(f"data.tokenizer = {name}: {each} is not a block of keys")
         found |= {key: value for key, value in given.items() if value is not None}
     return found
+
+
+def _within(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+    """Which tokens, of characters from and to, have one in a span; a token of none is of those that end where it is.
+
+    Such are spaces, where the tokenizer trims its offsets.
+    """
+    first_T, last_T = np.array(offsets, np.int64).reshape(-1, 2).T
+    found_T = np.zeros(len(first_T), np.bool_)
+    for start, end in spans:
+        found_T |= (last_T > start) & ((first_T < end) | (last_T <= end))
+    return found_T
 
 
 def _bytes_of(token: str, prefix: str, suffix: str) -> int:

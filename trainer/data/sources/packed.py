@@ -77,6 +77,8 @@ class Packed:
         tokens_T[:count] = row["tokens"]
         segments_T[:count] = np.repeat(np.arange(1, len(row["lengths"]) + 1), row["lengths"])
         is_target_L = (segments_T[1:] == segments_T[:-1]) & (segments_T[1:] > 0)
+        if "targets" in row:  # of chats, the assistant's
+            is_target_L[: count - 1] &= row["targets"][1:].astype(np.bool_)
         return {
             "tokens": tokens_T,
             "segments": segments_T,

@@ -1,0 +1,86 @@
+"""Chats in many scripts, and templates such as models for chats have."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from tests.trainer.text import corpora
+
+MARKS = "{% generation %}", "{% endgeneration %}"
+CHATML = """\
+{%- for message in messages %}
+    {{- '<|begin|>' + message.role + '\\n' }}
+    {%- if message.role == 'assistant' %}
+        {%- generation %}{{ message.content + '<|end|>' }}{% endgeneration %}{{ '\\n' }}
+    {%- else %}
+        {{- message.content + '<|end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|begin|>assistant\\n' }}{% endif %}
+"""
+LLAMA = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<|begin|>' + message['role'] + '<|end|>\\n\\n' }}(*{{ message['content'] | trim + eos_token }}*)"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|begin|>assistant<|end|>\\n\\n' }}{% endif %}"
+)
+TOOLS = """\
+{% for message in messages %}
+{% if message.role == 'system' %}
+<<{{ message.content }}>>
+{% elif message.role == 'tool' %}
+[tool]{{ {'result': message.content} | tojson }}
+{% elif message.role == 'user' %}
+{% if not message.content %}{% continue %}{% endif %}
+[user]{{ message.content }}
+{% elif message.role == 'assistant' %}
+[assistant]{% generation %}{{ message.content }}{% if message.calls is defined %}{{ message.calls | tojson(indent=1) }}\
+{% endif %}{{ eos_token }}
+{% endgeneration %}
+{% else %}
+{{ raise_exception('no role ' + message.role) }}
+{% endif %}
+{% endfor %}
+"""
+
+
+def llama(*, marked: bool) -> str:
+    """With the assistant's words marked, or without marks: the same text."""
+    begin, end = ("", "")
+    if marked:
+        begin, end = (f"{{% if message['role'] == 'assistant' %}}{MARKS[0]}", f"{MARKS[1]}{{% else %}}")
+        words = "{{ message['content'] | trim + eos_token }}"
+        return LLAMA.replace(f"(*{words}*)", f"{begin}{words}{end}{words}{{% endif %}}")
+    return LLAMA.replace("(*", begin).replace("*)", end)
+
+
+def chats(count: int, seed: int = 0) -> list[list[dict[str, Any]]]:
+    """Chats of one to four rounds; some have a system turn, tools and calls, and turns without a word."""
+    draw = random.Random(seed)
+    texts = corpora.texts(1000, seed=seed, longest=12)
+    found = []
+    for _ in range(count):
+        chat: list[dict[str, Any]] = [{"role": "system", "content": draw.choice(texts)}] if draw.random() < 0.5 else []
+        for _ in range(draw.randint(1, 4)):
+            chat.append({"role": "user", "content": draw.choice([*texts, ""])})
+            chat.append({"role": "assistant", "content": draw.choice(texts)})
+            if draw.random() < 0.3:
+                chat[-1]["calls"] = [{"name": draw.choice(texts), "arguments": {"<x>": draw.random() < 0.5}}]
+                chat.append({"role": "tool", "content": draw.choice(texts)})
+                chat.append({"role": "assistant", "content": draw.choice(texts)})
+        found.append(chat)
+    return found
+
+
+def saved(folder: Path, template: Any, kind: str = "bpe", **config: Any) -> str:
+    """A tokenizer with a chat template."""
+    given = {"bos_token": "<|begin|>", "chat_template": template}
+    return corpora.saved(folder, kind, **(given if kind == "bpe" else {"chat_template": template}), **config)
+
+
+def lines(path: Path, found: list[Any], field: str = "messages") -> str:
+    """A file of JSON lines."""
+    path.write_text("".join(json.dumps({"id": at, field: chat}) + "\n" for at, chat in enumerate(found)))
+    return str(path)

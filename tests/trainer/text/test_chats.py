@@ -1,0 +1,167 @@
+"""Chats: the ids and the assistant's tokens are those of transformers, and what cannot be told is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tests import environments, needs
+from tests.trainer.text import chat_corpora, corpora
+from tests.trainer.text.chat_corpora import CHATML, TOOLS, llama
+from trainer.errors import DataError, SpecError
+from trainer.spec import Mixture, Text
+from trainer.text import chats, documents, recipe, tokenizer
+
+FEW = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello \ud83d"}]
+
+
+def encoded(folder: str, found: list[Any]) -> tuple[list[list[int]], list[list[int]]]:
+    """Ids and masks of chats."""
+    made = [chats.load(folder).document(chat) for chat in found]
+    ours = tokenizer.load(folder)
+    assert isinstance(ours, tokenizer.HuggingFace)
+    pairs = ours.encode_spans([each.text for each in made], [each.spans or () for each in made])
+    return [ids.tolist() for ids, _ in pairs], [mask.astype(int).tolist() for _, mask in pairs]
+
+
+def test_ids_and_the_assistant_s_tokens_are_those_of_transformers(tmp_path: Path) -> None:
+    try:
+        environments.python("torch")
+    except environments.Missing as error:
+        needs.absent(str(error))
+    found = chat_corpora.chats(300)
+    named = [{"name": "default", "template": TOOLS}, {"name": "rag", "template": "{{ no }}"}]
+    folders = {
+        "chatml": chat_corpora.saved(tmp_path / "chatml", CHATML),
+        "llama": chat_corpora.saved(tmp_path / "llama", llama(marked=True)),
+        "tools": chat_corpora.saved(tmp_path / "tools", named),
+        "unigram": chat_corpora.saved(tmp_path / "unigram", CHATML, "unigram"),
+    }
+    (tmp_path / "chatml" / chats.FILE).write_text(CHATML)
+    (tmp_path / "chats.json").write_text(json.dumps(found))
+    program = str(Path(__file__).with_name("transformers_chats.py"))
+    answers = environments.run("torch", program, str(tmp_path / "chats.json"), *folders.values()).splitlines()
+    for name, line in zip(folders, answers, strict=True):
+        ids, masks = json.loads(line)
+        assert encoded(folders[name], found) == (ids, masks), name
+        assert all(map(any, masks)) and not any(map(all, masks))
+        if name == "llama":  # without marks, turn by turn
+            assert encoded(chat_corpora.saved(tmp_path / "plain", llama(marked=False)), found) == (ids, masks)
+
+
+def test_a_token_belongs_to_the_assistant_where_one_of_its_characters_does(tmp_path: Path) -> None:
+    # Tokens of `abc`, a space that was trimmed to nothing, a character of two tokens, and what is behind.
+    offsets = [(0, 3), (4, 4), (4, 5), (4, 5), (5, 6)]
+    assert tokenizer._within(offsets, [(3, 5)]).tolist() == [False, True, True, True, False]
+    assert tokenizer._within(offsets, [(1, 4)]).tolist() == [True, True, False, False, False]
+    assert tokenizer._within([], [(0, 1)]).tolist() == []
+    template = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}|{% endfor %}"
+    folder = chat_corpora.saved(tmp_path, template)
+    ((_, mask),) = zip(*encoded(folder, [[{"role": "assistant", "content": "👍🏽"}]]), strict=True)
+    assert mask == [1] * (len(mask) - 1) + [0]  # transformers leaves out the last bytes of such a character
+
+
+def test_half_a_pair_of_surrogates_is_replaced_and_counted(tmp_path: Path) -> None:
+    made = chats.load(chat_corpora.saved(tmp_path, CHATML)).document(FEW)
+    assert made.replaced == 1 and made.spans is not None
+    assert [made.text[start:end] for start, end in made.spans] == ["hello \ufffd<|end|>"]
+
+
+def test_rows_of_tables_are_chats_too(tmp_path: Path) -> None:
+    folder = chat_corpora.saved(tmp_path / "tokenizer", CHATML)
+    found = [[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]] * 2
+    table = pa.table({"turns": found})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    chat_corpora.lines(tmp_path / "a.jsonl", found, "turns")
+    made = chats.load(folder).document
+    for name in ("a.parquet", "a.arrow", "a.jsonl"):
+        ((part,),) = documents.units([str(tmp_path / name)])
+        assert list(documents.read(part, "turns", made)) == [made(chat) for chat in found]
+
+
+@pytest.mark.parametrize(
+    ("template", "row", "words"),
+    [
+        (CHATML, "hi", "it is a text, not a list of messages"),
+        (CHATML, [], "it is an empty list, without a message"),
+        (CHATML, ["hi"], "its message 1 is a text, not an object with a role"),
+        (CHATML, [FEW[0], {"content": "hi"}], "its message 2 has no role; it has content"),
+        (CHATML, FEW[:1], "its 1 messages have no words of the role 'assistant'"),
+        (llama(marked=False), FEW[:1], "its 1 messages have no words of the role 'assistant'"),
+        (CHATML, [{"role": "user", "content": None}], "fails on its messages: TypeError"),
+        (TOOLS, [{"role": "king", "content": "hi"}], "refuses its messages: no role king"),
+        ("{{ messages[0].x.y }}", FEW, "refuses its messages: .* has no attribute 'x'"),
+        ("{{ messages.clear() }}", FEW, "refuses its messages: access to attribute 'clear' of 'list' object is unsafe"),
+        ("{{ messages | length }} {{ messages[-1].content }}", FEW, "renders message 2 or those before it otherwise"),
+        (
+            "{% macro say(m) %}({% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}{{ say(messages[1]) }}",
+            FEW,
+            "is inside of a macro or a set block",
+        ),
+    ],
+)
+def test_a_row_that_is_no_chat_is_said_with_its_place(tmp_path: Path, template: str, row: Any, words: str) -> None:
+    made = chats.load(chat_corpora.saved(tmp_path / "tokenizer", template)).document
+    good = "{{ messages" not in template and "macro" not in template
+    path = chat_corpora.lines(tmp_path / "a.jsonl", [FEW, row] if good else [row])
+    ((part,),) = documents.units([path])
+    with pytest.raises(DataError, match=rf"a.jsonl, row {1 + good}: its field 'messages': .*{words}") as raised:
+        list(documents.read(part, "messages", made))
+    assert raised.value.code == 65
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (None, "has no chat template, which data.format = chat needs: no chat_template in tokenizer_config.json"),
+        ("a\n{% if %}", "its chat template is not valid, line 2: "),
+        (3, "its chat_template is the number 3, not a text"),
+        ([{"name": "rag", "template": ""}], "has chat templates named rag, and none is named default"),
+    ],
+)
+def test_a_tokenizer_without_a_template_is_said_before_anything_is_prepared(
+    tmp_path: Path, template: Any, words: str
+) -> None:
+    chat_corpora.lines(tmp_path / "a.jsonl", [FEW])
+    data = chat(tmp_path, chat_corpora.saved(tmp_path / "tokenizer", template))
+    with pytest.raises(SpecError, match=f"data.tokenizer = .*/tokenizer:? {words}") as raised:
+        recipe.of(data, 32)
+    assert raised.value.code == 64
+
+
+def test_keys_and_files_that_do_not_go_with_chats_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="format: chat needs a tokenizer with a chat template; bytes have none"):
+        chat(tmp_path, "bytes")
+    with pytest.raises(ValueError, match="parts.b.format: chat needs a tokenizer with a chat template"):
+        Mixture.model_validate({"source": "mixture", "parts": {"b": {"weight": 1, "path": "x", "format": "chat"}}})
+    (tmp_path / "a.txt").write_text("hi")
+    with pytest.raises(DataError, match="a.txt is plain text; chats are rows of JSON lines"):
+        recipe.of(chat(tmp_path, corpora.saved(tmp_path / "tokenizer"), path=f"{tmp_path}/a.txt"), 32)
+
+
+def test_the_template_is_of_what_the_rows_are_made_of(tmp_path: Path) -> None:
+    chat_corpora.lines(tmp_path / "a.jsonl", [FEW])
+    folders = [chat_corpora.saved(tmp_path / name, text) for name, text in (("a", CHATML), ("b", CHATML), ("c", TOOLS))]
+    one, same, other = (recipe.of(chat(tmp_path, folder), 32) for folder in folders)
+    assert one.address == same.address != other.address
+    assert one.field == "messages" and recipe.Recipe.from_json(one.to_json()) == one
+    # What rows of texts were prepared as before there were chats.
+    plain = recipe.Recipe(("a",), "digest", "bytes", "bytes", None, "concat", 32, 0.1, 0)
+    assert plain.address == "d7e91bd3fb88334b"
+
+
+def test_a_template_s_day_is_the_same_on_every_day(tmp_path: Path) -> None:
+    template = "{{ strftime_now('%d %b %Y') }}{% generation %}{{ messages[-1].content }}{% endgeneration %}"
+    assert chats.load(chat_corpora.saved(tmp_path, template)).document(FEW).text.startswith("26 Jul 2024hello")
+
+
+def chat(folder: Path, tokenizer: str, **keys: Any) -> Text:
+    given = {"path": f"{folder}/a.jsonl", "tokenizer": tokenizer, "data_dir": f"{folder}/out"} | keys
+    return Text(source="text", format="chat", **given)

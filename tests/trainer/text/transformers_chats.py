@@ -1,0 +1,19 @@
+"""Ids and assistant masks of transformers: a program for an environment that holds it. Nothing of ours is imported.
+
+Arguments: a JSON file of chats, and folders of tokenizers. Prints [ids, masks] of all chats for each folder.
+"""
+
+import json
+import sys
+
+import transformers
+
+with open(sys.argv[1]) as file:
+    chats = json.load(file)
+for folder in sys.argv[2:]:
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    found = [
+        tokenizer.apply_chat_template(chat, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+        for chat in chats
+    ]
+    print(json.dumps([[each["input_ids"] for each in found], [each["assistant_masks"] for each in found]]))
