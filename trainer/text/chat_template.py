@@ -45,6 +45,7 @@ class _Marks(Extension):
         self.blocks: list[tuple[int, str]] = []
 
     def parse(self, parser: Parser) -> nodes.Node:
+        """A call of `keep` with the block."""
         self.are_there = True
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
