@@ -43,7 +43,8 @@ class Chats:
         if not self._template.has_marks:
             spans = self._by_turns(messages, text)
         if not spans:
-            raise Unfit(f"its {len(messages)} messages have no words of the role {ASSISTANT!r}, which are the targets")
+            roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
+            raise Unfit(f"it has no words of the role {ASSISTANT!r}, which are the targets; its roles: {roles}")
         clean = _SURROGATE.sub(REPLACED, text)
         return Document(clean, clean.count(REPLACED) - text.count(REPLACED), spans)
 
