@@ -85,7 +85,11 @@ class Gang:
         wanted = hosts.expected(self.jobset)
 
         def running() -> list[Host]:
-            found = [host for host in self.hosts if host.running and host.generation == generation]
+            there = self.hosts
+            found = [host for host in there if host.running and host.generation == generation]
+            if len(found) < wanted:
+                over = self.status.get("terminalState") or any(host.generation > generation for host in there)
+                assert not over, f"{self.name} ran on without it: {self.status}, {there}"
             return found if len(found) == wanted else []
 
         return until(f"generation {generation} of {self.name} runs", running)

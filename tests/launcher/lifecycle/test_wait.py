@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
 import time
@@ -73,15 +74,21 @@ def submit(
     return lambda *arguments: launcher(capsys, monkeypatch, "submit", str(tmp_path / "job.yaml"), *arguments)
 
 
-def away(server: Server, fault: Fault, requests: int, status: dict[str, Any]) -> None:
-    """Once all is written, the server fails so many requests, and when it is back the job is over with code 83."""
+def away(server: Server, fault: Fault, seconds: float, status: dict[str, Any]) -> None:
+    """Once all is written, the server fails so long, by Clock, and when it is back the job is over with code 83."""
+    back_at = math.inf
+
+    def fails(handler: Handler) -> bool:
+        return Clock.monotonic() < back_at and fault(handler)
 
     def begins(handler: Handler) -> bool:
         server.put(AT, apiserver.merged(server.objects[AT], {"status": status}))
         pod = objects.over(0, 83, message=objects.farewell(83, "rank 0 raised"))
         server.put(PODS.path("team", pod["metadata"]["name"]), pod)
         server.put(PODS.path("team", pod["metadata"]["name"], "log"), {"text": ""})
-        server.on("GET", "", *[fault] * requests)
+        nonlocal back_at
+        back_at = Clock.monotonic() + seconds
+        server.on("GET", "", *[fails] * 10_000)
         return False
 
     server.on("GET", "")
@@ -93,7 +100,7 @@ def away(server: Server, fault: Fault, requests: int, status: dict[str, Any]) ->
 def test_a_server_that_is_away_for_minutes_is_waited_for_and_the_exit_code_is_the_verdict_s(
     server: Server, submit: Submit, fault: Fault, options: tuple[str, ...]
 ) -> None:
-    away(server, fault, 25, {"terminalState": "Failed"})
+    away(server, fault, 200.0, {"terminalState": "Failed"})
     left = submit(*options)
     assert left.code == 83, left.err
     assert re.search(r"^launcher: the server has not answered for \d+ s; trying again$", left.err, re.MULTILINE)
@@ -140,7 +147,7 @@ def test_a_server_that_refuses_connections_for_5_minutes_is_waited_for_and_the_e
 
 
 def test_a_limit_that_passes_while_the_server_is_away_is_124(server: Server, submit: Submit) -> None:
-    away(server, drop, 100_000, {})
+    away(server, drop, math.inf, {})
     left = submit("--wait", "--timeout", "1s")
     assert left.code == 124
     assert "lm is not over and runs on" in left.err
@@ -150,7 +157,7 @@ def test_a_server_that_stays_away_is_given_up_without_advice_about_the_network(
     server: Server, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.cluster.outage.PATIENCE_S", 60.0)
-    away(server, drop, 100_000, {})
+    away(server, drop, math.inf, {})
     left = submit("--wait")
     assert left.code == 3
     assert "lm runs on. `launcher logs -n team -f lm` shows its lines again" in left.err and "VPN" not in left.err
