@@ -31,7 +31,7 @@ Command = Sequence[str]
 PYTEST = (sys.executable, "-m", "pytest", "--durations=20")
 LOW_PRIORITY = ("nice", "-n", "10")
 MAX_AGAIN = 5  # more faults are no accident; all tests of a file that a fixture failed count as one
-AGAIN_WITHIN_S = 4200.0  # after the start: CI gives the suite no more than some minutes beyond
+AGAIN_WITHIN_S = 4500.0  # after the start: CI gives the suite no more than some minutes beyond
 
 CLUSTER = (
     (*PYTEST, "tests/cluster", "-m", "before_the_cluster"),
@@ -40,7 +40,8 @@ CLUSTER = (
 WAIT = (*CLUSTER, (*PYTEST, "tests/gang", "-m", "not computes"))
 COMPUTE = (
     (*LOW_PRIORITY, *PYTEST, "-n", "auto", "tests", "--ignore", "tests/cluster", "--ignore", "tests/gang"),
-    (*LOW_PRIORITY, *PYTEST, "tests/gang", "-m", "computes"),
+    # A file's tests share their gangs, so they stay together.
+    (*LOW_PRIORITY, *PYTEST, "tests/gang", "-m", "computes", "-n", "2", "--dist", "loadfile"),
 )
 PARTS = {"cluster": CLUSTER, "wait": WAIT, "compute": COMPUTE}
 
