@@ -30,7 +30,7 @@ def answered(folder: Path, **asked: Any) -> list[str]:
     """What the program prints, as `python -c` runs it in a pod."""
     given = {"folder": str(folder), "ranks": None, "pattern": None, "tail": None, "bytes": 1 << 20} | asked
     argv = [sys.executable, "-I", "-c", inspect.getsource(read_run), json.dumps(given)]
-    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=600).stdout.splitlines()
 
 
 def read(folder: Path, **asked: Any) -> RunFiles:

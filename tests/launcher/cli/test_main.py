@@ -27,7 +27,7 @@ Patch = pytest.MonkeyPatch
 def python(*arguments: str, cwd: Path = ROOT, **environ: str) -> subprocess.CompletedProcess[str]:
     environ = {"PYTHONPATH": str(ROOT), "PATH": ""} | environ
     return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env=environ, capture_output=True, text=True, timeout=60
+        [sys.executable, *arguments], cwd=cwd, env=environ, capture_output=True, text=True, timeout=600
     )
 
 

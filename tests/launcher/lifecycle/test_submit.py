@@ -656,7 +656,7 @@ def interrupted(server: Server, fault: Callable[[Handler, Callable[[], None]], b
         text=True,
     )
     server.on("POST", "jobsets", lambda handler: fault(handler, lambda: process.send_signal(signal.SIGINT)))
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     return process.returncode, err
 
 

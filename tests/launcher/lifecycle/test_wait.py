@@ -34,7 +34,7 @@ FIRST, LAST = (
     f"2026-11-21T12:00:0{second}.000000000Z [0] {what}\n" for second, what in enumerate(("before", "meanwhile"))
 )
 
-SCALE = 100  # the launcher's minutes are so much shorter
+SCALE = 40  # the launcher's minutes are so much shorter
 WITH_TIME = ("cluster.transport", "cluster.watch", "cluster.outage", "lifecycle.wait", "logs.follow")
 
 Submit = Callable[..., Left]
@@ -79,7 +79,8 @@ def away(server: Server, fault: Fault, seconds: float, status: dict[str, Any]) -
     back_at = math.inf
 
     def fails(handler: Handler) -> bool:
-        return Clock.monotonic() < back_at and fault(handler)
+        is_submitting = "configmaps" in handler.at  # which a slow machine still asks about
+        return not is_submitting and Clock.monotonic() < back_at and fault(handler)
 
     def begins(handler: Handler) -> bool:
         server.put(AT, apiserver.merged(server.objects[AT], {"status": status}))
@@ -100,7 +101,7 @@ def away(server: Server, fault: Fault, seconds: float, status: dict[str, Any]) -
 def test_a_server_that_is_away_for_minutes_is_waited_for_and_the_exit_code_is_the_verdict_s(
     server: Server, submit: Submit, fault: Fault, options: tuple[str, ...]
 ) -> None:
-    away(server, fault, 200.0, {"terminalState": "Failed"})
+    away(server, fault, 100.0, {"terminalState": "Failed"})
     left = submit(*options)
     assert left.code == 83, left.err
     assert re.search(r"^launcher: the server has not answered for \d+ s; trying again$", left.err, re.MULTILINE)
