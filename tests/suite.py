@@ -35,7 +35,7 @@ AGAIN_WITHIN_S = 4500.0  # after the start: CI gives the suite no more than some
 
 CLUSTER = (
     (*PYTEST, "tests/cluster", "-m", "before_the_cluster"),
-    (*PYTEST, "tests/cluster", "-m", "not before_the_cluster", "-n", "4"),
+    (*PYTEST, "tests/cluster", "-m", "not before_the_cluster", "-n", "3"),
 )
 WAIT = (*CLUSTER, (*PYTEST, "tests/gang", "-m", "not computes"))
 COMPUTE = (
