@@ -69,7 +69,7 @@ def explain(job: Snapshot | NoSuchJob) -> Explanation:
 
 def _explain(snapshot: Snapshot) -> Explanation:
     answer = first(CAUSES, snapshot) or _being_created(snapshot)
-    ended = snapshot.report.verdict
+    verdict = snapshot.report.verdict
     return Explanation(
         snapshot.name,
         snapshot.namespace,
@@ -78,7 +78,7 @@ def _explain(snapshot: Snapshot) -> Explanation:
         tuple(dict.fromkeys(answer.evidence))[:MAX_EVIDENCE],
         (*_facts(status_of(snapshot), snapshot.now), *_limits(snapshot)),
         None if answer.next_move is None else placed(answer.next_move, snapshot.namespace),
-        troubleshooting.of_situation(answer.situation, None if ended is None else ended.verdict.code),
+        troubleshooting.of_situation(answer.situation, None if verdict is None else verdict.verdict.code),
     )
 
 

@@ -85,12 +85,14 @@ class Gang:
         wanted = hosts.expected(self.jobset)
 
         def running() -> list[Host]:
-            there = self.hosts
+            jobset = self.jobset
+            status, there = jobset.get("status", {}), hosts.newest(jobset, self.pods)
             found = [host for host in there if host.running and host.generation == generation]
-            if len(found) < wanted:
-                over = self.status.get("terminalState") or any(host.generation > generation for host in there)
-                assert not over, f"{self.name} ran on without it: {self.status}, {there}"
-            return found if len(found) == wanted else []
+            if len(found) == wanted:
+                return found
+            over = status.get("terminalState") or any(host.generation > generation for host in there)
+            assert not over, f"{self.name} ran on without it: {status}, {there}"
+            return []
 
         return until(f"generation {generation} of {self.name} runs", running)
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import SpecError
-from trainer.text import tokenizer
-from trainer.text.documents import REPLACED, Document, Unfit, kind_of_value
+from trainer.text import documents, tokenizer
+from trainer.text.documents import Document, Unfit, kind_of_value
 
 if TYPE_CHECKING:
     from trainer.text.chat_template import Rendering, Spans, Template
@@ -24,7 +23,6 @@ FIELD = "messages"
 FILE = "chat_template.jinja"  # beside tokenizer_config.json, whose chat_template it goes before
 DEFAULT = "default"  # of several templates by name
 ASSISTANT = "assistant"
-_SURROGATE = re.compile("[\ud800-\udfff]")  # half a pair, which JSON may escape
 
 
 class Chats:
@@ -45,8 +43,7 @@ class Chats:
         if not spans:
             roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
             raise Unfit(f"it has no words of the role {ASSISTANT!r}, which are the targets; its roles: {roles}")
-        clean = _SURROGATE.sub(REPLACED, text)
-        return Document(clean, clean.count(REPLACED) - text.count(REPLACED), spans)
+        return Document(*documents.without_surrogates(text), spans)
 
     def _by_turns(self, messages: Sequence[Mapping[str, Any]], text: str) -> Spans:
         """The characters of the assistant's turns in the `text` of all messages."""
@@ -144,11 +141,7 @@ def _named(of: tokenizer.Tokenizer) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in of.config.items():
         if key == "additional_special_tokens" and isinstance(value, list):
-            found[key] = [_content(each) for each in value]
+            found[key] = [tokenizer.content(each) for each in value]
         elif key in tokenizer.SPECIAL:
-            found[key] = _content(value)
+            found[key] = tokenizer.content(value)
     return found
-
-
-def _content(token: Any) -> Any:
-    return token.get("content") if isinstance(token, dict) else token

@@ -12,6 +12,7 @@ import glob
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
@@ -36,6 +37,7 @@ IN_FOLDER = (".arrow", ".parquet", ".jsonl", ".ndjson", ".json", ".txt")
 GROWTH = 4  # how many times its bytes a compressed file is taken for
 FIELD = "text"
 REPLACED = "\ufffd"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Part(NamedTuple):
@@ -268,11 +270,8 @@ def _of_line(line: bytes, field: str, number: int, made: Made | None) -> Documen
         return document._replace(replaced=document.replaced + text.replaced)
     if not isinstance(row[field], str):
         raise _Wrong(number, f"its field {field!r} is {kind_of_value(row[field])}, not a text")
-    plain = row[field]
-    if not plain.isascii() and any("\ud800" <= each <= "\udfff" for each in plain):  # JSON may escape half a pair
-        clean = plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return Document(clean, text.replaced + clean.count(REPLACED) - plain.count(REPLACED))
-    return Document(plain, text.replaced)
+    plain, replaced = without_surrogates(row[field])
+    return Document(plain, text.replaced + replaced)
 
 
 def _made(made: Made, value: Any, field: str, number: int) -> Document:
@@ -280,6 +279,11 @@ def _made(made: Made, value: Any, field: str, number: int) -> Document:
         return made(value)
     except Unfit as error:
         raise _Wrong(number, f"its field {field!r}: {error}") from None
+
+
+def without_surrogates(text: str) -> tuple[str, int]:
+    """The text with U+FFFD for each half of a pair, which JSON may escape alone, and how many there were."""
+    return (text, 0) if text.isascii() else _SURROGATE.subn(REPLACED, text)
 
 
 def decoded(data: bytes) -> Document:

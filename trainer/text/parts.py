@@ -94,6 +94,11 @@ def tokens(folder: Path, unit: int, about: Index, chosen: npt.NDArray[np.bool_])
             yield from np.split(found, (ends_D[run[:-1]] - first))
 
 
+def ids_of(tokens_T: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The ids of tokens of a part, where one that is no target is written as ~id, below 0."""
+    return np.where(tokens_T < 0, ~tokens_T, tokens_T)
+
+
 class _Lot:
     """Documents that are encoded and not yet written."""
 
@@ -117,7 +122,7 @@ class _Lot:
 
 
 def _encoded(found: list[Document], tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.int32]]:
-    """The tokens of each document, none of one that is empty; ~id for one that is no target.
+    """The tokens of each document, none of one that is empty; ~id, for `ids_of`, for one that is no target.
 
     Around a chat its template has put what belongs there.
     """
@@ -138,7 +143,7 @@ def _put_in(document: Document, ids: npt.NDArray[np.int32], tokenizer: Tokenizer
     if document.spans is None:
         return 0
     assert isinstance(tokenizer, HuggingFace)
-    return int(tokenizer.special_bytes[np.where(ids < 0, ~ids, ids)].sum())
+    return int(tokenizer.special_bytes[ids_of(ids)].sum())
 
 
 def _tokenized(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lot]:

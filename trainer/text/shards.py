@@ -95,7 +95,7 @@ def _gathered(texts: list[npt.NDArray[np.int32]], bytes_D: npt.NDArray[Any], cho
     tokens = [texts[number] for number in chosen.tolist()]
     lengths = np.array([len(each) for each in tokens], np.int64)
     tokens_T = np.concatenate([np.zeros(0, np.int32), *tokens])
-    return _Documents(np.where(tokens_T < 0, ~tokens_T, tokens_T), tokens_T >= 0, lengths, bytes_D[chosen])
+    return _Documents(parts.ids_of(tokens_T), tokens_T >= 0, lengths, bytes_D[chosen])
 
 
 def _rows(

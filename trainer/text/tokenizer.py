@@ -115,13 +115,12 @@ class HuggingFace:
 
     def _special(self, key: str) -> int | None:
         """The id of a special token that the folder names; None where it names none."""
-        given = self.config.get(key)
-        content = given.get("content") if isinstance(given, Mapping) else given
-        if content is None:
+        token = content(self.config.get(key))
+        if token is None:
             return None
-        if content not in self._ids:
-            raise SpecError(f"data.tokenizer = {self.name}: its {key} {content!r} is not in its {MAIN}")
-        return self._ids[content]
+        if token not in self._ids:
+            raise SpecError(f"data.tokenizer = {self.name}: its {key} {token!r} is not in its {MAIN}")
+        return self._ids[token]
 
     def _puts_bos(self) -> bool:
         """Whether a text begins with the bos token: the folder says so, or its post-processor puts one there."""
@@ -138,6 +137,11 @@ Tokenizer = Bytes | HuggingFace
 def load(name: str) -> Tokenizer:
     """The tokenizer `name`: `bytes`, or a folder or file here or in a bucket. Raises SpecError, StorageError."""
     return Bytes() if name == BYTES else HuggingFace(name, _files(name))
+
+
+def content(token: Any) -> Any:
+    """The text of a special token as a folder's config writes it: alone, or in a block with how it is matched."""
+    return token.get("content") if isinstance(token, Mapping) else token
 
 
 def fits(tokenizer: Tokenizer, vocab: int) -> None:

@@ -7,7 +7,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from tests.trainer.text import corpora
+from trainer.text import chats as templates
+from trainer.text import tokenizer
 
 MARKS = "{% generation %}", "{% endgeneration %}"
 CHATML = """\
@@ -78,6 +83,14 @@ def saved(folder: Path, template: Any, kind: str = "bpe", **config: Any) -> str:
     """A tokenizer with a chat template."""
     given = {"bos_token": "<|begin|>", "chat_template": template}
     return corpora.saved(folder, kind, **(given if kind == "bpe" else {"chat_template": template}), **config)
+
+
+def encoded(folder: str, found: list[Any]) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]:
+    """The ids of each chat by the tokenizer of a folder, and which of them are the assistant's."""
+    made = [templates.load(folder).document(chat) for chat in found]
+    ours = tokenizer.load(folder)
+    assert isinstance(ours, tokenizer.HuggingFace)
+    return ours.encode_spans([each.text for each in made], [each.spans or () for each in made])
 
 
 def lines(path: Path, found: list[Any], field: str = "messages") -> str:

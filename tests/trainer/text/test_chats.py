@@ -22,10 +22,7 @@ FEW = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hell
 
 def encoded(folder: str, found: list[Any]) -> tuple[list[list[int]], list[list[int]]]:
     """Ids and masks of chats."""
-    made = [chats.load(folder).document(chat) for chat in found]
-    ours = tokenizer.load(folder)
-    assert isinstance(ours, tokenizer.HuggingFace)
-    pairs = ours.encode_spans([each.text for each in made], [each.spans or () for each in made])
+    pairs = chat_corpora.encoded(folder, found)
     return [ids.tolist() for ids, _ in pairs], [mask.astype(int).tolist() for _, mask in pairs]
 
 

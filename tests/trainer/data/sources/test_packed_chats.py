@@ -15,7 +15,7 @@ from trainer.data.sources import packed
 from trainer.errors import DataError
 from trainer.spec import LM, Text, TrainSpec
 from trainer.tasks.lm import NextToken
-from trainer.text import build, chats, recipe, tokenizer
+from trainer.text import build, recipe
 
 LENGTH = 64
 CHATS = chat_corpora.chats(40, seed=2)
@@ -43,10 +43,7 @@ def targets(found: list[dict[str, Any]]) -> list[int]:
 @pytest.mark.parametrize("packing", ["concat", "first-fit", "none"])
 def test_the_assistant_s_tokens_are_targets_once_and_nothing_else_is(tmp_path: Path, packing: str) -> None:
     found = rows(tmp_path / "a", CHATS, packing=packing)
-    made, ours = chats.load(f"{tmp_path}/a/tokenizer"), tokenizer.load(f"{tmp_path}/a/tokenizer")
-    assert isinstance(ours, tokenizer.HuggingFace)
-    each = [made.document(chat) for chat in CHATS]
-    pairs = ours.encode_spans([chat.text for chat in each], [chat.spans or () for chat in each])
+    pairs = chat_corpora.encoded(f"{tmp_path}/a/tokenizer", CHATS)
     assert targets(found) == sorted(np.concatenate([ids[mask] for ids, mask in pairs]).tolist())
     words = [said for chat in CHATS for turn in chat if turn["role"] == "assistant" for said in [turn["content"]]]
     counted = sum(float(row["text_bytes"]) for row in found)
