@@ -1,4 +1,4 @@
-"""What a program of yours may import of jaxlaunch: `load`, and `report`. Neither imports more until it is called.
+"""What a program of yours may import of jaxlaunch: `load`, `report` and `run`. None imports more until it is called.
 
 Standard library only, Python >= 3.10: the agent brings this file and `report` into images without our packages.
 """
@@ -12,7 +12,7 @@ from jaxlaunch.reporting import report
 if TYPE_CHECKING:
     from trainer.generate.loaded import Loaded
 
-__all__ = ["load", "report"]
+__all__ = ["load", "report", "run"]
 
 
 def load(run: str, *, step: int | Literal["best"] | None = None, **options: Any) -> Loaded:
@@ -28,3 +28,38 @@ def load(run: str, *, step: int | Literal["best"] | None = None, **options: Any)
 
     folder, of_folder = run_folders.weights(run)
     return loaded.load(folder, step=of_folder if step is None else step, **options)
+
+
+def run(step: Any, state: Any, data: Any = None, *, steps: int, **options: Any) -> Any:
+    """The state after `steps` calls of your step: mesh, checkpoints, exact resume, a stop by SIGTERM, metrics, job
+    results and profiles come with it. In a program of `command:`, or alone on this machine's devices.
+
+    `step(state, batch)` returns (state, metrics), and `step(state)` does without `data`. It is compiled once, its state
+    donated, over the whole mesh: it sees the global batch. `metrics` is a dict of real scalars; a run whose metric
+    named `loss`, or `..._loss`, is not finite ends.
+
+    `state` is a function without arguments that makes it, called under `jax.jit`, or the state itself: any pytree of
+    arrays, random keys and flax.nnx modules included. What a step needs and is not in it is lost when a run resumes.
+
+    `data` is a function of the step, `data(0)` first, that returns the global batch: a pytree of arrays with one number
+    of rows. Or a dataset with `__len__` and `__getitem__`: of batches, or with `batch=` of examples, each seen once an
+    epoch in an order drawn from `seed` (`shuffle=False`: in order).
+
+    The other options: `every=500`, steps between saves and evaluations, None for one at the end; `log_every=10`;
+    `keep=3`, newest checkpoints kept; `evaluate`, called with the state, returns a dict of numbers; `mesh`, devices per
+    axis, by default {"dp": -1}; `sharding`, rules by the names of arrays, {r".*kernel": ("embed", "hidden")}, else
+    every device has a copy but for what `fsdp` splits; `folder`, of the checkpoints, by default that of the run, or
+    `runs/SCRIPT/checkpoints` without one.
+
+    Called again, it goes on from the newest checkpoint, and returns the state at once where all steps are done. Raises
+    a TrainerError for what you can mend and whatever your functions raise; below an agent the process then ends with a
+    code of docs/exit-codes.md, and after SIGTERM with 80.
+    """
+    try:
+        from trainer.loop import run as loop
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"jaxlaunch.run needs the trainer, and {error.name} is not installed: pip install 'jaxlaunch[train]'",
+            name=error.name,
+        ) from None
+    return loop.run(step, state, data, steps=steps, **options)

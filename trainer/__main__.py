@@ -7,14 +7,13 @@ barrier would delay the exit code by minutes.
 from __future__ import annotations
 
 import os
-import sys
 from typing import NoReturn
 
 from trainer import contract, distributed, preflight
 from trainer.adapters import peft
 from trainer.huggingface import folder
 from trainer.metrics.progress import Progress
-from trainer.process import exit_code, print_error, read_spec
+from trainer.process import exit_code, leave, print_error, read_spec
 from trainer.train import Place, Run
 
 
@@ -42,18 +41,6 @@ def main() -> NoReturn:
         print_error(error, code)
         report.error(error, code)
     leave(code, report)
-
-
-def leave(code: int, report: Progress) -> NoReturn:
-    """Ends the process with `code`. Ranks that finish or stop together shut JAX down together, so that none aborts."""
-    try:
-        report.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if code in (contract.DONE, contract.PREEMPTED):
-            distributed.shutdown()
-    finally:
-        os._exit(code)
 
 
 if __name__ == "__main__":

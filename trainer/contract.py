@@ -321,11 +321,14 @@ MAX_LINE = 64 * 1024  # a longer line is cut, so that a traceback cannot fill th
 MESSAGE_CHARS, TRACEBACK_CHARS = 2_000, 8_000  # at six bytes a character, as JSON escapes most, both fit a line
 
 
-def error_line(error: BaseException, code: int | None) -> dict[str, Any]:
-    """The line that reports an exception; `code` is the exit code that follows, None outside of the trainer."""
+def error_line(error: BaseException, code: int | None, said: str = "") -> dict[str, Any]:
+    """The line that reports an exception; `code` is the exit code that follows, None outside of the trainer.
+
+    `said` takes the place of the exception's own words.
+    """
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
-        message = str(error)
+        message = said or str(error)
     except Exception as broken:  # any: the class is the user's, and its own report must not hide the error
         message = f"<its message cannot be read: {type(broken).__qualname__}>"
     found = {"type": type(error).__qualname__, "message": message[:MESSAGE_CHARS], "code": code}

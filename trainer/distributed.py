@@ -51,7 +51,8 @@ class Stop:
         self._is_requested = False
         self._is_agreed = False
         self._polls = 0
-        signal.signal(signal.SIGTERM, self._on_sigterm)
+        # Of a program that has joined before, JAX's own handler is in place already.
+        self._before = None if jax.distributed.is_initialized() else signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def _on_sigterm(self, signum: int, frame: types.FrameType | None) -> None:
         self._is_requested = True
@@ -60,6 +61,11 @@ class Stop:
         """Passes a SIGTERM that came before `initialize` on to JAX's preemption service."""
         if self._is_requested and jax.distributed.is_initialized():
             os.kill(os.getpid(), signal.SIGTERM)
+
+    def forget(self) -> None:
+        """Puts the handler back that was there before, in a program that goes on; JAX's own stays."""
+        if signal.getsignal(signal.SIGTERM) == self._on_sigterm and not jax.distributed.is_initialized():
+            signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
 
     def poll(self) -> bool:
         """Whether to stop now; once true it stays true. Never blocks."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import pydantic
 
-from trainer import contract
+from trainer import contract, distributed
 from trainer.buckets import faults
 from trainer.contract import DONE
 from trainer.errors import SpecError, TrainerError, said
+from trainer.metrics.progress import Progress
 from trainer.plugin import load
 from trainer.spec import TASK_DEFAULTS, TrainSpec, over_task
 from trainer.task import Task, defaults, make
@@ -76,3 +78,15 @@ def print_error(error: BaseException, code: int) -> None:
         print(contract.refusal_line(str(error), code), file=sys.stderr)
     else:
         traceback.print_exception(error)
+
+
+def leave(code: int, report: Progress) -> NoReturn:
+    """Ends the process with `code`. Ranks that finish or stop together shut JAX down together, so that none aborts."""
+    try:
+        report.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if code in (contract.DONE, contract.PREEMPTED):
+            distributed.shutdown()
+    finally:
+        os._exit(code)

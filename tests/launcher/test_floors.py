@@ -24,6 +24,7 @@ FLOORS = (
     ("launcher.troubleshooting", "launcher.wording"),
     ("launcher.errors",),
     ("trainer.__main__", "trainer.export", "trainer.plan", "trainer.text.prepare"),
+    ("trainer.loop",),
     ("trainer.tasks", "trainer.train"),
     ("trainer.generate",),
     ("trainer.process", "trainer.step"),
@@ -93,7 +94,7 @@ OUTSIDE: Mapping[str, set[str]] = {
     "trainer.errors": set(),
 }
 SHARED = {
-    "jaxlaunch": {"launcher.local.run_folders", "trainer.generate.loaded"},
+    "jaxlaunch": {"launcher.local.run_folders", "trainer.generate.loaded", "trainer.loop.run"},
     "launcher": {"trainer.contract", "trainer.spec"},
     "launcher.agent": {"trainer.contract"},
 }

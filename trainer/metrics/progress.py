@@ -79,9 +79,9 @@ class Progress:
         """A sentence for the reader of summary.json."""
         self._post({"note": text})
 
-    def error(self, exception: BaseException, code: int | None) -> None:
-        """Reports the exception that ends the process, and the exit code that follows."""
-        self._post(contract.error_line(exception, code))
+    def error(self, exception: BaseException, code: int | None, said: str = "") -> None:
+        """Reports the exception that ends the process, and the exit code that follows; `said` in place of its words."""
+        self._post(contract.error_line(exception, code, said))
 
     def close(self) -> None:
         """Sends what is left, as far as the pipe takes it. Leaves the pipe open: its owner closes it."""

@@ -208,7 +208,7 @@ class Metrics:
         """Examples, tokens and FLOPs per second of all ranks together; None for what is not known."""
         flops, tokens, recent = self._flops, self._tokens, self._recent
         return {
-            Key.EXAMPLES_PER_S: self._examples * steps_per_s,
+            Key.EXAMPLES_PER_S: self._examples * steps_per_s if self._examples else None,
             Key.TOKENS_PER_S: None if tokens is None else tokens * steps_per_s,
             Key.TARGETS_PER_S: None if tokens is None or not recent else sum(recent) / len(recent) * steps_per_s,
             Key.MFU: None if flops is None or self._peak is None else flops * steps_per_s / self._peak,

@@ -41,7 +41,7 @@ class Status:
     step: int | None = None
     committed: int | None = None  # the newest step on storage, restored or committed
     first_committed: int | None = None  # the first that this attempt committed
-    trainer: bool = False  # it is the built-in trainer: its exit code is the contract's
+    trainer: bool = False  # it is the built-in trainer, or trains as that does: its exit code is the contract's
     stepped: bool = False  # it reported a step in this attempt
     left: bool = False  # its interpreter is exiting by itself
     waits: bool = False  # ... and is in JAX's shutdown barrier
@@ -172,6 +172,8 @@ class Progress:
         phase = self.status.phase
         if phase is None or self.status.left or self.status.exit is not None:
             return None
+        if phase == "done" and self._first_phase is None:
+            return None  # a program of the user's may go on for as long as it likes
         if phase != "step" or timeouts_s.get("step") is not None:
             return timeouts_s.get(phase)
         if len(self._steps_s) < 3:

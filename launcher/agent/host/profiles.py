@@ -29,7 +29,7 @@ class Profiles:
     """The newest request for a profile, and the answers of the processes that were alive then."""
 
     def __init__(self, is_trainer: bool, alive: Callable[[], Iterable[Child]]) -> None:
-        """`is_trainer`: the processes run the built-in trainer, which alone can be profiled."""
+        """`is_trainer`: the processes run the built-in trainer; of others those can be profiled that train as it does."""
         self._is_trainer, self._alive = is_trainer, alive
         self._numbers = itertools.count(1)
         self._number: int | None = None
@@ -61,8 +61,9 @@ class Profiles:
             self._answers[child.rank] = {key: value for key, value in message.items() if key != "id"}
 
     def _reason_against(self) -> str | None:
-        if not self._is_trainer:
-            return "this job runs its own command; only the built-in trainer can be profiled"
+        if not self._is_trainer and not any(child.progress.status.trainer for child in self._alive()):
+            trains = "and programs that train by jaxlaunch.run"
+            return f"this job runs its own command; only the built-in trainer can be profiled, {trains}"
         if not any(True for _ in self._alive()):
             return "no process is running"
         busy = [rank for rank, one in self._state()["ranks"].items() if one["state"] not in ENDED]

@@ -1,0 +1,82 @@
+"""A GAN on handwritten digits: two networks, two optimizers, one step of your own.
+
+Why this is no `train:` job: the built-in step has one loss and one optimizer, and here two players take turns. Whatever
+is alternated, nested or unrolled (adversaries, actors and critics, meta-learning) is a step like this one.
+- The state is everything that the next step needs: both networks, both optimizers, the random key. What is not in it
+  would be lost when a run resumes; all of it is saved, so a killed run goes on bit for bit.
+- It is made by a function, after the processes have joined, under `jax.jit`: no host ever holds another's part.
+- A dataset with `batch=` gives each digit once an epoch, in an order that is a function of seed and step.
+- The step sees the global batch: its means are over all devices, and nothing in it names one.
+- Metrics that end in `loss` must be finite, or the run ends with 76 and names the step. The others may be anything.
+`python examples/gan.py` trains here; `launcher run examples/gan.yaml` on two hosts, and the same file on a cluster.
+"""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from sklearn.datasets import load_digits
+
+import jaxlaunch
+
+NOISE, WIDTH = 16, 64
+STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
+
+
+class Digits:  # 1,797 images of 8 × 8, their values from -1 to 1
+    def __init__(self):
+        self.images = (load_digits().images.reshape(-1, 64) / 8 - 1).astype(np.float32)
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return {"image": self.images[index]}
+
+
+class Net(nnx.Module):
+    def __init__(self, inputs, outputs, rngs):
+        self.hidden = nnx.Linear(inputs, WIDTH, rngs=rngs)
+        self.out = nnx.Linear(WIDTH, outputs, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(nnx.leaky_relu(self.hidden(x), 0.2))
+
+
+def make():
+    generator, critic = Net(NOISE, 64, nnx.Rngs(0)), Net(64, 1, nnx.Rngs(1))
+    return {
+        "generator": generator,
+        "critic": critic,
+        "generator_optimizer": nnx.Optimizer(generator, optax.adam(1e-3, b1=0.5), wrt=nnx.Param),
+        "critic_optimizer": nnx.Optimizer(critic, optax.adam(1e-3, b1=0.5), wrt=nnx.Param),
+        "key": jax.random.key(2),
+    }
+
+
+def step(state, batch):
+    key, drawn = jax.random.split(state["key"])
+    noise = jax.random.normal(drawn, (len(batch["image"]), NOISE))
+    generator, critic = state["generator"], state["critic"]
+    fake = jnp.tanh(generator(noise))
+
+    def critic_loss(critic):
+        real_logit, fake_logit = critic(batch["image"]), critic(jax.lax.stop_gradient(fake))
+        share = (jnp.mean(real_logit > 0) + jnp.mean(fake_logit < 0)) / 2
+        return jnp.mean(jax.nn.softplus(-real_logit)) + jnp.mean(jax.nn.softplus(fake_logit)), share
+
+    def generator_loss(generator):
+        return jnp.mean(jax.nn.softplus(-critic(jnp.tanh(generator(noise)))))
+
+    (lost, share), gradients = nnx.value_and_grad(critic_loss, has_aux=True)(critic)
+    state["critic_optimizer"].update(critic, gradients)
+    fooled, gradients = nnx.value_and_grad(generator_loss)(generator)
+    state["generator_optimizer"].update(generator, gradients)
+    return {**state, "key": key}, {"critic_loss": lost, "generator_loss": fooled, "told_apart": share}
+
+
+if __name__ == "__main__":
+    jaxlaunch.run(step, make, Digits(), batch=64, steps=STEPS, every=max(STEPS // 10, 1), log_every=max(STEPS // 20, 1))

@@ -1,0 +1,97 @@
+"""Programs that bring their own step, `jaxlaunch.run`, in a gang: they resume to the bit, stop, and say what failed."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gang import loops
+from tests.gang.runs import Result, Running, launch
+
+pytestmark = pytest.mark.computes
+
+# Rank 1's data fails at step 7 (its eighth batch), and a callback of the step at step 4 where the environment says so.
+FAILS = """
+import os
+import jax
+import jax.numpy as jnp
+import numpy as np
+import jaxlaunch
+
+def reward(n):
+    if n == 4 and os.environ.get("FAILS") == "step" and jax.process_index() == 1:
+        raise ValueError("no reward for 4")
+    return np.float32(n)
+
+def step(state, batch):
+    gain = jax.experimental.io_callback(reward, jax.ShapeDtypeStruct((), jnp.float32), state["n"])
+    return {"n": state["n"] + 1}, {"loss": batch["x"].mean() + 0.0 * gain}
+
+def data(step):
+    if step == 7 and jax.process_index() == 1 and os.environ.get("FAILS") == "data":
+        raise KeyError("no shard 7")
+    return {"x": np.full((4, 2), step, np.float32)}
+
+jaxlaunch.run(step, lambda: {"n": 0}, data, steps=int(os.environ.get("STEPS", "10")), every=None, log_every=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("example", "moments"),
+    [("gan", [(30, "rank"), (110, "rank")]), ("reinforce", [(70, "all")])],
+)
+def test_a_loop_that_is_killed_ends_as_if_it_had_not_been(
+    tmp_path: Path, example: str, moments: list[tuple[int, str]]
+) -> None:
+    found = loops.compared(tmp_path, example, moments)
+    assert len(found["killed"]) == len(moments), found
+    assert found["equal_arrays"] and found["equal_metrics"] and found["arrays"] > 5, found
+
+
+def job(folder: Path) -> dict[str, Any]:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "mine.py").write_text(FAILS)
+    keys = {"command": ["python", "mine.py"], "code": ".", "restarts": {"in_place": 0, "crash": 0}}
+    return {"name": "loop", "hosts": 2, "accelerator": {"type": "cpu", "per_host": 1}} | keys
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("data", r"rank 1 raised at step 7: KeyError: 'no shard 7' \(mine\.py:19 in data\)"),
+        ("step", r"rank 1 raised at step 4: \w+: ValueError: no reward for 4 \(mine\.py:9 in reward\)"),
+    ],
+)
+def test_an_exception_of_the_program_is_named_with_rank_step_and_line(
+    tmp_path: Path, where: str, message: str
+) -> None:
+    result = launch(tmp_path, job(tmp_path), env={"FAILS": where})
+    assert re.fullmatch(message, result.verdict["message"]), result.verdict
+    assert (result.code, result.verdict["rank"]) == (83, 1)
+
+
+def test_a_sigterm_saves_and_the_next_run_goes_on_with_metrics_and_a_profile(tmp_path: Path) -> None:
+    steps = {"STEPS": "100000"}
+    with Running(tmp_path, job(tmp_path), env=steps) as running:
+        running.until_step(3)
+        assert 'jaxlaunch_task_metric{rank="0",split="train",metric="loss"}' in running.until("metrics", running.scrape)
+        running.signal(signal.SIGTERM)
+        stopped = running.wait()
+    assert (stopped.code, stopped.summary["status"]) == (80, "stopped"), stopped.stderr
+    saved = stopped.summary["saved"]
+    assert saved is not None and saved == stopped.summary["step"]
+    result = launch(tmp_path, job(tmp_path), env={"STEPS": str(saved + 5)})
+    assert result.code == 0, result.stderr[-3000:]
+    assert f"resumed at step {saved} of {saved + 5}" in result.stdout
+    assert result.losses == {step: step - 1.0 for step in range(1, saved + 6)}
+    assert _told(result)["loss"] == saved + 4
+
+
+def _told(result: Result) -> dict[str, Any]:
+    """The newest metrics that the agent was told of."""
+    return json.loads((result.folder / "summary.json").read_text())["metrics"]
