@@ -5,29 +5,46 @@ Standard library only, Python >= 3.10: the agent brings this file and `report` i
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxlaunch.reporting import report
 
 if TYPE_CHECKING:
+    from trainer.evaluation.loaded import Trained
     from trainer.generate.loaded import Loaded
 
 __all__ = ["load", "report", "run"]
 
 
-def load(run: str, *, step: int | Literal["best"] | None = None, **options: Any) -> Loaded:
-    """The trained model of a run: `.model`, `.params`, `.tokenizer`, `.generate(…)`, `.logprobs(…)`.
+def load(run: str, *, step: int | Literal["best"] | None = None, **options: Any) -> Loaded | Trained:
+    """The trained model of a run, with its parameters: by default the newest step's.
 
-    `run` is what `launcher sample` takes: the name or folder of a run, a step in its folder of checkpoints, a folder or
-    URL of checkpoints, or a Hugging Face folder. `options` are `ema`, `precision`, `mesh` and `note` of
-    trainer.generate.loaded.load. Raises launcher.errors.UserError where there is no such run, and a TrainerError where
-    its weights cannot be used.
+    Of a language model: `.model`, `.params`, `.tokenizer`, `.generate(…)`, `.logprobs(…)`. `run` is then what
+    `launcher sample` takes: the name or folder of a run, a step in its folder of checkpoints, a folder or URL of
+    checkpoints, or a Hugging Face folder. `options` are `ema`, `precision`, `mesh` and `note` of
+    trainer.generate.loaded.load.
+
+    Of any other task, of the name or folder of a run: `.model`, `.params`, `.predict(arrays)`, `.held_out()`,
+    `.evaluate()`. `options` are `ema`, `mesh` and `note` of trainer.evaluation.loaded.load. The job's code is imported,
+    from a folder that is added to sys.path.
+
+    Raises launcher.errors.UserError where there is no such run, and a TrainerError where its weights cannot be used.
     """
     from launcher.local import run_folders
-    from trainer.generate import loaded
 
     folder, of_folder = run_folders.weights(run)
-    return loaded.load(folder, step=of_folder if step is None else step, **options)
+    chosen = of_folder if step is None else step
+    if run_folders.generates_no_text(run):
+        from trainer.evaluation import loaded as evaluated
+
+        job, train, home = run_folders.training(run)
+        if job.code_folder is not None and (code := str(home / job.code_folder)) not in sys.path:
+            sys.path.append(code)
+        return evaluated.load(folder, train.model_dump_json(exclude_unset=True), step=chosen, **options)
+    from trainer.generate import loaded
+
+    return loaded.load(folder, step=chosen, **options)
 
 
 def run(step: Any, state: Any, data: Any = None, *, steps: int, **options: Any) -> Any:

@@ -35,7 +35,8 @@ class Task(Protocol):
 
     It may have two class attributes: `defaults`, a mapping, overridden by the user's train block; and `sharding`, path
     rules for a model that does not name its axes: {r".*kernel": ("embed", "hidden")}, a pattern for the whole name of a
-    parameter -> a logical or mesh axis, or None, for each of its last dimensions.
+    parameter -> a logical or mesh axis, or None, for each of its last dimensions. And a method `predict(model, batch)`,
+    what `jaxlaunch.load(run).predict` returns of a batch; without it the model is called.
     """
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs, /) -> nnx.Module:

@@ -187,7 +187,7 @@ class Run:
             prefetch=data.prefetch,
             threads=data.threads,
             deterministic=data.deterministic,
-            check=_check(task, self.spec),
+            check=batch_check(task, self.spec),
         )
 
     def _evaluation(self, task: Task, eval_set: Source | None, rows: range) -> Evaluation | None:
@@ -203,7 +203,7 @@ class Run:
             threads=self.spec.data.threads,
             seed=self.spec.seed,
             deterministic=self.spec.data.deterministic,
-            check=_check(task, self.spec),
+            check=batch_check(task, self.spec),
         )
 
     def _metrics(self, train_set: Source) -> Metrics:
@@ -473,7 +473,7 @@ class Run:
             self.report.note(text)
 
 
-def _check(task: Task, spec: TrainSpec) -> Check | None:
+def batch_check(task: Task, spec: TrainSpec) -> Check | None:
     """How `task` judges the batches of a run; None where it does not."""
     judge = getattr(task, "check_batch", None)
     return None if judge is None else partial(judge, spec)

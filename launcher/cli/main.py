@@ -25,6 +25,7 @@ INTERRUPTED = 130
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "delete": ("launcher.cli.delete:delete_command", "Delete job JOB_NAME."),
     "doctor": ("launcher.cli.doctor:doctor_command", "Check that the cluster can run JOB_FILE, or any job."),
+    "eval": ("launcher.cli.evaluate:eval_command", "Evaluate a checkpoint of RUN on its held-out data."),
     "explain": (
         "launcher.cli.explain:explain_command",
         "Explain why job JOB_NAME waits, what it does, or how it ended.",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from launcher.errors import UserError
 from launcher.job import load as jobs
+from launcher.job.load import JobSpec
 from launcher.local import paths
+from trainer.spec import GPT2, Decoder, TrainSpec
 
 HOME = Path("runs")
 
@@ -64,3 +67,29 @@ def checkpoints(run: str) -> str:
             f"The job.yaml of run {run} keeps its checkpoints in {path}, relative to a folder that is unknown.", hint
         )
     return paths.of(job, home, home, {}).resolve(path)
+
+
+def training(run: str, overrides: Sequence[str] = ()) -> tuple[JobSpec, TrainSpec, Path]:
+    """The job of a run with `overrides`, its train block, and its folder. Raises UserError where it trains nothing."""
+    home = folder(run)
+    if not (home / "job.yaml").exists():
+        raise UserError(
+            f"{home} is not the folder of a run: it has no job.yaml, which says the task and the data.",
+            "give the name of a run, or its folder.",
+        )
+    job = jobs.load(home / "job.yaml", overrides)
+    if job.train is None:
+        raise UserError(
+            f"Run {run} runs its own command: the launcher knows neither its model nor its data.",
+            "jaxlaunch.run, called again with the same steps, returns the state that it reached.",
+        )
+    return job, job.train, home
+
+
+def generates_no_text(run: str) -> bool:
+    """Whether `run` is a run, or its folder, whose training is not of a language model."""
+    home = find(run)
+    if home is None or not (home / "job.yaml").exists():
+        return False
+    train = jobs.load(home / "job.yaml").train
+    return train is not None and not isinstance(train.model, Decoder | GPT2)

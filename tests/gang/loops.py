@@ -24,11 +24,11 @@ from tests.gang.runs import Result, Running, _kill, launch, succeed, until_gone
 from trainer.checkpoint import reader
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-STEPS = 200  # the examples save every tenth part of them, and log every twentieth
+STEPS = 200  # by default; the examples save every tenth part of them, and log every twentieth
 HOSTS = {"gan": (2, 1), "reinforce": (1, 2)}
 
 
-def document(folder: Path, example: str, kills: int = 0) -> dict[str, Any]:
+def document(folder: Path, example: str, steps: int, kills: int = 0) -> dict[str, Any]:
     """The example's job, its program copied to `folder`; it may be restarted in place as often as it is killed."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(EXAMPLES / f"{example}.py", folder)
@@ -38,14 +38,14 @@ def document(folder: Path, example: str, kills: int = 0) -> dict[str, Any]:
         "hosts": hosts,
         "accelerator": {"type": "cpu", "per_host": per_host},
         "code": ".",
-        "command": ["python", f"{example}.py", str(STEPS)],
+        "command": ["python", f"{example}.py", str(steps)],
         "restarts": {"in_place": kills, "crash": kills},
     }
 
 
-def arrays(result: Result) -> dict[str, str]:
+def arrays(result: Result, steps: int) -> dict[str, str]:
     """Digests of the arrays of a run's last checkpoint."""
-    found = reader.find(str(result.folder / "checkpoints"), STEPS)
+    found = reader.find(str(result.folder / "checkpoints"), steps)
     return {name: hashlib.sha256(array[...].tobytes()).hexdigest() for name, array in found.part("state").items()}
 
 
@@ -55,10 +55,10 @@ def metrics(result: Result) -> dict[int, dict[str, float]]:
     return {line["step"]: {name: line[name] for name in names if name in line} for line in result.metrics}
 
 
-def killed(folder: Path, example: str, moments: list[tuple[int, str]]) -> tuple[Result, list[int]]:
+def killed(folder: Path, example: str, steps: int, moments: list[tuple[int, str]]) -> tuple[Result, list[int]]:
     """The end of a run that is killed once each of these steps is logged: a `rank` of it, or `all` processes; and the
     steps that were logged then."""
-    job, at = document(folder, example, len(moments)), []
+    job, at = document(folder, example, steps, len(moments)), []
     waiting = sorted(moments)
     while True:
         with Running(folder, job) as running:
@@ -93,17 +93,17 @@ def _is_over(running: Running) -> bool:
     return running.process.poll() is not None
 
 
-def compared(folder: Path, example: str, moments: list[tuple[int, str]]) -> Mapping[str, Any]:
+def compared(folder: Path, example: str, moments: list[tuple[int, str]], steps: int = STEPS) -> Mapping[str, Any]:
     """Whether a run that is killed at these moments ends as one that is not."""
-    unbroken = succeed(launch(folder / "unbroken", document(folder / "unbroken", example)))
-    broken, at = killed(folder / "broken", example, moments)
+    unbroken = succeed(launch(folder / "unbroken", document(folder / "unbroken", example, steps)))
+    broken, at = killed(folder / "broken", example, steps, moments)
     succeed(broken)
     return {
         "example": example,
         "killed": [(step, target) for step, (_, target) in zip(at, sorted(moments), strict=False)],
         "restarts": broken.summary["restarts"],
-        "arrays": len(arrays(unbroken)),
-        "equal_arrays": arrays(broken) == arrays(unbroken),
+        "arrays": len(arrays(unbroken, steps)),
+        "equal_arrays": arrays(broken, steps) == arrays(unbroken, steps),
         "equal_metrics": metrics(broken) == metrics(unbroken),
     }
 
@@ -113,12 +113,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=STEPS)
     given, wrong = parser.parse_args(), 0
     for example in HOSTS:
         chance = random.Random(f"{given.seed} {example}")
-        moments = [(chance.randrange(STEPS - 20), chance.choice(["rank", "all"])) for _ in range(given.kills)]
+        moments = [(chance.randrange(given.steps * 3 // 4), chance.choice(["rank", "all"])) for _ in range(given.kills)]
         with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
-            line = compared(Path(folder), example, moments)
+            line = compared(Path(folder), example, moments, given.steps)
         print(json.dumps(line), flush=True)
         wrong += not (line["equal_arrays"] and line["equal_metrics"] and len(line["killed"]) == given.kills)
     return wrong

@@ -23,7 +23,7 @@ FLOORS = (
     ("launcher.agent", "launcher.kube", "launcher.yaml12"),
     ("launcher.troubleshooting", "launcher.wording"),
     ("launcher.errors",),
-    ("trainer.__main__", "trainer.export", "trainer.plan", "trainer.text.prepare"),
+    ("trainer.__main__", "trainer.evaluation", "trainer.export", "trainer.plan", "trainer.text.prepare"),
     ("trainer.loop",),
     ("trainer.tasks", "trainer.train"),
     ("trainer.generate",),
@@ -94,7 +94,12 @@ OUTSIDE: Mapping[str, set[str]] = {
     "trainer.errors": set(),
 }
 SHARED = {
-    "jaxlaunch": {"launcher.local.run_folders", "trainer.generate.loaded", "trainer.loop.run"},
+    "jaxlaunch": {
+        "launcher.local.run_folders",
+        "trainer.evaluation.loaded",
+        "trainer.generate.loaded",
+        "trainer.loop.run",
+    },
     "launcher": {"trainer.contract", "trainer.spec"},
     "launcher.agent": {"trainer.contract"},
 }

@@ -128,7 +128,9 @@ class Batches:
         wrong = {name: leaf for name, leaf in leaves.items() if not _is_numbers(leaf)}
         if wrong or not leaves:
             what = f"{next(iter(wrong))} is {words.form(next(iter(wrong.values())))}" if wrong else words.kind(made)
-            raise SpecError(f"{self.name}: in the batch of step {step} {what}; a batch is a pytree of arrays of numbers")
+            raise SpecError(
+                f"{self.name}: in the batch of step {step} {what}; a batch is a pytree of arrays of numbers"
+            )
         batch = jax.tree.map(_narrow, made)
         if hasattr(self, "_first"):
             difference = words.differing(words.named(self._first), words.named(batch))
@@ -197,7 +199,9 @@ def _check_signature(data: Callable[..., Any]) -> None:
 def _is_numbers(leaf: Any) -> bool:
     if isinstance(leaf, jax.Array):
         return not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
-    return isinstance(leaf, bool | int | float) or (isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc")
+    return isinstance(leaf, bool | int | float) or (
+        isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc"
+    )
 
 
 def _narrow(leaf: Any) -> np.ndarray[Any, Any]:

@@ -21,7 +21,6 @@ import numpy as np
 
 from trainer import contract, distributed, preflight
 from trainer.checkpoint.store import Store
-from trainer.contract import Key
 from trainer.distributed import Stop
 from trainer.errors import CheckpointError, DataError, NotFiniteError, SpecError, Stopped, TrainerError
 from trainer.loop import words
@@ -300,7 +299,9 @@ class Loop:
         self.report.phase("save", done)
         with self.profiler.pause(), self.metrics.timer.part("save"):
             began = time.perf_counter()
-            self.store.save(done, {"state": self.state.stored(state)}, {"loop": self._identity(), "evaluated": self.evaluated})
+            self.store.save(
+                done, {"state": self.state.stored(state)}, {"loop": self._identity(), "evaluated": self.evaluated}
+            )
             self.metrics.saved(done, time.perf_counter() - began)
             gc.collect()
         self.saved = done
@@ -367,5 +368,3 @@ def _checkpoints(options: Options, place: Place) -> str:
     if home is None and (home := place.run_dir) is None:
         raise SpecError("jaxlaunch.run: this job has no run folder to keep checkpoints in; give folder=")
     return f"{home.rstrip('/')}/checkpoints"
-
-

@@ -1,4 +1,4 @@
-"""The state of a loop: any pytree of arrays (dicts, optax states, flax.nnx modules, random keys), and its arrays by name.
+"""The state of a loop: any pytree of arrays (dicts, optax states, flax.nnx modules, random keys), and these by name.
 
 Between steps it is a flat dict, name -> array, and within one the pytree that the program made first: what modules and
 optimizers hold beside arrays (functions, sizes) is of that one, however often it is made again.

@@ -32,11 +32,15 @@ class LoopStep:
 
     def __init__(self, step: Any, state: State, batch: Tree | None, mesh: jax.sharding.Mesh) -> None:
         if not callable(step):
-            raise SpecError(f"jaxlaunch.run(step=…) is {words.kind(step)}, not a function; it is called step(state, batch)")
+            raise SpecError(
+                f"jaxlaunch.run(step=…) is {words.kind(step)}, not a function; it is called step(state, batch)"
+            )
         self.name = words.place(step)
         self._step, self._state, self._mesh = step, state, mesh
         self._arguments = (state.abstract,) if batch is None else (state.abstract, batch)
-        _check_signature(self.name, step, "step(state)" if batch is None else "step(state, batch)", len(self._arguments))
+        _check_signature(
+            self.name, step, "step(state)" if batch is None else "step(state, batch)", len(self._arguments)
+        )
         self._compiled: Executable | None = None
         with state.context():
             _, self._outputs = jax.eval_shape(self._update, *self._arguments)

@@ -93,7 +93,7 @@ def listed(names: Iterable[Any], most: int = 5) -> str:
 
 
 def differing(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first leaf whose shape or dtype is another, or that is in one of them alone, as words; None: there is none."""
+    """The first leaf whose shape or dtype is another, or that one of them alone has, as words; None: there is none."""
     for name in [*then, *(name for name in now if name not in then)]:
         if name not in now:
             return f"no {name} ({form(then[name])})"

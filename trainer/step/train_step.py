@@ -71,7 +71,7 @@ class Step:
         self._is_ours = type(task).__module__.startswith("trainer.") and not isinstance(spec.model, CustomModel)
         self._adapters = Adapters.of(spec, self._precision.params)
         self.base: dict[str, Any] | None = None  # what a checkpoint says of the base, once it was read from a folder
-        with self._context():
+        with self.context():
             self._arrays = ModelArrays(nnx.eval_shape(self._model))
         self.axes = sharding.by_path(getattr(task, "sharding", {}), self._arrays.axes)
         names = self._arrays.params if self._adapters is not None else ()
@@ -79,7 +79,7 @@ class Step:
         self.frozen = self._frozen_base | groups.frozen(spec.optimizer, self._saved(self._arrays.params))
         self._optimizer = optimizers.build(spec.optimizer, total_steps, self.axes)
         self.abstract = self._abstract()
-        with self._context():
+        with self.context():
             optimizers.check(spec.optimizer, self._optimizer, self.trained(self.abstract.params))
         # For the run's log and summary.
         said = optimizers.notes(spec.optimizer, self._saved(self.abstract.params), self.axes)
@@ -111,7 +111,7 @@ class Step:
             read = self._base() | self._adapters.start(self._saved(self.abstract.params))
         elif isinstance(model, Published) and model.init_from is not None:
             read = load.load(model, self.abstract.params)
-        with self._context():
+        with self.context():
             state: TrainState = jax.jit(self._fresh, donate_argnums=0, out_shardings=self._shardings())(read)
         return state
 
@@ -129,8 +129,11 @@ class Step:
         opt = jax.tree.unflatten(jax.tree.structure(self.abstract.opt), [tree["opt"][name] for name in names])
         ema = None if self.abstract.ema is None else dict(tree["ema"])
         scale = None if self.abstract.scale is None else LossScale(**tree["scale"])
-        params = dict(tree["params"]) if self._adapters is None else self._base() | dict(tree["params"])
-        return TrainState(tree["step"], params, opt, ema, dict(tree.get("rest", {})), scale)
+        return TrainState(tree["step"], self.with_base(tree["params"]), opt, ema, dict(tree.get("rest", {})), scale)
+
+    def with_base(self, saved: Named) -> Named:
+        """The parameters of which a checkpoint holds `saved`: with the base of adapters, read or drawn again."""
+        return dict(saved) if self._adapters is None else self._base() | dict(saved)
 
     def put(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Array]:
         """This process's rows as global arrays, split over the batch axes."""
@@ -151,7 +154,7 @@ class Step:
             return self._train[steps].check(self.abstract, self._like(batch))
         outputs = (self._shardings(), NamedSharding(self._mesh, PartitionSpec()))
         update = self._update if steps == 1 else self._updates
-        with self._context():
+        with self.context():
             self._train[steps] = Executable(
                 "train", update, (self.abstract, self._like(batch)), donate_argnums=0, out_shardings=outputs
             )
@@ -160,12 +163,12 @@ class Step:
         """Compiles `evaluate` for global batches like this one. Raises TypeError for a second kind of batch."""
         if self._evaluate is not None:
             return self._evaluate.check(self.abstract, self._like(batch))
-        with self._context():
+        with self.context():
             self._evaluate = Executable("eval", self._sums, (self.abstract, self._like(batch)))
 
     def evaluates(self, batch: Batch) -> list[str]:
         """The names of the metrics that `evaluate` gives for batches like this one; only traced."""
-        with self._context():
+        with self.context():
             return list(jax.eval_shape(self._sums, self.abstract, self._like(batch)))
 
     def train(self, state: TrainState, batch: Batch, steps: int = 1) -> tuple[TrainState, dict[str, Array]]:
@@ -191,6 +194,26 @@ class Step:
         sums: dict[str, tuple[Array, Array]] = self._evaluate(state, batch)
         return sums
 
+    def evaluator(self, batch: Batch) -> Executable:
+        """`evaluate` of parameters and other arrays in place of a state, compiled for batches like this one."""
+        with self.context():
+            return Executable("eval", self._sums_of, (self.abstract.params, self.abstract.rest, self._like(batch)))
+
+    def merged(self, params: Named, rest: Named) -> nnx.Module:
+        """The model of these arrays as it evaluates, in the compute dtype; called within `context`."""
+        model: nnx.Module = self._evaluating(params, rest)
+        return model
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The devices of the step."""
+        return self._mesh
+
+    @property
+    def shards(self) -> int:
+        """Parts of a batch."""
+        return meshes.shards(self._mesh)
+
     def flops(self, batch: Batch) -> float | None:
         """Model FLOPs of a train step on global batches like this one; None when they depend on the data."""
         return flops.train_step(self.forward(batch), trained=self.trained_arrays)
@@ -206,13 +229,13 @@ class Step:
         step = (
             self if self._spec.attention in availability.ANYWHERE else Step(self._task, plain, self._mesh, self._total)
         )
-        with step._context():
+        with step.context():
             forward: Jaxpr = jax.make_jaxpr(step._loss)(*step._arguments(batch)).jaxpr
         return forward
 
     def residual_bytes(self, batch: Batch) -> int:
         """Bytes that the backward pass of a micro-batch like this one keeps of its forward pass, on all devices."""
-        with self._context():
+        with self.context():
             return memory.residual_bytes(self._loss, *self._arguments(batch))
 
     def programs(self) -> list[str]:
@@ -323,12 +346,11 @@ class Step:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), loss)
 
     def _sums(self, state: TrainState, batch: dict[str, Array]) -> dict[str, tuple[Array, Array]]:
-        params = self._cast(self.evaluated(state))
+        return self._sums_of(self.evaluated(state), state.rest, batch)
 
+    def _sums_of(self, params: Named, rest: Named, batch: dict[str, Array]) -> dict[str, tuple[Array, Array]]:
         def loss(batch: dict[str, Array]) -> Any:
-            model = self._arrays.merge(params, state.rest, self._keys()[1])
-            model.eval()
-            return self._task_loss(model, batch, self._keys()[1])
+            return self._task_loss(self._evaluating(params, rest), batch, self._keys()[1])
 
         sums, weight_B = loss(batch), batch["weight"]
         examples = weight_B.sum()
@@ -342,6 +364,12 @@ class Step:
             sums = Loss(jnp.where(weight_B != 0, mean_B * weight_B, 0.0).sum(), examples)
         return {**sums.metrics, Key.LOSS: (sums.sum, sums.weight), Key.EXAMPLES: (examples, examples)}
 
+    def _evaluating(self, params: Named, rest: Named) -> Any:
+        """The model as it evaluates."""
+        model = self._arrays.merge(self._cast(params), rest, self._keys()[1])
+        model.eval()
+        return model
+
     def evaluated(self, state: TrainState) -> Named:
         """The parameters that evaluation uses: an average of them where there is one."""
         if state.ema is not None:
@@ -352,7 +380,7 @@ class Step:
     # --- parts of the steps -------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _context(self) -> Iterator[None]:
+    def context(self) -> Iterator[None]:
         """The mesh and the matmul precision that everything is traced under; flax places nothing by itself.
 
         What is ours from end to end never broadcasts by rank, which would hide a wrong shape; what users bring may.
@@ -382,7 +410,7 @@ class Step:
             params, self.base = base.read(model, like)
             return params
         where = {name: leaf.sharding for name, leaf in like.items()}
-        with self._context():
+        with self.context():
             drawn: Named = jax.jit(lambda: {name: self._fresh({}).params[name] for name in like}, out_shardings=where)()
         return drawn
 
@@ -410,7 +438,7 @@ class Step:
         return {name: param if name in late else _as(param, self._precision.compute) for name, param in params.items()}
 
     def _abstract(self) -> TrainState:
-        with self._context():
+        with self.context():
             shapes = jax.eval_shape(self._fresh, {})
         placed = {
             name: sharding.state_sharding(name, leaf.shape, self.axes[name], self._mesh)

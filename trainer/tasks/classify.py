@@ -54,8 +54,7 @@ class Classify:
 
         In training smoothing, z-loss and mixup of a built-in model are added.
         """
-        pixels = getattr(model, "pixels", None)
-        images = standardized(batch["image"]) if pixels is None else scaled(batch["image"], *pixels)
+        images = _normalized(model, batch["image"])
         label_B, weight_B = batch["label"], batch["weight"]
         is_training = isinstance(model, MLP | ViT) and not model.deterministic
         extras = model.loss if is_training else specs.Loss()
@@ -67,6 +66,11 @@ class Classify:
         self._classes = logits_BV.shape[-1]
         sums = losses.cross_entropy(logits_BV, label_B, weight_B, options)
         return Loss(sums.total, sums.weight, {"accuracy": (sums.correct, sums.weight)})
+
+    def predict(self, model: Any, batch: dict[str, Array]) -> Array:
+        """Logits_BV of `image` [B, ...], normalized as in training."""
+        logits_BV: Array = model(_normalized(model, batch["image"]))
+        return logits_BV
 
     def source(self, spec: TrainSpec, split: Split) -> Source | None:
         """The source that `train.data` describes. Raises DataError, SpecError."""
@@ -122,6 +126,11 @@ def blended(
     weight = weight_B.sum()
     loss = Loss(one.total + other.total, weight, {"accuracy": (one.correct + other.correct, weight)})
     return loss, logits_BV.shape[-1]
+
+
+def _normalized(model: Any, image: Array) -> Array:
+    pixels = getattr(model, "pixels", None)
+    return standardized(image) if pixels is None else scaled(image, *pixels)
 
 
 def standardized(image: Array) -> Array:

@@ -29,7 +29,7 @@ class Profiles:
     """The newest request for a profile, and the answers of the processes that were alive then."""
 
     def __init__(self, is_trainer: bool, alive: Callable[[], Iterable[Child]]) -> None:
-        """`is_trainer`: the processes run the built-in trainer; of others those can be profiled that train as it does."""
+        """`is_trainer`: the processes run the built-in trainer; others can be profiled where they train as it does."""
         self._is_trainer, self._alive = is_trainer, alive
         self._numbers = itertools.count(1)
         self._number: int | None = None

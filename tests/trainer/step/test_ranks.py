@@ -47,7 +47,7 @@ class Traced(Step):
 
     def traced(self, batch: dict[str, Any]) -> None:
         weighted = self._like(batch | {"weight": np.ones(16, np.float32)})
-        with self._context():
+        with self.context():
             jax.eval_shape(self._update, self.abstract, weighted)
             jax.eval_shape(self._sums, self.abstract, weighted)
 

@@ -1,0 +1,148 @@
+"""Wrong calls of `jaxlaunch.run`: each one sentence, which names what was given, before any compile."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxlaunch
+from trainer.errors import DataError, SpecError
+from trainer.loop import step as steps
+from trainer.loop.words import is_theirs, place
+
+pytestmark = pytest.mark.usefixtures("standard")
+
+HERE = "test_wrong_calls.py"
+
+
+def make() -> dict[str, Any]:
+    return {"w": jnp.zeros(4), "n": 0}
+
+
+def step(state: Any, batch: Any) -> Any:
+    return {"w": state["w"], "n": state["n"] + 1}, {"loss": batch["x"].mean()}
+
+
+def data(number: int) -> dict[str, np.ndarray]:
+    return {"x": np.full((8, 2), number, np.float32)}
+
+
+def one_value(state: Any, batch: Any) -> Any:
+    return state
+
+
+def a_name_less(state: Any, batch: Any) -> Any:
+    return {"w": state["w"]}, {}
+
+
+def another_shape(state: Any, batch: Any) -> Any:
+    return {**state, "w": state["w"][:2]}, {}
+
+
+def a_bare_loss(state: Any, batch: Any) -> Any:
+    return state, batch["x"].mean()
+
+
+def a_row_of_losses(state: Any, batch: Any) -> Any:
+    return state, {"loss": batch["x"].mean(1)}
+
+
+def a_taken_name(state: Any, batch: Any) -> Any:
+    return state, {"step_s": 1.0}
+
+
+def without_batch(state: Any) -> Any:
+    return state, {}
+
+
+def examples() -> Iterator[dict[str, np.ndarray]]:
+    yield data(0)
+
+
+def nothing() -> dict[str, np.ndarray]:
+    return data(0)
+
+
+def seven(number: int) -> dict[str, np.ndarray]:
+    return {"x": np.zeros((7, 2), np.float32)}
+
+
+def unequal(number: int) -> dict[str, np.ndarray]:
+    return {"x": np.zeros((8, 2)), "y": np.zeros(4)}
+
+
+def words_of(number: int) -> dict[str, Any]:
+    return {"x": np.array(["a"] * 8)}
+
+
+COUNTER = itertools.count()
+
+
+def drawn(number: int) -> dict[str, np.ndarray]:
+    return data(next(COUNTER))
+
+
+RUN: dict[str, Any] = {"step": step, "state": make, "data": data, "steps": 3}
+CALLS: dict[str, tuple[dict[str, Any], str]] = {
+    "a step that is no function": ({"step": 3}, "jaxlaunch.run(step=…) is an int, not a function"),
+    "no steps": ({"steps": 0}, "jaxlaunch.run(steps=0): a whole number from 1 on"),
+    "steps as words": ({"steps": "many"}, "jaxlaunch.run(steps='many'): a whole number from 1 on"),
+    "an axis that does not exist": ({"mesh": {"tp": 2}}, "give devices per axis, such as {'dp': 4, 'mp': 2}"),
+    "a mesh of other devices": ({"mesh": {"dp": 3}}, "asks for 3 devices, there are 8"),
+    "an evaluation that is a number": ({"evaluate": 3}, "not a function of the state that returns a dict of numbers"),
+    "a state with a text": ({"state": {"w": np.zeros(4), "name": "net"}}, "name is a str, not an array; a state is a"),
+    "a state of nothing": ({"state": {}}, "gives a dict without an array; a state is a pytree of arrays"),
+    "a state made of a text": ({"state": lambda: {"n": "x"}}, " <lambda>: n is a str, not an array"),
+    "a rule for no array": ({"sharding": {r"v\..*": ("mp",)}}, "matches no parameter. There are: n, w"),
+    "one value": ({"step": one_value}, "one_value: it returned a dict; return (state, metrics)"),
+    "a state without a part": ({"step": a_name_less}, "has no n (int32[]); return the arrays that it was given"),
+    "a state of another shape": ({"step": another_shape}, "has w as float32[2], not float32[4]"),
+    "a bare loss": ({"step": a_bare_loss}, "its metrics are"),
+    "a metric of rows": ({"step": a_row_of_losses}, "metric 'loss' is float32[8], not a real scalar; return its mean"),
+    "a name of ours": ({"step": a_taken_name}, "a metric cannot be named 'step_s'; the records of a run use"),
+    "a step without a batch": ({"step": without_batch}, "is called step(state, batch), and that fails: too many"),
+    "a step without data": ({"data": None}, "is called step(state), and that fails: missing a required argument"),
+    "an iterator": ({"data": examples()}, "is a generator, which cannot go back to the batch of a step when the run"),
+    "an object": ({"data": object()}, "jaxlaunch.run(data=…) is an object; give a function of the step"),
+    "data of no position": ({"data": nothing}, "nothing is called with the step, data(step), and that fails"),
+    "a function with batch=": ({"batch": 8}, "takes examples of a dataset, and data is a function without __len__"),
+    "rows that do not divide": ({"data": seven}, "seven: a batch of 7 rows does not divide over dp × fsdp = 8 devices"),
+    "unequal rows": ({"data": unequal}, "have one number of rows, their first dimension, and here they have: x 8, y 4"),
+    "rows of text": ({"data": words_of}, "in the batch of step 0 x is <U1[8]; a batch is a pytree of arrays"),
+    "data that is drawn": ({"data": drawn}, "asked twice for step 0 it gave two batches that differ in x"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_call_is_one_sentence_and_compiles_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def compiles(*_: object, **__: object) -> None:
+        raise AssertionError("it was not refused")
+
+    monkeypatch.setattr(steps, "Executable", compiles)
+    monkeypatch.chdir(tmp_path)
+    changed, said = CALLS[name]
+    with pytest.raises((SpecError, DataError)) as raised:
+        jaxlaunch.run(**RUN | changed)
+    assert said in str(raised.value) and len(str(raised.value).splitlines()) == 1, str(raised.value)
+    if callable(changed.get("step")):
+        assert str(raised.value).startswith(f"{HERE}:"), str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_option_that_does_not_exist_is_named() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'epochs'"):
+        jaxlaunch.run(**RUN, epochs=3)
+
+
+def test_whose_line_it_is_is_known() -> None:
+    assert place(step) == f"{HERE}:{step.__code__.co_firstlineno} step" and is_theirs(__file__)
+    assert not any(map(is_theirs, (np.__file__, steps.__file__, json.__file__)))
