@@ -41,11 +41,21 @@ def is_linen(found: Any) -> bool:
     return any(base.__module__.startswith("flax.linen") for base in kind.__mro__)
 
 
+def is_haiku(found: Any) -> bool:
+    """Whether `found` is a class of Haiku's modules, or a function that it transformed; Haiku is not imported."""
+    made = found if isinstance(found, type) else type(found)
+    if not any(base.__module__.startswith("haiku.") for base in made.__mro__):
+        return False
+    return isinstance(found, type) or made.__name__ in ("Transformed", "TransformedWithState")
+
+
 def kind(found: Any) -> str:
     """What `found` is, in a sentence: `the flax.linen module Net`, `a function`, `None`, `a list`."""
     if found is None:
         return "None"
     name = getattr(found, "__name__", None) if isinstance(found, type) else type(found).__name__
+    if is_haiku(found):
+        return f"the Haiku module {name}" if isinstance(found, type) else "the transformed function of Haiku"
     if is_linen(found):
         return f"the flax.linen module {name}"
     if isinstance(found, type):

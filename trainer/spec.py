@@ -396,6 +396,11 @@ class TrainSpec(Block):
     data: Data = Field(Tfds(), description="by source; default the task's own")
     mesh: Mesh = Field(Mesh(dp=-1), description="how many devices split what; default all of them the batch")
     precision: Precision = Field("fp32", description="by name, or in full")
+    batch_norm: Literal["global", "device"] = Field(
+        "global",
+        description="a model of yours normalizes a micro-batch by the statistics of all its rows, or of each device's; "
+        "what it keeps of them is the devices' mean",
+    )
     remat: Remat = Field("none", description="activation checkpointing; a list names the activations to save")
     batch: Positive = Field(128, description="examples of a step, over all devices and micro-batches")
     accumulate: Positive = Field(1, description="micro-batches of a step")
@@ -437,6 +442,14 @@ class TrainSpec(Block):
         if length is not None and loss.chunks != "auto" and length % loss.chunks:
             raise ValueError(f"chunks = {loss.chunks} does not divide model.length = {length}")
         return loss
+
+    @field_validator("batch_norm")
+    @classmethod
+    def _is_of_a_custom_model(cls, batch_norm: str, info: ValidationInfo) -> str:
+        model = info.data.get("model")
+        if batch_norm != "global" and model is not None and not isinstance(model, CustomModel):
+            raise ValueError(f"is of a model of yours, and train.model.kind = {model.kind} has no batch norm")
+        return batch_norm
 
     @field_validator("lora")
     @classmethod

@@ -87,7 +87,8 @@ def checked_model(name: str, model: Any) -> nnx.Module:
     """`model`, which the task `name` made. Raises SpecError where it is no flax.nnx.Module."""
     if isinstance(model, nnx.Module):
         return model
-    raise SpecError(f"{name}: model returned {plugin.kind(model)}, not a flax.nnx.Module")
+    hint = "; return trainer.models.foreign.Linen(module, inputs, rngs=rngs)" if plugin.is_linen(model) else ""
+    raise SpecError(f"{name}: model returned {plugin.kind(model)}, not a flax.nnx.Module{hint}")
 
 
 def checked_source(name: str, source: Any) -> Source | None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
+from flax import linen, nnx
 
 from trainer.data.sources.open import open_source
 from trainer.task import Loss
@@ -48,6 +48,19 @@ class Net(nnx.Module):
 
     def __call__(self, images: jax.Array) -> jax.Array:
         return self.last(self.drop(jax.nn.relu(self.first(images.reshape(len(images), -1)))))
+
+
+class Convolution(linen.Module):
+    """A flax.linen model with batch statistics and dropout."""
+
+    width: int
+
+    @linen.compact
+    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        x = linen.Conv(self.width, (3, 3))(images[..., None])
+        x = linen.relu(linen.BatchNorm(use_running_average=not train, momentum=0.9)(x))
+        x = linen.Dropout(0.1, deterministic=not train)(x.reshape(len(x), -1))
+        return linen.Dense(10)(x)
 
 
 class Split(Classify):

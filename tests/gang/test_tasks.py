@@ -75,3 +75,15 @@ def test_a_dataset_and_a_model_of_one_s_own_are_split_by_path(
     assert metrics["eval_examples"] == counted
     assert metrics["eval_accuracy"] == 1.0
     assert metrics["eval_accuracy_of_3"] == (1.0 if held_out > 3 else None)  # of none there is no share
+
+
+def test_a_linen_model_resumes_on_two_processes_with_the_losses_of_one(tmp_path: Path) -> None:
+    optimizer = {"lr": 0.01, "ema": 0.5, "schedule": {"name": "constant"}}
+    train = digits(model={"kind": "mine:Convolution", "width": 4}, steps=6, optimizer=optimizer)
+    whole = succeed(launch(tmp_path / "whole", job(train, hosts=1, per_host=2)))
+    for steps in (3, 6):
+        parts = succeed(launch(tmp_path / "parts", job(train | {"steps": steps}, hosts=2, per_host=1)))
+    assert list(parts.losses) == list(range(1, 7))
+    assert parts.losses == pytest.approx(whole.losses, rel=1e-5)
+    for key in ("eval_loss", "eval_accuracy"):
+        assert parts.summary["metrics"][key] == pytest.approx(whole.summary["metrics"][key], rel=1e-5)

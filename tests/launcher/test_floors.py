@@ -85,6 +85,7 @@ OUTSIDE: Mapping[str, set[str]] = {
     "launcher.agent.site.jaxhook": {"jax"},  # in functions that JAX's own import calls
     "trainer": TRAINER,
     "trainer.contract": set(),  # travels in that zipapp
+    "trainer.models.foreign": TRAINER | {"haiku"},  # an extra
     "trainer.generate.harness": TRAINER | {"lm_eval"},  # which calls it
     "trainer.architectures": LAUNCHER,
     "trainer.presets": set(),

@@ -199,12 +199,6 @@ def test_what_is_no_model_is_said_in_a_sentence(made: Any, says: str, monkeypatc
         tiny.build(tiny.Digits())
 
 
-def test_a_linen_model_beside_a_task_of_ours_is_named() -> None:
-    task = tiny.Counting()
-    with pytest.raises(SpecError, match="Dense is a flax.linen module; the trainer takes flax.nnx modules"):
-        tiny.build(task, model={"kind": f"{__name__}:Dense"})
-
-
 def test_what_is_no_source_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trainer.train import Place, Run
 

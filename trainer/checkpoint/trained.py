@@ -42,4 +42,5 @@ def parameters(found: StoredStep, ema: bool) -> Mapping[str, StoredArray | Avera
         return averaged(params, found.part("opt"))
     if not (average := found.part("ema")):
         raise SpecError(f"step {found.step} holds no moving average: the training had no train.optimizer.ema")
-    return {**params, **average}  # without what was frozen
+    # It lacks what was frozen, and holds the model's statistics besides.
+    return {**params, **{name: array for name, array in average.items() if name in params}}

@@ -1,16 +1,27 @@
-"""Models of the user's, by module:Name."""
+"""Models of the user's, by module:Name: of flax.nnx, flax.linen or Haiku."""
 
 from __future__ import annotations
 
-from flax import nnx
+import inspect
+from collections.abc import Callable
+from typing import Any
 
+from flax import nnx
+from jax import Array
+
+from trainer import plugin
 from trainer.errors import SpecError
-from trainer.plugin import is_linen, load
+from trainer.models import foreign
 from trainer.spec import CustomModel, Loss, TrainSpec
 
+Sample = Callable[[], tuple[Array, ...]]  # inputs of a model like those of a batch, of one example
 
-def build(spec: TrainSpec, config: CustomModel, rngs: nnx.Rngs) -> nnx.Module:
-    """The model `Name(**other keys, rngs=rngs)`. Raises SpecError for keys it does not take, and for remat and loss."""
+
+def build(spec: TrainSpec, config: CustomModel, rngs: nnx.Rngs, sample: Sample | None = None) -> nnx.Module:
+    """The model `Name(**other keys, rngs=rngs)`; of linen and Haiku, without rngs and made for the inputs `sample`.
+
+    Raises SpecError for keys it does not take, and for remat and loss.
+    """
     if spec.loss != Loss():
         raise SpecError(
             f"train.loss: {config.kind} is not a built-in model; add these terms in the loss of a task of your own"
@@ -20,13 +31,38 @@ def build(spec: TrainSpec, config: CustomModel, rngs: nnx.Rngs) -> nnx.Module:
             f"train.remat = {spec.remat}: {config.kind} is not a built-in model and rematerializes by itself; "
             "leave remat out"
         )
-    make, keys = load(config.kind), config.model_extra or {}
-    if is_linen(make):
-        raise SpecError(f"train.model.kind = {config.kind} is a flax.linen module; the trainer takes flax.nnx modules")
+    make, keys = plugin.load(config.kind), config.model_extra or {}
+    if plugin.is_haiku(make):
+        return foreign.Haiku(foreign.of_haiku(make, keys), *_inputs(config, sample), rngs=rngs)
+    given = {**keys, "rngs": rngs} if not plugin.is_linen(make) and _takes_rngs(make) else dict(keys)
     try:
-        model = make(**keys, rngs=rngs)
+        model = make(**given)
     except TypeError as error:
-        raise SpecError(f"train.model: {config.kind}({', '.join([*keys, 'rngs'])}) failed: {error}") from error
+        raise SpecError(f"train.model: {config.kind}({', '.join(given)}) failed: {error}") from error
+    if plugin.is_linen(model):
+        return foreign.Linen(model, *_inputs(config, sample), rngs=rngs)
     if not isinstance(model, nnx.Module):
-        raise SpecError(f"train.model: {config.kind} makes a {type(model).__name__}, not a flax.nnx.Module")
+        made = type(model).__name__
+        raise SpecError(
+            f"train.model: {config.kind} makes a {made}, not a flax.nnx.Module, a flax.linen.Module or a function that "
+            "Haiku transformed"
+        )
     return model
+
+
+def _takes_rngs(make: Any) -> bool:
+    """Whether `make` takes the random streams of nnx; a function that makes a linen module need not."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    is_plain_function = inspect.isfunction(make) or inspect.isbuiltin(make)
+    return not is_plain_function or any(each.name == "rngs" or each.kind is each.VAR_KEYWORD for each in parameters)
+
+
+def _inputs(config: CustomModel, sample: Sample | None) -> tuple[Array, ...]:
+    if sample is None:
+        raise SpecError(
+            f"train.model.kind = {config.kind} is made for a sample of its inputs, which custom.build was not given"
+        )
+    return sample()

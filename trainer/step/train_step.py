@@ -6,7 +6,7 @@ Every mean is a sum with a weight until the end: micro-batches and devices add u
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -49,7 +49,7 @@ class TrainState(NamedTuple):
     step: Any  # int32 scalar: optimizer steps that are complete
     params: Named
     opt: Any  # optax's state
-    ema: Named | None  # float32 moving average
+    ema: Named | None  # float32 moving average, also of what is real in `rest`
     rest: Named  # other arrays of the model: BatchNorm's statistics
     scale: LossScale | None = None  # under float16
 
@@ -266,7 +266,7 @@ class Step:
         trained = optax.apply_updates(trained, updates)
         ema = None
         if state.ema is not None and self._spec.optimizer.ema is not None:
-            ema = optimizers.ema_update(state.ema, trained, self._spec.optimizer.ema)
+            ema = optimizers.ema_update(state.ema, trained | _real(rest), self._spec.optimizer.ema)
         new = TrainState(state.step + 1, {**state.params, **trained}, opt, ema, rest, state.scale)
         kept = jax.tree.map(partial(jnp.where, finite & ~is_empty), new, state)
         counts, flags = finite, {Key.FINITE: finite, Key.WEIGHT: loss.weight}
@@ -331,14 +331,36 @@ class Step:
         rng: Array,
         scale: LossScale | None = None,
     ) -> tuple[Array, tuple[Loss, Named]]:
-        model_rng, loss_rng = jax.random.split(rng)
-        model = self._arrays.merge(self._cast({**trained, **frozen}), rest, model_rng)
-        loss = self._task_loss(model, batch, loss_rng)
-        if not isinstance(loss, Loss):
-            weight = batch["weight"].sum()
-            loss = Loss(loss * weight, weight)
+        params = self._cast({**trained, **frozen})
+
+        def of(batch: dict[str, Array], rng: Array) -> tuple[Loss, Named]:
+            model_rng, loss_rng = jax.random.split(rng)
+            model = self._arrays.merge(params, rest, model_rng)
+            loss = self._task_loss(model, batch, loss_rng)
+            if not isinstance(loss, Loss):
+                weight = batch["weight"].sum()
+                loss = Loss(loss * weight, weight)
+            return loss, self._arrays.split(model)[1]
+
+        loss, rest = self._by_device(of, batch, rng) if self._spec.batch_norm == "device" else of(batch, rng)
         total = loss.sum if scale is None else loss.sum * loss_scale.factor(scale, loss.weight)
-        return total, (loss, self._arrays.split(model)[1])
+        return total, (loss, rest)
+
+    def _by_device(
+        self, of: Callable[..., tuple[Loss, Named]], batch: dict[str, Array], rng: Array
+    ) -> tuple[Loss, Named]:
+        """`of` each device's rows, which normalizes them by their own statistics; `rest` is the mean over devices."""
+        count = meshes.shards(self._mesh)
+        where = NamedSharding(self._mesh, PartitionSpec(BATCH_AXES))
+
+        def own(rows: Array) -> Array:
+            parts: Array = rows.reshape(count, -1, *rows.shape[1:])
+            return jax.lax.with_sharding_constraint(parts, where)
+
+        each = jax.vmap(of, spmd_axis_name=BATCH_AXES)(jax.tree.map(own, batch), jax.random.split(rng, count))
+        loss: Loss = jax.tree.map(lambda parts: parts.sum(0), each[0])
+        is_real = _real(each[1])
+        return loss, {name: parts.mean(0) if name in is_real else parts[0] for name, parts in each[1].items()}
 
     def _task_loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Any:
         """The task's loss in float32. Raises SpecError where it is none."""
@@ -346,7 +368,7 @@ class Step:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), loss)
 
     def _sums(self, state: TrainState, batch: dict[str, Array]) -> dict[str, tuple[Array, Array]]:
-        return self._sums_of(self.evaluated(state), state.rest, batch)
+        return self._sums_of(self.evaluated(state), self._evaluated_rest(state), batch)
 
     def _sums_of(self, params: Named, rest: Named, batch: dict[str, Array]) -> dict[str, tuple[Array, Array]]:
         def loss(batch: dict[str, Array]) -> Any:
@@ -373,9 +395,14 @@ class Step:
     def evaluated(self, state: TrainState) -> Named:
         """The parameters that evaluation uses: an average of them where there is one."""
         if state.ema is not None:
-            return {**state.params, **state.ema}
+            return {name: state.ema.get(name, param) for name, param in state.params.items()}
         averaged = optimizers.averaged(state.opt, state.params)
         return state.params if averaged is None else averaged
+
+    def _evaluated_rest(self, state: TrainState) -> Named:
+        """The model's other arrays that evaluation uses: their average where there is one, in their own dtypes."""
+        ema = state.ema or {}
+        return {name: ema[name].astype(leaf.dtype) if name in ema else leaf for name, leaf in state.rest.items()}
 
     # --- parts of the steps -------------------------------------------------------------------------------------------
 
@@ -423,7 +450,7 @@ class Step:
         made, rest = self._arrays.split(self._model())
         params = {name: self._kept(name, read.get(name, param)) for name, param in made.items()}
         trained = self.trained(params)
-        ema = None if self._spec.optimizer.ema is None else optimizers.ema_init(trained)
+        ema = None if self._spec.optimizer.ema is None else optimizers.ema_init(trained | _real(rest))
         scale = loss_scale.init() if self._precision.is_scaled else None
         return TrainState(jnp.zeros((), jnp.int32), params, self._optimizer.init(trained), ema, rest, scale)
 
@@ -450,7 +477,7 @@ class Step:
             step=everywhere,
             params=params,
             opt=optimizers.state_shardings(self._optimizer, self.trained(shapes.params), self.trained(params)),
-            ema=None if shapes.ema is None else self.trained(params),
+            ema=None if shapes.ema is None else {name: placed[name] for name in shapes.ema},
             rest={name: placed[name] for name in shapes.rest},
             scale=jax.tree.map(lambda leaf: everywhere, shapes.scale),
         )
@@ -496,6 +523,11 @@ class Step:
 def _divisor(weight: Array) -> Array:
     """What a sum of this weight is divided by: of no weight the mean is 0, so that what is not finite still shows."""
     return jnp.where(weight == 0, 1.0, weight)
+
+
+def _real(rest: Named) -> Named:
+    """Those of the other arrays of a model that an average makes sense of: statistics, not counts and keys."""
+    return {name: leaf for name, leaf in rest.items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
 
 
 def _as(array: Array, dtype: jnp.dtype) -> Array:

@@ -46,7 +46,7 @@ class Classify:
                 self._check_image(spec, config)
                 return ViT(config, rngs, options)
             case specs.CustomModel() as config:
-                return custom.build(spec, config, rngs)
+                return custom.build(spec, config, rngs, lambda: (self._image(spec),))
         raise SpecError(f"train.model.kind = {spec.model.kind} does not classify images; use mlp, vit or module:Name")
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
@@ -102,6 +102,10 @@ class Classify:
                 f"train.model takes images of image = {config.image} and channels = {config.channels}, "
                 f"but train.data holds images of shape {list(shape)} (height, width, channels)"
             )
+
+    def _image(self, spec: TrainSpec) -> Array:
+        """An image as `loss` gives it to a model, alone in its batch."""
+        return jnp.zeros((1, *self._image_shape(spec)), jnp.float32)
 
     def _image_shape(self, spec: TrainSpec) -> tuple[int, ...]:
         source = self.source(spec, "train")

@@ -27,10 +27,10 @@ from jax import Array
 
 from trainer import spec as specs
 from trainer.attention.implementations import Visible
-from trainer.data.examples import Batch, Unusable
+from trainer.data.examples import Batch, Examples, Unusable
 from trainer.data.source import Source
 from trainer.data.sources.open import open_source
-from trainer.errors import SpecError
+from trainer.errors import DataError, SpecError
 from trainer.models import custom
 from trainer.models.decoder import Decoder
 from trainer.models.gpt2 import GPT2
@@ -65,7 +65,7 @@ class NextToken:
             case specs.GPT2() as config:
                 return GPT2(config, rngs, options)
             case specs.CustomModel() as config:
-                return custom.build(spec, config, rngs)
+                return custom.build(spec, config, rngs, lambda: (self._tokens(spec),))
         raise SpecError(
             f"train.model.kind = {spec.model.kind} does not predict tokens; use decoder, gpt2 or module:Name"
         )
@@ -119,6 +119,13 @@ class NextToken:
                     f"{key} of shape {list(value.shape)}, but its {len(tokens_T)} tokens go with {list(wanted)}"
                 )
         return example
+
+    def _tokens(self, spec: TrainSpec) -> Array:
+        """Tokens as `loss` gives them to a model, of the length of the first example, alone in their batch."""
+        source = self.source(spec, "train")
+        if source is None:
+            raise DataError("train.data has no training examples to take the tokens' length from")
+        return jnp.zeros((1, Examples(source, self.example).forms["tokens"].shape[0] - 1), jnp.int32)
 
     def derived(self, means: Mapping[str, float]) -> dict[str, float]:
         """What follows from the means of an evaluation: the perplexity, e to the loss of a target."""

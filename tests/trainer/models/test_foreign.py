@@ -1,0 +1,135 @@
+"""Models of flax.linen and of Haiku train as those of nnx do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.trainer import tiny
+from tests.trainer.models import foreign_nets
+from trainer import contract
+from trainer.distributed import Stop
+from trainer.errors import SpecError
+from trainer.metrics.progress import Progress
+from trainer.process import read_spec
+from trainer.step.train_step import Step
+from trainer.train import Place, Run
+
+pytestmark = pytest.mark.usefixtures("standard")
+NETS = foreign_nets.__name__
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks with these models train at the rate of tiny.Digits."""
+    monkeypatch.setitem(tiny.MODELS, foreign_nets.Images, tiny.MODELS[tiny.Digits])
+
+
+def build(name: str, task: Any = None, **keys: Any) -> Step:
+    task = task or foreign_nets.Images()
+    arguments = keys.pop("arguments", {})
+    step = tiny.build(task, model={"kind": f"{NETS}:{name}", **arguments}, **keys)
+    step.compile_train(step.put(task.batch(0)))
+    return step
+
+
+def losses(step: Step, steps: int = 3) -> list[float]:
+    state, found = step.init(), []
+    for number in range(steps):
+        state, metrics = step.train(state, step.put(foreign_nets.Images().batch(number)))
+        found.append(float(metrics["loss"]))
+    return found
+
+
+def test_arrays_have_the_names_of_their_library() -> None:
+    step = tiny.build(foreign_nets.Images(), model={"kind": f"{NETS}:CNN"})
+    layers = {"params.Conv_0.kernel", "params.Conv_0.bias", "params.BatchNorm_0.scale", "params.BatchNorm_0.bias"}
+    assert step.abstract.params.keys() == layers | {"params.Dense_0.kernel", "params.Dense_0.bias"}
+    assert step.abstract.rest.keys() == {"batch_stats.BatchNorm_0.mean", "batch_stats.BatchNorm_0.var"}
+    assert step.axes["params.Dense_0.kernel"] == ("embed", None)
+    step = tiny.build(foreign_nets.Images(), model={"kind": f"{NETS}:Net"})
+    assert "params.net.linear.w" in step.abstract.params
+    assert "state.net.batch_norm.~.mean_ema.average" in step.abstract.rest
+    assert tiny.build(foreign_nets.Images(), model={"kind": f"{NETS}:linen_mlp", "width": 4}).abstract.params
+    assert tiny.build(foreign_nets.Images(), model={"kind": f"{NETS}:mlp"}).abstract.params
+
+
+@pytest.mark.parametrize("name", ["CNN", "Net"])
+def test_every_mesh_gives_the_losses_of_one_device(name: str) -> None:
+    """Batch statistics are of the global batch; dropout draws the same everywhere."""
+    one = losses(build(name, accumulate=2))
+    many = losses(build(name, mesh={"dp": 2, "fsdp": 2}, accumulate=2))
+    np.testing.assert_allclose(many, one, rtol=2e-5)
+    assert one[-1] < one[0]
+
+
+@pytest.mark.parametrize("name", ["CNN", "Net"])
+def test_a_run_resumes_to_the_bit_and_evaluates(name: str, tmp_path: Path) -> None:
+    def run(folder: str, steps: int) -> list[dict[str, Any]]:
+        train = {
+            "task": "trainer.tasks.classify:Classify",
+            "model": {"kind": f"{NETS}:{name}"},
+            "data": {"source": "synthetic", "examples": 64, "eval_examples": 24, "shape": [8, 8]},
+            "batch": 16,
+            "steps": steps,
+            "log_every": 1,
+            "optimizer": {"lr": 0.01, "ema": 0.5, "schedule": {"name": "constant"}},
+        }
+        spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
+        Run(spec, task, Place(run_dir=str(tmp_path / folder)), Stop(), Progress(None)).run()
+        lines = (tmp_path / folder / "metrics.jsonl").read_text() + (tmp_path / folder / "eval.jsonl").read_text()
+        return [json.loads(line) for line in lines.splitlines()]
+
+    unbroken, first, resumed = run("whole", 4), run("parts", 2), run("parts", 4)
+    after = {line["step"]: line["loss"] for line in resumed if "grad_norm" in line}
+    assert after == {line["step"]: line["loss"] for line in unbroken if "grad_norm" in line}
+    assert first and unbroken[-1]["examples"] == 24
+    assert {key: resumed[-1][key] for key in ("loss", "accuracy")} == {
+        key: unbroken[-1][key] for key in ("loss", "accuracy")
+    }
+
+
+def test_statistics_are_of_the_global_batch_or_of_each_device_s_rows() -> None:
+    image = foreign_nets.Images().batch(0)["image"].astype(np.float32)
+    rows = image.reshape(16, -1)
+    rows = (rows - rows.mean(1, keepdims=True)) / np.sqrt(rows.var(1, keepdims=True) + 1e-6)
+    wanted = {"global": rows.var(0), "device": rows.reshape(4, 4, -1).var(1).mean(0)}
+    for which, var in wanted.items():
+        step = build("Normalized", mesh={"dp": 4}, batch_norm=which, optimizer={"ema": 0.75})
+        start = step.init()
+        before = jax.device_get(start.rest)
+        state, _ = step.train(start, step.put(foreign_nets.Images().batch(0)))
+        rest, ema = jax.device_get((state.rest, state.ema))
+        name = "batch_stats.BatchNorm_0.var"
+        np.testing.assert_allclose(rest[name], 0.5 + 0.5 * var, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(rest["batch_stats.BatchNorm_0.mean"], 0.5 * rows.mean(0), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(ema[name], 0.75 * before[name] + 0.25 * rest[name], rtol=1e-6)
+        assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(step._evaluated_rest(state))[name], ema[name]))
+
+
+def test_what_a_model_sows_is_the_loss_s() -> None:
+    step = build("CNN", foreign_nets.Sowing())
+    batch = step.put(foreign_nets.Images().batch(0))
+    step.compile_eval(batch)
+    state, metrics = step.train(step.init(), batch)
+    assert float(metrics["size"]) > 0
+    assert "size" in step.evaluate(state, batch)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "says"),
+    [
+        ("CNN", {"widht": 3}, r"CNN\(widht\) failed: .*widht"),
+        ("mlp", {"width": 3}, "a transformed function of Haiku takes no arguments; leave out width"),
+        ("CNN", {"width": -1}, r"the flax.linen module CNN cannot be called with float32\[1, 28, 28\]"),
+        ("Fickle", {}, "batch_stats: a call in training has .*late.*, init had early; make every variable in init"),
+    ],
+)
+def test_what_does_not_fit_is_said(name: str, arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        build(name, arguments=arguments)

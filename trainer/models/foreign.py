@@ -1,0 +1,205 @@
+"""Models of flax.linen and of Haiku as flax.nnx modules: parameters, state, random keys and sown values.
+
+Both libraries keep a model apart from its arrays: one function makes them for a sample of the inputs, another applies
+them. Here the arrays are nnx variables under the library's own names (`params.Dense_0.kernel`,
+`batch_stats.BatchNorm_0.mean`), so that the trainer shards, saves, averages and freezes them like any others.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+from flax.core.scope import DenyList
+
+from trainer.errors import SpecError
+from trainer.plugin import kind
+
+SOWN = "intermediates"  # linen's default collection of what `sow` keeps
+
+# What a model may name the argument that tells whether it trains -> its value in training. Given to a model whose call
+# takes it and which is called without it.
+MODES: Mapping[str, bool] = {
+    "train": True,
+    "training": True,
+    "is_training": True,
+    "deterministic": False,
+    "use_running_average": False,
+}
+
+
+NO_MESH = jax.sharding.AbstractMesh((), ())
+
+
+class Linen(nnx.Module):
+    """`module` of flax.linen, made for the inputs `sample`; called as the module is.
+
+    Collections other than params are state: what a call in training makes of them is kept. Random streams of any name
+    are seeded. A name that an annotation (`linen.with_partitioning`) gives an axis says how it is split, as in
+    trainer.parallel.sharding. Raises SpecError where the module cannot be called with the sample.
+    """
+
+    def __init__(self, module: Any, *sample: Any, rngs: nnx.Rngs, **keywords: Any) -> None:
+        self.module = module
+        self.deterministic = False  # which nnx's train() and eval() set
+        self.modes = _modes(type(module).__call__)
+        self.streams = nnx.Rngs(dropout=rngs.dropout())
+        keys = {"params": rngs.params(), "dropout": self.streams.dropout()}
+        made = _initialized(module, lambda: module.init(keys, *sample, **_flags(self.modes, False), **keywords), sample)
+        self.collections = tuple(name for name, tree in made.items() if not _is_sown(name, tree))
+        for name in self.collections:
+            setattr(self, name, nnx.data(_variables(made[name], _type(name))))
+
+    def __call__(self, *args: Any, method: str | Callable[..., Any] | None = None, **keywords: Any) -> Any:
+        """What the module returns; `method`: what another of its methods does."""
+        stored = {name: _values(getattr(self, name)) for name in self.collections}
+        kept = [] if self.deterministic else [name for name in self.collections if name != "params"]
+        flags = {} if method is not None else _flags(self.modes, not self.deterministic)
+        key = self.streams.dropout()  # a stream without a key of its own takes that of params
+        found, updates = self.module.apply(
+            stored,
+            *args,
+            rngs={"params": key, "dropout": key},
+            method=method,
+            mutable=DenyList(tuple(name for name in self.collections if name not in kept)),
+            **(flags | keywords),
+        )
+        for name in kept:
+            _store(f"{kind(self.module)}: {name}", getattr(self, name), updates[name])
+        self.last_sown = nnx.Intermediate({name: tree for name, tree in updates.items() if name not in kept})
+        return found
+
+    def sown(self, collection: str = SOWN) -> Any:
+        """What the last call sowed into a collection, a tree of tuples of arrays; {} where it sowed nothing."""
+        last = getattr(self, "last_sown", None)
+        return {} if last is None else last.get_value().get(collection, {})
+
+
+class Haiku(nnx.Module):
+    """A pair of Haiku's `transform_with_state` (or `transform`), made for the inputs `sample`; called as its function.
+
+    Raises SpecError where the function cannot be called with the sample.
+    """
+
+    def __init__(self, transformed: Any, *sample: Any, rngs: nnx.Rngs, **keywords: Any) -> None:
+        self.transformed = transformed
+        self.deterministic = False
+        self.has_state = type(transformed).__name__ == "TransformedWithState"
+        self.modes = _modes(getattr(transformed.apply, "_original_fn", transformed.apply))
+        self.streams = nnx.Rngs(dropout=rngs.dropout())
+        flags, key = _flags(self.modes, True), rngs.params()
+        made = _initialized(transformed, lambda: transformed.init(key, *sample, **flags, **keywords), sample)
+        params, state = made if self.has_state else (made, {})
+        self.params = nnx.data(_variables(_dotted(params), nnx.Param))
+        self.state = nnx.data(_variables(_dotted(state), nnx.BatchStat))
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """What the function returns."""
+        params, state = (_slashed(_values(tree)) for tree in (self.params, self.state))
+        arguments = (self.streams.dropout(), *args)
+        flags = _flags(self.modes, not self.deterministic) | keywords
+        if not self.has_state:
+            return self.transformed.apply(params, *arguments, **flags)
+        found, new = self.transformed.apply(params, state, *arguments, **flags)
+        if not self.deterministic:
+            _store("the state of the Haiku model", self.state, _dotted(new))
+        return found
+
+
+def of_haiku(make: Any, keys: Mapping[str, Any]) -> Any:
+    """The transformed function of an hk.Module class called with `keys`; what is transformed already, as it is."""
+    import haiku  # of an extra: only for models that use it
+
+    if not isinstance(make, type):
+        if keys:
+            raise SpecError(f"a transformed function of Haiku takes no arguments; leave out {', '.join(keys)}")
+        return make
+    modes = _modes(make.__call__)
+
+    def forward(*args: Any, **flags: Any) -> Any:
+        return make(**keys)(*args, **flags)
+
+    forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in modes]
+    )
+    return haiku.transform_with_state(forward)
+
+
+def _modes(call: Callable[..., Any]) -> tuple[str, ...]:
+    """The parameters of `call` that say whether it trains."""
+    try:
+        parameters = inspect.signature(call).parameters
+    except (TypeError, ValueError):  # some callables have no signature
+        return ()
+    return tuple(name for name in MODES if name in parameters)
+
+
+def _flags(modes: tuple[str, ...], is_training: bool) -> dict[str, bool]:
+    return {name: MODES[name] is is_training for name in modes}
+
+
+def _initialized(model: Any, init: Callable[[], Any], sample: tuple[Any, ...]) -> Any:
+    """What `init` makes. Raises SpecError where the model does not take the sample."""
+    try:
+        with jax.sharding.use_abstract_mesh(NO_MESH):  # linen would place what is annotated by the mesh's own names
+            return init()
+    except (TypeError, ValueError) as error:
+        inputs = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(sample))
+        raise SpecError(f"{kind(model)} cannot be called with {inputs}: {type(error).__name__}: {error}") from error
+
+
+def _is_sown(name: str, tree: Any) -> bool:
+    """Whether a collection holds what `sow` kept, tuples, rather than state."""
+    return name == SOWN or any(isinstance(leaf, tuple) for leaf in jax.tree.leaves(tree, is_leaf=_is_tuple))
+
+
+def _is_tuple(value: Any) -> bool:
+    return isinstance(value, tuple)
+
+
+def _type(collection: str) -> type[nnx.Variable[Any]]:
+    return {"params": nnx.Param, "batch_stats": nnx.BatchStat}.get(collection, nnx.Variable)
+
+
+def _variables(tree: Mapping[str, Any], variable: type[nnx.Variable[Any]]) -> dict[str, Any]:
+    """The arrays of a tree as variables, those that linen annotates with the names of their axes."""
+    made: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            made[name] = _variables(value, variable)
+        elif hasattr(value, "unbox"):
+            made[name] = variable(value.unbox(apply_constraint=False), axes=tuple(getattr(value, "names", ())))
+        else:
+            made[name] = variable(value)
+    return made
+
+
+def _values(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.get_value() if isinstance(value, nnx.Variable) else _values(value) for name, value in tree.items()
+    }
+
+
+def _store(what: str, tree: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Puts the arrays `new` in place of those of `tree`. Raises SpecError where a call made others than init."""
+    if tree.keys() != new.keys():
+        raise SpecError(
+            f"{what}: a call in training has {', '.join(new)}, init had {', '.join(tree)}; make every variable in init"
+        )
+    for name, value in new.items():
+        if isinstance(value, Mapping):
+            _store(f"{what}.{name}", tree[name], value)
+        else:
+            tree[name].set_value(value.unbox(apply_constraint=False) if hasattr(value, "unbox") else value)
+
+
+def _dotted(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Haiku's `mlp/~/linear_0` as `mlp.~.linear_0`: a slash would be a folder where names are paths."""
+    return {name.replace("/", "."): value for name, value in tree.items()}
+
+
+def _slashed(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.replace(".", "/"): value for name, value in tree.items()}
