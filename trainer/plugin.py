@@ -1,11 +1,20 @@
-"""Loads a user's object by its name, `module:Name`."""
+"""Loads a user's object by its name, `module:Name`, and says where in the user's files something is."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import inspect
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterator
 from typing import Any
 
-from trainer.errors import SpecError
+from trainer.errors import SpecError, TrainerError
+
+# Files that are nobody's own code: the standard library, what pip installed, and this package.
+LIBRARIES = (sysconfig.get_path("stdlib"), os.path.dirname(os.path.abspath(__file__)))
 
 
 def load(path: str) -> Any:
@@ -61,3 +70,43 @@ def kind(found: Any) -> str:
     if isinstance(found, type):
         return f"the class {name}"
     return f"{'an' if str(name)[0] in 'aeiou' else 'a'} {name}"
+
+
+def place(found: Any) -> str:
+    """`stripes.py:12`, where a user's class, function or object is defined; "" for what is ours or has no file."""
+    made = found if isinstance(found, type) or inspect.isroutine(found) else type(found)
+    try:
+        file, line = inspect.getsourcefile(made), inspect.getsourcelines(made)[1]
+    except (OSError, TypeError):
+        return ""
+    return "" if file is None or _is_library(file) else f"{_short(file)}:{line}"
+
+
+def raised_at(error: BaseException) -> str:
+    """`stripes.py:14 in loss`, the last line of the user's own files that `error` came through; "" without one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_library(frame.filename)]
+    return f"{_short(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else ""
+
+
+@contextlib.contextmanager
+def placed(found: Any) -> Iterator[None]:
+    """Within it what a TrainerError says ends with the file that `found` is defined in."""
+    try:
+        yield
+    except TrainerError as error:
+        if where := place(found):
+            error.args = (f"{error} ({where})",)
+        raise
+
+
+def _is_library(file: str) -> bool:
+    path = os.path.abspath(file)
+    is_installed = "site-packages" in path or "dist-packages" in path
+    return file.startswith("<") or is_installed or any(path.startswith(root + os.sep) for root in LIBRARIES)
+
+
+def _short(file: str) -> str:
+    """A path below the working folder as from there."""
+    path, here = os.path.abspath(file), os.getcwd() + os.sep
+    return path.removeprefix(here)

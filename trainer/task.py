@@ -121,6 +121,21 @@ def checked_loss(name: str, loss: Any) -> Loss | Array:
     return loss
 
 
+def checked_logits(model: Any, logits: Any, label: Array) -> Array:
+    """`logits` [..., V], which a model of the user's made for labels [...]. Raises SpecError for any other."""
+    made = getattr(model, "module", model)
+    is_array = _is_number(logits) and not isinstance(logits, int | float)
+    if is_array and jnp.shape(logits)[:-1] == label.shape and jnp.issubdtype(logits.dtype, jnp.floating):
+        return logits  # type: ignore[no-any-return]
+    if isinstance(logits, tuple | list):
+        what = f"a {type(logits).__name__} of {len(logits)}"
+    else:
+        what = f"{logits.dtype}{list(logits.shape)}" if is_array else plugin.kind(logits)
+    wanted = f"[{', '.join(map(str, label.shape))}, classes]"
+    with plugin.placed(made):
+        raise SpecError(f"the model, {plugin.kind(made)}, returned {what}; return real logits {wanted}, an array")
+
+
 def _check_name(name: str, metric: Any) -> None:
     """Records hold a task's metrics beside the trainer's own, by name."""
     if not isinstance(metric, str):

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from trainer import contract, preflight
+from trainer import contract, plugin, preflight
 from trainer.adapters import base
 from trainer.checkpoint import carried
 from trainer.checkpoint.consensus import on_primary
@@ -46,9 +46,10 @@ from trainer.profiling.profiler import Profiler
 from trainer.spec import GPT2, LM, Decoder, Published, TrainSpec
 from trainer.step import dispatch, resume
 from trainer.step.train_step import Step, TrainState
-from trainer.task import Task, checked_source
+from trainer.task import Split, Task, checked_source
 
 Batch = dict[str, jax.Array]
+SPLITS: tuple[Split, Split] = ("train", "eval")
 COLLECT_EVERY = 1000  # steps between collections where neither an evaluation nor a save brings one
 READY_S = 0.02  # the wait for a batch that is later than this is reported as the phase `data`
 
@@ -92,8 +93,9 @@ class Run:
         self.folder = place.checkpoints(spec)
         preflight.check_folder(self.folder)
         preflight.check_cache(spec)
-        train_set = checked_source(spec.task, task.source(spec, "train"))
-        eval_set = checked_source(spec.task, task.source(spec, "eval"))
+        opened = {split: task.source(spec, split) for split in SPLITS}
+        with plugin.placed(type(task).source):
+            train_set, eval_set = (checked_source(spec.task, opened[split]) for split in SPLITS)
         if train_set is None:
             raise SpecError(f"{spec.task} has no training data")
         self.mesh = mesh.build(spec.mesh, note=self._note)
@@ -107,6 +109,7 @@ class Run:
         self.total = spec.total_steps(len(train_set))
         preflight.check_profile(spec, self.total)
         self.step = Step(task, spec, self.mesh, self.total)
+        self.step.check(self.pipeline.like())
         for note in (*self.step.notes, self.pipeline.note if spec.data.threads > 1 else None):
             if note is not None:
                 self._note(note)

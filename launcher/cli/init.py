@@ -1,4 +1,4 @@
-"""`launcher init`: a first job.yaml, which trains on this machine."""
+"""`launcher init`: a first job.yaml, and where it is of one's own the code, which train on this machine."""
 
 from __future__ import annotations
 
@@ -10,35 +10,54 @@ from launcher.cli import output
 from launcher.errors import UserError
 from launcher.job import load as jobs
 
-STARTER = """\
-# launcher run {file} trains this here; launcher schema --markdown lists every key
-name: {name}
-accelerator: {{type: cpu, per_host: 4}}    # four virtual devices
-train:
-  task: trainer.tasks.classify:Classify  # or your own, as module:Name
-  data: {{source: tfds, name: digits}}     # 8 × 8 images of handwritten digits; needs no network
-  mesh: {{dp: 4}}                          # splits the batch over the devices
-  batch: 128
-  epochs: 40
-  optimizer: {{name: adamw, lr: 3e-3}}
-"""
+HERE = Path(__file__).parent / "starters"
+KINDS = ("classify", "lm", "own", "command")
 
 
 @click.command()
 @click.argument("name", required=False)
-def init(name: str | None) -> None:
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    default="classify",
+    show_default=True,
+    help="classify: images; lm: text; own: a model, task and data of yours; command: a program of yours.",
+)
+def init(name: str | None, kind: str) -> None:
     """Write a starter job.yaml.
 
-    It trains a small network on handwritten digits, on CPU. With NAME the job is called that, and its file NAME.yaml.
+    It trains on CPU, without a network. With NAME the job is called that, and its file NAME.yaml. The kinds own and
+    command also write the code, NAME.py.
     """
     file = Path("job.yaml" if name is None else f"{name}.yaml")
-    text = STARTER.format(name=name or "digits", file=file)
-    jobs.parse(text, str(file))  # an invalid NAME is refused before anything is written
+    title = name or {"classify": "digits", "command": "program"}.get(kind, kind)
+    module = title.replace("-", "_").replace(".", "_")
+    words = {"FILE": str(file), "NAME": title, "MODULE": module}
+    job = _filled(f"{kind}.yaml", words)
+    jobs.parse(job, str(file))  # an invalid NAME is refused before anything is written
+    texts = {file: job}
+    if (HERE / f"{kind}.py.txt").exists():
+        texts[Path(f"{module}.py")] = _filled(f"{kind}.py.txt", words)
+    if there := [path for path in texts if path.exists()]:
+        raise UserError(f"{there[0]} already exists.", "choose another name.")
+    for path, text in texts.items():
+        _write(path, text)
+    output.show(f"wrote {' and '.join(map(str, texts))}; train with: launcher run {file}")
+
+
+def _filled(starter: str, words: dict[str, str]) -> str:
+    """A starter with its words in capitals replaced."""
+    text = (HERE / starter).read_text(encoding="utf-8")
+    for word, value in words.items():
+        text = text.replace(f"@{word}@", value)
+    return text
+
+
+def _write(path: Path, text: str) -> None:
     try:
-        with file.open("x", encoding="utf-8") as job:
-            job.write(text)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
     except FileExistsError:
-        raise UserError(f"{file} already exists.", "choose another name.") from None
+        raise UserError(f"{path} already exists.", "choose another name.") from None
     except OSError as error:
-        raise UserError(f"{file}: {(error.strerror or 'not writable').lower()}.") from None
-    output.show(f"wrote {file}; train with: launcher run {file}")
+        raise UserError(f"{path}: {(error.strerror or 'not writable').lower()}.") from None

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from trainer import plugin
 from trainer.buckets import faults
 from trainer.data import draws
 from trainer.data.order import Indexes
@@ -139,7 +140,10 @@ class Examples:
         except Unusable as error:
             raise self._fault(index, str(error)) from error
         except Exception as error:
-            raise faults.unreadable(f"{name_of(self._source)}: example {index} cannot be read", error) from error
+            fault = faults.unreadable(f"{name_of(self._source)}: example {index} cannot be read", error)
+            where = plugin.raised_at(error)
+            fault.args = (f"{fault}{f' ({where})' if where else self._place()}",)
+            raise fault from error
 
     def _drawn(self, index: int, position: int) -> Mapping[str, Any]:
         """The example, its random numbers those of its position."""
@@ -161,18 +165,24 @@ class Examples:
         return forms
 
     def _fault(self, index: int, what: str) -> DataError:
-        return DataError(f"{name_of(self._source)}: example {index} has {what}")
+        return DataError(f"{name_of(self._source)}: example {index} has {what}{self._place()}")
+
+    def _place(self) -> str:
+        """Where a user defines what makes the examples, their task or else their dataset."""
+        where = plugin.place(getattr(self._example, "__func__", self._example)) or getattr(self._source, "place", "")
+        return f" ({where})" if where else ""
 
     def _allocated(self, rows: int) -> Batch:
-        return {key: np.empty((rows, *form.shape), _narrow(form.dtype)) for key, form in self.forms.items()}
+        return {key: np.empty((rows, *form.shape), narrow(form.dtype)) for key, form in self.forms.items()}
 
     def _bytes(self) -> int:
         return self._length * sum(
-            int(np.prod(form.shape, dtype=np.int64)) * _narrow(form.dtype).itemsize for form in self.forms.values()
+            int(np.prod(form.shape, dtype=np.int64)) * narrow(form.dtype).itemsize for form in self.forms.values()
         )
 
 
-def _narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What an array of this dtype is copied to a device as."""
     return NARROW.get(dtype, dtype)
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from trainer.data import draws, order, reader
-from trainer.data.examples import Batch, Check, Example, Examples, Form, Reading
+from trainer.data.examples import Batch, Check, Example, Examples, Form, Reading, narrow
 from trainer.data.prefetch import Prefetcher
 from trainer.data.source import Ordered, Source
 
@@ -51,6 +51,11 @@ class Pipeline:
     def forms(self) -> Mapping[str, Form]:
         """Shape and dtype of every example by key, as `example` makes them."""
         return self._examples.forms
+
+    def like(self) -> Mapping[str, Form]:
+        """Shape and dtype of a global batch by key, its `weight` included."""
+        made = {key: Form((self._batch, *form.shape), narrow(form.dtype)) for key, form in self.forms.items()}
+        return made | {"weight": Form((self._batch,), np.dtype(np.float32))}
 
     @property
     def note(self) -> str | None:

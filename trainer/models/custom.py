@@ -31,7 +31,13 @@ def build(spec: TrainSpec, config: CustomModel, rngs: nnx.Rngs, sample: Sample |
             f"train.remat = {spec.remat}: {config.kind} is not a built-in model and rematerializes by itself; "
             "leave remat out"
         )
-    make, keys = plugin.load(config.kind), config.model_extra or {}
+    make = plugin.load(config.kind)
+    with plugin.placed(make):
+        return _made(config, make, rngs, sample)
+
+
+def _made(config: CustomModel, make: Any, rngs: nnx.Rngs, sample: Sample | None) -> nnx.Module:
+    keys = config.model_extra or {}
     if plugin.is_haiku(make):
         return foreign.Haiku(foreign.of_haiku(make, keys), *_inputs(config, sample), rngs=rngs)
     given = {**keys, "rngs": rngs} if not plugin.is_linen(make) and _takes_rngs(make) else dict(keys)

@@ -19,6 +19,7 @@ from jax import Array
 from jax.extend.core import Jaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
+from trainer import plugin
 from trainer.adapters import base
 from trainer.adapters.attach import Adapters
 from trainer.adapters.targets import is_adapter
@@ -32,6 +33,7 @@ from trainer.optim.loss_scale import LossScale
 from trainer.parallel import mesh as meshes
 from trainer.parallel import sharding
 from trainer.spec import CustomModel, Published, TrainSpec
+from trainer.step import checked
 from trainer.step.executable import Executable
 from trainer.step.model_arrays import ModelArrays, Named
 from trainer.task import Loss, Task, checked_loss, checked_model
@@ -144,6 +146,20 @@ class Step:
         }
 
     # --- steps --------------------------------------------------------------------------------------------------------
+
+    def check(self, batch: Batch) -> None:
+        """Traces the loss, in training and in evaluation, on global batches like this one; nothing is compiled.
+
+        Raises SpecError, with the line in the user's files, for what a task or model does not keep of its interface.
+        """
+        if self._is_ours:
+            return
+        like, model = self._like(batch), self._spec.model
+        with self._context(), checked.told(self._spec.task, self._task, like):
+            rest = jax.eval_shape(self._loss, *self._arguments(batch))[1][1]
+            with plugin.placed(plugin.load(model.kind) if isinstance(model, CustomModel) else type(self._task)):
+                checked.kept(self._spec.task, self.abstract.rest, rest)
+            jax.eval_shape(self._sums, self.abstract, like)
 
     def compile_train(self, batch: Batch, steps: int = 1) -> None:
         """Compiles `train` of `steps` steps for global batches like this one.
@@ -425,7 +441,9 @@ class Step:
         return jax.random.split(jax.random.fold_in(key, high) if high else key)
 
     def _model(self) -> nnx.Module:
-        model = checked_model(self._spec.task, self._task.model(self._spec, nnx.Rngs(self._keys()[0])))
+        made: Any = self._task.model(self._spec, nnx.Rngs(self._keys()[0]))
+        with plugin.placed(type(self._task).model):
+            model = checked_model(self._spec.task, made)
         if self._adapters is not None:
             self._adapters.attach(model, self._keys()[0])
         return model

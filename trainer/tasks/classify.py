@@ -24,7 +24,7 @@ from trainer.models.mlp import MLP
 from trainer.models.options import ModelOptions
 from trainer.models.vit import ViT
 from trainer.spec import TrainSpec
-from trainer.task import Loss, Split
+from trainer.task import Loss, Split, checked_logits
 from trainer.tasks import losses, ranges
 
 
@@ -63,6 +63,8 @@ class Classify:
             loss, self._classes = blended(model, images, label_B, weight_B, rng, extras.mixup, options)
             return loss
         logits_BV = model(images)
+        if not isinstance(model, MLP | ViT):
+            logits_BV = checked_logits(model, logits_BV, label_B)
         self._classes = logits_BV.shape[-1]
         sums = losses.cross_entropy(logits_BV, label_B, weight_B, options)
         return Loss(sums.total, sums.weight, {"accuracy": (sums.correct, sums.weight)})

@@ -37,7 +37,7 @@ from trainer.models.gpt2 import GPT2
 from trainer.models.language_model import Features, LanguageModel
 from trainer.models.options import ModelOptions
 from trainer.spec import TrainSpec
-from trainer.task import Loss, Split
+from trainer.task import Loss, Split, checked_logits
 from trainer.tasks import losses, ranges
 
 TOKEN_KEYS = ("attention_mask", "segments", "length")  # keys of an example about its tokens
@@ -84,7 +84,7 @@ class NextToken:
             sums = _sums(model, found, labels_BL, weight_BL)
             means = found.means
         else:
-            logits_BLV = model(*inputs)
+            logits_BLV = checked_logits(model, model(*inputs), labels_BL)
             self._vocab = logits_BLV.shape[-1]
             sums, means = losses.cross_entropy(logits_BLV, labels_BL, weight_BL), {}
         metrics = {"accuracy": (sums.correct, sums.weight)}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer import plugin
 from trainer.buckets import faults
 from trainer.data import draws
 from trainer.errors import SpecError
@@ -26,14 +27,21 @@ class MapStyle:
         self.name = path
         self._args = dict(args)
         built = load(path)
-        try:
-            self._dataset = built(**args)
-        except Exception as error:  # whatever the user's class raises
-            raise faults.unreadable(f"{path} with args {self._args} cannot be built", error) from error
-        missing = [method for method in ("__len__", "__getitem__") if not hasattr(self._dataset, method)]
-        if missing:
-            raise SpecError(f"{path} has no {' and no '.join(missing)}; a map-style dataset has both")
+        self.place = plugin.place(built)
+        with plugin.placed(built):
+            self._dataset = self._built(built)
         self.takes_rng = draws.takes_rng(self._dataset.__getitem__)
+
+    def _built(self, make: Any) -> Any:
+        """The dataset. Raises SpecError where it is none, DataError or StorageError for what its class raises."""
+        try:
+            dataset = make(**self._args)
+        except Exception as error:  # whatever the user's class raises
+            raise faults.unreadable(f"{self.name} with args {self._args} cannot be built", error) from error
+        missing = [method for method in ("__len__", "__getitem__") if not hasattr(dataset, method)]
+        if missing:
+            raise SpecError(f"{self.name} has no {' and no '.join(missing)}; a map-style dataset has both")
+        return dataset
 
     def __len__(self) -> int:
         return len(self._dataset)

@@ -1,0 +1,56 @@
+"""What `launcher init` writes is one short file, beside its code, and trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.compiled import QUICK_COMPILES
+from tests.gang.runs import PATIENCE_S
+
+pytestmark = pytest.mark.computes
+
+# The files of a kind, and what makes its run short.
+KINDS: dict[str, tuple[list[str], list[str]]] = {
+    "classify": (["my-job.yaml"], ["train.epochs=1"]),
+    "lm": (["my-job.yaml"], ["train.steps=4"]),
+    "own": (["my-job.yaml", "my_job.py"], ["train.steps=40", "train.log_every=40"]),
+    "command": (["my-job.yaml", "my_job.py"], []),
+}
+
+
+def launcher(folder: Path, *arguments: str) -> str:
+    """What a call in `folder` prints. Fails where it fails."""
+    environ = os.environ | QUICK_COMPILES | {"PATH": f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"}
+    command = [sys.executable, "-m", "launcher.cli.main", *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env=environ, text=True, stdout=-1, stderr=subprocess.STDOUT, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_init_writes_is_short_and_runs(kind: str, tmp_path: Path) -> None:
+    files, overrides = KINDS[kind]
+    said = launcher(tmp_path, "init", "my-job", "--kind", kind)
+    assert sorted(path.name for path in tmp_path.iterdir()) == files and all(file in said for file in files)
+    texts = [(tmp_path / file).read_text() for file in files]
+    assert all(len(text.splitlines()) <= 60 for text in texts) and "@" not in texts[0]
+    launcher(tmp_path, "run", "my-job.yaml", "restarts.in_place=0", *overrides)
+    metrics = json.loads((tmp_path / "runs" / "my-job" / "summary.json").read_text())["metrics"]
+    if kind == "own":
+        assert metrics["eval_examples"] == 64 and metrics["eval_distance"] < 0.5
+    assert metrics["loss"] < {"classify": 3.0, "lm": 6.0, "own": 0.5, "command": 0.01}[kind]
+
+
+def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("mine")
+    with pytest.raises(AssertionError, match="own.py already exists"):
+        launcher(tmp_path, "init", "own", "--kind", "own")
+    assert [path.name for path in tmp_path.iterdir()] == ["own.py"] and (tmp_path / "own.py").read_text() == "mine"

@@ -1,0 +1,109 @@
+"""What is wrong with a user's task, model or dataset is said before the first compile: what it gave, what to return and
+the file."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from tests.trainer import wrong_code
+from trainer import contract
+from trainer.distributed import Stop
+from trainer.errors import TrainerError
+from trainer.metrics.progress import Progress
+from trainer.process import read_spec
+from trainer.train import Place, Run
+
+HERE = wrong_code.__name__
+FILE = r"wrong_code\.py:\d+"
+
+MODELS = {
+    "Pairs": r"the model, a Pairs, returned a tuple of 2; return real logits \[8, classes\], an array",
+    "Flat": r"a Flat, returned float32\[80\]; return real logits \[8, classes\]",
+    "Chosen": r"a Chosen, returned int32\[8\]; return real logits",
+    "Whole": r"a Whole, returned int32\[8, 10\]; return real logits",
+    "Forgetful": "a Forgetful, returned None; return real logits",
+    "Wide": r"loss raised TypeError: dot_general .*in __call__\); its batch holds image uint8\[8, 4, 4\], label",
+    "Late": "the model's seen is not there before a step and .* after it; make it in the model's __init__",
+    "Narrowing": r"the model's seen is float32\[\] before a step and bfloat16\[\] after it",
+    "a_list": "makes a list, not a flax.nnx.Module, a flax.linen.Module or a function that Haiku transformed",
+}
+TASKS = {
+    "NoModel": "model returned None, not a flax.nnx.Module",
+    "FunctionForAModel": "model returned a function, not a flax.nnx.Module",
+    "RowLosses": r"loss returned an array of shape \[8\], not a scalar; a bare loss is the mean over the batch",
+    "LossAndAux": "loss returned a tuple of 2, not a scalar or a Loss; metrics go into trainer.task.Loss",
+    "NoLoss": "loss returned None, not a scalar",
+    "ComplexLoss": "loss returned .*, not a scalar",
+    "WeightOfRows": r"Loss.weight is an array of shape \[8\], not a scalar; it is the sum over the batch",
+    "MetricsInAList": r"Loss.metrics is a list, not a dict \{name: \(sum, weight\)\}",
+    "MetricAlone": r"metric 'hits' is the number 0.5, not a pair \(sum, weight\)",
+    "MetricOfRows": r"the sum of metric 'hits' is an array of shape \[8\], not a scalar",
+    "MetricNamedLoss": "a metric cannot be named 'loss'; the trainer's own records use",
+    "MetricNamedByANumber": "the name of metric 5 is an int, not text",
+    "MissingKey": r"loss raised KeyError: 'images' .*in loss\); its batch holds image uint8\[8, 4, 4\]",
+    "BranchesOnAValue": r"loss raised TracerBoolConversionError: .*in loss\)",
+    "CallsNumpy": r"loss raised TracerArrayConversionError: .*in loss\)",
+    "ListForASource": "source returned a list; a source has __len__, __getitem__ and fingerprint",
+    "TextExample": "label of <U5; the task's example\\(\\) must return numbers",
+    "WeightExample": "a key weight, which the batch reserves for the weight of each example; rename it",
+}
+DATASETS = {
+    "ThreeThings": r"an item is a mapping or a pair \(image, label\), not tuple of 3",
+    "Raising": "example 0 cannot be read .*KeyError: 'label'",
+    "OneHot": "it looks one-hot: its class is 0",
+    "NoLength": "has no __len__; a map-style dataset has both",
+    "Unbuildable": "cannot be built.*ValueError: no folder",
+}
+
+
+def refusal(tmp_path: Path, **train: Any) -> str:
+    """What building a run of this train block says; nothing is compiled for it."""
+    block = {"task": f"{HERE}:Task", "mesh": {"dp": -1}, "batch": 8, "steps": 2, **train}
+    with pytest.raises(TrainerError) as told:
+        spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
+        Run(spec, task, Place(run_dir=str(tmp_path)), Stop(), Progress(None))
+    said = str(told.value)
+    assert len(said.splitlines()) == 1 and "JitTracer" not in said
+    return said
+
+
+@pytest.fixture(autouse=True)
+def no_compiles(monkeypatch: pytest.MonkeyPatch, standard: None) -> None:
+    def lower(*_: object, **__: object) -> None:
+        raise AssertionError("something was compiled before it was checked")
+
+    monkeypatch.setattr("trainer.step.executable.Executable.__init__", lower)
+
+
+def test_there_are_more_than_twenty_five() -> None:
+    assert len(MODELS) + len(TASKS) + len(DATASETS) > 25
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_wrong_model_is_said_with_its_file(name: str, tmp_path: Path) -> None:
+    said = refusal(tmp_path, model={"kind": f"{HERE}:{name}"})
+    assert re.search(MODELS[name], said) and re.search(FILE, said), said
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_wrong_task_is_said_with_its_file(name: str, tmp_path: Path) -> None:
+    said = refusal(tmp_path, task=f"{HERE}:{name}")
+    assert re.search(TASKS[name], said) and re.search(FILE, said), said
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_wrong_dataset_is_said_with_its_file(name: str, tmp_path: Path) -> None:
+    said = refusal(tmp_path, data={"source": "torch", "dataset": f"{HERE}:{name}"})
+    assert re.search(DATASETS[name], said) and re.search(FILE, said), said
+
+
+def test_what_is_right_is_checked_and_built(tmp_path: Path) -> None:
+    block = {"task": f"{HERE}:Task", "mesh": {"dp": jax.device_count()}, "batch": 8, "steps": 2}
+    spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
+    assert Run(spec, task, Place(run_dir=str(tmp_path)), Stop(), Progress(None)).total == 2

@@ -1,0 +1,215 @@
+"""Tasks, models and datasets that are wrong, each in one way, as users write them by mistake."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from trainer.task import Loss
+from trainer.tasks.classify import Classify, standardized
+
+
+class Net(nnx.Module):
+    """Logits [B, 10] of images [B, 4, 4]."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.out = nnx.Linear(16, 10, rngs=rngs)
+
+    def __call__(self, images: jax.Array) -> Any:
+        return self.out(images.reshape(len(images), -1))
+
+
+class Pairs(Net):
+    def __call__(self, images: jax.Array) -> Any:
+        return super().__call__(images), images
+
+
+class Flat(Net):
+    def __call__(self, images: jax.Array) -> Any:
+        return super().__call__(images).reshape(-1)
+
+
+class Chosen(Net):
+    def __call__(self, images: jax.Array) -> Any:
+        return super().__call__(images).argmax(-1)
+
+
+class Whole(Net):
+    def __call__(self, images: jax.Array) -> Any:
+        return jnp.ones((len(images), 10), jnp.int32)
+
+
+class Forgetful(Net):
+    def __call__(self, images: jax.Array) -> Any:
+        super().__call__(images)
+
+
+class Wide(Net):
+    def __call__(self, images: jax.Array) -> Any:
+        return self.out(jnp.ones((len(images), 17)))
+
+
+class Late(Net):
+    def __call__(self, images: jax.Array) -> Any:
+        self.seen = nnx.BatchStat(jnp.zeros(()))
+        return super().__call__(images)
+
+
+class Narrowing(Net):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        super().__init__(rngs)
+        self.seen = nnx.BatchStat(jnp.zeros((), jnp.float32))
+
+    def __call__(self, images: jax.Array) -> Any:
+        self.seen.set_value(jnp.zeros((), jnp.bfloat16))
+        return super().__call__(images)
+
+
+def a_list() -> list[int]:
+    return [1]
+
+
+class Task(Classify):
+    """Classify with Net."""
+
+    defaults = {"model": {"kind": f"{__name__}:Net"}, "data": {"source": "synthetic", "shape": [4, 4]}}
+
+
+class NoModel(Task):
+    def model(self, spec: Any, rngs: nnx.Rngs) -> Any:
+        return None
+
+
+class FunctionForAModel(Task):
+    def model(self, spec: Any, rngs: nnx.Rngs) -> Any:
+        return lambda images: images
+
+
+class RowLosses(Task):
+    def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
+        return jnp.square(model(standardized(batch["image"]))).mean(-1)
+
+
+class LossAndAux(Task):
+    def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
+        return jnp.square(model(standardized(batch["image"]))).mean(), {"size": 1.0}
+
+
+class NoLoss(Task):
+    def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
+        jnp.square(model(standardized(batch["image"]))).mean()
+
+
+class ComplexLoss(Task):
+    def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
+        return jnp.fft.fft(model(standardized(batch["image"])).sum(-1))[0]
+
+
+class WeightOfRows(Task):
+    def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
+        return super().loss(model, batch, rng)._replace(weight=batch["weight"])
+
+
+class Metrics(Task):
+    """Its metrics are `found`."""
+
+    found: Any = {}
+
+    def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
+        loss: Loss = super().loss(model, batch, rng)
+        return loss._replace(metrics=type(self).found)
+
+
+class MetricsInAList(Metrics):
+    found = [("hits", 1.0)]
+
+
+class MetricAlone(Metrics):
+    found = {"hits": jnp.float32(0.5)}
+
+
+class MetricOfRows(Metrics):
+    found = {"hits": (jnp.ones(8), 8.0)}
+
+
+class MetricNamedLoss(Metrics):
+    found = {"loss": (1.0, 1.0)}
+
+
+class MetricNamedByANumber(Metrics):
+    found = {5: (1.0, 1.0)}
+
+
+class MissingKey(Task):
+    def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
+        return jnp.square(model(batch["images"])).mean()
+
+
+class BranchesOnAValue(Task):
+    def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
+        mean = jnp.square(model(standardized(batch["image"]))).mean()
+        return mean if mean > 0 else -mean
+
+
+class CallsNumpy(Task):
+    def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
+        return np.asarray(model(standardized(batch["image"]))).mean()
+
+
+class ListForASource(Task):
+    def source(self, spec: Any, split: Any) -> Any:
+        return [1, 2]
+
+
+class NoSource(Task):
+    def source(self, spec: Any, split: Any) -> Any:
+        return None
+
+
+class TextExample(Task):
+    def example(self, raw: dict[str, Any]) -> Any:
+        return {"image": raw["image"], "label": "three"}
+
+
+class WeightExample(Task):
+    def example(self, raw: dict[str, Any]) -> Any:
+        return {"image": raw["image"], "weight": np.float32(1)}
+
+
+class Images:
+    """A dataset of 16 images."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Any:
+        return np.zeros((4, 4), np.uint8), 0
+
+
+class ThreeThings(Images):
+    def __getitem__(self, index: int) -> Any:
+        return (*super().__getitem__(index), index)
+
+
+class Raising(Images):
+    def __getitem__(self, index: int) -> Any:
+        return {}["label"]
+
+
+class OneHot(Images):
+    def __getitem__(self, index: int) -> Any:
+        return np.zeros((4, 4), np.uint8), np.eye(10)[index % 10]
+
+
+class NoLength:
+    def __getitem__(self, index: int) -> Any:
+        return np.zeros((4, 4), np.uint8), 0
+
+
+class Unbuildable(Images):
+    def __init__(self) -> None:
+        raise ValueError("no folder")

@@ -1,0 +1,45 @@
+"""What a user's task or model does not keep of its interface, in a sentence with the place in the user's files."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainer import plugin
+from trainer.errors import SpecError, TrainerError, first_line
+
+
+@contextlib.contextmanager
+def told(name: str, task: Any, batch: Mapping[str, Any]) -> Iterator[None]:
+    """Within it what the loss of `task` raises while it is traced is a SpecError: what, where, and of which batch.
+
+    An exception that came through no file of the user's is our bug and stays as it is.
+    """
+    try:
+        with plugin.placed(type(task).loss):
+            yield
+    except TrainerError:
+        raise
+    except Exception as error:
+        where = plugin.raised_at(error)
+        if not where:
+            raise
+        holds = ", ".join(f"{key} {described(value)}" for key, value in batch.items())
+        raise SpecError(f"{name}: loss raised {first_line(error)} ({where}); its batch holds {holds}") from error
+
+
+def kept(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Raises SpecError where a step leaves a model other arrays, beside its parameters, than it had."""
+    for key in sorted({*before, *after}):
+        then, now = (described(arrays[key]) if key in arrays else "not there" for arrays in (before, after))
+        if then != now:
+            raise SpecError(
+                f"{name}: the model's {key} is {then} before a step and {now} after it; make it in the model's "
+                "__init__, and keep its shape and dtype"
+            )
+
+
+def described(array: Any) -> str:
+    """`float32[8, 4]`."""
+    return f"{array.dtype}{list(array.shape)}"
