@@ -109,9 +109,10 @@ class Text(Source):
         "bytes",
         description="bytes: a token is a byte, vocab 256; else a folder or tokenizer.json of a Hugging Face tokenizer",
     )
-    format: Literal["text", "chat"] = Field(
+    format: Literal["text", "chat", "preference"] = Field(
         "text",
-        description="of a row: text; chat: messages for the tokenizer's template, targets the assistant's tokens",
+        description="of a row: text; chat: messages for the tokenizer's template, targets the assistant's tokens; "
+        "preference: chosen and rejected, and prompt or messages, texts or messages",
     )
     field: str | None = Field(
         None, description="of JSON lines, Parquet and Arrow: what holds the text; default text, of chats messages"
@@ -136,11 +137,18 @@ class Text(Source):
 
     @property
     def is_prepared(self) -> bool:
-        """Whether documents are tokenized and packed once, rather than bytes read as they lie."""
+        """Whether documents are tokenized and packed once, rather than bytes read as they lie, or pairs."""
+        if self.format == "preference":
+            return False
         return self.tokenizer != "bytes" or self.field is not None or self.packing is not None
 
     @model_validator(mode="after")
     def _is_one_or_the_other(self) -> Text:
+        if self.format == "preference":
+            given = [key for key in ("field", "packing", "apart", "bigram") if getattr(self, key)]
+            if given:
+                raise ValueError(f"{given[0]} is not of format: preference, whose rows have chosen and rejected")
+            return self
         if self.is_prepared and (self.apart or self.bigram):
             key = "apart" if self.apart else "bigram"
             raise ValueError(f"{key} is of one stream of bytes; leave it out with a tokenizer, field or packing")
@@ -267,6 +275,22 @@ def said(sizes: Mapping[str, int]) -> str:
     return " × ".join(f"{axis} {size}" for axis, size in sizes.items() if axis != "ep" or size != 1)
 
 
+class Dpo(Block):
+    """Direct preference optimization, of trainer.tasks.dpo:Preference."""
+
+    kind: Literal["sigmoid", "ipo"] = Field("sigmoid", description="of a pair: DPO's own, or IPO's square")
+    beta: Annotated[float, Field(gt=0)] = Field(0.1, description="how much a departure from the reference costs")
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
+        0.0, description="share of the pairs that are taken to be the wrong way round"
+    )
+
+    @model_validator(mode="after")
+    def _is_of_the_kind(self) -> Dpo:
+        if self.kind == "ipo" and self.label_smoothing:
+            raise ValueError("label_smoothing is of kind sigmoid; leave it out with ipo")
+        return self
+
+
 class Loss(Block):
     """What training minimizes in addition to the cross-entropy, and how. Evaluation reports the cross-entropy alone."""
 
@@ -275,6 +299,7 @@ class Loss(Block):
     )
     z: Weight = Field(0.0, description="weight of the squared log of the softmax's denominator, such as 1e-4")
     smoothing: Fraction = Field(0.0, description="of a label's weight, spread over all classes")
+    dpo: Dpo = Field(Dpo(), description="preferences: how a pair is judged")
     mixup: Weight = Field(0.0, description="images: alpha of the Beta distribution that blends pairs; 0: none")
 
 
@@ -375,6 +400,7 @@ Remat = Literal["none", "full", "dots", "dots_no_batch", "offload"] | list[str]
 
 LM = "trainer.tasks.lm:NextToken"
 CLASSIFY = "trainer.tasks.classify:Classify"
+DPO = "trainer.tasks.dpo:Preference"
 
 DEFAULT_STEPS = 1000
 
@@ -382,6 +408,7 @@ DEFAULT_STEPS = 1000
 TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     CLASSIFY: {"model": {"kind": "mlp"}, "data": {"source": "tfds", "name": "digits"}},
     LM: {"model": {"kind": "decoder"}, "data": {"source": "synthetic"}},
+    DPO: {"model": {"kind": "decoder"}, "data": {"source": "synthetic"}},
 }
 
 
@@ -428,12 +455,26 @@ class TrainSpec(Block):
     def _task_defaults(cls, raw: Any) -> Any:
         return over_task(raw, TASK_DEFAULTS.get(str(raw.get("task")), {})) if isinstance(raw, Mapping) else raw
 
+    @field_validator("data")
+    @classmethod
+    def _is_read_by_the_task(cls, data: Data, info: ValidationInfo) -> Data:
+        task, form = info.data.get("task"), getattr(data, "format", None)
+        if task == DPO and (isinstance(data, Mixture) or form not in (None, "preference")):
+            raise ValueError(f"has no pairs of texts, which {DPO} trains on; give source: text, format: preference")
+        if task == LM and form == "preference":
+            raise ValueError(f"format: preference has pairs of texts, which the task {DPO} trains on")
+        return data
+
     @field_validator("loss")
     @classmethod
     def _is_of_the_task(cls, loss: Loss, info: ValidationInfo) -> Loss:
         task = info.data.get("task")
-        if task == LM and loss.mixup:
+        if task in (LM, DPO) and loss.mixup:
             raise ValueError("mixup blends images; it does not apply to tokens")
+        if task == DPO and (loss.z or loss.smoothing):
+            raise ValueError("z and smoothing are of a cross-entropy; preferences have dpo.label_smoothing")
+        if task in (LM, CLASSIFY) and loss.dpo != Dpo():
+            raise ValueError(f"dpo is of preferences, which the task {DPO} trains on")
         if task == CLASSIFY and loss.chunks != "auto":
             raise ValueError("chunks are of tokens; they do not apply to images")
         model = info.data.get("model")

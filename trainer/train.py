@@ -210,10 +210,11 @@ class Run:
         )
 
     def _metrics(self, train_set: Source) -> Metrics:
-        batch, tokens = self.spec.batch, None
+        batch, tokens, has_targets = self.spec.batch, None, True
         if isinstance(self.spec.model, Decoder | GPT2) or self.spec.task == LM:
-            if (form := self.pipeline.forms.get("tokens")) is not None and len(form.shape) == 1:
-                tokens = batch * (form.shape[0] - 1)
+            if (form := self.pipeline.forms.get("tokens")) is not None and form.shape:
+                tokens = batch * math.prod(form.shape[:-1]) * (form.shape[-1] - 1)
+                has_targets = len(form.shape) == 1  # of several rows an example the loss is no sum over targets
         return Metrics(
             rank=jax.process_index(),
             run_dir=self.place.run_dir,
@@ -222,6 +223,7 @@ class Run:
             total_steps=self.total,
             examples_per_step=batch,
             tokens_per_step=tokens,
+            has_targets=has_targets,
             dataset_examples=len(train_set),
             epochs=train_set.epochs if isinstance(train_set, Ordered) else None,
         )
@@ -262,11 +264,12 @@ class Run:
         if (changed := resume.changes(self._completed(meta), self.record, start)) is not None:
             self._note(changed)
         whose = f"step {start} of {self.folder}"
-        if self.spec.lora is not None and isinstance(self.spec.model, Published):
-            base.check_origin(meta.get("base"), self.spec.model, whose)
+        holds = base.ADAPTERS if self.spec.lora is not None else base.COMPARED
+        if self.step.has_base and isinstance(self.spec.model, Published):
+            base.check_origin(meta.get("base"), self.spec.model, whose, holds)
         state = self.step.unnamed(tree)
         if self.step.base is not None:
-            base.check(meta["base"], self.step.base, whose)
+            base.check(meta["base"], self.step.base, whose, holds=holds)
         self._carry()
         return start, state
 
@@ -385,7 +388,7 @@ class Run:
             return
         self.report.phase("eval", done)
         with self.profiler.pause(), self.metrics.timer.part("eval"):
-            self.metrics.sampled(done, self.samples.taken(self.step.evaluated(state)))
+            self.metrics.sampled(done, self.samples.taken(self.step.saved(self.step.evaluated(state))))
 
     def _save(self, done: int, state: TrainState) -> None:
         """Starts a save of the state, which the store writes while the loop goes on."""

@@ -1,6 +1,6 @@
-"""The frozen base of adapters: read from its folder, quantized where asked, and known by a digest.
+"""The frozen base of adapters, or the reference of preferences: read from its folder, and known by a digest.
 
-A checkpoint of adapters does not hold it, but says which it was.
+A checkpoint does not hold it, but says which it was.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from trainer.spec import Published
 
 Named = dict[str, Any]
 Sums = Mapping[str, Any]  # parameter -> two numbers
+ADAPTERS, COMPARED = "adapters of", "a model compared with"  # what a checkpoint holds, before the name of the base
 
 
 def read(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> tuple[Named, dict[str, Any]]:
@@ -53,27 +54,27 @@ def read(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> tuple[
     }
 
 
-def check_origin(then: Mapping[str, Any] | None, model: Published, whose: str) -> None:
+def check_origin(then: Mapping[str, Any] | None, model: Published, whose: str, holds: str = ADAPTERS) -> None:
     """Raises CheckpointError where of the base of `whose` checkpoint and that of `model` one was read from a folder and
-    the other is drawn; `then` is None of a drawn one. Reads nothing."""
+    the other is drawn; `then` is None of a drawn one, `holds` what the checkpoint holds. Reads nothing."""
     if then is not None and model.init_from is None:
         raise CheckpointError(
-            f"{whose} holds adapters of the weights of {then['init_from']} with digest {then['digest']}; without {KEY} "
+            f"{whose} holds {holds} the weights of {then['init_from']} with digest {then['digest']}; without {KEY} "
             f"the weights are drawn from train.seed: name the folder that they were trained on as {KEY}"
         )
     if then is None and model.init_from is not None:
         raise CheckpointError(
-            f"{whose} holds adapters of weights that were drawn from train.seed, not those of {KEY} = "
+            f"{whose} holds {holds} weights that were drawn from train.seed, not those of {KEY} = "
             f"{model.init_from}: leave it out, or start a new run from the folder"
         )
 
 
-def check(then: Mapping[str, Any], now: Mapping[str, Any], whose: str, key: str = KEY) -> None:
+def check(then: Mapping[str, Any], now: Mapping[str, Any], whose: str, key: str = KEY, holds: str = ADAPTERS) -> None:
     """Raises CheckpointError where the base that is read now is not the one of `whose` checkpoint; `key` is what names
     its folder."""
     if then["digest"] != now["digest"]:
         raise CheckpointError(
-            f"{whose} holds adapters of the weights of {then['init_from']} with digest {then['digest']}; those of "
+            f"{whose} holds {holds} the weights of {then['init_from']} with digest {then['digest']}; those of "
             f"{now['init_from']} have {now['digest']}: name the folder that they were trained on as {key}"
         )
 

@@ -37,6 +37,7 @@ class FrozenKernel(nnx.Module):
         self.lora_a = None if a is None else nnx.Param(a, axes=(*axes[:inputs], "rank"))
         self.lora_b = None if b is None else nnx.Param(b, axes=("rank", *axes[inputs:]))
         self.scaling = 1.0 if lora is None else lora.scaling
+        self.is_adapted = lora is not None  # False: the kernel alone, as a reference has it
         self.drop = None if lora is None or not lora.dropout else _drop(lora.dropout, rngs.split(whole.shape[0]))
 
     def __getitem__(self, where: Any) -> FrozenKernel:
@@ -47,7 +48,7 @@ class FrozenKernel(nnx.Module):
         """x [B, L, I] times the kernel, and what the adapter adds: [B, L, O], in the dtype of x."""
         scale = None if self.int8_scale is None else self.int8_scale[...]
         made = frozen_product(x, self.frozen_kernel[...], scale, axes)
-        if self.lora_a is None or self.lora_b is None:
+        if self.lora_a is None or self.lora_b is None or not self.is_adapted:
             return made
         dropped = x if self.drop is None else self.drop(x)
         low_BLR = constrain(product(dropped, self.lora_a[...], axes), "batch", "length", "rank")

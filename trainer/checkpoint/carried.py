@@ -12,6 +12,7 @@ FOLDER = "tokenizer"  # in the folder of checkpoints, beside the steps
 MAIN = "tokenizer.json"
 # What is carried of a tokenizer's folder, as transformers' save_pretrained writes it.
 FILES = (MAIN, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+TEMPLATES = "additional_chat_templates/"  # a folder of NAME.jinja, chat templates besides that
 
 
 def keep(checkpoints: str, files: Mapping[str, bytes]) -> None:
@@ -21,8 +22,9 @@ def keep(checkpoints: str, files: Mapping[str, bytes]) -> None:
     folder = epath.Path(checkpoints) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         manifest.replace(folder / name, content)
-    for name in set(FILES) - set(files):  # of the tokenizer before: a chat template would be exported with this one
+    for name in {*FILES, *_templates(folder)} - set(files):  # of the tokenizer before: it would be exported with this
         (folder / name).unlink(missing_ok=True)
 
 
@@ -32,5 +34,16 @@ def kept(checkpoints: str) -> dict[str, bytes]:
 
 
 def read(folder: epath.Path, names: Sequence[str] = FILES) -> dict[str, bytes]:
-    """Those of a tokenizer's files that a folder holds, by name."""
-    return {name: bytes((folder / name).read_bytes()) for name in names if (folder / name).exists()}
+    """Those of a tokenizer's files that a folder holds, by name, and its further chat templates."""
+    there = [name for name in names if (folder / name).exists()]
+    return {name: bytes((folder / name).read_bytes()) for name in (*there, *_templates(folder))}
+
+
+def _templates(folder: epath.Path) -> list[str]:
+    """The names of the chat templates in a folder of their own."""
+    place = folder / TEMPLATES
+    return (
+        sorted(f"{TEMPLATES}{each.name}" for each in place.iterdir() if each.suffix == ".jinja")
+        if place.exists()
+        else []
+    )

@@ -102,6 +102,7 @@ def write(
             with _synced(folder / INDEX) as file:
                 file.write(_json(_index(files)))
         for name, content in described_in.items():
+            (folder / name).parent.mkdir(exist_ok=True)  # chat templates have a folder of their own
             with _synced(folder / name) as file:
                 file.write(content if isinstance(content, bytes) else _json(content))
     return list(files)

@@ -44,6 +44,7 @@ class Metrics:
         total_steps: int,
         examples_per_step: int,
         tokens_per_step: int | None = None,
+        has_targets: bool = True,
         dataset_examples: int | None = None,
         epochs: Callable[[int], Mapping[str, float]] | None = None,
     ) -> None:
@@ -51,6 +52,7 @@ class Metrics:
         self._rank, self._run_dir, self._report = rank, run_dir, report
         self._total, self._dataset, self._epochs = total_steps, dataset_examples, epochs
         self._examples, self._tokens = examples_per_step, tokens_per_step
+        self._has_targets = tokens_per_step is not None and has_targets  # whether the weight of a loss counts them
         self._first = 0  # complete steps when the loop began
         self._flops: float | None = None
         self._peak: float | None = None
@@ -210,7 +212,7 @@ class Metrics:
         return {
             Key.EXAMPLES_PER_S: self._examples * steps_per_s if self._examples else None,
             Key.TOKENS_PER_S: None if tokens is None else tokens * steps_per_s,
-            Key.TARGETS_PER_S: None if tokens is None or not recent else sum(recent) / len(recent) * steps_per_s,
+            Key.TARGETS_PER_S: sum(recent) / len(recent) * steps_per_s if self._has_targets and recent else None,
             Key.MFU: None if flops is None or self._peak is None else flops * steps_per_s / self._peak,
         }
 
@@ -238,7 +240,7 @@ class Metrics:
             "jaxlaunch_part_seconds_total": {(part,): seconds for part, seconds in timer.parts().items()},
             "jaxlaunch_examples_total": self._examples * steps,
             "jaxlaunch_tokens_total": (self._tokens or 0) * steps,
-            "jaxlaunch_targets_total": 0 if self._tokens is None else self._targets,
+            "jaxlaunch_targets_total": self._targets if self._has_targets else 0,
             "jaxlaunch_model_flops_per_step": self._flops,
             "jaxlaunch_skipped_steps_total": self._skipped,
             "jaxlaunch_empty_steps_total": self._empty,

@@ -27,6 +27,7 @@ from trainer.attention import availability
 from trainer.contract import BATCH_AXES, Key
 from trainer.errors import SpecError
 from trainer.huggingface import load
+from trainer.models import reference
 from trainer.numerics import flops, memory, precision
 from trainer.optim import groups, loss_scale, optimizers, schedules
 from trainer.optim.loss_scale import LossScale
@@ -72,23 +73,26 @@ class Step:
         self._check_experts()
         self._is_ours = type(task).__module__.startswith("trainer.") and not isinstance(spec.model, CustomModel)
         self._adapters = Adapters.of(spec, self._precision.params)
+        self._has_copy = self._adapters is None and reference.is_wanted(task)
         self.base: dict[str, Any] | None = None  # what a checkpoint says of the base, once it was read from a folder
         with self.context():
             self._arrays = ModelArrays(nnx.eval_shape(self._model))
         self.axes = sharding.by_path(getattr(task, "sharding", {}), self._arrays.axes)
-        names = self._arrays.params if self._adapters is not None else ()
-        self._frozen_base = frozenset(name for name in names if not is_adapter(name))
-        self.frozen = self._frozen_base | groups.frozen(spec.optimizer, self._saved(self._arrays.params))
+        self._frozen_base = frozenset(filter(self._is_of_base, self._arrays.params))
+        self.frozen = self._frozen_base | groups.frozen(spec.optimizer, self.saved(self._arrays.params))
         self._optimizer = optimizers.build(spec.optimizer, total_steps, self.axes)
         self.abstract = self._abstract()
         with self.context():
             optimizers.check(spec.optimizer, self._optimizer, self.trained(self.abstract.params))
         # For the run's log and summary.
-        said = optimizers.notes(spec.optimizer, self._saved(self.abstract.params), self.axes)
+        said = optimizers.notes(spec.optimizer, self.saved(self.abstract.params), self.axes)
         self.notes = [*([note] if note else []), *said]
         if self._adapters is not None:
             state = self.abstract
             self.notes.append(self._adapters.note(state.params, state.opt, self.named(state)))
+        if self._has_copy:
+            copy = {name: self.abstract.params[name] for name in self._frozen_base}
+            self.notes.append(f"the reference is a frozen copy of the model, {memory.total_bytes(copy):,} bytes")
         self._train: dict[int, Executable] = {}  # by the steps of one dispatch
         self._evaluate: Executable | None = None
 
@@ -108,25 +112,26 @@ class Step:
 
         Raises SpecError when the folder to start from does not hold this model.
         """
-        model, read = self._spec.model, {}
+        model, read = self._spec.model, self._base()
         if self._adapters is not None:
-            read = self._base() | self._adapters.start(self._saved(self.abstract.params))
+            read |= self._adapters.start(self.saved(self.abstract.params))
         elif isinstance(model, Published) and model.init_from is not None:
-            read = load.load(model, self.abstract.params)
+            read |= load.load(model, self.saved(self.abstract.params))
         with self.context():
             state: TrainState = jax.jit(self._fresh, donate_argnums=0, out_shardings=self._shardings())(read)
         return state
 
     def named(self, state: TrainState) -> dict[str, Any]:
-        """The state as dicts of leaves by name, for a checkpoint: without empty parts and the base of adapters."""
+        """The state as dicts of leaves by name, for a checkpoint: without empty parts, the base of adapters and the
+        reference."""
         leaves = jax.tree_util.tree_flatten_with_path(state.opt)[0]
         opt = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
         scale = None if state.scale is None else state.scale._asdict()
-        parts = {"params": self._saved(state.params), "opt": opt, "ema": state.ema, "rest": state.rest, "scale": scale}
+        parts = {"params": self.saved(state.params), "opt": opt, "ema": state.ema, "rest": state.rest, "scale": scale}
         return {"step": state.step, **{name: dict(part) for name, part in parts.items() if part}}
 
     def unnamed(self, tree: Mapping[str, Any]) -> TrainState:
-        """The inverse of `named`: the state of such a tree. The base of adapters is read, or drawn, again."""
+        """The inverse of `named`: the state of such a tree. What it leaves out is read, or drawn, again."""
         names = self.named(self.abstract).get("opt", {})
         opt = jax.tree.unflatten(jax.tree.structure(self.abstract.opt), [tree["opt"][name] for name in names])
         ema = None if self.abstract.ema is None else dict(tree["ema"])
@@ -134,8 +139,9 @@ class Step:
         return TrainState(tree["step"], self.with_base(tree["params"]), opt, ema, dict(tree.get("rest", {})), scale)
 
     def with_base(self, saved: Named) -> Named:
-        """The parameters of which a checkpoint holds `saved`: with the base of adapters, read or drawn again."""
-        return dict(saved) if self._adapters is None else self._base() | dict(saved)
+        """The parameters of which a checkpoint holds `saved`: with the base of adapters, or the reference, read or
+        drawn again."""
+        return self._base() | dict(saved)
 
     def put(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Array]:
         """This process's rows as global arrays, split over the batch axes."""
@@ -446,21 +452,36 @@ class Step:
             model = checked_model(self._spec.task, made)
         if self._adapters is not None:
             self._adapters.attach(model, self._keys()[0])
+        if self._has_copy:  # of the same key: the same weights
+            reference.put(model, self._task.model(self._spec, nnx.Rngs(self._keys()[0])))
         return model
 
+    @property
+    def has_base(self) -> bool:
+        """Whether there are parameters that are read, or drawn, at each start, and no checkpoint holds."""
+        return bool(self._frozen_base)
+
+    def _is_of_base(self, name: str) -> bool:
+        return (
+            name.startswith(reference.PREFIX) if self._has_copy else self._adapters is not None and not is_adapter(name)
+        )
+
     def _base(self) -> Named:
-        """The frozen base of adapters as it is kept: read from its folder, or drawn from the seed."""
+        """The base of adapters, or the reference, as it is kept: read from its folder, or drawn from the seed."""
         model, like = self._spec.model, {name: self.abstract.params[name] for name in sorted(self._frozen_base)}
+        if not like:
+            return {}
         if isinstance(model, Published) and model.init_from is not None:
-            params, self.base = base.read(model, like)
-            return params
+            prefix = reference.PREFIX if self._has_copy else ""
+            params, self.base = base.read(model, {name.removeprefix(prefix): leaf for name, leaf in like.items()})
+            return {prefix + name: param for name, param in params.items()}
         where = {name: leaf.sharding for name, leaf in like.items()}
         with self.context():
             drawn: Named = jax.jit(lambda: {name: self._fresh({}).params[name] for name in like}, out_shardings=where)()
         return drawn
 
-    def _saved(self, params: Named) -> Named:
-        """Those of `params` that a checkpoint holds: all but the base of adapters."""
+    def saved(self, params: Named) -> Named:
+        """Those of `params` that a checkpoint holds: all but the base of adapters and the reference."""
         return {name: leaf for name, leaf in params.items() if name not in self._frozen_base}
 
     def _fresh(self, read: Named) -> TrainState:
@@ -476,7 +497,7 @@ class Step:
         """A parameter in the dtype that it is kept in."""
         if self._adapters is not None and name in self._frozen_base:
             return self._adapters.stored(name, param)
-        return _as(param, self._precision.params)
+        return _as(param, self._precision.compute if name in self._frozen_base else self._precision.params)
 
     def _cast(self, params: Named) -> Named:
         late: frozenset[str] = frozenset() if self._adapters is None else self._adapters.cast_late

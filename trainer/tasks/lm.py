@@ -16,7 +16,8 @@ B batch, L length, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -76,8 +77,8 @@ class NextToken:
         `batch` has `tokens` int32 [B, L + 1], `mask` float32 [B, L], `weight` [B], and any of TOKEN_KEYS.
         """
         tokens_BT = batch["tokens"]
-        inputs: Any = (tokens_BT[:, :-1], *_keys(model, batch))
-        labels_BL, weight_BL = tokens_BT[:, 1:], _weights(batch)
+        inputs: Any = (tokens_BT[:, :-1], *keys(model, batch))
+        labels_BL, weight_BL = tokens_BT[:, 1:], weights(batch)
         if isinstance(model, LanguageModel):
             self._vocab = model.head_DV.shape[1]
             found = model.read(*inputs)
@@ -159,7 +160,7 @@ class NextToken:
         return found
 
 
-def _weights(batch: dict[str, Array]) -> Array:
+def weights(batch: dict[str, Array]) -> Array:
     """Weight of each target, [B, L]: 0 for a token of another example than the token before it."""
     weight_BL = batch["mask"] * batch["weight"][:, None]
     if (segments_BT := batch.get("segments")) is not None:
@@ -170,7 +171,7 @@ def _weights(batch: dict[str, Array]) -> Array:
     return weight_BL
 
 
-def _keys(model: Any, batch: dict[str, Array]) -> tuple[Array | Visible, ...]:
+def keys(model: Any, batch: dict[str, Array]) -> tuple[Array | Visible, ...]:
     """The arguments of a model after the tokens: which keys its queries may see."""
     given = {key: batch[key] for key in TOKEN_KEYS if key in batch}
     if not given:
@@ -195,10 +196,21 @@ def _sums(model: LanguageModel, found: Features, labels_BL: Array, weight_BL: Ar
 
 def _cross_entropy(model: LanguageModel, x_BLD: Array, labels_BL: Array, weight_BL: Array) -> losses.Sums:
     options = losses.Options() if model.deterministic else losses.Options(model.loss.z, model.loss.smoothing)
+    return scored(model, x_BLD, labels_BL, weight_BL, partial(losses.cross_entropy, options=options))
+
+
+def scored(
+    model: LanguageModel,
+    x_BLD: Array,
+    labels_BL: Array,
+    weight_BL: Array,
+    score: Callable[[Array, Array, Array], losses.Summed],
+) -> losses.Summed:
+    """`score` of the model's logits, labels and weights, a sum over positions; in chunks as losses.in_chunks."""
     count, head_DV = _chunks(model.loss.chunks, labels_BL.shape, model.head_DV), model.head_DV
     if count == 1:
-        return losses.cross_entropy(model.project(x_BLD, head_DV), labels_BL, weight_BL, options)
-    return losses.in_chunks(model.project, head_DV, x_BLD, labels_BL, weight_BL, count, options)
+        return score(model.project(x_BLD, head_DV), labels_BL, weight_BL)
+    return losses.in_chunks(model.project, head_DV, x_BLD, labels_BL, weight_BL, count, score)
 
 
 def _chunks(chunks: int | str, shape: tuple[int, ...], head_DV: Array) -> int:

@@ -6,7 +6,7 @@ B batch, L length, V vocabulary or classes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jax import Array
 
 from trainer.errors import SpecError
 
+Summed = TypeVar("Summed")  # arrays that add up over positions
 LOGITS_BYTES = 2**28  # of a device's float32 logits at a time, where the job sets no number of chunks
 
 
@@ -43,6 +44,40 @@ def cross_entropy(logits: Array, labels: Array, weight: Array, options: Options 
     vocabulary makes the sum NaN, so that it is found at the first step. Raises SpecError for shapes that do not fit:
     labels [B, 1] would broadcast to all pairs of examples.
     """
+    each = _each(logits, labels, weight)
+    total = each.nats
+    if options.smoothing:
+        total = total + options.smoothing * (each.chosen - each.logits.mean(-1))
+    if options.z:
+        total = total + options.z * jnp.square(each.log_sum + each.largest)
+    counts = weight != 0.0
+    return Sums(
+        total=jnp.where(counts, total * weight, 0.0).sum(),
+        nats=jnp.where(counts, each.nats * weight, 0.0).sum(),
+        correct=jnp.where(each.logits.argmax(-1) == labels.astype(jnp.int32), weight, 0.0).sum(),
+        weight=weight.sum(),
+    )
+
+
+def log_probabilities(logits: Array, labels: Array, weight: Array) -> Array:
+    """Log-probability of each row's `labels`, the sum over its positions, each times `weight`: [B] of [B, L, V].
+
+    As `cross_entropy` where a position has weight 0, a label is outside the vocabulary or a shape does not fit.
+    """
+    return -jnp.where(weight != 0.0, _each(logits, labels, weight).nats * weight, 0.0).sum(-1)
+
+
+class _Each(NamedTuple):
+    """The softmax at each position, [...], of logits whose largest is taken off."""
+
+    logits: Array  # [..., V]
+    largest: Array
+    chosen: Array  # the label's logit
+    log_sum: Array
+    nats: Array  # of the label
+
+
+def _each(logits: Array, labels: Array, weight: Array) -> _Each:
     for name, array in (("labels", labels), ("weights", weight)):
         if array.shape != logits.shape[:-1]:
             raise SpecError(
@@ -58,17 +93,7 @@ def cross_entropy(logits: Array, labels: Array, weight: Array, options: Options 
     chosen = jnp.where(is_label, logits, 0.0).sum(-1)
     legal = (labels >= 0) & (labels < logits.shape[-1])
     log_sum = jnp.log(jnp.exp(logits).sum(-1))
-    nats = total = jnp.where(legal, log_sum - chosen, jnp.nan)
-    if options.smoothing:
-        total = total + options.smoothing * (chosen - logits.mean(-1))
-    if options.z:
-        total = total + options.z * jnp.square(log_sum + largest)
-    return Sums(
-        total=jnp.where(counts, total * weight, 0.0).sum(),
-        nats=jnp.where(counts, nats * weight, 0.0).sum(),
-        correct=jnp.where(logits.argmax(-1) == labels, weight, 0.0).sum(),
-        weight=weight.sum(),
-    )
+    return _Each(logits, largest, chosen, log_sum, jnp.where(legal, log_sum - chosen, jnp.nan))
 
 
 def in_chunks(
@@ -78,22 +103,26 @@ def in_chunks(
     labels_BL: Array,
     weight_BL: Array,
     count: int,
-    options: Options = PLAIN,
-) -> Sums:
-    """`cross_entropy` of the logits `project(x, head)`, computed in `count` parts along L: one is in memory at a time.
+    score: Callable[[Array, Array, Array], Summed],
+) -> Summed:
+    """`score` of the logits `project(x, head)`, labels and weights, a sum over positions such as `cross_entropy`, in
+    `count` parts along L: the logits of one are in memory at a time.
 
     The backward pass computes each part's logits again. The head's gradient is summed over the parts in float32.
     """
     wide_DV = head_DV.astype(jnp.float32)
 
-    def add(sums: Sums, part: tuple[Array, Array, Array]) -> tuple[Sums, None]:
+    def of(part: tuple[Array, Array, Array]) -> Summed:
         x, labels, weight = part
-        each = cross_entropy(project(x, wide_DV.astype(head_DV.dtype)), labels, weight, options)
-        return jax.tree.map(jnp.add, sums, each), None
+        return score(project(x, wide_DV.astype(head_DV.dtype)), labels, weight)
+
+    def add(sums: Summed, part: tuple[Array, Array, Array]) -> tuple[Summed, None]:
+        return jax.tree.map(jnp.add, sums, of(part)), None
 
     parts = tuple(_split(array, count) for array in (x_BLD, labels_BL, weight_BL))
-    zeros = Sums(*[jnp.zeros((), jnp.float32)] * len(Sums._fields))
-    sums, _ = jax.lax.scan(jax.checkpoint(add, prevent_cse=False), zeros, parts)
+    like = jax.eval_shape(of, tuple(jax.ShapeDtypeStruct(part.shape[1:], part.dtype) for part in parts))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    sums: Summed = jax.lax.scan(jax.checkpoint(add, prevent_cse=False), zeros, parts)[0]
     return sums
 
 

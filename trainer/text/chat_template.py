@@ -73,14 +73,14 @@ class Template:
         self._template = environment.from_string(source)
         self.has_marks = marks.are_there
 
-    def render(self, messages: Sequence[Any], *, prompt: bool = False) -> Rendering:
-        """The chat, with the beginning of an assistant's turn behind it if `prompt`.
+    def render(self, messages: Sequence[Any], tools: Sequence[Any] | None = None, *, prompt: bool = False) -> Rendering:
+        """The chat in which `tools` may be called, with the beginning of an assistant's turn behind it if `prompt`.
 
         Raises jinja2.TemplateError where the template refuses it, MarksError, and anything that its code raises.
         """
         self._marks.length, self._marks.blocks = 0, []
         pieces: list[str] = []
-        given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": prompt}
+        given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
         for piece in self._template.generate(**given, **self._named):
             pieces.append(piece)
             self._marks.length += len(piece)

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from trainer.checkpoint import carried
 from trainer.errors import SpecError
 from trainer.text import documents, tokenizer
 from trainer.text.documents import Document, Unfit, kind_of_value
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     from trainer.text.chat_template import Rendering, Spans, Template
 
 FIELD = "messages"
+ALSO = ("tools",)  # what a row may have besides: what the assistant may call
 FILE = "chat_template.jinja"  # beside tokenizer_config.json, whose chat_template it goes before
-DEFAULT = "default"  # of several templates by name
+DEFAULT, TOOL_USE = "default", "tool_use"  # of several templates by name, and that of rows with tools
 ASSISTANT = "assistant"
 
 
@@ -30,31 +32,44 @@ class Chats:
 
     def __init__(self, of: tokenizer.Tokenizer) -> None:
         self._name = of.name
-        source, named = _source(of), _named(of)
-        self._template = self._compiled(source, named)
-        self.digest = hashlib.sha256(json.dumps([source, named], sort_keys=True).encode()).hexdigest()[:12]
+        sources, named = _sources(of), _named(of)
+        self._templates = {name: self._compiled(source, named) for name, source in sources.items()}
+        told = sources if TOOL_USE in sources else sources[DEFAULT]
+        self.digest = hashlib.sha256(json.dumps([told, named], sort_keys=True).encode()).hexdigest()[:12]
 
-    def document(self, messages: Any) -> Document:
-        """The text of a row's messages, its `spans` those of the assistant. Raises Unfit."""
-        _check(messages)
-        text, spans = self._render(messages)
-        if not self._template.has_marks:
-            spans = self._by_turns(messages, text)
+    def of_row(self, field: str, values: documents.Values) -> Document:
+        """The chat of a row, with the tools that it may name. Raises Unfit."""
+        try:
+            return self.document(values[field], tools(values.get(ALSO[0])))
+        except Unfit as error:
+            raise Unfit(f"its field {field!r}: {error}") from None
+
+    def document(self, messages: Any, tools: Sequence[Any] | None = None, given: int = 0) -> Document:
+        """The text of messages, its `spans` those of the assistant, but in the first `given`. Raises Unfit."""
+        check(messages)
+        template = self._templates[TOOL_USE if tools is not None and TOOL_USE in self._templates else DEFAULT]
+        text, spans = self._render(template, messages, tools)
+        if not template.has_marks:
+            spans = self._by_turns(template, messages, text, tools, given)
+        elif given:
+            spans = spans[len(self._render(template, messages[:given], tools).spans) :]
         if not spans:
-            roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
+            roles = ", ".join(dict.fromkeys(message["role"] for message in messages[given:]))
             raise Unfit(f"it has no words of the role {ASSISTANT!r}, which are the targets; its roles: {roles}")
         return Document(*documents.without_surrogates(text), spans)
 
-    def _by_turns(self, messages: Sequence[Mapping[str, Any]], text: str) -> Spans:
-        """The characters of the assistant's turns in the `text` of all messages."""
+    def _by_turns(
+        self, template: Template, messages: Sequence[Mapping[str, Any]], text: str, tools: Any, given: int
+    ) -> Spans:
+        """The characters of the assistant's turns in the `text` of all messages, but of the first `given`."""
         found = []
         for number, message in enumerate(messages):
-            if message["role"] != ASSISTANT:
+            if message["role"] != ASSISTANT or number < given:
                 continue
-            through = self._render(messages[: number + 1]).text
-            before = self._render(messages[:number], prompt=True).text
+            through = self._render(template, messages[: number + 1], tools).text
+            before = self._render(template, messages[:number], tools, prompt=True).text
             if not through.startswith(before):  # the template asks with other words than a turn begins with
-                before = self._render(messages[:number]).text
+                before = self._render(template, messages[:number], tools).text
             if not through.startswith(before) or not text.startswith(through):
                 raise Unfit(
                     f"the chat template of {self._name} renders message {number + 1} or those before it otherwise when "
@@ -65,11 +80,11 @@ class Chats:
                 found.append((len(before), len(through)))
         return tuple(found)
 
-    def _render(self, messages: Sequence[Any], *, prompt: bool = False) -> Rendering:
+    def _render(self, template: Template, messages: Sequence[Any], tools: Any, *, prompt: bool = False) -> Rendering:
         import jinja2
 
         try:
-            return self._template.render(messages, prompt=prompt)
+            return template.render(messages, tools, prompt=prompt)
         except jinja2.TemplateError as error:  # raise_exception's are of these
             raise Unfit(f"the chat template of {self._name} refuses its messages: {error}") from None
         except Exception as error:  # the template's own code runs in there
@@ -100,7 +115,7 @@ def load(name: str) -> Chats:
     return Chats(tokenizer.load(name))
 
 
-def _check(messages: Any) -> None:
+def check(messages: Any) -> None:
     """Raises Unfit for what is no list of messages."""
     if not isinstance(messages, list):
         raise Unfit(f"it is {kind_of_value(messages)}, not a list of messages")
@@ -113,27 +128,56 @@ def _check(messages: Any) -> None:
             raise Unfit(f"its message {number} has no role; it has {', '.join(map(str, message)) or 'nothing'}")
 
 
-def _source(of: tokenizer.Tokenizer) -> str:
-    """The text of the template. Raises SpecError."""
+def tools(given: Any) -> list[Any] | None:
+    """The tools of a row: a list of their schemas, which may be written as JSON. Raises Unfit."""
+    found = given
+    if isinstance(given, str):
+        try:
+            found = json.loads(given)
+        except ValueError as error:
+            raise Unfit(f"the row's tools are no JSON: {error}") from None
+    if found is None or (isinstance(found, list) and all(isinstance(each, dict) for each in found)):
+        return found
+    raise Unfit("the row's tools are no list of objects, each the schema of a function")
+
+
+def _sources(of: tokenizer.Tokenizer) -> dict[str, str]:
+    """The texts of the template, and of that for rows with tools where it is another. Raises SpecError."""
+    named = {
+        name.removeprefix(carried.TEMPLATES).removesuffix(".jinja"): text.decode(errors="replace")
+        for name, text in of.files.items()
+        if name.startswith(carried.TEMPLATES)
+    }
     if FILE in of.files:
-        return of.files[FILE].decode(errors="replace")
+        named[DEFAULT] = of.files[FILE].decode(errors="replace")
+    elif not named:
+        named = _configured(of)
+    if DEFAULT not in named:
+        raise SpecError(
+            f"data.tokenizer = {of.name} has chat templates named {', '.join(named) or 'nothing'}, and "
+            f"none is named {DEFAULT}; name that to train with so"
+        )
+    return {name: named[name] for name in (DEFAULT, TOOL_USE) if name in named}
+
+
+def _configured(of: tokenizer.Tokenizer) -> dict[str, str]:
+    """The templates of tokenizer_config.json by name. Raises SpecError."""
     given = of.config.get("chat_template")
     if given is None:
         raise SpecError(
-            f"data.tokenizer = {of.name} has no chat template, which data.format = chat needs: no chat_template in "
+            f"data.tokenizer = {of.name} has no chat template, which messages need: no chat_template in "
             f"tokenizer_config.json and no {FILE}; take the tokenizer of a model for chats, or put one there"
         )
+    found: dict[str, Any] = {DEFAULT: given}
     if isinstance(given, list):  # several by name
-        named = {each.get("name"): each.get("template") for each in given if isinstance(each, dict)}
-        if DEFAULT not in named:
+        found = {str(each.get("name")): each.get("template") for each in given if isinstance(each, dict)}
+    for name, template in found.items():
+        if not isinstance(template, str):
+            which = "" if name == DEFAULT else f" named {name}"
             raise SpecError(
-                f"data.tokenizer = {of.name} has chat templates named {', '.join(map(str, named)) or 'nothing'}, and "
-                f"none is named {DEFAULT}; name that to train with so"
+                f"data.tokenizer = {of.name}: its chat_template{which} is {kind_of_value(template)}, not a text"
             )
-        given = named[DEFAULT]
-    if not isinstance(given, str):
-        raise SpecError(f"data.tokenizer = {of.name}: its chat_template is {kind_of_value(given)}, not a text")
-    return given
+    return found
 
 
 def _named(of: tokenizer.Tokenizer) -> dict[str, Any]:

@@ -8,13 +8,15 @@ document: the text under `field`. What cannot be read is said with the file and 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import glob
 import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from trainer.data.sources import files
 from trainer.errors import DataError, TrainerError
@@ -61,11 +63,12 @@ class Document(NamedTuple):
     spans: tuple[tuple[int, int], ...] | None = None
 
 
-Made = Callable[[Any], Document]  # makes a row's value a document; raises Unfit
+Made = TypeVar("Made")
+Values = Mapping[str, Any]  # of a row, by field
 
 
 class Unfit(Exception):
-    """Why a row's value is no document."""
+    """Why a row is no document."""
 
 
 class _Wrong(Exception):
@@ -173,14 +176,43 @@ def _parts(path: str) -> Iterator[Part]:
         yield Part(path, kind, 0, size, size)
 
 
-def read(part: Part, field: str | None, made: Made | None = None) -> Iterator[Document]:
+def read(
+    part: Part, field: str | None, made: Callable[[Values], Document] | None = None, also: Sequence[str] = ()
+) -> Iterator[Document]:
     """The documents of a part in order, empty ones among them. Raises DataError naming file and row.
 
-    `made` makes them of the rows' values, which are texts without it; plain text has no rows.
+    `made` makes them of `rows`, whose `field` is their text without it; plain text has no rows.
     """
-    reads = {"text": _text, "lines": _lines, "parquet": _rows_of_parquet, "arrow": _rows_of_arrow}[part.kind]
+    if part.kind == "text":
+        with _named(part):
+            yield from _text(part)
+        return
+    for document, replaced in rows(part, field or FIELD, made or partial(_plain, field or FIELD), also):
+        yield document._replace(replaced=document.replaced + replaced) if replaced else document
+
+
+def rows(
+    part: Part, field: str, made: Callable[[Values], Made], also: Sequence[str] = ()
+) -> Iterator[tuple[Made, int]]:
+    """What `made`, which raises Unfit, makes of each row of a part that is no plain text, and how many of its
+    characters stand for bytes that are no UTF-8.
+
+    A row has `field`, and those of `also` that are there. Raises DataError naming file and row.
+    """
+    reads = {"lines": _lines, "parquet": _rows_of_parquet, "arrow": _rows_of_arrow}[part.kind]
+    with _named(part):
+        for number, values, replaced in reads(part, field, also):
+            try:
+                yield made(values), replaced
+            except Unfit as error:
+                raise _Wrong(number, str(error)) from None
+
+
+@contextlib.contextmanager
+def _named(part: Part) -> Iterator[None]:
+    """Raises DataError for what is wrong in a part, with the file's name and the row."""
     try:
-        yield from reads(part, field or FIELD, made)
+        yield
     except TrainerError:
         raise
     except _Wrong as wrong:
@@ -188,6 +220,16 @@ def read(part: Part, field: str | None, made: Made | None = None) -> Iterator[Do
     except (OSError, EOFError, ValueError) as error:  # pyarrow's are of these
         packing = "truncated or damaged" if _unpacked(part.path) != part.path else "damaged"
         raise DataError(f"{part.path} is {packing}: {error}") from error
+
+
+def _plain(field: str, values: Values) -> Document:
+    """The text of a row's field."""
+    value = values[field]
+    if isinstance(value, bytes):
+        return decoded(value)
+    if not isinstance(value, str):
+        raise Unfit(f"its field {field!r} is {kind_of_value(value)}, not a text")
+    return Document(*without_surrogates(value))
 
 
 # --- text and lines ---------------------------------------------------------------------------------------------------
@@ -203,7 +245,7 @@ def _stream(path: str) -> BinaryIO:
     return opened
 
 
-def _text(part: Part, field: str, made: Made | None) -> Iterator[Document]:
+def _text(part: Part) -> Iterator[Document]:
     """Pieces of up to about PIECE bytes, each but the last ending with a line where there are lines."""
     rest = b""
     with _stream(part.path) as file:
@@ -225,15 +267,15 @@ def _character(data: bytes) -> int:
     return at
 
 
-def _lines(part: Part, field: str, made: Made | None) -> Iterator[Document]:
-    """One document a line; blank lines are none. A line belongs to the part in which it begins."""
+def _lines(part: Part, field: str, also: Sequence[str]) -> Iterator[tuple[int, Values, int]]:
+    """One row a line; blank lines are none. A line belongs to the part in which it begins."""
     with _stream(part.path) as file:
         is_whole = _unpacked(part.path) != part.path
         for number, line in enumerate(_split(file, 0, None) if is_whole else _split(file, part.first, part.last)):
             if not number and not part.first:
                 line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip():
-                yield _of_line(line, field, number, made)
+                yield number, *_of_line(line, field, number)
 
 
 def _split(file: BinaryIO, first: int, last: int | None) -> Iterator[bytes]:
@@ -255,30 +297,17 @@ def _split(file: BinaryIO, first: int, last: int | None) -> Iterator[bytes]:
         yield rest
 
 
-def _of_line(line: bytes, field: str, number: int, made: Made | None) -> Document:
+def _of_line(line: bytes, field: str, number: int) -> tuple[Values, int]:
     text = decoded(line)
     try:
         row = json.loads(text.text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _Wrong(number, f"it is no JSON: {error}; a file of JSON lines has one object a line") from None
     if not isinstance(row, dict):
         raise _Wrong(number, f"it is {kind_of_value(row)}, not an object with the field {field!r}")
     if field not in row:
         raise _Wrong(number, f"it has no field {field!r}; it has {', '.join(map(str, row)) or 'none'}")
-    if made is not None:
-        document = _made(made, row[field], field, number)
-        return document._replace(replaced=document.replaced + text.replaced)
-    if not isinstance(row[field], str):
-        raise _Wrong(number, f"its field {field!r} is {kind_of_value(row[field])}, not a text")
-    plain, replaced = without_surrogates(row[field])
-    return Document(plain, text.replaced + replaced)
-
-
-def _made(made: Made, value: Any, field: str, number: int) -> Document:
-    try:
-        return made(value)
-    except Unfit as error:
-        raise _Wrong(number, f"its field {field!r}: {error}") from None
+    return row, text.replaced
 
 
 def without_surrogates(text: str) -> tuple[str, int]:
@@ -322,14 +351,13 @@ def _parquet(path: str) -> Any:
         raise DataError(f"{path} is not a Parquet file, or is truncated: {error}") from None
 
 
-def _rows_of_parquet(part: Part, field: str, made: Made | None) -> Iterator[Document]:
+def _rows_of_parquet(part: Part, field: str, also: Sequence[str]) -> Iterator[tuple[int, Values, int]]:
     file = _parquet(part.path)
-    _check(part.path, file.schema_arrow, field, made)
-    batches = file.iter_batches(ROWS, row_groups=list(range(part.first, part.last)), columns=[field])
-    yield from _texts(batches, field, made)
+    chosen = _columns(part.path, file.schema_arrow, field, also)
+    yield from _numbered(file.iter_batches(ROWS, row_groups=list(range(part.first, part.last)), columns=chosen), chosen)
 
 
-def _rows_of_arrow(part: Part, field: str, made: Made | None) -> Iterator[Document]:
+def _rows_of_arrow(part: Part, field: str, also: Sequence[str]) -> Iterator[tuple[int, Values, int]]:
     """Of the streaming format, which `datasets` writes, or of the file format."""
     import pyarrow
 
@@ -341,35 +369,29 @@ def _rows_of_arrow(part: Part, field: str, made: Made | None) -> Iterator[Docume
             batches = (table.get_batch(number) for number in range(table.num_record_batches))
         else:
             table = batches = pyarrow.ipc.open_stream(mapped)
-        _check(part.path, table.schema, field, made)
-        yield from _texts(batches, field, made)
+        yield from _numbered(batches, _columns(part.path, table.schema, field, also))
 
 
-def _check(path: str, schema: Any, field: str, made: Made | None) -> None:
+def _columns(path: str, schema: Any, field: str, also: Sequence[str]) -> list[str]:
+    """The columns to read. Raises DataError where `field` is not there, or of numbers."""
     import pyarrow
 
     if field not in schema.names:
         raise DataError(f"{path} has no column {field!r}; it has {', '.join(schema.names)}")
-    if made is not None:
-        return
     kind, types = schema.field(field).type, pyarrow.types
     plain = kind.value_type if types.is_dictionary(kind) else kind  # pandas writes categories so
-    is_text = types.is_string, types.is_large_string, types.is_string_view
-    is_bytes = types.is_binary, types.is_large_binary, types.is_binary_view
-    if not any(is_of(plain) for is_of in (*is_text, *is_bytes)):
+    if any(is_of(plain) for is_of in (types.is_integer, types.is_floating, types.is_boolean, types.is_temporal)):
         raise DataError(f"{path}: its column {field!r} is of {kind}, not of text")
+    return [field, *(name for name in also if name in schema.names and name != field)]
 
 
-def _texts(batches: Any, field: str, made: Made | None) -> Iterator[Document]:
+def _numbered(batches: Any, columns: list[str]) -> Iterator[tuple[int, Values, int]]:
+    """The rows of tables with their numbers."""
     first = 0
     for batch in batches:
-        for number, value in enumerate(batch.column(field).to_pylist()):
-            if made is not None:
-                yield _made(made, value, field, first + number)
-                continue
-            if value is None:
-                raise _Wrong(first + number, f"its field {field!r} is null, not a text")
-            yield decoded(value) if isinstance(value, bytes) else Document(value, 0)
+        values = [batch.column(name).to_pylist() for name in columns]
+        for number, row in enumerate(zip(*values, strict=True), first):
+            yield number, dict(zip(columns, row, strict=True)), 0
         first += batch.num_rows
 
 

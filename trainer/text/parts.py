@@ -9,6 +9,7 @@ D documents of a part, in the order of its file of tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -149,8 +150,11 @@ def _put_in(document: Document, ids: npt.NDArray[np.int32], tokenizer: Tokenizer
 def _tokenized(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lot]:
     """The unit's documents, in lots of about HELD tokens: at least one lot, which may hold none."""
     tokenizer, lot = load(recipe.tokenizer), _Lot()
-    made = None if recipe.template is None else chats.load(recipe.tokenizer).document
-    for batch in _batches(document for part in parts for document in documents.read(part, recipe.field, made)):
+    made = None
+    if recipe.template is not None:
+        made = partial(chats.load(recipe.tokenizer).of_row, recipe.field or chats.FIELD)
+    found = (document for part in parts for document in documents.read(part, recipe.field, made, chats.ALSO))
+    for batch in _batches(found):
         lot.add(batch, tokenizer)
         if lot.tokens >= HELD:
             yield lot

@@ -1,3 +1,4 @@
+from functools import partial
 from typing import Any
 
 import jax
@@ -107,7 +108,10 @@ def test_chunks_give_the_same_loss_and_gradients(count: int, options: Options) -
         return cross_entropy(project(x, head), labels, weight, options).total / weight.sum()
 
     def parts(x: jax.Array, head: jax.Array) -> jax.Array:
-        return in_chunks(project, head, x, labels, weight, count, options).total / weight.sum()
+        return (
+            in_chunks(project, head, x, labels, weight, count, partial(cross_entropy, options=options)).total
+            / weight.sum()
+        )
 
     (one, of_one), (other, of_other) = (jax.jit(jax.value_and_grad(f, (0, 1)))(x, head) for f in (whole, parts))
     np.testing.assert_allclose(other, one, rtol=1e-6)
@@ -119,7 +123,7 @@ def test_the_heads_gradient_is_summed_over_the_chunks_in_float32() -> None:
     x, head, labels, weight = inputs("bfloat16")
 
     def loss(head: jax.Array, count: int) -> jax.Array:
-        return in_chunks(project, head, x, labels, weight, count).total
+        return in_chunks(project, head, x, labels, weight, count, cross_entropy).total
 
     one, many = (jax.jit(jax.grad(loss), static_argnums=1)(head, count).astype(jnp.float32) for count in (1, 48))
     np.testing.assert_allclose(many, one, atol=0.01 * float(jnp.abs(one).max()))

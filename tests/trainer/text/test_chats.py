@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,10 @@ def test_rows_of_tables_are_chats_too(tmp_path: Path) -> None:
     with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table)
     chat_corpora.lines(tmp_path / "a.jsonl", found, "turns")
-    made = chats.load(folder).document
+    made = partial(chats.load(folder).of_row, "turns")
     for name in ("a.parquet", "a.arrow", "a.jsonl"):
         ((part,),) = documents.units([str(tmp_path / name)])
-        assert list(documents.read(part, "turns", made)) == [made(chat) for chat in found]
+        assert list(documents.read(part, "turns", made, chats.ALSO)) == [made({"turns": chat}) for chat in found]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_rows_of_tables_are_chats_too(tmp_path: Path) -> None:
     ],
 )
 def test_a_row_that_is_no_chat_is_said_with_its_place(tmp_path: Path, template: str, row: Any, words: str) -> None:
-    made = chats.load(chat_corpora.saved(tmp_path / "tokenizer", template)).document
+    made = partial(chats.load(chat_corpora.saved(tmp_path / "tokenizer", template)).of_row, "messages")
     good = "{{ messages" not in template and "macro" not in template
     path = chat_corpora.lines(tmp_path / "a.jsonl", [FEW, row] if good else [row])
     ((part,),) = documents.units([path])
@@ -121,7 +122,7 @@ def test_a_row_that_is_no_chat_is_said_with_its_place(tmp_path: Path, template: 
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        (None, "has no chat template, which data.format = chat needs: no chat_template in tokenizer_config.json"),
+        (None, "has no chat template, which messages need: no chat_template in tokenizer_config.json"),
         ("a\n{% if %}", "its chat template is not valid, line 2: "),
         (3, "its chat_template is the number 3, not a text"),
         ([{"name": "rag", "template": ""}], "has chat templates named rag, and none is named default"),

@@ -71,12 +71,14 @@ def _opened(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
 
 
 def _text(spec: TrainSpec, data: Text, split: Literal["train", "eval"]) -> Source | None:
-    """One stream of bytes, or rows of documents that are prepared once."""
+    """One stream of bytes, rows of documents that are prepared once, or pairs of texts."""
     from trainer.data.sources import packed, text
-    from trainer.text import tokenizer
+    from trainer.text import preferences, tokenizer
 
     length, vocab = _window(spec)
     tokenizer.fits(tokenizer.load(data.tokenizer), vocab)
+    if data.format == "preference":
+        return preferences.source(data, length, split)
     return packed.source(data, length, split) if data.is_prepared else text.source(data, length, split)
 
 

@@ -1,0 +1,266 @@
+"""Preferences are learned as the papers say, against the model that the training began from."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+from flax import nnx
+
+from tests.trainer import references, tiny
+from trainer import spec as specs
+from trainer.adapters import base
+from trainer.data.examples import Unusable
+from trainer.errors import CheckpointError, SpecError
+from trainer.export import export
+from trainer.metrics.progress import Progress
+from trainer.models import reference
+from trainer.parallel import mesh
+from trainer.spec import DPO, TrainSpec
+from trainer.step.train_step import Step
+from trainer.tasks.dpo import Preference
+from trainer.train import Place, Run
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+VOCAB = 6
+
+
+class Bigram(nnx.Module):
+    """Logits of a token by the one before: a model whose gradient is written down in a line."""
+
+    def __init__(self, table_VV: Any) -> None:
+        self.table = nnx.Param(jnp.asarray(table_VV, jnp.float32))
+
+    def __call__(self, tokens_BL: Any) -> Any:
+        return self.table[...][tokens_BL]
+
+
+def some_pairs(draw: np.random.Generator, count: int = 5) -> dict[str, np.ndarray]:
+    mask = (draw.random((count, 2, 7)) < 0.6).astype(np.float32)
+    weight = np.append(np.ones(count - 1), 0).astype(np.float32)
+    length = np.full((count, 2), 8, np.int32)
+    return {
+        "tokens": draw.integers(0, VOCAB, (count, 2, 8), np.int32),
+        "mask": mask,
+        "weight": weight,
+        "length": length,
+    }
+
+
+def log_probability(table_VV: Any, tokens_T: Any, mask_L: Any) -> tuple[float, np.ndarray]:
+    """Of the tokens that count, each after the one before; and its gradient by the table."""
+    shares_VV = table_VV - np.log(np.exp(table_VV).sum(1, keepdims=True))
+    total, grad_VV = 0.0, np.zeros_like(table_VV)
+    for before, after, counts in zip(tokens_T, tokens_T[1:], mask_L, strict=False):
+        total += counts * shares_VV[before, after]
+        grad_VV[before] += counts * (np.eye(VOCAB)[after] - np.exp(shares_VV[before]))
+    return total, grad_VV
+
+
+def by_the_paper(of: specs.Dpo, ours_VV: Any, theirs_VV: Any, batch: dict[str, np.ndarray]) -> tuple[float, np.ndarray]:
+    """The mean loss and its gradient: Rafailov et al. 2023, equation 7 and its gradient in section 4, in float64;
+    Azar et al. 2023, equation 17."""
+    loss, grad_VV, count = 0.0, np.zeros_like(ours_VV), batch["weight"].sum()
+    for tokens, mask in list(zip(batch["tokens"], batch["mask"], strict=True))[: int(count)]:
+        (win, d_win), (lose, d_lose) = (log_probability(ours_VV, *each) for each in zip(tokens, mask, strict=True))
+        ref_win, ref_lose = (log_probability(theirs_VV, *each)[0] for each in zip(tokens, mask, strict=True))
+        h = (win - ref_win) - (lose - ref_lose)
+        if of.kind == "ipo":
+            each, slope = (h - 1 / (2 * of.beta)) ** 2, 2 * (h - 1 / (2 * of.beta))
+        else:
+            right, wrong = 1 / (1 + math.exp(-of.beta * h)), 1 / (1 + math.exp(of.beta * h))
+            each = -(1 - of.label_smoothing) * math.log(right) - of.label_smoothing * math.log(wrong)
+            slope = of.beta * (-(1 - of.label_smoothing) * wrong + of.label_smoothing * right)
+        loss, grad_VV = loss + each / count, grad_VV + slope * (d_win - d_lose) / count
+    return loss, grad_VV
+
+
+@pytest.mark.parametrize(
+    "of",
+    [specs.Dpo(), specs.Dpo(beta=0.5, label_smoothing=0.2), specs.Dpo(kind="ipo", beta=1.0)],
+    ids=["sigmoid", "smoothed", "ipo"],
+)
+def test_loss_and_gradients_are_those_of_the_paper(of: specs.Dpo) -> None:
+    draw = np.random.default_rng(1)
+    ours_VV, theirs_VV = draw.normal(size=(2, VOCAB, VOCAB)).astype(np.float32)
+    batch, task = some_pairs(draw), Preference()
+    task._of = of
+
+    @jax.jit
+    def loss(table_VV: Any) -> Any:
+        model = Bigram(table_VV)
+        reference.put(model, Bigram(theirs_VV))
+        found = task.loss(model, batch, jax.random.key(0))
+        return found.sum / found.weight, {name: total / weight for name, (total, weight) in found.metrics.items()}
+
+    (found, metrics), grad_VV = jax.value_and_grad(loss, has_aux=True)(jnp.asarray(ours_VV))
+    wanted, wanted_VV = by_the_paper(of, ours_VV.astype(np.float64), theirs_VV.astype(np.float64), batch)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(grad_VV, wanted_VV, rtol=1e-6, atol=1e-6)
+    assert np.abs(wanted_VV).max() > 0.01
+    rewards = [float(metrics[f"rewards/{of}"]) for of in ("chosen", "rejected")]
+    assert float(metrics["margin"]) == pytest.approx(rewards[0] - rewards[1], abs=1e-6)
+    assert float(metrics["accuracy"]) in (0, 0.25, 0.5, 0.75, 1)  # of four pairs that count
+
+
+class UpOrDown(Preference):
+    """Tokens that count up are chosen, that count down rejected; from the fourth on."""
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        start = np.random.default_rng(step).integers(0, 32, (8, 1))
+        both = [(start + sign * np.arange(17)[None]) % 32 for sign in (1, -1)]
+        mask = np.ones((8, 2, 16), np.float32)
+        mask[..., :3] = 0
+        length = np.full((8, 2), 17, np.int32)
+        length[::2, 1], mask[::2, 1, 11:] = 12, 0
+        rows = {"tokens": np.stack(both, 1).astype(np.int32), "mask": mask, "length": length}
+        return rows | {"weight": np.ones(8, np.float32)}
+
+
+def build(devices: int = 1, **keys: Any) -> Step:
+    given = {"task": "tests:Pairs", "model": tiny.DECODER, "batch": 8, "optimizer": specs.Optimizer(lr=1e-2)}
+    train = TrainSpec.model_validate({**given, "mesh": {"dp": 1}, **keys})
+    return Step(UpOrDown(), train, mesh.build(train.mesh, jax.devices()[:devices]), 20)
+
+
+def run(step: Step, state: Any, first: int, last: int) -> tuple[Any, list[dict[str, float]]]:
+    task, said = UpOrDown(), []
+    step.compile_train(step.put(task.batch(0)))
+    for number in range(first, last):
+        state, metrics = step.train(state, step.put(task.batch(number)))
+        said.append({name: float(value) for name, value in metrics.items()})
+    return state, said
+
+
+def test_a_copy_that_is_in_no_checkpoint_is_what_training_departs_from() -> None:
+    step = build()
+    began = step.init()
+    for name, leaf in step.saved(began.params).items():
+        assert np.array_equal(leaf, began.params[f"reference.{name}"]), name
+    assert "the reference is a frozen copy of the model, " in step.notes[-1]
+    halfway, said = run(step, began, 0, 4)
+    assert said[0]["loss"] == pytest.approx(math.log(2), abs=1e-6) and said[0]["margin"] == 0
+    kept = jax.tree.map(np.asarray, step.named(halfway))
+    assert not any(name.startswith("reference") for name in kept["params"]) and len(step.frozen) == len(kept["params"])
+    _, on = run(step, halfway, 4, 8)
+    assert on[-1]["margin"] > 0.1 and on[-1]["accuracy"] == 1.0 and on[-1]["rewards/chosen"] > 0
+    # After a resume the reference is drawn again: the same numbers to the bit.
+    where = step.named(step.abstract)
+    tree = jax.tree.map(lambda array, like: jax.device_put(array, like.sharding), kept, where)
+    assert run(step, step.unnamed(tree), 4, 8)[1] == on
+    # On a mesh, with the logits in parts, and with nothing shared but the seed.
+    parts = build(4, mesh={"dp": 2, "fsdp": 1, "mp": 2}, loss={"chunks": 4})
+    _, other = run(parts, parts.init(), 0, 4)
+    np.testing.assert_allclose([each["loss"] for each in other], [each["loss"] for each in said], rtol=0, atol=2e-5)
+
+
+def test_of_adapters_the_reference_is_the_model_without_them() -> None:
+    step = build(2, mesh={"fsdp": 2}, lora={"rank": 4, "targets": ["all-linear"], "dropout": 0.1})
+    assert not any(name.startswith("reference") for name in step.abstract.params)
+    state, said = run(step, step.init(), 0, 10)
+    assert said[0]["loss"] == pytest.approx(math.log(2), abs=1e-6) and said[0]["margin"] == 0
+    assert said[-1]["loss"] < 0.6 and said[-1]["margin"] > 0.1
+
+
+def test_the_reference_is_read_from_its_folder_and_another_is_refused(tmp_path: Path) -> None:
+    given = references.train_spec("qwen2_tiny", references.folder("qwen2_tiny", tmp_path / "hf"), precision="bf16")
+    step = Step(UpOrDown(), given, mesh.build(given.mesh, jax.devices()[:1]), 20)
+    state = step.init()
+    for name, leaf in step.saved(state.params).items():
+        copy = state.params[f"reference.{name}"]
+        assert copy.dtype == jnp.bfloat16 and np.array_equal(copy, leaf.astype(jnp.bfloat16)), name
+    assert step.base is not None and step.base["init_from"] == str(tmp_path / "hf")
+    with pytest.raises(CheckpointError, match="step 3 holds a model compared with the weights of .* with digest abc"):
+        base.check({**step.base, "digest": "abc"}, step.base, "step 3", holds=base.COMPARED)
+
+
+def test_adapters_that_begin_as_others_are_refused() -> None:
+    train = TrainSpec.model_validate({"task": DPO, "model": tiny.DECODER, "lora": {"rank": 2, "targets": ["q"]}})
+    assert train.lora is not None
+    lora = train.lora.model_copy(update={"init_from": "sft"})
+    with pytest.raises(SpecError, match="train.lora.init_from = sft: the reference would be the model without these"):
+        Preference().model(train.model_copy(update={"lora": lora}), nnx.Rngs(0))
+
+
+class Never:
+    """Nobody tells this run to stop."""
+
+    def poll(self) -> bool:
+        return False
+
+
+def lines(folder: Path, name: str) -> dict[int, dict[str, Any]]:
+    found = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
+    return {each["step"]: each for each in found}
+
+
+def test_the_example_prefers_what_was_chosen_and_resumes_exactly(tmp_path: Path) -> None:
+    given = yaml.safe_load((EXAMPLES / "dpo.yaml").read_text())["train"]
+    given["data"]["path"] = str(EXAMPLES / given["data"]["path"])
+    given["optimizer"]["lr"] = 1e-3  # YAML 1.1 reads it as text; the launcher does not
+    train = TrainSpec.model_validate(given | {"log_every": 5, "mesh": {"dp": 8}})
+    Run(train, Preference(), Place(str(tmp_path)), Never(), Progress(None)).run()
+    whole, held_out = lines(tmp_path, "metrics"), lines(tmp_path, "eval")
+    assert held_out[30]["examples"] == 6 and held_out[30]["accuracy"] == 1.0
+    assert held_out[30]["loss"] < held_out[15]["loss"] < math.log(2)
+    assert {"rewards/chosen", "rewards/rejected", "margin"} <= set(whole[30]) & set(held_out[30])
+    assert whole[30]["tokens_per_s"] == pytest.approx(2 * 63 * whole[30]["examples_per_s"])
+    assert whole[30]["targets_per_s"] is None  # a loss of pairs counts no targets
+    shutil.rmtree(next((tmp_path / "checkpoints").glob("*30*")))
+    Run(train, Preference(), Place(str(tmp_path)), Never(), Progress(None)).run()
+    for step, again in lines(tmp_path, "metrics").items():
+        assert (again["loss"], again["margin"]) == (whole[step]["loss"], whole[step]["margin"]), step
+    exported = export(str(tmp_path / "checkpoints"), str(tmp_path / "out"))
+    assert exported["architecture"] == "LlamaForCausalLM"
+
+
+def test_synthetic_rows_are_pairs_too() -> None:
+    train = TrainSpec.model_validate({"task": DPO, "model": tiny.DECODER})
+    raw = Preference().source(train, "train")
+    assert raw is not None and len(raw) == 2048
+    assert Preference().example(raw[0])["tokens"].shape == (2, 17)
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({"tokens": [1, 2, 3]}, r"tokens of shape \[3\], but a pair is two rows of at least 2"),
+        ({"tokens": np.ones((2, 5)), "mask": np.ones((2, 5))}, r"mask of shape \[2, 5\], but a pair of 5 tokens has"),
+        ({"tokens": np.ones((2, 5)), "length": 3}, r"length of shape \[\], but a pair of 5 tokens has \[2\]"),
+    ],
+)
+def test_an_example_of_another_shape_is_said(raw: dict[str, Any], words: str) -> None:
+    with pytest.raises(Unusable, match=words):
+        Preference().example(raw)
+
+
+def test_a_token_that_the_model_does_not_have_is_said() -> None:
+    train = TrainSpec(task=DPO, model=tiny.DECODER)
+    batch = UpOrDown().batch(0)
+    assert Preference().check_batch(train, batch) is None
+    batch["tokens"][3, 1, 4] = 32
+    assert Preference().check_batch(train, batch) == (3, "token 32 at place 1, outside 0 to 31, the vocabulary")
+    long = {key: np.pad(each, ((0, 0), (0, 0), (0, 1))) for key, each in batch.items() if each.ndim == 3}
+    assert Preference().check_batch(train, long) == (0, "18 tokens, and train.model.length = 16 is of 17")
+
+
+@pytest.mark.parametrize(
+    ("task", "loss", "words"),
+    [
+        (DPO, {"z": 1e-4}, "z and smoothing are of a cross-entropy; preferences have dpo.label_smoothing"),
+        (DPO, {"dpo": {"beta": 0}}, "greater than 0"),
+        (DPO, {"dpo": {"kind": "ipo", "label_smoothing": 0.1}}, "label_smoothing is of kind sigmoid"),
+        (specs.LM, {"dpo": {"beta": 0.2}}, "dpo is of preferences, which the task trainer.tasks.dpo:Preference"),
+    ],
+)
+def test_keys_of_another_loss_are_refused(task: str, loss: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        TrainSpec.model_validate({"task": task, "loss": loss})

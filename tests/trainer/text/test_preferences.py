@@ -1,0 +1,188 @@
+"""Rows of preferences as pairs of rows of tokens: of every form that trl reads, and what is none of them is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tests.trainer.text import chat_corpora, corpora
+from trainer import spec as specs
+from trainer.errors import DataError, SpecError
+from trainer.spec import DPO, LM, Text, TrainSpec
+from trainer.tasks.dpo import Preference
+from trainer.text import preferences, tokenizer
+
+LENGTH = 127
+ASK = [{"role": "user", "content": "Is it?"}]
+YES, NO = [{"role": "assistant", "content": "Yes."}], [{"role": "assistant", "content": "No!"}]
+
+
+def data(folder: Path, rows: list[Any], **keys: Any) -> Text:
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given: dict[str, Any] = {"path": f"{folder}/a.jsonl", "eval_split": 0.0}
+    return Text(source="text", format="preference", **(given | keys))
+
+
+def pairs(of: Text, split: Any = "train", length: int = LENGTH) -> preferences.Pairs:
+    found = preferences.source(of, length, split)
+    assert found is not None
+    return found
+
+
+def rows(of: Text, split: Any = "train") -> list[dict[str, Any]]:
+    found = pairs(of, split)
+    return [found[at] for at in range(len(found))]
+
+
+def predicted(row: dict[str, Any], at: int) -> list[int]:
+    found: list[int] = row["tokens"][at, 1:][row["mask"][at] > 0].tolist()
+    return found
+
+
+def whole(row: dict[str, Any], at: int) -> list[int]:
+    found: list[int] = row["tokens"][at, : row["length"][at]].tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Is it? ", "chosen": "Yes é.", "rejected": "No!"},
+        {"messages": "Is it? ", "chosen": "Yes é.", "rejected": "No!", "score": 3},
+        {"chosen": "Is it? Yes é.", "rejected": "Is it? No!"},
+    ],
+)
+def test_texts_come_after_their_prompt_and_it_is_not_predicted(tmp_path: Path, row: dict[str, Any]) -> None:
+    (made,) = rows(data(tmp_path, [row]))
+    assert [bytes(whole(made, at)).decode() for at in (0, 1)] == ["Is it? Yes é.", "Is it? No!"]
+    assert [bytes(predicted(made, at)).decode() for at in (0, 1)] == ["Yes é.", "No!"]
+    assert made["length"].tolist() == [14, 10] and not made["mask"][1, 9:].any()
+
+
+def test_of_a_tokenizer_a_plain_text_begins_and_ends_as_its_texts_do(tmp_path: Path) -> None:
+    place = corpora.saved(tmp_path / "tokenizer", bos_token=corpora.BEGIN)
+    row = {"prompt": "the quick", "chosen": " brown fox", "rejected": " lazy dog"}
+    (made,) = rows(data(tmp_path, [row], tokenizer=place))
+    of = tokenizer.load(place)
+    for at, field in enumerate(("chosen", "rejected")):
+        assert whole(made, at) == [of.bos, *of.encode_batch([row["prompt"] + row[field]])[0], of.eos]
+        assert predicted(made, at)[-1] == of.eos and of.decode(predicted(made, at)) == row[field]
+
+
+@pytest.mark.parametrize("template", [chat_corpora.llama(marked=True), chat_corpora.llama(marked=False)])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": ASK, "chosen": YES, "rejected": NO},
+        {"messages": ASK, "chosen": "Yes.", "rejected": "No!"},
+        {"chosen": ASK + YES, "rejected": ASK + NO},
+        {"prompt": ASK + YES + ASK, "chosen": YES, "rejected": NO},
+    ],
+)
+def test_messages_go_through_the_template_and_the_last_turn_alone_is_predicted(
+    tmp_path: Path, template: str, row: dict[str, Any]
+) -> None:
+    place = chat_corpora.saved(tmp_path / "tokenizer", template)
+    (made,) = rows(data(tmp_path, [row], tokenizer=place))
+    given = row.get("prompt", ASK)
+    for at, last in enumerate((YES, NO)):
+        ((ids, mask),) = chat_corpora.encoded(place, [given + last])
+        assert whole(made, at) == ids.tolist()
+        assert tokenizer.load(place).decode(predicted(made, at)) == last[0]["content"]
+        assert predicted(made, at) == ids[mask].tolist()[-len(predicted(made, at)) :]
+
+
+def test_tables_hold_pairs_too_and_some_are_kept_back(tmp_path: Path) -> None:
+    given = [{"prompt": f"{at}: ", "chosen": "a", "rejected": "b", "other": at} for at in range(10)]
+    lines = data(tmp_path, given, eval_split=0.3)
+    parquet.write_table(pa.Table.from_pylist(given), tmp_path / "a.parquet", row_group_size=4)
+    table = lines.model_copy(update={"path": f"{tmp_path}/a.parquet"})
+    found = []
+    for split in ("train", "eval"):
+        assert pairs(lines, split).fingerprint() != pairs(table, split).fingerprint()
+        for mine, yours in zip(rows(lines, split), rows(table, split), strict=True):
+            assert all(np.array_equal(mine[key], yours[key]) for key in mine)
+            found.append(bytes(whole(mine, 0)).decode())
+    assert sorted(found) == [f"{at}: a" for at in range(10)] and len(found) == 10
+    assert preferences.source(lines.model_copy(update={"eval_split": 0.0}), LENGTH, "eval") is None
+    apart = lines.model_copy(update={"eval_path": f"{tmp_path}/a.parquet"})
+    assert [len(pairs(apart, split)) for split in ("train", "eval")] == [10, 10]
+
+
+def test_pairs_that_do_not_fit_are_left_out_and_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    given = [{"prompt": "p", "chosen": "a" * count, "rejected": "b"} for count in (LENGTH, LENGTH + 1)]
+    assert len(pairs(data(tmp_path, given))) == 1
+    assert "preferences: 1 of 2 pairs are left out, one of whose texts is longer" in capfd.readouterr().err
+    with pytest.raises(DataError, match=r"a.jsonl .* hold 0 pairs that fit into train.model.length = 127 \(1 are long"):
+        pairs(data(tmp_path, given[1:]))
+
+
+GOOD = {"prompt": "p", "chosen": "a", "rejected": "b"}
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": "p", "rejected": "b"}, "it has no field 'chosen'; it has prompt, rejected"),
+        ({"prompt": "p", "chosen": "a"}, "it has no 'rejected'; it has prompt, chosen"),
+        (GOOD | {"rejected": None}, "it has no 'rejected'"),
+        (GOOD | {"rejected": "a"}, "its 'chosen' and 'rejected' are the same text"),
+        (GOOD | {"chosen": 3}, "what the assistant says is the number 3, neither a text nor a list of messages"),
+        (GOOD | {"prompt": {}}, "what the user says is an object, neither a text nor a list of messages"),
+        (GOOD | {"chosen": ASK}, "its 'chosen': it has no words of the role 'assistant'"),
+        (GOOD | {"chosen": [{"content": "a"}]}, "its 'chosen': its message 2 has no role"),
+        (GOOD | {"chosen": YES, "tools": "{"}, "its 'chosen': the row's tools are no JSON"),
+    ],
+)
+def test_a_row_that_is_no_pair_is_said_with_its_place(tmp_path: Path, row: dict[str, Any], words: str) -> None:
+    place = chat_corpora.saved(tmp_path / "tokenizer", chat_corpora.CHATML)
+    with pytest.raises(DataError) as raised:
+        pairs(data(tmp_path, [GOOD, row], tokenizer=place))
+    assert str(raised.value).startswith(f"{tmp_path}/a.jsonl, row 2: {words}")
+
+
+def test_messages_need_a_template_and_files_of_rows(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="data.tokenizer = bytes has no chat template, which messages need"):
+        pairs(data(tmp_path, [{"chosen": YES, "rejected": NO}]))
+    (tmp_path / "a.txt").write_text("hi")
+    with pytest.raises(DataError, match="a.txt is plain text; preferences are rows of JSON lines"):
+        pairs(data(tmp_path, [], path=f"{tmp_path}/a.txt"))
+
+
+@pytest.mark.parametrize(
+    ("task", "keys", "words"),
+    [
+        (LM, {}, "format: preference has pairs of texts, which the task trainer.tasks.dpo:Preference trains on"),
+        (DPO, {"format": "text"}, "has no pairs of texts, which trainer.tasks.dpo:Preference trains on; give source"),
+        (DPO, {"packing": "none"}, "packing is not of format: preference, whose rows have chosen and rejected"),
+        (DPO, {"field": "chosen"}, "field is not of format: preference"),
+    ],
+)
+def test_task_and_rows_go_together(task: str, keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        given = {"source": "text", "path": "a.jsonl", "format": "preference", **keys}
+        TrainSpec.model_validate({"task": task, "data": given})
+
+
+def test_a_job_s_pairs_are_what_the_task_reads(tmp_path: Path) -> None:
+    text = data(tmp_path, [GOOD, GOOD], eval_split=0.5)
+    spec = TrainSpec(task=DPO, model=specs.Decoder(length=15, vocab=256), data=text)
+    task = Preference()
+    for split in ("train", "eval"):
+        source = task.source(spec, split)
+        assert source is not None and len(source) == 1
+        example = task.example(source[0])
+        assert {key: value.shape for key, value in example.items()} == {
+            "tokens": (2, 16),
+            "mask": (2, 15),
+            "length": (2,),
+        }
+    few = spec.model_copy(update={"model": specs.Decoder(length=15, vocab=200)})
+    with pytest.raises(SpecError, match="vocab = 200 is less than the 256 of data.tokenizer = bytes"):
+        task.source(few, "train")

@@ -1,0 +1,140 @@
+"""Preferences: of two texts the likelier is to be the one that was chosen, compared with the model before training.
+
+An example is a pair of rows, the chosen one and the rejected one: `tokens` [2, L + 1], a `mask` [2, L] that is 1 where
+a token of what was chosen or rejected is predicted, and the `length` [2] of each, behind which it is filled up.
+
+B batch, L length.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from trainer import spec as specs
+from trainer.attention.implementations import Visible
+from trainer.data.examples import Batch, Unusable
+from trainer.data.source import Source
+from trainer.data.sources.open import open_source
+from trainer.errors import SpecError
+from trainer.models import reference
+from trainer.models.language_model import LanguageModel
+from trainer.spec import TrainSpec
+from trainer.task import Loss, Split
+from trainer.tasks import lm, losses, ranges
+
+
+class Preference:
+    """Direct preference optimization. Rafailov et al. 2023, equation 7; with labels that may be wrong: Mitchell 2023;
+    `ipo`: Azar et al. 2023, equation 17.
+
+    The reference is the model as the training began. Its log-probabilities are computed in the step, by a frozen copy
+    of the weights, or of adapters by the model without them: so they are the same numbers on any number of hosts and
+    after any resume, and nothing else is kept.
+    """
+
+    needs_reference = True
+
+    _of = specs.Dpo()  # what `train.loss.dpo` says, known from when the model was made
+
+    def model(self, spec: TrainSpec, rngs: Any) -> Any:
+        """The model of next-token prediction. Raises SpecError for adapters that begin as others' do."""
+        if spec.lora is not None and spec.lora.init_from is not None:
+            raise SpecError(
+                f"train.lora.init_from = {spec.lora.init_from}: the reference would be the model without these "
+                "adapters; export them with --merged and name that folder as train.model.init_from"
+            )
+        self._of = spec.loss.dpo
+        return lm.NextToken().model(spec, rngs)
+
+    def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
+        """The mean over pairs of the batch, each times its `weight` [B]; rewards are beta times the log-ratios."""
+        pairs = {key: array.reshape(-1, *array.shape[2:]) for key, array in batch.items() if key != "weight"}
+        ours_B2, penalty = _log_probabilities(model, pairs)
+        theirs_B2, _ = _log_probabilities(reference.of(model), pairs)
+        rewards_B2 = self._of.beta * (ours_B2 - jax.lax.stop_gradient(theirs_B2))
+        chosen_B, rejected_B = rewards_B2[:, 0], rewards_B2[:, 1]
+        margin_B, weight_B = chosen_B - rejected_B, batch["weight"]
+        weight = weight_B.sum()
+        metrics = {
+            "rewards/chosen": chosen_B,
+            "rewards/rejected": rejected_B,
+            "accuracy": (margin_B > 0).astype(jnp.float32),
+            "margin": margin_B,
+        }
+        total = (_losses(margin_B, self._of) * weight_B).sum()
+        if penalty is not None and not model.deterministic:
+            total = total + penalty * weight
+        return Loss(total, weight, {name: ((each * weight_B).sum(), weight) for name, each in metrics.items()})
+
+    def source(self, spec: TrainSpec, split: Split) -> Source | None:
+        """The pairs that `train.data` describes. Raises DataError, SpecError."""
+        found = open_source(spec, split)
+        return _Twos(found) if found is not None and isinstance(spec.data, specs.Synthetic) else found
+
+    def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+        """`tokens` int32 [2, L + 1], `mask` float32 [2, L], `length` int32 [2]. Raises Unusable for other shapes."""
+        tokens_2T = ranges.whole("tokens", raw["tokens"])
+        if tokens_2T.ndim != 2 or len(tokens_2T) != 2 or tokens_2T.shape[1] < 2:
+            raise Unusable(f"tokens of shape {list(tokens_2T.shape)}, but a pair is two rows of at least 2")
+        width = tokens_2T.shape[1]
+        found = {
+            "tokens": tokens_2T,
+            "mask": np.asarray(raw.get("mask", np.ones((2, width - 1))), np.float32),
+            "length": ranges.whole("length", raw.get("length", [width, width])),
+        }
+        for key, wanted in (("mask", (2, width - 1)), ("length", (2,))):
+            if found[key].shape != wanted:
+                raise Unusable(
+                    f"{key} of shape {list(found[key].shape)}, but a pair of {width} tokens has {list(wanted)}"
+                )
+        return found
+
+    def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
+        """The first pair that is longer than the model's rows, or whose tokens it does not have, and a sentence."""
+        config, tokens_B2T = spec.model, batch["tokens"]
+        if not isinstance(config, specs.Decoder | specs.GPT2):
+            return None
+        length = tokens_B2T.shape[-1] - 1
+        if length > config.length:
+            return 0, f"{length + 1} tokens, and train.model.length = {config.length} is of {config.length + 1}"
+        return ranges.outside("token", tokens_B2T, config.vocab, "the vocabulary")
+
+
+class _Twos:
+    """Each two examples of a source as one: for smoke tests and the plan of a job."""
+
+    def __init__(self, rows: Source) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows) // 2
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"tokens": np.stack([self._rows[2 * index + at]["tokens"] for at in (0, 1)])}
+
+    def fingerprint(self) -> str:
+        return f"pairs of {self._rows.fingerprint()}"
+
+
+def _log_probabilities(model: Any, pairs: dict[str, Array]) -> tuple[Array, Array | None]:
+    """Log-probability [B, 2] of what was chosen and rejected, and a mean over the tokens that training adds."""
+    tokens_RT, weight_RL = pairs["tokens"], pairs["mask"]  # R rows: 2 B
+    inputs_RL, labels_RL = tokens_RT[:, :-1], tokens_RT[:, 1:]
+    if not isinstance(model, LanguageModel):  # what fills a row up comes behind all that is predicted
+        return losses.log_probabilities(model(inputs_RL), labels_RL, weight_RL).reshape(-1, 2), None
+    found = model.read(inputs_RL, Visible(None, None, pairs["length"]))
+    sums_R = lm.scored(model, found.x_BLD, labels_RL, weight_RL, losses.log_probabilities)
+    return sums_R.reshape(-1, 2), found.penalty
+
+
+def _losses(margin_B: Array, of: specs.Dpo) -> Array:
+    """The loss of each pair, [B], by the difference of its rewards."""
+    if of.kind == "ipo":
+        return jnp.square((margin_B - 0.5) / of.beta)  # of the log-ratios: (h - 1 / (2 beta))²
+    wrong = of.label_smoothing
+    return -(1 - wrong) * jax.nn.log_sigmoid(margin_B) - wrong * jax.nn.log_sigmoid(-margin_B)

@@ -1,0 +1,217 @@
+"""Preferences: rows with a chosen and a rejected text after the same prompt, as pairs of rows of tokens.
+
+`chosen` and `rejected` are texts, or messages that the tokenizer's own template makes a text of; `prompt`, or
+`messages`, is what both come after. A row without it has the prompt in both: what they begin with alike.
+
+They are tokenized when a run starts, by each process, and held: 5 bytes a token.
+
+T tokens, P pairs, L length.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.sources import files
+from trainer.data.sources.share import Share
+from trainer.errors import DataError
+from trainer.spec import Text
+from trainer.text import chats, documents, tokenizer
+from trainer.text.documents import Document, Unfit, Values, kind_of_value
+from trainer.text.tokenizer import HuggingFace, Tokenizer
+
+CHOSEN, REJECTED = "chosen", "rejected"
+PROMPTS = ("prompt", "messages")  # either
+ALSO = (REJECTED, *PROMPTS, *chats.ALSO)
+BATCH = 512  # pairs that are tokenized at once
+
+
+class Pair(NamedTuple):
+    """Two texts, of which what follows the prompt is predicted, by their `spans`."""
+
+    chosen: Document
+    rejected: Document
+    is_chat: bool  # a template has written what begins and ends them
+
+
+class Held(NamedTuple):
+    """The pairs of some files: texts 2 p and 2 p + 1 are the chosen and the rejected one of pair p."""
+
+    tokens: npt.NDArray[np.int32]  # of all texts, one after the other
+    is_target: npt.NDArray[np.bool_]
+    ends: npt.NDArray[np.int64]  # of each text
+    too_long: int  # pairs that are left out
+
+
+def source(data: Text, length: int, split: Literal["train", "eval"]) -> Pairs | None:
+    """The pairs of a split for rows of `length` targets; None where nothing is held out.
+
+    Raises DataError naming file and row, SpecError where the tokenizer or its template cannot be read.
+    """
+    is_apart = data.eval_path is not None
+    if split == "eval" and not is_apart and not data.eval_split:
+        return None
+    pattern = data.eval_path if split == "eval" and data.eval_path is not None else data.path
+    paths = tuple(documents.found(pattern))
+    held = _held(paths, files.digest(list(paths)), data.tokenizer, length)
+    count = len(held.ends) // 2
+    share = Share(0.0 if is_apart else data.eval_split, count)
+    is_held_out_P = share.is_held_out(np.arange(count))
+    chosen_P = np.flatnonzero(is_held_out_P if split == "eval" and not is_apart else ~is_held_out_P)
+    if not len(chosen_P):
+        raise DataError(
+            f"data.path: {paths[0]} and what else matches hold {count} pairs that fit into train.model.length = "
+            f"{length} ({held.too_long} are longer), and the {split} split has none of them"
+        )
+    return Pairs(held, chosen_P, length, f"{split}, {data.eval_split} of sha256 {files.digest(list(paths))}, ", data)
+
+
+class Pairs:
+    """`tokens` int32 [2, L + 1], `mask` float32 [2, L], `length` int32 [2] of each pair, filled up with zeros."""
+
+    def __init__(self, held: Held, chosen_P: npt.NDArray[np.int64], length: int, what: str, data: Text) -> None:
+        self.name = "preferences"
+        self._held, self._chosen_P, self._length = held, chosen_P, length
+        self._what = f"{what}tokenizer {tokenizer.load(data.tokenizer).digest}"
+
+    def __len__(self) -> int:
+        return len(self._chosen_P)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        tokens_2T = np.zeros((2, self._length + 1), np.int32)
+        mask_2L = np.zeros((2, self._length), np.float32)
+        first = 2 * int(self._chosen_P[index])
+        ends = self._held.ends
+        counts = []
+        for row, text in enumerate((first, first + 1)):
+            whole = slice(ends[text - 1] if text else 0, ends[text])
+            tokens = self._held.tokens[whole]
+            tokens_2T[row, : len(tokens)] = tokens
+            mask_2L[row, : len(tokens) - 1] = self._held.is_target[whole][1:]
+            counts.append(len(tokens))
+        return {"tokens": tokens_2T, "mask": mask_2L, "length": np.array(counts, np.int32)}
+
+    def fingerprint(self) -> str:
+        """Split, files, tokenizer, pairs and length."""
+        return f"preferences {self._what}, {len(self)} pairs of {self._length}"
+
+
+def pair(load: Callable[[], chats.Chats], values: Values) -> Pair:
+    """The two texts of a row, with the prompt in front. Raises Unfit."""
+    for field in (CHOSEN, REJECTED):
+        if values.get(field) is None:
+            raise Unfit(f"it has no {field!r}; it has {', '.join(key for key in values if values[key] is not None)}")
+    asked = next((key for key in PROMPTS if values.get(key) is not None), None)
+    prompt = None if asked is None else values[asked]
+    is_chat = any(not isinstance(values[key], str) for key in (CHOSEN, REJECTED, *([asked] if asked else [])))
+    made = _of_messages(load(), prompt, values) if is_chat else _of_texts(prompt, values)
+    if made.chosen[:2] == made.rejected[:2]:
+        raise Unfit("its 'chosen' and 'rejected' are the same text: neither can be the better one")
+    return made
+
+
+def _of_texts(prompt: str | None, values: Values) -> Pair:
+    texts = [values[CHOSEN], values[REJECTED]]
+    if prompt is None:
+        prompt = os.path.commonprefix(texts)
+        texts = [text.removeprefix(prompt) for text in texts]
+    return Pair(_after(prompt, texts[0]), _after(prompt, texts[1]), is_chat=False)
+
+
+def _after(prompt: str, text: str) -> Document:
+    before, replaced = documents.without_surrogates(prompt)
+    behind, more = documents.without_surrogates(text)
+    return Document(before + behind, replaced + more, ((len(before), len(before) + len(behind)),))
+
+
+def _of_messages(chat: chats.Chats, prompt: Any, values: Values) -> Pair:
+    begin = [] if prompt is None else _messages("user", prompt)
+    both = [_messages(chats.ASSISTANT, values[key]) for key in (CHOSEN, REJECTED)]
+    given = len(begin)
+    if prompt is None:
+        alike = itertools.takewhile(lambda turns: turns[0] == turns[1], zip(*both, strict=False))
+        given = sum(1 for _ in alike)
+    made = []
+    for field, messages in zip((CHOSEN, REJECTED), both, strict=True):
+        try:
+            made.append(chat.document([*begin, *messages], chats.tools(values.get(chats.ALSO[0])), given))
+        except Unfit as error:
+            raise Unfit(f"its {field!r}: {error}") from None
+    return Pair(made[0], made[1], is_chat=True)
+
+
+def _messages(role: str, given: Any) -> list[Any]:
+    """Messages as they are, or a text as one of a role."""
+    if isinstance(given, str):
+        return [{"role": role, "content": given}]
+    if not isinstance(given, list):
+        raise Unfit(f"what the {role} says is {kind_of_value(given)}, neither a text nor a list of messages")
+    return given
+
+
+@functools.lru_cache(maxsize=2)  # training and evaluation read the same files
+def _held(paths: tuple[str, ...], digest: str, name: str, length: int) -> Held:
+    """The pairs of files whose digest this is, for rows of `length` targets."""
+    if (plain := next((path for path in paths if documents.kind_of(path) == "text"), None)) is not None:
+        raise DataError(f"{plain} is plain text; preferences are rows of JSON lines (.jsonl), Parquet or Arrow")
+    made = partial(pair, partial(chats.load, name))
+    units = documents.units(paths)
+    found = (each for unit in units for part in unit for each, _ in documents.rows(part, CHOSEN, made, ALSO))
+    texts: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]] = []
+    too_long = 0
+    while lot := list(itertools.islice(found, BATCH)):
+        for both in _tokenized(lot, tokenizer.load(name)):
+            if max(len(ids) for ids, _ in both) > length + 1 or not all(is_target[1:].any() for _, is_target in both):
+                too_long += 1
+            else:
+                texts += both
+    if too_long:
+        said = f"{too_long} of {too_long + len(texts) // 2} pairs are left out"
+        print(f"preferences: {said}, one of whose texts is longer than train.model.length + 1", file=sys.stderr)
+    ends = np.cumsum([len(ids) for ids, _ in texts], dtype=np.int64)
+    tokens = np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in texts)])
+    is_target = np.concatenate([np.zeros(0, np.bool_), *(each for _, each in texts)])
+    return Held(tokens, is_target, ends, too_long)
+
+
+def _tokenized(
+    lot: Sequence[Pair], of: Tokenizer
+) -> Iterator[list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]]:
+    """The tokens of each pair's two texts, and which of them are predicted."""
+    found = [(text, each.is_chat) for each in lot for text in each[:2]]
+    texts, spans = [text.text for text, _ in found], [text.spans or () for text, _ in found]
+    encoded = of.encode_spans(texts, spans) if isinstance(of, HuggingFace) else _bytes(texts, spans)
+    whole = [ids if is_chat else _ended(*ids, of) for ids, (_, is_chat) in zip(encoded, found, strict=True)]
+    for at in range(0, len(whole), 2):
+        yield whole[at : at + 2]
+
+
+def _bytes(
+    texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
+) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]:
+    """The bytes of each text, and which of them are of its spans."""
+    found = []
+    for text, (span,) in zip(texts, spans, strict=True):
+        first, last = (len(text[:at].encode()) for at in span)
+        ids_T = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+        place_T = np.arange(len(ids_T))
+        found.append((ids_T, (place_T >= first) & (place_T < last)))
+    return found
+
+
+def _ended(
+    ids_T: npt.NDArray[np.int32], is_target_T: npt.NDArray[np.bool_], of: Tokenizer
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+    """A plain text with the tokens that begin and end one; the end is predicted too."""
+    before, behind = ([] if each is None else [each] for each in (of.bos, of.eos))
+    ids = np.concatenate([before, ids_T, behind]).astype(np.int32)
+    return ids, np.concatenate([np.zeros(len(before)), is_target_T, np.ones(len(behind))]).astype(np.bool_)
