@@ -317,7 +317,7 @@ class Eval(Block):
     """Evaluation on the held-out set, every example once."""
 
     every: Positive | None = Field(500, description="steps between evaluations; null: only at the end")
-    batches: Positive | None = Field(None, description="of one evaluation; null: the whole set")
+    batches: Positive | None = Field(None, description="of one evaluation, of a mixture one a part at least; null: all")
     samples: Samples | None = Field(None, description="prompts, to samples.jsonl of the run folder; null: none")
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from trainer.data import draws, order, reader
 from trainer.data.examples import Batch, Check, Example, Examples, Form, Reading, narrow
 from trainer.data.prefetch import Prefetcher
-from trainer.data.source import Ordered, Source
+from trainer.data.source import Ordered, Parted, Source
 
 T = TypeVar("T")
 
@@ -106,7 +106,9 @@ class Pipeline:
 class Evaluation:
     """This process's rows of the whole set, once, in order; may be iterated again and again.
 
-    The last batch is filled up with examples of weight 0: every process has equally many batches, all of one shape.
+    A batch is of one part of a set that has several. The last one of each is filled up with examples of weight 0: every
+    process has equally many batches, all of one shape. Of fewer `batches` than the whole set each part has its share by
+    its examples, but one at least.
     """
 
     def __init__(
@@ -125,12 +127,23 @@ class Evaluation:
         self._examples = Examples(source, example, Reading(seed, draws.EVAL, deterministic, check))
         self._batch, self._rows = batch, _contiguous(rows, batch)
         self._threads = self._examples.threads(threads)
-        whole = -(-len(self._examples) // batch)
-        self._batches = whole if batches is None else min(batches, whole)
+        parts = source.evaluated_parts if isinstance(source, Parted) else {None: range(len(self._examples))}
+        whole = [-(-len(part) // batch) for part in parts.values()]
+        counts = whole if batches is None else _shared(batches, whole)
+        self._batches = [  # of each batch: its part, and its number there
+            (name, part, number)
+            for (name, part), count in zip(parts.items(), counts, strict=True)
+            for number in range(count)
+        ]
 
     def __len__(self) -> int:
         """Batches of one pass."""
-        return self._batches
+        return len(self._batches)
+
+    @property
+    def parts(self) -> list[str | None]:
+        """The part of each batch; None of a set without parts."""
+        return [name for name, _, _ in self._batches]
 
     def __iter__(self) -> Prefetcher[Batch]:
         return self.iterate()
@@ -141,16 +154,26 @@ class Evaluation:
     def iterate(self, put: Callable[[Batch], T]) -> Prefetcher[T]: ...
     def iterate(self, put: Callable[[Batch], Any] | None = None) -> Prefetcher[Any]:
         """One pass, drawn ahead; `put` as in Pipeline.iterate."""
-        batches = reader.iterate(self._read, range(self._batches), self._rows, threads=self._threads, put=put)
+        batches = reader.iterate(self._read, range(len(self)), self._rows, threads=self._threads, put=put)
         return Prefetcher(batches, ahead=1)
 
     def _read(self, number: int, rows: range) -> Batch:
-        position_B = number * self._batch + np.arange(rows.start, rows.stop)
+        _, part, within = self._batches[number]
+        position_B = within * self._batch + np.arange(rows.start, rows.stop)
         # Real examples, not zeros: a model may make something that is not finite of zeros, and 0 × nan is nan.
-        index_B = position_B % len(self._examples)
+        index_B = part.start + position_B % len(part)
         batch = self._examples.read(index_B, index_B)  # drawn by index: each evaluation sees the same
-        batch["weight"] = (position_B < len(self._examples)).astype(np.float32)
+        batch["weight"] = (position_B < len(part)).astype(np.float32)
         return batch
+
+
+def _shared(batches: int, whole: Sequence[int]) -> list[int]:
+    """So many batches over parts that have `whole`, at most: one each, and of the others each its share."""
+    left, more = max(0, batches - len(whole)), max(1, sum(whole) - len(whole))
+    counts = [min(each, 1 + left * (each - 1) // more) for each in whole]
+    for at in sorted(range(len(whole)), key=lambda at: -whole[at]):  # what rounding left, the largest part first
+        counts[at] += min(whole[at] - counts[at], max(0, batches - sum(counts)))
+    return counts
 
 
 def _contiguous(rows: range, batch: int) -> range:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -38,6 +39,16 @@ class Ordered(Source, Protocol):
 
     def epochs(self, positions: int) -> dict[str, float]:
         """Passes over each part in the first `positions` of the sequence, by its name."""
+        ...
+
+
+@runtime_checkable
+class Parted(Source, Protocol):
+    """A source of several parts, of which an evaluation tells the means apart."""
+
+    @property
+    def evaluated_parts(self) -> Mapping[str, range]:
+        """The indexes of each part by its name; together all."""
         ...
 
 

@@ -161,7 +161,7 @@ class Step:
         if self._is_ours:
             return
         like, model = self._like(batch), self._spec.model
-        with self._context(), checked.told(self._spec.task, self._task, like):
+        with self.context(), checked.told(self._spec.task, self._task, like):
             rest = jax.eval_shape(self._loss, *self._arguments(batch))[1][1]
             with plugin.placed(plugin.load(model.kind) if isinstance(model, CustomModel) else type(self._task)):
                 checked.kept(self._spec.task, self.abstract.rest, rest)

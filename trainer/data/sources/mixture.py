@@ -58,6 +58,12 @@ class Mixture:
             f"{name} {count}: {part.fingerprint()}" for name, count, part in parts
         )
 
+    @property
+    def evaluated_parts(self) -> dict[str, range]:
+        """The indexes of each part by name."""
+        starts = [0, *self._ends]
+        return {name: range(first, last) for name, first, last in zip(self._names, starts, self._ends, strict=False)}
+
     def indexes(self, start: int, stop: int, *, seed: int, shuffle: bool) -> Indexes:
         """Indexes of the examples at positions `start` … `stop` − 1."""
         part_P = self._part_P[np.arange(start, stop) % BLOCK]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.trainer.text import corpora
 from trainer import spec as specs
-from trainer.data.pipeline import Pipeline
+from trainer.data.pipeline import Evaluation, Pipeline
 from trainer.data.sources import mixture, packed
 from trainer.data.sources.mixture import BLOCK, Mixture
 from trainer.data.sources.open import open_source, tokenizer_files
@@ -94,6 +94,28 @@ def test_the_epochs_of_each_part_are_known_at_every_position() -> None:
         parts = Counter(parts_of(whole.indexes(0, position, seed=0, shuffle=True).tolist()))
         wanted = {name: parts[at] / length for at, (name, length) in enumerate(LENGTHS.items())}
         assert whole.epochs(position) == wanted
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_an_evaluation_has_every_example_of_every_part_once_a_batch_of_one_part_each(hosts: int) -> None:
+    share, seen = 8 // hosts, Counter[int]()
+    for host in range(hosts):
+        rows = range(host * share, (host + 1) * share)
+        passes = Evaluation(mixed(), lambda raw: raw, batch=8, rows=rows, threads=1)
+        for part, batch in zip(passes.parts, passes, strict=True):
+            assert {list(LENGTHS)[int(x) // 10_000] for x in batch["x"]} == {part}
+            seen.update(batch["x"][batch["weight"] > 0].tolist())
+        assert Counter(passes.parts) == {"code": 9, "web": 125, "books": 2}
+    assert set(seen.values()) == {1} and len(seen) == sum(LENGTHS.values())
+
+
+@pytest.mark.parametrize(
+    ("batches", "wanted"), [(1, (1, 1, 1)), (10, (1, 8, 1)), (68, (4, 63, 1)), (500, (9, 125, 2)), (136, (9, 125, 2))]
+)
+def test_a_short_evaluation_sees_all_parts(batches: int, wanted: tuple[int, ...]) -> None:
+    passes = Evaluation(mixed(), lambda raw: raw, batch=8, rows=range(8), threads=1, batches=batches)
+    assert Counter(passes.parts) == dict(zip(LENGTHS, wanted, strict=True))
+    assert len(list(passes)) == sum(wanted)
 
 
 def test_the_fingerprint_follows_weights_and_parts() -> None:

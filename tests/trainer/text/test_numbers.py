@@ -1,0 +1,81 @@
+"""The numbers of a run on text are what they are called: per position, per target, per byte, and of each part."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.text import corpora
+from trainer.data.sources import packed
+from trainer.data.sources.share import Share
+from trainer.metrics.progress import Progress
+from trainer.spec import LM, TrainSpec
+from trainer.tasks.lm import NextToken
+from trainer.text import build, tokenizer
+from trainer.train import Place, Run
+
+LENGTH, BATCH = 48, 8
+PARTS = {name: list(filter(None, corpora.texts(count, seed=count))) for name, count in (("code", 60), ("web", 90))}
+
+
+class Never:
+    """Nobody tells this run to stop."""
+
+    def poll(self) -> bool:
+        return False
+
+
+def last(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"{name}.jsonl").read_text().splitlines()[-1])
+    return found
+
+
+def held_out(texts: list[str], place: str) -> tuple[int, int]:
+    """Targets of what is held out, and bytes that they stand for: all tokens of a document but its first."""
+    of, share = tokenizer.load(place), Share(0.2, len(texts))
+    targets = counted = 0
+    for at in range(share.held_out):
+        (ids,) = of.encode_batch([texts[share.held_out_index(at)]])
+        targets += len(ids)  # the end of a document is one
+        counted += len(texts[share.held_out_index(at)].encode()) - int(of.byte_counts[ids[0]])
+    return targets, counted
+
+
+def test_speeds_losses_and_bits_are_of_positions_targets_bytes_and_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "_build", lambda made, folder: build.build(made, folder))
+    place = corpora.saved(tmp_path / "tokenizer")
+    parts = {
+        name: {"weight": 1, "path": corpora.lines(tmp_path / f"{name}.jsonl", texts), "eval_split": 0.2}
+        for name, texts in PARTS.items()
+    }
+    data = {"source": "mixture", "tokenizer": place, "packing": "first-fit", "data_dir": f"{tmp_path}/out"}
+    model = {"kind": "gpt2", "layers": 1, "width": 32, "heads": 4, "vocab": 512, "length": LENGTH}
+    keys = {"data": {**data, "parts": parts}, "model": model, "batch": BATCH, "steps": 5, "log_every": 1}
+    spec = TrainSpec.model_validate({"task": LM, "checkpoint": {"every": None}, "eval": {"every": None}, **keys})
+    run = Run(spec, NextToken(), Place(str(tmp_path)), Never(), Progress(None))
+    targets = float(run.pipeline.batch(4)["mask"].sum())
+    run.run()
+    said = last(tmp_path, "metrics")
+    assert said["tokens_per_s"] == pytest.approx(LENGTH * said["examples_per_s"])
+    assert said["targets_per_s"] == pytest.approx(targets / BATCH * said["examples_per_s"])
+    assert said["targets_per_s"] < said["tokens_per_s"]
+    found = last(tmp_path, "eval")
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+    nats = targets = counted = 0.0
+    for name, texts in PARTS.items():
+        of_part, bytes_of_part = held_out(texts, place)
+        nats, targets, counted = nats + of_part * found[f"loss/{name}"], targets + of_part, counted + bytes_of_part
+        bits = of_part * found[f"loss/{name}"] / math.log(2) / bytes_of_part
+        assert found[f"bits_per_byte/{name}"] == pytest.approx(bits, rel=1e-4)
+        assert found[f"perplexity/{name}"] == pytest.approx(math.exp(found[f"loss/{name}"]))
+        assert found[f"examples/{name}"] > 0
+    assert found["loss"] == pytest.approx(nats / targets, rel=1e-5)
+    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / counted, rel=1e-4)
+    assert found["examples"] == found["examples/code"] + found["examples/web"]
+    assert found["loss/code"] != found["loss/web"]
