@@ -14,7 +14,7 @@ STORES = ("gs", "s3")  # the schemes of the object stores that weights and data 
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0.0)]
-Weight = Annotated[float, Field(ge=0.0)]
+Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 

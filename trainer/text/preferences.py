@@ -110,9 +110,12 @@ def pair(load: Callable[[], chats.Chats], values: Values) -> Pair:
     for field in (CHOSEN, REJECTED):
         if values.get(field) is None:
             raise Unfit(f"it has no {field!r}; it has {', '.join(key for key in values if values[key] is not None)}")
-    asked = next((key for key in PROMPTS if values.get(key) is not None), None)
-    prompt = None if asked is None else values[asked]
-    is_chat = any(not isinstance(values[key], str) for key in (CHOSEN, REJECTED, *([asked] if asked else [])))
+    asked = [key for key in PROMPTS if values.get(key) is not None][:1]
+    for field in (CHOSEN, REJECTED, *asked):
+        if not isinstance(values[field], str | list):
+            raise Unfit(f"its {field!r} is {kind_of_value(values[field])}, neither a text nor a list of messages")
+    prompt = values[asked[0]] if asked else None
+    is_chat = any(isinstance(values[field], list) for field in (CHOSEN, REJECTED, *asked))
     made = _of_messages(load(), prompt, values) if is_chat else _of_texts(prompt, values)
     if made.chosen[:2] == made.rejected[:2]:
         raise Unfit("its 'chosen' and 'rejected' are the same text: neither can be the better one")
@@ -149,13 +152,9 @@ def _of_messages(chat: chats.Chats, prompt: Any, values: Values) -> Pair:
     return Pair(made[0], made[1], is_chat=True)
 
 
-def _messages(role: str, given: Any) -> list[Any]:
+def _messages(role: str, given: str | list[Any]) -> list[Any]:
     """Messages as they are, or a text as one of a role."""
-    if isinstance(given, str):
-        return [{"role": role, "content": given}]
-    if not isinstance(given, list):
-        raise Unfit(f"what the {role} says is {kind_of_value(given)}, neither a text nor a list of messages")
-    return given
+    return [{"role": role, "content": given}] if isinstance(given, str) else given
 
 
 @functools.lru_cache(maxsize=2)  # training and evaluation read the same files

@@ -1,0 +1,287 @@
+"""Data blocks and files that are wrong, one thing each: what is there, what the job says, and what a user is told."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from tests.trainer.text import chat_corpora, corpora
+from tests.trainer.text.chat_corpora import CHATML, TOOLS
+from trainer.data import records
+
+Files = dict[str, bytes | Callable[[Path], Any]]
+
+
+class Case(NamedTuple):
+    """`code` is the exit code; `words` are of what is said. `data` is over {source: text, path, tokenizer}."""
+
+    name: str
+    code: int
+    words: str
+    data: dict[str, Any] = {}
+    files: Files = {}
+    model: dict[str, Any] = {}
+    task: str = "trainer.tasks.lm:NextToken"
+
+
+def rows(*found: Any) -> bytes:
+    """JSON lines."""
+    return "".join(json.dumps(row) + "\n" for row in found).encode()
+
+
+def table(to: str, *, ending: int | None = None, **columns: Any) -> Files:
+    """A Parquet or Arrow file, cut at `ending`."""
+
+    def write(path: Path) -> None:
+        made = pa.table(columns)
+        if path.suffix == ".parquet":
+            parquet.write_table(made, path, row_group_size=4)
+        else:
+            with pa.ipc.new_stream(str(path), made.schema) as writer:
+                writer.write_table(made)
+        if ending is not None:
+            path.write_bytes(path.read_bytes()[:ending])
+
+    return {to: write}
+
+
+def zstd(path: Path) -> None:
+    with pa.output_stream(str(path), compression="zstd") as file:
+        file.write(rows(*[GOOD] * 500))
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def token_300(path: Path) -> None:
+    records.write(path, iter([{"tokens": [1, 2, 300, 4, 5, 6, 7, 8, 9]}]))
+
+
+def tokenizer(kind: str = "bpe", **config: Any) -> Files:
+    """A tokenizer with another tokenizer_config.json."""
+    return {"tokenizer": lambda path: corpora.saved(path, kind, **config)}
+
+
+def template(text: Any) -> Files:
+    """A tokenizer with this chat template."""
+    return {"tokenizer": lambda path: chat_corpora.saved(path, text)}
+
+
+def inside(name: str, content: bytes) -> Files:
+    """A tokenizer of which one file holds this."""
+
+    def write(path: Path) -> None:
+        corpora.saved(path)
+        (path / name).write_bytes(content)
+
+    return {"tokenizer": write}
+
+
+FIRST = "{% generation %}{{ messages[0].content[0] }}{% endgeneration %}"  # a token, which nothing predicts
+RECORDS = {"source": "array_record", "path": "PATH/a.array_record", "tokenizer": None}
+A_TXT = "PATH/a.txt"
+GOOD = {"text": "fine words"}
+A = "a.jsonl, row "
+FEW = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+CHAT = {"format": "chat"}
+PAIR = {"prompt": "p", "chosen": "a", "rejected": "b"}
+DPO = "trainer.tasks.dpo:Preference"
+PAIRS: dict[str, Any] = {"format": "preference", "tokenizer": "bytes"}
+MIX: dict[str, Any] = {"source": "mixture", "path": None, "tokenizer": "bytes"}
+
+
+def mixture(**parts: Any) -> dict[str, Any]:
+    """Parts by name; PATH in a path is the folder of the case."""
+    return {**MIX, "parts": {name: {"weight": 1, "path": "PATH/a.jsonl", **each} for name, each in parts.items()}}
+
+
+def lines(name: str, words: str, *found: Any, **keys: Any) -> Case:
+    """A file of JSON lines of which a row is wrong."""
+    return Case(name, 65, words, files={"a.jsonl": rows(*found)}, **keys)
+
+
+def raw(name: str, words: str, content: bytes, to: str = "a.jsonl") -> Case:
+    """A file that is wrong as a whole."""
+    return Case(name, 65, words, {"path": f"PATH/{to}"}, {to: content})
+
+
+def chat(name: str, words: str, row: Any, text: str = CHATML) -> Case:
+    """A row that is no chat."""
+    files: Files = {"a.jsonl": rows({"messages": FEW}, {"messages": row}), **template(text)}
+    return Case(name, 65, f"{A}2: its field 'messages': {words}", CHAT, files)
+
+
+def key(name: str, words: str, **data: Any) -> Case:
+    """A key of the data block that is wrong."""
+    return Case(name, 64, words, data)
+
+
+KEYS = [
+    key("no path", "train.data.text.path: Field required", path=None),
+    key("unknown key", "train.data.text.feild: Extra inputs are not permitted", feild="text"),
+    key("unknown source", "train.data", source="texts"),
+    key("path of the web", "which cannot be read: folders, gs:// and s3:// can", path="http://x/a.jsonl"),
+    key("path that is a number", "train.data.text.path", path=3),
+    key("share above 1", "less than", eval_split=1.5),
+    key("share below 0", "greater than or equal to 0", eval_split=-0.1),
+    key("unknown packing", "Input should be 'concat', 'first-fit' or 'none'", packing="best"),
+    key("unknown format", "Input should be 'text', 'chat' or 'preference'", format="chats"),
+    key("seed below 0", "greater than or equal to 0", seed=-1),
+    key("apart with a tokenizer", "apart is of one stream of bytes", apart=True),
+    key("bigram with a tokenizer", "bigram is of one stream of bytes", bigram=True),
+    key("eval_path of a stream", "eval_path is of documents", tokenizer="bytes", eval_path="x"),
+    key("bytes for chats", "format: chat needs a tokenizer with a chat template", tokenizer="bytes", format="chat"),
+    key("data_dir in a bucket", "is not a folder, which is needed to prepare data in", data_dir="gs://a/b"),
+    key("tokenizer of the web", "which cannot be read: folders, gs:// and s3:// can", tokenizer="hf://a/b"),
+    key("pairs for next-token", f"which the task {DPO} trains on", **PAIRS),
+    key("no parts", "weights that sum to 0", **MIX, parts={}),
+    key("weights of 0", "weights that sum to 0", **mixture(a={"weight": 0}, b={"weight": 0})),
+    key("weight below 0", "greater than or equal to 0", **mixture(a={"weight": -1})),
+    key("weight that is no number", "weight", **mixture(a={"weight": float("nan")})),
+    key("endless weight", "weight", **mixture(a={"weight": float("inf")})),
+    key("part without weight", "Field required", **{**MIX, "parts": {"a": {"path": "x"}}}),
+    key("part with a tokenizer", "Extra inputs are not permitted", **mixture(a={"tokenizer": "bytes"})),
+    key("chats in a part of bytes", "parts.a.format: chat needs a tokenizer", **mixture(a={"format": "chat"})),
+    Case("text for preferences", 64, "has no pairs of texts", task=DPO),
+    Case("packed preferences", 64, "packing is not of format: preference", {**PAIRS, "packing": "none"}, task=DPO),
+]
+TOKENIZERS = [
+    key("no tokenizer there", "is neither bytes nor a folder or file of a tokenizer.json", tokenizer="PATH/gone"),
+    Case("folder of another tokenizer", 64, "it holds tokenizer.model", files={"tokenizer/tokenizer.model": b"x"}),
+    Case("broken tokenizer", 64, "tokenizer.json cannot be read", files=inside("tokenizer.json", b'{"model": 1}')),
+    Case("tokenizer of no JSON", 64, "tokenizer.json cannot be read", files=inside("tokenizer.json", b"\x00\xff")),
+    Case("eos of another", 64, "its eos_token '<eos>' is not in its", files=tokenizer(eos_token="<eos>")),
+    Case("config of no JSON", 64, "cannot be read", files=inside("tokenizer_config.json", b"{")),
+    Case("config of no keys", 64, "is not a block of keys", files=inside("tokenizer_config.json", b"[]")),
+    Case("vocabulary of another", 64, "vocab = 400 is less than the 500 of data.tokenizer", model={"vocab": 400}),
+    Case("no template", 64, "has no chat template, which messages need", CHAT, {"a.jsonl": rows({"messages": FEW})}),
+    Case("template that is none", 64, "its chat template is not valid, line 1", CHAT, template("{% if %}")),
+    Case("template that is a number", 64, "its chat_template is the number 3, not a text", CHAT, template(3)),
+    Case("no default template", 64, "none is named default", CHAT, template([{"name": "rag", "template": ""}])),
+]
+ROWS = [
+    lines("no field", f"{A}2: it has no field 'text'; it has body", GOOD, {"body": "x"}),
+    lines("another field", f"{A}1: it has no field 'body'; it has text", GOOD, data={"field": "body"}),
+    lines("mixed types", f"{A}3: its field 'text' is the number 3, not a text", GOOD, GOOD, {"text": 3}),
+    lines("null", f"{A}2: its field 'text' is null, not a text", GOOD, {"text": None}),
+    lines("a list", f"{A}1: its field 'text' is a list, not a text", {"text": ["a"]}),
+    lines("row that is a list", f"{A}2: it is a list, not an object with the field 'text'", GOOD, [1]),
+    raw("no JSON", f"{A}2: it is no JSON", rows(GOOD) + b"text: yaml\n"),
+    raw("cut line", f"{A}2: it is no JSON", rows(GOOD) + b'{"text": "ab'),
+    raw("one object over many lines", f"{A}1: it is no JSON", json.dumps([GOOD], indent=1).encode()),
+    raw("UTF-16", f"{A}1: it is no JSON", rows(GOOD).decode().encode("utf-16")),
+    raw("brackets without end", f"{A}1: it is no JSON", b'{"text": ' + b"[" * 100_000 + b"\n"),
+    chat("text for messages", "it is a text, not a list of messages", "hi"),
+    chat("no message", "it is an empty list, without a message", []),
+    chat("message without a role", "its message 1 has no role; it has content", [{"content": "hi"}]),
+    chat("no assistant", "it has no words of the role 'assistant'", FEW[:1]),
+    chat("role that the template refuses", "the chat template of", [{"role": "king"}], TOOLS),
+    chat("content that is null", "the chat template of", [{"role": "user", "content": None}]),
+    lines("pair without rejected", f"{A}2: it has no 'rejected'", PAIR, {"chosen": "a"}, data=PAIRS, task=DPO),
+    lines("pair of equals", "are the same text", PAIR | {"rejected": "a"}, data=PAIRS, task=DPO),
+    lines("pair of numbers", "is the number 3, neither", PAIR | {"chosen": 3}, data=PAIRS, task=DPO),
+    lines("pairs that are too long", "hold 0 pairs that fit into", PAIR | {"chosen": "a" * 99}, data=PAIRS, task=DPO),
+    Case(
+        "wrong row of a part",
+        65,
+        "b.jsonl, row 1: it has no field",
+        mixture(a={}, b={"path": "PATH/b.jsonl"}),
+        {"b.jsonl": rows({"x": 1})},
+    ),
+    Case(
+        "wrong row of eval_path",
+        65,
+        "b.jsonl, row 1: it has no field",
+        {"eval_path": "PATH/b.jsonl"},
+        {"b.jsonl": rows({"x": 1})},
+    ),
+]
+FILES = [
+    key("no file", "PATH/gone/*.jsonl", path="PATH/gone/*.jsonl")._replace(code=65),
+    raw("empty file", "a.jsonl is empty: it has no rows", b""),
+    raw("blank lines alone", "hold no document with a text in it", b"\n\n \n"),
+    raw("empty text", "hold no document with a text in it", b"", "a.txt"),
+    raw("empty gz", "is empty", b"", "a.txt.gz"),
+    raw("truncated gz", "a.jsonl.gz is truncated or damaged", gzip.compress(rows(*[GOOD] * 99))[:-9], "a.jsonl.gz"),
+    raw("gz that is none", "a.jsonl.gz is truncated or damaged", rows(GOOD), "a.jsonl.gz"),
+    Case(
+        "truncated zst", 65, "a.jsonl.zst is truncated or damaged", {"path": "PATH/a.jsonl.zst"}, {"a.jsonl.zst": zstd}
+    ),
+    raw("bz2", ".bz2 is not read; unpack it", b"BZh9", "a.jsonl.bz2"),
+    raw("packed Parquet", "only text and JSON lines are read as .gz", b"PAR1", "a.parquet.gz"),
+    raw("no Parquet", "is not a Parquet file, or is truncated", b"PAR1 no", "a.parquet"),
+    raw("empty Parquet", "is empty: it has no rows", b"", "a.parquet"),
+    raw("no Arrow", "is damaged", b"no arrow at all, but text", "a.arrow"),
+    raw("chats in plain text", "a.txt is plain text; chats are", b"hi", "a.txt")._replace(data=CHAT | {"path": A_TXT}),
+    raw("one document", "of one document leaves none to train on", rows(GOOD)),
+    Case(
+        "Parquet without the column",
+        65,
+        "has no column 'text'; it has body",
+        {"path": "PATH/a.parquet"},
+        table("a.parquet", body=["x"]),
+    ),
+    Case(
+        "Parquet of numbers",
+        65,
+        "its column 'text' is of int64, not of text",
+        {"path": "PATH/a.parquet"},
+        table("a.parquet", text=[1]),
+    ),
+    Case(
+        "null in Parquet",
+        65,
+        "a.parquet, row 6: its field 'text' is null",
+        {"path": "PATH/a.parquet"},
+        table("a.parquet", text=["a"] * 5 + [None]),
+    ),
+    Case(
+        "truncated Parquet",
+        65,
+        "is not a Parquet file, or is truncated",
+        {"path": "PATH/a.parquet"},
+        table("a.parquet", text=["a"], ending=-20),
+    ),
+    Case(
+        "truncated Arrow",
+        65,
+        "a.arrow is damaged",
+        {"path": "PATH/a.arrow"},
+        table("a.arrow", text=["abc"] * 999, ending=900),
+    ),
+    Case(
+        "files of several kinds",
+        65,
+        "holds files of several kinds",
+        {"path": "PATH/in"},
+        {"in/a.jsonl": rows(GOOD), "in/b.txt": b"x"},
+    ),
+    Case("empty part", 65, "b.jsonl is empty", mixture(a={}, b={"path": "PATH/b.jsonl"}), {"b.jsonl": b""}),
+    Case(
+        "part without documents",
+        65,
+        "b.txt and what else matches hold no document",
+        mixture(a={}, b={"path": "PATH/b.txt"}),
+        {"b.txt": b""},
+    ),
+    Case(
+        "weight of less than a row",
+        64,
+        "parts.b.weight = 0.0001 is less than one example in 1000",
+        mixture(a={}, b={"weight": 1e-4}),
+    ),
+    Case(
+        "chats without a target",
+        65,
+        "hold chats without a token to predict",
+        {**CHAT, "eval_split": 0},
+        {"a.jsonl": rows({"messages": FEW[1:]}), **template(FIRST)},
+    ),
+    Case("token of another vocabulary", 65, "token 300", RECORDS, {"a.array_record": token_300}, {"vocab": 256}),
+    raw("records that are none", "a.array_record", b"no records", "a.array_record")._replace(data=RECORDS),
+]
+CASES = [*KEYS, *TOKENIZERS, *ROWS, *FILES]
