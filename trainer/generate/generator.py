@@ -1,7 +1,8 @@
 """Generates tokens after prompts: one program for the prompts, one for the loop over new tokens.
 
-Both are compiled for the shapes of a batch: rows, prompt length rounded up to a power of two, and slots rounded up. The
-loop runs on the device up to an index that is an argument: the same program streams token by token and runs to the end.
+Both are compiled for the shapes of a batch: rows, prompt length rounded up to an eighth of a power of two, and slots
+rounded up. The loop runs on the device up to an index that is an argument: the same program streams token by token and
+runs to the end.
 
 B batch (prompts × samples), P tokens of the prompts, N tokens that fit after them, V vocabulary.
 """
@@ -106,9 +107,10 @@ class Generator:
 
     def logprobs(self, rows: Sequence[Ids]) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each row the log-probability of every token after the first, float32 [L - 1], and whether it was the
-        likeliest, bool [L - 1]. Raises SpecError as `stream` does."""
-        check(self.network.config, rows, Sampling(max_tokens=1))
-        length = _bucket(max(map(len, rows)))
+        likeliest, bool [L - 1]. Raises SpecError as `stream` does; the last token of a row needs no position."""
+        for asked in ([row[:-1] or row for row in rows], [row[-1:] for row in rows]):
+            check(self.network.config, asked, Sampling(max_tokens=1))
+        length = _bucket(max(map(len, rows)), 1)
         tokens_BL = np.zeros((self._rows(len(rows)), length), np.int32)
         for at, row in enumerate(rows):
             tokens_BL[at, : len(row)] = row
@@ -181,7 +183,7 @@ class Generator:
         return _held(jax.lax.while_loop(is_on, chosen, state))
 
     def _scored(self, weights: Weights, tokens_BL: Array) -> tuple[Array, Array]:
-        logits_BLV = self.network.logits(weights, tokens_BL)[:, :-1].astype(jnp.float32)
+        logits_BLV = self.network.logits(weights, tokens_BL[:, :-1]).astype(jnp.float32)
         next_BL = tokens_BL[:, 1:]
         logprob_BL = jnp.take_along_axis(jax.nn.log_softmax(logits_BLV), next_BL[..., None], axis=2)[..., 0]
         return constrain(logprob_BL, None, None), constrain(greedy(logits_BLV) == next_BL, None, None)
@@ -223,7 +225,7 @@ class Generator:
 
     def _padded(self, prompts: Sequence[Ids], copies: int) -> tuple[np.ndarray, np.ndarray]:
         """The prompts with zeros on their left, and how many: rows for the mesh, columns for few programs."""
-        length = _bucket(max(map(len, prompts)))
+        length = _bucket(max(map(len, prompts)), 8)
         tokens_BP = np.zeros((self._rows(len(prompts)), length), np.int32)
         pad_B = np.full(len(tokens_BP), length - 1, np.int32)
         for row, ids in enumerate(prompts):
@@ -262,5 +264,10 @@ def _held(state: State) -> State:
     return state._replace(logits_BV=constrain(state.logits_BV, "batch", "vocab"), **whole)
 
 
-def _bucket(length: int) -> int:
-    return max(LEAST, int(2 ** math.ceil(math.log2(length))))
+def _bucket(length: int, parts: int) -> int:
+    """The length that a program is compiled for: few of them, and little that only fills a row.
+
+    Rounded up to so many parts of a power of two.
+    """
+    step = max(LEAST, 2 ** math.ceil(math.log2(length)) // parts)
+    return -(-length // step) * step

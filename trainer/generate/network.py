@@ -22,6 +22,7 @@ from trainer import spec
 from trainer.attention import implementations
 from trainer.attention.implementations import Attention, Keys, Visible
 from trainer.errors import SpecError
+from trainer.generate import fused
 from trainer.generate.cache import Cache, OfPrompts, OfToken
 from trainer.models.decoder import Block, Decoder, Look
 from trainer.models.experts import Mixture, Routed
@@ -62,6 +63,8 @@ class Network:
         self._looks = _looks(model)
         stacks = model.stacks if isinstance(model, spec.Decoder) else {"blocks": tuple(range(model.layers))}
         self._stacks: Mapping[str, tuple[int, ...]] = stacks  # name of a stack of parameters -> its layers
+        # Of the kernels of each layer that were put together. Over several devices each is split along its own outputs.
+        self._parts: list[fused.Shapes] = [{} for _ in range(model.layers)]
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
@@ -96,6 +99,8 @@ class Network:
                 parts = _unstacked(leaf, like.dtype, _of_layer(like.sharding))
             for layer, part in zip(self._stacks[stack], parts, strict=True):
                 layers[layer][rest] = part
+        if isinstance(self.config, spec.Decoder) and self.mesh.size == 1:
+            self._parts = [fused.together(layer) for layer in layers]
         return Weights(outer, layers)
 
     def stacked(self, weights: Weights) -> dict[str, Array]:
@@ -106,9 +111,10 @@ class Network:
             stack, _, rest = name.partition(".")
             if stack not in self._stacks:
                 return weights.outer[name]  # type: ignore[no-any-return]
-            return jnp.stack([weights.layers[layer][rest] for layer in self._stacks[stack]])
+            return jnp.stack([layers[layer][rest] for layer in self._stacks[stack]])
 
         with self.context():
+            layers = [fused.apart(*each) for each in zip(weights.layers, self._parts, strict=True)]
             return {name: of(name) for name in self.abstract}
 
     def merged(self, params: Mapping[str, Array]) -> LanguageModel:
@@ -162,7 +168,7 @@ class Network:
             places_BL = jnp.minimum(places_BL, self.config.rows - 1)  # of what only fills a row
         x_BLD = model.stream(tokens_BL, places_BL)
         for layer, own in enumerate(weights.layers):
-            block = blocks[layer].layer(own)
+            block = blocks[layer].layer(own, fused.parts(own, self._parts[layer]))
             x_BLD = self._look(layer).apply(block, x_BLD, attends[layer], places_BL, keys)
         return model, whole(model.norm(x_BLD))
 
@@ -178,9 +184,14 @@ class _Stack:
         leaves, self._tree = jax.tree_util.tree_flatten_with_path(state)
         self._names = [".".join(str(key.key) for key in path[:-1]) for path, _ in leaves]
 
-    def layer(self, own: Named) -> Any:
-        """The layer of these parameters."""
-        return nnx.merge(self._graph, jax.tree.unflatten(self._tree, [own[name] for name in self._names]))
+    def layer(self, own: Named, parts: Mapping[str, fused.Part]) -> Any:
+        """The layer of these parameters, and of `parts` in the place of those that it does not have."""
+        leaves = [own.get(name) for name in self._names]
+        block = nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
+        for name, part in parts.items():
+            at, _, last = name.rpartition(".")
+            vars(getattr(block, at))[last] = part  # past flax, to which a parameter stays one
+        return block
 
 
 class LayerLook(NamedTuple):
