@@ -19,6 +19,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # A shell lets what it starts in the background ignore Ctrl-C, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 compiled.make_folder()
+# Of the processes that tests start: each would compile our files' Python anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(scope="session")

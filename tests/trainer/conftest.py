@@ -10,10 +10,6 @@ from jax._src import compiler, lru_cache
 
 from tests import compiled
 
-# LLVM IR of a fusion is written at once, not by way of MLIR: less than half the processor time (jaxlib 0.10). A sum in
-# a loop may then be rounded in another order than the same sum outside.
-CHEAP = {"xla_cpu_use_fusion_emitters": False}
-
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)  # tests compile far longer than they compute
@@ -26,8 +22,9 @@ as_for_users = compiler.get_compile_options
 
 
 def cheap(*given: Any, env_options_overrides: dict[str, Any] | None = None, **more: Any) -> Any:
-    """JAX's options of a compilation, and ours."""
-    return as_for_users(*given, env_options_overrides=CHEAP | (env_options_overrides or {}), **more)
+    """JAX's options of a compilation, and ours: a sum in a loop may be rounded in another order than outside."""
+    asked = {**(env_options_overrides or {}), **compiled.QUICK_OPTIONS, "xla_backend_optimization_level": 0}
+    return as_for_users(*given, env_options_overrides=asked, **more)
 
 
 compiler.get_compile_options = cheap

@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding
 from trainer.errors import SpecError
 from trainer.loop import words
 from trainer.parallel import sharding
+from trainer.step.executable import once
 
 Tree = Any
 Named = dict[str, Any]  # name -> array, or ShapeDtypeStruct
@@ -59,7 +60,7 @@ class State:
             make, given = self._make, {}
             made = lambda stored: strong(words.named(make()))  # noqa: E731
         with self.context():
-            found: Named = jax.jit(made, out_shardings=self.shardings)(given)
+            found: Named = jax.jit(made, out_shardings=self.shardings, compiler_options=once(self._mesh))(given)
         return found
 
     def tree(self, named: Named) -> Tree:

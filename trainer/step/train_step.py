@@ -35,7 +35,7 @@ from trainer.parallel import mesh as meshes
 from trainer.parallel import sharding
 from trainer.spec import CustomModel, Published, TrainSpec
 from trainer.step import checked
-from trainer.step.executable import Executable
+from trainer.step.executable import Executable, once
 from trainer.step.model_arrays import ModelArrays, Named
 from trainer.task import Loss, Task, checked_loss, checked_model
 
@@ -118,7 +118,10 @@ class Step:
         elif isinstance(model, Published) and model.init_from is not None:
             read |= load.load(model, self.saved(self.abstract.params))
         with self.context():
-            state: TrainState = jax.jit(self._fresh, donate_argnums=0, out_shardings=self._shardings())(read)
+            fresh = jax.jit(
+                self._fresh, donate_argnums=0, out_shardings=self._shardings(), compiler_options=once(self._mesh)
+            )
+            state: TrainState = fresh(read)
         return state
 
     def named(self, state: TrainState) -> dict[str, Any]:
@@ -477,7 +480,12 @@ class Step:
             return {prefix + name: param for name, param in params.items()}
         where = {name: leaf.sharding for name, leaf in like.items()}
         with self.context():
-            drawn: Named = jax.jit(lambda: {name: self._fresh({}).params[name] for name in like}, out_shardings=where)()
+            draw = jax.jit(
+                lambda: {name: self._fresh({}).params[name] for name in like},
+                out_shardings=where,
+                compiler_options=once(self._mesh),
+            )
+            drawn: Named = draw()
         return drawn
 
     def saved(self, params: Named) -> Named:

@@ -290,6 +290,15 @@ def test_initial_values_do_not_depend_on_the_mesh() -> None:
     assert equal(copied(one), copied(eight))
 
 
+def test_the_first_state_is_compiled_for_one_run_to_the_bits_of_every_optimization(to_the_bit: None) -> None:
+    step = build(Digits(), mesh={"fsdp": 2, "mp": 2})
+    whole = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}  # XLA's defaults
+    with step._context():
+        wanted = jax.jit(step._fresh, out_shardings=step._shardings(), compiler_options=whole)({})
+    assert step._once() == {"xla_backend_optimization_level": 1}
+    assert equal(step.init(), wanted)
+
+
 def test_every_bit_of_a_seed_of_64_counts() -> None:
     """And a seed that 32 bits hold has the keys that it always had."""
 
