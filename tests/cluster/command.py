@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from tests.cluster import forked
 from tests.cluster.access import Access
 
 PATIENCE_S = 600
@@ -19,8 +20,7 @@ COMMAND = (sys.executable, "-m", "launcher.cli.main")
 
 def launcher(cluster: Access, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs `launcher ARGUMENTS` to its end."""
-    command = [*COMMAND, *arguments]
-    return subprocess.run(command, cwd=folder, env=cluster.env, capture_output=True, text=True, timeout=PATIENCE_S)
+    return forked.run(arguments, cwd=folder, env=cluster.env, timeout=PATIENCE_S)
 
 
 def started(cluster: Access, folder: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ from launcher.manifests.jobset import render
 from launcher.manifests.resolve import resolve
 from launcher.status import hosts
 from launcher.status.hosts import Host
-from tests.cluster import preparations, waiting
+from tests.cluster import forked, preparations, waiting
 from tests.cluster.access import Access
 
 PATIENCE_S = 600.0  # the machine is shared: long enough never to be the reason
@@ -128,8 +127,7 @@ class Place:
 
     def launcher(self, *words: str) -> subprocess.CompletedProcess[str]:
         """The command line in this namespace."""
-        argv = [sys.executable, "-m", "launcher.cli.main", *words, "-n", self.namespace]
-        return subprocess.run(argv, capture_output=True, text=True, env=self.access.env, cwd=ROOT)
+        return forked.run([*words, "-n", self.namespace], cwd=ROOT, env=self.access.env, timeout=PATIENCE_S)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import yaml
 from launcher.agent.gang.recorded import Recorded
 from launcher.job.profile import Profile
 from launcher.kube.kinds import JOBSETS
-from tests.cluster import preparations
+from tests.cluster import forked, preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import PATIENCE_S, ROOT, Gang, Place, place, program, until
 from tests.cluster.harness.places import SERVER
@@ -264,8 +264,7 @@ def test_a_stream_that_breaks_is_taken_up_where_it_broke(here: Place, tmp_path: 
     with apiserver.serving(Proxy(here.access.api)) as proxy:
         proxy.on("GET", "/log", *[broken_off] * 6)
         env = here.access.env | {"KUBECONFIG": str(proxy.kubeconfig(tmp_path, here.namespace))}
-        argv = [sys.executable, "-m", "launcher.cli.main", "logs", "-f", gang.name]
-        done = subprocess.run(argv, capture_output=True, text=True, env=env, cwd=ROOT, timeout=PATIENCE_S)
+        done = forked.run(["logs", "-f", gang.name], env=env, cwd=ROOT, timeout=PATIENCE_S)
         asked = [query for method, path, query in proxy.requests if path.endswith("/log") and "follow" in query]
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
     assert done.stdout.splitlines() == [f"[0] line {number}" for number in range(60)]

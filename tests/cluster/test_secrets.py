@@ -6,13 +6,13 @@ import base64
 import hashlib
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.cluster import forked
 from tests.cluster.access import Access
 from tests.cluster.command import PATIENCE_S, launcher, project
 from tests.cluster.waiting import until
@@ -124,9 +124,8 @@ def test_a_secret_in_the_job_file_or_the_kubeconfig_is_not_said_either(
         user["user"] = {"token": KEY}
     (folder / "config").write_text(json.dumps(config))
     for arguments in (["submit", "job.yaml"], ["status", "mine"], ["doctor", "job.yaml"], ["list"], ["logs", "mine"]):
-        command = [sys.executable, "-m", "launcher.cli.main", *arguments]
         env = cluster.env | {"KUBECONFIG": str(folder / "config")}
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+        done = forked.run(arguments, cwd=folder, env=env, timeout=PATIENCE_S)
         said.append(done)
         assert done.returncode == 3, done.stdout + done.stderr
     for arguments in (["validate", "job.yaml"], ["submit", "job.yaml"], ["render", "job.yaml"]):

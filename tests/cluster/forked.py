@@ -1,0 +1,117 @@
+"""Runs `launcher` in a process of its own, forked from one that has imported it.
+
+A fresh interpreter takes most of a second of processor time to import what a command needs, hundreds of times in a run
+of these tests. Exit code, streams, working directory and environment are a process's own; only the imports are shared.
+Where a process is sent signals, or shown to start from nothing, tests start one of their own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+MODULE = "launcher.cli.main"
+APART = ("launcher.agent",)  # it runs in pods
+
+
+def run(
+    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Runs `launcher ARGUMENTS` to its end. Kills it and raises subprocess.TimeoutExpired after `timeout` seconds."""
+    asked = json.dumps({"arguments": arguments, "cwd": os.fspath(cwd), "env": dict(env)}).encode()
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err, socket.socket(socket.AF_UNIX) as end:
+        end.connect(os.fspath(server()))
+        socket.send_fds(end, [len(asked).to_bytes(4, "big")], [out.fileno(), err.fileno()])
+        end.sendall(asked)
+        answers = end.makefile()
+        pid = int(answers.readline())
+        end.settimeout(timeout)
+        try:
+            code = int(answers.readline())
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+            raise subprocess.TimeoutExpired(list(arguments), timeout) from None
+        for stream in (out, err):
+            stream.seek(0)
+        return subprocess.CompletedProcess(["launcher", *arguments], code, out.read(), err.read())
+
+
+@functools.cache
+def server() -> Path:
+    """The socket of this process's server, which is started now and ends with it."""
+    folder = tempfile.TemporaryDirectory(prefix="forked-")
+    atexit.register(folder.cleanup)
+    path = Path(folder.name, "socket")
+    command = [sys.executable, "-m", "tests.cluster.forked", path]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    atexit.register(process.kill)
+    assert process.stdout.readline() == b"ready\n", "the server of commands did not start"
+    return path
+
+
+def serve(path: str) -> None:
+    """Forks a process for each request, until the process that started this one is gone."""
+    sys.argv[:] = [importlib.import_module(MODULE).__file__ or MODULE]
+    for found in pkgutil.walk_packages(importlib.import_module("launcher").__path__, "launcher."):
+        if not found.name.startswith(APART) and not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+    importlib.import_module("kubernetes.client")
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(64)
+        os.write(1, b"ready\n")
+        while True:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                answer(connection)
+            connection.close()
+
+
+def answer(connection: socket.socket) -> NoReturn:
+    """Runs what is asked for in a child, and says its pid, then its exit code (less than 0: the signal's)."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    size, streams, _, _ = socket.recv_fds(connection, 4, 2)
+    with connection.makefile("rb") as reader:
+        asked = json.loads(reader.read(int.from_bytes(size, "big")))
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        become(asked, streams)
+    connection.sendall(f"{pid}\n".encode())
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    connection.sendall(f"{code}\n".encode())
+    os._exit(0)
+
+
+def become(asked: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
+    """The command itself, in this process: it ends as any interpreter does."""
+    for number, stream in zip((1, 2), streams, strict=True):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    os.chdir(asked["cwd"])
+    sys.argv += asked["arguments"]
+    sys.modules[MODULE].main()
+    raise AssertionError("the command's main function has returned")
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
