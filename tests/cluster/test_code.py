@@ -11,6 +11,7 @@ import pytest
 from tests.cluster.access import Access
 from tests.cluster.command import launcher, project
 from tests.cluster.waiting import until
+from tests.compiled import QUICK_COMPILES
 
 TRAIN = """
 import os, sys
@@ -101,7 +102,12 @@ def test_a_task_of_ones_own_trains_in_our_image(
         "steps": 3,
         "checkpoint": {"path": "/checkpoints/mine"},
     }
-    job = {"command": None, "train": train, "volumes": [{"claim": "checkpoints", "path": "/checkpoints"}]}
+    job = {
+        "command": None,
+        "train": train,
+        "env": QUICK_COMPILES,
+        "volumes": [{"claim": "checkpoints", "path": "/checkpoints"}],
+    }
     folder = project(tmp_path, namespace, {"mine/tasks.py": task}, image=image, code=".", **job)
     ended = launcher(cluster, folder, "submit", "job.yaml", "resources.memory=1Gi", "--wait", "--follow")
     assert ended.returncode == 0, ended.stderr

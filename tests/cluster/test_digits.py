@@ -1,4 +1,7 @@
-"""The digits of `make run` in pods, from submit to delete: in the image of the Dockerfile, at the restricted level."""
+"""The digits of `make run` in pods, from submit to delete: in the image of the Dockerfile, at the restricted level.
+
+For fewer epochs than theirs, which tests/cluster/test_readme.py trains to their accuracy.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def test_the_smoke_script_trains_the_digits_on_two_pods(
     path = f"{sys.prefix}/bin{os.pathsep}{cluster.env['PATH']}"
     quick = [f"env.{name}={value}" for name, value in QUICK_COMPILES.items()]
     done = subprocess.run(
-        [ROOT / "k8s" / "smoke.sh", f"image={image}", "train.epochs=20", *quick],
+        [ROOT / "k8s" / "smoke.sh", f"image={image}", "train.epochs=4", *quick],
         env=cluster.env | {"NAMESPACE": namespace, "PATH": path},
         capture_output=True,
         text=True,
@@ -31,12 +34,12 @@ def test_the_smoke_script_trains_the_digits_on_two_pods(
     assert done.stderr.rstrip().endswith("smoke: passed")
     assert "attempt 1: 2 processes on 2 hosts" in done.stderr
     assert (evaluated := re.search(r"eval .* accuracy ([\d.]+)  examples 360", done.stdout))
-    assert float(evaluated[1]) >= 0.97
+    assert float(evaluated[1]) >= 0.9
     assert re.search(r"^digits +Done ", done.stdout, re.MULTILINE)  # list
     assert "digits: Done (generation 0, attempt 1)" in done.stdout  # status
     assert "jobset.jobset.x-k8s.io/digits deleted" in done.stdout
     assert not cluster.api.get(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets")["items"]
-    assert (checkpoints / "digits" / "225").is_dir()
+    assert (checkpoints / "digits" / "45").is_dir()
     summary = json.loads((checkpoints / "digits" / ".jaxlaunch" / "summary.json").read_text())
     assert summary["verdict"]["code"] == 0
     assert round(summary["metrics"]["eval_accuracy"], 4) == float(evaluated[1])

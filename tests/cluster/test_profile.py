@@ -60,7 +60,7 @@ def test_a_job_is_profiled_in_its_pods_while_it_goes_on_and_jaxs_coordinator_lis
 ) -> None:
     here = trainers_place
     folder = preparations.make_claim(here.access, here.namespace)
-    gang = here.start("steps", SAVED, hosts=2, train=TRAIN, **SMALL)
+    gang = here.start("steps", SAVED, hosts=2, train=TRAIN, restarts={"in_place": 0}, **SMALL)
     gang.says("step 20/")
     first = next(pod for pod in gang.pods if pod["metadata"]["labels"][INDEX_LABEL] == "0")
     rank = processes.child(first)

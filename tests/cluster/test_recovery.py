@@ -3,67 +3,102 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from launcher.job.profile import Profile
 from tests.cluster import nodes, preparations, processes
 from tests.cluster.access import Access
-from tests.cluster.gangs import PATIENCE_S, Gang, Place, place
+from tests.cluster.gangs import PATIENCE_S, PROGRAMS, Gang, Place, place, until
 from tests.compiled import QUICK_COMPILES
 from tests.gang.runs import digits
 
 SAVED = Profile.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
-STEPS, EVERY = 400, 40
-TRAIN = digits(steps=STEPS, optimizer={"lr": 1e-3, "schedule": {"name": "constant"}}, checkpoint={"every": EVERY})
+STEPS, EVERY = 120, 10
+TRAIN = digits(
+    task="held:Held",
+    steps=STEPS,
+    optimizer={"lr": 1e-3, "schedule": {"name": "constant"}},
+    checkpoint={"every": EVERY},
+)
 JOB: dict[str, Any] = {
     "hosts": 2,
+    "accelerator": {"type": "cpu", "per_host": 2},
     "resources": {"cpu": "50m", "memory": "1Gi"},  # the node has room for all gangs at once
     "grace": "60s",
-    "env": QUICK_COMPILES,
+    "code": str(PROGRAMS),
     "train": TRAIN,
 }
+Strike = Callable[[], None]
 
 
-def nothing(here: Place, pods: Sequence[Any]) -> None:
-    """The run that the others are held to."""
+def child(here: Place, pods: Sequence[Any]) -> Strike:
+    return partial(processes.kill, processes.child(pods[1]))
 
 
-def child(here: Place, pods: Sequence[Any]) -> None:
-    processes.kill(processes.child(pods[1]))
+def agent(here: Place, pods: Sequence[Any]) -> Strike:
+    return partial(processes.kill, processes.agent(pods[1]))
 
 
-def agent(here: Place, pods: Sequence[Any]) -> None:
-    processes.kill(processes.agent(pods[1]))
+def leader(here: Place, pods: Sequence[Any]) -> Strike:
+    return partial(processes.kill, processes.agent(pods[0]))
 
 
-def leader(here: Place, pods: Sequence[Any]) -> None:
-    processes.kill(processes.agent(pods[0]))
+def pod(here: Place, pods: Sequence[Any]) -> Strike:
+    return partial(processes.kill, *processes.everything(pods[1]))
 
 
-def pod(here: Place, pods: Sequence[Any]) -> None:
-    processes.kill(*processes.everything(pods[1]))
+def eviction(here: Place, pods: Sequence[Any]) -> Strike:
+    return partial(nodes.evict, here.access, here.namespace, pods[1]["metadata"]["name"])
 
 
-def eviction(here: Place, pods: Sequence[Any]) -> None:
-    nodes.evict(here.access, here.namespace, pods[1]["metadata"]["name"])
+class Loss(NamedTuple):
+    """What is done to a run, and what is known of it once the run goes on."""
+
+    aim: Callable[[Place, Sequence[Any]], Strike]
+    counters: tuple[int, int]  # restarts of the pods, and those that count
+    ended: str  # the attempt
+    cause: str  # of its end
 
 
-# What is done to a run in its middle; restarts of the pods, those that count, and the cause of the attempt's end.
-LOSSES: Mapping[str, tuple[Callable[[Place, Sequence[Any]], None], tuple[int, int], str | None]] = {
-    "nothing": (nothing, (0, 0), None),
-    "child": (child, (0, 0), "killed"),
-    "agent": (agent, (1, 1), "lost"),
-    "leader": (leader, (1, 1), "lost"),
-    "pod": (pod, (1, 1), "lost"),
-    "eviction": (eviction, (1, 0), "preempted"),
+# By job: how often its processes may restart in their pods, and what it loses, one after the other.
+GANGS: Mapping[str, tuple[int, Mapping[str, Loss]]] = {
+    "nothing": (0, {}),  # the run that the others are held to
+    "in-place": (
+        1,
+        {
+            "child": Loss(child, (0, 0), "attempt 1 of generation 0", "killed"),
+            "agent": Loss(agent, (1, 1), "attempt 2 of generation 0", "lost"),
+            "pod": Loss(pod, (2, 2), "attempt 3 of generation 1", "lost"),
+        },
+    ),
+    "anew": (
+        0,
+        {
+            "leader": Loss(leader, (1, 1), "attempt 1 of generation 0", "lost"),
+            "eviction": Loss(eviction, (2, 1), "attempt 2 of generation 1", "preempted"),
+        },
+    ),
 }
-HURT = [name for name in LOSSES if name != "nothing"]
+GANG_OF = {name: gang for gang, (_, losses) in GANGS.items() for name in losses}
+HURT = list(GANG_OF)
+
+
+class After(NamedTuple):
+    """What was seen when a run had gone on after a loss."""
+
+    counters: tuple[int, int]
+    before: set[str]  # uids of its pods
+    now: set[str]
+    previous: subprocess.CompletedProcess[str]  # logs --previous
+    explained: str
 
 
 @pytest.fixture(scope="module")
@@ -81,29 +116,64 @@ def folder(here: Place) -> Path:
 
 
 @pytest.fixture(scope="module")
-def gangs(here: Place, folder: Path) -> Mapping[str, tuple[Gang, list[str]]]:
-    """Each, with the uids of its first pods, after its loss."""
-    with ThreadPoolExecutor(len(LOSSES)) as pool:
-        return dict(zip(LOSSES, pool.map(lambda name: lose(here, folder, name), LOSSES), strict=True))
+def gangs(here: Place, folder: Path) -> Mapping[str, Mapping[str, After]]:
+    """Of each, which has ended well, what was seen after its losses."""
+    with ThreadPoolExecutor(len(GANGS)) as pool:
+        return dict(zip(GANGS, pool.map(lambda name: lose(here, folder, name), GANGS), strict=True))
 
 
-def lose(here: Place, folder: Path, name: str) -> tuple[Gang, list[str]]:
-    restarts = {"in_place": 1 if name in ("child", "agent", "pod") else 0, "crash": 1}
-    gang = here.start(name, SAVED, accelerator={"type": "cpu", "per_host": 2}, restarts=restarts, **JOB)
-    names = [host.pod for host in gang.runs()]
-    pods = sorted(gang.pods, key=lambda pod: names.index(pod["metadata"]["name"]))
-    # A kill must leave a checkpoint behind. An eviction takes its time, and saves.
-    await_file(folder / name, ".jaxlaunch/metrics.jsonl" if name == "eviction" else "*/jaxlaunch.manifest.json")
-    LOSSES[name][0](here, pods)
-    return gang, [pod["metadata"]["uid"] for pod in pods]
+def lose(here: Place, folder: Path, name: str) -> Mapping[str, After]:
+    """Starts the job and strikes it once for each loss. It is held while it is looked at, so that its end waits."""
+    in_place, losses = GANGS[name]
+    run, hold, seen = folder / name, folder / f"{name}.hold", {}
+    env = QUICK_COMPILES | {"HOLD": f"/checkpoints/{hold.name}"}
+    gang = here.start(name, SAVED, restarts={"in_place": in_place, "crash": len(losses)}, env=env, **JOB)
+    for number, (which, loss) in enumerate(losses.items()):
+        await_checkpoint(run, after=0)  # the first loss waits for it
+        hold.touch()
+        pods = pods_of(gang)
+        strike = loss.aim(here, pods)
+        hold.unlink()
+        strike()
+        until(f"{name} records the loss of its {which}", lambda number=number: ended(run) > number)
+        await_checkpoint(run, after=newest(run))
+        hold.touch()
+        seen[which] = After(
+            gang.counters,
+            {pod["metadata"]["uid"] for pod in pods},
+            {pod["metadata"]["uid"] for pod in pods_of(gang)},
+            here.launcher("logs", name, "--previous"),
+            here.launcher("explain", name).stdout,
+        )
+    hold.unlink(missing_ok=True)
+    assert gang.ended() == "Completed", gang.lines()
+    return seen
 
 
-def await_file(folder: Path, pattern: str) -> None:
-    """Returns as soon as there is one: most of the run is still to come."""
+def pods_of(gang: Gang) -> Sequence[Any]:
+    """Those of the newest generation, by host, once they run."""
+    names = [host.pod for host in gang.runs(gang.counters[0])]
+    there = {pod["metadata"]["name"]: pod for pod in gang.pods}
+    return [there[name] for name in names]
+
+
+def await_checkpoint(run: Path, after: int) -> None:
+    """Returns as soon as there is a later one."""
     end = time.monotonic() + PATIENCE_S
-    while not list(folder.glob(pattern)):
-        assert time.monotonic() < end, f"no {pattern} in {folder}"
+    while newest(run) <= after:
+        assert time.monotonic() < end, f"no checkpoint after step {after} in {run}"
         time.sleep(0.02)
+
+
+def newest(run: Path) -> int:
+    """The step of its newest whole checkpoint; 0 where there is none."""
+    return max((int(file.parent.name) for file in run.glob("*/jaxlaunch.manifest.json")), default=0)
+
+
+def ended(run: Path) -> int:
+    """Attempts that ended, as the run folder has them."""
+    file = run / ".jaxlaunch" / "attempts.jsonl"
+    return len(file.read_text().splitlines()) if file.exists() else 0
 
 
 def losses(folder: Path, name: str) -> dict[int, float]:
@@ -111,33 +181,35 @@ def losses(folder: Path, name: str) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in map(json.loads, lines) if "loss" in line}
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_it_ends_with_the_losses_of_an_undisturbed_run(gangs: Any, folder: Path, name: str) -> None:
-    for each in (name, "nothing"):
-        assert gangs[each][0].ended() == "Completed", gangs[each][0].lines()
-    assert gangs[name][0].counters == LOSSES[name][1]
+def assert_as_undisturbed(folder: Path, name: str) -> None:
     assert losses(folder, name) == losses(folder, "nothing")
     assert len(losses(folder, name)) == STEPS
 
 
+@pytest.mark.parametrize("name", ["nothing", *HURT])
+def test_it_ends_with_the_losses_of_an_undisturbed_run(here: Place, gangs: Any, folder: Path, name: str) -> None:
+    gang = GANG_OF.get(name, "nothing")
+    assert_as_undisturbed(folder, gang)
+    if gang == "nothing":
+        assert Gang(here.cluster, here.namespace, gang).counters == (0, 0)
+    else:
+        assert gangs[gang][name].counters == GANGS[gang][1][name].counters
+
+
 def test_a_process_starts_again_in_the_same_pods(gangs: Any) -> None:
-    gang, uids = gangs["child"]
-    assert gang.ended() == "Completed"
-    assert {pod["metadata"]["uid"] for pod in gang.pods} == set(uids)
+    after = gangs["in-place"]["child"]
+    assert after.before == after.now and len(after.now) == 2
 
 
 @pytest.mark.parametrize("name", HURT)
-def test_logs_and_explain_tell_how_the_attempt_before_ended(here: Place, gangs: Any, name: str) -> None:
-    gang, cause = gangs[name][0], LOSSES[name][2]
-    assert gang.ended() == "Completed"
-    previous = here.launcher("logs", gang.name, "--previous")
-    assert f"attempt 1 of generation 0: {cause} (" in previous.stderr
-    assert cause in here.launcher("explain", gang.name).stdout
+def test_logs_and_explain_tell_how_the_attempt_before_ended(gangs: Any, name: str) -> None:
+    loss, after = GANGS[GANG_OF[name]][1][name], gangs[GANG_OF[name]][name]
+    assert f"{loss.ended}: {loss.cause} (" in after.previous.stderr
+    assert loss.cause in after.explained
 
 
 @pytest.mark.parametrize("name", [name for name in HURT if name != "child"])
-def test_the_lines_of_the_pods_that_are_gone_are_told(here: Place, gangs: Any, name: str) -> None:
-    assert gangs[name][0].ended() == "Completed"
-    told = here.launcher("logs", name, "--previous").stdout.splitlines()
+def test_the_lines_of_the_pods_that_are_gone_are_told(gangs: Any, name: str) -> None:
+    told = gangs[GANG_OF[name]][name].previous.stdout.splitlines()
     assert {line[:3] for line in told} <= {"[0]", "[1]"}
     assert any(line.startswith("[0] step ") for line in told)

@@ -22,6 +22,10 @@ NICENESS = -10
 # Percent that a Go program's memory grows by before it collects garbage. At Go's own 100 that is more than a third of
 # the API server's time.
 COLLECTS = "400"
+# Threads of a Go program that look for work spin for a while: with one at a time, of each daemon that is mostly idle, they
+# find each other's work less often, and none. The API server serves all of them.
+PARALLEL = {"apiserver"}
+ONE_AT_A_TIME = {"GOMAXPROCS": "1"}
 
 
 class Daemon(NamedTuple):
@@ -42,7 +46,7 @@ def start(name: str, command: Sequence[str | Path], env: Mapping[str, str] = os.
     pid = os.posix_spawnp(
         words[0],
         words,
-        {"GOGC": COLLECTS, **env, MARK: f"{RUN}:{name}"},
+        {"GOGC": COLLECTS, **({} if name in PARALLEL else ONE_AT_A_TIME), **env, MARK: f"{RUN}:{name}"},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
