@@ -44,10 +44,9 @@ def make_namespace(cluster: Access, level: str) -> str:
 
 def remove_namespace(cluster: Access, name: str) -> None:
     """Begins to delete all of it, the pods at once: they would go on using the node for their grace period."""
-    cluster.api.delete(f"/api/v1/namespaces/{name}")
-    cluster.api.delete(f"/api/v1/namespaces/{name}/pods?gracePeriodSeconds=1")
-    for path in OUTSIDE:
-        cluster.api.delete(f"{path}?labelSelector={OWNER.replace('/', '%2F')}%3D{name}")
+    inside = f"/api/v1/namespaces/{name}"
+    outside = (f"{path}?labelSelector={OWNER.replace('/', '%2F')}%3D{name}" for path in OUTSIDE)
+    cluster.api.delete(inside, f"{inside}/pods?gracePeriodSeconds=1", *outside)
 
 
 def make_volume(cluster: Access, namespace: str, name: str = "checkpoints", size: str = "1Gi") -> Path:

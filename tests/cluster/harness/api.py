@@ -10,6 +10,7 @@ import json
 import ssl
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -56,25 +57,27 @@ class Api:
     def create(self, path: str, body: object) -> Any:
         return self.call("POST", path, body)
 
-    def delete(self, path: str) -> None:
+    def delete(self, *paths: str) -> None:
         """Gone or going; nothing to delete is fine."""
-        try:
-            self.call("DELETE", path)
-        except Refused as error:
-            if error.status != 404:
-                raise
+        with closing(self.connect()) as connection:
+            for path in paths:
+                try:
+                    self.exchange(connection, Call("DELETE", path))
+                except Refused as error:
+                    if error.status != 404:
+                        raise
 
     def merge(self, path: str, patch: object) -> Any:
         return self.call("PATCH", path, patch, MERGE)
 
     def calls(self, calls: Iterable[Call]) -> Iterator[Any]:
         """The answers one after the other, over one connection."""
-        connection = http.client.HTTPSConnection(self.server.netloc, context=self.tls, timeout=30)
-        try:
+        with closing(self.connect()) as connection:
             for call in calls:
                 yield self.exchange(connection, call)
-        finally:
-            connection.close()
+
+    def connect(self) -> http.client.HTTPSConnection:
+        return http.client.HTTPSConnection(self.server.netloc, context=self.tls, timeout=30)
 
     def exchange(self, connection: http.client.HTTPSConnection, call: Call) -> Any:
         headers = {"Content-Type": call.content} | self.own

@@ -23,6 +23,12 @@ from tests.cluster.harness.places import (
 # A fake node's lease comes late when there are a thousand of them and the machine is busy: with a short grace, nodes go
 # NotReady and the controller marks their pods unready, for good.
 GRACE_S = 600
+# Endpoints: all of a service's addresses in one object, written anew for each pod that changes, and nothing here reads
+# it. The others hear of every pod or node too, and have no objects here.
+UNUSED = (
+    "endpoints endpointslice-mirroring daemonset deployment replicaset replicationcontroller statefulset cronjob "
+    "horizontal-pod-autoscaler ttl"
+).split()
 
 
 def start(home: Path) -> None:
@@ -116,8 +122,7 @@ def kcm_flags() -> list[str]:
         "--kube-api-qps=1000",
         "--kube-api-burst=2000",
         "--concurrent-job-syncs=20",
-        # All of a service's addresses in one object, written anew for each pod that changes: nothing here reads it.
-        "--controllers=*,-endpoints-controller,-endpointslice-mirroring-controller",
+        ",".join(["--controllers=*", *(f"-{name}-controller" for name in UNUSED)]),
         "--endpointslice-updates-batch-period=1s",
         # A claim that is seen before its volume waits for the next round: of 15 s, by default.
         "--pvclaimbinder-sync-period=1s",

@@ -67,7 +67,8 @@ def config() -> dict[str, object]:
         "podLogsDir": f"{RUN}/pod-logs",
         "volumePluginDir": f"{RUN}/flexvolume",
         "nodeStatusUpdateFrequency": "2s",
-        "nodeLeaseDurationSeconds": 10,
+        "nodeStatusReportFrequency": "60s",  # where nothing has changed
+        "nodeLeaseDurationSeconds": 40,
         "syncFrequency": "5s",
         "seccompDefault": True,
         "maxPods": 300,

@@ -22,8 +22,8 @@ NICENESS = -10
 # Percent that a Go program's memory grows by before it collects garbage. At Go's own 100 that is more than a third of
 # the API server's time.
 COLLECTS = "400"
-# Threads of a Go program that look for work spin for a while: with one at a time, of each daemon that is mostly idle, they
-# find each other's work less often, and none. The API server serves all of them.
+# A Go program's threads spin while they look for work: where one runs at a time, daemons that have little to do take a
+# quarter less processor time. The API server has much to do.
 PARALLEL = {"apiserver"}
 ONE_AT_A_TIME = {"GOMAXPROCS": "1"}
 

@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-PERIOD_S = 0.1
-SAVE_EVERY = 5  # steps, when it is stubborn
+PERIOD_S = 0.25
+SAVE_EVERY = 2  # steps, when it is stubborn
 MORE = 5  # steps after it went on
 
 rank = os.environ["JAX_PROCESS_ID"]
