@@ -59,7 +59,14 @@ class Published(Block):
 
 
 class MLP(Block):
-    """A multi-layer perceptron over flattened examples."""
+    """A multi-layer perceptron over flattened examples.
+
+    ```yaml
+    train:
+      task: trainer.tasks.classify:Classify
+      model: {kind: mlp, layers: 3, width: 256, classes: 10}  # any shape of example, flattened
+    ```
+    """
 
     kind: Literal["mlp"] = Field("mlp", description="this model")
     layers: Positive = Field(2, description="hidden layers")
@@ -68,7 +75,17 @@ class MLP(Block):
 
 
 class RopeScaling(Block):
-    """Rotary frequencies stretched, so that a model reads further than it was trained."""
+    """Rotary frequencies stretched, so that a model reads further than it was trained.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken
+      model:
+        kind: decoder
+        length: 8192
+        rope_scaling: {kind: yarn, factor: 4.0, original_length: 2048}  # 2048 × 4 = 8192
+    ```
+    """
 
     kind: Literal["llama3", "linear", "yarn"] = Field(
         "llama3", description="llama3 and yarn stretch slow frequencies alone, linear all of them"
@@ -117,7 +134,16 @@ Look = Literal["window", "full"]  # what a layer's attention sees
 
 
 class Decoder(Published):
-    """A decoder of tokens: Llama's, unless the keys from head_size on say otherwise."""
+    """A decoder of tokens: Llama's, unless the keys from head_size on say otherwise.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken
+      model: {preset: llama-1b, length: 4096, scan: true}  # sizes of Llama 3.2 1B, random weights
+      # or published weights: model: {init_from: weights/qwen3-0.6b, length: 2048}
+      # or sizes of your own: model: {kind: decoder, layers: 12, width: 768, heads: 12}
+    ```
+    """
 
     kind: Literal["decoder"] = Field("decoder", description="this model")
     preset: (
@@ -295,7 +321,14 @@ class Decoder(Published):
 
 
 class GPT2(Published):
-    """GPT-2: LayerNorm first, learned positions, tanh GELU, tied embeddings."""
+    """GPT-2: LayerNorm first, learned positions, tanh GELU, tied embeddings.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken
+      model: {preset: gpt2-124m, dropout: 0.1}  # 1024 tokens, vocab 50257
+    ```
+    """
 
     kind: Literal["gpt2"] = Field("gpt2", description="this model")
     preset: Literal["gpt2-124m", "gpt2-355m", "gpt2-774m", "gpt2-1.5b"] | None = Field(
@@ -333,7 +366,14 @@ class GPT2(Published):
 
 
 class ViT(Published):
-    """A vision transformer: patches, learned positions, LayerNorm first, exact GELU."""
+    """A vision transformer: patches, learned positions, LayerNorm first, exact GELU.
+
+    ```yaml
+    train:
+      task: trainer.tasks.classify:Classify
+      model: {kind: vit, image: [32, 32], patch: 4, classes: 10}  # 64 patches; or preset: vit-b16
+    ```
+    """
 
     kind: Literal["vit"] = Field("vit", description="this model")
     preset: Literal["vit-s16", "vit-b16", "vit-l16"] | None = Field(
@@ -387,7 +427,14 @@ def _check_heads(width: int, heads: int) -> None:
 
 
 class CustomModel(BaseModel):
-    """A model of the user's: `kind: module:Name`, an nnx module built as Name(**other keys, rngs=rngs)."""
+    """A model of the user's: `kind: module:Name`, an nnx module built as Name(**other keys, rngs=rngs).
+
+    ```yaml
+    train:
+      task: trainer.tasks.classify:Classify
+      model: {kind: "my_package.models:Net", width: 32}  # Net(width=32, rngs=rngs)
+    ```
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
     kind: Annotated[

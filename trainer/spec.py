@@ -74,7 +74,14 @@ def _mounted(path: str | None) -> str | None:
 
 
 class Tfds(Source):
-    """A tensorflow-datasets builder, read without TensorFlow; `digits` is ours and needs no network."""
+    """A tensorflow-datasets builder, read without TensorFlow; `digits` is ours and needs no network.
+
+    ```yaml
+    train:
+      task: trainer.tasks.classify:Classify
+      data: {source: tfds, name: mnist, data_dir: /data/tfds}  # prepared at the first start
+    ```
+    """
 
     source: Literal["tfds"] = Field("tfds", description="this source")
     name: str = Field("digits", description="of the builder, such as digits, mnist or my_set/config:1.0.0")
@@ -86,7 +93,17 @@ class Tfds(Source):
 
 
 class ArrayRecord(Source):
-    """Files of array_record; a record is a tf.train.Example, as trainer.data.records writes it."""
+    """Files of array_record; a record is a tf.train.Example, as trainer.data.records writes it.
+
+    ```yaml
+    train:
+      task: trainer.tasks.classify:Classify
+      data:
+        source: array_record
+        path: gs://team-data/train-*.array_record
+        eval_split: 0.02  # no eval_path: 2 % of the records are kept back
+    ```
+    """
 
     source: Literal["array_record"] = Field(description="this source")
     path: Annotated[str | list[str], AfterValidator(_readable)] = Field(
@@ -99,7 +116,20 @@ class ArrayRecord(Source):
 
 
 class Text(Source):
-    """Text files as rows of tokens of the model's length: one stream of bytes, or documents prepared once."""
+    """Text files as rows of tokens of the model's length: one stream of bytes, or documents prepared once.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken
+      model: {kind: decoder, vocab: 32000, length: 2048}
+      data:
+        source: text
+        path: corpus/*.jsonl.zst           # rows of {"text": …}
+        field: text
+        tokenizer: tokenizers/llama        # a folder with tokenizer.json
+        packing: first-fit                 # whole documents, several in a row, which never see each other
+    ```
+    """
 
     source: Literal["text"] = Field(description="this source")
     path: Annotated[str | list[str], AfterValidator(_readable)] = Field(
@@ -160,7 +190,19 @@ class Text(Source):
 
 
 class Part(Block):
-    """One set of files of a mixture, and how much of it a batch holds."""
+    """One set of files of a mixture, and how much of it a batch holds.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken
+      model: {kind: decoder, length: 1024}
+      data:
+        source: mixture
+        parts:
+          web: {weight: 4, path: web/*.txt}
+          held: {weight: 0, path: held/*.txt, eval_split: 0.5}  # weight 0: only evaluated
+    ```
+    """
 
     weight: Weight = Field(description="share of the examples, relative to the others'; 0: only evaluated")
     path: Annotated[str | list[str], AfterValidator(_readable)] = Field(description="files or globs to train on")
@@ -178,7 +220,20 @@ class Part(Block):
 
 
 class Mixture(Source):
-    """Several sets of text files in fixed proportions: which one an example is of is a function of its position."""
+    """Several sets of text files in fixed proportions: which one an example is of is a function of its position.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken
+      model: {kind: decoder, length: 1024}
+      data:
+        source: mixture
+        packing: concat
+        parts:
+          web: {weight: 0.8, path: web/*.txt}
+          code: {weight: 0.2, path: code/*.py}   # one example in five
+    ```
+    """
 
     source: Literal["mixture"] = Field(description="this source")
     parts: dict[str, Part] = Field(description="by name")
@@ -215,7 +270,18 @@ class Mixture(Source):
 
 
 class Torch(Source):
-    """Any map-style dataset class, `module:Class`; torch itself need not be installed."""
+    """Any map-style dataset class, `module:Class`; torch itself need not be installed.
+
+    ```yaml
+    train:
+      task: trainer.tasks.classify:Classify
+      data:
+        source: torch
+        dataset: my_package.data:Images   # __len__ and __getitem__(index, rng)
+        args: {folder: /data/train}       # Images(folder="/data/train")
+        eval_args: {folder: /data/test}
+    ```
+    """
 
     source: Literal["torch"] = Field(description="this source")
     dataset: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$", description="module:Class with __len__ and __getitem__")]
@@ -224,7 +290,14 @@ class Torch(Source):
 
 
 class Synthetic(Source):
-    """Random but learnable examples, each a function of its index: for smoke tests and benchmarks."""
+    """Random but learnable examples, each a function of its index: for smoke tests and benchmarks.
+
+    ```yaml
+    train:
+      task: trainer.tasks.classify:Classify
+      data: {source: synthetic, examples: 1024, shape: [28, 28]}  # no files: for a test of speed
+    ```
+    """
 
     source: Literal["synthetic"] = Field(description="this source")
     examples: Positive = Field(4096, description="of an epoch")
@@ -239,7 +312,16 @@ Data = Annotated[Tfds | ArrayRecord | Text | Mixture | Torch | Synthetic, Field(
 
 
 class Mesh(Block):
-    """Devices per axis. Axes left out are 1; one may be -1 and takes what remains."""
+    """Devices per axis. Axes left out are 1; one may be -1 and takes what remains.
+
+    ```yaml
+    slices: 2
+    accelerator: {type: v5e, topology: 4x4}
+    train:
+      task: trainer.tasks.lm:NextToken
+      mesh: {dp: 2, fsdp: -1, mp: 4, dcn: {dp: 2}}  # -1 is 32 / (2 × 4) = 4; dp spans the two slices
+    ```
+    """
 
     dp: int = Field(1, description="data parallel: the batch is split, the state is copied")
     fsdp: int = Field(1, description="the batch and the state are split")
@@ -292,7 +374,14 @@ class Dpo(Block):
 
 
 class Loss(Block):
-    """What training minimizes in addition to the cross-entropy, and how. Evaluation reports the cross-entropy alone."""
+    """What training minimizes in addition to the cross-entropy, and how. Evaluation reports the cross-entropy alone.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken
+      loss: {chunks: 8, z: 1e-4}  # logits of an eighth of a sequence at a time: less memory
+    ```
+    """
 
     chunks: Literal["auto"] | Positive = Field(
         "auto", description="tokens: sequence chunks for chunked cross-entropy; must divide length"
@@ -304,7 +393,16 @@ class Loss(Block):
 
 
 class Samples(Block):
-    """What the model goes on with after some prompts, at each evaluation."""
+    """What the model goes on with after some prompts, at each evaluation.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken
+      eval:
+        every: 500
+        samples: {prompts: ["def ", "import "], max_tokens: 32, temperature: 0.8}  # 0: the likeliest token
+    ```
+    """
 
     prompts: Annotated[list[str | list[Natural]], Field(min_length=1)] = Field(
         description="texts, or token ids where the data has no tokenizer"
@@ -314,7 +412,14 @@ class Samples(Block):
 
 
 class Eval(Block):
-    """Evaluation on the held-out set, every example once."""
+    """Evaluation on the held-out set, every example once.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken
+      eval: {every: 500, batches: 20}  # 20 batches of the held-out set, and at the end
+    ```
+    """
 
     every: Positive | None = Field(500, description="steps between evaluations; null: only at the end")
     batches: Positive | None = Field(None, description="of one evaluation, of a mixture one a part at least; null: all")
@@ -346,20 +451,43 @@ class Watched(Block):
 
 
 class Best(Watched):
-    """Steps that are kept for how well they evaluated, besides the newest."""
+    """Steps that are kept for how well they evaluated, besides the newest.
+
+    ```yaml
+    train:
+      task: trainer.tasks.classify:Classify
+      eval: {every: 100}
+      checkpoint: {best: {metric: eval/accuracy, mode: max, keep: 2}}  # besides the newest
+    ```
+    """
 
     keep: Positive = Field(1, description="best steps kept")
 
 
 class StopEarly(Watched):
-    """The end of a run that no longer gets better: a success."""
+    """The end of a run that no longer gets better: a success.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken
+      eval: {every: 100}
+      stop_early: {metric: eval/loss, patience: 5, min_delta: 0.001}  # five in a row without a better one
+    ```
+    """
 
     patience: Positive = Field(description="evaluations in a row without a better value")
     min_delta: Weight = Field(0.0, description="by how much a value must be better to count")
 
 
 class Checkpoint(Block):
-    """What is saved, where and how often. A run goes on from its newest verified step."""
+    """What is saved, where and how often. A run goes on from its newest verified step.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken
+      checkpoint: {path: gs://team-runs/lm, every: 500, keep: 3}  # without path: the run folder, or the claim
+    ```
+    """
 
     path: Place | None = Field(
         None, description="a folder or gs://, s3:// URL; default the run folder, or the profile's volume"
@@ -374,20 +502,41 @@ class Checkpoint(Block):
 
 
 class Profile(Block):
-    """Steps whose time is traced and split: matrix products, attention, element-wise work, collectives, host."""
+    """Steps whose time is traced and split: matrix products, attention, element-wise work, collectives, host.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken
+      profile: {at: 100, steps: 5}  # steps 101 to 105; at any time: launcher profile RUN
+    ```
+    """
 
     at: Natural | None = Field(None, description="steps that are complete when it begins; null: on demand alone")
     steps: Annotated[int, Field(ge=1, le=PROFILE_STEPS)] = Field(5, description="how many are traced")
 
 
 class OnNonfinite(Block):
-    """What to do when loss or gradients are not finite. The step that saw it changes nothing."""
+    """What to do when loss or gradients are not finite. The step that saw it changes nothing.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken
+      on_nonfinite: {action: stop}  # exit code 76; the checkpoint before it stays
+    ```
+    """
 
     action: Literal["stop"] = Field("stop", description="end the run with exit code 76")
 
 
 class Policy(Block):
-    """Precision in full: dtypes of parameters, compute and outputs, and the matmul precision of XLA."""
+    """Precision in full: dtypes of parameters, compute and outputs, and the matmul precision of XLA.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken
+      precision: {params: bfloat16, compute: bfloat16}  # less memory than the usual precision: bf16
+    ```
+    """
 
     params: Literal["float32", "bfloat16"] = Field("float32", description="dtype the parameters are kept in")
     compute: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype of layers and activations")
@@ -414,6 +563,19 @@ TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 class TrainSpec(Block):
     """The configuration of the trainer.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken                  # or trainer.tasks.classify:Classify, or your own
+      model: {kind: decoder, layers: 12, width: 768, heads: 12, vocab: 256, length: 1024}
+      data: {source: text, path: "corpus/*.txt"}
+      mesh: {fsdp: -1}                                  # all devices split batch and state
+      precision: bf16
+      batch: 64                                         # over all devices
+      steps: 10000
+      optimizer: {lr: 3e-4, schedule: {warmup: 200}}
+      checkpoint: {every: 500}
+    ```
 
     Raises pydantic's ValidationError, with all errors at once.
     """

@@ -17,6 +17,7 @@ from launcher.job.introspection import Type
 from launcher.job.schema import JobSpec
 
 _EXAMPLES = re.compile(r",? such as [^,]+(, [^,]+)* or [^,]+")  # for a message, not for every row of a table
+_FENCED = re.compile(r"^```yaml\n.*?^```$", re.MULTILINE | re.DOTALL)
 
 _INTRODUCTION = """\
 # job.yaml
@@ -28,6 +29,8 @@ the schema that is not built yet.
 The file is YAML 1.2: `3e-4` is a number, `no`, `on` and `12:30` are text. A duration is `90s`, `10m`, `1h30m`, `3d` or
 whole seconds. A quantity is Kubernetes' own: `8`, `500m`, `32Gi`. Relative paths start at the file's folder. Any key
 can be set on the command line: `launcher run job.yaml train.steps=100 train.mesh.mp=2`.
+
+An example is a part of a job: it leaves out other keys, and those of the job whose values play no part.
 """
 
 
@@ -38,13 +41,14 @@ def json_schema() -> dict[str, Any]:
 
 
 def markdown() -> str:
-    """The reference page: one table for each block."""
+    """The reference page: of each block what it is, an example from its docstring, and a table of its keys."""
     return "\n".join([_INTRODUCTION, *_sections(JobSpec, ())])
 
 
 def _sections(model: type[BaseModel], path: KeyPath) -> Iterator[str]:
-    about = (inspect.getdoc(model) or "").split("\n\n")[0].replace("\n", " ")
-    yield f"## {_title(model, path)}\n\n{about}\n\n| key | type | default | meaning |\n|---|---|---|---|"
+    text = inspect.getdoc(model) or ""
+    about, example = text.split("\n\n")[0].replace("\n", " "), "\n\n".join(_FENCED.findall(text))
+    yield f"## {_title(model, path)}\n\n{about}\n\n{example}\n\n| key | type | default | meaning |\n|---|---|---|---|"
     for name, field in introspection.fields(model).items():
         yield _row((*path, name), field)
     yield ""

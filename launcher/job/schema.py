@@ -52,7 +52,12 @@ def _whole_machine(given: dict[str, Any]) -> int:
 
 
 class Accelerator(Block):
-    """The devices of a host, and for a TPU the shape of a slice."""
+    """The devices of a host, and for a TPU the shape of a slice.
+
+    ```yaml
+    accelerator: {type: v5e, topology: 4x4}  # 16 chips; for a GPU {type: h100, per_host: 8}
+    ```
+    """
 
     type: Kind = Field(description="cpu, a GPU or a TPU generation")
     topology: str | None = Field(None, description="of a TPU slice, such as 2x4 or 4x4x8; required for TPUs only")
@@ -74,7 +79,13 @@ class Accelerator(Block):
 
 
 class Reservation(Block):
-    """Reserved capacity."""
+    """Reserved capacity.
+
+    ```yaml
+    accelerator: {type: h200}
+    capacity: {reservation: ml-2026, project: shared}  # or a word: on-demand, spot, flex-start
+    ```
+    """
 
     reservation: Annotated[ObjectName, Field(max_length=63)] = Field(
         description="its name; on Karpenter's nodes its id"
@@ -88,7 +99,14 @@ Capacity = Literal["on-demand", "spot", "flex-start"] | Reservation
 
 
 class Placement(Block):
-    """Where the pods of a slice are placed: in one domain of a level of Kueue's Topology, such as a rack."""
+    """Where the pods of a slice are placed: in one domain of a level of Kueue's Topology, such as a rack.
+
+    ```yaml
+    accelerator: {type: h200}
+    queue: research  # placement is Kueue's: it needs a queue
+    placement: {preferred: cloud.google.com/gce-topology-block}  # required: waits until there is room
+    ```
+    """
 
     preferred: LabelKey | None = Field(
         None, description="the level, if one of its domains has room; a TPU slice also has its node pool to itself"
@@ -99,7 +117,13 @@ class Placement(Block):
 
 
 class Rdma(Block):
-    """A fast network whose device has a resource name of its own on this cluster."""
+    """A fast network whose device has a resource name of its own on this cluster.
+
+    ```yaml
+    accelerator: {type: h100, per_host: 8}
+    network: {profile: rdma, resource: rdma/ib, count: 8}  # or a word: default, hostnetwork, efa
+    ```
+    """
 
     profile: Literal["rdma"] = Field(description="the only one so far")
     resource: Annotated[
@@ -112,7 +136,15 @@ Network = Literal["default", "hostnetwork", "efa", "gpudirect-tcpxo", "gpudirect
 
 
 class Resources(Block):
-    """What a host's pod requests, in addition to its accelerators. The memory limit is the request."""
+    """What a host's pod requests, in addition to its accelerators. The memory limit is the request.
+
+    ```yaml
+    resources:
+      cpu: 64         # cores
+      memory: 512Gi   # beyond it the kernel kills the process: OOMKilled
+      shm: 64Gi       # /dev/shm for data loader workers and NCCL; part of memory
+    ```
+    """
 
     cpu: Quantity | None = Field(None, description="cores")
     memory: Quantity | None = Field(None, description="request and limit")
@@ -122,7 +154,15 @@ class Resources(Block):
 
 
 class Restarts(Block):
-    """Restart limits per failure type. Each counts separately: preemptions and drained nodes are no crashes."""
+    """Restart limits per failure type. Each counts separately: preemptions and drained nodes are no crashes.
+
+    ```yaml
+    restarts:
+      crash: 3              # new pods after a crash, a hang or a lost host
+      in_place: 1           # before that, one start in the same pods
+      preempted: unlimited  # spot capacity
+    ```
+    """
 
     crash: Natural = Field(5, description="new sets of pods after a crash, a hang or a lost host")
     in_place: Natural = Field(3, description="starts in the same pods in a row without a newly saved step")
@@ -132,7 +172,15 @@ class Restarts(Block):
 
 
 class Budgets(Block):
-    """Timeouts: how long a phase may take before it counts as a hang. null: none."""
+    """Timeouts: how long a phase may take before it counts as a hang. null: none.
+
+    ```yaml
+    budgets:
+      compile: 1h     # a large model
+      step: 5m        # fixed; auto follows the median
+      pending: 2h     # give up when no node is free by then
+    ```
+    """
 
     rendezvous: Duration | None = Field("30m", validate_default=True, description="until every host has connected")
     init: Duration | None = Field("5m", validate_default=True, description="jax.distributed and the devices")
@@ -153,7 +201,12 @@ class Budgets(Block):
 
 
 class Logs(Block):
-    """The output of the processes on the volume of the checkpoints, in addition to the pods' own logs."""
+    """The output of the processes on the volume of the checkpoints, in addition to the pods' own logs.
+
+    ```yaml
+    logs: {kept: 64Mi}  # per rank, over all attempts
+    ```
+    """
 
     kept: Quantity = Field(
         "16Mi",
@@ -163,7 +216,13 @@ class Logs(Block):
 
 
 class SecretKey(Block):
-    """One key of a Secret, as an environment variable."""
+    """One key of a Secret, as an environment variable.
+
+    ```yaml
+    secrets:
+      WANDB_API_KEY: {name: wandb, key: api-key}  # kubectl create secret generic wandb --from-literal=api-key=…
+    ```
+    """
 
     name: ObjectName = Field(description="the Secret's name")
     key: Annotated[
@@ -172,7 +231,14 @@ class SecretKey(Block):
 
 
 class Toleration(Block):
-    """A taint that the pods tolerate, as Kubernetes writes it."""
+    """A taint that the pods tolerate, as Kubernetes writes it.
+
+    ```yaml
+    tolerations:
+      - {key: team, value: vision, effect: NoSchedule}  # nodes that are kept for a team
+      - {key: maintenance, operator: Exists}            # whatever its value
+    ```
+    """
 
     key: LabelKey | None = Field(None, description="the taint; without it, Exists tolerates every taint")
     operator: Literal["Exists", "Equal"] = Field("Equal", description="whether value is compared")
@@ -184,7 +250,12 @@ class Toleration(Block):
 
 
 class Code(Block):
-    """The user's code, as a block."""
+    """The user's code, as a block.
+
+    ```yaml
+    code: {folder: ., include: [tests/server.key]}  # or the folder alone: code: .
+    ```
+    """
 
     folder: Annotated[str, Field(min_length=1)] = Field(
         ".", description="a folder to ship, relative to this file; what git ignores stays here"
@@ -203,7 +274,18 @@ def _hosts_of_a_slice(given: dict[str, Any]) -> int:
 
 
 class JobSpec(Block):
-    """A job: what to run, on how many hosts with which devices, and what happens when something fails."""
+    """A job: what to run, on how many hosts with which devices, and what happens when something fails.
+
+    ```yaml
+    name: first                           # of the run folder; on a cluster of the JobSet
+    image: registry.example/train:1.4     # for submit; `run` does without
+    hosts: 2                              # two pods, one process each
+    accelerator: {type: h100}             # eight GPUs per host
+    volumes: [{claim: runs, path: /runs}] # storage for checkpoints
+    restarts: {crash: 3}                  # preemption does not count
+    command: [python, train.py]           # your program; or train: for the built-in trainer
+    ```
+    """
 
     version: Literal[1] = Field(1, alias="schema", description="of this file's keys")
     name: JobName = Field(description="of the job and of the objects it creates")

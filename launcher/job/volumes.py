@@ -14,7 +14,14 @@ from trainer.spec import Block
 
 
 class Claim(Block):
-    """A PersistentVolumeClaim."""
+    """A PersistentVolumeClaim.
+
+    ```yaml
+    volumes:
+      - {claim: runs, path: /runs}                   # checkpoints; ReadWriteMany for several hosts
+      - {claim: data, path: /data, read_only: true}
+    ```
+    """
 
     claim: ObjectName = Field(description="the claim's name")
     path: AbsolutePath = Field(description="where it is mounted")
@@ -27,7 +34,14 @@ class Claim(Block):
 
 
 class Bucket(Block):
-    """A bucket, mounted as a folder."""
+    """A bucket, mounted as a folder.
+
+    ```yaml
+    platform: gke
+    service_account: trainer  # whose permissions read the bucket
+    volumes: [{bucket: "gs://team-data/images", path: /data, read_only: true}]
+    ```
+    """
 
     bucket: Annotated[
         str,
@@ -44,7 +58,12 @@ class Bucket(Block):
 
 
 class Ephemeral(Block):
-    """Scratch space that lives as long as the pod."""
+    """Scratch space that lives as long as the pod.
+
+    ```yaml
+    volumes: [{ephemeral: 200Gi, path: /scratch}]  # on the node's disk; empty in new pods
+    ```
+    """
 
     ephemeral: Quantity = Field(description="its size")
     path: AbsolutePath = Field(description="where it is mounted")
@@ -56,7 +75,12 @@ class Ephemeral(Block):
 
 
 class SecretFiles(Block):
-    """The keys of a Secret as files."""
+    """The keys of a Secret as files.
+
+    ```yaml
+    volumes: [{secret: tls, path: /etc/tls}]  # /etc/tls/ca.crt and so on, one file per key
+    ```
+    """
 
     secret: ObjectName = Field(description="the Secret's name")
     path: AbsolutePath = Field(description="where it is mounted")
@@ -68,7 +92,12 @@ class SecretFiles(Block):
 
 
 class ConfigFiles(Block):
-    """The keys of a ConfigMap as files."""
+    """The keys of a ConfigMap as files.
+
+    ```yaml
+    volumes: [{configmap: settings, path: /etc/settings}]  # one file per key
+    ```
+    """
 
     configmap: ObjectName = Field(description="the ConfigMap's name")
     path: AbsolutePath = Field(description="where it is mounted")

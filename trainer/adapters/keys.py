@@ -10,7 +10,15 @@ from trainer.architectures import Block, Fraction, Place, Positive, Rate
 
 
 class Lora(Block):
-    """Adapters that are trained in place of the model, which stays as it is. Hu et al. 2021."""
+    """Adapters that are trained in place of the model, which stays as it is. Hu et al. 2021.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken
+      model: {init_from: weights/qwen3-8b, length: 2048}
+      lora: {rank: 16, alpha: 32, targets: [q, v], base: int8}  # the model itself is frozen, in int8
+    ```
+    """
 
     init_from: Place | None = Field(
         None, description="a peft folder or URL to start from: it sets rank, alpha, targets and rslora"

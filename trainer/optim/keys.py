@@ -71,7 +71,15 @@ def _pattern(text: str) -> str:
 
 
 class Schedule(Block):
-    """The learning rate over the steps: linear warm-up to lr, then the named shape down to `final` × lr."""
+    """The learning rate over the steps: linear warm-up to lr, then the named shape down to `final` × lr.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken
+      steps: 10000
+      optimizer: {lr: 3e-4, schedule: {name: wsd, warmup: 200, decay: 2000}}  # constant from 200 to 8000
+    ```
+    """
 
     name: Annotated[str, AfterValidator(_shape_name)] = Field(
         "cosine",
@@ -122,7 +130,18 @@ class Schedule(Block):
 
 
 class Link(Block):
-    """One optax transformation: an optimizer by name with its options, or module:Name with its arguments."""
+    """One optax transformation: an optimizer by name with its options, or module:Name with its arguments.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken
+      optimizer:
+        lr: 3e-4
+        chain:
+          - {name: "optax:clip_by_block_rms", args: {threshold: 1.0}}  # first
+          - {name: adamw, b2: 0.95}                                    # then
+    ```
+    """
 
     name: Annotated[str, AfterValidator(_link_name)] = Field(
         description=f"{', '.join(OPTIMIZERS)}; or module:Name of an optax transformation"
@@ -176,7 +195,17 @@ class Link(Block):
 
 
 class Group(Block):
-    """Parameters that are trained in another way. The first group whose pattern matches a parameter has it."""
+    """Parameters that are trained in another way. The first group whose pattern matches a parameter has it.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken
+      optimizer:
+        groups:
+          - {match: embedding, freeze: true}
+          - {match: ".*bias", lr: 2.0, weight_decay: 0}  # twice the rate, no decay
+    ```
+    """
 
     match: Annotated[str, AfterValidator(_pattern)] = Field(
         description="a regular expression for the whole dotted path: blocks\\..*, .*bias"
@@ -203,7 +232,20 @@ def _or_text(schema: dict[str, Any]) -> None:
 
 
 class Optimizer(Link):
-    """An optax optimizer by name, or several in a chain, with clipping, schedule and a moving average."""
+    """An optax optimizer by name, or several in a chain, with clipping, schedule and a moving average.
+
+    ```yaml
+    train:
+      task: trainer.tasks.lm:NextToken
+      optimizer:
+        name: adamw
+        lr: 3e-4
+        weight_decay: 0.1
+        decay_on: matrices    # not biases and norms
+        clip: 1.0             # global norm of the gradients
+        schedule: {name: cosine, warmup: 200, final: 0.1}
+    ```
+    """
 
     name: Annotated[str, AfterValidator(_optimizer_name)] = Field(
         "adamw", description=f"{', '.join(OPTIMIZERS)}; or module:Name of an optax transformation; chain with one"
