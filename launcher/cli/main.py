@@ -16,10 +16,12 @@ from typing import NoReturn
 
 import click
 
+from launcher.cli import examples
 from launcher.errors import UserError
 from launcher.wording import visible
 
 INTERRUPTED = 130
+READ_MORE = "launcher COMMAND --help has more examples, launcher help lists the pages (docs/index.md)."
 
 # Command -> where it is defined, and its line in --help. Importing them all would take --help half a second.
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -31,6 +33,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Explain why job JOB_NAME waits, what it does, or how it ended.",
     ),
     "export": ("launcher.cli.export:export_command", "Export a checkpoint of RUN as a Hugging Face model."),
+    "help": ("launcher.cli.help:help_command", "Show a page of the documentation, or list them."),
     "init": ("launcher.cli.init:init", "Write a starter job.yaml."),
     "list": ("launcher.cli.list:list_command", "List the jobs that launcher submitted."),
     "logs": ("launcher.cli.logs:logs_command", "Print the logs of job JOB_NAME."),
@@ -45,6 +48,16 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "stop": ("launcher.cli.stop:stop_command", "Stop job JOB_NAME after it has saved."),
     "submit": ("launcher.cli.submit:submit", "Submit JOB_FILE to a cluster."),
     "validate": ("launcher.cli.validate:validate", "Check JOB_FILE, and show what it requests."),
+}
+
+# How --help groups them, in the order in which they are first needed.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Write a job": ("init", "validate", "plan", "prepare"),
+    "Run it on this machine": ("run",),
+    "Run it on a cluster": ("doctor", "render", "submit", "stop", "delete"),
+    "See what it does": ("list", "status", "explain", "logs", "profile"),
+    "Use what it trained": ("sample", "export"),
+    "Documentation": ("help", "schema"),
 }
 
 
@@ -62,6 +75,7 @@ class Commands(click.Group):
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
+        command.epilog = examples.epilog(cmd_name)
         return command
 
     def resolve_command(
@@ -76,9 +90,18 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the commands for --help."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+        """Writes the commands for --help, in their groups, then examples."""
+        width = max(map(len, COMMANDS))
+        for group, names in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(name.ljust(width), COMMANDS[name][1]) for name in names])
+        with formatter.section("Examples"):
+            for line in examples.lines(examples.FIRST):
+                formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes where to read more."""
+        formatter.write(f"\n{READ_MORE}\n")
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

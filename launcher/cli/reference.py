@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import click
 
-from launcher.cli.main import COMMANDS, cli
+from launcher.cli import examples
+from launcher.cli.main import COMMANDS, GROUPS, cli
 
 _INTRODUCTION = """\
 # Command line
@@ -31,10 +32,16 @@ progress and diagnostics to stderr. Any key of a job can be set behind its file:
 def markdown() -> str:
     """The page: a table of all commands, then each with its arguments and options."""
     context = click.Context(cli, info_name="launcher")
-    rows = "\n".join(f"| [{name}](#launcher-{name}) | {line} |" for name, (_, line) in sorted(COMMANDS.items()))
-    parts = [_INTRODUCTION, f"| command | |\n|---|---|\n{rows}\n"]
+    parts = [_INTRODUCTION, "| | command | |\n|---|---|---|\n" + "".join(_rows())]
     parts += ["\n".join(_section(name, context)) for name in cli.list_commands(context)]
     return "\n".join(parts)
+
+
+def _rows() -> Iterator[str]:
+    """A row for each command, its group before the first of it."""
+    for group, names in GROUPS.items():
+        for name in names:
+            yield f"| {group if name == names[0] else ''} | [{name}](#launcher-{name}) | {COMMANDS[name][1]} |\n"
 
 
 def _section(name: str, parent: click.Context) -> Iterator[str]:
@@ -44,6 +51,7 @@ def _section(name: str, parent: click.Context) -> Iterator[str]:
     usage = " ".join(command.collect_usage_pieces(context))
     yield f"## launcher {name}\n\n```\nlauncher {name} {usage}\n```\n"
     yield inspect.cleandoc(command.help or "").replace("\b\n", "") + "\n"
+    yield "```sh\n" + "\n".join(examples.lines(examples.EXAMPLES[name])) + "\n```\n"
     records = [one.get_help_record(context) for one in command.params if isinstance(one, click.Option)]
     if rows := [f"| `{_cell(options)}` | {_cell(text)} |" for options, text in filter(None, records)]:
         yield "| option | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"

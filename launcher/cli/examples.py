@@ -1,0 +1,96 @@
+"""Examples of the command line: below `launcher COMMAND --help`, and in docs/cli.md. Imports nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+FIRST: Mapping[str, str] = {
+    "launcher init first && launcher run first.yaml": "train on this machine, on CPU",
+    "launcher submit job.yaml --follow --wait": "run on a cluster; exits as the job does",
+    "launcher explain NAME": "why a job is pending, or why it failed",
+    "launcher help troubleshooting": "errors by the words on the screen",
+}
+
+# Command -> its examples, each with what it does.
+EXAMPLES: Mapping[str, Mapping[str, str]] = {
+    "delete": {
+        "launcher delete digits": "asks first if it has not ended",
+        "launcher delete digits -n team-a --yes": "for scripts",
+    },
+    "doctor": {
+        "launcher doctor": "can this cluster run jobs?",
+        "launcher doctor job.yaml -n team-a": "can it run this one, there?",
+    },
+    "explain": {
+        "launcher explain digits": "one cause, its evidence, what to do",
+        "launcher explain digits -o json": "for scripts",
+    },
+    "export": {
+        "launcher export lm --to lm-hf": "the newest step of runs/lm",
+        "launcher export lm --to lm-hf --step best --ema": "its best step, the moving average",
+        "launcher export lora --to merged --merged": "adapters, merged into their model",
+    },
+    "help": {
+        "launcher help": "lists the pages",
+        "launcher help quickstart": "shows one",
+        "launcher help job-yaml#train.mesh": "one section; so is what `see:` names",
+    },
+    "init": {"launcher init first": "writes first.yaml"},
+    "list": {"launcher list": "the context's namespace", "launcher list -A": "all namespaces"},
+    "logs": {
+        "launcher logs digits -f": "follow all ranks, over restarts",
+        "launcher logs digits --rank 0 --tail 20": "the last lines of rank 0",
+        "launcher logs digits --previous": "before the last restart",
+    },
+    "plan": {
+        "launcher plan job.yaml": "memory per device; exits 2 if too little",
+        "launcher plan job.yaml train.remat=full": "with another value",
+        "launcher plan job.yaml --sharding": "how each array is split",
+    },
+    "prepare": {"launcher prepare job.yaml": "before a run, on all cores"},
+    "profile": {"launcher profile digits --steps 5": "of a run here or on a cluster"},
+    "render": {
+        "launcher render job.yaml": "what submit would write",
+        "launcher render job.yaml | kubectl apply -f -": "submit without launcher",
+    },
+    "run": {
+        "launcher run job.yaml": "here, until it ends",
+        "launcher run job.yaml train.steps=100 hosts=1": "with other values",
+        "launcher run gpu.yaml --simulate": "a GPU or TPU job on CPU devices",
+    },
+    "sample": {
+        'launcher sample lm --prompt "def main("': "one greedy continuation",
+        'launcher sample lm --prompt "def " -n 4 --temperature 0.8': "four drawn ones",
+    },
+    "schema": {
+        "launcher schema > job.schema.json": "for an editor",
+        "launcher schema --markdown": "the page docs/job-yaml.md",
+    },
+    "status": {
+        "launcher status digits": "state, step, loss, hosts",
+        "launcher status digits -o json": "for scripts",
+    },
+    "stop": {"launcher stop digits": "saves first; submit again to resume"},
+    "submit": {
+        "launcher submit job.yaml": "returns at once",
+        "launcher submit job.yaml --follow --wait": "prints its lines; exits as the job does",
+        "launcher submit job.yaml --dry-run=server": "validated, not kept",
+        "launcher submit job.yaml --replace": "after the same name has ended",
+    },
+    "validate": {
+        "launcher validate job.yaml": "every error at once, without a cluster",
+        "launcher validate job.yaml train.batch=256": "with another value",
+    },
+}
+
+
+def lines(examples: Mapping[str, str]) -> list[str]:
+    """One line for each example: the command, and what it does as a comment of the shell."""
+    width = max(map(len, examples))
+    return [f"{command:<{width}}  # {what}" for command, what in examples.items()]
+
+
+def epilog(command: str) -> str | None:
+    """What click prints below the options of a command; `\\b` keeps its lines as they are."""
+    examples = EXAMPLES.get(command)
+    return None if examples is None else "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines(examples))])
