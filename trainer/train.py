@@ -37,6 +37,7 @@ from trainer.data.trace import Trace
 from trainer.distributed import Stop
 from trainer.errors import NotFiniteError, SpecError, Stopped
 from trainer.generate.samples import Samples
+from trainer.metrics.means import Means
 from trainer.metrics.progress import Progress
 from trainer.metrics.recorder import FLAGS, Metrics
 from trainer.metrics.watch import BestSteps, Patience, value_of
@@ -50,7 +51,6 @@ from trainer.task import Split, Task, checked_source
 
 Batch = dict[str, jax.Array]
 SPLITS: tuple[Split, Split] = ("train", "eval")
-Sums = dict[str, tuple[float, float]]  # of an evaluation's metrics, and their weights, by name
 COLLECT_EVERY = 1000  # steps between collections where neither an evaluation nor a save brings one
 READY_S = 0.02  # the wait for a batch that is later than this is reported as the phase `data`
 
@@ -370,29 +370,16 @@ class Run:
         if self.evaluation is None:
             return
         self.report.phase("eval", done)
-        sums: dict[str | None, Sums] = {}  # of the whole set under None, and of each part
+        means = Means(self.derived)
         with self.profiler.pause(), self.metrics.timer.part("eval"):
             for part, batch in zip(self.evaluation.parts, self.evaluation.iterate(self.step.put), strict=True):
                 self._leave_if_stopped(done, state)
-                found = jax.device_get(self.step.evaluate(state, batch))
-                for of in {None, part}:
-                    _add(sums.setdefault(of, {}), found)
+                means.add(part, jax.device_get(self.step.evaluate(state, batch)))
             gc.collect()
         self.evaluated = done
-        examples = sums[None].pop(Key.EXAMPLES)[0]
-        means = self._means(sums.pop(None))
-        for part, of_part in sums.items():
-            counted = {Key.EXAMPLES: of_part.pop(Key.EXAMPLES)[0]}
-            means |= {
-                f"{name}/{part}": mean for name, mean in (self._means(of_part) | counted).items() if "/" not in name
-            }
-        self.metrics.evaluated(done, means | self.baselines | {Key.EXAMPLES: examples})
-        self._watch(done, means)
-
-    def _means(self, sums: Sums) -> dict[str, float]:
-        """The means of an evaluation or of a part of it, and what follows from them."""
-        means = {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
-        return means | ({} if self.derived is None else self.derived(means))
+        found = means.all()
+        self.metrics.evaluated(done, found | self.baselines)
+        self._watch(done, found)
 
     def _sample(self, done: int, state: TrainState) -> None:
         """Records what the model goes on with after the prompts of the job."""
@@ -489,13 +476,6 @@ class Run:
         if jax.process_index() == 0:
             print(text, flush=True)
             self.report.note(text)
-
-
-def _add(sums: Sums, found: Mapping[str, Any]) -> None:
-    """Adds a batch's sums and weights to those of the batches before it."""
-    for name, (total, weight) in found.items():
-        before = sums.get(name, (0.0, 0.0))
-        sums[name] = (before[0] + float(total), before[1] + float(weight))
 
 
 def batch_check(task: Task, spec: TrainSpec) -> Check | None:

@@ -44,3 +44,9 @@ def parameters(found: StoredStep, ema: bool) -> Mapping[str, StoredArray | Avera
         raise SpecError(f"step {found.step} holds no moving average: the training had no train.optimizer.ema")
     # It lacks what was frozen, and holds the model's statistics besides.
     return {**params, **{name: array for name, array in average.items() if name in params}}
+
+
+def rest(found: StoredStep, ema: bool) -> Mapping[str, StoredArray]:
+    """The model's other arrays, such as batch statistics, by name; with `ema` the average of those that have one."""
+    other = found.part("rest")
+    return {**other, **{name: array for name, array in found.part("ema").items() if ema and name in other}}

@@ -6,8 +6,8 @@ batches, with which weights. The mesh may be another.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -22,10 +22,10 @@ from trainer.adapters import peft
 from trainer.buckets import remote
 from trainer.checkpoint import reader, trained
 from trainer.checkpoint.reader import StoredStep
-from trainer.contract import Key
 from trainer.data.pipeline import Evaluation
 from trainer.errors import SpecError, said
 from trainer.huggingface import folder as folders
+from trainer.metrics.means import Means
 from trainer.parallel import mesh as meshes
 from trainer.process import read_spec
 from trainer.spec import TrainSpec
@@ -42,7 +42,7 @@ class Trained:
     """
 
     def __init__(self, spec: TrainSpec, task: Task, step: Step, found: StoredStep, ema: bool) -> None:
-        self.spec, self.step, self.rest = spec, found.step, _placed(found.part("rest"), step.abstract.rest)
+        self.spec, self.step, self.rest = spec, found.step, _placed(trained.rest(found, ema), step.abstract.rest)
         self._task, self._step = task, step
         saved: Mapping[str, Any] = trained.parameters(found, ema)
         wanted = step.named(step.abstract)["params"]
@@ -89,17 +89,12 @@ class Trained:
 
         `data` as in `held_out`.
         """
-        sums: dict[str, tuple[float, float]] = {}
+        means = Means(getattr(self._task, "derived", None))
         evaluation, compiled = self._evaluation(data), None
-        for batch in evaluation.iterate(self._step.put):
+        for part, batch in zip(evaluation.parts, evaluation.iterate(self._step.put), strict=True):
             compiled = compiled or self._step.evaluator(batch)
-            for name, pair in jax.device_get(compiled(self.params, self.rest, batch)).items():
-                total, weight = sums.get(name, (0.0, 0.0))
-                sums[name] = (total + float(pair[0]), weight + float(pair[1]))
-        examples = sums.pop(Key.EXAMPLES)[0]
-        means = {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
-        derived = getattr(self._task, "derived", None)
-        return means | ({} if derived is None else derived(means)) | {Key.EXAMPLES: examples}
+            means.add(part, jax.device_get(compiled(self.params, self.rest, batch)))
+        return means.all()
 
     def _evaluation(self, data: Mapping[str, Any] | None) -> Evaluation:
         spec = self.spec if data is None else _with_data(self.spec, data)
@@ -175,7 +170,7 @@ def _placed(stored: Mapping[str, Any], like: Named) -> Named:
             )
         whole = np.asarray(stored[name][...])
         found[name] = jax.make_array_from_callback(
-            leaf.shape, leaf.sharding, lambda at, whole=whole, leaf=leaf: whole[at].astype(leaf.dtype)
+            leaf.shape, leaf.sharding, partial(_part_of, whole.astype(leaf.dtype))
         )
     return found
 
@@ -201,3 +196,8 @@ def _with_data(spec: TrainSpec, data: Mapping[str, Any]) -> TrainSpec:
         wrong = error.errors()[0]
         raise SpecError(f"train.data.{'.'.join(map(str, wrong['loc']))}: {said(wrong)}") from None
     return spec.model_copy(update={"data": block})
+
+
+def _part_of(whole: np.ndarray[Any, Any], at: Any) -> np.ndarray[Any, Any]:
+    part: np.ndarray[Any, Any] = whole[at]
+    return part

@@ -269,5 +269,5 @@ def _bucket(length: int, parts: int) -> int:
 
     Rounded up to so many parts of a power of two.
     """
-    step = max(LEAST, 2 ** math.ceil(math.log2(length)) // parts)
+    step: int = max(LEAST, 2 ** math.ceil(math.log2(length)) // parts)
     return -(-length // step) * step

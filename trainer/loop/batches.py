@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -81,7 +82,8 @@ class Batches:
 
         def one(leaf: np.ndarray[Any, Any]) -> jax.Array:
             shape = (self.size, *leaf.shape[1:]) if leaf.ndim else ()
-            return jax.make_array_from_process_local_data(rows if leaf.ndim else everywhere, leaf, shape)
+            placed: jax.Array = jax.make_array_from_process_local_data(rows if leaf.ndim else everywhere, leaf, shape)
+            return placed
 
         return jax.tree.map(one, local)
 
@@ -149,7 +151,8 @@ class Batches:
                 f"{self.name}: the arrays of a batch have one number of rows, their first dimension, and here they "
                 f"have: {each}"
             )
-        return next(iter(rows.values()))
+        count: int = next(iter(rows.values()))
+        return count
 
     def _check_division(self) -> None:
         shards = meshes.shards(self._mesh)
@@ -198,7 +201,7 @@ def _check_signature(data: Callable[..., Any]) -> None:
 
 def _is_numbers(leaf: Any) -> bool:
     if isinstance(leaf, jax.Array):
-        return not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+        return not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
     return isinstance(leaf, bool | int | float) or (
         isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc"
     )

@@ -380,7 +380,8 @@ class Step:
 
         def own(rows: Array) -> Array:
             parts: Array = rows.reshape(count, -1, *rows.shape[1:])
-            return jax.lax.with_sharding_constraint(parts, where)
+            split: Array = jax.lax.with_sharding_constraint(parts, where)
+            return split
 
         each = jax.vmap(of, spmd_axis_name=BATCH_AXES)(jax.tree.map(own, batch), jax.random.split(rng, count))
         loss: Loss = jax.tree.map(lambda parts: parts.sum(0), each[0])
