@@ -95,8 +95,8 @@ def test_a_rank_that_crashes_once_is_restarted_in_place(tmp_path: Path) -> None:
 
 
 def test_after_the_budget_the_first_error_is_reported(tmp_path: Path) -> None:
-    small = document(restarts={"crash": 1, "in_place": 1})
-    result = launch(tmp_path, small, env=faulty(tmp_path, "raise", rank=1, step=6))
+    small = job(train(), restarts={"crash": 1, "in_place": 1})
+    result = launch(tmp_path, small, env=faulty(tmp_path, "raise", step=6))
     assert result.code == 83
     assert "a bad batch" in result.verdict["message"]
     attempts = (result.folder / "attempts.jsonl").read_text().splitlines()

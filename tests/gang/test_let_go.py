@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.gang.runs import digits, job, launch
+
+pytestmark = pytest.mark.computes
 
 
 class Breaks:

@@ -26,6 +26,7 @@ def document(weights: Path, steps: int, hosts: int) -> dict[str, Any]:
     found |= {"hosts": hosts, "accelerator": {"type": "cpu", "per_host": 2 // hosts}, "restarts": {"in_place": 0}}
     found["train"] |= {"steps": steps, "log_every": 1, "eval": {"every": None}, "checkpoint": {"every": 3, "keep": 1}}
     found["train"]["model"]["init_from"] = str(weights)
+    found["train"]["data"]["eval_examples"] = found["train"]["batch"]
     return found
 
 

@@ -10,7 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.gang.runs import HERE, Running, digits, job, launch
+
+pytestmark = pytest.mark.computes
 
 ROOT = HERE.parent.parent
 GANG = {"hosts": 2, "per_host": 2}
