@@ -2,7 +2,7 @@
 
 The tests that mostly wait run one pytest after the other in the background: those that start and stop clusters of their
 own, the others of tests/cluster in parallel on one cluster, and the gang tests with time limits (heartbeats, timeouts,
-alerts). Meanwhile the tests that compute, and have no time limits of their own, use what is left of the machine, at a
+alerts), two files at a time. Meanwhile the tests that compute, and have no time limits of their own, use what is left of the machine, at a
 lower priority. The output of each pytest run is printed in one piece; the names of all tests that failed stand at the
 end, because of a long log often only the end is kept.
 
@@ -37,11 +37,11 @@ CLUSTER = (
     (*PYTEST, "tests/cluster", "-m", "before_the_cluster"),
     (*PYTEST, "tests/cluster", "-m", "not before_the_cluster", "-n", "3"),
 )
-WAIT = (*CLUSTER, (*PYTEST, "tests/gang", "-m", "not computes"))
+TWO_FILES = ("-n", "2", "--dist", "loadfile")  # at a time; a file's tests share their gangs, so they stay together
+WAIT = (*CLUSTER, (*PYTEST, "tests/gang", "-m", "not computes", *TWO_FILES))
 COMPUTE = (
     (*LOW_PRIORITY, *PYTEST, "-n", "auto", "tests", "--ignore", "tests/cluster", "--ignore", "tests/gang"),
-    # A file's tests share their gangs, so they stay together.
-    (*LOW_PRIORITY, *PYTEST, "tests/gang", "-m", "computes", "-n", "2", "--dist", "loadfile"),
+    (*LOW_PRIORITY, *PYTEST, "tests/gang", "-m", "computes", *TWO_FILES),
 )
 PARTS = {"cluster": CLUSTER, "wait": WAIT, "compute": COMPUTE}
 
