@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -10,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.compiled import QUICK_COMPILES
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -59,7 +62,8 @@ def test_every_command_of_the_readme_works(checkout: Path) -> None:
     lines = [line for line in commands() if line not in NOT_FROM_WITHIN]
     assert "make run" in lines
     script = "set -ex\n" + "\n".join(lines)
-    done = subprocess.run(["bash", "-c", script], cwd=checkout, capture_output=True, text=True, timeout=900)
+    env = os.environ | QUICK_COMPILES
+    done = subprocess.run(["bash", "-c", script], cwd=checkout, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     summary = json.loads((checkout / "runs/digits/summary.json").read_text())
     assert (summary["status"], summary["verdict"]["code"]) == ("done", 0)

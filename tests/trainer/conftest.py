@@ -1,5 +1,6 @@
 """JAX as the trainer's tests want it: 8 CPU devices, no silent broadcasting, no silent promotion, cheap compilation."""
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 lru_cache.LRUCache.put = compiled.put
+gc.set_threshold(100_000)  # a trace makes many objects that stay: looking for garbage among them takes a twentieth
 as_for_users = compiler.get_compile_options
 
 
