@@ -2,9 +2,9 @@
 
 The tests that mostly wait run one pytest after the other in the background: those that start and stop clusters of their
 own, the others of tests/cluster in parallel on one cluster, and the gang tests with time limits (heartbeats, timeouts,
-alerts), two files at a time. Meanwhile the tests that compute, and have no time limits of their own, use what is left of the machine, at a
-lower priority. The output of each pytest run is printed in one piece; the names of all tests that failed stand at the
-end, because of a long log often only the end is kept.
+alerts), two files at a time. Meanwhile the tests that compute, and have no time limits of their own, use what is left
+of the machine, at a lower priority. The output of each pytest run is printed in one piece; the names of all tests that
+failed stand at the end, because of a long log often only the end is kept.
 
 A few tests that failed are run once more when nothing else runs: on a machine that is shared, what they wait for may
 have been starved. What passes then does not fail the suite, and is named as what passes only alone.
