@@ -9,6 +9,7 @@ from flax import nnx
 
 from tests.trainer.tiny import GPT2, Counting, Digits, MeanLoss, Pictures, build, compiled, run
 from trainer.errors import SpecError
+from trainer.step.executable import once
 from trainer.step.train_step import TrainState
 from trainer.task import Loss
 
@@ -293,9 +294,9 @@ def test_initial_values_do_not_depend_on_the_mesh() -> None:
 def test_the_first_state_is_compiled_for_one_run_to_the_bits_of_every_optimization(to_the_bit: None) -> None:
     step = build(Digits(), mesh={"fsdp": 2, "mp": 2})
     whole = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}  # XLA's defaults
-    with step._context():
+    with step.context():
         wanted = jax.jit(step._fresh, out_shardings=step._shardings(), compiler_options=whole)({})
-    assert step._once() == {"xla_backend_optimization_level": 1}
+    assert once(step.mesh) == {"xla_backend_optimization_level": 1}
     assert equal(step.init(), wanted)
 
 
