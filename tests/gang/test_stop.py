@@ -12,7 +12,7 @@ import pytest
 from tests.gang.runs import Result, Running, digits, job, until_gone
 
 READS = 100  # records: a few steps, and what is read ahead of them
-TIMES = 5  # of each; every one resumes from where the one before was stopped
+TIMES = 2  # of each: a run from the start, and one that resumes from where the other was stopped
 
 
 def faulty(folder: Path, at: str, **fault: Any) -> dict[str, str]:
