@@ -14,12 +14,14 @@ import importlib
 import json
 import os
 import pkgutil
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -76,7 +78,7 @@ def serve(path: str) -> None:
         listener.bind(path)
         listener.listen(64)
         os.write(1, b"ready\n")
-        while True:
+        while listener in select.select([listener, 0], [], [])[0]:  # its standard input ends with who started it
             connection, _ = listener.accept()
             if os.fork() == 0:
                 listener.close()
@@ -96,13 +98,14 @@ def answer(connection: socket.socket) -> NoReturn:
         become(asked, streams)
     connection.sendall(f"{pid}\n".encode())
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    connection.sendall(f"{code}\n".encode())
+    with suppress(BrokenPipeError):  # nobody waits any more
+        connection.sendall(f"{code}\n".encode())
     os._exit(0)
 
 
 def become(asked: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
     """The command itself, in this process: it ends as any interpreter does."""
-    for number, stream in zip((1, 2), streams, strict=True):
+    for number, stream in enumerate([os.open(os.devnull, os.O_RDONLY), *streams]):
         os.dup2(stream, number)
         os.close(stream)
     os.environ.clear()

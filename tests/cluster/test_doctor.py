@@ -14,7 +14,7 @@ import yaml
 from tests.cluster.access import Access
 from tests.cluster.command import launcher
 from tests.cluster.harness.kwok import TAINT, fake_nodes
-from tests.cluster.preparations import KUEUE, make, make_queue, make_user
+from tests.cluster.preparations import KUEUE, make, make_namespace, make_queue, make_user, remove_namespace
 from tests.cluster.waiting import has, until
 
 CANARY = "canary-7c1f2b"
@@ -93,6 +93,14 @@ def active(cluster: Access, namespace: str, name: str, status: str = "True") -> 
     until(lambda: cluster.api.get(path), has("Active", status), f"queue {name}")
 
 
+@pytest.fixture(scope="module")
+def bare(cluster: Access) -> Iterator[str]:
+    """A namespace in which nothing is made."""
+    name = make_namespace(cluster, "restricted")
+    yield name
+    remove_namespace(cluster, name)
+
+
 # --- what a job names -------------------------------------------------------------------------------------------------
 
 
@@ -119,9 +127,9 @@ def active(cluster: Access, namespace: str, name: str, status: str = "True") -> 
     ],
 )
 def test_what_a_job_names_and_the_cluster_lacks_is_the_users_to_mend(
-    cluster: Access, namespace: str, tmp_path: Path, job: Mapping[str, object], check: str, what: str
+    cluster: Access, bare: str, tmp_path: Path, job: Mapping[str, object], check: str, what: str
 ) -> None:
-    found = examine(cluster, tmp_path, namespace, **job)
+    found = examine(cluster, tmp_path, bare, **job)
     assert found.level(check, what) == "fail"
     assert found.code == 2, found.text
 

@@ -91,6 +91,8 @@ def apiserver_flags() -> list[str]:
         f"--kubelet-client-key={PKI}/apiserver-kubelet-client.key",
         f"--kubelet-certificate-authority={PKI}/ca.crt",
         "--kubelet-preferred-address-types=InternalIP",
+        # Fair queues cost each request a goroutine; whoever asks here may have all.
+        "--enable-priority-and-fairness=false",
         "--max-requests-inflight=2000",
         "--max-mutating-requests-inflight=1000",
         "--profiling=false",
