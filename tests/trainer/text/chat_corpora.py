@@ -51,6 +51,12 @@ TOOLS = """\
 """
 
 
+CALLS = (
+    "{% if tools %}{{ tools | tojson(indent=2) }}"
+    "{% for tool in tools %}|{{ tool.function.name }}{% endfor %}{% endif %}"
+)
+
+
 def llama(*, marked: bool) -> str:
     """With the assistant's words marked, or without marks: the same text."""
     begin, end = ("", "")
@@ -85,9 +91,18 @@ def saved(folder: Path, template: Any, kind: str = "bpe", **config: Any) -> str:
     return corpora.saved(folder, kind, **(given if kind == "bpe" else {"chat_template": template}), **config)
 
 
-def encoded(folder: str, found: list[Any]) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]:
+def tools_of(number: int) -> list[dict[str, Any]] | None:
+    """What may be called in the chat of this number: nothing in most."""
+    schema = {"name": f"look_up_{number}", "description": "Что это? <b>", "parameters": {"type": "object"}}
+    return [{"type": "function", "function": schema}] if number % 3 == 0 else None
+
+
+def encoded(
+    folder: str, found: list[Any], tools: list[Any] | None = None
+) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]:
     """The ids of each chat by the tokenizer of a folder, and which of them are the assistant's."""
-    made = [templates.load(folder).document(chat) for chat in found]
+    each = zip(found, tools or [None] * len(found), strict=True)
+    made = [templates.load(folder).document(*chat) for chat in each]
     ours = tokenizer.load(folder)
     assert isinstance(ours, tokenizer.HuggingFace)
     return ours.encode_spans([each.text for each in made], [each.spans or () for each in made])

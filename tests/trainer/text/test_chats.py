@@ -13,7 +13,8 @@ from pyarrow import parquet
 
 from tests import environments, needs
 from tests.trainer.text import chat_corpora, corpora
-from tests.trainer.text.chat_corpora import CHATML, TOOLS, llama
+from tests.trainer.text.chat_corpora import CALLS, CHATML, TOOLS, llama
+from trainer.checkpoint import carried
 from trainer.errors import DataError, SpecError
 from trainer.spec import Mixture, Text
 from trainer.text import chats, documents, recipe, tokenizer
@@ -21,35 +22,77 @@ from trainer.text import chats, documents, recipe, tokenizer
 FEW = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello \ud83d"}]
 
 
-def encoded(folder: str, found: list[Any]) -> tuple[list[list[int]], list[list[int]]]:
+def encoded(folder: str, found: list[Any], tools: list[Any] | None = None) -> tuple[list[Any], list[Any]]:
     """Ids and masks of chats."""
-    pairs = chat_corpora.encoded(folder, found)
+    pairs = chat_corpora.encoded(folder, found, tools)
     return [ids.tolist() for ids, _ in pairs], [mask.astype(int).tolist() for _, mask in pairs]
 
 
-def test_ids_and_the_assistant_s_tokens_are_those_of_transformers(tmp_path: Path) -> None:
+def of_transformers(folder: Path, found: list[Any], tools: list[Any], tokenizers: list[str]) -> list[Any]:
+    """Ids and masks of the chats by each tokenizer."""
     try:
         environments.python("torch")
     except environments.Missing as error:
         needs.absent(str(error))
-    found = chat_corpora.chats(300)
+    (folder / "chats.json").write_text(json.dumps(list(zip(found, tools, strict=True))))
+    program = str(Path(__file__).with_name("transformers_chats.py"))
+    answers = environments.run("torch", program, str(folder / "chats.json"), *tokenizers).splitlines()
+    return [tuple(json.loads(line)) for line in answers]
+
+
+def test_ids_and_the_assistant_s_tokens_are_those_of_transformers(tmp_path: Path) -> None:
+    found = chat_corpora.chats(450)
+    assert sum(map(len, found)) > 2000
     named = [{"name": "default", "template": TOOLS}, {"name": "rag", "template": "{{ no }}"}]
     folders = {
         "chatml": chat_corpora.saved(tmp_path / "chatml", CHATML),
         "llama": chat_corpora.saved(tmp_path / "llama", llama(marked=True)),
         "tools": chat_corpora.saved(tmp_path / "tools", named),
         "unigram": chat_corpora.saved(tmp_path / "unigram", CHATML, "unigram"),
+        "wordpiece": chat_corpora.saved(tmp_path / "wordpiece", CHATML, "wordpiece"),
+        "calls": chat_corpora.saved(
+            tmp_path / "calls",
+            [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": CALLS + CHATML}],
+        ),
+        "beside": chat_corpora.saved(tmp_path / "beside", None),
     }
     (tmp_path / "chatml" / chats.FILE).write_text(CHATML)
-    (tmp_path / "chats.json").write_text(json.dumps(found))
-    program = str(Path(__file__).with_name("transformers_chats.py"))
-    answers = environments.run("torch", program, str(tmp_path / "chats.json"), *folders.values()).splitlines()
-    for name, line in zip(folders, answers, strict=True):
-        ids, masks = json.loads(line)
-        assert encoded(folders[name], found) == (ids, masks), name
-        assert all(map(any, masks)) and not any(map(all, masks))
+    (tmp_path / "beside" / chats.FILE).write_text(CHATML)
+    (tmp_path / "beside" / carried.TEMPLATES).mkdir()
+    (tmp_path / "beside" / carried.TEMPLATES / "tool_use.jinja").write_text(CALLS + CHATML)
+    tools = [chat_corpora.tools_of(number) for number in range(len(found))]
+    answers = of_transformers(tmp_path, found, tools, list(folders.values()))
+    for (name, folder), (ids, masks) in zip(folders.items(), answers, strict=True):
+        ours = encoded(folder, found, tools)
+        assert ours[0] == ids, name
+        # transformers marks nothing from a turn on that begins with what WordPiece leaves out, such as a space.
+        told = [at for at, chat in enumerate(found) if name != "wordpiece" or all(map(_begins_with_a_letter, chat))]
+        assert len(told) > 150 and [ours[1][at] for at in told] == [masks[at] for at in told], name
+        assert all(map(any, ours[1])) and not any(map(all, ours[1]))
         if name == "llama":  # without marks, turn by turn
             assert encoded(chat_corpora.saved(tmp_path / "plain", llama(marked=False)), found) == (ids, masks)
+        if name == "beside":  # as in one file, by name
+            assert ours == encoded(folders["calls"], found, tools)
+            assert chats.load(folder).digest == chats.load(folders["calls"]).digest
+            carried.keep(str(tmp_path / "run"), tokenizer.load(folder).files)
+            assert carried.kept(str(tmp_path / "run")).keys() >= {f"{carried.TEMPLATES}tool_use.jinja", chats.FILE}
+            carried.keep(str(tmp_path / "run"), tokenizer.load(folders["calls"]).files)
+            assert set(carried.kept(str(tmp_path / "run"))) == {"tokenizer.json", "tokenizer_config.json"}
+
+
+def _begins_with_a_letter(message: dict[str, Any]) -> bool:
+    return message["role"] != "assistant" or message["content"][:1].isalpha()
+
+
+def test_the_tools_of_a_row_are_a_list_or_its_json(tmp_path: Path) -> None:
+    made = partial(chats.load(chat_corpora.saved(tmp_path, CALLS + CHATML)).of_row, "messages")
+    tools = chat_corpora.tools_of(0)
+    one = made({"messages": FEW, "tools": tools})
+    assert one == made({"messages": FEW, "tools": json.dumps(tools)}) and one.text.startswith('[\n  {\n    "type"')
+    assert made({"messages": FEW}) == made({"messages": FEW, "tools": None}) != one
+    for wrong, words in (("[", "are no JSON"), ({"a": 1}, "are no list of objects"), (["f"], "are no list of objects")):
+        with pytest.raises(documents.Unfit, match=f"its field 'messages': the row's tools {words}"):
+            made({"messages": FEW, "tools": wrong})
 
 
 def test_a_token_belongs_to_the_assistant_where_one_of_its_characters_does(tmp_path: Path) -> None:
@@ -68,6 +111,11 @@ def test_half_a_pair_of_surrogates_is_replaced_and_counted(tmp_path: Path) -> No
     made = chats.load(chat_corpora.saved(tmp_path, CHATML)).document(FEW)
     assert made.replaced == 1 and made.spans is not None
     assert [made.text[start:end] for start, end in made.spans] == ["hello \ufffd<|end|>"]
+    row = json.dumps({"messages": [{"role": "assistant", "content": "caf?"}]}).encode().replace(b"?", b"\xe9")
+    (tmp_path / "a.jsonl").write_bytes(row)
+    ((part,),) = documents.units([f"{tmp_path}/a.jsonl"])
+    (bad,) = documents.read(part, "messages", partial(chats.load(str(tmp_path)).of_row, "messages"))
+    assert bad.replaced == 1 and "caf\ufffd" in bad.text
 
 
 def test_rows_of_tables_are_chats_too(tmp_path: Path) -> None:

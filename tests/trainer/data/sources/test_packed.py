@@ -11,6 +11,7 @@ from flax import nnx
 
 from tests.trainer.text import corpora
 from trainer import spec as specs
+from trainer.attention.implementations import Visible
 from trainer.data.pipeline import Evaluation
 from trainer.data.sources import packed
 from trainer.data.sources.open import open_source, tokenizer_files
@@ -73,20 +74,41 @@ def test_documents_in_rows_cost_what_they_cost_alone(corpus: Path) -> None:
     task = NextToken()
     graph, params = nnx.split(task.model(job(text(corpus)), nnx.Rngs(0)))
 
-    @jax.jit
-    def loss(params: Any, batch: dict[str, Any]) -> Any:
+    def mean(params: Any, batch: dict[str, Any]) -> Any:
         found = task.loss(nnx.merge(graph, params), batch, jax.random.key(0))
-        return found.sum, found.weight, found.metrics["bits_per_byte"]
+        return found.sum / found.weight, (found.sum, found.weight, found.metrics["bits_per_byte"])
 
-    together, alone = (
+    loss = jax.jit(jax.value_and_grad(mean, has_aux=True))
+    ((_, together), slope), ((_, alone), slope_alone) = (
         loss(params, rows(packed.source(text(corpus, packing=packing), LENGTH, "eval"), task))
         for packing in ("first-fit", "none")
     )
+    for found, wanted in zip(jax.tree.leaves(slope), jax.tree.leaves(slope_alone), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)  # a step trains the same
     for found, wanted in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
     (nats, bits, counted) = (float(together[0]), *map(float, together[2]))
     assert bits == pytest.approx(nats / math.log(2))
     assert 0.8 < counted / sum(len(each.encode()) for each in TEXTS[::5]) < 1  # all but first tokens
+
+
+def test_a_changed_token_changes_no_logit_of_another_document(corpus: Path) -> None:
+    source = packed.source(text(corpus, packing="first-fit"), LENGTH, "train")
+    assert source is not None
+    row = next(row for row in (source[at] for at in range(len(source))) if row["segments"].max() >= 3)
+    graph, params = nnx.split(NextToken().model(job(text(corpus)), nnx.Rngs(0)))
+    segments_L = row["segments"][:-1]
+    keys = Visible(None, segments_L[None], None)
+    logits = jax.jit(lambda tokens_L: nnx.merge(graph, params)(tokens_L[None], keys)[0])
+    before_LV = np.asarray(logits(row["tokens"][:-1]))
+    for number in range(1, segments_L.max() + 1):
+        place = int(np.flatnonzero(segments_L == number)[0])
+        tokens_L = row["tokens"][:-1].copy()
+        tokens_L[place] += 1
+        is_other_L = segments_L != number
+        is_other_L[:place] = True
+        differs_L = (np.asarray(logits(tokens_L)) != before_LV).any(-1)
+        assert not differs_L[is_other_L].any() and differs_L[~is_other_L].all()
 
 
 def test_the_perplexity_follows_from_the_loss() -> None:
