@@ -14,7 +14,7 @@ from trainer import contract, process
 from trainer.data.pipeline import Pipeline
 from trainer.data.sources import packed
 from trainer.text import build
-from trainer.train import _check
+from trainer.train import batch_check
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def opened(block: dict[str, Any]) -> dict[str, Any]:
         source = task.source(spec, split)
         if source is not None:
             how = {"batch": 2, "rows": range(2), "seed": 0, "shuffle": False, "prefetch": 0, "threads": 1}
-            Pipeline(source, task.example, check=_check(task, spec), **how).batch(0)
+            Pipeline(source, task.example, check=batch_check(task, spec), **how).batch(0)
     return {"opened": True}
 
 
