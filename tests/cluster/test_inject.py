@@ -71,6 +71,27 @@ def test_an_unmodified_program_runs_where_nothing_is_ours(
     assert {pod["spec"]["containers"][0]["command"][0] for pod in pods(cluster, namespace)} == {"python3"}
 
 
+# What the image lacks of ours is `jaxlaunch.report`, which the agent brings.
+HANGS = """
+import time
+import jaxlaunch
+for step in range(1, 6):
+    jaxlaunch.report(step=step)
+time.sleep(3600)
+"""
+
+
+def test_a_program_that_reports_and_hangs_is_named_with_its_step_where_nothing_is_ours(
+    cluster: Access, namespace: str, bare_image: str, tmp_path: Path
+) -> None:
+    keys = {"image": bare_image, "budgets": {"step": "5s"}, "restarts": {"crash": 0, "in_place": 0}}
+    project(tmp_path, namespace, {"train.py": HANGS}, code=".", hosts=2, **keys)
+    ended = launcher(cluster, tmp_path, "submit", "job.yaml", "--wait", "--follow")
+    assert ended.returncode == 82, ended.stderr
+    said = ended.stdout + ended.stderr
+    assert "the step timeout of 5 s passed first on rank" in said and "no progress at step 5 " in said
+
+
 def test_an_unmodified_program_runs_in_our_image(cluster: Access, namespace: str, image: str, tmp_path: Path) -> None:
     check_psum(cluster, namespace, tmp_path, image=image, agent="image")
 

@@ -172,8 +172,8 @@ class Progress:
         phase = self.status.phase
         if phase is None or self.status.left or self.status.exit is not None:
             return None
-        if phase == "done" and self._first_phase is None:
-            return None  # a program of the user's may go on for as long as it likes
+        if phase == "done" and self._first_phase is None and timeouts_s.get("done") == TIMEOUTS_S["done"]:
+            return None  # what a program of the user's does after its last step has no timeout but the job's own
         if phase != "step" or timeouts_s.get("step") is not None:
             return timeouts_s.get(phase)
         if len(self._steps_s) < 3:

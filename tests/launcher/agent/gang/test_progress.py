@@ -38,6 +38,13 @@ def test_the_step_timeout_is_learned_and_never_below_a_minute() -> None:
     assert many_at_once.timeout_s(DEFAULTS) == 200.0
 
 
+def test_a_program_that_is_done_may_go_on_and_the_trainer_must_leave() -> None:
+    done = (1.0, {"phase": "done", "step": 9})
+    assert not progress(done).overdue(DEFAULTS, 1e9)
+    assert progress(done).overdue(phase_timeouts({"done": 5.0}), 7.0)
+    assert progress(done, phase="init").overdue(DEFAULTS, 302.0)
+
+
 def test_the_first_steps_may_take_as_long_as_a_compile() -> None:
     assert progress((0.0, {"phase": "step", "step": 0})).timeout_s(DEFAULTS) == 1800.0
 

@@ -14,7 +14,7 @@ from launcher.agent.host.profiles import Profiles
 
 
 def child(folder: Path, rank: int) -> Any:
-    status = SimpleNamespace(exit=None)
+    status = SimpleNamespace(exit=None, trainer=False)
     return SimpleNamespace(rank=rank, profile_path=str(folder / f"{rank}"), progress=SimpleNamespace(status=status))
 
 
@@ -72,3 +72,13 @@ def test_a_request_that_cannot_be_written_is_an_answer(tmp_path: Path) -> None:
     refused, found = Profiles(True, lambda: [child(tmp_path / "gone", 0)]).reply("POST", "", True)
     assert refused == HTTPStatus.INTERNAL_SERVER_ERROR
     assert "No such file" in found["error"]
+
+
+def test_a_program_is_profiled_where_it_trains_as_the_trainer_does(tmp_path: Path) -> None:
+    one = child(tmp_path / "profile", 0)
+    profiles = Profiles(False, lambda: [one])
+    refused, found = profiles.reply("POST", "", True)
+    assert refused == HTTPStatus.CONFLICT
+    assert "only the built-in trainer can be profiled, and programs that train by jaxlaunch.run" in found["error"]
+    one.progress.status.trainer = True
+    assert profiles.reply("POST", "", True)[0] == HTTPStatus.ACCEPTED
