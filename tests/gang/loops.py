@@ -64,7 +64,7 @@ def killed(folder: Path, example: str, steps: int, moments: list[tuple[int, str]
         with Running(folder, job) as running:
             while waiting:
                 step, target = waiting[0]
-                running.until("a step", lambda step=step: _logged(running.folder) >= step or _is_over(running))
+                running.until("a step", lambda step=step: _is_over(running) or _is_at(running, step))
                 pids = sorted(running.children().values())
                 if _is_over(running) or not pids:
                     break
@@ -87,6 +87,11 @@ def _logged(folder: Path) -> int:
     file = folder / "metrics.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
+
+
+def _is_at(running: Running, step: int) -> bool:
+    """Whether a step is logged, and the ranks are there again that a kill before has ended."""
+    return _logged(running.folder) >= step and bool(running.children())
 
 
 def _is_over(running: Running) -> bool:

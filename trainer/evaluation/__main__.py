@@ -28,6 +28,7 @@ def main() -> int:
     options = parser.parse_args()
 
     def find() -> dict[str, Any]:
+        """The result."""
         if (train := os.environ.get(contract.TRAIN_SPEC)) is None:
             raise SpecError(f"{contract.TRAIN_SPEC} is not set; `launcher eval` sets it")
         notes: list[str] = []

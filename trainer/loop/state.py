@@ -93,6 +93,7 @@ class State:
         kept: list[Tree] = []
 
         def probe() -> list[Any]:
+            """The arrays alone: what else there is must not leave the trace."""
             kept.append(make())
             return [leaf for leaf in jax.tree.leaves(kept[0]) if _is_array(leaf)]
 

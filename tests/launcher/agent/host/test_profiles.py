@@ -75,7 +75,7 @@ def test_a_request_that_cannot_be_written_is_an_answer(tmp_path: Path) -> None:
 
 
 def test_a_program_is_profiled_where_it_trains_as_the_trainer_does(tmp_path: Path) -> None:
-    one = child(tmp_path / "profile", 0)
+    one = child(tmp_path, 0)
     profiles = Profiles(False, lambda: [one])
     refused, found = profiles.reply("POST", "", True)
     assert refused == HTTPStatus.CONFLICT
