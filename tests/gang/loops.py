@@ -66,8 +66,10 @@ def killed(folder: Path, example: str, steps: int, moments: list[tuple[int, str]
                 step, target = waiting[0]
                 running.until("a step", lambda step=step: _is_over(running) or _is_at(running, step))
                 pids = sorted(running.children().values())
-                if _is_over(running) or not pids:
+                if _is_over(running):
                     break
+                if not pids:
+                    continue  # a rank is just being started: it has no environment yet
                 at.append(_logged(running.folder))
                 waiting.pop(0)
                 if target == "all":

@@ -54,7 +54,7 @@ class Classify:
 
         In training smoothing, z-loss and mixup of a built-in model are added.
         """
-        images = _normalized(model, batch["image"])
+        images = self._normalized(model, batch["image"])
         label_B, weight_B = batch["label"], batch["weight"]
         is_training = isinstance(model, MLP | ViT) and not model.deterministic
         extras = model.loss if is_training else specs.Loss()
@@ -71,7 +71,7 @@ class Classify:
 
     def predict(self, model: Any, batch: dict[str, Array]) -> Array:
         """Logits_BV of `image` [B, ...], normalized as in training."""
-        logits_BV: Array = model(_normalized(model, batch["image"]))
+        logits_BV: Array = model(self._normalized(model, batch["image"]))
         return logits_BV
 
     def source(self, spec: TrainSpec, split: Split) -> Source | None:
@@ -96,6 +96,10 @@ class Classify:
         if isinstance(spec.model, specs.MLP | specs.ViT) and type(self).model is Classify.model:
             classes = spec.model.classes
         return None if classes is None else ranges.outside("label", batch["label"], classes, "the model's classes")
+
+    def _normalized(self, model: Any, image: Array) -> Array:
+        pixels = getattr(model, "pixels", None)
+        return standardized(image) if pixels is None else scaled(image, *pixels)
 
     def _check_image(self, spec: TrainSpec, config: specs.ViT) -> None:
         shape, wanted = self._image_shape(spec), (*config.image, config.channels)
@@ -132,11 +136,6 @@ def blended(
     weight = weight_B.sum()
     loss = Loss(one.total + other.total, weight, {"accuracy": (one.correct + other.correct, weight)})
     return loss, logits_BV.shape[-1]
-
-
-def _normalized(model: Any, image: Array) -> Array:
-    pixels = getattr(model, "pixels", None)
-    return standardized(image) if pixels is None else scaled(image, *pixels)
 
 
 def standardized(image: Array) -> Array:
