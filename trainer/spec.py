@@ -270,7 +270,7 @@ class Mixture(Source):
 
 
 class Torch(Source):
-    """Any map-style dataset class, `module:Class`; torch itself need not be installed.
+    """A dataset as PyTorch has them, `module:name`: a class, an object or a DataLoader; torch need not be installed.
 
     ```yaml
     train:
@@ -284,9 +284,14 @@ class Torch(Source):
     """
 
     source: Literal["torch"] = Field(description="this source")
-    dataset: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$", description="module:Class with __len__ and __getitem__")]
-    args: dict[str, Any] = Field({}, description="its arguments")
+    dataset: Annotated[
+        str, Field(pattern=r"^[\w.]+:[\w.]+$", description="module:name of what has __len__ and __getitem__")
+    ]
+    args: dict[str, Any] = Field({}, description="the arguments of a class")
     eval_args: dict[str, Any] | None = Field(None, description="the same class with these arguments evaluates")
+    eval_dataset: Annotated[
+        str | None, Field(pattern=r"^[\w.]+:[\w.]+$", description="what evaluates, where it is another")
+    ] = None
 
 
 class Synthetic(Source):

@@ -64,8 +64,11 @@ def _opened(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
         case Torch():
             from trainer.data.sources import torch
 
-            args = data.args if split == "train" else data.eval_args
-            return None if args is None else torch.MapStyle(data.dataset, args)
+            if split == "train":
+                return torch.source(data.dataset, data.args, shuffle=data.shuffle)
+            if data.eval_dataset is None and data.eval_args is None:
+                return None
+            return torch.source(data.eval_dataset or data.dataset, data.eval_args or {}, shuffle=False)
         case Synthetic():
             return _synthetic(spec, data, split)
 

@@ -1,8 +1,9 @@
-"""Any map-style dataset class, as PyTorch's are; torch itself is imported only if the class imports it."""
+"""Datasets as PyTorch has them: a class, an object, a DataLoader. Torch is imported only if the user's module does."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,56 @@ from trainer.errors import SpecError
 from trainer.plugin import load
 
 
+def source(path: str, args: Mapping[str, Any], *, shuffle: bool) -> MapStyle:
+    """The dataset that `path`, a `module:name`, names: of a class with `args`, an object, or that of a DataLoader.
+
+    Raises SpecError for what is none, and for an iterable one whose order is not stated.
+    """
+    found = load(path)
+    with plugin.placed(found):
+        dataset = _dataset(path, _built(path, found, args))
+        if hasattr(dataset, "__getitem__"):
+            return MapStyle(path, args, dataset, plugin.place(found))
+        if shuffle:
+            raise SpecError(
+                f"{path} is iterable: it has one order, its own, and no example can be read without those before it. "
+                "Set data.shuffle: false to have it in that order; each process then reads all of it and keeps its own "
+                "rows, and a run that resumes reads what it has seen once more to skip it"
+            )
+        return Stream(path, args, dataset, plugin.place(found))
+
+
+def _built(path: str, found: Any, args: Mapping[str, Any]) -> Any:
+    """What the class or function `found` makes of `args`; an object as it is."""
+    if not (isinstance(found, type) or callable(found) and not hasattr(found, "__len__")):
+        if args:
+            raise SpecError(f"{path} is {plugin.kind(found)} and no class, so it takes no args; leave data.args out")
+        return found
+    try:
+        return found(**args)
+    except Exception as error:  # whatever the user's class raises
+        raise faults.unreadable(f"{path} with args {dict(args)} cannot be built", error) from error
+
+
+def _dataset(path: str, found: Any) -> Any:
+    """`found`, or the dataset that it loads. Raises SpecError for a loader with ways of its own, and for no dataset."""
+    if all(hasattr(found, key) for key in ("dataset", "batch_size", "sampler", "collate_fn")):
+        sampler = type(found.sampler).__name__
+        if sampler not in ("SequentialSampler", "RandomSampler", "_InfiniteConstantSampler"):
+            raise SpecError(
+                f"{path} draws by a {sampler}; here the run's seed orders the examples: leave the sampler out"
+            )
+        if not str(found.collate_fn.__module__).startswith("torch."):
+            raise SpecError(f"{path} has a collate_fn of its own; make each example whole in its dataset's __getitem__")
+        found = found.dataset
+    by = "__getitem__" if hasattr(found, "__getitem__") or not hasattr(found, "__iter__") else "__iter__"
+    if missing := [method for method in ("__len__", by) if not hasattr(found, method)]:
+        raise SpecError(f"{path} has no {' and no '.join(missing)}; a map-style dataset has both")
+    return found
+
+
 class MapStyle:
-    """`module:Class(**args)`: an item is a mapping, or a pair that becomes `image` and `label`.
+    """A map-style dataset: an item is a mapping, or a pair that becomes `image` and `label`.
 
     A dataset may draw at random: from the global generators, or from the numpy Generator that its `__getitem__` gets
     where that has a parameter `rng`.
@@ -23,43 +72,54 @@ class MapStyle:
 
     may_draw = True
 
-    def __init__(self, path: str, args: Mapping[str, Any]) -> None:
-        self.name = path
-        self._args = dict(args)
-        built = load(path)
-        self.place = plugin.place(built)
-        with plugin.placed(built):
-            self._dataset = self._built(built)
-        self.takes_rng = draws.takes_rng(self._dataset.__getitem__)
-
-    def _built(self, make: Any) -> Any:
-        """The dataset. Raises SpecError where it is none, DataError or StorageError for what its class raises."""
-        try:
-            dataset = make(**self._args)
-        except Exception as error:  # whatever the user's class raises
-            raise faults.unreadable(f"{self.name} with args {self._args} cannot be built", error) from error
-        missing = [method for method in ("__len__", "__getitem__") if not hasattr(dataset, method)]
-        if missing:
-            raise SpecError(f"{self.name} has no {' and no '.join(missing)}; a map-style dataset has both")
-        return dataset
+    def __init__(self, path: str, args: Mapping[str, Any], dataset: Any, place: str) -> None:
+        self.name, self.place = path, place
+        self._args, self._dataset = dict(args), dataset
+        self.takes_rng = hasattr(dataset, "__getitem__") and draws.takes_rng(dataset.__getitem__)
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def __getitem__(self, index: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
-        item = self._dataset.__getitem__(index, rng=rng) if self.takes_rng else self._dataset[index]
-        if hasattr(item, "_asdict"):
-            item = item._asdict()
-        if isinstance(item, tuple | list) and len(item) == 2:
-            item = {"image": item[0], "label": item[1]}
-        if not isinstance(item, Mapping):
-            raise TypeError(f"an item is a mapping or a pair (image, label), not {_described(item)}")
-        return {str(key): _plain(value) for key, value in item.items()}
+        return _mapping(self._dataset.__getitem__(index, rng=rng) if self.takes_rng else self._dataset[index])
 
     def fingerprint(self) -> str:
         """Class, number of examples and arguments; not the content."""
         # Not the content: such classes often draw at random, and then no two readings are equal.
         return f"{self.name}, {len(self)} examples, args {self._args}"
+
+
+class Stream(MapStyle):
+    """An iterable dataset with a length, read in its own order; to read before the last example is to begin again."""
+
+    def __init__(self, path: str, args: Mapping[str, Any], dataset: Any, place: str) -> None:
+        super().__init__(path, args, dataset, place)
+        self._lock, self._next = threading.Lock(), 0
+        self._items: Iterator[Any] = iter(())
+
+    def __getitem__(self, index: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
+        with self._lock:
+            if index < self._next or not self._next:
+                self._next, self._items = 0, self._begun()
+            for item in self._items:
+                self._next += 1
+                if self._next > index:
+                    return _mapping(item)
+        raise IndexError(f"it ended after {self._next} examples, and its __len__ is {len(self)}")
+
+    def _begun(self) -> Iterator[Any]:
+        return iter(self._dataset)
+
+
+def _mapping(item: Any) -> dict[str, Any]:
+    """An item of a dataset by keys, tensors as arrays of the same memory where they can be."""
+    if hasattr(item, "_asdict"):
+        item = item._asdict()
+    if isinstance(item, tuple | list) and len(item) == 2:
+        item = {"image": item[0], "label": item[1]}
+    if not isinstance(item, Mapping):
+        raise TypeError(f"an item is a mapping or a pair (image, label), not {_described(item)}")
+    return {str(key): _plain(value) for key, value in item.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,94 @@
+"""A denoising diffusion model (Ho et al. 2020) of 8 × 8 digits, given their class.
+
+Why it needs more than a loss: a training example is made in the loss, from an image, a random time and random noise,
+and `rng` is a function of the seed and the step, so that a run that resumes draws the same. The network predicts the
+noise; the loss is the mean square of what it misses. Samples are drawn by the moving average of the weights (`ema`),
+not by the weights themselves, which still jump: evaluation uses it by itself. Sampling takes T steps one after the
+other: one lax.scan, compiled once, whose carry is the image and whose inputs are the times and keys; a Python loop
+would compile T copies of the network. The schedule of the noise is Nichol and Dhariwal's cosine (2021), a table made
+once by NumPy. Normalization is by groups of channels, which does not mix examples, as batch statistics would.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from trainer.task import Loss
+from trainer.tasks.classify import Classify
+
+T = 200  # steps from an image to noise
+_S = np.cos((np.arange(T + 1) / T + 0.008) / 1.008 * np.pi / 2) ** 2
+BETA = np.clip(1 - _S[1:] / _S[:-1], 0, 0.999).astype(np.float32)  # noise that each step adds
+ALPHA = np.cumprod(1 - BETA).astype(np.float32)  # what is left of the image after each step
+
+
+class Block(nnx.Module):
+    """Two convolutions, told the time and class by an offset of the channels; their input is added."""
+
+    def __init__(self, width: int, out: int, told: int, rngs: nnx.Rngs) -> None:
+        self.norms = nnx.List([nnx.GroupNorm(size, num_groups=8, rngs=rngs) for size in (width, out)])
+        self.convs = nnx.List([nnx.Conv(size, out, (3, 3), rngs=rngs) for size in (width, out)])
+        self.offset = nnx.Linear(told, out, rngs=rngs)
+        self.skip = nnx.Conv(width, out, (1, 1), rngs=rngs)
+
+    def __call__(self, x: jax.Array, told: jax.Array) -> jax.Array:
+        y = self.convs[0](jax.nn.silu(self.norms[0](x))) + self.offset(told)[:, None, None]
+        return self.skip(x) + self.convs[1](jax.nn.silu(self.norms[1](y)))
+
+
+class UNet(nnx.Module):
+    """The noise in images [B, 8, 8, 1] of times [B] and classes [B]: down to 4 × 4 and up again, with a bridge."""
+
+    def __init__(self, width: int, rngs: nnx.Rngs) -> None:
+        told = 4 * width
+        self.time, self.label = nnx.Linear(32, told, rngs=rngs), nnx.Embed(10, told, rngs=rngs)
+        self.enter = nnx.Conv(1, width, (3, 3), rngs=rngs)
+        self.down, self.middle = Block(width, width, told, rngs), Block(2 * width, 2 * width, told, rngs)
+        self.half = nnx.Conv(width, 2 * width, (3, 3), strides=2, rngs=rngs)
+        self.double = nnx.ConvTranspose(2 * width, width, (2, 2), strides=(2, 2), rngs=rngs)
+        self.up = Block(2 * width, width, told, rngs)
+        self.leave = nnx.Conv(width, 1, (3, 3), kernel_init=nnx.initializers.zeros, rngs=rngs)
+
+    def __call__(self, x: jax.Array, time_B: jax.Array, label_B: jax.Array) -> jax.Array:
+        angles = time_B[:, None] * np.float32(T) ** -np.linspace(0, 1, 16, dtype=np.float32)
+        told = self.time(jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)) + self.label(label_B)
+        told = jax.nn.silu(told)
+        high = self.down(self.enter(x), told)
+        low = self.middle(self.half(high), told)
+        return self.leave(self.up(jnp.concatenate([high, self.double(low)], -1), told))
+
+
+class Diffusion(Classify):
+    """The mean square error of the predicted noise."""
+
+    def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Loss:
+        images = batch["image"].reshape(len(batch["image"]), 8, 8, 1) / 127.5 - 1
+        of_time, of_noise = jax.random.split(rng)
+        time_B = jax.random.randint(of_time, (len(images),), 0, T)
+        noise = jax.random.normal(of_noise, images.shape)
+        left = jnp.asarray(ALPHA)[time_B][:, None, None, None]
+        found = model(jnp.sqrt(left) * images + jnp.sqrt(1 - left) * noise, time_B, batch["label"])
+        error_B = jnp.square(found - noise).mean((1, 2, 3))
+        return Loss((error_B * batch["weight"]).sum(), batch["weight"].sum())
+
+
+def sample(model: UNet, label_B: jax.Array, key: jax.Array) -> jax.Array:
+    """Images [B, 8, 8] uint8 of these classes, by T steps from noise; call it under jit."""
+    first, *keys = jax.random.split(key, T + 1)
+    x = jax.random.normal(first, (len(label_B), 8, 8, 1))
+
+    def step(x: jax.Array, at: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        time, key = at
+        beta, left = jnp.asarray(BETA)[time], jnp.asarray(ALPHA)[time]
+        before = jnp.where(time > 0, jnp.asarray(ALPHA)[time - 1], 1.0)
+        noise = model(x, jnp.full(len(label_B), time), label_B)
+        clean = jnp.clip((x - jnp.sqrt(1 - left) * noise) / jnp.sqrt(left), -1, 1)
+        mean = (jnp.sqrt(before) * beta * clean + jnp.sqrt(1 - beta) * (1 - before) * x) / (1 - left)
+        spread = jnp.sqrt(beta * (1 - before) / (1 - left))
+        return mean + spread * jax.random.normal(key, x.shape), None
+
+    x, _ = jax.lax.scan(step, x, (jnp.arange(T)[::-1], jnp.stack(keys)))
+    return jnp.round((x[..., 0] + 1) * 127.5).astype(jnp.uint8)

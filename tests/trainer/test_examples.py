@@ -1,0 +1,87 @@
+"""The examples' own models and tasks train, evaluate and do what their comments say, at a small size."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from launcher.job import load
+from trainer import contract
+from trainer.distributed import Stop
+from trainer.metrics.progress import Progress
+from trainer.process import read_spec
+from trainer.train import Place, Run
+
+pytestmark = pytest.mark.usefixtures("standard")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = ["train.steps=2", "train.log_every=1", "train.eval={every: null, batches: 1}", "train.batch=16"]
+DIGITS = [*SMALL, "train.epochs=null", "train.mesh={dp: -1}"]
+JOBS: dict[str, list[str]] = {
+    "mnist": [*SMALL, "train.epochs=null", "train.data.name=digits"],
+    "rnn": [*DIGITS, "train.model.width=8"],
+    "ensemble": [*DIGITS, "train.model.width=8"],
+    "diffusion": [*DIGITS, "train.model.width=8"],
+    "large_model": [
+        *SMALL,
+        "train.data.path=stdlib://json/*.py",
+        "train.data.eval_split=0.2",
+        "train.model={kind: decoder, layers: 2, width: 32, heads: 8, kv_heads: 4, vocab: 256, length: 16}",
+        "train.accumulate=2",
+    ],
+}
+
+
+def trained(name: str, folder: Path) -> list[dict[str, Any]]:
+    """Metrics by step, and of the evaluation, of an example's job at a small size on eight devices."""
+    job = load.load(EXAMPLES / f"{name}.yaml", JOBS[name])
+    assert job.train is not None
+    spec, task = read_spec({contract.TRAIN_SPEC: job.train.model_dump_json(exclude_unset=True)})
+    Run(spec, task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
+    lines = (folder / "metrics.jsonl").read_text() + (folder / "eval.jsonl").read_text()
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_an_example_trains_and_evaluates(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    *steps, evaluated = trained(name, tmp_path)
+    assert np.isfinite([line["loss"] for line in (*steps, evaluated)]).all()
+    assert steps[-1]["step"] == 2 and evaluated["examples"] > 0
+    if name == "ensemble":
+        assert evaluated["example_gradient"] > 0 and 0 < evaluated["spread"] < 1
+
+
+def test_every_example_says_why_in_ten_lines() -> None:
+    for name in JOBS:
+        said = (EXAMPLES / f"{name}.py") if (EXAMPLES / f"{name}.py").exists() else EXAMPLES / f"{name}.yaml"
+        text = said.read_text()
+        why = (
+            text.split('"""')[1]
+            if said.suffix == ".py"
+            else "\n".join(line for line in text.splitlines() if "#" in line)
+        )
+        assert len(why.strip().splitlines()) >= 9, name
+
+
+def test_a_diffusion_model_draws_images_of_the_classes_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    diffusion = importlib.import_module("diffusion")
+    monkeypatch.setattr(diffusion, "T", 4)
+
+    def noise(x: jax.Array, time_B: jax.Array, label_B: jax.Array) -> jax.Array:
+        """Of a network that knows that every image is its class."""
+        left = jnp.asarray(diffusion.ALPHA)[time_B][:, None, None, None]
+        wanted = label_B[:, None, None, None] / 5.0 - 1.0
+        return (x - jnp.sqrt(left) * wanted) / jnp.sqrt(1 - left)
+
+    images = jax.jit(lambda key: diffusion.sample(noise, jnp.arange(3), key))(jax.random.key(0))
+    assert images.shape == (3, 8, 8) and images.dtype == jnp.uint8
+    np.testing.assert_allclose(images[:, 0, 0], (jnp.arange(3) / 5.0) * 127.5, atol=1)
