@@ -69,7 +69,7 @@ def kind(found: Any) -> str:
         return f"the flax.linen module {name}"
     if isinstance(found, type):
         return f"the class {name}"
-    return f"{'an' if str(name)[0] in 'aeiou' else 'a'} {name}"
+    return f"{'an' if str(name)[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def place(found: Any) -> str:

@@ -59,7 +59,7 @@ def test_an_example_trains_and_evaluates(name: str, tmp_path: Path, monkeypatch:
         assert evaluated["example_gradient"] > 0 and 0 < evaluated["spread"] < 1
 
 
-def test_every_example_says_why_in_ten_lines() -> None:
+def test_every_example_says_why_in_a_paragraph() -> None:
     for name in JOBS:
         said = (EXAMPLES / f"{name}.py") if (EXAMPLES / f"{name}.py").exists() else EXAMPLES / f"{name}.yaml"
         text = said.read_text()
@@ -68,7 +68,7 @@ def test_every_example_says_why_in_ten_lines() -> None:
             if said.suffix == ".py"
             else "\n".join(line for line in text.splitlines() if "#" in line)
         )
-        assert len(why.strip().splitlines()) >= 9, name
+        assert len(why.split()) >= 100, name
 
 
 def test_a_diffusion_model_draws_images_of_the_classes_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

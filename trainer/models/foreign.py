@@ -120,6 +120,7 @@ def of_haiku(make: Any, keys: Mapping[str, Any]) -> Any:
     modes = _modes(make.__call__)
 
     def forward(*args: Any, **flags: Any) -> Any:
+        """A new module, called."""
         return make(**keys)(*args, **flags)
 
     forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
