@@ -18,7 +18,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize(
-    ("page", "commands"), [("your-script.md", 1), ("your-model.md", 1), ("your-loop.md", 1), ("fine-tune.md", 5)]
+    ("page", "commands"),
+    [("your-script.md", 1), ("your-model.md", 1), ("your-loop.md", 1), ("fine-tune.md", 5), ("tutorials.md", 1)],
 )
 def test_a_tutorial_does_what_its_page_shows(page: str, commands: int, tmp_path: Path) -> None:
     path = f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"
