@@ -35,7 +35,8 @@ def test_the_language_model_beats_a_bigram_of_the_same_text(tmp_path: Path) -> N
 
 
 def test_a_mixture_of_experts_learns_and_stays_balanced(tmp_path: Path) -> None:
-    result = launch(tmp_path, yaml.safe_load((EXAMPLES / "moe.yaml").read_text()), "train.steps=30")  # half of them
+    half = ("train.steps=30", "train.log_every=1")
+    result = launch(tmp_path, yaml.safe_load((EXAMPLES / "moe.yaml").read_text()), *half)
     assert result.code == 0, result.stderr[-3000:]
     first, last = result.metrics[0], result.metrics[-1]
     assert last["loss"] < 0.7 * first["loss"]
