@@ -99,15 +99,15 @@ def test_a_changed_token_changes_no_logit_of_another_document(corpus: Path) -> N
     graph, params = nnx.split(NextToken().model(job(text(corpus)), nnx.Rngs(0)))
     segments_L = row["segments"][:-1]
     keys = Visible(None, segments_L[None], None)
-    logits = jax.jit(lambda tokens_L: nnx.merge(graph, params)(tokens_L[None], keys)[0])
-    before_LV = np.asarray(logits(row["tokens"][:-1]))
+    logits = jax.jit(lambda params, tokens_L: nnx.merge(graph, params)(tokens_L[None], keys)[0])
+    before_LV = np.asarray(logits(params, row["tokens"][:-1]))
     for number in range(1, segments_L.max() + 1):
         place = int(np.flatnonzero(segments_L == number)[0])
         tokens_L = row["tokens"][:-1].copy()
         tokens_L[place] += 1
         is_other_L = segments_L != number
         is_other_L[:place] = True
-        differs_L = (np.asarray(logits(tokens_L)) != before_LV).any(-1)
+        differs_L = (np.asarray(logits(params, tokens_L)) != before_LV).any(-1)
         assert not differs_L[is_other_L].any() and differs_L[~is_other_L].all()
 
 
