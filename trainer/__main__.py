@@ -14,6 +14,7 @@ from trainer.adapters import peft
 from trainer.huggingface import folder
 from trainer.metrics.progress import Progress
 from trainer.process import exit_code, leave, print_error, read_spec
+from trainer.text import prepare
 from trainer.train import Place, Run
 
 
@@ -27,6 +28,8 @@ def main() -> NoReturn:
     try:
         report.phase("init", 0)
         preflight.check_driver()
+        prepare.at_start(os.environ, lambda: stop.is_requested, lambda: report.phase("prepare", 0))
+        report.phase("init", 0)
         distributed.initialize()
         preflight.check_devices()
         stop.arm()

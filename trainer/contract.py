@@ -61,9 +61,9 @@ MESH_AXES = ("dp", "fsdp", "ep", "mp")  # outermost first: mp neighbours are the
 BATCH_AXES = MESH_AXES[:3]  # those that split a batch
 
 # What a child may be in, in the order of a run. Each has a timeout; `done` ends it.
-PHASES = ("init", "restore", "compile", "step", "data", "eval", "save", "done")
+PHASES = ("prepare", "init", "restore", "compile", "step", "data", "eval", "save", "done")
 # Causes of an attempt's seconds: the phases, and what is around them.
-CLOCK = ("rendezvous", "init", "restore", "compile", "step", "data", "eval", "save", "lost_work", "down")
+CLOCK = ("rendezvous", "prepare", "init", "restore", "compile", "step", "data", "eval", "save", "lost_work", "down")
 
 # The oldest NVIDIA driver that runs programs of a major version of CUDA (NVIDIA, CUDA Compatibility, "Minor Version
 # Compatibility", table 1), and so the extras cuda12 and cuda13.

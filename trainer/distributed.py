@@ -57,6 +57,11 @@ class Stop:
     def _on_sigterm(self, signum: int, frame: types.FrameType | None) -> None:
         self._is_requested = True
 
+    @property
+    def is_requested(self) -> bool:
+        """Whether this process got a SIGTERM before `initialize`; the others may not know yet."""
+        return self._is_requested
+
     def arm(self) -> None:
         """Passes a SIGTERM that came before `initialize` on to JAX's preemption service."""
         if self._is_requested and jax.distributed.is_initialized():

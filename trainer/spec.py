@@ -204,7 +204,9 @@ class Part(Block):
     ```
     """
 
-    weight: Weight = Field(description="share of the examples, relative to the others'; 0: only evaluated")
+    weight: Weight = Field(
+        description="share of the examples, relative to the others'; 0: only evaluated, on all of its documents"
+    )
     path: Annotated[str | list[str], AfterValidator(_readable)] = Field(description="files or globs to train on")
     format: Literal["text", "chat"] = Field(
         "text",
@@ -217,6 +219,12 @@ class Part(Block):
         None, description="files or globs to evaluate on"
     )
     eval_split: Fraction = Field(0.05, description="share of the documents kept back for evaluation")
+
+    @property
+    def only_evaluated(self) -> dict[str, Any]:
+        """Of a part that is not trained on, the files to evaluate on in place of both."""
+        files = self.path if self.eval_path is None else self.eval_path
+        return {} if self.weight else {"path": files, "eval_path": files}
 
 
 class Mixture(Source):
@@ -264,7 +272,7 @@ class Mixture(Source):
         """Each part as the text source that reads it."""
         shared = {key: getattr(self, key) for key in ("tokenizer", "packing", "seed", "data_dir")}
         return {
-            name: Text(source="text", **shared, **part.model_dump(exclude={"weight"}))
+            name: Text(source="text", **shared, **(part.model_dump(exclude={"weight"}) | part.only_evaluated))
             for name, part in self.parts.items()
         }
 

@@ -99,6 +99,7 @@ class Run:
             train_set, eval_set = (checked_source(spec.task, opened[split]) for split in SPLITS)
         if train_set is None:
             raise SpecError(f"{spec.task} has no training data")
+        preflight.check_alike(_fingerprints(train=train_set, eval=eval_set))
         self.mesh = mesh.build(spec.mesh, note=self._note)
         rows = mesh.rows(self.mesh, spec.batch)
         self.pipeline = self._pipeline(task, train_set, rows)
@@ -476,6 +477,12 @@ class Run:
         if jax.process_index() == 0:
             print(text, flush=True)
             self.report.note(text)
+
+
+def _fingerprints(**sets: Source | None) -> dict[str, str]:
+    """The identity of each set; a user's own source may tell of itself what differs between hosts."""
+    ours = {name: each for name, each in sets.items() if type(each).__module__.startswith("trainer.")}
+    return {name: each.fingerprint() for name, each in ours.items() if each is not None}
 
 
 def batch_check(task: Task, spec: TrainSpec) -> Check | None:

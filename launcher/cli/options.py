@@ -22,6 +22,23 @@ def job(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("job_file", metavar="JOB_FILE", type=click.Path(path_type=Path))(command)
 
 
+def folders(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options --run-dir and --volume: `run_dir` and `volumes`, which `volumes` reads."""
+    text = "A folder here for a volume of the job, by its name or mount path."
+    command = click.option("--volume", "volumes", multiple=True, metavar="NAME=DIR", help=text)(command)
+    text = "The run folder. [default: runs/<name>]"
+    return click.option("--run-dir", type=click.Path(path_type=Path), help=text)(command)
+
+
+def volumes(given: tuple[str, ...]) -> dict[str, Path]:
+    """The folder of each volume that --volume names. Raises UserError for what is not NAME=DIR."""
+    pairs = [volume.partition("=") for volume in given]
+    for name, equals, folder in pairs:
+        if not (name and equals and folder):
+            raise UserError(f"--volume {name}{equals}{folder} is not NAME=DIR.", "such as data=./data.")
+    return {name: Path(folder).absolute() for name, _, folder in pairs}
+
+
 def profile(default: str) -> Decorator:
     """The option --profile: `profile_file`; `default` says where the cluster defaults come from without it."""
     text = f"The cluster defaults: a YAML file, plain or as a ConfigMap. [default: {default}]"

@@ -19,23 +19,30 @@ BAR = 30  # characters of the longest bar
 
 @click.command("prepare")
 @options.job
+@options.folders
 @options.form("text", "json", "yaml")
-def prepare_command(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
+def prepare_command(
+    job_file: Path, overrides: tuple[str, ...], run_dir: Path | None, volumes: tuple[str, ...], form: str
+) -> None:
     """Tokenize and pack the text of JOB_FILE, once.
 
-    `run` does the same at its first start. What is prepared is found again by what it was made of: files, tokenizer,
-    packing. Killed and started again, it goes on; what is there already is verified to the byte. Prints how many
-    documents and tokens there are, how long they are, and how full the rows.
+    `run` does the same at its first start; give both the same --run-dir and --volume. What is prepared is found again
+    by what it was made of: files, tokenizer, packing. Stopped and started again, it goes on; what is there already is
+    verified to the byte. Prints how many documents and tokens there are, how long they are, and how full the rows.
     """
     job = jobs.load(job_file, overrides)
     if job.train is None:
         raise UserError("prepare reads train.data; this job has a command.")
     if not trainer_process.is_installed():
         raise UserError("the trainer prepares text, and is not installed.", trainer_process.INSTALL)
-    base, folder = job_file.absolute().parent, (run_folders.HOME / job.name).absolute()
-    train = paths.of(job, base, folder, {}).train(job.train)
+    base, folder = job_file.absolute().parent, (run_dir or run_folders.HOME / job.name).absolute()
+    train = paths.of(job, base, folder, options.volumes(volumes)).train(job.train)
     environ = trainer_process.environ(job, train, base)
-    found = trainer_process.run("trainer.text.prepare", environ=environ, show=output.say)["prepared"]
+    try:
+        found = trainer_process.run("trainer.text.prepare", environ=environ, show=output.say)["prepared"]
+    except KeyboardInterrupt:
+        output.say("stopped; what is complete is kept, and the same command goes on from there")
+        raise
     if form == "text":
         output.show(*(line for each in found for line in _lines(each)))
     else:

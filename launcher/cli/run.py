@@ -29,14 +29,7 @@ RUN_DIR = "name another folder with --run-dir."
 
 @click.command()
 @options.job
-@click.option("--run-dir", type=click.Path(path_type=Path), help="The run folder. [default: runs/<name>]")
-@click.option(
-    "--volume",
-    "volumes",
-    multiple=True,
-    metavar="NAME=DIR",
-    help="A folder here for a volume of the job, by its name or mount path.",
-)
+@options.folders
 @click.option("--rank", default=None, metavar="N,N-M|all", help="Ranks to show. [default: all; 0 on a terminal]")
 @click.option("--simulate", is_flag=True, help="Use virtual CPU devices instead of GPUs or TPUs, as many.")
 @click.option("--take-over", is_flag=True, help="Take the checkpoint folder over from the run that owns it.")
@@ -58,7 +51,7 @@ def run(
     folder = (run_dir or run_folders.HOME / job.name).absolute()
     _keep(job_file, folder)
     _own(job, folder)
-    local = LocalRun(folder, job_file.absolute().parent, _folders(volumes), simulate, take_over)
+    local = LocalRun(folder, job_file.absolute().parent, options.volumes(volumes), simulate, take_over)
     shown = _shown(rank, job.processes)
     printer = output.Printer(shown)
     show = printer.show if job.train is None else partial(_show, printer)  # a program may print what it likes
@@ -100,14 +93,6 @@ def _show(printer: output.Printer, line: Line) -> None:
     """Shows a line of the trainer's unless the verdict, which is said at the end, repeats it."""
     if line.rank is None or not contract.is_refusal_line(line.text):
         printer.show(line)
-
-
-def _folders(volumes: tuple[str, ...]) -> dict[str, Path]:
-    pairs = [volume.partition("=") for volume in volumes]
-    for name, equals, folder in pairs:
-        if not (name and equals and folder):
-            raise UserError(f"--volume {name}{equals}{folder} is not NAME=DIR.", "such as data=./data.")
-    return {name: Path(folder).absolute() for name, _, folder in pairs}
 
 
 def _bar(folder: Path) -> AbstractContextManager[object]:

@@ -217,9 +217,14 @@ def running(snapshot: Snapshot) -> Answer | None:
         return Answer(situation, headline, _before(snapshot), _next(snapshot))
     again = _again(snapshot)
     situation = "restarted" if again else "running"
-    return Answer(situation, f"runs{again}: {_doing(status)}", (*_before(snapshot), *_ranks(snapshot)))
+    move = _PREPARING if status.phase == "prepare" else None
+    return Answer(situation, f"runs{again}: {_doing(status)}", (*_before(snapshot), *_ranks(snapshot)), move)
 
 
+_PREPARING = (
+    "wait: its text is tokenized and packed, once; of hosts that share data.data_dir one works, and its log says how "
+    "far it is. `launcher prepare` does it beforehand."
+)
 _SILENT = ("unsaid", None)  # programs that report nothing
 
 
@@ -233,6 +238,8 @@ def _doing(status: JobStatus) -> str:
         return f"training{at}"
     if status.phase == "ended":
         return f"its processes have ended{at}"
+    if status.phase == "prepare":
+        return "preparing its text" + (f" for {age(status.phase_s)}" if status.phase_s is not None else "")
     if status.phase in _SILENT:
         return f"its program reports no steps{at}"
     spent = f" for {age(status.phase_s)}" if status.phase_s is not None else ""

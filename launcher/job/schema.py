@@ -183,6 +183,7 @@ class Budgets(Block):
     """
 
     rendezvous: Duration | None = Field("30m", validate_default=True, description="until every host has connected")
+    prepare: Duration | None = Field("24h", validate_default=True, description="tokenizing and packing text, once")
     init: Duration | None = Field("5m", validate_default=True, description="jax.distributed and the devices")
     restore: Duration | None = Field("10m", validate_default=True, description="reading the checkpoint")
     compile: Duration | None = Field("30m", validate_default=True, description="one compilation")

@@ -37,6 +37,7 @@ GROUPS = {
     "test_exit_codes.py": "exit codes",
     "test_scale.py": "scale",
     "test_profile.py": "profile",
+    "test_prepare.py": "prepare",
     "test_logs.py": "logs",
     "test_admission.py": "admission",
     "test_unfit_hosts.py": "unfit hosts",

@@ -122,4 +122,4 @@ def test_outside_a_job_it_does_nothing_and_needs_the_standard_library_alone() ->
 
 
 def test_its_phases_are_those_of_the_contract() -> None:
-    assert contract.PHASES == ("init", *reporting.PHASES)
+    assert contract.PHASES == ("prepare", "init", *reporting.PHASES)

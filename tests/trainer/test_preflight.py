@@ -12,7 +12,7 @@ from etils import epath
 
 from trainer import contract, preflight
 from trainer.contract import AgentJob
-from trainer.errors import SpecError, TrainerError
+from trainer.errors import DataError, SpecError, TrainerError
 from trainer.process import exit_code
 from trainer.spec import LM, TrainSpec
 
@@ -211,3 +211,14 @@ def test_a_run_shorter_than_what_is_saved_is_told_in_what_the_job_says(length: d
         preflight.check_length(TrainSpec(task=LM, **length), 23, 57, "/ckpt")
     assert says in str(raised.value)
     preflight.check_length(TrainSpec(task=LM, **length), 57, 57, "/ckpt")
+
+
+def test_hosts_that_would_read_other_data_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    preflight.check_alike({"train": "text a"})  # alone
+    told: list[list[str]] = []
+    monkeypatch.setattr(preflight, "gather", lambda mine: told.append(mine) or [mine, mine])
+    preflight.check_alike({"train": "text a"})
+    monkeypatch.setattr(preflight, "gather", lambda mine: [told[0], mine])
+    preflight.check_alike({"train": "text a"})
+    with pytest.raises(DataError, match=r"process 1 on \S+ would read .*text b.*, not .*text a.*the same files"):
+        preflight.check_alike({"train": "text b"})

@@ -1,8 +1,9 @@
-"""Prepares the rows of a corpus, once: `python -m trainer.text.build FOLDER`, a recipe on stdin.
+"""Prepares the rows of a corpus, once: `python -m trainer.text.build FOLDER PARENT`, a recipe on stdin.
 
 A light process of its own, without jax, whose workers each tokenize a unit of the files or pack a shard; memory is that
 of a worker times their number, whatever the corpus. What is complete is never made again: killed at any moment and
-begun again, it gives the same bytes. Two builds of one folder take turns, by a file lock.
+begun again, it gives the same bytes. Two builds of one folder take turns, by a file lock; where the file system has
+none, both do all of it, and neither disturbs the other.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import ctypes
+import dataclasses
+import errno
 import fcntl
 import json
 import multiprocessing
@@ -18,53 +21,77 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+import traceback
+import types
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from trainer import contract
-from trainer.errors import DataError, StorageError, TrainerError
+from trainer.errors import DataError, Stopped, StorageError, TrainerError
 from trainer.text import documents, parts, shards
 from trainer.text.recipe import INDEX, Recipe
 from trainer.text.shards import Corpus
 
-SHARD_BYTES = 64 << 20  # of text in a shard, about
-MOST_SHARDS = 4096
+BUCKET_BYTES = 16 << 20  # of text that is packed at once, about: a byte of it is up to 20 of memory
+SHARD_BYTES = 64 << 20  # of text in a shard, about, where there are few
+MOST_SHARDS = 256  # whoever reads them holds two files of each open
+MAKING = "parts"  # folder of what is begun
 SAY_S = 2.0  # seconds between two lines of progress
 PR_SET_PDEATHSIG = 1  # prctl(2)
+NO_LOCKS = (errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)  # of a file system without flock
+STOPPED = "stopped while the text was prepared, in {}; what is complete is kept, and the next start goes on from there"
 
 
 def build(recipe: Recipe, folder: Path, processes: int = 1) -> dict[str, Any]:
     """Makes the folder of a recipe, or what is lacking of it; its index. Raises DataError, SpecError, StorageError."""
     with _locked(folder):
-        if (folder / INDEX).exists():
+        try:
+            if not (folder / INDEX).exists():
+                _make(recipe, folder, processes)
+            tidy(folder)
             return read(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        making = folder / "parts"
-        making.mkdir(exist_ok=True)
-        units = documents.units(recipe.paths)
-        count = _count(units)
-        lacking = [unit for unit in range(len(units)) if not parts.is_there(making, unit)]
-        tasks = [(recipe, making, unit, units[unit], count) for unit in lacking]
-        _run("tokenized", "parts", parts.write, tasks, processes, len(units))
-        corpus, report = _counted(recipe, making, len(units), count)
-        lacking = [shard for shard in range(count) if not shards.place(making, shard).exists()]
-        _run(
-            "packed",
-            "shards",
-            shards.write,
-            [(recipe, folder, making, shard, corpus) for shard in lacking],
-            processes,
-            count,
-        )
-        for draft in folder.glob("*.tmp"):  # of those that were killed
-            draft.unlink()
-        index = _index(recipe, making, count, report)
-        shards.write_json(folder / INDEX, index)
-        shutil.rmtree(making)
-        return index
+        except OSError as error:
+            if (folder / INDEX).exists():  # another finished meanwhile, where there are no locks, and tidied
+                return read(folder)
+            raise StorageError(_failed(folder, error)) from error
+
+
+def _failed(folder: Path, error: OSError) -> str:
+    """Why it could not be written, in one sentence."""
+    why, hint = str(error), "what is complete is kept, and the next start goes on from there"
+    if error.errno == errno.ENOSPC or "No space left" in why:
+        with contextlib.suppress(OSError):
+            why += f", {shutil.disk_usage(folder).free >> 20} MiB free"
+        hint = "make room or set data.data_dir; until it is done it takes about 6 bytes for a token; " + hint
+    return f"preparing the text in {folder} failed: {why}; {hint}"
+
+
+def _make(recipe: Recipe, folder: Path, processes: int) -> None:
+    making = folder / MAKING
+    making.mkdir(parents=True, exist_ok=True)
+    units = documents.units(recipe.paths)
+    size = max(sum(part.size for unit in units for part in unit), 1)
+    buckets = -(-size // BUCKET_BYTES)
+    alone = dataclasses.replace(recipe, paths=())  # of which there may be many: no worker needs them
+    lacking = [unit for unit in range(len(units)) if not parts.is_there(making, unit)]
+    tasks = [(alone, making, unit, units[unit], buckets) for unit in lacking]
+    _run("tokenized", "parts", parts.write, tasks, processes, len(units))
+    corpus, report = _counted(recipe, making, len(units), min(buckets, MOST_SHARDS, -(-size // SHARD_BYTES)), buckets)
+    lacking = [shard for shard in range(corpus.shards) if not shards.place(making, shard).exists()]
+    packed = [(alone, folder, making, shard, corpus) for shard in lacking]
+    _run("packed", "shards", shards.write, packed, processes, corpus.shards)
+    shards.write_json(folder / INDEX, _index(recipe, making, corpus.shards, report))
+
+
+def tidy(folder: Path) -> None:
+    """Removes what a complete folder needs no more, that of a process killed at the very end included."""
+    shutil.rmtree(folder / MAKING, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for draft in folder.glob("*.tmp"):
+            draft.unlink(missing_ok=True)
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -91,22 +118,16 @@ def _sized(size: int | None) -> str:
     return "nothing" if size is None else f"{size} bytes"
 
 
-def _count(units: list[list[documents.Part]]) -> int:
-    """How many shards: a function of the files alone."""
-    size = sum(part.size for unit in units for part in unit)
-    return min(MOST_SHARDS, -(-max(size, 1) // SHARD_BYTES))
-
-
-def _counted(recipe: Recipe, making: Path, units: int, count: int) -> tuple[Corpus, dict[str, Any]]:
+def _counted(recipe: Recipe, making: Path, units: int, count: int, buckets: int) -> tuple[Corpus, dict[str, Any]]:
     """What the first pass found, and the report on it. Raises DataError where there is nothing to train on."""
     first_U, documents_, lengths = [], 0, np.zeros(64, np.int64)
     totals = dict.fromkeys(("tokens", "bytes", "replaced", "empty"), 0)
     for unit in range(units):
-        about = parts.index(making, unit)
+        about, of_D = parts.whole(making, unit)
         first_U.append(documents_)
-        documents_ += len(about.length_D)
-        lengths += np.bincount(np.log2(np.maximum(about.length_D, 1)).astype(int), minlength=64)
-        found = (int(about.length_D.sum()), int(about.bytes_D.sum()), about.replaced, about.empty)
+        documents_ += about.documents
+        lengths += np.bincount(np.log2(np.maximum(of_D.length_D, 1)).astype(int), minlength=64)
+        found = (int(of_D.length_D.sum()), int(of_D.bytes_D.sum()), about.replaced, about.empty)
         totals = {key: totals[key] + each for key, each in zip(totals, found, strict=True)}
     if not documents_:
         raise DataError(f"data.path: {recipe.paths[0]} and what else matches hold no document with a text in it")
@@ -116,7 +137,7 @@ def _counted(recipe: Recipe, making: Path, units: int, count: int) -> tuple[Corp
             "data.eval_path"
         )
     report = {"documents": documents_, **totals, "lengths": np.trim_zeros(lengths, "b").tolist()}
-    return Corpus(count, tuple(first_U), documents_), report
+    return Corpus(count, buckets, tuple(first_U), documents_), report
 
 
 def _index(recipe: Recipe, making: Path, count: int, report: dict[str, Any]) -> dict[str, Any]:
@@ -136,35 +157,54 @@ def _index(recipe: Recipe, making: Path, count: int, report: dict[str, Any]) -> 
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-def _run(verb: str, what: str, work: Callable[..., None], tasks: list[Any], processes: int, total: int) -> None:
-    """Calls `work` with each of `tasks`, in as many processes as are of use; says how far it is."""
+def _run(verb: str, what: str, work: Callable[..., None], tasks: Sequence[Any], processes: int, total: int) -> None:
+    """Calls `work` with each of `tasks`, in as many processes as are of use; says how far it is.
+
+    Where the system kills one, as it does for want of memory, half as many go on with what is left.
+    """
     if not tasks:
         return
     say = _Progress(verb, what, total - len(tasks), total)
-    if min(processes, len(tasks)) == 1:
-        for task in tasks:
-            work(*task)
-            say.one()
-        return
-    context = multiprocessing.get_context("spawn")  # pyarrow and the tokenizers have threads, which no fork survives
-    with concurrent.futures.ProcessPoolExecutor(
-        min(processes, len(tasks)), context, initializer=_alone, initargs=(os.getpid(),)
-    ) as pool:
-        running = [pool.submit(work, *task) for task in tasks]
+    left = dict(enumerate(tasks))
+    processes = min(processes, len(tasks))
+    while left and processes > 1:
         try:
-            for each in concurrent.futures.as_completed(running):
-                each.result()
-                say.one()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-        finally:
-            say.end()
+            _pooled(work, left, processes, say)
+        except concurrent.futures.process.BrokenProcessPool:
+            processes //= 2
+            print(
+                f"preparing text: a process was killed, as the system does where memory is short; {processes} go on",
+                file=sys.stderr,
+                flush=True,
+            )
+    for task in left.values():
+        work(*task)
+        say.one()
+    say.end()
+
+
+def _pooled(work: Callable[..., None], left: dict[int, Any], processes: int, say: _Progress) -> None:
+    """Takes the tasks that are done out of `left`."""
+    context = multiprocessing.get_context("spawn")  # pyarrow and the tokenizers have threads, which no fork survives
+    pool = concurrent.futures.ProcessPoolExecutor(processes, context, initializer=_alone, initargs=(os.getpid(),))
+    try:
+        running = {pool.submit(work, *task): number for number, task in left.items()}
+        for each in concurrent.futures.as_completed(running):
+            each.result()
+            del left[running.pop(each)]
+            say.one()
+    except BaseException:
+        for process in multiprocessing.active_children():  # what they are at takes long, and is of no use
+            process.kill()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _alone(parent: int) -> None:
-    """A worker is one core's: the tokenizers' own threads would be on top. It ends with its parent."""
+    """A worker is one core's: the tokenizers' own threads would be on top. It ends with its parent, and only so."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
     die_with(parent)
 
 
@@ -213,25 +253,42 @@ def _locked(folder: Path) -> Iterator[None]:
             f"the text cannot be prepared in {folder.parent}, which cannot be written ({error}); set data.data_dir"
         ) from error
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise StorageError(f"{path} cannot be locked: {error}") from error
+            print(
+                f"preparing text: {path.parent} has no file locks; others that prepare do the same work",
+                file=sys.stderr,
+            )
         yield
 
 
-def main() -> int:
-    """Builds as stdin says, with all cores; prints nothing, or the error as a line of JSON. Returns the exit code."""
+def main() -> NoReturn:
+    """Builds as stdin says, with all cores; prints nothing, or the error as a line of JSON. Exits with its code."""
     die_with(int(sys.argv[2]))
-    recipe = Recipe.from_json(sys.stdin.read())
+    folder = Path(sys.argv[1])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    code = contract.DONE
     try:
-        build(recipe, Path(sys.argv[1]), len(os.sched_getaffinity(0)))
+        build(Recipe.from_json(sys.stdin.read()), folder, len(os.sched_getaffinity(0)))
     except TrainerError as error:
-        print(json.dumps({"message": str(error), "code": error.code}))
-        return error.code
-    except OSError as error:
-        failed = StorageError(f"preparing the text in {sys.argv[1]} failed: {error}")
-        print(json.dumps({"message": str(failed), "code": failed.code}))
-        return failed.code
-    return contract.DONE
+        said = STOPPED.format(folder) if isinstance(error, Stopped) else str(error)
+        print(json.dumps({"message": said, "code": error.code}), flush=True)
+        code = error.code
+    except BaseException:
+        traceback.print_exc()
+        code = contract.STARTUP
+    finally:
+        sys.stderr.flush()
+        os._exit(code)  # at once: else it would wait for its workers' tasks; they end with it
+
+
+def _stop(signum: int, frame: types.FrameType | None) -> None:
+    raise Stopped(signal.Signals(signum).name)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,6 +3,9 @@
 Text and lines may be packed by gzip or zstd.
 A file of text is one document, and one above PIECE bytes is cut at ends of lines into several. In the others a row is a
 document: the text under `field`. What cannot be read is said with the file and the row, counted from 1.
+
+A large file is of several units, each read by itself: bytes of text and lines, row groups of Parquet, batches of Arrow.
+One that is packed is of one, since it can only be read from its beginning.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from trainer.data.sources import files
 from trainer.errors import DataError, TrainerError
 
 PIECE = 1 << 20  # bytes of a document of plain text
-UNIT = 16 << 20  # bytes that one process reads at a time
+UNIT = 16 << 20  # bytes that one process reads at a time, or more
+MOST_UNITS = 4096  # of a corpus, about: every shard is made of some of each
 BLOCK = 1 << 20  # bytes of a read
 ROWS = 1024  # of a table read at a time
 PACKED = {".gz": "gzip", ".zst": "zstd"}
@@ -43,7 +47,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Part(NamedTuple):
-    """A part of a file: bytes of JSON lines, row groups of Parquet, else the whole."""
+    """A part of a file: bytes of text and lines, row groups of Parquet, batches of Arrow; what is packed is whole."""
 
     path: str
     kind: str  # text, lines, parquet or arrow
@@ -143,14 +147,16 @@ def _unpacked(path: str) -> str:
 
 
 def units(paths: Sequence[str]) -> list[list[Part]]:
-    """The parts of the files in order, in groups of about UNIT bytes: a function of the files alone.
+    """The parts of the files in order, in groups of about UNIT bytes, or of more: a function of the files alone.
 
-    Raises DataError for an empty file of rows, and for what is no Parquet file.
+    Raises DataError for an empty file of rows, and for what is no Parquet or Arrow file.
     """
+    parts = list(itertools.chain.from_iterable(map(_parts, paths)))
+    most = max(UNIT, -(-sum(part.size for part in parts) // MOST_UNITS))
     made: list[list[Part]] = []
-    size = UNIT
-    for part in itertools.chain.from_iterable(map(_parts, paths)):
-        if size + part.size > UNIT:
+    size = 0
+    for part in parts:
+        if not made or size + part.size > most:
             made.append([])
             size = 0
         made[-1].append(part)
@@ -164,16 +170,31 @@ def _parts(path: str) -> Iterator[Part]:
         raise DataError(f"{path} is empty: it has no rows; leave it out, or write it again")
     if _unpacked(path) != path:
         yield Part(path, kind, 0, size, size * GROWTH)
-    elif kind == "lines":
-        for first in range(0, size, UNIT):
-            last = min(first + UNIT, size)
-            yield Part(path, kind, first, last, last - first)
     elif kind == "parquet":
         about = _parquet(path).metadata
         for number in range(about.num_row_groups):
             yield Part(path, kind, number, number + 1, about.row_group(number).total_byte_size)
-    elif size:
-        yield Part(path, kind, 0, size, size)
+    elif kind == "arrow":
+        yield from _parts_of_arrow(path)
+    else:
+        for first in range(0, size, UNIT):
+            last = min(first + UNIT, size)
+            yield Part(path, kind, first, last, last - first)
+
+
+def _parts_of_arrow(path: str) -> Iterator[Part]:
+    """Batches of about UNIT bytes together; of a file without any an empty part, whose columns are judged too."""
+    first = size = last = 0
+    try:
+        for last, batch in enumerate(_batches(path)[1], 1):
+            size += batch.nbytes
+            if size >= UNIT:
+                yield Part(path, "arrow", first, last, size)
+                first, size = last, 0
+    except (OSError, ValueError) as error:  # pyarrow's are of these
+        raise DataError(f"{path} is damaged: {error}") from error
+    if first < last or not last:
+        yield Part(path, "arrow", first, last, size)
 
 
 def read(
@@ -249,7 +270,7 @@ def _text(part: Part) -> Iterator[Document]:
     """Pieces of up to about PIECE bytes, each but the last ending with a line where there are lines."""
     rest = b""
     with _stream(part.path) as file:
-        while block := file.read(BLOCK):
+        for block in _whole_lines(file, part.first, None if _unpacked(part.path) != part.path else part.last):
             rest += block
             while len(rest) > PIECE:
                 cut = rest.rfind(b"\n", 0, PIECE) + 1 or _character(rest)
@@ -257,6 +278,26 @@ def _text(part: Part) -> Iterator[Document]:
                 rest = rest[cut:]
     if rest:
         yield decoded(rest)
+
+
+def _whole_lines(file: BinaryIO, first: int, last: int | None) -> Iterator[bytes]:
+    """The bytes of the lines that begin at `first` … `last` − 1, block by block; one that began before is left out."""
+    at = max(first - 1, 0)
+    if first:
+        file.seek(at)
+    block = file.read(BLOCK)
+    while first and block and not (cut := block.find(b"\n") + 1):
+        at, block = at + len(block), file.read(BLOCK)
+    if first and block:
+        at, block = at + cut, block[cut:] or file.read(BLOCK)
+    is_open = False  # in a line that began before `last`
+    while block and (last is None or at < last or is_open):
+        is_last = last is not None and at + len(block) >= last
+        end = block.find(b"\n", max((last or 0) - 1 - at, 0)) + 1 if is_last else 0
+        yield block[:end] if end else block
+        if end:
+            return
+        at, is_open, block = at + len(block), True, file.read(BLOCK)
 
 
 def _character(data: bytes) -> int:
@@ -329,6 +370,8 @@ def _rows_before(part: Part) -> int:
     if part.kind == "parquet":
         about = _parquet(part.path).metadata
         return sum(about.row_group(number).num_rows for number in range(part.first))
+    if part.kind == "arrow":
+        return sum(batch.num_rows for batch in itertools.islice(_batches(part.path)[1], part.first))
     if part.kind != "lines" or not part.first:
         return 0
     count, at = 1, 0  # the line that the part's first byte is of, or that ends before it, began before
@@ -358,18 +401,26 @@ def _rows_of_parquet(part: Part, field: str, also: Sequence[str]) -> Iterator[tu
 
 
 def _rows_of_arrow(part: Part, field: str, also: Sequence[str]) -> Iterator[tuple[int, Values, int]]:
-    """Of the streaming format, which `datasets` writes, or of the file format."""
+    schema, batches = _batches(part.path)
+    chosen = _columns(part.path, schema, field, also)
+    yield from _numbered(itertools.islice(batches, part.first, part.last), chosen)
+
+
+def _batches(path: str) -> tuple[Any, Iterator[Any]]:
+    """Schema and batches of the streaming format, which `datasets` writes, or of the file format.
+
+    The file is mapped: a batch that is passed over is not read. Raises what pyarrow raises, OSError and ValueError.
+    """
     import pyarrow
 
-    with pyarrow.memory_map(files.here(part.path)) as mapped:
-        is_file = mapped.read(6) == b"ARROW1"
-        mapped.seek(0)
-        if is_file:
-            table = pyarrow.ipc.open_file(mapped)
-            batches = (table.get_batch(number) for number in range(table.num_record_batches))
-        else:
-            table = batches = pyarrow.ipc.open_stream(mapped)
-        yield from _numbered(batches, _columns(part.path, table.schema, field, also))
+    mapped = pyarrow.memory_map(files.here(path))
+    is_file = mapped.read(6) == b"ARROW1"
+    mapped.seek(0)
+    if is_file:
+        table = pyarrow.ipc.open_file(mapped)
+        return table.schema, (table.get_batch(number) for number in range(table.num_record_batches))
+    stream = pyarrow.ipc.open_stream(mapped)
+    return stream.schema, iter(stream)
 
 
 def _columns(path: str, schema: Any, field: str, also: Sequence[str]) -> list[str]:

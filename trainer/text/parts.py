@@ -1,9 +1,10 @@
 """Tokens of one unit of the files, on the disk until the shards are made of them: the first of two passes.
 
-Which shard a document goes to, and where in it, is a hash of the seed and of its number: the order of a shuffle that no
-memory ever holds. A part appears by a rename of its second file, so a part that is there is whole.
+Which bucket a document goes to, and where in it, is a hash of the seed and of its number: the order of a shuffle that
+no memory ever holds. A part is written lot by lot, each sorted by bucket, with a table of where every bucket begins: of
+a bucket only what is its own is read. A part appears by a rename of its second file, so a part that is there is whole.
 
-D documents of a part, in the order of its file of tokens.
+D documents of a part, in the order of its file of tokens; B buckets.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,16 +28,30 @@ Ints = npt.NDArray[np.int64]
 BATCH = 256  # texts that are encoded at once,
 BATCH_BYTES = 1 << 20  # or characters
 HELD = 4 << 20  # tokens held before they are written
+HEADER = 5  # numbers at the beginning of an index: replaced, empty, lots, buckets, documents
+COLUMNS = 5  # of the index: key, number, begin, length, bytes
 
 
 class Index(NamedTuple):
-    """What a part's file of tokens holds."""
+    """Documents of a part's file of tokens."""
 
-    shard_D: Ints
-    key_D: npt.NDArray[np.uint64]  # sorts the documents of a shard
+    key_D: npt.NDArray[np.uint64]  # sorts the documents of a bucket
     number_D: Ints  # of the document in its unit
+    begin_D: Ints  # its first token in the file
     length_D: Ints  # tokens, those put around included
     bytes_D: Ints  # of text
+
+    @classmethod
+    def of(cls, rows_D5: Ints) -> Index:
+        """The documents of rows of an index."""
+        key_D, *others = np.ascontiguousarray(rows_D5.T)
+        return cls(key_D.view(np.uint64), *others)
+
+
+class About(NamedTuple):
+    """A part as a whole."""
+
+    documents: int
     replaced: int  # characters that stand for bytes that are no UTF-8
     empty: int  # documents without a token, which are left out
 
@@ -46,20 +61,24 @@ def place(folder: Path, unit: int) -> Path:
     return folder / f"part-{unit:06}.index"
 
 
-def write(recipe: Recipe, folder: Path, unit: int, parts: list[documents.Part], shards: int) -> None:
+def write(recipe: Recipe, folder: Path, unit: int, parts: list[documents.Part], buckets: int) -> None:
     """Tokenizes one unit. Raises DataError naming file and row."""
     place_of_tokens = place(folder, unit).with_suffix(".tokens")
-    pieces: list[Index] = []
+    tables: list[Ints] = []  # of each lot, the first document of each bucket, and the end
+    rows: list[Ints] = []
+    replaced = empty = first = tokens = 0
     with drafts.whole(place_of_tokens) as draft, draft.open("wb") as file:
-        first = 0
         for lot in _tokenized(recipe, parts):
-            pieces.append(_sorted(lot, unit, shards, recipe.seed, first))
-            file.write(_joined(lot, pieces[-1], first).tobytes())
-            first += len(lot.ids)
-    replaced, empty = (sum(piece[at] for piece in pieces) for at in (5, 6))
-    columns = [np.concatenate([piece[at] for piece in pieces]).view(np.int64) for at in range(5)]
+            table_B, rows_D5, order_D = _sorted(lot, keys(recipe.seed, unit, first + np.arange(len(lot.ids))), buckets)
+            tables.append(first + table_B)
+            rows.append(rows_D5 + np.array([0, first, tokens, 0, 0]))
+            for at in order_D.tolist():
+                file.write(lot.ids[at].data)
+            first, tokens = first + len(lot.ids), tokens + lot.tokens
+            replaced, empty = replaced + lot.replaced, empty + lot.empty
     with drafts.whole(place(folder, unit)) as draft:
-        np.concatenate([[replaced, empty], *columns]).astype(np.int64).tofile(draft)
+        header = np.array([replaced, empty, len(tables), buckets, first])
+        np.concatenate([header, *tables, *(each.ravel() for each in rows)]).astype(np.int64).tofile(draft)
 
 
 def is_there(folder: Path, unit: int) -> bool:
@@ -67,32 +86,44 @@ def is_there(folder: Path, unit: int) -> bool:
     own = place(folder, unit), place(folder, unit).with_suffix(".tokens")
     if not own[0].exists():
         return False
-    numbers, rest = divmod(own[0].stat().st_size, 8)
-    if not rest and numbers >= 2 and (numbers - 2) % 5 == 0 and own[1].exists():
-        if own[1].stat().st_size == 4 * int(index(folder, unit).length_D.sum()):
+    found = np.fromfile(own[0], np.int64)
+    if len(found) >= HEADER and own[1].exists():
+        _, _, lots, buckets, count = found[:HEADER].tolist()
+        rows_D5 = found[HEADER + lots * (buckets + 1) :]
+        if len(rows_D5) == COLUMNS * count and own[1].stat().st_size == 4 * int(rows_D5[3::COLUMNS].sum()):
             return True
     for path in own:
         path.unlink(missing_ok=True)
     return False
 
 
-def index(folder: Path, unit: int) -> Index:
-    """The index of a part that is there."""
+def whole(folder: Path, unit: int) -> tuple[About, Index]:
+    """A part that is there, and all of its documents."""
     found = np.fromfile(place(folder, unit), np.int64)
-    shard_D, key_D, number_D, length_D, bytes_D = found[2:].reshape(5, -1)
-    return Index(shard_D, key_D.view(np.uint64), number_D, length_D, bytes_D, int(found[0]), int(found[1]))
+    replaced, empty, lots, buckets, count = found[:HEADER].tolist()
+    rows_D5 = found[HEADER + lots * (buckets + 1) :].reshape(count, COLUMNS)
+    return About(count, replaced, empty), Index.of(rows_D5)
 
 
-def tokens(folder: Path, unit: int, about: Index, chosen: npt.NDArray[np.bool_]) -> Iterator[npt.NDArray[np.int32]]:
-    """The tokens of the chosen documents, in the order of the file; what lies side by side is read at once."""
-    ends_D = np.cumsum(about.length_D)
-    places = np.flatnonzero(chosen)
-    with place(folder, unit).with_suffix(".tokens").open("rb") as file:
-        for run in np.split(places, np.flatnonzero(np.diff(places) != 1) + 1) if len(places) else []:
-            first, last = int(ends_D[run[0]] - about.length_D[run[0]]), int(ends_D[run[-1]])
-            file.seek(4 * first)
-            found = np.frombuffer(file.read(4 * (last - first)), np.int32)
-            yield from np.split(found, (ends_D[run[:-1]] - first))
+def of_bucket(folder: Path, unit: int, bucket: int) -> Iterator[tuple[Index, npt.NDArray[np.int32]]]:
+    """The documents of a bucket in a part, and their tokens one after the other, lot by lot, as in the file."""
+    path = place(folder, unit)
+    with path.open("rb", buffering=0) as index, path.with_suffix(".tokens").open("rb", buffering=0) as tokens:
+        _, _, lots, buckets, _ = _numbers(index, 0, HEADER).tolist()
+        table = HEADER + lots * (buckets + 1)
+        for lot in range(lots):
+            low, high = _numbers(index, HEADER + lot * (buckets + 1) + bucket, 2).tolist()
+            if high == low:
+                continue
+            found = Index.of(_numbers(index, table + COLUMNS * low, COLUMNS * (high - low)).reshape(-1, COLUMNS))
+            first, last = int(found.begin_D[0]), int(found.begin_D[-1] + found.length_D[-1])
+            tokens.seek(4 * first)
+            yield found, np.frombuffer(tokens.read(4 * (last - first)), np.int32)
+
+
+def _numbers(file: BinaryIO, first: int, count: int) -> Ints:
+    file.seek(8 * first)
+    return np.frombuffer(file.read(8 * count), np.int64)
 
 
 def ids_of(tokens_T: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
@@ -174,20 +205,18 @@ def _batches(found: Iterator[Document]) -> Iterator[list[Document]]:
     yield batch
 
 
-def _sorted(lot: _Lot, unit: int, shards: int, seed: int, first: int) -> Index:
-    """The index of a lot whose first document has number `first`, its documents sorted by their shard."""
-    number_D = np.arange(first, first + len(lot.ids))
-    key_D = keys(seed, unit, number_D)
-    shard_D = (key_D % np.uint64(shards)).astype(np.int64)
-    order = np.argsort(shard_D, kind="stable")
-    length_D, bytes_D = np.array([len(each) for each in lot.ids], int), np.array(lot.bytes, int)
-    shard_D, number_D, length_D, bytes_D = (each[order] for each in (shard_D, number_D, length_D, bytes_D))
-    return Index(shard_D, key_D[order], number_D, length_D, bytes_D, lot.replaced, lot.empty)
+def _sorted(lot: _Lot, key_D: npt.NDArray[np.uint64], buckets: int) -> tuple[Ints, Ints, Ints]:
+    """The first document of each bucket, and the end, [B + 1]; the rows of the index, [D, COLUMNS]; their order, [D].
 
-
-def _joined(lot: _Lot, about: Index, first: int) -> npt.NDArray[np.int32]:
-    """The tokens of a lot in the order of its index."""
-    return np.concatenate([np.zeros(0, np.int32), *(lot.ids[number - first] for number in about.number_D.tolist())])
+    Numbers and tokens are counted from the lot's own first.
+    """
+    bucket_D = (key_D % np.uint64(buckets)).astype(np.int64)
+    order_D = np.argsort(bucket_D, kind="stable")
+    length_D = np.array([len(each) for each in lot.ids], np.int64)[order_D]
+    bytes_D = np.array(lot.bytes, np.int64)[order_D]
+    columns = (key_D[order_D].view(np.int64), order_D, np.cumsum(length_D) - length_D, length_D, bytes_D)
+    table_B = np.searchsorted(bucket_D[order_D], np.arange(buckets + 1))
+    return table_B, np.stack(columns, axis=1), order_D
 
 
 def keys(seed: int, unit: int, number_D: Ints) -> npt.NDArray[np.uint64]:

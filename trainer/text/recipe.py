@@ -10,14 +10,15 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from trainer.data.sources import files
 from trainer.errors import DataError
 from trainer.spec import Text
-from trainer.text import chats, documents, tokenizer
+from trainer.text import chats, digests, documents, tokenizer
 
-FORMAT = 2  # of the shards and of how they come about: another number where the same recipe gives other bytes
+FORMAT = 3  # of the shards and of how they come about: another number where the same recipe gives other bytes
 INDEX = "index.json"  # written last: a folder that has it is complete
 
 
@@ -55,11 +56,11 @@ class Recipe:
         return cls(**{**given, "paths": tuple(given["paths"])})
 
 
-def of(data: Text, length: int, *, held_out: bool = False) -> Recipe:
+def of(data: Text, length: int, *, held_out: bool = False, is_stopped: Callable[[], bool] = lambda: False) -> Recipe:
     """The recipe of a data block for rows of `length` targets; `held_out`: that of its eval_path.
 
     Raises DataError where no file matches, or one holds no chats, SpecError where the tokenizer or its chat template
-    cannot be read.
+    cannot be read, Stopped once `is_stopped`.
     """
     assert data.eval_path is not None or not held_out
     paths = documents.found(data.path if not held_out or data.eval_path is None else data.eval_path)
@@ -69,7 +70,7 @@ def of(data: Text, length: int, *, held_out: bool = False) -> Recipe:
         raise DataError(f"{plain} is plain text; chats are rows of JSON lines (.jsonl), Parquet or Arrow")
     return Recipe(
         paths=tuple(paths),
-        digest=files.digest(paths),
+        digest=digests.of(paths, Path(root(data)), is_stopped),
         tokenizer=data.tokenizer,
         tokenizer_digest=tokenizer.load(data.tokenizer).digest,
         field=data.field or (chats.FIELD if is_chat else None),

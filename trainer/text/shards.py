@@ -1,8 +1,9 @@
 """Rows of one shard, packed from its documents of every part: the second of two passes.
 
-A shard is two files of array_record, of training and of what is held out, and a record of both, written last. A row is
-`tokens` (its segments one after the other), `lengths` of them, and `bytes` of text that its targets stand for; of chats
-also `targets`, 1 for the tokens that are one. A row of chats without a target is left out.
+A shard is made bucket by bucket, so that memory is that of one bucket, however large the corpus is. It is two files of
+array_record, of training and of what is held out, and a record of both, written last. A row is `tokens` (its segments
+one after the other), `lengths` of them, and `bytes` of text that its targets stand for; of chats also `targets`, 1 for
+the tokens that are one. A row of chats without a target is left out.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Corpus(NamedTuple):
     """What all shards of a corpus have in common."""
 
     shards: int
+    buckets: int
     first_U: tuple[int, ...]  # number of the first document of each unit, in the corpus
     documents: int
 
@@ -43,6 +45,14 @@ class _Documents(NamedTuple):
     bytes: npt.NDArray[np.int64]
 
 
+class _Rows(NamedTuple):
+    """How rows are made of documents."""
+
+    recipe: Recipe
+    counts: npt.NDArray[np.int64]  # bytes of each token of the vocabulary
+    narrow: type[np.generic]  # the dtype of tokens
+
+
 def name(split: str, shard: int, shards: int) -> str:
     """The file of a shard."""
     return f"{split}-{shard:05}-of-{shards:05}.array_record"
@@ -54,70 +64,75 @@ def place(folder: Path, shard: int) -> Path:
 
 
 def write(recipe: Recipe, folder: Path, parts_folder: Path, shard: int, corpus: Corpus) -> None:
-    """Packs one shard."""
-    weights = load(recipe.tokenizer).byte_counts
-    narrow = np.uint16 if load(recipe.tokenizer).vocab <= 2**16 else np.int32
-    found = dict(zip(SPLITS, _documents(recipe, parts_folder, shard, corpus), strict=True))
+    """Packs one shard. Raises OSError where a file cannot be written."""
+    vocabulary = load(recipe.tokenizer)
+    made = _Rows(recipe, vocabulary.byte_counts, np.uint16 if vocabulary.vocab <= 2**16 else np.int32)
     about: dict[str, Any] = {}
-    for split, chosen in found.items():
+    for split in SPLITS:
         path = folder / name(split, shard, corpus.shards)
         filled: list[int] = []  # positions of each row
         targets: list[int] = []  # of chats
-        rows = records.write(path, _counting(filled, targets, _rows(recipe, chosen, weights, narrow, shard)))
-        counted = {"split": split, "rows": rows, "filled": sum(filled)}
+        rows = _of_buckets(made, parts_folder, shard, corpus, split)
+        try:
+            count = records.write(path, _counting(filled, targets, rows))
+        except RuntimeError as error:  # array_record's, of a disk that is full for one
+            raise OSError(f"{path} cannot be written: {error}") from error
+        counted = {"split": split, "rows": count, "filled": sum(filled)}
         if recipe.template is not None:
             counted["targets"] = sum(targets)
         about[path.name] = counted | {"size": path.stat().st_size, "sha256": digest(path)}
     write_json(place(parts_folder, shard), about)
 
 
-def _documents(recipe: Recipe, folder: Path, shard: int, corpus: Corpus) -> tuple[_Documents, _Documents]:
-    """The shard's documents for training and those held out, each in the order of their keys."""
+def _of_buckets(made: _Rows, folder: Path, shard: int, corpus: Corpus, split: str) -> Iterator[dict[str, Any]]:
+    """The records of one file, those of a bucket after those of the one before."""
+    if split == "eval" and not made.recipe.eval_split:
+        return
+    first, last = (corpus.buckets * number // corpus.shards for number in (shard, shard + 1))
+    for bucket in range(first, last):
+        yield from _rows(made, _documents(made.recipe, folder, bucket, corpus, split), bucket)
+
+
+def _documents(recipe: Recipe, folder: Path, bucket: int, corpus: Corpus, split: str) -> _Documents:
+    """The bucket's documents for training, or those held out, in the order of their keys."""
     share = Share(recipe.eval_split, corpus.documents)
     texts: list[npt.NDArray[np.int32]] = []
-    columns: list[list[npt.NDArray[Any]]] = [[], [], []]
+    key_D: list[npt.NDArray[np.uint64]] = []
+    bytes_D: list[npt.NDArray[np.int64]] = []
     for unit, first in enumerate(corpus.first_U):
-        about = parts.index(folder, unit)
-        chosen = about.shard_D == shard
-        texts += parts.tokens(folder, unit, about, chosen)
-        is_held_D = share.is_held_out(first + about.number_D[chosen])
-        for column, each in zip(columns, (about.key_D[chosen], is_held_D, about.bytes_D[chosen]), strict=True):
-            column.append(each)
-    key_D, is_held_D, bytes_D = (np.concatenate(column) for column in columns)
-    order = np.argsort(key_D, kind="stable")
-    return (
-        _gathered(texts, bytes_D, order[~is_held_D[order]]),
-        _gathered(texts, bytes_D, order[is_held_D[order]]),
-    )
-
-
-def _gathered(texts: list[npt.NDArray[np.int32]], bytes_D: npt.NDArray[Any], chosen: npt.NDArray[Any]) -> _Documents:
-    tokens = [texts[number] for number in chosen.tolist()]
-    lengths = np.array([len(each) for each in tokens], np.int64)
+        for about, tokens_T in parts.of_bucket(folder, unit, bucket):
+            is_chosen_D = share.is_held_out(first + about.number_D) == (split == "eval")
+            ends_D = np.cumsum(about.length_D)
+            begin_D = (ends_D - about.length_D)[is_chosen_D].tolist()
+            texts += (tokens_T[low:high] for low, high in zip(begin_D, ends_D[is_chosen_D].tolist(), strict=True))
+            key_D.append(about.key_D[is_chosen_D])
+            bytes_D.append(about.bytes_D[is_chosen_D])
+    order_D = np.argsort(np.concatenate([np.zeros(0, np.uint64), *key_D]), kind="stable")
+    tokens = [texts[number] for number in order_D.tolist()]
+    lengths_D = np.array([len(each) for each in tokens], np.int64)
     tokens_T = np.concatenate([np.zeros(0, np.int32), *tokens])
-    return _Documents(parts.ids_of(tokens_T), tokens_T >= 0, lengths, bytes_D[chosen])
+    counted_D = np.concatenate([np.zeros(0, np.int64), *bytes_D])[order_D]
+    return _Documents(parts.ids_of(tokens_T), tokens_T >= 0, lengths_D, counted_D)
 
 
-def _rows(
-    recipe: Recipe, found: _Documents, weights: npt.NDArray[np.int64], narrow: Any, shard: int
-) -> Iterator[dict[str, Any]]:
-    """The records of one file."""
-    bytes_T = _bytes(found, weights)
-    upto_T = np.concatenate([[0.0], np.cumsum(bytes_T * found.is_target)])
-    for row in packing.rows(recipe.packing, found.lengths, recipe.length, recipe.seed + shard):
+def _rows(made: _Rows, found: _Documents, bucket: int) -> Iterator[dict[str, Any]]:
+    """The records of the documents of a bucket."""
+    recipe = made.recipe
+    upto_T = _bytes_upto(found, made.counts)
+    for row in packing.rows(recipe.packing, found.lengths, recipe.length, recipe.seed + bucket):
         ends = row.starts + row.lengths
-        inside = [slice(start, end) for start, end in zip(row.starts, ends, strict=True)]
+        inside = [slice(start, end) for start, end in zip(row.starts.tolist(), ends.tolist(), strict=True)]
         # The first token of a segment is no target.
         targets = (upto_T[ends] - upto_T[row.starts + 1]).sum()
-        tokens = np.concatenate([found.tokens[each] for each in inside]).astype(narrow)
-        made = {"tokens": tokens, "lengths": row.lengths.astype(np.int32), "bytes": np.float32(targets)}
+        tokens = np.concatenate([found.tokens[each] for each in inside]).astype(made.narrow)
+        record = {"tokens": tokens, "lengths": row.lengths.astype(np.int32), "bytes": np.float32(targets)}
         if recipe.template is None:
-            yield made
+            yield record
             continue
         is_target = np.concatenate([found.is_target[each] for each in inside])
         is_target[np.cumsum(row.lengths) - row.lengths] = False
         if is_target.any():
-            yield made | {"targets": is_target.astype(np.uint8)}
+            yield record | {"targets": is_target.astype(np.uint8)}
 
 
 def _counting(filled: list[int], targets: list[int], rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -129,14 +144,20 @@ def _counting(filled: list[int], targets: list[int], rows: Iterator[dict[str, An
         yield row
 
 
-def _bytes(found: _Documents, weights: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Bytes of text of each token, so that a document's add up to its own, whatever its tokenizer normalizes away."""
-    bytes_T = weights[found.tokens].astype(np.float64)
-    if not len(found.lengths):
-        return bytes_T
-    counted_D = np.add.reduceat(bytes_T, np.cumsum(found.lengths) - found.lengths)
-    scale_D = np.divide(found.bytes, counted_D, out=np.ones(len(counted_D)), where=counted_D > 0)
-    return np.asarray(bytes_T * np.repeat(scale_D, found.lengths))
+def _bytes_upto(found: _Documents, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Bytes of text of the targets before each token and of all, [T + 1].
+
+    Those of a document's tokens add up to its own, whatever its tokenizer normalizes away.
+    """
+    upto_T = np.zeros(len(found.tokens) + 1)
+    bytes_T = upto_T[1:]
+    np.take(counts.astype(np.float64), found.tokens, out=bytes_T, mode="clip")  # what raises would copy it first
+    if len(found.lengths):
+        counted_D = np.add.reduceat(bytes_T, np.cumsum(found.lengths) - found.lengths)
+        scale_D = np.divide(found.bytes, counted_D, out=np.ones(len(counted_D)), where=counted_D > 0)
+        bytes_T *= np.repeat(scale_D.astype(np.float32), found.lengths)
+    bytes_T *= found.is_target
+    return np.cumsum(upto_T, out=upto_T)
 
 
 def digest(path: Path) -> str:

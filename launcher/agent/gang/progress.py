@@ -15,6 +15,7 @@ from trainer import contract
 # phase or its step.
 TIMEOUTS_S: Mapping[str, float | None] = {
     "rendezvous": 1800.0,
+    "prepare": 86400.0,
     "init": 300.0,
     "restore": 600.0,
     "compile": 1800.0,

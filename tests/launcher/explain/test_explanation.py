@@ -650,6 +650,10 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "^lm hangs: rank 3 in data at step 12 for 11m$",
     ),
     "it trains": (snapshot(jobset(1), pod(0), records=(beat(),)), "^lm runs: training at step 40$"),
+    "it prepares its text": (
+        snapshot(jobset(1), pod(0), records=(beat(phase="prepare", step=None),)),
+        "^lm runs: preparing its text for 60s$",
+    ),
     "it compiles": (
         snapshot(jobset(1), pod(0), records=(beat(phase="compile", step=None),)),
         "^lm runs: in compile for 60s$",

@@ -143,6 +143,41 @@ def test_a_file_of_text_is_one_document_and_a_long_one_is_cut_at_lines(
     ]
 
 
+@pytest.mark.parametrize("unit", [1, 9, 40, 4096])
+def test_a_long_text_is_cut_into_units_at_lines_and_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: int
+) -> None:
+    for name, value in (("UNIT", unit), ("PIECE", 25), ("BLOCK", 13)):
+        monkeypatch.setattr(documents, name, value)
+    for lines in (["", "a", "", "second line, a longer one", "é" * 40, "x", "last"], ["one " * 30], ["\n\n"]):
+        (tmp_path / "a.txt").write_text("\n".join(lines))
+        assert "".join(read(tmp_path / "a.txt")) == "\n".join(lines)
+    (tmp_path / "a.txt").write_text("a line\n" * 40)
+    cut = documents.units([f"{tmp_path}/a.txt"])
+    assert len(cut) == -(-280 // unit) and read(tmp_path / "a.txt")[0].endswith("\n")
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_large_table_of_arrow_is_several_units(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stream: bool
+) -> None:
+    monkeypatch.setattr(documents, "UNIT", 2000)
+    path = arrow(tmp_path / "a.arrow", {"text": [*TEXTS, None]}, is_stream=is_stream)
+    assert len(documents.units([str(path)])) > 3
+    with pytest.raises(DataError, match="a.arrow, row 301: its field 'text' is null"):
+        read(path)
+    assert read(arrow(path, {"text": TEXTS}, is_stream=is_stream)) == TEXTS
+    with pytest.raises(DataError, match="a.arrow has no column 'body'; it has text"):
+        read(arrow(path, {"text": pa.array([], pa.string())}, is_stream=is_stream), "body")
+
+
+def test_a_corpus_is_of_a_bounded_number_of_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "UNIT", 10)
+    monkeypatch.setattr(documents, "MOST_UNITS", 4)
+    corpora.lines(tmp_path / "a.jsonl", TEXTS)
+    assert len(documents.units([f"{tmp_path}/a.jsonl"])) in (4, 5) and read(tmp_path / "a.jsonl") == TEXTS
+
+
 def test_what_is_no_utf8_is_replaced_and_counted(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"caf\xe9 " + "\ufffd".encode() + b" \xff.")
     assert (read(tmp_path / "a.txt"), replaced(tmp_path / "a.txt")) == (["caf\ufffd \ufffd \ufffd."], 2)

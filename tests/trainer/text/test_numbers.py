@@ -48,7 +48,7 @@ def held_out(texts: list[str], place: str) -> tuple[int, int]:
 def test_speeds_losses_and_bits_are_of_positions_targets_bytes_and_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed, "_build", lambda made, folder: build.build(made, folder))
+    monkeypatch.setattr(packed, "_build", lambda made, folder, *_: build.build(made, folder))
     place = corpora.saved(tmp_path / "tokenizer")
     parts = {
         name: {"weight": 1, "path": corpora.lines(tmp_path / f"{name}.jsonl", texts), "eval_split": 0.2}

@@ -61,7 +61,7 @@ def test_there_are_sixty_cases_and_more() -> None:
 def test_wrong_data_is_a_sentence_with_a_code(
     case: Case, tmp_path: Path, usual: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(packed, "_build", lambda made, folder: build.build(made, folder))
+    monkeypatch.setattr(packed, "_build", lambda made, folder, *_: build.build(made, folder))
     code = process.print_result(lambda: opened(block(case, tmp_path, usual)))
     said = capfd.readouterr().err
     words = case.words.replace("PATH", str(tmp_path))
@@ -72,6 +72,6 @@ def test_wrong_data_is_a_sentence_with_a_code(
 def test_a_job_without_a_fault_is_opened(
     tmp_path: Path, usual: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(packed, "_build", lambda made, folder: build.build(made, folder))
+    monkeypatch.setattr(packed, "_build", lambda made, folder, *_: build.build(made, folder))
     assert process.print_result(lambda: opened(block(Case("none", 0, ""), tmp_path, usual))) == 0
     assert json.loads(capfd.readouterr().out) == {"opened": True}

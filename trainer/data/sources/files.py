@@ -109,13 +109,18 @@ def digest(paths: Sequence[str]) -> str:
     The folder itself is left out: the same data may be mounted elsewhere on the next machine, or be in a bucket.
     """
     hashed = hashlib.sha256()
-    root = os.path.dirname(paths[0]) if len(paths) == 1 else _common(paths)
-    for path in paths:
-        hashed.update(f"{os.path.relpath(path, root)} {size(path)}\n".encode(errors="backslashreplace"))
+    for path, name in zip(paths, names(paths), strict=True):
+        hashed.update(f"{name} {size(path)}\n".encode(errors="backslashreplace"))
     for path in paths[:: -(-len(paths) // SAMPLES)]:
         for offset in range(0, size(path), max(SAMPLE_BYTES, -(-size(path) * len(paths) // SAMPLES))):
             hashed.update(read(path, offset, SAMPLE_BYTES))
     return hashed.hexdigest()[:12]
+
+
+def names(paths: Sequence[str]) -> list[str]:
+    """The paths from their common folder on."""
+    root = os.path.dirname(paths[0]) if len(paths) == 1 else _common(paths)
+    return [os.path.relpath(path, root) for path in paths]
 
 
 def _common(paths: Sequence[str]) -> str:

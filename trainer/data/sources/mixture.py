@@ -1,8 +1,9 @@
 """Several sets of examples in fixed proportions: which one an example is of is a function of its position alone.
 
-The endless sequence is cut into blocks of BLOCK positions. Each block holds as many examples of a part as its weight
-says, rounded so that none is off by a whole one, spread evenly in one fixed pattern. Within a part, each example comes
-once before any comes again, in an order of the part's own.
+The endless sequence is cut into blocks of a thousand positions, or of more where that would round a small weight by
+more than a hundredth of it. Each block holds as many examples of a part as its weight says, rounded so that none is off
+by a whole one, spread evenly in one fixed pattern. Within a part, each example comes once before any comes again, in an
+order of the part's own.
 
 P positions, S parts.
 """
@@ -22,7 +23,8 @@ from trainer.data.order import Indexes
 from trainer.data.source import Source
 from trainer.errors import SpecError
 
-BLOCK = 1000  # positions
+BLOCKS = (1000, 10_000, 100_000)  # positions
+ROUNDED = 0.01  # share of a weight by which it may be rounded, where a larger block is to be had
 
 
 class Mixture:
@@ -35,12 +37,12 @@ class Mixture:
         self.name = f"mixture of {', '.join(parts)}"
         self._parts, self._names = list(parts.values()), list(parts)
         self._ends = list(itertools.accumulate(len(part) for part in self._parts))
-        self._count_S = counts([weights[name] for name in parts])
+        self._block, self._count_S = _block([weights[name] for name in parts])
         for name, count in zip(parts, self._count_S.tolist(), strict=True):
             if not count and weights[name]:
                 raise SpecError(
-                    f"train.data.parts.{name}.weight = {weights[name]} is less than one example in {BLOCK}; leave the "
-                    "part out, or raise its weight"
+                    f"train.data.parts.{name}.weight = {weights[name]} is less than one example in {self._block}; "
+                    "leave the part out, or raise its weight"
                 )
         self._part_P = _spread(self._count_S)
 
@@ -54,7 +56,7 @@ class Mixture:
     def fingerprint(self) -> str:
         """Each part's own, and its examples in a block."""
         parts = zip(self._names, self._count_S.tolist(), self._parts, strict=True)
-        return f"mixture of {BLOCK}: " + "; ".join(
+        return f"mixture of {self._block}: " + "; ".join(
             f"{name} {count}: {part.fingerprint()}" for name, count, part in parts
         )
 
@@ -66,7 +68,7 @@ class Mixture:
 
     def indexes(self, start: int, stop: int, *, seed: int, shuffle: bool) -> Indexes:
         """Indexes of the examples at positions `start` … `stop` − 1."""
-        part_P = self._part_P[np.arange(start, stop) % BLOCK]
+        part_P = self._part_P[np.arange(start, stop) % self._block]
         index_P = np.empty(stop - start, np.int64)
         for number, part in enumerate(self._parts):
             here_P = part_P == number
@@ -86,15 +88,25 @@ class Mixture:
 
     def _before(self, part: int, position: int) -> int:
         """Examples of a part before a position."""
-        blocks, rest = divmod(position, BLOCK)
+        blocks, rest = divmod(position, self._block)
         return blocks * int(self._count_S[part]) + int((self._part_P[:rest] == part).sum())
 
 
-def counts(weights: list[float]) -> npt.NDArray[np.int64]:
+def _block(weights: list[float]) -> tuple[int, npt.NDArray[np.int64]]:
+    """The first length of BLOCKS that rounds no weight by more than ROUNDED, else the last, and `counts` of it."""
+    share_S = np.array(weights) / sum(weights)
+    for block in BLOCKS:
+        count_S = counts(weights, block)
+        if np.all(np.abs(count_S - share_S * block) <= ROUNDED * share_S * block):
+            break
+    return block, count_S
+
+
+def counts(weights: list[float], block: int) -> npt.NDArray[np.int64]:
     """Examples of each part in a block, [S]: the largest remainders are rounded up (Hamilton's method)."""
-    exact_S = np.array(weights) / sum(weights) * BLOCK
+    exact_S = np.array(weights) / sum(weights) * block
     count_S = np.floor(exact_S).astype(np.int64)
-    up = np.argsort(count_S - exact_S, kind="stable")[: BLOCK - int(count_S.sum())]
+    up = np.argsort(count_S - exact_S, kind="stable")[: block - int(count_S.sum())]
     count_S[up] += 1
     return count_S
 
@@ -102,5 +114,5 @@ def counts(weights: list[float]) -> npt.NDArray[np.int64]:
 def _spread(count_S: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The part at each position of a block, those of a part as far from each other as can be."""
     part_P = np.repeat(np.arange(len(count_S)), count_S)
-    number_P = np.arange(BLOCK) - np.repeat(np.cumsum(count_S) - count_S, count_S)
+    number_P = np.arange(len(part_P)) - np.repeat(np.cumsum(count_S) - count_S, count_S)
     return np.asarray(part_P[np.argsort((number_P + 0.5) / count_S[part_P], kind="stable")])

@@ -89,9 +89,10 @@ def _mixture(spec: TrainSpec, data: Mixture, split: Literal["train", "eval"]) ->
     """The parts that have examples of the split; all of them count in an evaluation, where each comes once."""
     from trainer.data.sources import mixture
 
-    opened = {name: _text(spec, part, split) for name, part in data.texts().items()}
     weights = {name: part.weight for name, part in data.parts.items()}
-    parts = {name: each for name, each in opened.items() if each is not None and (weights[name] or split == "eval")}
+    texts = {name: part for name, part in data.texts().items() if weights[name] or split == "eval"}
+    opened = {name: _text(spec, part, split) for name, part in texts.items()}
+    parts = {name: each for name, each in opened.items() if each is not None}
     return mixture.Mixture(parts, weights if split == "train" else dict.fromkeys(parts, 1.0)) if parts else None
 
 

@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from trainer.data.sources.array_record import Records
-from trainer.errors import DataError, SpecError, StorageError, TrainerError
+from trainer.errors import DataError, SpecError, Stopped, StorageError, TrainerError
 from trainer.spec import Text
-from trainer.text import build, recipe
+from trainer.text import build, recipe, shards
 from trainer.text.recipe import INDEX, Recipe
 
-KINDS: dict[int, type[TrainerError]] = {kind.code: kind for kind in (SpecError, DataError, StorageError)}
+KINDS: dict[int, type[TrainerError]] = {kind.code: kind for kind in (SpecError, DataError, StorageError, Stopped)}
+POLL_S = 0.2
+Asked = Callable[[], bool]
 
 
 def source(data: Text, length: int, split: Literal["train", "eval"]) -> Packed | None:
@@ -31,24 +35,47 @@ def source(data: Text, length: int, split: Literal["train", "eval"]) -> Packed |
     return Packed(prepared(data, made), split) if split == "train" or made.eval_split else None
 
 
-def prepared(data: Text, made: Recipe, *, whole: bool = False) -> Path:
-    """The folder of a recipe, complete; with `whole` verified to the byte. Raises what `build` raises."""
+def prepared(data: Text, made: Recipe, *, whole: bool = False, is_stopped: Asked = lambda: False) -> Path:
+    """The folder of a recipe, complete; with `whole` verified to the byte.
+
+    Raises what `build` raises, and Stopped once `is_stopped`, which is asked from time to time.
+    """
     folder = Path(recipe.root(data)).absolute() / made.address
     if not (folder / INDEX).exists():
-        _build(made, folder)
+        _build(made, folder, is_stopped)
+    elif (folder / build.MAKING).exists():  # of a process that was killed at the very end
+        build.tidy(folder)
     build.check(folder, whole=whole)
     return folder
 
 
-def _build(made: Recipe, folder: Path) -> None:
+def _build(made: Recipe, folder: Path, is_stopped: Asked = lambda: False) -> None:
     """In a process of its own: this one holds jax, of which a worker needs nothing."""
     print(f"preparing text: {made.tokenizer}, packing {made.packing}, in {folder}", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "trainer.text.build", str(folder), str(os.getpid())]
-    ended = subprocess.run(command, input=made.to_json(), stdout=subprocess.PIPE, text=True)
-    if ended.returncode in KINDS and ended.stdout:
-        raise KINDS[ended.returncode](json.loads(ended.stdout.splitlines()[-1])["message"])
-    if ended.returncode:
-        raise RuntimeError(f"trainer.text.build ended with {ended.returncode}; what it said is above")
+    pipe = subprocess.PIPE
+    told: str | None = made.to_json()
+    said: str | None = None
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
+        while said is None:
+            try:
+                said, _ = child.communicate(told, POLL_S)
+            except subprocess.TimeoutExpired:
+                told = None  # it goes on being written
+                if is_stopped():
+                    child.terminate()
+    code = child.returncode
+    if code and is_stopped():
+        raise Stopped(build.STOPPED.format(folder))
+    if code in KINDS and said:
+        raise KINDS[code](json.loads(said.splitlines()[-1])["message"])
+    if code < 0:
+        raise StorageError(
+            f"preparing the text in {folder} was killed ({signal.Signals(-code).name}), as the system does where "
+            "memory is short: give it more, or fewer cores; what is complete is kept, and the next start goes on"
+        )
+    if code:
+        raise RuntimeError(f"trainer.text.build ended with {code}; what it said is above")
 
 
 class Packed:
@@ -56,6 +83,7 @@ class Packed:
 
     def __init__(self, folder: Path, split: str) -> None:
         index = build.read(folder)
+        self._digest = shards.digest(folder / INDEX)[:12]
         self.name = f"text {folder.name} {split}"
         self._length, self._address, self._split = index["length"], index["address"], split
         self._tokenizer = index["tokenizer"]
@@ -87,6 +115,6 @@ class Packed:
         }
 
     def fingerprint(self) -> str:
-        """Split, rows and length, and the address: a digest of files, tokenizer and packing."""
+        """Split, rows and length, the address, a digest of files, tokenizer and packing, and that of the rows."""
         said = f"text {self._split}, {len(self)} rows of {self._length}, tokenizer {self._tokenizer}"
-        return f"{said}, prepared as {self._address}"
+        return f"{said}, prepared as {self._address}, sha256 {self._digest}"

@@ -9,12 +9,13 @@ from tests.trainer.text import corpora
 from trainer import spec as specs
 from trainer.data.pipeline import Evaluation, Pipeline
 from trainer.data.sources import mixture, packed
-from trainer.data.sources.mixture import BLOCK, Mixture
+from trainer.data.sources.mixture import BLOCKS, Mixture
 from trainer.data.sources.open import open_source, tokenizer_files
 from trainer.errors import SpecError
 from trainer.spec import LM, TrainSpec
 from trainer.text import build, prepare
 
+BLOCK = BLOCKS[0]
 LENGTHS = {"code": 70, "web": 1000, "books": 13}
 WEIGHTS = {"code": 0.3, "web": 0.6, "books": 0.1}
 
@@ -124,9 +125,17 @@ def test_the_fingerprint_follows_weights_and_parts() -> None:
 
 
 def test_a_weight_of_less_than_one_in_a_block_is_refused() -> None:
-    with pytest.raises(SpecError, match="parts.books.weight = 0.0001 is less than one example in 1000"):
-        mixed({"code": 0.5, "web": 0.5, "books": 0.0001})
-    assert mixture.counts([1 / 3, 1 / 3, 1 / 3]).tolist() == [334, 333, 333]
+    with pytest.raises(SpecError, match="parts.books.weight = 1e-06 is less than one example in 100000"):
+        mixed({"code": 0.5, "web": 0.5, "books": 1e-6})
+    assert mixture.counts([1 / 3, 1 / 3, 1 / 3], BLOCK).tolist() == [334, 333, 333]
+
+
+def test_a_small_weight_is_held_to_a_hundredth_of_it() -> None:
+    weights = {"code": 0.9854, "web": 0.014, "books": 0.0006}
+    found = mixed(weights).indexes(0, 10_000, seed=0, shuffle=True).tolist()
+    assert Counter(parts_of(found)) == {0: 9854, 1: 140, 2: 6}
+    assert mixed(weights).epochs(10_000)["books"] == 6 / 13
+    assert "mixture of 10000: code 9854" in mixed(weights).fingerprint() and "of 1000:" in mixed().fingerprint()
 
 
 def job(folder: Path, parts: dict[str, Any], **keys: Any) -> TrainSpec:
@@ -136,7 +145,7 @@ def job(folder: Path, parts: dict[str, Any], **keys: Any) -> TrainSpec:
 
 
 def test_a_mixture_of_texts_is_prepared_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "_build", lambda made, folder: build.build(made, folder))
+    monkeypatch.setattr(packed, "_build", lambda made, folder, *_: build.build(made, folder))
     corpora.saved(tmp_path / "tokenizer")
     for name, count in (("a", 40), ("b", 20), ("c", 5)):
         corpora.lines(tmp_path / f"{name}.jsonl", list(filter(None, corpora.texts(count, seed=count))))
@@ -154,6 +163,8 @@ def test_a_mixture_of_texts_is_prepared_part_by_part(tmp_path: Path, monkeypatch
     found = train.indexes(0, BLOCK, seed=0, shuffle=True)
     assert sum(int(index) < len(train._parts[0]) for index in found) == 750
     reports = prepare.prepare(spec)
+    assert reports[2]["rows"]["eval"] == 0 and reports[2]["documents"] == 5  # all of it is evaluated on
+    assert len(held_out._parts[1]) == reports[2]["rows"]["train"]
     assert len(reports) == 3 and sum(each["rows"]["train"] for each in reports[:2]) == len(train)
     assert "tokenizer.json" in tokenizer_files(spec.data)
 
@@ -164,6 +175,8 @@ def test_a_mixture_of_texts_is_prepared_part_by_part(tmp_path: Path, monkeypatch
         ({}, "weights that sum to 0"),
         ({"a": {"weight": 0, "path": "x"}}, "weights that sum to 0"),
         ({"a": {"weight": -1, "path": "x"}}, "greater than or equal to 0"),
+        ({"a": {"weight": float("inf"), "path": "x"}, "b": {"weight": 1, "path": "x"}}, "finite number"),
+        ({"a": {"weight": float("nan"), "path": "x"}}, "finite number"),
         ({"a": {"weight": 1}}, "Field required"),
         ({"a": {"weight": 1, "path": "http://x"}}, "cannot be read"),
         ({"a": {"weight": 1, "path": "x", "tokenizer": "bytes"}}, "Extra inputs are not permitted"),

@@ -120,7 +120,7 @@ def test_a_job_s_text_is_prepared_at_its_first_start_and_found_at_the_next(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = []
-    monkeypatch.setattr(packed, "_build", lambda made, folder: began.append(build.build(made, folder)))
+    monkeypatch.setattr(packed, "_build", lambda made, folder, *_: began.append(build.build(made, folder)))
     spec = job(text(corpus, packing="concat", seed=7))
     for _ in range(2):
         train, held_out = open_source(spec, "train"), open_source(spec, "eval")
@@ -133,7 +133,7 @@ def test_a_job_s_text_is_prepared_at_its_first_start_and_found_at_the_next(
 
 
 def test_other_files_may_evaluate(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "_build", lambda made, folder: build.build(made, folder))
+    monkeypatch.setattr(packed, "_build", lambda made, folder, *_: build.build(made, folder))
     corpora.lines(corpus / "held-out.jsonl", TEXTS[:7])
     spec = job(text(corpus, eval_path=f"{corpus}/held-out.jsonl", packing="none"))
     held_out = open_source(spec, "eval")
