@@ -1,0 +1,235 @@
+"""`launcher prepare` of a generated corpus beside `tokenizers`' own encode_batch on as many cores, in one run.
+
+`python -m benchmarks.prepare [--mb 1000] [--kills 20] [--folder DIR]`. The corpus is JSON lines of words that are drawn
+as often as Zipf's law says; a BPE tokenizer is trained on a part of it. What is compared is the whole of `launcher
+prepare` (reading, tokenizing, shuffling, packing, writing) with `encode_batch` alone, over the same texts from memory.
+Memory is the sum over the whole tree of processes, the launcher's own among them. Then a corpus of a twentieth is
+prepared by a process that is killed at random moments, and once without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.table import Row, emit, log
+
+VOCAB, WORDS, LENGTH = 8192, 50_000, 1024
+FILE_BYTES = 128 << 20
+BATCH = 2000  # documents that encode_batch gets at once
+SEED = 7
+
+
+def texts(size: int) -> Iterator[str]:
+    """Documents of about 60 to 2,000 words, together about `size` bytes."""
+    draw = np.random.default_rng(SEED)
+    letters = "".join(draw.choice(list("eeeetttaaooiinnsshhrrddlluccmmwffggyyppbbvk"), 20 * WORDS).tolist())
+    words = [letters[20 * at : 20 * at + length] for at, length in enumerate(draw.integers(2, 11, WORDS).tolist())]
+    share = 1 / np.arange(3, WORDS + 3)
+    upto = np.cumsum(share / share.sum())
+    while size > 0:
+        chosen = np.searchsorted(upto, draw.random(400_000)).tolist()
+        at = 0
+        while at < len(chosen) and size > 0:
+            end = at + int(np.exp(draw.uniform(np.log(60), np.log(2000))))
+            text = " ".join(map(words.__getitem__, chosen[at:end])).capitalize() + "."
+            yield text
+            size -= len(text)
+            at = end
+
+
+def write(folder: Path, size: int) -> int:
+    """Files of JSON lines; gives the bytes of text."""
+    written = 0
+    file = None
+    for number, text in enumerate(texts(size)):
+        if file is None or file.tell() > FILE_BYTES:
+            if file is not None:
+                file.close()
+            file = (folder / f"part-{written >> 20:05}.jsonl").open("w")
+        file.write(json.dumps({"id": number, "text": text}) + "\n")
+        written += len(text)
+    assert file is not None
+    file.close()
+    return written
+
+
+def train_tokenizer(folder: Path) -> None:
+    """A byte-level BPE, as GPT-2's is, of the first megabyte."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator(texts(1_000_000), trainer)
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+
+
+def job(folder: Path, name: str, tokenizer: Path) -> Path:
+    """A job that reads the files of a folder."""
+    data = {"source": "text", "path": f"{folder}/*.jsonl", "tokenizer": str(tokenizer), "eval_split": 0.01}
+    model = {"kind": "gpt2", "layers": 2, "width": 256, "heads": 4, "vocab": VOCAB, "length": LENGTH}
+    train = {"task": "trainer.tasks.lm:NextToken", "model": model, "data": data | {"data_dir": str(folder / "out")}}
+    path = folder / "job.yaml"
+    path.write_text(json.dumps({"name": name, "accelerator": {"type": "cpu"}, "train": train}))
+    return path
+
+
+class Watch(threading.Thread):
+    """The most bytes of memory that the processes of a session held at a time; what they share counts for each."""
+
+    def __init__(self, session: int) -> None:
+        super().__init__(daemon=True)
+        self.peak, self._session, self._is_over = 0, session, threading.Event()
+
+    def run(self) -> None:
+        """Looks ten times a second."""
+        while not self._is_over.wait(0.1):
+            self.peak = max(self.peak, sum(map(self._held, Path("/proc").glob("[0-9]*"))))
+
+    def end(self) -> int:
+        """Stops looking; the peak."""
+        self._is_over.set()
+        self.join()
+        return self.peak
+
+    def _held(self, process: Path) -> int:
+        try:
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            return 0
+        return int(fields[21]) * os.sysconf("SC_PAGE_SIZE") if int(fields[3]) == self._session else 0
+
+
+def ours(path: Path) -> tuple[float, int, int]:
+    """Seconds and tokens of `launcher prepare`, and its peak of memory."""
+    command = [str(Path(sys.executable).with_name("launcher")), "prepare", str(path), "-o", "json"]
+    began = time.perf_counter()
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=null, text=True, start_new_session=True) as process:
+        watch = Watch(process.pid)
+        watch.start()
+        assert process.stdout is not None
+        found = json.loads(process.stdout.read())
+        process.wait()
+        seconds = time.perf_counter() - began
+    return seconds, found["prepared"][0]["tokens"], watch.end()
+
+
+def theirs(folder: Path, tokenizer: Path) -> tuple[float, int]:
+    """Seconds and tokens of encode_batch alone, with its own threads; reading the files is not counted."""
+    from tokenizers import Tokenizer
+
+    made = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    seconds, tokens, batch = 0.0, 0, []
+
+    def encode() -> None:
+        nonlocal seconds, tokens
+        began = time.perf_counter()
+        found = made.encode_batch(batch, add_special_tokens=False)
+        seconds += time.perf_counter() - began
+        tokens += sum(map(len, found))
+        batch.clear()
+
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.open():
+            batch.append(json.loads(line)["text"])
+            if len(batch) == BATCH:
+                encode()
+    encode()
+    return seconds, tokens
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """What is prepared below a folder, by name."""
+    found = (path for path in folder.glob("*/*") if path.is_file())
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+def killed(folder: Path, path: Path, kills: int) -> tuple[int, bool]:
+    """How often `launcher prepare` was killed before it was done, and whether its bytes are an unbroken run's."""
+    began = time.perf_counter()
+    command = [str(Path(sys.executable).with_name("launcher")), "prepare", str(path), "-o", "json"]
+    run = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run(command, check=True, **run)
+    whole_s = time.perf_counter() - began
+    whole = digest(folder / "out")
+    (folder / "out").rename(folder / "whole")
+    draw, count = random.Random(SEED), 0
+    while count < kills:
+        with subprocess.Popen(command, start_new_session=True, **run) as process:
+            try:
+                process.wait(draw.uniform(0, 0.6 * whole_s))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                count += 1
+                continue
+        if any((folder / "out").glob("*/index.json")):  # done too soon: all but what was there is begun again
+            for each in (folder / "out").glob("*/*"):
+                each.unlink()
+    subprocess.run(command, check=True, **run)
+    return count, digest(folder / "out") == whole
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mb", type=int, default=1000, help="of text, in millions of bytes")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--folder", help="where the corpus is written; default a temporary folder")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=given.folder) as name:
+        root = Path(name)
+        log(f"prepare: writing {given.mb} MB")
+        train_tokenizer(root / "tokenizer")
+        for folder, size in (("whole", given.mb), ("killed", max(given.mb // 20, 1))):
+            (root / folder).mkdir()
+            write(root / folder, size * 1_000_000)
+        log("prepare: launcher prepare")
+        seconds, tokens, peak = ours(job(root / "whole", "whole", root / "tokenizer"))
+        log(f"prepare: {tokens} tokens in {seconds:.1f} s, {peak / 1e6:.0f} MB; encode_batch")
+        their_s, their_tokens = theirs(root / "whole", root / "tokenizer")
+        log(f"prepare: {their_tokens} tokens in {their_s:.1f} s; {given.kills} kills")
+        count, is_equal = killed(root / "killed", job(root / "killed", "killed", root / "tokenizer"), given.kills)
+    cores = len(os.sched_getaffinity(0))
+    # Documents end with a token of their own here.
+    rate, their_rate = tokens / seconds, their_tokens / their_s
+    emit(
+        [
+            Row(
+                f"encode_batch over launcher prepare, tokens per second, {given.mb} MB, {cores} cores",
+                their_rate / rate,
+                1 / 0.9,
+                f"{rate / 1e6:.2f} million a second in {seconds:.0f} s, encode_batch alone {their_rate / 1e6:.2f}",
+            ),
+            Row("launcher prepare: memory of all its processes over 1 GB", peak / 1e9, 1.0, f"{peak / 1e6:.0f} MB"),
+            Row(
+                f"bytes that differ after {count} kills at random moments",
+                0.0 if is_equal else 1.0,
+                0.5,
+                "equal" if is_equal else "different",
+            ),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
