@@ -6,6 +6,7 @@ LISTS := requirements/train.txt requirements/dev.txt
 TOOLS := requirements/tools.txt requirements/build.txt
 QUICK := tests/launcher $(addprefix tests/trainer/,checkpoint data metrics test_spec.py test_task.py)
 SITE := build/site-venv
+PROSE := README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs examples k8s helm jaxlaunch launcher trainer
 
 .PHONY: venv lock run test quick check bench docs cluster-up cluster-down kind-smoke clean
 
@@ -31,10 +32,12 @@ test: venv  ## the whole suite: tests that wait beside tests that compute
 quick: venv  ## unit tests that compile little and start no jobs or clusters
 	$(BIN)/python -m pytest -q -n auto -m "not slow" $(QUICK)
 
-check: venv  ## format, lint, types, import errors of tests, import rules of packages
+check: venv  ## format, lint, types, spelling, prose, import errors of tests, import rules of packages
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/codespell $(PROSE)
+	$(BIN)/python -m tests.prose
 	@out=$$($(BIN)/python -m pytest -qq --collect-only) || { echo "$$out"; exit 1; }
 	$(BIN)/python -m pytest -q tests/launcher/test_floors.py
 

@@ -189,7 +189,7 @@ def kueue_config(text: str, queue: str | None) -> Findings:
     if not isinstance(config, dict):
         return
     if queue is None and config.get("manageJobsWithoutQueueName"):
-        why = "with manageJobsWithoutQueueName, Kueue keeps jobs without a queue suspended for ever."
+        why = "with manageJobsWithoutQueueName, Kueue keeps jobs without a queue suspended forever."
         yield fail("the job names no queue, and Kueue requires one", why, "set --queue, or queue: in job.yaml.")
     frameworks = (config.get("integrations") or {}).get("frameworks")
     if queue is not None and frameworks is not None and _INTEGRATION not in frameworks:

@@ -85,7 +85,7 @@ def _large_enough(name: str, found: Obj, requested: Mapping[str, Decimal]) -> Fi
     if found["spec"].get("cohortName") or found["spec"].get("cohort"):
         why = "the rest must be borrowed from its cohort."
         return warn(what, why, "request less, or wait until the cohort has enough.")
-    return fail_admin(what, "the job would wait for ever.", f"request less, or {ASK_ADMIN} raise the quota.")
+    return fail_admin(what, "the job would wait forever.", f"request less, or {ASK_ADMIN} raise the quota.")
 
 
 def largest_quota(found: Obj) -> dict[str, Decimal]:

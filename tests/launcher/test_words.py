@@ -93,7 +93,7 @@ def _messages() -> Iterator[tuple[str, str]]:
                     yield f"{path}:{node.lineno}", text
 
 
-def _texts() -> Iterator[tuple[str, str]]:
+def texts() -> Iterator[tuple[str, str]]:
     yield from _pages()
     yield from _comments()
     yield from _help(main.cli, "launcher", click.Context(main.cli))
@@ -109,7 +109,7 @@ def _faults(name: str, text: str) -> Iterator[str]:
 
 
 def test_no_text_for_users_has_a_forbidden_word() -> None:
-    assert [fault for name, text in _texts() for fault in _faults(name, text)] == []
+    assert [fault for name, text in texts() for fault in _faults(name, text)] == []
 
 
 @pytest.mark.parametrize(
