@@ -30,7 +30,7 @@ class Step(click.ParamType[str]):
 @click.option("--to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The folder to write.")
 @click.option("--step", type=Step(), metavar="N|best", help="The step to export. [default: the newest]")
 @click.option("--ema", is_flag=True, help="Export the moving average instead of the weights.")
-@click.option("--merged", is_flag=True, help="Export adapters merged into the model that they are of.")
+@click.option("--merged", is_flag=True, help="Export the model with the adapters merged into it.")
 @click.option("--base", metavar="DIR", help="That model's folder or URL. [default: the training's model.init_from]")
 def export_command(run: str, to: Path, step: str | None, ema: bool, merged: bool, base: str | None) -> None:
     """Export a checkpoint of RUN as a Hugging Face model.

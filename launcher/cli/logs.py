@@ -108,9 +108,9 @@ def _require_together(is_earlier: bool, is_following: bool, is_from_volume: bool
     """Raises UserError for options that exclude each other."""
     if is_earlier and is_following:
         option = "--from-volume" if is_from_volume else "--previous"
-        raise UserError(f"{option} and --follow exclude each other: earlier logs do not grow.")
+        raise UserError(f"{option} and --follow cannot be combined: earlier logs do not grow.")
     if is_from_volume and since is not None:
-        raise UserError("--from-volume and --since exclude each other: lines on the volume have no times.")
+        raise UserError("--from-volume and --since cannot be combined: lines on the volume have no timestamps.")
 
 
 def _require_pods(seen: Snapshot, is_growing: bool) -> None:

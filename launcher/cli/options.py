@@ -69,7 +69,7 @@ def screen_form(text: str) -> Decorator:
 
 def from_volume(command: Callable[..., Any]) -> Callable[..., Any]:
     """The option --from-volume: `is_from_volume`."""
-    text = "Read the job's run folder on its volume, by a pod that lives for seconds: the job's own may be gone."
+    text = "Read the job's run folder on its volume through a short-lived pod; the job's own pods may be deleted."
     return click.option("--from-volume", "is_from_volume", is_flag=True, help=text)(command)
 
 

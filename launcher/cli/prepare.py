@@ -55,7 +55,10 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{found['first']}{more}: {count(found['documents'], 'document')}, {found['tokens']:,} tokens"
     each = found["bytes"] / max(found["tokens"], 1)
     yield f"  {size(found['bytes'])} of text, {each:.2f} bytes a token"
-    for key, what in (("replaced", "characters are no UTF-8, and were replaced"), ("empty", "documents are empty")):
+    for key, what in (
+        ("replaced", "characters are not valid UTF-8 and were replaced"),
+        ("empty", "documents are empty"),
+    ):
         if found[key]:
             yield f"  {found[key]:,} {what}"
     if "targets" in found:

@@ -111,8 +111,8 @@ def _conclude(path: Path, ended: Ended, shown: Select) -> None:
     where = f"see {path}" if path.exists() else f"{path} could not be written"
     if ended.is_restored:
         how = "refused" if ended.is_refused else f"{found['status']} before its first step"
-        how += "" if ended.stands_at is None else f"; the run stands at step {ended.stands_at}"
-        where = f"{path.parent} is as the run before it left it"
+        how += "" if ended.stands_at is None else f"; the run is at step {ended.stands_at}"
+        where = f"{path.parent} was not changed"
     output.say(f"{how}: {verdict['message']} (exit {ended.code}); {where}")
     if (page := troubleshooting.of_code(ended.code)) is not None:
         output.say(f"see: {page}")

@@ -21,19 +21,24 @@ from launcher.wording import count
 @click.option("--ids", multiple=True, metavar="'1 2 3'", help="A prompt as token ids, for a model without tokenizer.")
 @click.option("-n", type=click.IntRange(1), metavar="N", help="Samples of each prompt. [default: 1]")
 @click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Tokens of a sample. [default: 128]")
-@click.option("--temperature", type=click.FloatRange(0), metavar="T", help="0: the likeliest token. [default: 0]")
 @click.option(
-    "--top-p", type=click.FloatRange(0, 1, min_open=True), metavar="P", help="Draw from the likeliest P alone."
+    "--temperature", type=click.FloatRange(0), metavar="T", help="Sampling temperature; 0: greedy. [default: 0]"
 )
-@click.option("--top-k", type=click.IntRange(1), metavar="K", help="Draw from the K likeliest tokens alone.")
-@click.option("--beams", type=click.IntRange(1), metavar="K", help="Search the likeliest text with K beams.")
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), metavar="N", help="Of what is drawn. [default: 0]")
+@click.option(
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    metavar="P",
+    help="Sample only from the most likely tokens whose probabilities add up to P.",
+)
+@click.option("--top-k", type=click.IntRange(1), metavar="K", help="Sample only from the K most likely tokens.")
+@click.option("--beams", type=click.IntRange(1), metavar="K", help="Beam search with K beams.")
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), metavar="N", help="Random seed. [default: 0]")
 @click.option("--step", type=Step(), metavar="N|best", help="The step to load. [default: the newest]")
 @click.option("--ema", is_flag=True, help="Take the moving average instead of the weights.")
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "tf32", "bf16"]),
-    help="Of what it computes. [default: the training's, or fp32]",
+    help="Numeric precision. [default: the training's, or fp32]",
 )
 @options.form("text", "json", "yaml")
 def sample_command(run: str, form: str, **given: Any) -> None:

@@ -116,7 +116,7 @@ def _numbers(snapshot: Snapshot) -> tuple[str, ...]:
 
 # Why Kueue deactivates a Workload.
 _DEACTIVATED = {
-    "DeactivatedDueToRequeuingLimitExceeded": "its pods were too often not ready in time",
+    "DeactivatedDueToRequeuingLimitExceeded": "its pods were repeatedly not ready in time",
     "DeactivatedDueToMaximumExecutionTimeExceeded": "its maximum execution time was exceeded",
     "DeactivatedDueToAdmissionCheck": "an admission check rejected it",
 }

@@ -18,7 +18,7 @@ SITUATIONS: Mapping[str, str] = {
     "stopped": "it was stopped; submitting it again resumes it",
     "given-up": "Kueue deactivated its Workload",
     "deleting": "it is being deleted",
-    "stuck": "a finalizer or a silent node keeps what is being deleted",
+    "stuck": "a finalizer or an unresponsive node blocks a deletion",
     # held back by Kueue
     "queued": "it waits for its turn in the queue",
     "queue-silent": "Kueue has created no Workload for it",

@@ -123,7 +123,7 @@ def test_a_finished_run_keeps_its_record_beside_one_that_is_refused(tmp_path: Pa
     before = tree()
     refused = launch(tmp_path, job(digits(steps=6, model={"kind": "mlp", "layers": 2, "width": 32})))
     assert refused.code == 78
-    assert "refused; the run stands at step 6: " in refused.stderr
+    assert "refused; the run is at step 6: " in refused.stderr
     assert tree() == before
 
 

@@ -158,4 +158,4 @@ def test_only_what_the_verdict_repeats_is_not_shown(
     monkeypatch.setattr(cli_run, "run_job", run_job)
     left = launcher(capsys, monkeypatch, "run", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run"))
     assert (left.code, text in left.out) == (contract.BAD_DATA, is_shown)
-    assert "refused; the run stands at step 57: no data (exit 65); " in left.err and "see " not in left.err
+    assert "refused; the run is at step 57: no data (exit 65); " in left.err and "see " not in left.err

@@ -287,7 +287,9 @@ def test_checkpoints_that_do_not_fit_into_their_folder_are_told_before_the_first
     left = launcher(capsys, monkeypatch, "plan", file, *sets)
     assert left.code == 0
     assert "2 kept and one being written, in /ckpt/lm: 1.0 MiB of the volume's 1Mi\n" in left.out
-    assert "hint: they do not fit, a save would end the run: " in left.out and "train.checkpoint.keep" in left.out
+    assert (
+        "hint: they do not fit; a save would fail and end the run: " in left.out and "train.checkpoint.keep" in left.out
+    )
 
 
 def test_offline_faults_come_first(file: str, capsys: Any, monkeypatch: Any) -> None:
