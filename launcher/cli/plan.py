@@ -116,7 +116,8 @@ def _bytes(job: JobSpec, train: TrainSpec, memory: Mapping[str, Any]) -> Iterato
     yield f"checkpoints: {size(kept['bytes'])} each, {most}, in {kept['folder']}: {free}{kept['room_says']}"
     if kept["room"] is not None and kept["room"] < kept["most"]:
         lacking = size(kept["most"] - kept["room"])
-        yield f"  hint: they do not fit; a save would fail and end the run: {lacking} more, or a lower train.checkpoint.keep."
+        todo = f"make {lacking} more room, or set a lower train.checkpoint.keep"
+        yield f"  hint: they do not fit, and a save would fail and end the run: {todo}."
     if "sharding" in memory:
         yield from _sharding(memory["sharding"])
     if "compiled" in memory:

@@ -6,6 +6,7 @@ The losses of block NAME are in FOLDER/NAME/metrics.jsonl.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import sys
 from pathlib import Path
@@ -31,6 +32,9 @@ def main(file: Path, folder: Path) -> None:
     for name, block in json.loads(file.read_text()).items():
         spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
         Unsaved(spec, task, dataclasses.replace(place, run_dir=str(folder / name)), stop, Progress(None)).run()
+        gc.unfreeze()  # a run freezes what it finds, since its process ends with it
+        gc.enable()
+        gc.collect()
     distributed.shutdown()
 
 

@@ -20,14 +20,13 @@ from jax.extend.core import Jaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
 from trainer import plugin
-from trainer.adapters import base
+from trainer.adapters import base, reference
 from trainer.adapters.attach import Adapters
 from trainer.adapters.targets import is_adapter
 from trainer.attention import availability
 from trainer.contract import BATCH_AXES, Key
 from trainer.errors import SpecError
 from trainer.huggingface import load
-from trainer.models import reference
 from trainer.numerics import flops, memory, precision
 from trainer.optim import groups, loss_scale, optimizers, schedules
 from trainer.optim.loss_scale import LossScale

@@ -16,12 +16,12 @@ import numpy as np
 from jax import Array
 
 from trainer import spec as specs
+from trainer.adapters import reference
 from trainer.attention.implementations import Visible
 from trainer.data.examples import Batch, Unusable
 from trainer.data.source import Source
 from trainer.data.sources.open import open_source
 from trainer.errors import SpecError
-from trainer.models import reference
 from trainer.models.language_model import LanguageModel
 from trainer.spec import TrainSpec
 from trainer.task import Loss, Split

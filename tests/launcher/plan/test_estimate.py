@@ -288,7 +288,8 @@ def test_checkpoints_that_do_not_fit_into_their_folder_are_told_before_the_first
     assert left.code == 0
     assert "2 kept and one being written, in /ckpt/lm: 1.0 MiB of the volume's 1Mi\n" in left.out
     assert (
-        "hint: they do not fit; a save would fail and end the run: " in left.out and "train.checkpoint.keep" in left.out
+        "hint: they do not fit, and a save would fail and end the run: make " in left.out
+        and "train.checkpoint.keep" in left.out
     )
 
 

@@ -17,12 +17,11 @@ from flax import nnx
 
 from tests.trainer import references, tiny
 from trainer import spec as specs
-from trainer.adapters import base
+from trainer.adapters import base, reference
 from trainer.data.examples import Unusable
 from trainer.errors import CheckpointError, SpecError
 from trainer.export import export
 from trainer.metrics.progress import Progress
-from trainer.models import reference
 from trainer.parallel import mesh
 from trainer.spec import DPO, TrainSpec
 from trainer.step.train_step import Step
