@@ -165,7 +165,7 @@ def test_a_submitter_can_watch_read_stop_and_delete_their_job(
         until(lambda whose=whose: run(whose, "list"), lambda seen: re.search(r"^mine +Running ", seen, re.M), "it runs")
         run(whose, "status", "mine")
         run(whose, "explain", "mine")
-        assert "running" in run(whose, "logs", "mine")
+        until(lambda whose=whose: run(whose, "logs", "mine"), lambda seen: "running" in seen, "it says so")
     run(hers, "stop", "mine", code=3)
     run(hers, "delete", "mine", "--yes", code=3)
     run(theirs, "stop", "mine")

@@ -45,7 +45,8 @@ def as_a_user(here: Place, folder: Path) -> None:
 
 def test_an_agent_in_a_pod_answers_whoever_may_run_jobs(programs_place: Place, tmp_path: Path) -> None:
     here = programs_place
-    here.start("own", Profile(), command=["sleep", "600"], **SMALL).runs()
+    gang = here.start("own", Profile(), command=["sh", "-c", "echo begun; exec sleep 600"], **SMALL)
+    gang.says("begun")  # from now on its agent answers
     as_a_user(here, tmp_path)
     refused = here.launcher("profile", "own")
     assert (refused.returncode, refused.stdout) == (2, "")
