@@ -67,14 +67,15 @@ def save(
 ) -> list[str]:
     """Writes the parameters of `model` as a folder, in files of up to `file_bytes` or of one tensor; their names.
 
-    `beside` are the files of its tokenizer, by name.
+    `beside` are the files of its tokenizer, by name, which say the special tokens that `model.init_from` does not.
 
     Each parameter is read once, tensor by tensor, and no more than one is held in memory. One process must be able
     to read them whole. Raises SpecError where Hugging Face has no counterpart of a parameter, or `to` is not empty.
     """
     leaves = names.leaves(model)
     _check(model, leaves, params)
-    generation, dtype = special.generation(model.init_from), next(iter(params.values())).dtype.name
+    generation = {**special.of_tokenizer(beside), **special.generation(model.init_from)}
+    dtype = next(iter(params.values())).dtype.name
     config = described.config(model) | _special(model, generation) | {"dtype": dtype}
     said = {"config.json": config} | ({} if isinstance(model, ViT) else {special.GENERATION: generation})
     return write(to, leaves, params, {**said, **beside}, file_bytes=file_bytes)
@@ -180,8 +181,8 @@ def _write(
     text += b" " * (-len(text) % 8)  # the tensors begin aligned
     file.write(len(text).to_bytes(8, "little") + text)
     for tensor in each:
-        theirs = _theirs(leaves[tensor.parameter], params[tensor.parameter], tensor)
-        file.write(theirs.view(np.uint8).data)
+        # Without a name: what was written is let go before the next one is read.
+        file.write(_theirs(leaves[tensor.parameter], params[tensor.parameter], tensor).view(np.uint8).data)
 
 
 def _theirs(leaf: Leaf, parameter: Parameter, tensor: Tensor) -> np.ndarray[Any, Any]:

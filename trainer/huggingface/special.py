@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
@@ -25,6 +26,30 @@ def generation(folder: str | None) -> dict[str, Any]:
     config = _read(folder, "config.json")
     known = {key: config[key] for key in KEYS if config.get(key) is not None}
     return {**known, **_read(folder, GENERATION)}
+
+
+def of_tokenizer(files: Mapping[str, bytes]) -> dict[str, int]:
+    """The special tokens that a tokenizer's files name and number; those alone that its tokenizer.json has.
+
+    Read as JSON: an export needs no package that tokenizes. What cannot be read says nothing.
+    """
+    said: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):  # the newer one last
+        said |= {key: token for key, token in _parsed(files.get(name, b"")).items() if token is not None}
+    main = _parsed(files.get("tokenizer.json", b""))
+    vocab = main.get("model", {}).get("vocab")
+    ids: dict[str, int] = dict(vocab) if isinstance(vocab, dict) else {}
+    ids |= {each["content"]: each["id"] for each in main.get("added_tokens", [])}
+    named = {key: said.get(key.removesuffix("_id")) for key in KEYS}
+    tokens = {key: token.get("content") if isinstance(token, dict) else token for key, token in named.items()}
+    return {key: ids[token] for key, token in tokens.items() if token in ids}
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        if isinstance(found := json.loads(text), dict):
+            return found
+    return {}
 
 
 def ends(folder: str) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.trainer import made_up, peaks
 from tests.trainer.huggingface.test_load import equal, written
 from tests.trainer.references import folder, step, tensors, train_spec
 from trainer import spec
@@ -104,3 +105,14 @@ def test_what_has_no_form_there_is_refused(model: Any, given: dict[str, Any], sa
 def test_a_small_gpt2_has_no_token_that_ends_it() -> None:
     assert described.config(spec.GPT2(kind="gpt2", vocab=256))["eos_token_id"] is None
     assert "eos_token_id" not in described.config(spec.GPT2(kind="gpt2", preset="gpt2-124m"))
+
+
+def test_made_up_weights_are_written_within_twice_the_largest_tensor(tmp_path: Path) -> None:
+    """`python -m tests.trainer.made_up` does the same with 8 B parameters, and plans them."""
+    model = spec.Decoder(layers=4, width=256, heads=4, vocab=65536, length=256, tied=False)
+    each = made_up.params(model, np.float32)
+    peak = peaks.growth(
+        made_up.PREPARE, "save.save(sys.argv[2], model, each)", model.model_dump_json(), str(tmp_path / "out")
+    )
+    assert made_up.largest(each) == 65536 * 256 * 4
+    assert peak <= 2 * made_up.largest(each) + 8e6
