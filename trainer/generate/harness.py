@@ -7,7 +7,9 @@ The harness is no dependency: it is imported when a model is made for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer.errors import SpecError
@@ -16,16 +18,23 @@ from trainer.generate.loaded import Loaded
 
 BATCH = 8  # rows scored or generated at a time
 NEW_TOKENS = 256  # of an answer, where a task does not say: the harness's own default
+Scored = tuple[Ids, int]  # a row, and how many of its last tokens count
 
 
 class Answers:
-    """The three kinds of requests, each a list of objects whose `args` say what is asked."""
+    """The three kinds of requests, each a list of objects whose `args` say what is asked.
 
-    def __init__(self, loaded: Loaded, batch: int = BATCH) -> None:
+    As in the harness's own models, blanks at a context's end belong to what follows it, a text that nothing precedes
+    stands behind the tokenizer's bos token, or eos, and what does not fit loses its beginning. Where the tokenizer has
+    neither, a text's first token, before which there is nothing, is not scored.
+    """
+
+    def __init__(self, loaded: Loaded, batch: int = BATCH, seed: int = 0) -> None:
         super().__init__()
         if loaded.tokenizer is None:
             raise SpecError("the evaluation harness asks in text, and the model has no tokenizer here")
-        self._loaded, self._batch, self._encode = loaded, batch, loaded.tokenizer.encode
+        self._loaded, self._batch, self._seed = loaded, batch, seed
+        self._tokenizer = loaded.tokenizer
         self._length = loaded.config.reach if loaded.config.kind == "decoder" else loaded.config.rows
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -33,59 +42,94 @@ class Answers:
         return self._scored([self._pair(*request.args) for request in requests])
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Of each (text,) its log-probability but for the first token; each token sees as many as the model is for."""
-        found = []
-        for request in requests:
-            windows = list(self._windows(self._encode(request.args[0])))
-            found.append(sum(score for score, _ in self._scored(windows)))
-        return found
+        """Of each (text,) its log-probability, in windows of the model's length, the last of them full too."""
+        windows = [list(self._windows(self._after_prefix(request.args[0]))) for request in requests]
+        scores = iter(self._scored([row for of_text in windows for row in of_text]))
+        return [sum(next(scores)[0] for _ in of_text) for of_text in windows]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """What the model goes on with, for each (context, arguments): `until`, `max_gen_toks`, `do_sample`, and as in
-        transformers."""
-        return [self._answer(*request.args) for request in requests]
-
-    def _pair(self, context: str, continuation: str) -> tuple[Ids, int]:
-        """Both as one row, and how many of its last tokens count: as in the harness, blanks between them do.
-
-        Without a context the first token, before which there is nothing, does not.
-        """
-        before, whole = self._encode(context.rstrip()), self._encode(context + continuation)
-        return whole[-self._length :], min(len(whole) - max(len(before), 1), self._length - 1)
-
-    def _windows(self, ids: Ids) -> Iterator[tuple[Ids, int]]:
-        """Rows of the model's length whose counted tokens are all of `ids` but the first, each once."""
-        for start in range(0, max(len(ids) - 1, 0), self._length - 1):
-            row = ids[start : start + self._length]
-            yield row, len(row) - 1
-
-    def _scored(self, rows: Sequence[tuple[Ids, int]]) -> list[tuple[float, bool]]:
-        found = []
-        for at in range(0, len(rows), self._batch):
-            part = [(row, count) for row, count in rows[at : at + self._batch]]
-            scored = self._loaded.scored([row for row, _ in part])
-            for (_, count), (logprob_L, is_best_L) in zip(part, scored, strict=True):
-                last = slice(len(logprob_L) - count, None)
-                found.append((float(logprob_L[last].sum()), bool(is_best_L[last].all())))
+        """What the model goes on with, for each (context, arguments): `until`, `max_gen_toks`, `do_sample`,
+        `temperature`, `top_p`, `top_k`. What is drawn depends on the seed and on the requests before it."""
+        found, alike = [""] * len(requests), defaultdict(list)
+        for at, request in enumerate(requests):
+            alike[json.dumps(request.args[1], sort_keys=True, default=str)].append(at)
+        for places in alike.values():
+            asked = requests[places[0]].args[1]
+            for part in self._batches(places, lambda at: len(requests[at].args[0])):
+                for at, text in zip(part, self._answers([requests[at].args[0] for at in part], asked), strict=True):
+                    found[at] = text
         return found
 
-    def _answer(self, context: str, asked: dict[str, Any]) -> str:
-        until, tokens = asked.get("until") or [], int(asked.get("max_gen_toks", NEW_TOKENS))
-        stops = [until] if isinstance(until, str) else list(until)
+    def _pair(self, context: str, continuation: str) -> Scored:
+        """Both as one row, and how many of its last tokens count."""
+        if not context:
+            whole = self._after_prefix(continuation)
+            count = len(whole) - 1
+        else:
+            whole = self._tokenizer.encode(context + continuation)
+            before = len(self._tokenizer.encode(context.rstrip()))
+            if not before and self._tokenizer.prefix is not None:
+                whole, before = [self._tokenizer.prefix, *whole], 1
+            count = len(whole) - max(before, 1)
+        return whole[-self._length - 1 :], min(count, self._length)
+
+    def _after_prefix(self, text: str) -> Ids:
+        """The tokens of a text behind the one that every text stands behind, where there is one."""
+        ids, prefix = self._tokenizer.encode(text), self._tokenizer.prefix
+        return ids if prefix is None or ids[:1] == [prefix] else [prefix, *ids]
+
+    def _windows(self, ids: Ids) -> Iterator[Scored]:
+        """Rows whose counted tokens are all of `ids` but the first, each once, behind as many as the model is for."""
+        for done in range(1, len(ids), self._length):
+            end = min(done + self._length, len(ids))
+            yield ids[max(end - self._length - 1, 0) : end], end - done
+
+    def _scored(self, rows: Sequence[Scored]) -> list[tuple[float, bool]]:
+        """Nothing to count is certain: 0 and greedy."""
+        found = [(0.0, True)] * len(rows)
+        for part in self._batches([at for at, (_, count) in enumerate(rows) if count > 0], lambda at: len(rows[at][0])):
+            scored = self._loaded.scored([rows[at][0] for at in part])
+            for at, (logprob_L, is_best_L) in zip(part, scored, strict=True):
+                last = slice(len(logprob_L) - rows[at][1], None)
+                found[at] = float(logprob_L[last].sum()), bool(is_best_L[last].all())
+        return found
+
+    def _batches(self, places: Sequence[int], length: Callable[[int], int]) -> Iterator[list[int]]:
+        """The places in batches of like lengths, the longest first: a batch that fits comes before those that do."""
+        ordered = sorted(places, key=length, reverse=True)
+        for at in range(0, len(ordered), self._batch):
+            yield ordered[at : at + self._batch]
+
+    def _answers(self, contexts: Sequence[str], asked: Mapping[str, Any]) -> list[str]:
+        """Of one batch, whose arguments are equal."""
+        until, tokens = asked.get("until") or [], min(int(asked.get("max_gen_toks", NEW_TOKENS)), self._length - 1)
+        stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
+        how: dict[str, Any] = {"max_tokens": tokens}
         is_drawn = asked.get("do_sample", bool(asked.get("temperature")))
-        how = {key: asked[key] for key in ("temperature", "top_p", "top_k") if is_drawn and asked.get(key)}
-        prompt = self._encode(context)[-max(self._length - tokens, 1) :]
-        sample = self._loaded.generate([prompt], stop=stops, max_tokens=tokens, **how)[0][0]
-        text = self._loaded.text(sample) or ""
-        for stop in stops:
-            text = text.partition(stop)[0]
-        return text
+        if is_drawn and (temperature := asked.get("temperature", 1.0)):
+            how |= {"temperature": temperature, "seed": self._seed}
+            how |= {key: asked[key] for key in ("top_p", "top_k") if asked.get(key)}
+            self._seed += 1  # the next batch draws anew, as the same request asked again
+        prompts = [
+            (self._tokenizer.encode(each) or self._after_prefix(each))[tokens - self._length :] for each in contexts
+        ]
+        samples = self._loaded.generate(prompts, stop=stops, **how)
+        return [_before(stops, self._loaded.text(sample) or "") for (sample,) in samples]
 
 
-def model(loaded: Loaded, batch: int = BATCH) -> Any:
-    """The model as an `lm_eval.api.model.LM`. Raises SpecError where the harness is not installed."""
+def _before(stops: Sequence[str], text: str) -> str:
+    for stop in stops:
+        text = text.partition(stop)[0]
+    return text
+
+
+def model(loaded: Loaded, batch: int = BATCH, seed: int = 0) -> Any:
+    """The model as an `lm_eval.api.model.LM`: so many rows at a time, `seed` for what is drawn.
+
+    Raises SpecError where the harness is not installed.
+    """
     try:
         from lm_eval.api.model import LM  # type: ignore[import-not-found]
     except ImportError:
         raise SpecError("lm_eval is not installed; install it with pip install lm-eval") from None
-    return type("Jaxlaunch", (Answers, LM), {})(loaded, batch)
+    return type("Jaxlaunch", (Answers, LM), {})(loaded, batch, seed)

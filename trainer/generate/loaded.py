@@ -73,8 +73,13 @@ class Loaded:
         return [[each._replace(ids=_before(stop, each.ids, decode)) for each in samples] for samples in found]
 
     def stream(self, prompt: Prompt, **how: Any) -> Iterator[Sample]:
-        """One sample of a prompt, again after every few tokens."""
-        for samples in self._generator.stream(self.rows([prompt]), Sampling(**how), every=4):
+        """One sample of a prompt, again after every few tokens. Raises SpecError for beams and for several samples."""
+        asked = Sampling(**how)
+        if asked.beams > 1 or asked.n > 1:
+            raise SpecError(
+                f"stream gives one sample as it grows, not beams = {asked.beams} and n = {asked.n}; call generate"
+            )
+        for samples in self._generator.stream(self.rows([prompt]), asked, every=4):
             yield samples[0]
 
     def logprobs(self, rows: Prompt | Sequence[Prompt]) -> list[np.ndarray]:

@@ -16,6 +16,7 @@ class Tokenizer(Protocol):
     """What generation needs of one."""
 
     ends: tuple[int, ...]  # tokens that end a text
+    prefix: int | None  # stands before a text of which every token is scored: bos, else eos
 
     def encode(self, text: str, /) -> list[int]:
         """The tokens of a text, after the one that begins it where the tokenizer puts one."""
@@ -28,6 +29,7 @@ class Bytes:
     """A token is a byte of UTF-8."""
 
     ends: tuple[int, ...] = ()
+    prefix: int | None = None
 
     def encode(self, text: str) -> list[int]:
         """The bytes of the text."""
@@ -45,6 +47,7 @@ class HuggingFace:
     def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
         self._of = texts.HuggingFace(name, files)
         self.ends: tuple[int, ...] = () if self._of.eos is None else (self._of.eos,)
+        self.prefix: int | None = self._of.eos if self._of.bos is None else self._of.bos
 
     def encode(self, text: str) -> list[int]:
         """The tokens of the text, after the bos token where the tokenizer puts one."""

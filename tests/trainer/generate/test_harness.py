@@ -1,4 +1,4 @@
-"""The adapter for the evaluation harness, against a stand-in with its signatures: the package itself is not installed.
+"""The adapter for the evaluation harness, against a stand-in with its signatures.
 
 As of lm_eval 0.4: `LM` of lm_eval.api.model has three abstract methods, each of which gets a list of Instances whose
 `args` are the request's.
@@ -69,11 +69,31 @@ def test_a_task_of_choices_is_scored_by_the_continuation_alone(model: Any) -> No
 
 def test_a_text_longer_than_the_model_is_scored_in_windows_each_token_once(model: Any) -> None:
     text = "".join(chr(97 + at % 26) for at in range(150))
-    (found,) = model.loglikelihood_rolling([Instance((text,))])
+    found, nothing, one = model.loglikelihood_rolling([Instance((each,)) for each in (text, "", "a")])
     ids, total = list(text.encode()), 0.0
-    for start in range(0, 149, 63):  # the model is meant for 64 tokens
-        total += float(bytes_model().logprobs([ids[start : start + 64]])[0][0].sum())
+    for row, count in ((ids[:65], 64), (ids[64:129], 64), (ids[85:], 21)):  # as the harness cuts it, the last one full
+        total += float(bytes_model().logprobs([row])[0][0][-count:].sum())
     assert found == pytest.approx(total, abs=1e-3)
+    assert (nothing, one) == (0.0, 0.0)
+
+
+def test_nothing_is_certain_and_blanks_belong_to_what_follows_them(model: Any) -> None:
+    pairs = [("", ""), ("a", ""), ("", "b"), ("  ", "b"), ("a" * 100, "b" * 100)]
+    *few, (score, _) = model.loglikelihood([Instance(pair) for pair in pairs])
+    assert few[:3] == [(0.0, True)] * 3
+    assert few[3][0] == pytest.approx(float(bytes_model().logprobs([list(b"  b")])[0][0].sum()), abs=1e-4)
+    (logprob_L, _) = bytes_model().logprobs([list(b"b" * 65)])[0]
+    assert score == pytest.approx(float(logprob_L.sum()), abs=1e-3)  # 64 tokens: as many as the model is for
+
+
+def test_a_text_stands_behind_the_token_that_begins_texts(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bytes, "prefix", 0)
+    (score, _), (blank, _) = model.loglikelihood([Instance(("", "ab")), Instance((" ", "ab"))])
+    assert score == pytest.approx(float(bytes_model().logprobs([list(b"\0ab")])[0][0].sum()), abs=1e-4)
+    assert blank == pytest.approx(float(bytes_model().logprobs([list(b"\0 ab")])[0][0].sum()), abs=1e-4)
+    (rolled,) = model.loglikelihood_rolling([Instance(("ab",))])
+    assert rolled == pytest.approx(score, abs=1e-4)
+    assert model.generate_until([Instance(("", {"max_gen_toks": 2}))]) != [""]
 
 
 def test_an_answer_ends_before_what_it_is_to_end_at(model: Any) -> None:
@@ -82,8 +102,17 @@ def test_an_answer_ends_before_what_it_is_to_end_at(model: Any) -> None:
     stop = whole[7:9]
     (found,) = model.generate_until([Instance(("say", {**asked, "until": [stop]}))])
     assert found == whole[: whole.index(stop)]
-    drawn = {"max_gen_toks": 4, "do_sample": True, "temperature": 0.7, "top_p": 0.9}
-    assert len(model.generate_until([Instance(("say", drawn))])) == 1
+
+
+def test_answers_come_in_batches_and_what_is_drawn_is_drawn_anew(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, generate = [], model._loaded.generate
+    monkeypatch.setattr(model._loaded, "generate", lambda asked, **how: rows.append(how) or generate(asked, **how))
+    greedy, drawn = {"max_gen_toks": 4}, {"max_gen_toks": 4, "do_sample": True, "top_p": 0.9}
+    asked = [("a", greedy), ("bcd", greedy), ("e", drawn), ("e", drawn), ("e", drawn), ("f", greedy)]
+    found = model.generate_until([Instance(each) for each in asked])
+    assert [how.get("temperature") for how in rows] == [None, None, 1.0, 1.0]
+    assert len({how["seed"] for how in rows[2:]}) == 2 and len(set(found[2:5])) > 1
+    assert found[5] == model.generate_until([Instance(("f", greedy))])[0]
 
 
 def test_without_the_harness_or_a_tokenizer_it_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

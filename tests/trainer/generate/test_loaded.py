@@ -109,6 +109,22 @@ def test_an_export_says_which_tokens_are_special(exported: Path, tmp_path: Path)
     assert special.ends(source) == (3, 4)
 
 
+def test_an_export_takes_special_tokens_of_the_tokenizer_that_it_carries(tmp_path: Path) -> None:
+    files = carried.read(epath.Path(corpora.saved(tmp_path, bos_token=corpora.BEGIN)))
+    save.save(str(tmp_path / "out"), bytes_model().network.config, params(), beside=files)
+    for name in ("config.json", special.GENERATION):
+        found = json.loads((tmp_path / "out" / name).read_text())
+        assert (found["bos_token_id"], found["eos_token_id"], found.get("pad_token_id")) == (1, 0, None), name
+    assert special.of_tokenizer({"tokenizer.json": b"no JSON", "tokenizer_config.json": b"[]"}) == {}
+
+
+def test_a_stream_is_of_one_sample(trained: Path) -> None:
+    loaded = jaxlaunch.load(str(trained), step=2, mesh=one_device())
+    for how in ({"beams": 2}, {"n": 2, "temperature": 1.0}):
+        with pytest.raises(SpecError, match="stream gives one sample as it grows, not beams = .* call generate"):
+            next(loaded.stream("ab", **how))
+
+
 def test_a_tokenizer_beside_the_weights_is_used_and_ends_a_text(tmp_path: Path) -> None:
     place = corpora.saved(tmp_path, bos_token=corpora.BEGIN)
     found = tokenizers.of(256, None, carried.read(epath.Path(place)), place)
