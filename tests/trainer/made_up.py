@@ -21,7 +21,6 @@ import numpy as np
 from flax import nnx
 
 from trainer import spec
-from trainer.architectures import Model
 from trainer.huggingface import described
 from trainer.step.model_arrays import ModelArrays
 from trainer.tasks.lm import NextToken
@@ -71,7 +70,7 @@ def main() -> None:
     options = parser.parse_args()
     from tests.trainer import peaks
 
-    model: Model = spec.Decoder(preset=options.preset)
+    model = spec.Decoder(preset=options.preset)
     each, source, to = params(model), options.folder / "in", options.folder / "out"
     size = sum(int(np.prod(leaf.shape)) for leaf in each.values())
     source.mkdir(parents=True)
@@ -87,7 +86,8 @@ def main() -> None:
         f"export: {written / 1e9:.2f} GB in {len(files)} files, {peak / 1e6:.0f} MB at most above its start: ", end=""
     )
     print(f"{peak / largest(each):.2f} of the largest tensor")
-    shutil.rmtree(source), shutil.rmtree(to)
+    shutil.rmtree(source)
+    shutil.rmtree(to)
 
 
 # What is imported late is imported before memory is measured.

@@ -49,6 +49,16 @@ def said(**changed: Any) -> Callable[[Path], object]:
     return spoil
 
 
+def without(pattern: str) -> Callable[[Path], object]:
+    """A folder without the files of this pattern."""
+
+    def spoil(folder: Path) -> None:
+        for path in folder.glob(pattern):
+            path.unlink()
+
+    return spoil
+
+
 def weights(**changed: Any) -> Callable[[Path], object]:
     """Weights of which some have another shape, or are not there (None)."""
 
@@ -113,9 +123,9 @@ WRONG = {
     "more experts of a token than there are": Wrong(
         "= 9 is more than", {}, "mixtral_tiny", spoil=said(num_experts_per_tok=9)
     ),
-    "no config": Wrong("config.json cannot be read", {}, spoil=lambda folder: (folder / "config.json").unlink()),
+    "no config": Wrong("config.json cannot be read", {}, spoil=without("config.json")),
     "half a config": Wrong("cannot be read", {}, spoil=lambda folder: (folder / "config.json").write_text("{")),
-    "no weights": Wrong("qwen2_tiny", {}, spoil=lambda folder: [each.unlink() for each in folder.glob("*.safeten*")]),
+    "no weights": Wrong("qwen2_tiny", {}, spoil=without("*.safeten*")),
     "an empty file of weights": Wrong("safetensors", {}, spoil=file(b"")),
     "a file of weights that is cut off": Wrong("safetensors", {}, spoil=file(struct.pack("<Q", len(HEADER)) + HEADER)),
     "a page of a web server as weights": Wrong("safetensors", {}, spoil=file(b"<!DOCTYPE html><html>not found</html>")),

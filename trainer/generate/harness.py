@@ -50,7 +50,8 @@ class Answers:
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """What the model goes on with, for each (context, arguments): `until`, `max_gen_toks`, `do_sample`,
         `temperature`, `top_p`, `top_k`. What is drawn depends on the seed and on the requests before it."""
-        found, alike = [""] * len(requests), defaultdict(list)
+        found = [""] * len(requests)
+        alike: defaultdict[str, list[int]] = defaultdict(list)
         for at, request in enumerate(requests):
             alike[json.dumps(request.args[1], sort_keys=True, default=str)].append(at)
         for places in alike.values():

@@ -72,6 +72,12 @@ def test_a_mesh_generates_what_one_device_does(alone: list[list[Sample]]) -> Non
     assert [row[0].ids for row in found] == [row[0].ids for row in alone]
 
 
+def test_experts_that_a_mesh_splits_generate_and_search_as_on_one_device() -> None:
+    for how in (Sampling(max_tokens=8), Sampling(max_tokens=5, beams=3, n=2)):
+        alone, found = (generator(EXPERTS, **axes).generate(ROWS, how) for axes in ({}, {"ep": 2, "mp": 2}))
+        assert [[each.ids for each in row] for row in found] == [[each.ids for each in row] for row in alone]
+
+
 def test_a_stream_grows_into_the_whole_by_one_program(alone: list[list[Sample]]) -> None:
     made = generator(DECODER)
     seen = [found[0] for found in made.stream([ROWS[0]], Sampling(max_tokens=12), every=5)]

@@ -105,8 +105,14 @@ def test_an_answer_ends_before_what_it_is_to_end_at(model: Any) -> None:
 
 
 def test_answers_come_in_batches_and_what_is_drawn_is_drawn_anew(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, generate = [], model._loaded.generate
-    monkeypatch.setattr(model._loaded, "generate", lambda asked, **how: rows.append(how) or generate(asked, **how))
+    rows: list[dict[str, Any]] = []
+    generate = model._loaded.generate
+
+    def watched(asked: Any, **how: Any) -> Any:
+        rows.append(how)
+        return generate(asked, **how)
+
+    monkeypatch.setattr(model._loaded, "generate", watched)
     greedy, drawn = {"max_gen_toks": 4}, {"max_gen_toks": 4, "do_sample": True, "top_p": 0.9}
     asked = [("a", greedy), ("bcd", greedy), ("e", drawn), ("e", drawn), ("e", drawn), ("f", greedy)]
     found = model.generate_until([Instance(each) for each in asked])
