@@ -44,7 +44,5 @@ def delete_command(name: str, namespace: str | None, context: str | None, yes: b
 def _confirm(name: str) -> None:
     """Raises UserError unless a person says yes."""
     if not sys.stdin.isatty():
-        raise UserError(
-            f"Job {name} has not ended, and stdin is not a terminal that could be asked.", "add --yes to delete it."
-        )
+        raise UserError(f"Job {name} has not ended, and stdin is not a terminal.", "add --yes to delete it.")
     click.confirm(f"Job {name} has not ended. Delete it?", abort=True, err=True)

@@ -21,6 +21,10 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "launcher doctor": "can this cluster run jobs?",
         "launcher doctor job.yaml -n team-a": "can it run this one, there?",
     },
+    "eval": {
+        "launcher eval lm": "the newest step of runs/lm",
+        "launcher eval lm --best --ema -o json": "its best step, the moving average",
+    },
     "explain": {
         "launcher explain digits": "one cause, its evidence, what to do",
         "launcher explain digits -o json": "for scripts",

@@ -56,7 +56,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Run it on this machine": ("run",),
     "Run it on a cluster": ("doctor", "render", "submit", "stop", "delete"),
     "See what it does": ("list", "status", "explain", "logs", "profile"),
-    "Use what it trained": ("sample", "export"),
+    "Use what it trained": ("eval", "sample", "export"),
     "Documentation": ("help", "schema"),
 }
 

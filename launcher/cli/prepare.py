@@ -56,7 +56,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     each = found["bytes"] / max(found["tokens"], 1)
     yield f"  {size(found['bytes'])} of text, {each:.2f} bytes a token"
     for key, what in (
-        ("replaced", "characters are not valid UTF-8 and were replaced"),
+        ("replaced", "characters were not valid UTF-8 and were replaced"),
         ("empty", "documents are empty"),
     ):
         if found[key]:

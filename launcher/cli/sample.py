@@ -21,14 +21,12 @@ from launcher.wording import count
 @click.option("--ids", multiple=True, metavar="'1 2 3'", help="A prompt as token ids, for a model without tokenizer.")
 @click.option("-n", type=click.IntRange(1), metavar="N", help="Samples of each prompt. [default: 1]")
 @click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Tokens of a sample. [default: 128]")
-@click.option(
-    "--temperature", type=click.FloatRange(0), metavar="T", help="Sampling temperature; 0: greedy. [default: 0]"
-)
+@click.option("--temperature", type=click.FloatRange(0), metavar="T", help="Temperature; 0: greedy. [default: 0]")
 @click.option(
     "--top-p",
     type=click.FloatRange(0, 1, min_open=True),
     metavar="P",
-    help="Sample only from the most likely tokens whose probabilities add up to P.",
+    help="Sample from the most likely tokens whose probabilities sum to P.",
 )
 @click.option("--top-k", type=click.IntRange(1), metavar="K", help="Sample only from the K most likely tokens.")
 @click.option("--beams", type=click.IntRange(1), metavar="K", help="Beam search with K beams.")
