@@ -371,7 +371,16 @@ def said(sizes: Mapping[str, int]) -> str:
 
 
 class Dpo(Block):
-    """Direct preference optimization, of trainer.tasks.dpo:Preference."""
+    """Direct preference optimization, of trainer.tasks.dpo:Preference.
+
+    ```yaml
+    train:
+      task: trainer.tasks.dpo:Preference
+      model: {init_from: weights/qwen3-0.6b, length: 1024}
+      data: {source: text, path: "pairs/*.jsonl", format: preference, tokenizer: weights/qwen3-0.6b}
+      loss: {dpo: {beta: 0.1}}  # larger: stays nearer to the model that it starts from
+    ```
+    """
 
     kind: Literal["sigmoid", "ipo"] = Field("sigmoid", description="of a pair: DPO's own, or IPO's square")
     beta: Annotated[float, Field(gt=0)] = Field(0.1, description="how much a departure from the reference costs")
