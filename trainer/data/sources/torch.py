@@ -29,7 +29,7 @@ def source(path: str, args: Mapping[str, Any], *, shuffle: bool) -> MapStyle:
             raise SpecError(
                 f"{path} is iterable: it has one order, its own, and no example can be read without those before it. "
                 "Set data.shuffle: false to have it in that order; each process then reads all of it and keeps its own "
-                "rows, and a run that resumes reads what it has seen once more to skip it"
+                "rows, and a run that resumes reads what it has seen again to skip it"
             )
         return Stream(path, args, dataset, plugin.place(found))
 
