@@ -22,8 +22,9 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "launcher doctor job.yaml -n team-a": "can it run this one, there?",
     },
     "eval": {
-        "launcher eval lm": "the newest step of runs/lm",
-        "launcher eval lm --best --ema -o json": "its best step, the moving average",
+        "launcher eval digits": "the newest step of runs/digits",
+        "launcher eval digits --best --ema -o json": "its best; for scripts",
+        "launcher eval digits --data eval_split='test[:9]'": "other examples",
     },
     "explain": {
         "launcher explain digits": "one cause, its evidence, what to do",
