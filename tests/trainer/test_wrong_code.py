@@ -55,7 +55,7 @@ TASKS = {
 }
 DATASETS = {
     "ThreeThings": r"an item is a mapping or a pair \(image, label\), not tuple of 3",
-    "Raising": "example 0 cannot be read .*KeyError: 'label'",
+    "Raising": "example 0 cannot be read: KeyError: 'label'",
     "OneHot": "it looks one-hot: its class is 0",
     "NoLength": "has no __len__; a map-style dataset has both",
     "Unbuildable": "cannot be built.*ValueError: no folder",
