@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import hashlib
 import importlib.util
-import json
 import os
 import re
 import socket
@@ -19,30 +17,12 @@ from etils import epath
 
 from trainer import contract
 from trainer.buckets import faults, remote
-from trainer.checkpoint.consensus import gather
 from trainer.contract import AgentJob
 from trainer.errors import CheckpointError, DataError, SpecError, StorageError
 from trainer.spec import EVAL, TrainSpec
 
 CUDA_ERROR_NO_DEVICE = 100  # cuda.h
-SAID = 700  # characters of a fingerprint in a sentence
 DRIVER = Path("/proc/driver/nvidia/version")  # of the node's kernel module, the same in every container
-
-
-def check_alike(sets: Mapping[str, str]) -> None:
-    """Raises DataError, on every process, where one would read other data than process 0: `sets` are the fingerprints.
-
-    A folder that hosts do not share may hold other files on each, or rows that another version of a package made.
-    """
-    told = json.dumps(sets, sort_keys=True)
-    mine = [socket.gethostname(), hashlib.sha256(told.encode()).hexdigest(), told[:SAID]]
-    found = gather(mine)
-    for number, (host, digest, data) in enumerate(found):
-        if digest != found[0][1]:
-            raise DataError(
-                f"process {number} on {host} would read other data than process 0 on {found[0][0]}: {data}, not "
-                f"{found[0][2]}; give all hosts the same files and packages, or a data.data_dir that they share"
-            )
 
 
 def check_driver(environ: Mapping[str, str] = os.environ) -> None:

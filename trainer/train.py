@@ -24,7 +24,7 @@ import numpy as np
 from trainer import contract, plugin, preflight
 from trainer.adapters import base
 from trainer.checkpoint import carried
-from trainer.checkpoint.consensus import on_primary
+from trainer.checkpoint.consensus import check_alike, on_primary
 from trainer.checkpoint.reader import BEST
 from trainer.checkpoint.store import Store
 from trainer.contract import Key
@@ -99,7 +99,7 @@ class Run:
             train_set, eval_set = (checked_source(spec.task, opened[split]) for split in SPLITS)
         if train_set is None:
             raise SpecError(f"{spec.task} has no training data")
-        preflight.check_alike(_fingerprints(train=train_set, eval=eval_set))
+        check_alike(_fingerprints(train=train_set, eval=eval_set))
         self.mesh = mesh.build(spec.mesh, note=self._note)
         rows = mesh.rows(self.mesh, spec.batch)
         self.pipeline = self._pipeline(task, train_set, rows)

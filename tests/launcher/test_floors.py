@@ -34,7 +34,6 @@ FLOORS = (
     ("trainer.attention", "trainer.data.sources", "trainer.task"),
     ("trainer.text",),
     ("trainer.data.sources.files", "trainer.data.sources.share"),
-    ("trainer.preflight",),
     (
         "trainer.checkpoint",
         "trainer.data",
@@ -43,6 +42,7 @@ FLOORS = (
         "trainer.numerics",
         "trainer.optim",
         "trainer.parallel",
+        "trainer.preflight",
         "trainer.profiling",
     ),
     ("trainer.distributed", "trainer.metrics", "trainer.buckets", "trainer.plugin"),

@@ -11,6 +11,7 @@ import pytest
 from etils import epath
 
 from trainer import contract, preflight
+from trainer.checkpoint import consensus
 from trainer.contract import AgentJob
 from trainer.errors import DataError, SpecError, TrainerError
 from trainer.process import exit_code
@@ -214,11 +215,11 @@ def test_a_run_shorter_than_what_is_saved_is_told_in_what_the_job_says(length: d
 
 
 def test_hosts_that_would_read_other_data_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    preflight.check_alike({"train": "text a"})  # alone
+    consensus.check_alike({"train": "text a"})  # alone
     told: list[list[str]] = []
-    monkeypatch.setattr(preflight, "gather", lambda mine: told.append(mine) or [mine, mine])
-    preflight.check_alike({"train": "text a"})
-    monkeypatch.setattr(preflight, "gather", lambda mine: [told[0], mine])
-    preflight.check_alike({"train": "text a"})
+    monkeypatch.setattr(consensus, "gather", lambda mine: told.append(mine) or [mine, mine])
+    consensus.check_alike({"train": "text a"})
+    monkeypatch.setattr(consensus, "gather", lambda mine: [told[0], mine])
+    consensus.check_alike({"train": "text a"})
     with pytest.raises(DataError, match=r"process 1 on \S+ would read .*text b.*, not .*text a.*the same files"):
-        preflight.check_alike({"train": "text b"})
+        consensus.check_alike({"train": "text b"})

@@ -5,8 +5,10 @@ Collectives: every process calls them in the same order, from its main thread.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -14,9 +16,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from trainer.buckets import faults
-from trainer.errors import CheckpointError, StorageError
+from trainer.errors import CheckpointError, DataError, StorageError
 
 BLOCK = 4096  # bytes; messages are padded to a multiple, so that few programs are compiled
+SAID = 700  # characters of a fingerprint in a sentence
 
 T = TypeVar("T")
 
@@ -54,3 +57,19 @@ def on_primary(act: Callable[[], T]) -> T:
     if "storage" in answer:
         raise StorageError(answer["storage"])
     return answer["value"]  # type: ignore[no-any-return]
+
+
+def check_alike(sets: Mapping[str, str]) -> None:
+    """Raises DataError, on every process, where one would read other data than process 0: `sets` are the fingerprints.
+
+    A folder that hosts do not share may hold other files on each, or rows that another version of a package made.
+    """
+    told = json.dumps(sets, sort_keys=True)
+    mine = [socket.gethostname(), hashlib.sha256(told.encode()).hexdigest(), told[:SAID]]
+    found = gather(mine)
+    for number, (host, digest, data) in enumerate(found):
+        if digest != found[0][1]:
+            raise DataError(
+                f"process {number} on {host} would read other data than process 0 on {found[0][0]}: {data}, not "
+                f"{found[0][2]}; give all hosts the same files and packages, or a data.data_dir that they share"
+            )

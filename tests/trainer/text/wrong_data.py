@@ -271,8 +271,8 @@ FILES = [
     Case(
         "weight of less than a row",
         64,
-        "parts.b.weight = 0.0001 is less than one example in 1000",
-        mixture(a={}, b={"weight": 1e-4}),
+        "parts.b.weight = 1e-06 is less than one example in 100000",
+        mixture(a={}, b={"weight": 1e-6}),
     ),
     Case(
         "chats without a target",
