@@ -196,4 +196,4 @@ def test_a_job_without_a_run_folder_on_a_volume_is_refused_before_anything_is_cr
 @pytest.mark.parametrize("options", [("-f",), ("--since", "5m")])
 def test_options_that_the_volume_cannot_serve_are_refused(call: Call, options: tuple[str, ...]) -> None:
     left = call("logs", *options)
-    assert left.code == 2 and "exclude each other" in left.err
+    assert left.code == 2 and "cannot be combined" in left.err
