@@ -81,6 +81,7 @@ class Batches:
         rows, everywhere = meshes.batch_sharding(self._mesh), NamedSharding(self._mesh, PartitionSpec())
 
         def one(leaf: np.ndarray[Any, Any]) -> jax.Array:
+            """An array of the batch."""
             shape = (self.size, *leaf.shape[1:]) if leaf.ndim else ()
             placed: jax.Array = jax.make_array_from_process_local_data(rows if leaf.ndim else everywhere, leaf, shape)
             return placed

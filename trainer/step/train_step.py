@@ -358,6 +358,7 @@ class Step:
         params = self._cast({**trained, **frozen})
 
         def of(batch: dict[str, Array], rng: Array) -> tuple[Loss, Named]:
+            """The loss of some rows, and the model's other arrays after them."""
             model_rng, loss_rng = jax.random.split(rng)
             model = self._arrays.merge(params, rest, model_rng)
             loss = self._task_loss(model, batch, loss_rng)
@@ -378,6 +379,7 @@ class Step:
         where = NamedSharding(self._mesh, PartitionSpec(BATCH_AXES))
 
         def own(rows: Array) -> Array:
+            """Rows [B, ...] as [devices, B / devices, ...]."""
             parts: Array = rows.reshape(count, -1, *rows.shape[1:])
             split: Array = jax.lax.with_sharding_constraint(parts, where)
             return split

@@ -118,6 +118,7 @@ class _Twos:
         return {"tokens": np.stack([self._rows[2 * index + at]["tokens"] for at in (0, 1)])}
 
     def fingerprint(self) -> str:
+        """Equal for equal pairs."""
         return f"pairs of {self._rows.fingerprint()}"
 
 

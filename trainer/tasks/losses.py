@@ -113,6 +113,7 @@ def in_chunks(
     wide_DV = head_DV.astype(jnp.float32)
 
     def of(part: tuple[Array, Array, Array]) -> Summed:
+        """The sums of one chunk."""
         x, labels, weight = part
         return score(project(x, wide_DV.astype(head_DV.dtype)), labels, weight)
 
