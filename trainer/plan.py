@@ -22,6 +22,7 @@ from trainer.attention.availability import Accelerator
 from trainer.data.examples import NARROW, Examples
 from trainer.data.source import Source
 from trainer.errors import SpecError
+from trainer.generate import samples
 from trainer.huggingface import folder
 from trainer.numerics import flops, memory
 from trainer.numerics.memory import Range
@@ -98,6 +99,7 @@ class Plan:
             "causal_flops_per_step": flops.train_step(forward, 0.5, self.step.trained_arrays),
             "device": self._state() | {"batch": memory.total_bytes(batch) // self._shards()},
             "activations": self._activations(),
+            "samples": self._samples(),
         }
         if sharding:
             found["sharding"] = [_placed(name, self.step) for name in state.params]
@@ -119,6 +121,11 @@ class Plan:
             "average": memory.bytes_per_device(state.ema),
             "other": memory.bytes_per_device((state.rest, state.scale, state.step)),
         }
+
+    def _samples(self) -> int:
+        """Bytes on a device while samples of an evaluation are made, when there are no activations."""
+        asked = self.spec.eval.samples
+        return 0 if asked is None else samples.bytes_per_device(self.spec, asked, self.mesh)
 
     def _activations(self) -> dict[str, Range]:
         """Residuals on a device: as the spec rematerializes, without rematerialization, and with `full`.

@@ -388,7 +388,7 @@ class Run:
             return
         self.report.phase("eval", done)
         with self.profiler.pause(), self.metrics.timer.part("eval"):
-            self.metrics.sampled(done, self.samples.taken(self.step.saved(self.step.evaluated(state))))
+            self.metrics.sampled(done, self.samples.taken(self.step.evaluated(state)))
 
     def _save(self, done: int, state: TrainState) -> None:
         """Starts a save of the state, which the store writes while the loop goes on."""

@@ -106,6 +106,8 @@ def _bytes(job: JobSpec, train: TrainSpec, memory: Mapping[str, Any]) -> Iterato
     yield f"bytes of each of {count(job.devices, 'device')}, estimated:"
     rows = [(name, size(much), "") for name, much in memory["device"].items() if much >= 1024 or name == "parameters"]
     rows.append(("activations", _range(memory["activations"]["asked"]), _other_remat(train, memory)))
+    if memory["samples"]:
+        rows.append(("samples", size(memory["samples"]), "while an evaluation makes them, without activations"))
     rows.append(("together", _range(memory["together"]), memory["says"]))
     yield from output.columns(rows, gap=2, indent="  ")
     if memory["hint"]:

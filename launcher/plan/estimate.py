@@ -84,9 +84,9 @@ def _share(job: JobSpec) -> float:
 
 
 def together(shapes: Shapes, remat: str = "asked") -> tuple[int, int]:
-    """Bytes of one device at the peak of a step, at least and at most."""
+    """Bytes of one device at the peak of a step, or of the samples of an evaluation, at least and at most."""
     held = sum(shapes["device"].values())
-    low, high = shapes["activations"][remat]
+    low, high = (max(much, shapes["samples"]) for much in shapes["activations"][remat])
     return held + low, held + high
 
 

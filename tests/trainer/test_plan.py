@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -44,6 +45,19 @@ def test_a_published_model_has_its_published_parameters(model: Any, task: Any, p
     train = spec.TrainSpec(task="tests:Tiny", model=model, batch=8, mesh=spec.Mesh(fsdp=8), precision="bf16")
     planned = Plan(plan.with_synthetic_data(train, task()), task())
     assert sum(leaf.size for leaf in jax.tree.leaves(planned.step.abstract.params)) == parameters
+
+
+def test_samples_hold_the_weights_once_more_and_keys_and_values_of_each_row() -> None:
+    asked = spec.Eval(every=5, samples=spec.Samples(prompts=[[1, 2], [3], "ab"], max_tokens=6))
+    found = planned(tiny.Counting(), precision="bf16", mesh={"dp": 4, "mp": 2}, eval=asked)
+    config = tiny.DECODER
+    weights = sum(
+        math.prod(jax.tree.leaves(of["shape"])) // math.prod(2 for axes in of["split"] if axes) * 2
+        for of in found["sharding"]
+    )
+    cached = 2 * (2 + 6) * config.groups // 2 * config.size * config.layers * 2  # one row a device, bf16
+    assert found["samples"] == weights + cached
+    assert planned(tiny.Counting(), mesh={"dp": -1})["samples"] == 0
 
 
 def test_a_kernel_that_is_not_here_keeps_no_array_of_all_pairs(standard: None) -> None:

@@ -78,6 +78,11 @@ def quantized(kernel: Array, inputs: int) -> tuple[Array, Array]:
     return jnp.round(wide / scale).astype(jnp.int8), scale.reshape(scale.shape[0], *scale.shape[1 + inputs :])
 
 
+def unquantized(kernel: Array, scale: Array, inputs: int) -> Array:
+    """The inverse of `quantized` but for rounding, in float32."""
+    return kernel.astype(jnp.float32) * jnp.expand_dims(scale, tuple(range(1, 1 + inputs)))
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def frozen_product(x: Array, kernel: Array, scale: Array | None, axes: int) -> Array:
     """x [B, L, I] times a kernel [I, O] of another dtype, and `scale` [O]: [B, L, O] in the dtype of x.

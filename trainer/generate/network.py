@@ -30,7 +30,8 @@ from trainer.models.gpt2 import GPT2
 from trainer.models.language_model import LanguageModel
 from trainer.models.layers import whole
 from trainer.models.options import ModelOptions
-from trainer.numerics import precision
+from trainer.numerics import memory, precision
+from trainer.parallel import mesh as meshes
 from trainer.parallel import sharding
 from trainer.step.model_arrays import ModelArrays, Named
 
@@ -82,15 +83,24 @@ class Network:
 
     # --- parameters ---------------------------------------------------------------------------------------------------
 
-    def laid_out(self, params: dict[str, Array], *, keep: bool = False) -> Weights:
+    def bytes_per_device(self, count: int, length: int) -> int:
+        """Weights, and keys and values of `count` rows of `length` tokens, on one device."""
+        config, mp = self.config, self.mesh.shape["mp"]
+        heads = config.groups if isinstance(config, spec.Decoder) else config.heads
+        size = config.size if isinstance(config, spec.Decoder) else config.width // config.heads
+        rows, own = -(-count // meshes.shards(self.mesh)), heads if heads % mp else heads // mp
+        tokens = 2 * rows * own * size * sum(self.slots(length))
+        return memory.bytes_per_device(self.abstract) + tokens * jnp.dtype(self._precision.compute).itemsize
+
+    def laid_out(self, params: dict[str, Array]) -> Weights:
         """Stacked `params`, in any float dtype, as the weights that the passes read.
 
-        Without `keep` each stacked array leaves `params` as soon as its layers are copied.
+        Each stacked array leaves `params` as soon as its layers are copied.
         """
         outer: Named = {}
         layers: tuple[Named, ...] = tuple({} for _ in range(self.config.layers))
         for name in list(params):
-            leaf, like = (params[name] if keep else params.pop(name)), self.abstract[name]
+            leaf, like = params.pop(name), self.abstract[name]
             stack, _, rest = name.partition(".")
             with self.context():
                 if stack not in self._stacks:

@@ -9,6 +9,7 @@ import jax
 from jax import Array
 
 from trainer import spec
+from trainer.adapters.live import Merging
 from trainer.data.sources.open import tokenizer_files
 from trainer.errors import SpecError
 from trainer.generate import tokenizers
@@ -20,12 +21,20 @@ from trainer.spec import TrainSpec
 KEY = "train.eval.samples"
 
 
+def bytes_per_device(train: TrainSpec, asked: spec.Samples, mesh: jax.sharding.Mesh) -> int:
+    """What one device holds while samples are made: the weights in the compute dtype, and the keys and values.
+
+    The tokenizer of text need not be here: a token is one byte at least.
+    """
+    lengths = (len(prompt.encode() if isinstance(prompt, str) else prompt) for prompt in asked.prompts)
+    network = Network(train.model, mesh, train.precision)
+    return network.bytes_per_device(len(asked.prompts), max(lengths) + asked.max_tokens)
+
+
 class Samples:
     """Samples of a training's prompts. Raises SpecError where its model cannot go on from them."""
 
     def __init__(self, train: TrainSpec, asked: spec.Samples, mesh: jax.sharding.Mesh) -> None:
-        if train.lora is not None:
-            raise SpecError(f"{KEY} of adapters are not made while they train; leave it out and use launcher sample")
         try:
             self._network = Network(train.model, mesh, train.precision)
             files, vocab = tokenizer_files(train.data), self._network.config.vocab
@@ -36,14 +45,15 @@ class Samples:
             check(self._network.config, self._rows, self._how)
         except SpecError as error:
             raise SpecError(f"{KEY}: {error}") from None
+        self._lora = train.lora
         self._generator = Generator(self._network, Weights({}, ()), self._tokenizer.ends if self._tokenizer else ())
 
     def taken(self, params: Mapping[str, Array]) -> list[dict[str, Any]]:
-        """A sample of each prompt with these stacked parameters, as JSON. Every process takes part.
+        """A sample of each prompt with these stacked parameters of the training, as JSON. Every process takes part.
 
-        While they are made, a copy of the parameters in the compute dtype is on the devices.
+        While they are made, a copy of the parameters in the compute dtype is on the devices, adapters merged.
         """
-        self._generator.weights = self._network.laid_out(dict(params), keep=True)
+        self._generator.weights = self._network.laid_out(Merging(params, self._network.config, self._lora))
         found = self._generator.generate(self._rows, self._how)
         self._generator.weights = Weights({}, ())
         return [

@@ -58,7 +58,12 @@ def trained(spec: JobSpec) -> tuple[JobSpec, TrainSpec]:
 def of(state_gib: float, low: float, high: float, full: float = 0.0) -> dict[str, Any]:
     """Shapes as the trainer tells them."""
     kept = {"asked": [low * GIB, high * GIB], "none": [low * GIB, high * GIB], "full": [full * GIB, full * GIB]}
-    return {"device": {"parameters": state_gib * GIB, "batch": 0}, "activations": kept, "checkpoint": 3 * GIB}
+    return {
+        "device": {"parameters": state_gib * GIB, "batch": 0},
+        "activations": kept,
+        "samples": 0,
+        "checkpoint": 3 * GIB,
+    }
 
 
 @pytest.mark.parametrize(

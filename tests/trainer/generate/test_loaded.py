@@ -213,5 +213,3 @@ def test_samples_of_a_training_are_checked_before_its_first_step() -> None:
         with pytest.raises(SpecError) as raised:
             Samples(train.model_copy(update={"model": model}), spec.Samples(prompts=prompts), one_device())
         assert says in str(raised.value)
-    with pytest.raises(SpecError, match="train.eval.samples of adapters are not made while they train"):
-        Samples(train.model_copy(update={"lora": {}}), spec.Samples(prompts=[[1]]), one_device())
