@@ -22,6 +22,13 @@ _FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 
 
+# What people type into the search of the site, which looks through the words of all pages.
+SEARCHED = (
+    *("timeout", "tensor parallel", "mixed precision", "gradient checkpointing", "torchrun"),
+    *("OOM", "NCCL", "multislice", "preemption", "root cause"),
+)
+
+
 def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
@@ -49,6 +56,11 @@ def listed(nav: Any) -> Iterator[str]:
     else:
         for entry in nav.values() if isinstance(nav, dict) else nav:
             yield from listed(entry)
+
+
+@pytest.mark.parametrize("words", SEARCHED)
+def test_a_search_finds_the_words_of_the_field(words: str) -> None:
+    assert any(words.lower() in page.read_text(encoding="utf-8").lower() for page in PAGES)
 
 
 @pytest.mark.parametrize("page", READ, ids=name)
