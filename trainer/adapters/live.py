@@ -34,7 +34,8 @@ class Merging(dict[str, Array]):
         scale, a, b = (self._params.get(name + end) for end in (targets.SCALE, targets.A, targets.B))
         if scale is None and a is None:
             return kernel
-        return _merged(kernel, scale, a, b, self._inputs[name], self._scaling)
+        merged: Array = _merged(kernel, scale, a, b, self._inputs[name], self._scaling)
+        return merged
 
 
 def _is_beside(name: str, ends: tuple[str, ...]) -> bool:
