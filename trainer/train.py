@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,6 +24,7 @@ import numpy as np
 from trainer import contract, plugin, preflight
 from trainer.adapters import base
 from trainer.checkpoint import carried
+from trainer.checkpoint.attempt import Attempt
 from trainer.checkpoint.consensus import check_alike, on_primary
 from trainer.checkpoint.reader import BEST
 from trainer.checkpoint.store import Store
@@ -35,7 +36,7 @@ from trainer.data.source import Ordered, Source
 from trainer.data.sources.open import baselines, tokenizer_files
 from trainer.data.trace import Trace
 from trainer.distributed import Stop
-from trainer.errors import NotFiniteError, SpecError, Stopped
+from trainer.errors import NotFiniteError, SpecError
 from trainer.generate.samples import Samples
 from trainer.metrics.means import Means
 from trainer.metrics.progress import Progress
@@ -85,12 +86,13 @@ class Place:
         return os.path.join(self.run_dir, "checkpoints")
 
 
-class Run:
+class Run(Attempt[TrainState]):
     """One attempt at a run: set up and checked before the first step, then the loop over the steps."""
 
     def __init__(self, spec: TrainSpec, task: Task, place: Place, stop: Stop, report: Progress) -> None:
+        super().__init__(stop, report)
         preflight.check_mesh(spec)
-        self.spec, self.place, self.stop, self.report = spec, place, stop, report
+        self.spec, self.place = spec, place
         self.folder = place.checkpoints(spec)
         preflight.check_folder(self.folder)
         preflight.check_cache(spec)
@@ -126,8 +128,6 @@ class Run:
         self.baselines = baselines(spec, train_set, eval_set) if jax.process_index() == 0 else {}
         self.derived = getattr(task, "derived", None)  # metrics that follow from the means of an evaluation
         self.evaluated = -1  # the last step that was evaluated
-        self.saved = -1  # the last step that was handed to the store
-        self._committed: int | None = None
         self._pending: tuple[range, Batch] | None = None  # steps that were dispatched, and their metrics to be read
         self._logged = 0  # the last step whose time is in the metrics
         self.done = 0  # steps that were dispatched; the metrics of the last may still be unread
@@ -416,33 +416,7 @@ class Run:
         filled = {key: resume.completed(meta[key], now[key], block) for key, block in blocks.items() if key in meta}
         return {**meta, **filled}
 
-    def _report_commits(self) -> None:
-        """Reports a newly committed step to agent and metrics. Raises StorageError when a save failed."""
-        step = self.store.committed()
-        if step is not None and step != self._committed:
-            self._committed = step
-            self.metrics.committed(step)
-            self.report.committed(step)
-
     # --- the ends -----------------------------------------------------------------------------------------------------
-
-    def _leave_if_stopped(self, done: int, state: TrainState) -> None:
-        if self.stop.poll():
-            self._leave(done, state)
-
-    def _leave(self, done: int, state: TrainState) -> NoReturn:
-        """Saves the state if it is new, and raises Stopped. Every rank is at the same step."""
-        self.report.phase("save", done)
-        saved = max(self.saved, 0)
-        is_new, note = done > saved, f"nothing new to save after step {saved}"
-        if is_new and (taken := self.store.taken(done)):  # no reason to end a run that can go on from an older step
-            is_new, note = False, f"nothing new saved after step {saved}: {taken} in {self.folder} is another's"
-        if is_new:
-            note = f"saved step {done}"
-            self._save(done, state)
-        self._settle(done)
-        self.report.stopped(done, is_new, note)
-        raise Stopped(f"stopped from outside: {note}")
 
     def wait_for_saves(self) -> None:
         """Waits for a save that began before an error: it is valid, and the last of this attempt."""
@@ -452,31 +426,12 @@ class Run:
             self._report_commits()
         self.report.phase("step", self.done)  # the phase of the error
 
-    def release(self) -> None:
-        """Gives the checkpoint folder back, before the first step: a run that is refused leaves it as it was."""
-        with contextlib.suppress(Exception):  # the run ends by its first error, whatever a store that is down raises
-            self.store.close()
-
     def _finish(self) -> None:
         if self.patience is not None and self.patience.is_over:
             self._note(f"stopped early at step {self.done} of {self.total}: {self.patience.sentence()}")
         self.profiler.finish(self.done)
         self._settle(self.done)
         self.report.phase("done", self.done)
-
-    def _settle(self, done: int) -> None:
-        """Waits until every save is committed or failed, and closes store and metrics."""
-        self.report.phase("save", done)
-        self.store.wait()
-        self._report_commits()
-        self.store.close()
-        self.metrics.close()
-
-    def _note(self, text: str) -> None:
-        """Prints a note, and reports it for summary.json."""
-        if jax.process_index() == 0:
-            print(text, flush=True)
-            self.report.note(text)
 
 
 def _fingerprints(**sets: Source | None) -> dict[str, str]:

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from trainer import contract, distributed, preflight
+from trainer.checkpoint.attempt import Attempt
 from trainer.checkpoint.store import Store
 from trainer.distributed import Stop
 from trainer.errors import CheckpointError, DataError, NotFiniteError, SpecError, Stopped, TrainerError
@@ -112,17 +113,17 @@ def _end(error: BaseException, has_stepped: bool, report: Progress) -> NoReturn:
     leave(code, report)
 
 
-class Loop:
+class Loop(Attempt[Named]):
     """One attempt at a run of a program's own step: checked before the first compile, then the loop over the steps."""
 
     def __init__(
         self, step: Any, state: Any, data: Any, options: Options, place: Place, stop: Stop, report: Progress
     ) -> None:
-        self.options, self.stop, self.report = options, stop, report
+        super().__init__(stop, report)
+        self.options = options
         self.done = 0  # steps that were dispatched; the metrics of the last may still be unread
         self.is_stepping = False  # whether this attempt has dispatched a step
-        self.saved = self.evaluated = -1  # the last steps that were handed to the store, and to `evaluate`
-        self._committed: int | None = None
+        self.evaluated = -1  # the last step that was handed to `evaluate`
         self._pending: tuple[int, dict[str, Any]] | None = None  # a step that was dispatched, and what it found
         self.mesh = meshes.build(options.axes, note=self._note)
         self.state = State(state, self.mesh, options.sharding)
@@ -306,58 +307,13 @@ class Loop:
             gc.collect()
         self.saved = done
 
-    def _report_commits(self) -> None:
-        """Reports a newly committed step to agent and metrics. Raises StorageError when a save failed."""
-        step = self.store.committed()
-        if step is not None and step != self._committed:
-            self._committed = step
-            self.metrics.committed(step)
-            self.report.committed(step)
-
     # --- the ends -----------------------------------------------------------------------------------------------------
-
-    def _leave_if_stopped(self, done: int, state: Named) -> None:
-        if self.stop.poll():
-            self._leave(done, state)
-
-    def _leave(self, done: int, state: Named) -> NoReturn:
-        """Saves the state if it is new, and raises Stopped. Every rank is at the same step."""
-        self.report.phase("save", done)
-        saved = max(self.saved, 0)
-        is_new, note = done > saved, f"nothing new to save after step {saved}"
-        if is_new and (taken := self.store.taken(done)):  # no reason to end a run that can go on from an older step
-            is_new, note = False, f"nothing new saved after step {saved}: {taken} in {self.folder} is another's"
-        if is_new:
-            note = f"saved step {done}"
-            self._save(done, state)
-        self._settle(done)
-        self.report.stopped(done, is_new, note)
-        raise Stopped(f"stopped from outside: {note}")
 
     def wait_for_saves(self) -> None:
         """Waits for a save that began before an error: it is valid, and the last of this attempt."""
         with contextlib.suppress(Exception):  # the run ends by its first error
             self.store.wait()
             self._report_commits()
-
-    def release(self) -> None:
-        """Gives the checkpoint folder back, before the first step: a run that is refused leaves it as it was."""
-        with contextlib.suppress(Exception):  # the run ends by its first error, whatever a store that is down raises
-            self.store.close()
-
-    def _settle(self, done: int) -> None:
-        """Waits until every save is committed or failed, and closes store and metrics."""
-        self.report.phase("save", done)
-        self.store.wait()
-        self._report_commits()
-        self.store.close()
-        self.metrics.close()
-
-    def _note(self, text: str) -> None:
-        """Prints a note, and reports it for summary.json."""
-        if jax.process_index() == 0:
-            print(text, flush=True)
-            self.report.note(text)
 
 
 def _checkpoints(options: Options, place: Place) -> str:

@@ -62,7 +62,8 @@ def source(data: Text, length: int, split: Literal["train", "eval"]) -> Pairs | 
         return None
     pattern = data.eval_path if split == "eval" and data.eval_path is not None else data.path
     paths = tuple(documents.found(pattern))
-    held = _held(paths, files.digest(list(paths)), data.tokenizer, length)
+    digest = files.digest(list(paths))
+    held = _held(paths, digest, data.tokenizer, length)
     count = len(held.ends) // 2
     share = Share(0.0 if is_apart else data.eval_split, count)
     is_held_out_P = share.is_held_out(np.arange(count))
@@ -72,7 +73,7 @@ def source(data: Text, length: int, split: Literal["train", "eval"]) -> Pairs | 
             f"data.path: {paths[0]} and what else matches hold {count} pairs that fit into train.model.length = "
             f"{length} ({held.too_long} are longer), and the {split} split has none of them"
         )
-    return Pairs(held, chosen_P, length, f"{split}, {data.eval_split} of sha256 {files.digest(list(paths))}, ", data)
+    return Pairs(held, chosen_P, length, f"{split}, {data.eval_split} of sha256 {digest}, ", data)
 
 
 class Pairs:
