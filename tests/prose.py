@@ -1,6 +1,6 @@
 """Lints all that users read with proselint: `python -m tests.prose`, part of `make check`.
 
-The texts are those of tests/launcher/test_words.py: pages, help, the schema, comments of examples, messages in the
+The texts are those of tests/messages.py: pages, help, the schema, comments of examples, messages in the
 sources. Code in them is left out.
 """
 
@@ -15,7 +15,7 @@ from proselint.config import DEFAULT
 from proselint.registry import CheckRegistry
 from proselint.tools import LintFile
 
-from tests.launcher.test_words import texts
+from tests.messages import texts
 
 # Not of technical text: curly quotes, accents of loanwords, advice on dates, legal and medical words.
 LEFT_OUT = ("typography", "needless_variants", "dates_times", "psychology", "restricted", "lexical_illusions")

@@ -38,12 +38,14 @@ class Published(Block):
     """A model that others have trained: sizes by name, weights from their files."""
 
     kind: str = Field(description="this model")
-    preset: str | None = Field(None, description="sizes by name, below the keys given here")
+    preset: str | None = Field(None, description="a preset of sizes by name; keys given here override it")
     init_from: Place | None = Field(
         None,
         description="a Hugging Face folder or gs://, s3:// URL to start from; its config.json sets every size",
     )
-    scan: bool = Field(True, description="layers are one loop: compiles fast; false: written out, runs faster")
+    scan: bool = Field(
+        True, description="run the layers as one loop (scan): compiles fast; false: unrolled, runs faster"
+    )
 
     @property
     def is_partial(self) -> bool:
@@ -75,7 +77,7 @@ class MLP(Block):
 
 
 class RopeScaling(Block):
-    """Rotary frequencies stretched, so that a model reads further than it was trained.
+    """Rotary frequencies scaled for a longer context than the model was trained with.
 
     ```yaml
     train:
@@ -88,20 +90,24 @@ class RopeScaling(Block):
     """
 
     kind: Literal["llama3", "linear", "yarn"] = Field(
-        "llama3", description="llama3 and yarn stretch slow frequencies alone, linear all of them"
+        "llama3", description="how frequencies are scaled: llama3 and yarn only the low ones, linear all"
     )
-    factor: Rate = Field(description="by which frequencies are divided")
+    factor: Rate = Field(description="frequencies are divided by it")
     original_length: Positive | None = Field(
-        None, description="tokens of an example before the stretching; linear has none"
+        None, description="context length before scaling, in tokens; not with linear"
     )
-    low_freq_factor: Rate = Field(1.0, description="llama3: turns within original_length below which one is slow")
-    high_freq_factor: Rate = Field(4.0, description="llama3: turns above which it is left alone; between, a blend")
-    beta_fast: Rate = Field(32.0, description="yarn: turns above which a frequency is left alone")
-    beta_slow: Rate = Field(1.0, description="yarn: turns below which it is divided; between, a blend")
+    low_freq_factor: Rate = Field(
+        1.0, description="llama3: frequencies with fewer rotations within original_length are divided"
+    )
+    high_freq_factor: Rate = Field(
+        4.0, description="llama3: those with more rotations are unchanged; interpolated in between"
+    )
+    beta_fast: Rate = Field(32.0, description="yarn: frequencies with more rotations are unchanged")
+    beta_slow: Rate = Field(1.0, description="yarn: those with fewer rotations are divided; interpolated in between")
     attention_factor: Rate | None = Field(
-        None, description="yarn: of the rotated queries and keys; default 0.1 × log(factor) + 1"
+        None, description="yarn: scale of the rotated queries and keys; default 0.1 × log(factor) + 1"
     )
-    truncate: bool = Field(True, description="yarn: the ends of the blend are whole channels")
+    truncate: bool = Field(True, description="yarn: round the ends of the interpolation to whole channels")
 
     @model_validator(mode="after")
     def _fits(self) -> RopeScaling:
@@ -110,7 +116,7 @@ class RopeScaling(Block):
         if any(getattr(self, name) != type(self).model_fields[name].default for name in others):
             raise ValueError(f"{', '.join(others)} does not apply to {self.kind}")
         if self.kind != "linear" and self.original_length is None:
-            raise ValueError(f"{self.kind} needs original_length, the tokens of an example before the stretching")
+            raise ValueError(f"{self.kind} needs original_length, the context length before scaling")
         if self.high_freq_factor <= self.low_freq_factor:
             low, high = self.low_freq_factor, self.high_freq_factor
             raise ValueError(f"high_freq_factor = {high:g} is not above low_freq_factor = {low:g}")
@@ -182,10 +188,10 @@ class Decoder(Published):
             "qwen3-235b-a22b",
         ]
         | None
-    ) = Field(None, description="sizes by name, below the keys given here")
+    ) = Field(None, description="a preset of sizes by name; keys given here override it")
     family: (
         Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "mixtral", "qwen3_moe"] | None
-    ) = Field(None, description="whose folder an export is; default the first that has a model of these keys")
+    ) = Field(None, description="model family that an export is written as; default the first that supports these keys")
     layers: Positive = Field(4, description="transformer blocks")
     width: Positive = Field(256, description="size of the residual stream")
     heads: Positive = Field(4, description="query heads; must divide width, unless head_size is given")
@@ -197,51 +203,55 @@ class Decoder(Published):
         None, description="longest sequence that an export states for the model, in tokens; default length"
     )
     rope_theta: Rate = Field(10000.0, description="base of the rotary position angles")
-    rope_scaling: RopeScaling | None = Field(None, description="stretched angles, for long examples; null: none")
+    rope_scaling: RopeScaling | None = Field(
+        None, description="scaled rotary frequencies, for a longer context; null: none"
+    )
     norm_eps: Rate = Field(1e-5, description="added to the mean square in RMSNorm")
     tied: bool = Field(False, description="the output matrix is the embedding")
     head_size: Positive | None = Field(None, description="channels of a head; default width / heads")
     biases: list[Literal["qkv", "out", "mlp"]] = Field(
-        [], description="products with a bias: queries, keys and values; attention's output; the MLP"
+        [], description="linear layers with a bias: queries, keys and values; attention's output; the MLP"
     )
     qk_norm: Literal["head", "whole"] | None = Field(
-        None, description="RMSNorm of queries and keys before their rotation: of each head, or of all as one"
+        None, description="RMSNorm of queries and keys before RoPE: per head, or over all heads"
     )
     norms: Literal["before", "after", "both"] = Field(
-        "before", description="RMSNorm of what attention and MLP read, of what they add, or of both"
+        "before", description="RMSNorm of the inputs of attention and MLP, of their outputs, or of both"
     )
-    norm_from_one: bool = Field(False, description="a norm multiplies by 1 + its weight, which then starts at 0")
-    activation: Literal["silu", "gelu", "gelu_tanh"] = Field("silu", description="of the MLP's gate")
-    embedding_scale: bool = Field(False, description="embeddings are multiplied by the root of width")
-    query_scalar: Rate | None = Field(None, description="scores are divided by its root; default head_size")
+    norm_from_one: bool = Field(False, description="norms multiply by 1 + weight, with weights initialized to 0")
+    activation: Literal["silu", "gelu", "gelu_tanh"] = Field("silu", description="activation function of the MLP")
+    embedding_scale: bool = Field(False, description="multiply embeddings by the square root of width")
+    query_scalar: Rate | None = Field(
+        None, description="attention scores are divided by its square root; default head_size"
+    )
     score_cap: Rate | None = Field(
-        None, description="bound of attention's scores, by cap × tanh(score / cap); null: none"
+        None, description="soft cap of attention scores: cap × tanh(score / cap); null: none"
     )
-    logit_cap: Rate | None = Field(None, description="the same of the logits")
+    logit_cap: Rate | None = Field(None, description="the same for the logits")
     window: Positive | None = Field(
-        None, description="tokens that a position sees, itself the last of them, in layers with a window; null: all"
+        None, description="sliding window: tokens that a position attends to, including itself; null: no window"
     )
     pattern: Annotated[list[Look], Field(min_length=1)] | None = Field(
-        None, description="which layers have the window, over and over: [window, full]; default all of them"
+        None, description="layers with and without the window, repeated: [window, full]; default: all have it"
     )
     rope_local_theta: Rate | None = Field(
-        None, description="rope_theta in the layers with a window, which then have no rope_scaling"
+        None, description="rope_theta of the layers with a window, to which rope_scaling then does not apply"
     )
     experts: Annotated[int, Field(ge=2)] | None = Field(
-        None, description="MLPs of a layer, of which a router picks a few for each token; null: one MLP"
+        None, description="experts (MLPs) of a layer, of which a router picks some for each token; null: one MLP"
     )
-    experts_per_token: Positive = Field(2, description="how many it picks")
+    experts_per_token: Positive = Field(2, description="how many experts a token goes to (top-k)")
     expert_hidden: Positive | None = Field(None, description="units of an expert; default hidden")
-    experts_normalized: bool = Field(True, description="the shares of a token's experts add up to 1")
-    dense_layers: list[Natural] = Field([], description="layers, from 0, that have one MLP all the same")
+    experts_normalized: bool = Field(True, description="normalize a token's top-k router probabilities to sum to 1")
+    dense_layers: list[Natural] = Field([], description="layers, from 0, with one dense MLP instead of experts")
     balance: Weight = Field(
-        0.0, description="weight of the loss that evens out what experts get, such as 0.01; a folder may say it"
+        0.0, description="weight of the load-balancing loss, such as 0.01; default from the folder, if it sets one"
     )
-    router_z: Weight = Field(0.0, description="weight of the squared log of the router's denominator, such as 1e-3")
+    router_z: Weight = Field(0.0, description="weight of the router's z-loss, such as 1e-3")
     capacity: Rate | None = Field(
         None,
-        description="tokens of an example that an expert takes, the first ones, in even shares, such as 1.25; "
-        "null: all",
+        description="capacity factor: an expert takes the first tokens of an example, up to an even share × this, "
+        "such as 1.25; null: all",
     )
 
     @model_validator(mode="after")
@@ -251,12 +261,12 @@ class Decoder(Published):
         if self.head_size is None and (self.width % self.heads or self.size % 2):
             raise ValueError(f"width = {self.width} does not split into heads = {self.heads} heads of even size")
         if self.size % 2:
-            raise ValueError(f"head_size = {self.head_size} is odd; rotary positions turn pairs of channels")
+            raise ValueError(f"head_size = {self.head_size} is odd; rotary embeddings rotate pairs of channels")
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}")
         if self.window is None and ("window" in (self.pattern or ()) or self.rope_local_theta is not None):
             key = "rope_local_theta" if self.pattern is None else "pattern"
-            raise ValueError(f"{key} is of layers with a window, and window is null")
+            raise ValueError(f"{key} applies to layers with a window, and window is null")
         self._check_experts()
         return self
 
@@ -265,7 +275,7 @@ class Decoder(Published):
         given = [key for key in asked if getattr(self, key) != type(self).model_fields[key].default]
         if self.experts is None:
             if given:
-                raise ValueError(f"{', '.join(given)} is of experts, and experts is null")
+                raise ValueError(f"{', '.join(given)} applies to experts, and experts is null")
             return
         if self.experts_per_token > self.experts:
             raise ValueError(f"experts_per_token = {self.experts_per_token} is more than experts = {self.experts}")
@@ -332,7 +342,7 @@ class GPT2(Published):
 
     kind: Literal["gpt2"] = Field("gpt2", description="this model")
     preset: Literal["gpt2-124m", "gpt2-355m", "gpt2-774m", "gpt2-1.5b"] | None = Field(
-        None, description="sizes by name, below the keys given here"
+        None, description="a preset of sizes by name; keys given here override it"
     )
     layers: Positive = Field(4, description="transformer blocks")
     width: Positive = Field(256, description="size of the residual stream")
@@ -343,7 +353,9 @@ class GPT2(Published):
     positions: Positive | None = Field(None, description="rows of the position table; default length")
     norm_eps: Rate = Field(1e-5, description="added to the variance in LayerNorm")
     dropout: Fraction = Field(0.0, description="dropout probability on residual branches")
-    drop_path: Fraction = Field(0.0, description="share of examples that skip the last layer; earlier ones less")
+    drop_path: Fraction = Field(
+        0.0, description="stochastic depth: probability of skipping the last layer; lower for earlier layers"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> GPT2:
@@ -377,24 +389,30 @@ class ViT(Published):
 
     kind: Literal["vit"] = Field("vit", description="this model")
     preset: Literal["vit-s16", "vit-b16", "vit-l16"] | None = Field(
-        None, description="sizes by name, below the keys given here"
+        None, description="a preset of sizes by name; keys given here override it"
     )
     layers: Positive = Field(6, description="transformer blocks")
     width: Positive = Field(192, description="size of the residual stream")
     heads: Positive = Field(3, description="attention heads; must divide width")
     hidden: Positive | None = Field(None, description="units of the MLP; default 4 × width")
     image: list[Positive] = Field([32, 32], description="height and width of an image; both a multiple of patch")
-    channels: Positive = Field(3, description="of an image, its last axis; 1: none")
+    channels: Positive = Field(3, description="channels of an image, its last axis; with 1 the axis may be absent")
     patch: Positive = Field(4, description="height and width of a patch")
     classes: Positive = Field(10, description="labels are 0 to classes - 1")
-    pool: Literal["cls", "mean"] = Field("cls", description="what is classified: a token of its own, or the mean")
+    pool: Literal["cls", "mean"] = Field(
+        "cls", description="classify from a class token (cls) or from the mean of the patches"
+    )
     norm_eps: Rate = Field(1e-12, description="added to the variance in LayerNorm")
     dropout: Fraction = Field(0.0, description="dropout probability on residual branches")
-    drop_path: Fraction = Field(0.0, description="share of examples that skip the last layer; earlier ones less")
-    pixel_mean: list[float] | None = Field(
-        None, description="of each channel, taken from the pixels; null: each image is standardized by itself"
+    drop_path: Fraction = Field(
+        0.0, description="stochastic depth: probability of skipping the last layer; lower for earlier layers"
     )
-    pixel_std: list[Rate] | None = Field(None, description="of each channel, then divided by; goes with pixel_mean")
+    pixel_mean: list[float] | None = Field(
+        None, description="mean of each channel, subtracted from the pixels; null: each image is standardized by itself"
+    )
+    pixel_std: list[Rate] | None = Field(
+        None, description="standard deviation of each channel, to divide by; goes with pixel_mean"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> ViT:

@@ -198,7 +198,7 @@ def _trainer(name: str, type: str, unit: str, help: str, *labels: str, key: str 
 # Every name a scrape of an agent holds while the built-in trainer runs. A rank's rows come from its own process.
 PROMETHEUS: tuple[Metric, ...] = (
     _agent("jaxlaunch_build_info", "gauge", "", "Always 1; the labels say what runs.", "version", "python"),
-    _agent("jaxlaunch_goodput_ratio", "gauge", "ratio", "Share of all seconds that went into steps that count."),
+    _agent("jaxlaunch_goodput_ratio", "gauge", "ratio", "Share of all seconds spent on steps that were kept."),
     _agent("jaxlaunch_clock_seconds", "gauge", "seconds", "Seconds of the run by where they went.", "cause"),
     _agent(
         "jaxlaunch_restarts_total",
@@ -212,12 +212,17 @@ PROMETHEUS: tuple[Metric, ...] = (
     _agent("jaxlaunch_generation", "gauge", "", "Which set of pods this is."),
     _agent("jaxlaunch_attempt", "gauge", "", "Which start of the processes this is, across JobSet restarts."),
     _agent("jaxlaunch_children_up", "gauge", "processes", "Processes of this host that are alive."),
-    _agent("jaxlaunch_heartbeat_age_seconds", "gauge", "seconds", "Since this agent heard of its most silent peer."),
+    _agent(
+        "jaxlaunch_heartbeat_age_seconds",
+        "gauge",
+        "seconds",
+        "Seconds since the last message of the agent that has been silent longest.",
+    ),
     _agent("jaxlaunch_host_memory_bytes", "gauge", "bytes", "Memory of this container: in_use, limit.", "kind"),
     _agent("jaxlaunch_phase", "gauge", "", "1 for the phase a rank is in, 0 for the others.", "rank", "phase"),
     _agent("jaxlaunch_phase_budget_left_seconds", "gauge", "seconds", "Until a rank counts as hung.", "rank"),
     _agent("jaxlaunch_rank_step", "gauge", "steps", "Steps a rank has reported as complete.", "rank"),
-    _agent("jaxlaunch_rank_lag_steps", "gauge", "steps", "Steps a rank is behind the foremost.", "rank"),
+    _agent("jaxlaunch_rank_lag_steps", "gauge", "steps", "Steps a rank is behind the one that is furthest.", "rank"),
     _trainer(
         "jaxlaunch_step", "gauge", "steps", "Optimizer steps that are complete, restored ones included.", key=Key.STEP
     ),
@@ -270,7 +275,7 @@ PROMETHEUS: tuple[Metric, ...] = (
     _trainer("jaxlaunch_loss", "gauge", "", "Training loss at the last logged step.", key=Key.LOSS),
     _trainer("jaxlaunch_grad_norm", "gauge", "", "Global norm of the gradients before clipping.", key=Key.GRAD_NORM),
     _trainer("jaxlaunch_learning_rate", "gauge", "", "Learning rate of the last logged step.", key=Key.LEARNING_RATE),
-    _trainer("jaxlaunch_loss_scale", "gauge", "", "What float16's mean loss is multiplied by.", key=Key.LOSS_SCALE),
+    _trainer("jaxlaunch_loss_scale", "gauge", "", "Loss scale of float16.", key=Key.LOSS_SCALE),
     _trainer("jaxlaunch_skipped_steps_total", "counter", "steps", "Steps that overflowed float16."),
     _trainer("jaxlaunch_empty_steps_total", "counter", "steps", "Steps without a single target, which change nothing."),
     _trainer("jaxlaunch_task_metric", "gauge", "", "What the task measures, its loss included.", "split", "metric"),
@@ -291,9 +296,7 @@ PROMETHEUS: tuple[Metric, ...] = (
         "Since the newest commit; since the start while there is none.",
     ),
     _trainer("jaxlaunch_checkpoint_saves_total", "counter", "saves", "Saves begun by this process."),
-    _trainer(
-        "jaxlaunch_checkpoint_blocking_seconds_total", "counter", "seconds", "Time the loop stood still for saves."
-    ),
+    _trainer("jaxlaunch_checkpoint_blocking_seconds_total", "counter", "seconds", "Time the loop waited for saves."),
     _trainer("jaxlaunch_compile_cache_hits_total", "counter", "programs", "Programs found in the cache."),
     _trainer("jaxlaunch_compile_cache_misses_total", "counter", "programs", "Programs not found in it."),
 )

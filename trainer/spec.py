@@ -42,11 +42,11 @@ class Source(Block):
     shuffle: bool = Field(True, description="a new order every epoch, drawn from the seed")
     trace: bool = Field(False, description="write the example ids of every step to the run folder")
     prefetch: Natural = Field(2, description="batches read ahead")
-    threads: Positive = Field(4, description="reading threads of a process")
+    threads: Positive = Field(4, description="threads per process that read examples")
     deterministic: bool | None = Field(
         None,
-        description="whether an example is equal each time it is read; default: not with a dataset or a task of yours, "
-        "whose examples get seeded generators, one at a time",
+        description="whether an example is the same each time it is read; default: false for a dataset or a task of "
+        "yours, whose examples are read one at a time with seeded generators",
     )
 
 
@@ -382,10 +382,12 @@ class Dpo(Block):
     ```
     """
 
-    kind: Literal["sigmoid", "ipo"] = Field("sigmoid", description="of a pair: DPO's own, or IPO's square")
-    beta: Annotated[float, Field(gt=0)] = Field(0.1, description="how much a departure from the reference costs")
+    kind: Literal["sigmoid", "ipo"] = Field("sigmoid", description="loss of a pair: DPO's (sigmoid) or IPO's")
+    beta: Annotated[float, Field(gt=0)] = Field(
+        0.1, description="strength of the penalty for diverging from the reference model"
+    )
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
-        0.0, description="share of the pairs that are taken to be the wrong way round"
+        0.0, description="assumed share of pairs whose labels are swapped"
     )
 
     @model_validator(mode="after")
@@ -408,14 +410,14 @@ class Loss(Block):
     chunks: Literal["auto"] | Positive = Field(
         "auto", description="tokens: sequence chunks for chunked cross-entropy; must divide length"
     )
-    z: Weight = Field(0.0, description="weight of the squared log of the softmax's denominator, such as 1e-4")
-    smoothing: Fraction = Field(0.0, description="of a label's weight, spread over all classes")
-    dpo: Dpo = Field(Dpo(), description="preferences: how a pair is judged")
+    z: Weight = Field(0.0, description="weight of the z-loss (squared log of the softmax normalizer), such as 1e-4")
+    smoothing: Fraction = Field(0.0, description="label smoothing: share of a label's weight spread over all classes")
+    dpo: Dpo = Field(Dpo(), description="preferences: the loss of a pair")
     mixup: Weight = Field(0.0, description="images: alpha of the Beta distribution that blends pairs; 0: none")
 
 
 class Samples(Block):
-    """What the model goes on with after some prompts, at each evaluation.
+    """Samples generated from prompts at each evaluation.
 
     ```yaml
     train:
@@ -430,7 +432,7 @@ class Samples(Block):
         description="texts, or token ids where the data has no tokenizer"
     )
     max_tokens: Positive = Field(64, description="tokens of a sample")
-    temperature: Weight = Field(0.0, description="0: always the likeliest token")
+    temperature: Weight = Field(0.0, description="0: greedy")
 
 
 class Eval(Block):
@@ -444,13 +446,17 @@ class Eval(Block):
     """
 
     every: Positive | None = Field(500, description="steps between evaluations; null: only at the end")
-    batches: Positive | None = Field(None, description="of one evaluation, of a mixture one a part at least; null: all")
-    samples: Samples | None = Field(None, description="prompts, to samples.jsonl of the run folder; null: none")
+    batches: Positive | None = Field(
+        None, description="batches per evaluation, at least one per part of a mixture; null: all"
+    )
+    samples: Samples | None = Field(
+        None, description="prompts to generate from, into samples.jsonl of the run folder; null: none"
+    )
 
 
 def _of_evaluation(metric: str) -> str:
     if not metric.startswith(EVAL) or metric == EVAL:
-        raise ValueError(f"is no metric of an evaluation; write {EVAL}loss, or another that it gives")
+        raise ValueError(f"is not a metric of an evaluation; write {EVAL}loss, or another that it gives")
     return metric
 
 
@@ -502,7 +508,7 @@ class StopEarly(Watched):
 
 
 class Checkpoint(Block):
-    """What is saved, where and how often. A run goes on from its newest verified step.
+    """What is saved, where and how often. A run resumes from its newest verified step.
 
     ```yaml
     train:
@@ -605,32 +611,35 @@ class TrainSpec(Block):
     task: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$", description="module:Class of a task")]
     model: Model = Field(MLP(), description="by kind; default the task's own")
     data: Data = Field(Tfds(), description="by source; default the task's own")
-    mesh: Mesh = Field(Mesh(dp=-1), description="how many devices split what; default all of them the batch")
-    precision: Precision = Field("fp32", description="by name, or in full")
+    mesh: Mesh = Field(Mesh(dp=-1), description="devices per mesh axis; default: all on dp")
+    precision: Precision = Field("fp32", description="a named policy, or the dtype of each part")
     batch_norm: Literal["global", "device"] = Field(
         "global",
-        description="a model of yours normalizes a micro-batch by the statistics of all its rows, or of each device's; "
-        "what it keeps of them is the devices' mean",
+        description="batch norm in a model of yours: statistics of the whole micro-batch, or of each device's part; "
+        "running statistics are averaged over devices",
     )
     remat: Remat = Field("none", description="activation checkpointing; a list names the activations to save")
-    batch: Positive = Field(128, description="examples of a step, over all devices and micro-batches")
-    accumulate: Positive = Field(1, description="micro-batches of a step")
+    batch: Positive = Field(128, description="global batch: examples per step, over all devices and micro-batches")
+    accumulate: Positive = Field(1, description="gradient accumulation: micro-batches per step")
     steps: Steps | None = Field(None, description=f"optimizer steps; or epochs; default {DEFAULT_STEPS} steps")
     epochs: Positive | None = Field(None, description="passes over the training set, in place of steps")
-    seed: Seed = Field(0, description="of the initial weights, the order of examples and what a task draws")
+    seed: Seed = Field(0, description="seed of the initial weights, the order of examples and a task's random numbers")
     optimizer: Optimizer = Field(Optimizer(), description="by name, with its schedule")
     lora: Lora | None = Field(None, description="adapters that are trained in place of the model; null: none")
-    loss: Loss = Field(Loss(), description="what is added to it in training")
+    loss: Loss = Field(Loss(), description="terms added to the loss in training, and label smoothing")
     eval: Eval = Field(Eval(), description="on the held-out set")
     checkpoint: Checkpoint = Field(Checkpoint(), description="where and how often")
-    stop_early: StopEarly | None = Field(None, description="end when evaluations get no better; null: never")
+    stop_early: StopEarly | None = Field(
+        None, description="early stopping: end when evaluations no longer improve; null: never"
+    )
     attention: Literal["auto", "xla", "cudnn", "splash"] = Field(
         "auto",
-        description="implementation; auto: cudnn or splash where devices, precision and sizes allow, else xla; noted",
+        description="implementation; auto: cudnn or splash if devices, precision and sizes allow, else xla; the log "
+        "says which",
     )
     compile_cache: Place | None = Field(None, description="folder or URL of XLA's compilation cache; null: none")
     on_nonfinite: OnNonfinite = Field(OnNonfinite(), description="when loss or gradients are not finite")
-    steps_per_dispatch: Positive = Field(1, description="steps sent to the device at once; more for tiny models")
+    steps_per_dispatch: Positive = Field(1, description="steps per dispatch to the device; more for tiny models")
     profile: Profile = Field(Profile(), description="which steps are traced")
     log_every: Positive = Field(10, description="steps between two lines of metrics")
 

@@ -43,7 +43,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
     "init": {"launcher init first": "writes first.yaml"},
     "list": {"launcher list": "the context's namespace", "launcher list -A": "all namespaces"},
     "logs": {
-        "launcher logs digits -f": "follow all ranks, over restarts",
+        "launcher logs digits -f": "follow all ranks, across restarts",
         "launcher logs digits --rank 0 --tail 20": "the last lines of rank 0",
         "launcher logs digits --previous": "before the last restart",
     },
@@ -65,7 +65,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
     },
     "sample": {
         'launcher sample lm --prompt "def main("': "one greedy continuation",
-        'launcher sample lm --prompt "def " -n 4 --temperature 0.8': "four drawn ones",
+        'launcher sample lm --prompt "def " -n 4 --temperature 0.8': "four random samples",
     },
     "schema": {
         "launcher schema > job.schema.json": "for an editor",
@@ -78,7 +78,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
     "stop": {"launcher stop digits": "saves first; submit again to resume"},
     "submit": {
         "launcher submit job.yaml": "returns at once",
-        "launcher submit job.yaml --follow --wait": "prints its lines; exits as the job does",
+        "launcher submit job.yaml --follow --wait": "prints its log; exits as the job does",
         "launcher submit job.yaml --dry-run=server": "validated, not kept",
         "launcher submit job.yaml --replace": "after the same name has ended",
     },

@@ -21,7 +21,7 @@ KINDS = ("classify", "lm", "own", "command")
     type=click.Choice(KINDS),
     default="classify",
     show_default=True,
-    help="classify: images; lm: text; own: a model, task and data of yours; command: a program of yours.",
+    help="classify: images; lm: text; own: your own model, task and data; command: your own program.",
 )
 def init(name: str | None, kind: str) -> None:
     """Write a starter job.yaml.

@@ -37,8 +37,8 @@ def plan_command(
     """Estimate the memory that JOB_FILE needs, and whether it fits.
 
     Devices, mesh, bytes of each device, what the cluster will be asked for, the Pod Security level that results, and
-    who can connect to the pods.
-    Asks no cluster. The bytes are of the trainer's own shapes, traced here on virtual devices; nothing is allocated.
+    who can connect to the pods. Does not contact a cluster.
+    The bytes come from tracing the trainer here on virtual devices; nothing is allocated.
     The exit code is 2 where the training cannot fit.
     """
     defaults = profile.load(profile_file)

@@ -27,7 +27,7 @@ def prepare_command(
     """Tokenize and pack the text of JOB_FILE, once.
 
     `run` does the same at its first start; give both the same --run-dir and --volume. What is prepared is found again
-    by what it was made of: files, tokenizer, packing. Stopped and started again, it goes on; what is there already is
+    by what it was made of: files, tokenizer, packing. After an interruption it resumes; what is there already is
     verified to the byte. Prints how many documents and tokens there are, how long they are, and how full the rows.
     """
     job = jobs.load(job_file, overrides)
@@ -41,7 +41,7 @@ def prepare_command(
     try:
         found = trainer_process.run("trainer.text.prepare", environ=environ, show=output.say)["prepared"]
     except KeyboardInterrupt:
-        output.say("stopped; what is complete is kept, and the same command goes on from there")
+        output.say("stopped; what is complete is kept, and the same command resumes from there")
         raise
     if form == "text":
         output.show(*(line for each in found for line in _lines(each)))

@@ -20,7 +20,7 @@ from launcher.manifests.prepare import prepare
 def render(job_file: Path, overrides: tuple[str, ...], namespace: str | None, profile_file: Path | None) -> None:
     """Print JOB_FILE as Kubernetes manifests.
 
-    Asks no cluster. The same job, code and cluster defaults give the same text:
+    Does not contact a cluster. The same job, code and cluster defaults give the same text:
     `launcher render job.yaml | kubectl apply -f -`.
     """
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")

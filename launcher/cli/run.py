@@ -31,7 +31,7 @@ RUN_DIR = "name another folder with --run-dir."
 @options.job
 @options.folders
 @click.option("--rank", default=None, metavar="N,N-M|all", help="Ranks to show. [default: all; 0 on a terminal]")
-@click.option("--simulate", is_flag=True, help="Use virtual CPU devices instead of GPUs or TPUs, as many.")
+@click.option("--simulate", is_flag=True, help="Use the same number of virtual CPU devices instead of GPUs or TPUs.")
 @click.option("--take-over", is_flag=True, help="Take the checkpoint folder over from the run that owns it.")
 def run(
     job_file: Path,

@@ -48,7 +48,7 @@ class Submit(click.Command):
     metavar="[=server]",
     help="Print the manifests; with =server, send them to the server to validate. Nothing is kept.",
 )
-@click.option("-f", "--follow", "is_following", is_flag=True, help="Print its lines until it ends, over restarts.")
+@click.option("-f", "--follow", "is_following", is_flag=True, help="Print its log until it ends, across restarts.")
 @click.option("--wait", "is_waiting", is_flag=True, help="Wait for its end; the exit code is the job's.")
 @click.option("--timeout", metavar="DURATION", help="Longest time for --wait and --follow; then the exit code is 124.")
 @click.option("--replace", is_flag=True, help="Delete a finished or stopped job of the same name first.")
@@ -71,7 +71,7 @@ def submit(
     """Submit JOB_FILE to a cluster.
 
     Everything that can be wrong is checked first; then at most four objects are written. Submitting the same job again
-    makes no second one: it is found running, or continues where it was stopped.
+    does not create a second one: a running job is left alone, a stopped one resumes.
     """
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")
     is_watching = is_waiting or is_following
@@ -138,7 +138,7 @@ def _said_to_run_on(jobset: Obj) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, ApiError, Unreachable):
         name = jobset["metadata"]["name"]
-        on = f"{name} runs on. `launcher logs -f {name}` shows its lines again, `launcher stop {name}` ends it"
+        on = f"{name} keeps running. `launcher logs -f {name}` shows its lines again, `launcher stop {name}` ends it"
         output.say(placed(on, jobset["metadata"]["namespace"]))
         raise
 
@@ -159,7 +159,9 @@ def _to_its_end(cluster: Cluster, jobset: Obj, is_following: bool, limit_s: floa
             )
         return _conclude(waiting.result())
     except Timeout:
-        output.say(placed(f"{name} is not over and runs on. `launcher status {name}` shows its state", namespace))
+        output.say(
+            placed(f"{name} has not ended and keeps running. `launcher status {name}` shows its state", namespace)
+        )
         return options.WAITED_TOO_LONG
 
 

@@ -293,7 +293,7 @@ class Cluster:
             found = None
         if not isinstance(found, dict):
             raise ClusterError(
-                f"{self.server}{path}: the answer is not of a Kubernetes API server.",
+                f"{self.server}{path}: the answer is not from a Kubernetes API server.",
                 "check the server's address in the kubeconfig.",
             )
         return found

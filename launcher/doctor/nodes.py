@@ -103,15 +103,15 @@ def access(spec: Obj) -> Findings:
         setting = DEVICE_OWNERSHIP.value
         yield unknown(
             f"whether user {user} of the pods may open {TPU_DEVICES.value} on the nodes",
-            "device files are root's unless containerd gives them to the pods' user; where they are closed, the job "
-            "ends at its start with exit code 64.",
+            "device files are root's unless containerd gives them to the pods' user; if that user may not open "
+            "them, the job fails at its start with exit code 64.",
             f"{_LOOK} grep device_ownership /host/etc/containerd/config.toml (wanted: {setting}); or {root}.",
         )
     added = (security.get("capabilities") or {}).get("add") or ()
     if job.pinning is not None and (user != 0 or PINNING_CAPABILITY.value not in added):
         yield unknown(
             f"how much memory user {user} of the pods may pin on the nodes for network {job.pinning}",
-            "it is the limit of their containerd; where it is small, the job ends at its start with exit code 64.",
+            "it is the limit of their containerd; if it is too small, the job fails at its start with exit code 64.",
             f"{_LOOK} sh -c 'grep locked /proc/$(pidof containerd)/limits' (wanted: unlimited, by "
             f"{PINNING_LIMIT.value} in its unit); or {root}.",
         )

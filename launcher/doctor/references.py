@@ -106,7 +106,7 @@ def room(needed: Checkpoints, found: Obj | None) -> Findings:
         yield ok(f"PersistentVolumeClaim {needed.claim} of {has} has room for {takes}")
         return
     what = f"PersistentVolumeClaim {needed.claim} of {has} has no room for {takes}"
-    full = "the save that finds the disk full ends the run with 84."  # EFS, NFS and hostPath enforce no size
+    full = "a save that finds the disk full ends the run with exit code 84."  # EFS, NFS and hostPath enforce no size
     why = f"the claim says {has}; if its storage enforces that, {full}"
     yield warn(what, why, "enlarge the claim, or lower train.checkpoint.keep.")
 

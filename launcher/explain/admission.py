@@ -47,8 +47,8 @@ _REJECTIONS = (
     _Rejection(
         re.compile(r"in namespace (?P<namespace>\S+) because it is being terminated"),
         "namespace-terminating",
-        "namespace {namespace} is being deleted, and takes nothing new",
-        "use another namespace: -n NAMESPACE. `kubectl get namespace {namespace} -o yaml` says what still keeps it.",
+        "namespace {namespace} is being deleted and accepts no new objects",
+        "use another namespace: -n NAMESPACE. `kubectl get namespace {namespace} -o yaml` shows what blocks it.",
     ),
     _Rejection(
         re.compile(r'violates PodSecurity "(?P<level>[^"]+)": (?P<what>.+)', re.DOTALL),

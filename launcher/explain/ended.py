@@ -38,7 +38,7 @@ def _deleting(snapshot: Snapshot) -> Answer:
     evidence = (*own, *terminating(snapshot.ending_namespace))
     whole = "" if snapshot.ending_namespace is None else f" with its namespace {snapshot.namespace}"
     if (held := stuck(snapshot)) is not None:
-        return Answer("stuck", f"is being deleted{whole}, and does not go: {held.what}", evidence, held.move)
+        return Answer("stuck", f"is being deleted{whole}, but is blocked: {held.what}", evidence, held.move)
     situation, move = "deleting", "wait; every pod has its grace period to save a checkpoint."
     if whole:
         situation, move = "namespace-terminating", "wait, and submit it to another namespace: -n NAMESPACE."

@@ -86,9 +86,9 @@ def _names(job: JobSpec) -> Iterator[Fault]:
 
 def _counts(job: JobSpec) -> Iterator[Fault]:
     for path, value, most, whose in (
-        (("hosts",), job.hosts, MOST_PODS, "a Job has at most {} pods"),
-        (("slices",), job.slices, _INT32, "a JobSet counts its Jobs to {}"),
-        (("restarts", "crash"), job.restarts.crash, _INT32, "a JobSet counts its restarts to {}"),
+        (("hosts",), job.hosts, MOST_PODS, "a Job can have at most {} pods"),
+        (("slices",), job.slices, _INT32, "a JobSet can have at most {} Jobs"),
+        (("restarts", "crash"), job.restarts.crash, _INT32, "a JobSet can restart at most {} times"),
     ):
         if value > most:
             yield Fault(path, f"{dotted(path)} = {value}: {whose.format(most)}.", f"use at most {most}.")
@@ -169,7 +169,9 @@ def network_fault(network: Network, kind: str, platform: str | None) -> Fault | 
     if name in ("default", "hostnetwork"):
         return None
     if KNOWN[kind].platform not in GPUS:
-        return Fault(("network",), f"network = {name} does not apply to {kind}.", "use default: it joins GPUs.")
+        return Fault(
+            ("network",), f"network = {name} does not apply to {kind}.", "use default: that network connects GPUs."
+        )
     if platform is not None and platform != _FABRICS.get(name, platform):
         message = f"network = {name} does not exist on platform = {platform}."
         hint = f"it is {_FABRICS[name]}'s; leave it out, or describe yours as {{profile: rdma, …}}."
@@ -229,7 +231,7 @@ def _environment(job: JobSpec) -> Iterator[Fault]:
                 yield Fault((block, name), message, "choose another name.")
     for name, value in job.env.items():
         if (size := len(f"{name}={value}".encode(errors="surrogatepass")) + 1) > LONGEST_VARIABLE:
-            message = f"env.{name} takes {size} bytes, and Linux starts no program with one over {LONGEST_VARIABLE}."
+            message = f"env.{name} takes {size} bytes, and Linux allows a program's variable {LONGEST_VARIABLE}."
             yield Fault(("env", name), message, _FILE)
     if (size := len(json.dumps(job.command)) + _REST_OF_JOB) > LONGEST_VARIABLE:  # it travels in JAXLAUNCH_JOB
         yield Fault(("command",), f"command takes {size} bytes, and {LONGEST_VARIABLE} is the most that fits.", _FILE)
@@ -326,7 +328,7 @@ def _task(job: JobSpec) -> Iterator[Fault]:
     if task.startswith("trainer.") and task not in TASK_DEFAULTS:
         near = contract.nearest(task, TASK_DEFAULTS)
         hint = f"did you mean {near[0]}?" if near else f"use {either(list(TASK_DEFAULTS))}, or module:Name of your own."
-        yield Fault(("train", "task"), f"train.task = {cut(task)} is no built-in task.", hint)
+        yield Fault(("train", "task"), f"train.task = {cut(task)} is not a built-in task.", hint)
 
 
 def _trainer(job: JobSpec) -> Iterator[Fault]:
@@ -334,7 +336,7 @@ def _trainer(job: JobSpec) -> Iterator[Fault]:
     kind = job.accelerator.type
     if job.train is not None and job.accelerator.platform == "rocm":
         hint = "use command: with a program and an image of your own, with JAX for ROCm."
-        yield Fault(("train",), f"train does not run on {kind}: the built-in trainer is not built for ROCm.", hint)
+        yield Fault(("train",), f"train does not run on {kind}: the built-in trainer does not support ROCm.", hint)
 
 
 _DEVICES: tuple[KeyPath, ...] = (("hosts",), ("slices",), ("accelerator",))

@@ -122,7 +122,7 @@ def batch_faults(job: JobSpec) -> Iterator[Fault]:
     if train.batch % parts:
         below, above = train.batch // parts * parts, -(-train.batch // parts) * parts
         shape = said(sizes) + (f" × accumulate {train.accumulate}" if train.accumulate > 1 else "")
-        message = f"train.batch = {train.batch} does not divide by {shape} = {parts}."
+        message = f"train.batch = {train.batch} is not divisible by {shape} = {parts}."
         yield Fault(("train", "batch"), message, f"use {either([size for size in (below, above) if size])}.")
 
 

@@ -24,7 +24,7 @@ _INTRODUCTION = """\
 
 Every key, from the schema itself: `launcher schema --markdown` prints this page, `launcher schema` the JSON schema.
 Only `name`, `accelerator` and one of `train` and `command` are required. An unknown key is an error, and so is a key of
-the schema that is not built yet.
+the schema that is not implemented yet.
 
 The file is YAML 1.2: `3e-4` is a number, `no`, `on` and `12:30` are text. A duration is `90s`, `10m`, `1h30m`, `3d` or
 whole seconds. A quantity is Kubernetes' own: `8`, `500m`, `32Gi`. Relative paths start at the file's folder. Any key

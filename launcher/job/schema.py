@@ -109,7 +109,7 @@ class Placement(Block):
     """
 
     preferred: LabelKey | None = Field(
-        None, description="the level, if one of its domains has room; a TPU slice also has its node pool to itself"
+        None, description="the level, if one of its domains has room; a TPU slice also gets its node pool for itself"
     )
     required: LabelKey | None = Field(
         None, description="the level; the job waits until one of its domains has room for a slice"
@@ -129,7 +129,7 @@ class Rdma(Block):
     resource: Annotated[
         str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"), Words("a resource's name, such as rdma/ib")
     ] = Field(description="the extended resource, such as rdma/ib")
-    count: Positive = Field(1, description="of them per host")
+    count: Positive = Field(1, description="number per host")
 
 
 Network = Literal["default", "hostnetwork", "efa", "gpudirect-tcpxo", "gpudirect-rdma"] | Rdma
@@ -150,11 +150,11 @@ class Resources(Block):
     memory: Quantity | None = Field(None, description="request and limit")
     ephemeral: Quantity | None = Field(None, description="ephemeral storage")
     shm: Quantity | None = Field(None, description="size of /dev/shm; counts against memory")
-    hugepages: Quantity | None = Field(None, description="huge pages of 2 MiB; Karpenter starts no node for them")
+    hugepages: Quantity | None = Field(None, description="huge pages of 2 MiB; Karpenter does not add nodes for them")
 
 
 class Restarts(Block):
-    """Restart limits per failure type. Each counts separately: preemptions and drained nodes are no crashes.
+    """Restart limits per failure type. Each counts separately: preemptions and drained nodes are not crashes.
 
     ```yaml
     restarts:
@@ -314,7 +314,8 @@ class JobSpec(Block):
     network: Network = Field("default", description="between hosts")
     network_policy: bool = Field(True, description="a NetworkPolicy: only the job's own pods and Prometheus reach it")
     gang_secret: bool = Field(
-        False, description="the hosts know each other by a Secret that submit creates, not by the JobSet's uid"
+        False,
+        description="hosts authenticate each other with a Secret that submit creates, instead of the JobSet's uid",
     )
     resources: Resources = Field(Resources(), description="of a host")
     restarts: Restarts = Field(Restarts(), description="how often to restart")
@@ -339,8 +340,8 @@ class JobSpec(Block):
     )
     service_account: ObjectName | None = Field(None, description="of the pods; its token is mounted only then")
     image_pull_secrets: list[ObjectName] = Field([], description="names of Secrets")
-    labels: dict[LabelKey, LabelValue] = Field({}, description="on everything the job makes")
-    annotations: dict[LabelKey, Text] = Field({}, description="on everything the job makes")
+    labels: dict[LabelKey, LabelValue] = Field({}, description="on every object of the job")
+    annotations: dict[LabelKey, Text] = Field({}, description="on every object of the job")
     node_selector: dict[LabelKey, LabelValue] = Field(
         {}, description="labels a node must have, in addition to those of the accelerator"
     )
@@ -348,7 +349,7 @@ class JobSpec(Block):
     init: list[dict[str, Any]] = Field([], description="init containers, as Kubernetes writes them")
     agent: Literal["auto", "image", "inject"] = Field(
         "auto",
-        description="where the agent comes from; auto: sent with a job that names an image for its command",
+        description="where the agent comes from; auto: inject if the job has command: and names an image",
     )
     pod: dict[str, Any] = Field(
         {},

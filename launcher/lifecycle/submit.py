@@ -140,7 +140,7 @@ class Submission:
             found = self._get()
         except ClusterError:
             unknown = "may exist: its creation had been sent" if self._is_sent else "was not created"
-            return f"{name} {unknown}, and the server does not answer. Submitting again makes no second one."
+            return f"{name} {unknown}, and the server does not answer. Submitting again does not create a second one."
         if found is None and self._is_sent:
             sent = "but its creation had been sent: `launcher list` shows whether it exists"
             return f"{name} does not exist now, {sent}. Nothing else was created."
@@ -258,7 +258,7 @@ class Submission:
             return self._get()
         except Unreachable:
             message = f"{fault.message}\nWhether JobSet {self._name} was created is unknown."
-            raise ClusterError(message, "submit again: it makes no second one.") from None
+            raise ClusterError(message, "submit again: that does not create a second one.") from None
 
     def _explained(self, fault: ApiError | Unreachable) -> ClusterError:
         """The fault, with what to do about it where the server's own message does not say."""
@@ -276,7 +276,9 @@ class Submission:
         self._cluster.delete(JOBSETS, self._name, self._namespace, uid=uid, propagation="Foreground")
         if not gone(self._cluster, JOBSETS, found, GONE_S):
             message = f"JobSet {self._name} is still being deleted after {GONE_S:.0f} s."
-            raise ClusterError(message, placed(f"`launcher explain {self._name}` says what keeps it.", self._namespace))
+            raise ClusterError(
+                message, placed(f"`launcher explain {self._name}` shows what blocks it.", self._namespace)
+            )
 
     # --- what it owns -------------------------------------------------------------------------------------------------
 
@@ -367,7 +369,7 @@ def _check_contents(found: Obj, manifest: Obj) -> None:
     if manifest["kind"] != CONFIGMAPS.kind or (difference := shared.difference(found, manifest)) is None:
         return
     name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
-    message = f"ConfigMap {name} in namespace {namespace} has the name of what this job brings, but {difference}"
+    message = f"ConfigMap {name} in namespace {namespace} has the name of one that this job creates, but {difference}"
     hint = f"ask who made it; `kubectl delete configmap {name} -n {namespace}`, then submit again: it is created again."
     raise UserError(f"{message}{whose(found)}. It was not changed.", hint)
 

@@ -213,7 +213,7 @@ def run(
             return Ended(summary.verdict.code, summary.to_json(), True, summary.is_refused(is_train), earlier.step)
         earlier.drop()
         if lock.is_gone:
-            say(f"{local.folder} was deleted while the run went on: its summary is written again, the rest is lost")
+            say(f"{local.folder} was deleted during the run: its summary is written again, the rest is lost")
             _write(local.folder / JOB, resolved)
         return Ended(summary.verdict.code, summary.to_json())
 

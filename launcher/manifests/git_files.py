@@ -95,7 +95,9 @@ def _with_repositories(folder: Path, names: list[str]) -> Iterator[str]:
     for name in names:
         way = posixpath.dirname(name.rstrip("/"))
         if name.startswith("/") or ".." in name.split("/") or not ways[way].is_relative_to(root):
-            message = f"git's index names {name!r}, which is outside of {folder}, and only that folder's files travel."
+            message = (
+                f"git's index names {name!r}, which is outside of {folder}, and only that folder's files are shipped."
+            )
             raise UserError(message, hint="`git rm --cached` takes the name out. Did you make this index yourself?")
         inner = folder / name
         if ways[way] != root / way:

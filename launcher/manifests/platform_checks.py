@@ -33,7 +33,7 @@ def _workdir(job: ResolvedJob) -> Iterator[Fault]:
     if code is None or workdir is None or workdir.startswith("/"):
         return
     if not PurePosixPath(job.workdir or "").is_relative_to(CODE):
-        message = f"workdir = {workdir} is outside of code = {code}, and only that folder travels."
+        message = f"workdir = {workdir} is outside of code = {code}, and only that folder is shipped."
         yield Fault(("workdir",), message, "give the path in the image, or a folder below the code.")
 
 
@@ -108,7 +108,7 @@ def _part_of_reservation(job: ResolvedJob) -> Iterator[Fault]:
         return
     name = capacity.reservation
     if job.platform == "eks" and job.provisioner == "karpenter" and not name.startswith(eks.RESERVATION_ID.value):
-        message = f"capacity.reservation = {name} is no id, by which Karpenter labels reserved nodes."
+        message = f"capacity.reservation = {name} is not an id, by which Karpenter labels reserved nodes."
         hint = f"write {eks.RESERVATION_ID.value}…, or provisioner: managed in the cluster defaults for node groups."
         yield Fault(("capacity", "reservation"), message, hint)
     for part in gke.IN_RESERVATION:
@@ -125,7 +125,7 @@ def _slices(job: ResolvedJob) -> Iterator[Fault]:
     spec = job.spec
     if job.platform == "gke" and spec.accelerator.platform == "tpu" and spec.slices > 1 and spec.hosts == 1:
         message = (
-            f"slices = {spec.slices}: GKE joins only slices of several hosts, "
+            f"slices = {spec.slices}: GKE connects only slices of several hosts, "
             f"and {spec.accelerator.type} {spec.accelerator.topology} is one host."
         )
         yield Fault(("slices",), message, "use a larger accelerator.topology, or slices: 1.")
@@ -173,10 +173,10 @@ def _gpudirect(job: ResolvedJob, network: str) -> Iterator[Fault]:
     if kind not in kinds or per_host != gpus:
         hint = f"it joins whole hosts of {either(kinds)}, {gpus} per host."
         if gke.COMPUTE_DOMAIN_GPU.value in job.node_labels.get(GKE_GPU, ()):
-            hint += f" That of {kind} also needs a ComputeDomain, which is not built: add both with pod:."
+            hint += f" That of {kind} also needs a ComputeDomain, which jaxlaunch does not create: add both with pod:."
         yield Fault(path, f"network = {network} does not apply to {kind} with {per_host} per host.", hint)
     elif network == "gpudirect-tcpxo" and job.node_labels.get(GKE_GPU) == (gpu,):
-        message = f"network = {network} does not exist on nodes of {gpu}, and their GPUDirect-TCPX is not built."
+        message = f"network = {network} does not exist on nodes of {gpu}, whose GPUDirect-TCPX is not supported."
         yield Fault(path, message, f"choose {GKE_GPU}: {gke.TCPXO_GPU.value}, or network: default.")
     if network == "gpudirect-tcpxo" and job.tcpxo is None:
         message = f"network = {network} needs the receive daemon's image, and the cluster defaults have none."
@@ -224,7 +224,7 @@ def _checkpoints(job: ResolvedJob) -> Iterator[Fault]:
             message = f"train.checkpoint.path = {folder} is on no volume: it would be lost with its pod."
             yield Fault(path, message, "mount a claim there: volumes: [{claim: …, path: …}].")
         elif isinstance(holder, Ephemeral) and job.spec.host_count > 1:
-            message = f"train.checkpoint.path = {folder} is on ephemeral space, of which every host has its own."
+            message = f"train.checkpoint.path = {folder} is on ephemeral storage, which every host has for itself."
             yield Fault(at, message, "mount a ReadWriteMany claim there.")
         elif getattr(holder, "read_only", False):
             yield Fault(at, f"train.checkpoint.path = {folder} is on a read-only volume.", "mount it for writing.")

@@ -114,7 +114,7 @@ def verdict(
             f"fits {make} only: {size(largest)} ({have.of})",
             f"choose nodes with {make} by node_selector, such as {{{choice}}}.",
         )
-    return Verdict(None, f"may not fit into {room}", "how much mp splits, the compiler decides: --compile counts it.")
+    return Verdict(None, f"may not fit into {room}", "the compiler decides how much mp splits: --compile measures it.")
 
 
 def _cure(train: TrainSpec, devices: int, shapes: Shapes, room: float) -> str:
@@ -161,7 +161,7 @@ def ingress(job: ResolvedJob) -> str:
         where = "are on the nodes' own addresses, which no NetworkPolicy protects: close them in the nodes' firewall"
         return f"anyone who reaches the nodes; {ports}, {where}"
     if not job.spec.network_policy:
-        return f"those whom the namespace's other NetworkPolicies admit; {ports}, are open where there is none"
+        return f"anyone whom the namespace's other NetworkPolicies admit; {ports}, are open where there is none"
     named = job.prometheus.namespace
     return f"its own hosts, and Prometheus in {'any namespace' if named is None else f'namespace {named}'}"
 

@@ -56,7 +56,7 @@ def _hugepages(job: ResolvedJob) -> Iterator[str]:
     """Pods that no node is started for."""
     if job.spec.resources.hugepages is not None and job.provisioner == "karpenter":
         yield (
-            f"resources.hugepages: {job.spec.resources.hugepages}, but Karpenter starts no node for pods that request "
+            f"resources.hugepages: {job.spec.resources.hugepages}, but Karpenter adds no node for pods that request "
             "huge pages: they wait until a node that has them is there."
         )
 
@@ -88,11 +88,15 @@ def _way(nodes: str) -> str:
         return "network: efa"
     if nodes == gke.TCPXO_GPU.value:
         slow, fast = gke.NCCL_GB_PER_S.value
-        return f"network: gpudirect-tcpxo, by which NVIDIA saw NCCL at {fast} GB/s in place of {slow}"
+        return f"network: gpudirect-tcpxo, with which NVIDIA measured NCCL at {fast} GB/s in place of {slow}"
     if nodes == gke.TCPX_GPU.value:
-        return f"their GPUDirect-TCPX is not built, and {gke.TCPXO_GPU.value} has network: gpudirect-tcpxo"
+        return (
+            f"jaxlaunch does not support their GPUDirect-TCPX, and {gke.TCPXO_GPU.value} has network: gpudirect-tcpxo"
+        )
     if nodes == gke.COMPUTE_DOMAIN_GPU.value:
-        return "their GPUDirect RDMA and the ComputeDomain of their NVLink are not built: add both with pod:"
+        return (
+            "jaxlaunch sets up neither their GPUDirect RDMA nor the ComputeDomain of their NVLink: add both with pod:"
+        )
     return "network: gpudirect-rdma"
 
 

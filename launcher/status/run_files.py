@@ -77,7 +77,7 @@ def _answer(lines: Iterable[str]) -> dict[str, Any]:
     except (binascii.Error, zlib.error, ValueError, RecursionError) as error:
         raise _broken(str(error)) from None
     if not isinstance(answer, dict):
-        raise _broken("it is no object")
+        raise _broken("it is not an object")
     return answer
 
 
@@ -117,4 +117,4 @@ def _log(fields: Any) -> RankText:
             recorded.whole(fields["rank"]), tuple(str(fields["text"]).splitlines()), recorded.whole(fields["left_out"])
         )
     except (ValueError, KeyError, TypeError):
-        raise _broken("a log is not as it should be") from None
+        raise _broken("a log does not have the expected form") from None

@@ -467,20 +467,20 @@ RARE: Mapping[str, Situation] = {
         then=deleted_alone,
     ),
     "stuck-job": Situation(
-        f"is being deleted, and does not go: finalizer {HOLD} has kept Job stuck-job-w-0",
+        f"is being deleted, but is blocked: finalizer {HOLD} has kept Job stuck-job-w-0",
         {"node_selector": {POOL: "none"}},
         after="unschedulable",
         then=deleted_with_a_held_job,
     ),
     "stuck": Situation(
-        f"is being deleted, and does not go: finalizer {HOLD} has kept JobSet stuck",
+        f"is being deleted, but is blocked: finalizer {HOLD} has kept JobSet stuck",
         {"node_selector": {POOL: "none"}},
         change=held_jobset,
         after="unschedulable",
         then=deleted,
     ),
     "stuck-namespace": Situation(
-        f"is being deleted with its namespace .*, and does not go: finalizer {HOLD} has kept JobSet stuck-namespace",
+        f"is being deleted with its namespace .*, but is blocked: finalizer {HOLD} has kept JobSet stuck-namespace",
         {"node_selector": {POOL: "none"}},
         "leaving",
         held_jobset,

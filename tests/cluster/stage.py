@@ -31,6 +31,7 @@ from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import until
 from tests.cluster.situations import SLEEP, SMALL, Prepare, Situation
+from tests.found import ON_CLUSTER, entry
 
 # What a job may be in before it has settled.
 ON_ITS_WAY = {
@@ -64,6 +65,26 @@ STATES = {
 }
 SETTLE_S = 600.0
 OUTSIDE = ("validatingwebhookconfigurations", "validatingadmissionpolicies", "validatingadmissionpolicybindings")
+
+
+# Of a job, all but events.
+OBJECTS = (
+    "/api/v1/namespaces/{}/pods",
+    "/apis/batch/v1/namespaces/{}/jobs",
+    "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets",
+    f"/apis/{preparations.KUEUE}/namespaces/{{}}/workloads",
+)
+
+
+def said(status: Any) -> Iterator[str]:
+    """Each reason with its message, and each exit code, however deep in an object."""
+    if isinstance(status, Mapping):
+        if words := [str(status[key]) for key in ("reason", "message") if status.get(key)]:
+            yield ": ".join(words)
+        if "exitCode" in status:
+            yield f"exit {status['exitCode']}"
+    for one in status.values() if isinstance(status, Mapping) else status if isinstance(status, list) else ():
+        yield from said(one)
 
 
 # An image of another platform.
@@ -191,6 +212,23 @@ class Stage:
         assert found is not None
         assert found.headline.removeprefix("job ").startswith(f"{name} ")
         return found
+
+    def messages(self, name: str, namespace: str = "plain") -> list[str]:
+        """What Kubernetes says of a job: events, and reasons and messages in the status of its objects."""
+        within = self.namespaces[namespace]
+        texts: list[str] = []
+        for path in (*OBJECTS, "/api/v1/namespaces/{}/events"):
+            for one in self.access.api.get(path.format(within))["items"]:
+                about = one.get("involvedObject", one["metadata"])["name"]
+                if about == name or about.startswith((f"{name}-w-", f"jobset-{name}-")):
+                    texts += said(one if "involvedObject" in one else one.get("status", {}))
+        return list(dict.fromkeys(texts))
+
+    def leads(self, name: str, namespace: str) -> None:
+        """Asserts that what Kubernetes says of the job leads to its entry in docs/troubleshooting.md."""
+        if words := ON_CLUSTER.get(name):
+            messages = self.messages(name, namespace)
+            assert any(words in entry(message) for message in messages), messages
 
     def remove(self) -> None:
         for name in self.namespaces.values():

@@ -48,6 +48,7 @@ def test_the_first_line_names_the_situation(stage: Stage, name: str) -> None:
     situation = RARE[name]
     found = stage.settles(name, situation.first_line, situation.namespace, changes=situation.then is not None)
     assert found.next_move or found.situation in ("running", "restarted")
+    stage.leads(name, situation.namespace)
 
 
 def test_a_submission_that_a_namespace_refuses_names_why_and_leaves_nothing(

@@ -38,6 +38,7 @@ def test_the_first_line_names_the_situation(stage: Stage, name: str) -> None:
     situation = SITUATIONS[name]
     found = stage.settles(name, situation.first_line, situation.namespace)
     assert found.next_move or found.situation in ("running", "restarted")
+    stage.leads(name, situation.namespace)
 
 
 def test_a_full_queue_is_named_with_its_numbers(stage: Stage) -> None:

@@ -23,6 +23,7 @@ from tests.cluster.access import Access
 from tests.cluster.command import launcher, project
 from tests.cluster.gangs import PATIENCE_S, Gang, program, until
 from tests.cluster.proxy import Proxy
+from tests.found import shows
 from tests.launcher import apiserver
 from trainer import contract
 
@@ -281,6 +282,12 @@ def test_a_wrong_way_to_the_server_is_named(here: Here, fault: Callable[[dict[st
     assert (refused.returncode, refused.stdout) == (3, "")
     assert said in refused.stderr
     assert CANARY not in refused.stderr
+    if fault is break_ca:
+        shows("The API server … is not trusted", refused.stderr)
+    if fault is break_token:
+        shows("does not accept the credentials of context", refused.stderr)
+    if fault is break_port:
+        shows("The API server … cannot be reached", refused.stderr)
 
 
 # --- stop, delete -----------------------------------------------------------------------------------------------------
@@ -318,7 +325,7 @@ def test_ctrl_c_ends_the_waiting_and_not_the_job(here: Here) -> None:
     waiting.send_signal(signal.SIGINT)
     _, err = waiting.communicate(timeout=PATIENCE_S)
     assert waiting.returncode == 130
-    assert f"mine runs on. `launcher logs -n {here.namespace} -f mine` shows its lines again" in err
+    assert f"mine keeps running. `launcher logs -n {here.namespace} -f mine` shows its lines again" in err
     assert "Traceback" not in err
     assert here.gang.status.get("terminalState") is None
 

@@ -19,6 +19,7 @@ from tests import needs
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import Gang, Object, Place, verdicts
+from tests.found import shows
 from trainer import contract
 
 ASKS = """
@@ -119,8 +120,10 @@ def test_devices_and_pinned_memory_are_looked_at_before_the_program_and_the_user
     assert seen["PATH"].startswith("/usr/local/nvidia/bin:/usr/local/bin:") and seen["uid"] == 1000
     said = refusal(closed)
     assert "cannot open /dev/vfio/0 as uid 1000: its owner is uid 0, its mode 0600; set users: {v5e: root}" in said
+    shows("cannot open /dev/vfio/0 as uid 1000", said)
     said = refusal(small)
     assert "network = rdma needs memory that programs pin, and this pod may pin 64 KiB" in said
+    shows("NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory", said)
     assert "LimitMEMLOCK=infinity" in said and "users: {h100: root}" in said
     assert found(mended)["uid"] == 0
     assert found(pins) | {"PATH": ""} == {"uid": 0, "pinned": 64 * 1024, "PATH": "", "LD_LIBRARY_PATH": None}

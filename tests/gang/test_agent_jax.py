@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.found import shows
 from tests.gang.agents import ROOT, Gang, children, is_alive, job, launch, script
 
 SIZE = 3
@@ -120,7 +121,8 @@ def test_a_rank_that_leaves_by_itself_is_named(tmp_path: Path, code: int) -> Non
     leaves = RAISES.replace('raise ValueError("a bad batch")', f"sys.exit({code})")
     gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, leaves)))), hosts=SIZE)
     assert codes == [83] * SIZE
-    assert gang.verdict["message"] == "rank 1's program ended while other ranks went on"
+    assert gang.verdict["message"] == "rank 1's program ended while other ranks were still running"
+    shows("program ended while other ranks were still running", gang.verdict["message"])
 
 
 def test_a_rank_that_is_killed_is_named_although_its_peers_fail_of_it(tmp_path: Path) -> None:
@@ -128,6 +130,7 @@ def test_a_rank_that_is_killed_is_named_although_its_peers_fail_of_it(tmp_path: 
     gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, killed)))), hosts=SIZE)
     assert codes == [137] * SIZE
     assert gang.verdict["message"].startswith("rank 1 was killed by SIGKILL")
+    shows("exit 137", gang.verdict["message"])
 
 
 def test_without_our_hook_a_bare_program_fails_with_a_warning_and_does_not_hang(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.gang import config
+from tests.found import shows
 from tests.gang.agents import PATIENCE_S, ROOT, Gang, job, launch, program
 from trainer import contract
 
@@ -28,6 +29,10 @@ def test_hosts_that_do_not_join_are_named(tmp_path: Path, present: tuple[int, ..
         assert "connection refused for" in gang.talk
     assert words in gang.talk
     assert words in gang.verdict["message"]
+    if 0 not in present:
+        shows("rendezvous: cannot join host 0 at …: connection refused", gang.verdict["message"])
+    else:
+        shows("rendezvous: host 1 did not join within", gang.verdict["message"])
 
 
 def test_a_leader_whose_name_does_not_resolve_is_reported(tmp_path: Path) -> None:
@@ -35,6 +40,7 @@ def test_a_leader_whose_name_does_not_resolve_is_reported(tmp_path: Path) -> Non
         codes = gang.start(1, env={contract.LEADER: "no-such-host.invalid:4711"}).wait()
     assert codes == [81]
     assert "cannot join host 0 at no-such-host.invalid:4711: name not resolved for" in gang.talk
+    shows("rendezvous: cannot join host 0 at …: name not resolved", gang.talk)
 
 
 def test_a_second_host_of_the_same_index_is_refused(tmp_path: Path) -> None:
@@ -61,6 +67,7 @@ def test_another_jax_version_is_refused_on_every_host(tmp_path: Path) -> None:
     ours = config.versions()["jax"]
     assert gang.verdict["message"] == f"host 2 has jax 9.9.9, host 0 has {ours}"
     assert (gang.verdict["host"], gang.verdict["cause"]) == (2, "bad_spec")
+    shows("has jax 0.10.2, host 0 has", gang.verdict["message"])
 
 
 def test_another_spec_is_refused_on_every_host(tmp_path: Path) -> None:
@@ -70,6 +77,7 @@ def test_another_spec_is_refused_on_every_host(tmp_path: Path) -> None:
         gang.start(1, env={contract.JOB: dataclasses.replace(one, grace_s=1.0).to_json()})
         assert gang.wait() == [64, 64]
     assert "host 1 has a different job: spec " in gang.verdict["message"]
+    shows("host 1 has a different job: spec", gang.verdict["message"])
 
 
 def test_a_tpu_worker_whose_number_is_not_ours_is_refused(tmp_path: Path) -> None:
@@ -90,6 +98,9 @@ def test_hosts_of_another_generation_or_run_do_not_disturb_the_gang(tmp_path: Pa
         gang.start(1).until_marked("up-0", "up-1")
         gang.allow("go")
         assert [gang.agents[host].wait(PATIENCE_S) for host in (0, 1)] == [0, 0]
+    lines = gang.talk.splitlines()
+    shows("belongs to another set of pods", next(line for line in lines if "another set of pods" in line))
+    shows("did not admit this host", next(line for line in lines if "did not admit" in line))
 
 
 def test_slices_make_one_row_of_hosts(tmp_path: Path) -> None:

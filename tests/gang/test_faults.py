@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.found import shows
 from tests.gang.runs import Running, digits, job, launch, until_gone
 
 NO_RESTARTS = {"crash": 0, "in_place": 0}
@@ -71,6 +72,7 @@ def test_a_lost_agent_is_named(tmp_path: Path) -> None:
         result = running.wait()
     assert result.code == 81
     assert "host 1" in result.verdict["message"]
+    shows("host 3 (ranks 24 to 31) was lost:", result.verdict["message"])
 
 
 def test_a_hang_is_told_with_the_stacks_of_every_rank(tmp_path: Path) -> None:
@@ -78,6 +80,7 @@ def test_a_hang_is_told_with_the_stacks_of_every_rank(tmp_path: Path) -> None:
     result = launch(tmp_path, slow, env=faulty(tmp_path, "hang", rank=1, step=21))
     assert result.code == 82
     assert result.verdict["rank"] == 1
+    shows("the step timeout of", result.verdict["message"])
     stacks = json.dumps(result.summary)
     assert "fail" in stacks and "faulty.py" in stacks and "train.py" in stacks
 

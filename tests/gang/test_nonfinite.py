@@ -11,6 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from tests.found import shows
 from tests.gang.runs import digits, job, launch
 
 pytestmark = pytest.mark.computes
@@ -28,6 +29,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_saved(tmp_path: Pat
     verdict = result.verdict
     assert (verdict["cause"], verdict["code"]) == ("not_finite", 76)
     assert f"step {step}: loss nan" in verdict["message"]
+    shows("step 120: loss nan with gradient norm nan", verdict["message"])
     assert len((result.folder / "attempts.jsonl").read_text().splitlines()) == 1
     assert sorted(result.losses) == list(range(1, step)) and np.isfinite(list(result.losses.values())).all()
     folders = sorted(path.name for path in (result.folder / "checkpoints").iterdir() if path.name.isdecimal())

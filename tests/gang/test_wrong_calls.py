@@ -19,6 +19,7 @@ import pytest
 
 from launcher.local import run as local
 from tests.compiled import QUICK_COMPILES
+from tests.found import shows
 from tests.gang import wrong_specs
 from tests.gang.runs import HERE, digits, job, launch, succeed
 from tests.launcher.invoke import Left, launcher
@@ -50,7 +51,7 @@ CALLS: dict[str, tuple[list[str], str]] = {
     "a schema of the future": (["schema=2"], "schema = 2 is not 1"),
     "a mesh of other devices": (["train.mesh.dp=3"], "train.mesh.dp = 3 does not divide 2 devices"),
     "a negative axis": (["train.mesh.mp=-2"], "an axis is a positive number of devices"),
-    "a batch that does not divide": (["train.batch=7"], "train.batch = 7 does not divide by dp 2"),
+    "a batch that does not divide": (["train.batch=7"], "train.batch = 7 is not divisible by dp 2"),
     "processes that do not divide": (["processes_per_host=3"], "does not divide accelerator.per_host = 2"),
     "a topology of a CPU": (["accelerator.topology=2x2"], "does not apply to cpu"),
     "hosts of GPUs": (["accelerator={type: h100}", "hosts=2"], "this machine is one host"),
@@ -62,7 +63,7 @@ CALLS: dict[str, tuple[list[str], str]] = {
     "an optimizer that does not exist": (["train.optimizer.name=adamx"], 'did you mean "adam"?'),
     "a schedule that does not exist": (["train.optimizer.schedule=cosin"], 'did you mean "cosine"?'),
     "a group without a pattern": (["train.optimizer.groups=[{freeze: true}]"], "groups.0.match is missing."),
-    "a metric of training": (["train.checkpoint.best={metric: loss}"], "is no metric of an evaluation"),
+    "a metric of training": (["train.checkpoint.best={metric: loss}"], "is not a metric of an evaluation"),
     "a metric of either way": (["train.stop_early={metric: eval/accuracy, patience: 2}"], "needs mode for metric ="),
     "a precision that does not exist": (["train.precision=fp8"], "train.precision = fp8 is not one of"),
     "checkpoints over http": (["train.checkpoint.path=http://host/x"], "is not a folder or a gs:// or s3:// URL."),
@@ -101,7 +102,7 @@ FILES: dict[str, tuple[bytes | None, str]] = {
 
 # What the trainer says of tests/gang/wrong_specs.py's.
 SAID: dict[str, tuple[int, str]] = {
-    "another width": (78, "train.model.width was 32, the job says 9; go on as it was, or set checkpoint.path"),
+    "another width": (78, "train.model.width was 32, the job says 9; change it back, or set checkpoint.path"),
     "more layers": (78, "train.model.layers was 1, the job says 2"),
     "another kind of model": (78, "train.model.kind was mlp, the job says vit"),
     "another optimizer": (78, "was trained with adamw, the job says sgd"),
@@ -113,7 +114,10 @@ SAID: dict[str, tuple[int, str]] = {
     "no shuffling": (78, "train.data.shuffle is false, but the checkpoints in"),
     "fewer steps": (64, "train.steps = 3; step 6 is already saved in"),
     "other data": (65, "the training data changed"),
-    "adapters of nothing": (64, "train.lora.targets: wq matches no product of train.model.kind = gpt2; there are c_"),
+    "adapters of nothing": (
+        64,
+        "train.lora.targets: wq matches no linear layer of train.model.kind = gpt2; there are c_",
+    ),
     "adapters for images": (64, "train.lora: is of a decoder or gpt2, and train.model.kind = mlp"),
     "a task of no module": (64, "No module named 'nowhere'. `code: .` in job.yaml ships and imports"),
     "a task that the module lacks": (64, "has no 'Classifier'. It defines Classify"),
@@ -145,7 +149,7 @@ SAID: dict[str, tuple[int, str]] = {
     "a decay longer than the epochs": (64, "decay = 1000 do not fit in 32 steps"),
     "a profile behind the end": (64, "train.profile.at = 1000 is not below the 32 steps"),
     "a mesh of other devices": (64, "asks for 3 devices, there is 1"),
-    "an optimizer that does not exist": (64, 'train.optimizer.name: is no optimizer (did you mean "adam"?)'),
+    "an optimizer that does not exist": (64, 'train.optimizer.name: is not a known optimizer (did you mean "adam"?)'),
     "an optimizer that is none": (64, "a_number makes an int, not an optax.GradientTransformation"),
     "an optimizer that cannot be made": (64, "optax:adamw(learning_rate, b9) failed: TypeError"),
     "a schedule that is none": (64, "a_number makes an int, not a schedule"),
@@ -255,6 +259,12 @@ def test_what_the_trainer_refuses_is_one_sentence_with_its_code(name: str, said:
     assert says in said[name]["says"] and len(said[name]["says"].splitlines()) == 1
 
 
+def test_some_of_it_is_found_on_the_page_of_errors(said: dict[str, dict[str, Any]]) -> None:
+    shows("the training data changed", said["other data"]["says"])
+    shows("train.checkpoint.path = … cannot be written", said["checkpoints in a file"]["says"])
+    shows("ModuleNotFoundError: No module named", said["a task of no module"]["says"])
+
+
 @pytest.mark.parametrize("name", ["another optimizer", "other data", "GPUs that are not here"])
 def test_a_refusal_is_printed_once_and_changes_nothing(name: str, finished: Path, tmp_path: Path) -> None:
     """As a user starts it beside the finished run."""
@@ -265,6 +275,8 @@ def test_a_refusal_is_printed_once_and_changes_nothing(name: str, finished: Path
     (tmp_path / "run").symlink_to(finished / "run")
     before = tree(finished / "run")
     result = launch(tmp_path, document)
+    if name not in SAID:
+        shows("the job asks for 8 GPUs, this machine (…) has", result.stderr)
     told = result.stdout + result.stderr
     assert result.code == code, told
     assert told.count(says) == 1 and "Traceback" not in told and "Error" not in told, told

@@ -3,50 +3,28 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from launcher.agent.io.ports import free_port
 from launcher.errors import UserError
 from launcher.job import load
-from tests.launcher.test_troubleshooting import ROWS
+from tests.found import NOT_HERE, ON_CLUSTER, ROWS, entry, phrases, shown, shows
+from tests.launcher.invoke import launcher
 from trainer import contract
 
 ROOT = Path(__file__).parents[2]
-
-
-def phrases(row: list[str]) -> list[str]:
-    return re.findall(r"`([^`]+)`", row[0])
-
-
-def pattern(phrase: str) -> str:
-    """The phrase with any numbers in the place of its own but of an exit code, and anything for `…`."""
-    if phrase.startswith("exit "):
-        return rf"{phrase}(?!\d)"
-    parts = (re.sub(r"\d+", r"\\d+", re.escape(part)) for part in phrase.split("…"))
-    return ".*?".join(parts)
-
-
-def entry(message: str) -> str:
-    """The words on the screen of the entry whose longest phrase is in the message; "" where none is."""
-    found = [
-        (len(phrase), row[0])
-        for row in ROWS
-        for phrase in phrases(row)
-        if re.search(rf"(?<!\w){pattern(phrase)}", message, re.DOTALL)
-    ]
-    return max(found, default=(0, ""))[1]
-
-
+HERE = Path(__file__).parents[1] / "trainer"
 OF_JAX = {
     "module": "ModuleNotFoundError: No module named",
     "memory of the host": "MemoryError",
     "backend": "Unknown backend: 'gpu' requested",
-    "memory of a device": "RESOURCE_EXHAUSTED: Out of memory",
+    "memory of a device": "RESOURCE_EXHAUSTED: Out of memory allocating",
     "contraction": "dot_general requires contracting dimensions",
     "broadcast": "got incompatible shapes for broadcasting",
     "split": "implies that array axis 0 is partitioned",
@@ -60,12 +38,35 @@ OF_JAX = {
     "late": "must be called before any JAX calls",
     "tree": "metadata tree structures do not match",
     "absent": "Requested directory for restore does not exist",
+    "donated": "Some donated buffers were not usable",
+    "traced once": "step was compiled once and is not traced again",
+    "no metadata": "Unable to uniquely reconstruct tree",
+    "no arrays": 'Error opening "zarr" driver',
+    "full": "OSError: [Errno 28] No space left on device",
+    "data file": "`FileNotFoundError`",
 }
+OF_PEERS = {
+    "twice": "distributed.initialize should only be called once.",
+    "barrier": "DEADLINE_EXCEEDED: Barrier timed out",
+    "key": "DEADLINE_EXCEEDED: GetKeyValue() timed out with key",
+    "other process": "Fetching value for jax.Array that spans non-addressable",
+    "sum": "Gloo all-reduce failed:",
+    "unhealthy": "The following tasks are unhealthy",
+    "ended": "Terminating process because the JAX distributed service",
+}
+LOGGED = {"unhealthy": "error to all tasks", "ended": "Terminating process"}
+# Programs, and what is left of them.
+OF_PROGRAMS = {
+    "exit 0": [sys.executable, "-c", ""],
+    "exit 1": [sys.executable, "-c", "raise SystemExit(1)"],
+    "exit 127": ["sh", "-c", "no-such-program"],
+}
+SIGNALS = ["SIGABRT", "SIGBUS", "SIGKILL", "SIGSEGV", "SIGTERM"]
 
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, str]:
-    program = [sys.executable, str(ROOT / "tests/trainer/make_errors.py")]
+    program = [sys.executable, str(HERE / "make_errors.py")]
     done = subprocess.run(program, capture_output=True, text=True, timeout=600, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, str] = json.loads(done.stdout)
@@ -74,28 +75,104 @@ def made() -> dict[str, str]:
 
 @pytest.mark.parametrize("name", OF_JAX)
 def test_an_error_of_a_program_is_found(name: str, made: dict[str, str]) -> None:
-    assert OF_JAX[name] in entry(made[name]), made[name]
+    shows(OF_JAX[name], made[name])
 
 
-@pytest.mark.parametrize("number", ["SIGABRT", "SIGBUS", "SIGKILL", "SIGSEGV", "SIGTERM"])
+@pytest.fixture(scope="module")
+def of_peers() -> dict[str, str]:
+    """What rank 0 of two processes prints; its peer kills itself."""
+    port = free_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "make_peer_errors.py"), str(port), str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        out, err = ranks[0].communicate(timeout=600)
+        ranks[1].communicate(timeout=600)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert ranks[0].returncode < 0 and out, err[-3000:]
+    lines = err.splitlines()
+    logged = {name: next(line for line in lines if words in line) for name, words in LOGGED.items()}
+    return json.loads(out.splitlines()[-1]) | logged
+
+
+@pytest.mark.parametrize("name", OF_PEERS)
+def test_an_error_between_processes_is_found(name: str, of_peers: dict[str, str]) -> None:
+    shows(OF_PEERS[name], of_peers[name])
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_what_a_signal_leaves_is_found(number: str) -> None:
     kill = f"import os; os.kill(os.getpid(), {getattr(signal, number).value})"
     done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", kill], capture_output=True, text=True)
-    message = f"{done.stderr}exit {128 - done.returncode}"
-    assert f"`{number}`" in entry(message), message
+    shows(f"`{number}`", f"{done.stderr}exit {128 - done.returncode}")
+
+
+@pytest.mark.parametrize("code", OF_PROGRAMS)
+def test_what_a_program_ends_with_is_found(code: str) -> None:
+    done = subprocess.run(OF_PROGRAMS[code], capture_output=True)
+    shows(f"`{code}`", f"exit {done.returncode}")
 
 
 def test_an_error_of_a_job_is_found() -> None:
     with pytest.raises(UserError) as raised:
         load.parse("name: a\naccelerator: {type: cpu, per_host: 8}\ntrain: {task: 'a:B', batch: 100}\n")
-    assert "does not divide by" in entry(str(raised.value)), str(raised.value)
+    shows("train.batch = 100 is not divisible by", str(raised.value))
+
+
+def test_errors_of_commands_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    shows("no such file, and this is not a pod of a cluster", launcher(capsys, monkeypatch, "list").err)
+    shows("`exit 2`", f"exit {launcher(capsys, monkeypatch, 'validate', str(tmp_path)).code}")
 
 
 @pytest.mark.parametrize("code", [code for code in contract.OUTCOMES if code != contract.DONE])
 def test_the_last_line_of_a_run_is_found(code: int) -> None:
+    """Each code is left by a pod in tests/cluster/test_exit_codes.py."""
     said = f"launcher: failed at step 40: rank 1 said something new (exit {code}); see runs/lm/summary.json"
     assert f"`exit {code}`" in entry(said)
 
 
 def test_an_unknown_message_is_not_found() -> None:
     assert entry("all went well") == ""
+
+
+# --- which have been made -------------------------------------------------------------------------------------------
+
+
+def produced() -> Iterator[str]:
+    """The words of entries that a test produces."""
+    yield from (words for words, _ in shown())
+    for table in (OF_JAX, OF_PEERS, ON_CLUSTER):
+        yield from table.values()
+    yield from (f"`{code}`" for code in OF_PROGRAMS)
+    yield from (f"`{number}`" for number in SIGNALS)
+    yield from (f"`exit {code}`" for code in contract.OUTCOMES)
+
+
+def entries(words: Sequence[str]) -> set[str]:
+    """The entries that have some of these words; each has one."""
+    cells = [row[0] for row in ROWS]
+    found = {one: [cell for cell in cells if one in cell] for one in words}
+    assert [one for one, cells in found.items() if not cells] == []
+    return {cell for cells in found.values() for cell in cells}
+
+
+def test_every_entry_is_produced_by_a_test_or_it_is_known_why_not() -> None:
+    made, left = entries([*produced()]), entries([words for them in NOT_HERE.values() for words in them])
+    assert len(made) >= 60
+    assert sorted({row[0] for row in ROWS} - made - left) == []
+    assert sorted(made & left) == []
+
+
+def test_every_entry_has_words_to_be_found_by() -> None:
+    assert [row[0] for row in ROWS if not phrases(row)] == []

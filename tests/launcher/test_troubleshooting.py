@@ -10,12 +10,11 @@ import pytest
 from launcher import troubleshooting
 from launcher.doctor.checks import CHECKS, SERVER
 from launcher.explain.situations import SITUATIONS
+from tests.found import PAGE, ROWS
 from tests.launcher.test_docs import anchors
 from trainer import contract
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / troubleshooting.PAGE).read_text()
-ROWS = [re.split(r"(?<!\\)\|", line)[1:-1] for line in PAGE.splitlines() if re.match(r"\| (?!---|on the screen)", line)]
 # Situations of a job that needs nobody's help.
 WELL = frozenset(
     """creating queued gathering running restarted restarting stopping stopped done deleting starting

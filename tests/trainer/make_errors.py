@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from trainer.step.executable import Executable
 
 MESH = Mesh(np.array(jax.devices()), ("dp",))
 LEAKED: list[Any] = []
@@ -54,6 +57,36 @@ def absent() -> Any:
         return checkpointer.restore(Path(folder, "a"))
 
 
+def donated() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return jax.jit(lambda x: x[:1], donate_argnums=0)(jnp.ones(3))
+
+
+def traced_once() -> Any:
+    return Executable(
+        "train",
+        lambda x: x + 1,
+        (jax.ShapeDtypeStruct((2,), jnp.float32, sharding=NamedSharding(MESH, PartitionSpec())),),
+    )(jnp.ones(3))
+
+
+def damaged(what: str, by: Callable[[Path], object]) -> Any:
+    """Restores a checkpoint of whose files those that match `what` were changed."""
+    with tempfile.TemporaryDirectory() as folder, ocp.StandardCheckpointer() as checkpointer:
+        saved = Path(folder, "a")
+        checkpointer.save(saved, {"w": jnp.ones(3)})
+        checkpointer.wait_until_finished()
+        for path in sorted(saved.rglob(what)):
+            by(path)
+        return checkpointer.restore(saved, {"w": jnp.ones(3)})
+
+
+def full() -> None:
+    with open("/dev/full", "w") as file:
+        file.write("a line")
+
+
 ERRORS: dict[str, Callable[[], Any]] = {
     "module": lambda: __import__("einops_of_mine"),
     "memory of the host": lambda: bytearray(1 << 62),
@@ -72,6 +105,12 @@ ERRORS: dict[str, Callable[[], Any]] = {
     "late": lambda: jax.distributed.initialize("127.0.0.1:1", 1, 0),
     "tree": other_tree,
     "absent": absent,
+    "donated": donated,
+    "traced once": traced_once,
+    "no metadata": lambda: damaged("_METADATA", lambda path: path.write_text('{"tree_metadata": {}}')),
+    "no arrays": lambda: damaged("*.ocdbt", Path.unlink),
+    "full": full,
+    "data file": lambda: open("/data/train.csv"),
 }
 
 

@@ -40,7 +40,7 @@ def faults(**train: Any) -> dict[str, str]:
             "does not apply to my:rate; give it in args",
         ),
         ({"schedule": {"args": {"a": 1}}}, "schedule.args", "does not apply to cosine"),
-        ({"name": "adamx"}, "name", 'is no optimizer (did you mean "adam"?)'),
+        ({"name": "adamx"}, "name", 'is not a known optimizer (did you mean "adam"?)'),
         ({"name": "my:own", "b1": 0.9}, "b1", "does not apply to my:own; give it in args"),
         ({"args": {"b1": 0.9}}, "args", "does not apply to adamw, which takes b1, b2, eps"),
         ({"chain": [{"name": "lion"}], "b1": 0.9}, "b1", "does not apply to a chain; give it in the entry"),
@@ -187,7 +187,7 @@ def test_weights_to_start_from_are_in_a_folder_or_a_bucket(path: str) -> None:
     [
         ({"width": 60, "heads": 8}, "width = 60 does not split into heads = 8"),
         ({"head_size": 7}, "head_size = 7 is odd"),
-        ({"pattern": ["window"]}, "pattern is of layers with a window, and window is null"),
+        ({"pattern": ["window"]}, "pattern applies to layers with a window, and window is null"),
         ({"rope_local_theta": 1e4}, "rope_local_theta is of layers with a window"),
         ({"rope_scaling": {"factor": 2.0}}, "llama3 needs original_length"),
         ({"rope_scaling": {"kind": "linear", "factor": 2.0, "beta_fast": 9.0}}, "beta_fast does not apply to linear"),

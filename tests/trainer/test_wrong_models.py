@@ -140,10 +140,12 @@ WRONG = {
     "another window": Wrong("sliding_window is 16", {"window": 8}, "mistral_tiny"),
     "a folder that is not there": Wrong("nowhere", {"init_from": "nowhere"}),
     # meshes
-    "experts that ep does not divide": Wrong("does not divide over ep = 8", {}, "mixtral_tiny", {"mesh": {"ep": 8}}),
+    "experts that ep does not divide": Wrong(
+        "cannot be split evenly over ep = 8", {}, "mixtral_tiny", {"mesh": {"ep": 8}}
+    ),
     "ep without experts": Wrong("train.mesh.ep = 2 splits experts", {}, keys={"mesh": {"dp": 4, "ep": 2}}),
     "heads that mp does not divide": Wrong("mp = 8", {}, keys={"mesh": {"mp": 8}}),
-    "a batch that the mesh does not divide": Wrong("train.batch = 12 does not divide", {}, keys={"batch": 12}),
+    "a batch that the mesh does not divide": Wrong("train.batch = 12 cannot be split evenly", {}, keys={"batch": 12}),
     # adapters
     "a target that is no product": Wrong("wq matches no product", {}, keys=lora(targets=["wq"])),
     "adapters of experts": Wrong("w1 matches no product", {}, "mixtral_tiny", lora(targets=["w1"])),
@@ -159,7 +161,7 @@ WRONG = {
         "matches no parameter", {}, keys=optimizer(groups=[{"match": "wte", "lr": 2}])
     ),
     "nothing to train": Wrong("freeze every parameter", {}, keys=optimizer(groups=[{"match": ".*", "freeze": True}])),
-    "an optimizer that does not exist": Wrong("is no optimizer", {}, keys=optimizer(name="adamx")),
+    "an optimizer that does not exist": Wrong("is not a known optimizer", {}, keys=optimizer(name="adamx")),
     # samples while training
     "a sample of a token that is none": Wrong("has the token 97", {}, keys={"eval": {"samples": {"prompts": [[97]]}}}),
     "a sample of text without a tokenizer": Wrong("give token ids", {}, keys={"eval": {"samples": {"prompts": ["a"]}}}),

@@ -24,15 +24,17 @@ class Lora(Block):
         None, description="a peft folder or URL to start from: it sets rank, alpha, targets and rslora"
     )
     rank: Positive = Field(16, description="columns of an adapter's first matrix, rows of its second")
-    alpha: Rate = Field(32.0, description="what an adapter adds is multiplied by alpha / rank")
+    alpha: Rate = Field(32.0, description="the adapter's output is multiplied by alpha / rank")
     targets: Annotated[list[str], Field(min_length=1)] = Field(
         ["q", "v"],
-        description="products with an adapter: q, k, v, o, gate, up, down, peft's names (q_proj), or all-linear",
+        description="linear layers with an adapter: q, k, v, o, gate, up, down, peft's names (q_proj), or all-linear",
     )
-    dropout: Fraction = Field(0.0, description="share of an adapter's inputs that training leaves out")
-    rslora: bool = Field(False, description="multiplied by alpha / the root of rank instead. Kalajdzievski 2023")
+    dropout: Fraction = Field(0.0, description="dropout probability on an adapter's input")
+    rslora: bool = Field(
+        False, description="multiply by alpha / √rank instead (rank-stabilized LoRA). Kalajdzievski 2023"
+    )
     base: Literal["bf16", "int8"] | None = Field(
-        None, description="what the model is kept in: bf16, or its matrices in int8; null: as precision says"
+        None, description="precision of the frozen model: bf16, or int8 matrices; null: that of train.precision"
     )
 
     @property

@@ -65,7 +65,7 @@ def parameters(
         raise SpecError("the base of these adapters was drawn from train.seed: there is no folder to merge them into")
     if not remote.is_remote(model.init_from) and not Path(model.init_from).is_dir():
         raise SpecError(
-            f"{whose} holds adapters of the weights of {recorded['init_from']}, and {model.init_from} is no folder "
+            f"{whose} holds adapters of the weights of {recorded['init_from']}, and {model.init_from} is not a folder "
             "here: name the one that they are in now as --base of launcher export"
         )
     base.check(recorded, base.found(model, recorded), whose, "--base of launcher export")

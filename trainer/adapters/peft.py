@@ -100,10 +100,10 @@ def described_by(folder: str, model: Published) -> Lora:
         raise SpecError(f"{KEY} = {folder}: {CONFIG} cannot be read: {error}") from None
     if not isinstance(given, dict) or given.get("peft_type") != "LORA":
         kind = given.get("peft_type") if isinstance(given, dict) else None
-        raise SpecError(f"{_path(folder)}: peft_type = {kind} is not LORA, the kind of adapters that there is here")
+        raise SpecError(f"{_path(folder)}: peft_type = {kind} is not LORA, the only supported kind")
     other = [f"{key} = {given[key]}" for key, fine in UNSUPPORTED.items() if given.get(key, None) not in (None, *fine)]
     if other:
-        raise SpecError(f"{_path(folder)}: {', '.join(other)} is not supported: adapters are LoRA's of whole products")
+        raise SpecError(f"{_path(folder)}: {', '.join(other)} is not supported: only LoRA of whole linear layers is")
     where: Any = given.get("target_modules")
     is_list = isinstance(where, list) and where and all(isinstance(each, str) for each in where)
     if not (is_list or isinstance(where, str)):

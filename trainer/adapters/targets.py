@@ -72,7 +72,7 @@ def of_folder(model: spec.Published, given: str | list[str], key: str) -> list[s
         if missed and len(missed) < len(layers):
             raise SpecError(
                 f"{key}: {', '.join(asked)} matches {name} in {len(layers) - len(missed)} of {len(layers)} layers, not "
-                f"{missed[0]}: an adapter is of all layers of a product"
+                f"{missed[0]}: an adapter must cover a linear layer in all blocks"
             )
         found += [] if missed else [name]
     return found
@@ -82,7 +82,7 @@ def _pattern(text: str, key: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise SpecError(f"{key} = {text} is no regular expression: {error}") from None
+        raise SpecError(f"{key} = {text} is not a regular expression: {error}") from None
     return text
 
 
@@ -96,7 +96,7 @@ def _by_layer(kernel: Kernel, model: spec.Published) -> list[str]:
 def _unmatched(key: str, target: str, model: spec.Published) -> SpecError:
     there = ", ".join(dict.fromkeys(map(_short, kernels(model))))
     return SpecError(
-        f"{key}: {target} matches no product of train.model.kind = {model.kind}; there are {there}, and {ALL}"
+        f"{key}: {target} matches no linear layer of train.model.kind = {model.kind}; there are {there}, and {ALL}"
     )
 
 

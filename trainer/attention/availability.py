@@ -137,10 +137,10 @@ def _auto_fault(spec: TrainSpec) -> str | None:
     """What keeps auto from a kernel that a job may name: a TPU's products of float32 operands are its compiler's, and
     cuDNN's windows have not been tried on a GPU."""
     if spec.attention == "splash" and precision.policy(spec.precision).compute != jnp.bfloat16:
-        return "auto uses it for bfloat16 alone, and train.precision computes in another type"
+        return "auto uses it for bfloat16 only, and train.precision computes in another type"
     shape = shape_of(spec.model)
     if spec.attention == "cudnn" and shape is not None and shape.window is not None and shape.window < shape.length:
-        return f"auto uses it without windows alone, and train.model.window = {shape.window}"
+        return f"auto uses it only without a window, and train.model.window = {shape.window}"
     return None
 
 

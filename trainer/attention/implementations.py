@@ -149,7 +149,7 @@ def _cudnn(
     Raises ValueError for a cap, which it does not have.
     """
     if cap is not None:
-        raise ValueError("cuDNN's kernel has no cap of the scores")
+        raise ValueError("cuDNN's kernel does not support score_cap")
     seen, length = visible(keys), query_BLHK.shape[1]
     mask_BLL, lengths_B = None, seen.lengths_B
     if seen.mask_BL is not None or seen.segments_BL is not None:

@@ -73,7 +73,7 @@ AXES = (("batch", "length"), ("batch", "length", "heads", "head"), ("batch", "le
 def _kernel(length: int, heads: int, scores: Scores, interpret: bool) -> kernels.SplashAttentionKernel:
     side = next((side for side in BLOCKS if length % side == 0), None)
     if side is None:
-        raise ValueError(f"its blocks are of {LANES} positions, which do not make {length}")
+        raise ValueError(f"its blocks are of {LANES} positions, which do not divide {length}")
     shape = (length, length)
     mask: masks.Mask = masks.FullMask(shape)
     if scores.is_causal and scores.window is not None and scores.window < length:

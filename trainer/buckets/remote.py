@@ -33,7 +33,7 @@ def check(key: str, url: str) -> None:
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
         known = " and ".join(f"{name}://" for name in SCHEMES)
-        raise SpecError(f"{key} = {url}: {scheme}:// is no object store that can be used, {known} are")
+        raise SpecError(f"{key} = {url}: {scheme}:// is not a supported object store; use {known}")
     extra, package = SCHEMES[scheme]
     if importlib.util.find_spec(package) is None and not _is_registered(extra):
         raise SpecError(

@@ -70,6 +70,6 @@ def check_alike(sets: Mapping[str, str]) -> None:
     for number, (host, digest, data) in enumerate(found):
         if digest != found[0][1]:
             raise DataError(
-                f"process {number} on {host} would read other data than process 0 on {found[0][0]}: {data}, not "
+                f"process {number} on {host} would read different data from process 0 on {found[0][0]}: {data}, not "
                 f"{found[0][2]}; give all hosts the same files and packages, or a data.data_dir that they share"
             )

@@ -79,7 +79,7 @@ class Manifest:
             raise Damaged(f"{NAME} cannot be read ({error})") from None
         outside = [name for name in files if not _is_below(name)]
         if outside:
-            raise Damaged(f"{NAME} names {outside[0][:LONGEST_NAME]!r}, which is no file of this folder")
+            raise Damaged(f"{NAME} names {outside[0][:LONGEST_NAME]!r}, which is not a file of this folder")
         if manifest.to_bytes() != data:
             raise Damaged(f"{NAME} does not match its own digest")
         return manifest

@@ -69,7 +69,9 @@ class Store:
         if message:
             self._note(message)
         if left:
-            self._note(f"{self._folder} holds what is named like a step but is no run's, left alone: {_some(left)}")
+            self._note(
+                f"{self._folder} holds folders named like steps that no run saved; they are ignored: {_some(left)}"
+            )
 
     def _claim(self) -> tuple[str, str, list[str]]:
         with _storage(f"claiming {self._folder}", OSError):
@@ -137,7 +139,7 @@ class Store:
         """
         steps, foreign = on_primary(self._survey)
         if foreign:
-            self._note(f"{self._folder} holds files that are not checkpoints, left alone: {', '.join(foreign)}")
+            self._note(f"{self._folder} holds files that are not checkpoints; they are ignored: {', '.join(foreign)}")
         bad: dict[int, str] = {}
         for step in sorted(steps, reverse=True):
             found = self._restore_step(step, abstract, changes)
@@ -185,7 +187,7 @@ class Store:
         if faults:
             return _some(faults)
         if extra:
-            self._note(f"step {step} holds files that its manifest does not list, left alone: {_some(extra)}")
+            self._note(f"step {step} holds files that its manifest does not list; they are ignored: {_some(extra)}")
         with _storage(f"reading step {step} of {self._folder}"):
             self._refuse_other_model(step, abstract, changes)
             return self._arrays.load(self._step(step), abstract)
@@ -211,7 +213,7 @@ class Store:
         if difference:
             told = changes(arrays.meta(self._step(step))) or f"was saved by another model: {difference}"
             raise CheckpointError(
-                f"step {step} of {self._folder} {told}; go on as it was, or set checkpoint.path to a new folder"
+                f"step {step} of {self._folder} {told}; change it back, or set checkpoint.path to a new folder"
             )
 
     def _adopt(self, step: int, abstract: Mapping[str, Any], changes: Callable[[Tree], str]) -> tuple[Tree, Tree] | str:
@@ -331,7 +333,7 @@ class Store:
             if step in besides:
                 continue
             if left := begun.remove(self._step(step)):
-                self._note(f"step {step} was removed but for what no save wrote: {_some(left)}")
+                self._note(f"step {step} was removed, except for files that no save wrote: {_some(left)}")
 
     # Reading.
 

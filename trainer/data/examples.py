@@ -28,7 +28,7 @@ NARROW = {np.dtype(wide): np.dtype(wide.replace("64", "32")) for wide in ("int64
 
 
 class Unusable(ValueError):
-    """What `example()` finds wrong with a record, to follow "example 7 has": "label 3.7, which is no whole number"."""
+    """What `example()` finds wrong with a record, to follow "example 7 has": "label 3.7, not a whole number"."""
 
 
 class Form(NamedTuple):
@@ -83,9 +83,9 @@ class Examples:
         if not self._is_seeded:
             return None
         return (
-            f"{name_of(self._source)} may draw random numbers, so its examples are read one at a time, each with "
-            "generators seeded for it. With data.deterministic: true (it draws none), or with a parameter rng, which "
-            "gets a numpy Generator, data.threads read at once"
+            f"{name_of(self._source)} may use random numbers, so its examples are read one at a time, each with "
+            "seeded generators. To read them with data.threads in parallel, set data.deterministic: true if it uses "
+            "none, or give it a parameter rng, which gets a numpy Generator"
         )
 
     def read(self, index_B: Indexes, position_B: Indexes) -> Batch:

@@ -40,17 +40,19 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer.generate", description=__doc__)
     parser.add_argument("folder", help="folder or URL of checkpoints, or of a Hugging Face model")
-    parser.add_argument("--prompt", action="append", default=[], help="a text to go on from; may be repeated")
+    parser.add_argument("--prompt", action="append", default=[], help="text to continue; may be repeated")
     parser.add_argument("--ids", action="append", default=[], help="a prompt as token ids, '1 2 3'; may be repeated")
     parser.add_argument("--step", type=trained.step, help="the step to load, or best; default: the newest")
     parser.add_argument("--ema", action="store_true", help="the moving average instead of the weights")
     parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), help="default: that of the training, or fp32")
     parser.add_argument("--n", type=int, help="samples of each prompt")
     parser.add_argument("--max-tokens", type=int, help="tokens of a sample")
-    parser.add_argument("--temperature", type=float, help="0: always the likeliest token")
-    parser.add_argument("--top-p", type=float, help="draw from the fewest tokens that together are this likely")
-    parser.add_argument("--top-k", type=int, help="draw from the likeliest tokens alone")
-    parser.add_argument("--beams", type=int, help="search the likeliest text with so many beams")
+    parser.add_argument("--temperature", type=float, help="0: greedy")
+    parser.add_argument(
+        "--top-p", type=float, help="top-p (nucleus) sampling: the most likely tokens whose probabilities sum to this"
+    )
+    parser.add_argument("--top-k", type=int, help="top-k sampling: only the k most likely tokens")
+    parser.add_argument("--beams", type=int, help="beam search with this many beams")
     parser.add_argument("--seed", type=int, help="of what is drawn")
     return parser
 
@@ -81,7 +83,7 @@ def _ids(text: str) -> Prompt:
     try:
         return [int(word) for word in text.replace(",", " ").split()]
     except ValueError:
-        raise SpecError(f"--ids {text!r} are no token ids; write whole numbers, such as '1 2 3'") from None
+        raise SpecError(f"--ids {text!r} are not token ids; write whole numbers, such as '1 2 3'") from None
 
 
 def _streamed(loaded: Loaded, prompt: Ids, how: dict[str, Any], say: Callable[[str], None]) -> Sample:

@@ -23,7 +23,7 @@ class Sampling:
     """How tokens are chosen. Raises SpecError for a number that is out of its range, or that would do nothing."""
 
     max_tokens: int = 128
-    temperature: float = 0.0  # 0: always the likeliest token
+    temperature: float = 0.0  # 0: greedy
     top_k: int | None = None  # of the likeliest tokens alone
     top_p: float | None = None  # of the fewest likeliest tokens that together are this likely
     beams: int = 1
@@ -56,7 +56,7 @@ class Sampling:
     def _check_beams(self) -> None:
         drawing = [name for name in ("temperature", "top_k", "top_p") if getattr(self, name)]
         if drawing:
-            raise SpecError(f"beams = {self.beams} draws nothing: leave {', '.join(drawing)} out")
+            raise SpecError(f"beams = {self.beams} does not sample: leave {', '.join(drawing)} out")
         if self.n > self.beams:
             raise SpecError(f"n = {self.n} is more than beams = {self.beams}, each of which gives one sample")
 

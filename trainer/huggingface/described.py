@@ -125,13 +125,13 @@ def _value(family: Family, config: Config, key: str) -> Any:
 def _number(key: str, value: Any) -> float:
     """A number of theirs; `key` is what it is called in the refusal."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SpecError(f"{key} is {json.dumps(value)}, which is no number")
+        raise SpecError(f"{key} is {json.dumps(value)}, not a number")
     return float(value)
 
 
 def _count(key: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SpecError(f"{key} is {json.dumps(value)}, which is no whole number above 0")
+        raise SpecError(f"{key} is {json.dumps(value)}, not a whole number above 0")
     return value
 
 
@@ -186,7 +186,7 @@ def _experts(config: Config, keys: Mapping[str, Any]) -> dict[str, Any]:
         step, only = _count("decoder_sparse_step", config.get("decoder_sparse_step", 1)), config.get("mlp_only_layers")
         dense = {layer for layer in range(keys["layers"]) if (layer + 1) % step}
         if not isinstance(only or [], list):
-            raise SpecError(f"mlp_only_layers is {json.dumps(only)}, which is no list of layers")
+            raise SpecError(f"mlp_only_layers is {json.dumps(only)}, not a list of layers")
         found["dense_layers"] = sorted(dense | set(only or []))
     return found
 
@@ -243,7 +243,7 @@ def _rope(family: Family, config: Config, keys: Mapping[str, Any]) -> dict[str, 
 def _block(key: str, value: Any) -> dict[str, Any]:
     """A block of keys; empty where there is none."""
     if not isinstance(value or {}, dict):
-        raise SpecError(f"{key} is {json.dumps(value)}, which is no block of keys")
+        raise SpecError(f"{key} is {json.dumps(value)}, not a block of keys")
     return dict(value or {})
 
 

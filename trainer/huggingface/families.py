@@ -178,10 +178,10 @@ LOOKS: Keys = {"sliding_attention": "window", "full_attention": "full"}
 
 # Keys that change what a model computes, in any family: the value that changes nothing, and what another one asks for.
 UNSUPPORTED: Mapping[str, tuple[Any, str]] = {
-    "partial_rotary_factor": (1.0, "rotary positions of a part of each head are"),
+    "partial_rotary_factor": (1.0, "partial rotary embeddings are"),
     "quantization_config": (None, "quantized weights are"),
-    "use_bidirectional_attention": (False, "attention to later tokens is"),
-    "scale_attn_by_inverse_layer_idx": (False, "scores scaled by the layer are"),
+    "use_bidirectional_attention": (False, "non-causal attention is"),
+    "scale_attn_by_inverse_layer_idx": (False, "attention scores scaled by layer are"),
 }
 # Keys that say nothing about what a model computes: those that transformers writes for every model, and the like.
 SAYING_NOTHING = frozenset(

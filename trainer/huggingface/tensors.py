@@ -103,7 +103,9 @@ class Object:
             self._header = {name: about for name, about in header.items() if name != "__metadata__"}
             end = self._start + max(about["data_offsets"][1] for about in self._header.values())
         except (ValueError, TypeError, LookupError, AttributeError):
-            raise SpecError(f"{key}: {url} is no safetensors file: its {size} bytes begin with no header") from None
+            raise SpecError(
+                f"{key}: {url} is not a safetensors file: its {size} bytes do not begin with a header"
+            ) from None
         if size < end:
             raise SpecError(f"{key}: {url} is cut off: it has {size} bytes of {end}")
 

@@ -159,8 +159,8 @@ class Batches:
         shards = meshes.shards(self._mesh)
         if self.size % shards:
             raise SpecError(
-                f"{self.name}: a batch of {self.size} rows does not divide over {meshes.shards_said(self._mesh)} "
-                f"devices; use a multiple of {shards}"
+                f"{self.name}: a batch of {self.size} rows cannot be split evenly over "
+                f"{meshes.shards_said(self._mesh)} devices; use a multiple of {shards}"
             )
 
 

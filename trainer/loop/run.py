@@ -1,6 +1,6 @@
 """Drives a program's own step: `jaxlaunch.run`, to be read from top to bottom.
 
-What a training of ours has comes from the same code: mesh, store and owner of checkpoints, metrics, profiler, the
+What the built-in trainer has comes from the same code: mesh, store and owner of checkpoints, metrics, profiler, the
 agreement to stop, exit codes. Below an agent a run that ends early ends the process with its code, as the trainer does;
 alone it raises.
 """

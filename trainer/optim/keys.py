@@ -47,7 +47,7 @@ def _known(name: str, names: tuple[str, ...], what: str) -> str:
         return name
     meant = nearest(name, names) or in_full(name, names)
     hint = f' (did you mean "{meant[0]}"?)' if meant else f"; write one of {', '.join(names)}, or module:Name"
-    raise ValueError(f"is no {what}{hint}")
+    raise ValueError(f"is not a known {what}{hint}")
 
 
 def _optimizer_name(name: str) -> str:
@@ -83,13 +83,13 @@ class Schedule(Block):
 
     name: Annotated[str, AfterValidator(_shape_name)] = Field(
         "cosine",
-        description="constant, linear, cosine, wsd (constant, then a short decay), after the warm-up; or module:Name",
+        description="constant, linear, cosine, wsd (constant, then a short decay), after the warmup; or module:Name",
     )
-    warmup: Natural = Field(0, description="steps up to lr; longer than the run, the run ends on the way up")
-    start: Share = Field(0.0, description="share of lr at step 0 of the warm-up")
+    warmup: Natural = Field(0, description="steps of linear warmup to lr; if longer than the run, lr is never reached")
+    start: Share = Field(0.0, description="fraction of lr at step 0 of the warmup")
     decay: Positive | None = Field(None, description="wsd only: steps of the decay; default a tenth of all")
-    shape: Literal["cosine", "linear"] | None = Field(None, description="wsd only: of the decay; default cosine")
-    final: Share | None = Field(None, description="share of lr where the run ends; default 0; constant has none")
+    shape: Literal["cosine", "linear"] | None = Field(None, description="wsd only: shape of the decay; default cosine")
+    final: Share | None = Field(None, description="fraction of lr at the end of the run; default 0; not with constant")
     args: Arguments = Field({}, description="module:Name only: its arguments, in addition to lr and total_steps")
 
     @field_validator("start")
@@ -161,7 +161,7 @@ class Link(Block):
     momentum: Fraction | None = Field(None, description="sgd, rmsprop 0, lars 0.9")
     nesterov: bool | None = Field(None, description="adam, sgd, rmsprop, lars false; all but adam need a momentum")
     decay: Fraction | None = Field(None, description="rmsprop 0.9: of the mean of squares")
-    centered: bool | None = Field(None, description="rmsprop false: divides by the deviation")
+    centered: bool | None = Field(None, description="rmsprop false: divides by the standard deviation")
     initial_accumulator_value: Weight | None = Field(None, description="adagrad 0.1")
     trust_coefficient: Rate | None = Field(None, description="lars 0.001")
     beta: Fraction | None = Field(None, description="muon 0.95: its momentum")
@@ -253,21 +253,22 @@ class Optimizer(Link):
     chain: list[Link] = Field(
         [],
         validate_default=True,
-        description="transformations that are applied one after the other, in place of name",
+        description="transformations applied in order, instead of name",
     )
     lr: Rate = Field(3e-4, description="largest learning rate")
     weight_decay: Weight = Field(0.0, description="of every parameter, times lr")
     decay_on: Literal["all", "matrices"] = Field(
-        "all", description="what weight_decay touches; matrices: parameters of two axes or more, no bias or scale"
+        "all",
+        description="parameters that weight_decay applies to; matrices: those of two axes or more, no bias or scale",
     )
-    clip: Rate | None = Field(1.0, description="largest global norm of the gradients; null: no clipping")
+    clip: Rate | None = Field(1.0, description="clip gradients to this global norm; null: no clipping")
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
         None, description="decay of a moving average of the weights, which eval then uses; null: none"
     )
     schedule: Annotated[Schedule, BeforeValidator(_by_name)] = Field(
-        Schedule(), description="the learning rate over the steps; or its name alone", json_schema_extra=_or_text
+        Schedule(), description="learning rate schedule; or its name only", json_schema_extra=_or_text
     )
-    groups: list[Group] = Field([], description="parameters with a rate or a decay of their own, or frozen, by path")
+    groups: list[Group] = Field([], description="parameters with their own rate or decay, or frozen, by path")
 
     @model_validator(mode="before")
     @classmethod

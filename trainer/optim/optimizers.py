@@ -60,7 +60,7 @@ def notes(optimizer: spec.Optimizer, params: Mapping[str, Any], axes: Axes) -> l
         found.append(f"weight decay on matrices alone: {len(decayed)} of {len(trained)} arrays")
     if all(is_own(link.name) and not own.takes(link).intersection(own.RATES) for link in links):
         names = ", ".join(link.name for link in links)
-        found.append(f"train.optimizer.lr and schedule reach nothing: {names} takes no learning_rate")
+        found.append(f"train.optimizer.lr and schedule have no effect: {names} takes no learning_rate")
     return found
 
 

@@ -105,7 +105,7 @@ def rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None) -> ran
     process = jax.process_index() if process is None else process
     parts = shards(mesh)
     if batch % parts:
-        raise SpecError(f"train.batch = {batch} does not divide over {shards_said(mesh)} devices")
+        raise SpecError(f"train.batch = {batch} cannot be split evenly over {shards_said(mesh)} devices")
     held, each = _parts(mesh), batch // parts
     if all(parts[-1] - parts[0] + 1 == len(parts) for parts in held.values()):
         return range(held[process][0] * each, (held[process][-1] + 1) * each)

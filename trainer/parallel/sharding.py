@@ -129,7 +129,8 @@ def _check(name: str, shape: tuple[int, ...], axes: Axes, entries: list[Entry], 
     for size, axis, entry in zip(shape, axes, entries, strict=True):
         if size % _ways(entry, mesh):
             raise SpecError(
-                f"{name}: {axis} = {size} does not divide over {' × '.join(entry)} = {_ways(entry, mesh)} devices"
+                f"{name}: {axis} = {size} cannot be split evenly over {' × '.join(entry)} = {_ways(entry, mesh)} "
+                "devices"
             )
 
 

@@ -563,7 +563,7 @@ class Step:
         shards = meshes.shards(self._mesh)
         if self._spec.batch % (shards * self._spec.accumulate):
             raise SpecError(
-                f"train.batch = {self._spec.batch} does not divide over accumulate = {self._spec.accumulate} "
+                f"train.batch = {self._spec.batch} cannot be split evenly over accumulate = {self._spec.accumulate} "
                 f"micro-batches × {meshes.shards_said(self._mesh)} devices; "
                 f"use a multiple of {shards * self._spec.accumulate}"
             )

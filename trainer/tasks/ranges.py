@@ -23,7 +23,7 @@ def whole(key: str, value: Any) -> npt.NDArray[np.int32]:
     if array.dtype.kind == "f":
         is_wrong = ~(np.isfinite(array) & (array == np.trunc(array)))
         if is_wrong.any():
-            raise Unusable(f"{key} {array[is_wrong].flat[0]}, which is no whole number")
+            raise Unusable(f"{key} {array[is_wrong].flat[0]}, not a whole number")
     is_wrong = (array < INT32.min) | (array > INT32.max) if array.dtype.itemsize >= 4 else np.zeros((), bool)
     if is_wrong.any():
         raise Unusable(f"{key} {array[is_wrong].flat[0]}, too large for the int32 it becomes")

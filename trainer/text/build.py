@@ -42,7 +42,7 @@ MAKING = "parts"  # folder of what is begun
 SAY_S = 2.0  # seconds between two lines of progress
 PR_SET_PDEATHSIG = 1  # prctl(2)
 NO_LOCKS = (errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)  # of a file system without flock
-STOPPED = "stopped while the text was prepared, in {}; what is complete is kept, and the next start goes on from there"
+STOPPED = "stopped while the text was prepared, in {}; what is complete is kept, and the next start resumes from there"
 
 
 def build(recipe: Recipe, folder: Path, processes: int = 1) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def build(recipe: Recipe, folder: Path, processes: int = 1) -> dict[str, Any]:
 
 def _failed(folder: Path, error: OSError) -> str:
     """Why it could not be written, in one sentence."""
-    why, hint = str(error), "what is complete is kept, and the next start goes on from there"
+    why, hint = str(error), "what is complete is kept, and the next start resumes from there"
     if error.errno == errno.ENOSPC or "No space left" in why:
         with contextlib.suppress(OSError):
             why += f", {shutil.disk_usage(folder).free >> 20} MiB free"
@@ -173,7 +173,7 @@ def _run(verb: str, what: str, work: Callable[..., None], tasks: Sequence[Any], 
         except concurrent.futures.process.BrokenProcessPool:
             processes //= 2
             print(
-                f"preparing text: a process was killed, as the system does where memory is short; {processes} go on",
+                f"preparing text: a process was killed, as the system does where memory is short; {processes} continue",
                 file=sys.stderr,
                 flush=True,
             )

@@ -135,10 +135,10 @@ def tools(given: Any) -> list[Any] | None:
         try:
             found = json.loads(given)
         except ValueError as error:
-            raise Unfit(f"the row's tools are no JSON: {error}") from None
+            raise Unfit(f"the row's tools are not JSON: {error}") from None
     if found is None or (isinstance(found, list) and all(isinstance(each, dict) for each in found)):
         return found
-    raise Unfit("the row's tools are no list of objects, each the schema of a function")
+    raise Unfit("the row's tools are not a list of objects, each the schema of a function")
 
 
 def _sources(of: tokenizer.Tokenizer) -> dict[str, str]:

@@ -343,7 +343,7 @@ def _of_line(line: bytes, field: str, number: int) -> tuple[Values, int]:
     try:
         row = json.loads(text.text)
     except (ValueError, RecursionError) as error:
-        raise _Wrong(number, f"it is no JSON: {error}; a file of JSON lines has one object a line") from None
+        raise _Wrong(number, f"it is not JSON: {error}; a file of JSON lines has one object a line") from None
     if not isinstance(row, dict):
         raise _Wrong(number, f"it is {kind_of_value(row)}, not an object with the field {field!r}")
     if field not in row:

@@ -122,7 +122,7 @@ def _rows(made: _Rows, found: _Documents, bucket: int) -> Iterator[dict[str, Any
     for row in packing.rows(recipe.packing, found.lengths, recipe.length, recipe.seed + bucket):
         ends = row.starts + row.lengths
         inside = [slice(start, end) for start, end in zip(row.starts.tolist(), ends.tolist(), strict=True)]
-        # The first token of a segment is no target.
+        # The first token of a segment is not a target.
         targets = (upto_T[ends] - upto_T[row.starts + 1]).sum()
         tokens = np.concatenate([found.tokens[each] for each in inside]).astype(made.narrow)
         record = {"tokens": tokens, "lengths": row.lengths.astype(np.int32), "bytes": np.float32(targets)}

@@ -40,7 +40,7 @@ class LeaderSide:
     def opened(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """The fields of a hello. Raises NotProven for any other message."""
         if message.get("type") != "hello":
-            raise NotProven("its first message is no hello")
+            raise NotProven("its first message is not a hello")
         self._theirs = _nonce(message)
         return _opened(self._key, self._own, self._theirs, message)
 
@@ -58,7 +58,7 @@ class HostSide:
     def hello(self, challenge: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of the answer to the leader's challenge. Raises NotProven for any other message."""
         if challenge.get("type") != "challenge" or self._theirs:
-            raise NotProven("its first message is no challenge")
+            raise NotProven("its first message is not a challenge")
         self._theirs = _nonce(challenge)
         return {"nonce": self._own, **_sealed(self._key, "hello", self._theirs, self._own, fields)}
 

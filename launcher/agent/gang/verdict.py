@@ -340,7 +340,7 @@ def verdict_of(event: Event) -> Verdict:
         message = f"{name} {'raised' if event.error.get('code') in _CRASHED else 'ended'}{place}: {_title(event.error)}"
         return of_code(_code(event), message, traceback=_tail(event.error.get("traceback")), **where)
     if closeness(event) is Closeness.LEFT:
-        return of_code(_code(event), f"{name}'s program ended while other ranks went on", **where)
+        return of_code(_code(event), f"{name}'s program ended while other ranks were still running", **where)
     missed = MISSED.search(event.text)
     if closeness(event) is Closeness.ECHO and missed is not None:
         message = f"rank {missed[1]} stopped sending heartbeats to JAX, which then aborted its peers"

@@ -187,7 +187,7 @@ class Member:
     def _leader_lost(self, link: Link, reason: str) -> None:
         self._link = None
         if link.epoch is None:
-            hint = "it may be of another run, or have another gang_secret"
+            hint = "it may belong to another run, or have another gang_secret"
             return self._try_again(f"did not admit this host: {reason}; {hint}")
         if self._verdict is None and not self._has_started:
             return self._dialer.dial()  # it may start again

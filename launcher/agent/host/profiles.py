@@ -41,7 +41,7 @@ class Profiles:
         if not is_local:
             return _refusal(
                 http.HTTPStatus.FORBIDDEN,
-                "profiles are for loopback only: connect from this host, or by kubectl port-forward",
+                "profiles are served on loopback only: connect from this host, or through kubectl port-forward",
             )
         if method == "GET":
             return http.HTTPStatus.OK, self._state()

@@ -25,7 +25,7 @@ several hosts must choose one value with `node_selector`, because its hosts woul
 
 Not built: GPUDirect-TCPX of a3-highgpu-8g, and on a4x-highgpu-4g GPUDirect RDMA and the ComputeDomain of its NVLink
 between hosts. Such hosts communicate over plain TCP unless `pod:` adds what the cluster has; `launcher plan` shows what
-that costs. AMD's GPUs run programs of your own (`command:`); the built-in trainer is not built for ROCm.
+that costs. AMD's GPUs run programs of your own (`command:`); the built-in trainer does not support ROCm.
 """
 
 _PLATFORMS: Mapping[str, ModuleType] = {"gke": gke, "eks": eks, "generic": generic}

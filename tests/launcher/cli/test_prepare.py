@@ -59,4 +59,4 @@ def test_one_that_is_interrupted_says_what_is_kept(
     monkeypatch.setattr(trainer_process, "run", interrupted)
     left = launcher(capsys, monkeypatch, "prepare", str(tmp_path / "job.yaml"))
     assert left.code == 130
-    assert left.err.strip() == "launcher: stopped; what is complete is kept, and the same command goes on from there"
+    assert left.err.strip() == "launcher: stopped; what is complete is kept, and the same command resumes from there"

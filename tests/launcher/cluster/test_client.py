@@ -185,7 +185,7 @@ def test_what_is_no_api_server_is_said(server: Server, cluster: Cluster) -> None
         return True
 
     server.on("GET", "jobsets", page)
-    with pytest.raises(ClusterError, match="is not of a Kubernetes API server"):
+    with pytest.raises(ClusterError, match="is not from a Kubernetes API server"):
         cluster.get(JOBSETS, "x")
 
 

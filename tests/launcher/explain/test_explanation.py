@@ -774,7 +774,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(minutes=10)}},
             pod(0) | {"metadata": pod(0)["metadata"] | {"deletionTimestamp": ago(minutes=9), "finalizers": ["a.io/b"]}},
         ),
-        "^lm is being deleted, and does not go: finalizer a.io/b has kept pod lm-w-0-0-abcd0 for 9m$",
+        "^lm is being deleted, but is blocked: finalizer a.io/b has kept pod lm-w-0-0-abcd0 for 9m$",
     ),
     "a silent node keeps a pod": (
         snapshot(
@@ -791,7 +791,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
                 | {"deletionTimestamp": ago(minutes=10), "finalizers": ["foregroundDeletion", "team.io/keep"]}
             }
         ),
-        "does not go: finalizer team.io/keep has kept JobSet lm for 10m$",
+        "is blocked: finalizer team.io/keep has kept JobSet lm for 10m$",
     ),
     "a namespace on its way out": (
         snapshot(
@@ -805,7 +805,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
                 ),
             ),
         ),
-        "^lm waits: its pod is rejected: namespace team is being deleted, and takes nothing new$",
+        "^lm waits: its pod is rejected: namespace team is being deleted and accepts no new objects$",
     ),
     "a namespace that takes its jobs with it": (
         snapshot(

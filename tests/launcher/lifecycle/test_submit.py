@@ -557,7 +557,10 @@ def test_a_configmap_made_beforehand_under_the_digest_s_name_is_read_and_refused
     server.put(path, foreign(made, how))
     left = submit(run, *rehearsed)
     assert left.code == 2 and said in left.err, left.err
-    assert f"ConfigMap {made['metadata']['name']} in namespace team-a has the name of what this job brings" in left.err
+    assert (
+        f"ConfigMap {made['metadata']['name']} in namespace team-a has the name of one that this job creates"
+        in left.err
+    )
     assert f"kubectl delete configmap {made['metadata']['name']} -n team-a" in left.err
     assert writes(server) == []
 
@@ -910,7 +913,7 @@ def test_a_job_that_is_not_there_is_said_with_those_that_are(server: Server, run
 def test_waiting_longer_than_was_said_is_124(server: Server, run: Run) -> None:
     left = submit(run, "--wait", "--timeout", "1s")
     assert left.code == 124
-    assert "x is not over and runs on" in left.err
+    assert "x has not ended and keeps running" in left.err
 
 
 def test_a_limit_of_no_wait_is_refused(server: Server, run: Run) -> None:

@@ -151,7 +151,7 @@ def test_a_limit_that_passes_while_the_server_is_away_is_124(server: Server, sub
     away(server, drop, math.inf, {})
     left = submit("--wait", "--timeout", "1s")
     assert left.code == 124
-    assert "lm is not over and runs on" in left.err
+    assert "lm has not ended and keeps running" in left.err
 
 
 def test_a_server_that_stays_away_is_given_up_without_advice_about_the_network(
@@ -161,7 +161,7 @@ def test_a_server_that_stays_away_is_given_up_without_advice_about_the_network(
     away(server, drop, math.inf, {})
     left = submit("--wait")
     assert left.code == 3
-    assert "lm runs on. `launcher logs -n team -f lm` shows its lines again" in left.err and "VPN" not in left.err
+    assert "lm keeps running. `launcher logs -n team -f lm` shows its lines again" in left.err and "VPN" not in left.err
 
 
 def chatty(handler: Handler) -> bool:
@@ -193,7 +193,7 @@ def test_a_job_that_prints_all_the_time_is_followed_no_longer_than_was_said(
     left = submit("--wait", "--follow", "--timeout", "100s")
     assert left.code == 124
     assert "line 0" in left.out and "the last line" not in left.out
-    assert "lm is not over and runs on" in left.err and "not read to the end" not in left.err
+    assert "lm has not ended and keeps running" in left.err and "not read to the end" not in left.err
 
 
 def test_how_far_a_job_was_is_written_down_when_its_queue_takes_its_place(

@@ -119,7 +119,7 @@ def test_a_refused_run_whose_folder_was_deleted_has_a_summary_again(
 ) -> None:
     ended, said = after(tmp_path, monkeypatch, TRAIN, contract.STARTUP, then=shutil.rmtree)
     assert (ended.code, ended.is_restored) == (contract.STARTUP, False)
-    assert "was deleted while the run went on" in said[-1] and (tmp_path / "run" / "job.yaml").exists()
+    assert "was deleted during the run" in said[-1] and (tmp_path / "run" / "job.yaml").exists()
     assert RunFolder(tmp_path / "run", print).read("summary.json")["verdict"]["code"] == contract.STARTUP
 
 

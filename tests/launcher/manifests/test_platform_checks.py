@@ -62,7 +62,7 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
         (
             TPU.replace("2x2", "2x4, per_host: 8") + "slices: 2\nplatform: gke\n",
             "",
-            "slices = 2: GKE joins only slices of several hosts, and v5e 2x4 is one host.",
+            "slices = 2: GKE connects only slices of several hosts, and v5e 2x4 is one host.",
         ),
         (
             CPU + "capacity: flex-start\ndeadline: 8d\n",
@@ -97,7 +97,7 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
         (CPU + "volumes: [{bucket: gs://b, path: /b}]\n", "", "gs:// cannot be mounted on platform = generic."),
         (TRAIN + "train: {task: 'a:B'}\n", "", "train.checkpoint.path is missing"),
         (TRAIN + "train: {task: 'a:B', checkpoint: {path: /a/b}}\n", "", "is on no volume"),
-        (TRAIN + AT_CKPT % "ephemeral: 1Gi" + "hosts: 2\n", "", "of which every host has its own."),
+        (TRAIN + AT_CKPT % "ephemeral: 1Gi" + "hosts: 2\n", "", "which every host has for itself."),
         (TRAIN + AT_CKPT % "claim: c, read_only: true", "", "is on a read-only volume."),
         (TRAIN + "train: {task: 'a:B', checkpoint: {path: runs}}\n", "", "runs is relative to the job file"),
         (

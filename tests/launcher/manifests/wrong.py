@@ -90,14 +90,14 @@ TABLE = (
     ),
     Wrong(
         "hosts: 200000",
-        "hosts = 200000: a Job has at most 100000 pods.",
+        "hosts = 200000: a Job can have at most 100000 pods.",
         f"{JOB}.parallelism",
         200_000,
         "must be less than or equal to 100000 when completion mode is Indexed",
     ),
     Wrong(
         "restarts: {crash: 3000000000}",
-        "restarts.crash = 3000000000: a JobSet counts its restarts to 2147483647.",
+        "restarts.crash = 3000000000: a JobSet can restart at most 2147483647 times.",
         "spec.failurePolicy.maxRestarts",
         3_000_000_000,
         "cannot unmarshal number 3000000000 into Go struct field FailurePolicy.spec.failurePolicy.maxRestarts",

@@ -237,7 +237,7 @@ def test_the_trainer_is_told_on_which_devices_the_job_will_run(
         ("network: hostnetwork", "anyone who reaches the nodes; ports 2"),
         (
             "network_policy: false",
-            "those whom the namespace's other NetworkPolicies admit; ports 9401 (agents) and 9400",
+            "anyone whom the namespace's other NetworkPolicies admit; ports 9401 (agents) and 9400",
         ),
         ("hosts: 2", "its own hosts, and Prometheus in namespace monitoring"),
     ],

@@ -70,10 +70,14 @@ def judge(text: str, said: list[str], users: dict[Kind, User]) -> None:
 @pytest.mark.parametrize(
     ("text", "factor", "way"),
     [
-        (H100 + MEGA, 8, "network: gpudirect-tcpxo, by which NVIDIA saw NCCL at 340 GB/s in place of 4."),
-        (H100 + HIGH, 4, "their GPUDirect-TCPX is not built, and nvidia-h100-mega-80gb has network: gpudirect-tcpxo."),
+        (H100 + MEGA, 8, "network: gpudirect-tcpxo, with which NVIDIA measured NCCL at 340 GB/s in place of 4."),
+        (
+            H100 + HIGH,
+            4,
+            "jaxlaunch does not support their GPUDirect-TCPX, and nvidia-h100-mega-80gb has network: gpudirect-tcpxo.",
+        ),
         (H200, 16, "network: gpudirect-rdma."),
-        (GB200, 8, "the ComputeDomain of their NVLink are not built: add both with pod:."),
+        (GB200, 8, "the ComputeDomain of their NVLink: add both with pod:."),
         (EKS, 32, "network: efa."),
     ],
 )

@@ -129,7 +129,7 @@ def test_adapters_alone_are_trained_and_saved(trained: Trained, capsys: pytest.C
     assert memory.total_bytes(tree) == 12 * count[True] + 12
     note = trained.step.notes[-1]
     print(note)
-    assert f"{count[True]:,} of {sum(count.values()):,} numbers are trained ({share:.2%})" in note
+    assert f"{count[True]:,} of {sum(count.values()):,} parameters are trained ({share:.2%})" in note
 
 
 def test_a_checkpoint_and_its_base_are_the_state_again(trained: Trained) -> None:

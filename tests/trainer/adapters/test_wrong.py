@@ -34,7 +34,10 @@ CASE = "lora_qwen2_tiny"
 @pytest.mark.parametrize(
     ("targets", "says"),
     [
-        (["q", "w_proj"], "train.lora.targets: w_proj matches no product of train.model.kind = decoder; there are q_p"),
+        (
+            ["q", "w_proj"],
+            "train.lora.targets: w_proj matches no linear layer of train.model.kind = decoder; there are q_p",
+        ),
         (["embedding"], "embedding matches no product"),
         (["c_attn"], "there are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, and all-linear"),
         (["attention_norm"], "attention_norm matches no product"),
@@ -74,7 +77,11 @@ def test_a_wrong_block_is_refused(task: Any, lora: dict[str, Any], says: str) ->
         ({"r": 0}, {}, "adapter_config.json: .*greater than 0"),
         ({"target_modules": ["q_proj", "wq"]}, {}, "adapter_config.json: target_modules: wq matches no product"),
         ({"target_modules": "q_proj"}, {}, "adapter_config.json: target_modules: q_proj matches no product"),
-        ({"target_modules": "*"}, {}, "adapter_config.json: target_modules = .* is no regular expression: nothing to"),
+        (
+            {"target_modules": "*"},
+            {},
+            "adapter_config.json: target_modules = .* is not a regular expression: nothing to",
+        ),
         ({"target_modules": ["layers.0.mlp.up_proj"]}, {}, "matches blocks.mlp.up in 1 of 2 layers, not .*1.mlp.up_p"),
         ({"target_modules": 5}, {}, "target_modules = 5 is neither a list of names nor a regular expression"),
         ({"target_modules": [1, "q_proj"]}, {}, "is neither a list of names"),

@@ -70,7 +70,7 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
             CUDA,
             "The head dim must be <= 128 and a multiple of 8",
         ),
-        (train_spec("cudnn", DECODER | {"score_cap": 50.0}), CUDA, "cuDNN's kernel has no cap of the scores"),
+        (train_spec("cudnn", DECODER | {"score_cap": 50.0}), CUDA, "cuDNN's kernel does not support score_cap"),
         (
             train_spec("cudnn", DECODER | {"head_size": 256}),
             CUDA,

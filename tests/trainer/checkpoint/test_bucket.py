@@ -168,7 +168,7 @@ def test_what_another_put_into_the_folder_of_a_step_outlives_the_step(store, obj
     assert [name for name in names(objects) if name[0] in "12"] == ["1/notes.txt", "1/state/notes.txt", "2/notes.txt"]
     after = contents(objects)
     assert all(after[name] == before[name] for name in before if name.endswith("notes.txt"))
-    assert "step 1 was removed but for what no save wrote: notes.txt, state/notes.txt" in notes
+    assert "step 1 was removed, except for files that no save wrote: notes.txt, state/notes.txt" in notes
     assert "left alone: 1/, 2/notes.txt" in notes[-1]
 
 

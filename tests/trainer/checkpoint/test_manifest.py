@@ -103,7 +103,7 @@ OUTSIDE = ["/dev/zero", "../50/state/weights", "state/../../x", "state//x", "./x
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_manifest_that_names_what_is_not_in_its_folder_is_damaged_and_nothing_is_read(folder, name):
     manifest.write(folder, Manifest(40, "run-a", {name: Entry(1, "0" * 64)}))
-    with pytest.raises(Damaged, match="which is no file of this folder"):
+    with pytest.raises(Damaged, match="which is not a file of this folder"):
         manifest.read(folder)
 
 

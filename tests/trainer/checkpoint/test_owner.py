@@ -10,6 +10,7 @@ import time
 import pytest
 from etils import epath
 
+from tests.found import shows
 from trainer.checkpoint import owner
 from trainer.checkpoint.manifest import replace
 from trainer.checkpoint.owner import Owner
@@ -53,8 +54,9 @@ def test_a_new_folder_is_claimed_without_a_word(folder):
 
 
 def test_a_folder_of_a_live_run_is_refused_by_name(folder, other):
-    with pytest.raises(CheckpointError, match=rf"belongs to run run-other \(process {other.pid} on .*--take-over"):
+    with pytest.raises(CheckpointError, match=rf"run run-other \(process {other.pid} on .*--take-over") as raised:
         Owner(folder, "run-a").claim()
+    shows("belongs to run …, which renewed its claim", str(raised.value))
 
 
 def test_a_killed_run_on_this_host_gives_way_at_once_even_as_a_zombie(folder, other):
@@ -94,10 +96,9 @@ def test_taking_over_by_force_stops_the_former_owner_before_it_writes(folder):
     former.claim()
     former.check()
     rewrite(folder, uid="run-b", host="pod-7")
-    with pytest.raises(
-        CheckpointError, match="no longer belongs to run .* taken over by run run-b, process .* on pod-7"
-    ):
+    with pytest.raises(CheckpointError, match="taken over by run run-b, process .* on pod-7") as raised:
         former.check()
+    shows("no longer belongs to run", str(raised.value))
     assert Owner(folder, "run-c").claim(take_over=True).endswith("--take-over was given")
 
 

@@ -16,6 +16,7 @@ import pytest
 from etils import epath
 from jax.sharding import Mesh
 
+from tests.found import shows
 from tests.trainer.checkpoint.state import abstract, mesh, same, state
 from trainer.checkpoint import manifest, owner
 from trainer.checkpoint.arrays import Arrays, first_difference
@@ -245,8 +246,8 @@ def test_foreign_things_are_named_and_left_alone(folder):
         step, said = store.found()
     assert step == 40
     assert said == (
-        f"{folder} holds files that are not checkpoints, left alone: 040/, notes.txt\n"
-        "step 40 holds files that its manifest does not list, left alone: state/extra"
+        f"{folder} holds files that are not checkpoints; they are ignored: 040/, notes.txt\n"
+        "step 40 holds files that its manifest does not list; they are ignored: state/extra"
     )
     assert (folder / "notes.txt").read_text() == "mine"
 
@@ -260,6 +261,7 @@ def test_with_no_usable_step_left_the_error_names_each_and_nothing_is_changed(fo
     with Opened(folder) as store, pytest.raises(CheckpointError) as caught:
         store.restore(abstract(mesh()))
     assert caught.value.code == 78
+    shows("no valid checkpoint in", str(caught.value))
     for text in (
         "step 40: the folder is empty",
         "step 30: file meta/metadata is missing",
@@ -313,7 +315,7 @@ def test_a_state_of_another_optimizer_is_told_in_the_words_of_the_job(folder):
     with Opened(folder) as store, pytest.raises(CheckpointError) as raised:
         store.restore(now, lambda meta: f"was trained with adamw on {meta['data']}, the job says sgd")
     assert "step 40 of" in str(raised.value)
-    assert "was trained with adamw on abc, the job says sgd; go on as it was, or set" in str(raised.value)
+    assert "was trained with adamw on abc, the job says sgd; change it back, or set" in str(raised.value)
     assert "absent" not in str(raised.value)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("[0-9]*/**/*")} == before
 
@@ -407,7 +409,7 @@ def test_a_folder_of_numbered_trials_is_left_to_the_byte_and_named(tmp_path):
         save(store, 11)
     after = contents(tmp_path)
     assert {name: after.get(name) for name in before} == before
-    assert store.notes[-1] == "step 10 was removed but for what no save wrote: notes.txt"
+    assert store.notes[-1] == "step 10 was removed, except for files that no save wrote: notes.txt"
     assert [path.name for path in files(tmp_path / "10")] == ["notes.txt"]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.found import shows
 from trainer.data import draws
 from trainer.data import examples as module
 from trainer.data.examples import Examples, Reading, Unusable
@@ -160,10 +161,10 @@ def test_a_batch_is_judged_before_it_is_handed_on_and_the_first_example_at_once(
 def test_what_example_finds_wrong_with_a_record_follows_its_name() -> None:
     def example(raw: dict[str, Any]) -> dict[str, Any]:
         if raw["x"]:
-            raise Unusable("label 3.7, which is no whole number")
+            raise Unusable("label 3.7, not a whole number")
         return raw
 
-    with pytest.raises(DataError, match=r"^listed: example 1 has label 3.7, which is no whole number \(tests/"):
+    with pytest.raises(DataError, match=r"^listed: example 1 has label 3.7, not a whole number \(tests/"):
         read([0, 1], example=example)
 
 
@@ -211,8 +212,10 @@ def test_another_shape_is_refused_with_both(keep_bytes: int) -> None:
     ],
 )
 def test_what_cannot_be_used_is_named(keep_bytes: int, items: list[Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=message) as raised:
         read(items)
+    if not items:
+        shows("has no examples", str(raised.value))
 
 
 def test_the_original_exception_is_chained() -> None:

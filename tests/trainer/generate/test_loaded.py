@@ -180,7 +180,7 @@ def test_one_sample_is_said_as_it_is_made_and_several_at_the_end(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("--ids=1 x",), contract.BAD_SPEC, "--ids '1 x' are no token ids; write whole numbers, such as '1 2 3'"),
+        (("--ids=1 x",), contract.BAD_SPEC, "--ids '1 x' are not token ids; write whole numbers, such as '1 2 3'"),
         (("--ids=1 256",), contract.BAD_SPEC, "prompt 1 has the token 256, the model those from 0 to 255"),
         (("--prompt=",), contract.BAD_SPEC, "prompt 1 has no tokens; give at least one"),
         (("--prompt=a", "--n=2"), contract.BAD_SPEC, "n = 2 samples at temperature 0 would be equal"),

@@ -113,7 +113,10 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "an object": ({"data": object()}, "jaxlaunch.run(data=…) is an object; give a function of the step"),
     "data of no position": ({"data": nothing}, "nothing is called with the step, data(step), and that fails"),
     "a function with batch=": ({"batch": 8}, "takes examples of a dataset, and data is a function without __len__"),
-    "rows that do not divide": ({"data": seven}, "seven: a batch of 7 rows does not divide over dp × fsdp = 8 devices"),
+    "rows that do not divide": (
+        {"data": seven},
+        "seven: a batch of 7 rows cannot be split evenly over dp × fsdp = 8 devices",
+    ),
     "unequal rows": ({"data": unequal}, "have one number of rows, their first dimension, and here they have: x 8, y 4"),
     "rows of text": ({"data": words_of}, "in the batch of step 0 x is <U1[8]; a batch is a pytree of arrays"),
     "data that is drawn": ({"data": drawn}, "asked twice for step 0 it gave two batches that differ in x"),

@@ -195,7 +195,7 @@ def test_a_router_multiplies_in_whole_float32() -> None:
 
 
 def test_experts_that_do_not_split_are_refused() -> None:
-    with pytest.raises(SpecError, match=r"blocks\.mlp\.\w+: experts = 4 does not divide over ep = 8 devices"):
+    with pytest.raises(SpecError, match=r"blocks\.mlp\.\w+: experts = 4 cannot be split evenly over ep = 8 devices"):
         build(Counting(), model=EXPERTS, mesh={"ep": 8})
     with pytest.raises(SpecError, match=r"train\.mesh\.ep = 2 splits experts, and train\.model has none; use dp or"):
         build(Counting(), model=DECODER.model_copy(update={"init_from": "/base"}), mesh={"ep": 2})
@@ -204,7 +204,7 @@ def test_experts_that_do_not_split_are_refused() -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"capacity": 1.25}, "capacity is of experts, and experts is null"),
+        ({"capacity": 1.25}, "capacity applies to experts, and experts is null"),
         ({"experts": 4, "experts_per_token": 5}, "experts_per_token = 5 is more than experts = 4"),
         ({"experts": 4, "dense_layers": [4]}, "dense_layers has 4, and layers = 4 are 0 to 3"),
         ({"experts": 4, "dense_layers": [0, 1, 2, 3]}, "dense_layers has all 4 layers"),

@@ -191,5 +191,5 @@ def test_an_update_that_does_not_fit_the_parameters_is_refused() -> None:
 
 def test_a_rate_that_reaches_nothing_is_said() -> None:
     assert optimizers.notes(Optimizer(name="optax:scale_by_adam"), {}, {}) == [
-        "train.optimizer.lr and schedule reach nothing: optax:scale_by_adam takes no learning_rate"
+        "train.optimizer.lr and schedule have no effect: optax:scale_by_adam takes no learning_rate"
     ]

@@ -59,9 +59,9 @@ def test_a_mesh_that_is_not_made_of_the_devices_is_an_error() -> None:
 
 def test_rows_of_one_process_are_all_rows() -> None:
     assert mesh.rows(mesh.build(spec.Mesh(dp=2, mp=4)), 6) == range(6)
-    with pytest.raises(SpecError, match="batch = 6 does not divide over dp × fsdp = 8"):
+    with pytest.raises(SpecError, match="batch = 6 cannot be split evenly over dp × fsdp = 8"):
         mesh.rows(mesh.build(spec.Mesh(fsdp=8)), 6)
-    with pytest.raises(SpecError, match="batch = 6 does not divide over dp × fsdp × ep = 4"):
+    with pytest.raises(SpecError, match="batch = 6 cannot be split evenly over dp × fsdp × ep = 4"):
         mesh.rows(mesh.build(spec.Mesh(fsdp=2, ep=2, mp=2)), 6)
 
 

@@ -46,7 +46,7 @@ def test_a_leaf_is_split_by_its_names_then_over_fsdp(
     [
         ((8, 8), ("heads", "hidden"), r"w: axes \('heads', 'hidden'\) .*two dimensions share mp"),
         ((8, 8), ("fsdp", "batch"), "two dimensions share fsdp"),
-        ((8, 7), ("embed", "hidden"), "w: hidden = 7 does not divide over mp = 2 devices"),
+        ((8, 7), ("embed", "hidden"), "w: hidden = 7 cannot be split evenly over mp = 2 devices"),
         ((8, 8), ("embed", "hiden"), "w: unknown axis 'hiden'; name one of batch, .*, mp"),
         ((8,), ("embed", "hidden"), r"w: 2 axes .* are named for 1 dimensions \(8,\)"),
     ],

@@ -277,7 +277,7 @@ def test_noise_and_statistics_are_a_function_of_seed_and_step(standard: None) ->
 
 
 def test_a_batch_that_does_not_divide_is_an_error() -> None:
-    with pytest.raises(SpecError, match="batch = 16 does not divide over accumulate = 3"):
+    with pytest.raises(SpecError, match="batch = 16 cannot be split evenly over accumulate = 3"):
         build(TASKS["mlp"], accumulate=3)
 
 

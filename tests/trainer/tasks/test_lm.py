@@ -132,7 +132,7 @@ FINE = {"tokens": [1, 2, 3, 4, 5, 6]}
         ({"tokens": [1, 2, 3, 32, 5, 6]}, "token 32 at place 3, outside 0 to 31, the vocabulary"),
         ({"tokens": [1, 2, 3, 4, 5, -1]}, "token -1 at place 5, outside 0 to 31"),
         ({"tokens": [-1, 2, 3, 4, 5, 6]}, "token -1 at place 0, outside"),
-        ({"tokens": [1, 2, 3, 4, 5, 6.5]}, "tokens 6.5, which is no whole number"),
+        ({"tokens": [1, 2, 3, 4, 5, 6.5]}, "tokens 6.5, not a whole number"),
         ({"tokens": [1, 2, 3, 4, 5, 2**33]}, "tokens 8589934592, too large for the int32"),
         ({"tokens": [[1, 2, 3, 4, 5, 6]]}, r"tokens of shape \[1, 6\], but an example is one row"),
         ({"tokens": [1]}, r"tokens of shape \[1\], but an example is one row of at least 2"),

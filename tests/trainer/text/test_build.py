@@ -330,7 +330,7 @@ def test_where_a_worker_is_killed_fewer_go_on(tmp_path: Path, capsys: pytest.Cap
 def test_one_that_is_killed_or_stopped_says_so(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = recipe.of(text(corpus, tmp_path), 32)
     monkeypatch.setattr(packed, "POLL_S", 0.01)
-    with pytest.raises(Stopped, match="what is complete is kept, and the next start goes on"):
+    with pytest.raises(Stopped, match="what is complete is kept, and the next start resumes"):
         packed._build(made, tmp_path / made.address, lambda: True)
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nkill -9 $$\n")
@@ -350,7 +350,7 @@ def test_a_signal_ends_it_at_once_with_a_sentence(corpus: Path, tmp_path: Path, 
     command = [sys.executable, "-c", program, str(tmp_path / made.address), str(os.getpid())]
     ended = subprocess.run(command, input=made.to_json(), capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (80, "")
-    assert "what is complete is kept, and the next start goes on" in json.loads(ended.stdout)["message"]
+    assert "what is complete is kept, and the next start resumes" in json.loads(ended.stdout)["message"]
     assert content(built(text(corpus, tmp_path))) == content(built(text(corpus, tmp_path / "whole")))
 
 

@@ -209,9 +209,9 @@ WRONG: list[tuple[str, bytes, str]] = [
     ("a row that is a list", rows(GOOD, [1]), "row 2: it is a list, not an object with the field 'text'"),
     ("a row that is a text", rows("hello"), "row 1: it is a text, not an object"),
     ("a row that is null", rows(None), "row 1: it is null, not an object"),
-    ("no JSON", rows(GOOD) + b"text: yaml\n", "row 2: it is no JSON: "),
-    ("a line that is cut", rows(GOOD) + b'{"text": "ab', "row 2: it is no JSON: "),
-    ("an object over many lines", json.dumps([GOOD], indent=1).encode(), "row 1: it is no JSON: "),
+    ("no JSON", rows(GOOD) + b"text: yaml\n", "row 2: it is not JSON: "),
+    ("a line that is cut", rows(GOOD) + b'{"text": "ab', "row 2: it is not JSON: "),
+    ("an object over many lines", json.dumps([GOOD], indent=1).encode(), "row 1: it is not JSON: "),
     ("blank lines before", b"\n\n" + rows({"x": 1}), "row 3: it has no field"),
     ("an empty file", b"", "a.jsonl is empty: it has no rows"),
 ]

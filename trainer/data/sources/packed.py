@@ -72,7 +72,7 @@ def _build(made: Recipe, folder: Path, is_stopped: Asked = lambda: False) -> Non
     if code < 0:
         raise StorageError(
             f"preparing the text in {folder} was killed ({signal.Signals(-code).name}), as the system does where "
-            "memory is short: give it more, or fewer cores; what is complete is kept, and the next start goes on"
+            "memory is short: give it more, or fewer cores; what is complete is kept, and the next start resumes"
         )
     if code:
         raise RuntimeError(f"trainer.text.build ended with {code}; what it said is above")

@@ -32,7 +32,7 @@ def source(data: Text, length: int, split: Literal["train", "eval"]) -> Stream |
         documents.check_packing(path)
     if table := next((path for path, _, _ in pieces if documents.is_table(path)), None):
         raise DataError(
-            f"{table} is no plain text; data.packing: concat reads its documents, data.field names their text"
+            f"{table} is not plain text; data.packing: concat reads its documents, data.field names their text"
         )
     pieces = [piece for piece in pieces if piece[2]]
     if not pieces:

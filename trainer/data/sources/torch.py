@@ -51,9 +51,7 @@ def _dataset(path: str, found: Any) -> Any:
     if all(hasattr(found, key) for key in ("dataset", "batch_size", "sampler", "collate_fn")):
         sampler = type(found.sampler).__name__
         if sampler not in ("SequentialSampler", "RandomSampler", "_InfiniteConstantSampler"):
-            raise SpecError(
-                f"{path} draws by a {sampler}; here the run's seed orders the examples: leave the sampler out"
-            )
+            raise SpecError(f"{path} uses a {sampler}; here the run's seed orders the examples: leave the sampler out")
         if not str(found.collate_fn.__module__).startswith("torch."):
             raise SpecError(f"{path} has a collate_fn of its own; make each example whole in its dataset's __getitem__")
         found = found.dataset

@@ -74,8 +74,13 @@ HANG = Event(Kind.HANG, 1, 1, STEPPING, text="rank 1 makes no progress")
         ),
         ([ended(0, -6), LOST], 81, 2, "host 2 (rank 2) was lost"),
         ([ended(0, -11), echo(1)], 139, 0, "SIGSEGV"),
-        ([left(1), ended(0, -6, text=COORDINATION)], 83, 1, "rank 1's program ended while other ranks went on"),
-        ([ended(1, 0), echo(0)], 83, 1, "rank 1's program ended while other ranks went on"),
+        (
+            [left(1), ended(0, -6, text=COORDINATION)],
+            83,
+            1,
+            "rank 1's program ended while other ranks were still running",
+        ),
+        ([ended(1, 0), echo(0)], 83, 1, "rank 1's program ended while other ranks were still running"),
         ([left(1), error(0)], 83, 0, "boom"),
         ([HANG, echo(0)], 82, 1, "no progress"),
         ([HANG, error(2)], 83, 2, "boom"),
@@ -194,7 +199,7 @@ def test_a_program_that_ends_while_its_peers_go_on_is_named_before_jax_aborts_th
     of.add(left(1), 10.0)
     assert of.verdict(10.0 + BARRIER_PATIENCE_S - 0.1, {}) is None
     verdict = of.verdict(10.0 + BARRIER_PATIENCE_S, {})
-    assert verdict is not None and verdict.message == "rank 1's program ended while other ranks went on"
+    assert verdict is not None and verdict.message == "rank 1's program ended while other ranks were still running"
 
 
 def test_ranks_that_end_one_after_the_other_are_done() -> None:

@@ -150,7 +150,7 @@ def test_a_leader_that_closes_again_and_again_is_reported_once(member: tuple[Mem
         of._link._read()
     said = [call.args[0] for call in of._say.call_args_list]  # type: ignore[attr-defined]
     assert said == [
-        "host 0 did not admit this host: connection closed; it may be of another run, or have another gang_secret"
+        "host 0 did not admit this host: connection closed; it may belong to another run, or have another gang_secret"
     ]
 
 

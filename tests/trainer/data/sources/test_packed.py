@@ -158,7 +158,7 @@ def test_what_is_not_prepared_is_said(corpus: Path) -> None:
 
 def test_a_table_is_not_read_as_bytes(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match="a.parquet is no plain text; data.packing: concat reads its documents"):
+    with pytest.raises(DataError, match="a.parquet is not plain text; data.packing: concat reads its documents"):
         open_source(job(Text(source="text", path=f"{tmp_path}/*")), "train")
 
 

@@ -1,0 +1,208 @@
+"""Entries of docs/troubleshooting.md, as who has only a message finds them.
+
+`shows` is called where a test makes an error for real: tests/launcher/test_found.py reads those calls from the sources
+and knows so which entries have been produced. The others are in NOT_HERE, with what would be needed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from launcher import troubleshooting
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / troubleshooting.PAGE).read_text(encoding="utf-8")
+ROWS = [re.split(r"(?<!\\)\|", line)[1:-1] for line in PAGE.splitlines() if re.match(r"\| (?!---|on the screen)", line)]
+
+
+def phrases(row: list[str]) -> list[str]:
+    """The words on the screen: what the first cell has in code or in quotes."""
+    return [code or quoted for code, quoted in re.findall(r"`([^`]+)`|\"([^\"]+)\"", row[0])]
+
+
+def pattern(phrase: str) -> str:
+    """The phrase with any numbers and quoted names instead of its own, and anything for `…`; an exit code stays."""
+    if phrase.startswith("exit "):
+        return rf"{phrase}(?!\d)"
+    parts = (re.sub(r"\d+", r"\\d+", re.escape(part)) for part in phrase.split("…"))
+    return re.sub(r'"[^"]+"', '"[^"]+"', ".*?".join(parts))
+
+
+def entry(message: str) -> str:
+    """The words on the screen of the entry whose longest phrase is in the message; "" where none is."""
+    found = [
+        (len(phrase), row[0])
+        for row in ROWS
+        for phrase in phrases(row)
+        if re.search(rf"(?<!\w){pattern(phrase)}", message.replace("`", ""), re.DOTALL)
+    ]
+    return max(found, default=(0, ""))[1]
+
+
+def shows(words: str, message: str) -> None:
+    """Asserts that the message alone leads to the entry that has these words."""
+    assert words in entry(message), f"{message!r} leads to {entry(message)!r}"
+
+
+def shown() -> Iterator[tuple[str, str]]:
+    """The words that tests pass to `shows`, each beside the file: they are written out there."""
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and _name(node.func) == "shows" and isinstance(node.args[0], ast.Constant):
+                yield str(node.args[0].value), path.relative_to(ROOT).as_posix()
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+# Situations of tests/cluster/situations.py and rare_situations.py -> what Kubernetes says then.
+ON_CLUSTER: Mapping[str, str] = {
+    "no-image": "manifest unknown",
+    "locked": "401 Unauthorized",
+    "no-registry": "dial tcp: lookup",
+    "not-loaded": "ErrImageNeverPull",
+    "no-name": "InvalidImageName",
+    "no-label": "node(s) didn't match Pod's",
+    "no-claim": "persistentvolumeclaim",
+    "unbound": "unbound immediate",
+    "no-secret": 'secret "hf" not found',
+    "no-key": "couldn't find key",
+    "no-configmap": "FailedMount",
+    "quota": "exceeded quota: few",
+    "unlimited": "failed quota: strict",
+    "beyond": "maximum memory usage",
+    "insecure": "violates PodSecurity",
+    "webhook-pods": "failed calling webhook",
+    "policy": "ValidatingAdmissionPolicy",
+    "no-account": "error looking up service account",
+    "no-priority": "no PriorityClass with name",
+    "never": "previously considered podsets",
+    "no-queue": "LocalQueue … doesn",
+    "stopped-queue": "is inactive`",
+    "whole-oom": "`OOMKilled`",
+    "child-oom": "`was OOMKilled`",
+    "excess": "Pod ephemeral local storage",
+    "late": "Job was active longer",
+    "crashes": "PodFailurePolicy",
+    "no-command": "ReachedMaxRestarts",
+    "no-service": "HeadlessServiceCreationFailed",
+    "no-runtime": "RuntimeClass",
+    "gated": "SchedulingGated",
+    "port-taken": "have free ports",
+    "refused-by-node": "OutOfcpu",
+    "lost": "bound to non-existent",
+    "elsewhere": "Multi-Attach",
+    "driverless": "registered CSI drivers",
+    "closed": "PermissionError",
+    "read-only": "Read-only file system",
+    "foreign-image": "no match for platform",
+    "no-pull-secret": "image pull secrets",
+    "root": "runAsNonRoot",
+    "unhealthy": "Liveness probe failed",
+    "uncovered": "unavailable in ClusterQueue",
+}
+
+# Why an entry is not compared with a message that a test produced -> words of entries.
+NOT_HERE: Mapping[str, tuple[str, ...]] = {
+    "needs GPUs, their driver or NCCL": (
+        "Unable to initialize backend 'cuda'",
+        "An NVIDIA GPU may be present",
+        "No GPU/TPU found",
+        "CUDA backend failed to initialize:",
+        "CUDA driver version is insufficient",
+        "CUDA_ERROR_NO_DEVICE",
+        "libcuda.so.1: cannot open",
+        "DNN library initialization failed",
+        "while trying to allocate",
+        "CUDA_ERROR_OUT_OF_MEMORY",
+        "ncclCommInitRank",
+        "unhandled cuda error",
+        "invalid usage (run with",
+        "please report this issue to the NCCL developers",
+        "remote process exited or there was a network error",
+        "failed to extend /dev/shm/nccl-",
+        "NCCL WARN Call to connect",
+        "Got completion from peer",
+    ),
+    "needs TPUs": (
+        "The TPU is already in use",
+        "A Google TPU may be present",
+        "Ran out of memory in memory space hbm",
+        "Insufficient google.com/tpu",
+    ),
+    "needs a cloud's autoscaler, storage driver, registry or buckets": (
+        "pod triggered scale-up",
+        "pod didn't trigger scale-up",
+        "toomanyrequests",
+        "FailedAttachVolume",
+        "Anonymous caller does not have",
+        "Unable to locate credentials",
+    ),
+    "needs an NFS server or a disk with a quota": ("Stale file handle", "Disk quota exceeded"),
+    "needs a node that breaks, or a timing that no test can force": (
+        "The node was low on resource: memory",
+        "FailedCreatePodSandBox",
+        "no nodes available to schedule pods",
+        "files of step … disappeared",
+        "UNAVAILABLE: failed to connect to all addresses",
+        "stopped sending heartbeats to JAX",
+        "No space left on device: saving step 40 in",
+    ),
+    "is brought about in tests/cluster or by hand, without words of its own to compare": (
+        "`Insufficient nvidia.com/gpu`",
+        "`Insufficient cpu`, `Insufficient memory`, `Insufficient ephemeral-storage`",
+        "`Too many pods`",
+        "`node(s) had untolerated taint`",
+        "`node(s) were unschedulable`",
+        "`Pending` without any event",
+        "`ImagePullBackOff`, `Back-off pulling image`",
+        "`x509: certificate signed by unknown authority` (of a registry)",
+        '`exec: "python": executable file not found in $PATH`',
+        '`exec: "/app/train.sh": permission denied`',
+        "`exec format error`",
+        "`No module named launcher`",
+        "`Init:Error`, `Init:CrashLoopBackOff`",
+        "`CreateContainerError`",
+        "`ContainerCreating` for minutes, without a warning",
+        "`node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode`",
+        "`node(s) had volume node affinity conflict`",
+        '`configmap "settings" not found`',
+        "`CrashLoopBackOff`",
+        "pod status `Error`, new pods again and again",
+        '`Usage of EmptyDir volume "shm" exceeds the limit`',
+        "`Preempted`, `TaintManagerEviction`, `kubectl drain`",
+        "`NodeNotReady`, `Node is not ready`",
+        '`admission webhook "…" denied the request`',
+        "`because it is being terminated`",
+        "`follower pod node selector not set`, `leader pod not yet scheduled`",
+        '`no matches for kind "JobSet" in version "jobset.x-k8s.io/v1alpha2"`',
+        "a `JobSet` without Jobs and without events",
+        "any other `is forbidden:` of a pod",
+        "`insufficient unused quota for … in flavor …, 8 more needed`",
+        "no `Workload` for a suspended JobSet",
+        "admission check `Pending`",
+        "`Preempted to accommodate a workload`",
+        "`DeactivatedDueToRequeuingLimitExceeded`, `Exceeded the PodsReady timeout`",
+        "`Terminating` for longer than `grace:`",
+        "`Terminating` right after `launcher delete` or `stop`",
+        "a namespace that stays `Terminating`",
+        '"is being created"',
+        '"was just submitted to queue", "is admitted by queue"',
+        '"is about to start: all hosts are connected"',
+        '"runs: training at step 120 of 300"',
+        '"runs again after crash (83)"',
+        '"is restarting"',
+        '"is stopped"',
+        '"is done"',
+        "`job NAME not found in namespace`",
+        '`is forbidden: User "…" cannot create resource "jobsets"`',
+        "`pods could not be read: …`, `nodes could not be read: …`",
+        "`waits at rendezvous: host 1 of 2 missing`",
+        "`the compile timeout of … s passed`",
+        "`the save timeout of … s passed`, `the restore timeout of … s passed`",
+    ),
+}

@@ -1,0 +1,97 @@
+"""Every text of the product that a user meets, read from its sources: `python -m tests.messages` prints them.
+
+Pages, comments of examples and of the chart's values, the help of each command, the schema, and all strings of the
+sources that read as text: errors, log lines, tables. tests/launcher/test_words.py and tests/prose.py judge them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from launcher.cli import main
+from launcher.job import reference
+from tests import house
+
+ROOT = Path(__file__).parents[1]
+OF_CONTRIBUTORS = {"docs/architecture.md"}  # the code's own words, explained there
+
+
+def prose(page: str) -> str:
+    """The text of a page without code and the targets of links; its lines stay where they are."""
+    page = re.sub(r"^```.*?^```", lambda block: "\n" * block[0].count("\n"), page, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`\n]*`|\]\([^)]*\)", "·", page)
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Every text, without its code, by where it is written. `generation` and `verdict` in the sources are left out:
+    they are words of the code too."""
+    yield from _pages()
+    yield from _comments()
+    yield from ((name, prose(text)) for name, text in helps(main.cli, "launcher", click.Context(main.cli)))
+    yield "launcher schema", prose(reference.markdown())
+    for name, text in messages():
+        yield name, re.sub(r"\b(generation|verdict)\b|\{[^{}]*\}", "·", " ".join(prose(text).split()))
+
+
+def _pages() -> Iterator[tuple[str, str]]:
+    for path in (ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        name = path.relative_to(ROOT).as_posix()
+        if name not in OF_CONTRIBUTORS:
+            yield name, prose(path.read_text())
+
+
+def _comments() -> Iterator[tuple[str, str]]:
+    """Of the files that users copy or configure."""
+    others = (ROOT / "helm/launcher/values.yaml", ROOT / "k8s/profile.yaml")
+    for path in (*sorted((ROOT / "examples").glob("*.yaml")), *others):
+        lines = (line.partition("#")[2] for line in path.read_text().splitlines())
+        yield path.relative_to(ROOT).as_posix(), prose("\n".join(lines))
+
+
+def helps(command: click.Command, name: str, context: click.Context) -> Iterator[tuple[str, str]]:
+    """The help of a command, of its options, and of the commands below it."""
+    yield (
+        f"{name} --help",
+        "\n".join([command.help or "", *(getattr(each, "help", "") or "" for each in command.params)]),
+    )
+    if isinstance(command, click.Group):
+        for each in command.list_commands(context):
+            found = command.get_command(context, each)
+            assert found is not None
+            yield from helps(found, f"{name} {each}", context)
+
+
+def messages() -> Iterator[tuple[str, str]]:
+    """The strings of the sources that read as text, docstrings aside, by file and line; values are in braces."""
+    for path, tree in house.sources().items():
+        blocks = [node.body for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | house.Function)]
+        skipped = {id(body[0].value) for body in blocks if body and isinstance(body[0], ast.Expr)}
+        for node in ast.walk(tree):  # an f-string comes before its parts
+            if id(node) in skipped or not isinstance(node, ast.JoinedStr | ast.Constant):
+                continue
+            if isinstance(node, ast.JoinedStr):
+                skipped.update(map(id, node.values))
+                text = "".join(map(_part, node.values))
+            elif isinstance(node.value, str):
+                text = node.value
+            else:
+                continue
+            if " " in text.strip():
+                yield f"{path}:{node.lineno}", text
+
+
+def _part(value: ast.expr) -> str:
+    """A piece of an f-string: its text, or the expression whose value is shown."""
+    if isinstance(value, ast.FormattedValue):
+        return f"{{{ast.unparse(value.value)}}}"
+    return str(value.value) if isinstance(value, ast.Constant) else ""
+
+
+if __name__ == "__main__":
+    for where, text in (*helps(main.cli, "launcher", click.Context(main.cli)), *_comments(), *messages()):
+        print(f"{where}: {' '.join(text.split())}")
