@@ -188,7 +188,7 @@ def test_weights_to_start_from_are_in_a_folder_or_a_bucket(path: str) -> None:
         ({"width": 60, "heads": 8}, "width = 60 does not split into heads = 8"),
         ({"head_size": 7}, "head_size = 7 is odd"),
         ({"pattern": ["window"]}, "pattern applies to layers with a window, and window is null"),
-        ({"rope_local_theta": 1e4}, "rope_local_theta is of layers with a window"),
+        ({"rope_local_theta": 1e4}, "rope_local_theta applies to layers with a window"),
         ({"rope_scaling": {"factor": 2.0}}, "llama3 needs original_length"),
         ({"rope_scaling": {"kind": "linear", "factor": 2.0, "beta_fast": 9.0}}, "beta_fast does not apply to linear"),
         (

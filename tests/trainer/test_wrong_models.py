@@ -147,10 +147,10 @@ WRONG = {
     "heads that mp does not divide": Wrong("mp = 8", {}, keys={"mesh": {"mp": 8}}),
     "a batch that the mesh does not divide": Wrong("train.batch = 12 cannot be split evenly", {}, keys={"batch": 12}),
     # adapters
-    "a target that is no product": Wrong("wq matches no product", {}, keys=lora(targets=["wq"])),
-    "adapters of experts": Wrong("w1 matches no product", {}, "mixtral_tiny", lora(targets=["w1"])),
-    "adapters of the embedding": Wrong("embed_tokens matches no product", {}, keys=lora(targets=["embed_tokens"])),
-    "adapters of the head": Wrong("lm_head matches no product", {}, keys=lora(targets=["lm_head"])),
+    "a target that is no product": Wrong("wq matches no linear layer", {}, keys=lora(targets=["wq"])),
+    "adapters of experts": Wrong("w1 matches no linear layer", {}, "mixtral_tiny", lora(targets=["w1"])),
+    "adapters of the embedding": Wrong("embed_tokens matches no linear layer", {}, keys=lora(targets=["embed_tokens"])),
+    "adapters of the head": Wrong("lm_head matches no linear layer", {}, keys=lora(targets=["lm_head"])),
     "adapters that are not there": Wrong("train.lora.init_from", {}, keys=lora(init_from="nowhere")),
     "adapters of another rank": Wrong("rank is 4 there and 8 here", {}, keys=lora(init_from="PEFT", rank=8)),
     "a group of what is frozen": Wrong(

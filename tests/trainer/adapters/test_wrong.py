@@ -38,9 +38,9 @@ CASE = "lora_qwen2_tiny"
             ["q", "w_proj"],
             "train.lora.targets: w_proj matches no linear layer of train.model.kind = decoder; there are q_p",
         ),
-        (["embedding"], "embedding matches no product"),
+        (["embedding"], "embedding matches no linear layer"),
         (["c_attn"], "there are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, and all-linear"),
-        (["attention_norm"], "attention_norm matches no product"),
+        (["attention_norm"], "attention_norm matches no linear layer"),
     ],
 )
 def test_a_target_that_matches_nothing_is_refused(targets: list[str], says: str) -> None:
@@ -75,8 +75,8 @@ def test_a_wrong_block_is_refused(task: Any, lora: dict[str, Any], says: str) ->
         ({"bias": "all", "rank_pattern": {"q_proj": 2}}, {}, "bias = all, rank_pattern = .'q_proj': 2. is not supp"),
         ({"modules_to_save": ["lm_head"]}, {}, "modules_to_save"),
         ({"r": 0}, {}, "adapter_config.json: .*greater than 0"),
-        ({"target_modules": ["q_proj", "wq"]}, {}, "adapter_config.json: target_modules: wq matches no product"),
-        ({"target_modules": "q_proj"}, {}, "adapter_config.json: target_modules: q_proj matches no product"),
+        ({"target_modules": ["q_proj", "wq"]}, {}, "adapter_config.json: target_modules: wq matches no linear layer"),
+        ({"target_modules": "q_proj"}, {}, "adapter_config.json: target_modules: q_proj matches no linear layer"),
         (
             {"target_modules": "*"},
             {},
@@ -86,7 +86,7 @@ def test_a_wrong_block_is_refused(task: Any, lora: dict[str, Any], says: str) ->
         ({"target_modules": 5}, {}, "target_modules = 5 is neither a list of names nor a regular expression"),
         ({"target_modules": [1, "q_proj"]}, {}, "is neither a list of names"),
         ({"target_modules": None}, {}, "is neither a list of names"),
-        ({}, {"targets": ["wq"]}, "train.lora.targets: wq matches no product"),
+        ({}, {"targets": ["wq"]}, "train.lora.targets: wq matches no linear layer"),
         ({"lora_alpha": None}, {}, "adapter_config.json: lora_alpha = None: Input should be a valid number"),
         ({"r": "4"}, {}, "adapter_config.json: r = 4: Input should be a valid integer"),
         ({}, {"rank": 8}, "another adapter than train.lora: rank is 4 there and 8 here"),

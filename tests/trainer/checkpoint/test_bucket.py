@@ -134,7 +134,7 @@ def test_a_folder_of_numbered_trials_is_left_to_the_byte_and_named(objects, note
     with contextlib.closing(Store(folder, keep=1, uid="run-a", note=notes.append)) as store:
         store.claim()
         assert contents(objects) == before
-        assert "left alone: 1/, 2/, 3/ and 2 more" in notes[0]
+        assert "they are ignored: 1/, 2/, 3/ and 2 more" in notes[0]
         assert store.restore(abstract(mesh())) is None
         for step in (8, 9):
             store.save(step, state(step, mesh()), {})
@@ -169,7 +169,7 @@ def test_what_another_put_into_the_folder_of_a_step_outlives_the_step(store, obj
     after = contents(objects)
     assert all(after[name] == before[name] for name in before if name.endswith("notes.txt"))
     assert "step 1 was removed, except for files that no save wrote: notes.txt, state/notes.txt" in notes
-    assert "left alone: 1/, 2/notes.txt" in notes[-1]
+    assert "they are ignored: 1/, 2/notes.txt" in notes[-1]
 
 
 def test_a_damaged_step_that_another_tool_saved_is_walked_over_where_it_is(store, objects, notes):

@@ -399,7 +399,7 @@ def test_a_folder_of_numbered_trials_is_left_to_the_byte_and_named(tmp_path):
     (tmp_path / "8").write_text("a file")
     before = contents(tmp_path)
     with Opened(tmp_path, keep=1) as store:
-        assert "left alone: 1/, 2/, 7.orbax-checkpoint-tmp/" in store.notes[0]
+        assert "they are ignored: 1/, 2/, 7.orbax-checkpoint-tmp/" in store.notes[0]
         store.check_free(lambda step: step > 8)
         for step in (7, 8):
             with pytest.raises(CheckpointError, match=f"holds {step}.*, in the place of checkpoints"):
