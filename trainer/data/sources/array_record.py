@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
+from array_record.python import array_record_module
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
 from trainer.buckets import faults
@@ -14,8 +16,12 @@ from trainer.data import records
 from trainer.data.source import Source
 from trainer.data.sources import files
 from trainer.data.sources.share import Share
-from trainer.errors import DataError, TrainerError
+from trainer.errors import DataError
 from trainer.spec import ArrayRecord
+
+# One record at a time, in the thread that asks: handing it to array_record's own threads takes longer than reading it.
+READER = "readahead_buffer_size:0,max_parallelism:0"
+READ_BYTES = 1 << 15  # of a file at once; array_record's own default is 1 MiB
 
 
 def source(data: ArrayRecord, split: Literal["train", "eval"]) -> Source | None:
@@ -39,8 +45,8 @@ class Records:
     def __init__(self, paths: list[str]) -> None:
         self.name = f"array_record {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
         self._paths = paths
-        self._files = [_opened(path) for path in paths]
-        self._ends = list(itertools.accumulate(len(file) for file in self._files))
+        self._files = [File(path) for path in paths]
+        self._ends = list(itertools.accumulate(file.count for file in self._files))
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -49,7 +55,7 @@ class Records:
         number = bisect.bisect_right(self._ends, index)
         record = index - (self._ends[number - 1] if number else 0)
         try:
-            return records.decode(self._files[number][record])
+            return records.decode(self._files[number].read(record))
         except Exception as error:  # array_record raises what its C++ raises, a RuntimeError or an IndexError
             kind = faults.kind_of(error)
             raise kind(f"example {index}, record {record} of {self._paths[number]}, cannot be read: {error}") from error
@@ -77,13 +83,29 @@ class Part:
         return f"{self._whole.fingerprint()}, {self._label}"
 
 
-def _opened(path: str) -> ArrayRecordDataSource:
-    try:
-        return ArrayRecordDataSource(files.here(path))
-    except TrainerError:
-        raise
-    except Exception as error:  # as above; a file cut short is one
-        raise DataError(_unreadable(path, error)) from error
+class File:
+    """One file. Raises DataError where it is none of array_record."""
+
+    def __init__(self, path: str) -> None:
+        self._place = files.here(path)
+        try:
+            self.count = len(ArrayRecordDataSource(self._place))  # records
+        except Exception as error:  # a RuntimeError of C++; a file cut short is one
+            raise DataError(_unreadable(path, error)) from error
+        self._idle: deque[Any] = deque()  # readers that no thread uses: one has a place in the file of its own
+
+    def read(self, record: int) -> bytes:
+        """A record. Raises what array_record raises, a RuntimeError or an IndexError."""
+        try:
+            reader = self._idle.pop()
+        except IndexError:
+            reader = array_record_module.ArrayRecordReader(
+                self._place, options=READER, file_reader_buffer_size=READ_BYTES
+            )
+        reader.seek(record)
+        found: bytes = reader.read()
+        self._idle.append(reader)  # not one that failed: it would fail ever after
+        return found
 
 
 def _unreadable(path: str, error: Exception) -> str:

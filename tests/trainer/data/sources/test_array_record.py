@@ -1,4 +1,5 @@
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,29 @@ def test_a_record_that_does_not_decode_is_named_by_file_and_number(folder: Path)
         source[11]
 
 
+def test_threads_read_at_once_what_one_reads(folder: Path) -> None:
+    source = opened("train", path=f"{folder}/*.array_record")
+    wanted = np.random.default_rng(0).integers(0, 10, 2000).tolist()
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda index: int(source[index]["x"]), wanted)) == wanted
+
+
+def test_records_are_read_after_one_that_is_damaged(tmp_path: Path) -> None:
+    path, noise = tmp_path / "some.array_record", np.random.default_rng(0)
+    records.write(path, ({"x": noise.integers(0, 256, 5000, np.uint8)} for _ in range(4)))
+    sound = [each["x"].tolist() for each in map(opened("train", path=str(path)).__getitem__, range(4))]
+    with path.open("r+b") as file:
+        file.seek(7000)  # in the second
+        file.write(bytes(range(100)))
+    source = opened("train", path=str(path))
+    with pytest.raises(DataError, match="example 1, record 1 of .*some.array_record, cannot be read: Corrupted"):
+        source[1]
+    assert [source[index]["x"].tolist() for index in (0, 2, 3)] == [sound[index] for index in (0, 2, 3)]
+
+
 def test_a_record_that_storage_does_not_give_may_be_read_later(folder: Path) -> None:
     class Away:
-        def __getitem__(self, record: int) -> bytes:
+        def read(self, record: int) -> bytes:
             raise TimeoutError("the server does not answer")
 
     source = opened("train", path=f"{folder}/*")
