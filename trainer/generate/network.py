@@ -22,7 +22,7 @@ from trainer import spec
 from trainer.attention import implementations
 from trainer.attention.implementations import Attention, Keys, Visible
 from trainer.errors import SpecError
-from trainer.generate import fused
+from trainer.generate import fused, strips
 from trainer.generate.cache import Cache, OfPrompts, OfToken
 from trainer.models.decoder import Block, Decoder, Look
 from trainer.models.experts import Mixture, Routed
@@ -64,7 +64,7 @@ class Network:
         self._looks = _looks(model)
         stacks = model.stacks if isinstance(model, spec.Decoder) else {"blocks": tuple(range(model.layers))}
         self._stacks: Mapping[str, tuple[int, ...]] = stacks  # name of a stack of parameters -> its layers
-        # Of the kernels of each layer that were put together. Over several devices each is split along its own outputs.
+        # Of the kernels of each layer that are stored otherwise. Over several devices each is split along its own axes.
         self._parts: list[fused.Shapes] = [{} for _ in range(model.layers)]
 
     @contextlib.contextmanager
@@ -109,8 +109,12 @@ class Network:
                 parts = _unstacked(leaf, like.dtype, _of_layer(like.sharding))
             for layer, part in zip(self._stacks[stack], parts, strict=True):
                 layers[layer][rest] = part
-        if isinstance(self.config, spec.Decoder) and self.mesh.size == 1:
-            self._parts = [fused.together(layer) for layer in layers]
+        if self.mesh.size == 1:
+            in_strips = strips.helps(self.mesh.devices.item(), self._precision.compute)
+            with self.context():
+                self._parts = [fused.together(layer, in_strips=in_strips) for layer in layers]
+                if in_strips and "head" in outer and strips.fits(outer["head"].shape[1:]):
+                    outer["head"] = jax.jit(strips.cut)(outer["head"])
         return Weights(outer, layers)
 
     def stacked(self, weights: Weights) -> dict[str, Array]:
@@ -120,7 +124,8 @@ class Network:
             """One of them."""
             stack, _, rest = name.partition(".")
             if stack not in self._stacks:
-                return weights.outer[name]  # type: ignore[no-any-return]
+                leaf: Array = weights.outer[name]
+                return leaf if leaf.ndim == len(self.abstract[name].shape) else strips.whole(leaf)
             return jnp.stack([layers[layer][rest] for layer in self._stacks[stack]])
 
         with self.context():
@@ -148,8 +153,7 @@ class Network:
         keys = Visible(mask_BL=(index_1P >= pad_B[:, None]).astype(jnp.int32))
         attends = [OfPrompts(self._look(layer).plain, each) for layer, each in enumerate(slots)]
         model, x_BPD = self._through(weights, tokens_BP, places_BP, attends, keys)
-        logits_B1V = model.project(x_BPD[:, -1:], model.head_DV)
-        return logits_B1V[:, 0], tuple(attend.cache for attend in attends)
+        return self._logits(model, weights, x_BPD[:, -1:])[:, 0], tuple(attend.cache for attend in attends)
 
     def token(
         self, weights: Weights, token_B: Array, at: Array, pad_B: Array, caches: Sequence[Cache]
@@ -160,12 +164,18 @@ class Network:
             for layer, cache in enumerate(caches)
         ]
         model, x_B1D = self._through(weights, token_B[:, None], (at - pad_B)[:, None], attends, None)
-        return model.project(x_B1D, model.head_DV)[:, 0], tuple(attend.cache for attend in attends)
+        return self._logits(model, weights, x_B1D)[:, 0], tuple(attend.cache for attend in attends)
 
     def logits(self, weights: Weights, tokens_BL: Array) -> Array:
         """Logits_BLV without a cache; what pads a row comes after its tokens, which do not see it."""
         attends = [self._look(layer).plain for layer in range(self.config.layers)]
         model, x_BLD = self._through(weights, tokens_BL, jnp.arange(tokens_BL.shape[1])[None, :], attends, None)
+        return self._logits(model, weights, x_BLD)
+
+    def _logits(self, model: LanguageModel, weights: Weights, x_BLD: Array) -> Array:
+        head_DV: Any = weights.outer.get("head")
+        if head_DV is not None and head_DV.ndim == 3:
+            return model.project(x_BLD, fused.Part(head_DV, 0, (self.config.vocab,)))
         return model.project(x_BLD, model.head_DV)
 
     def _through(

@@ -13,6 +13,7 @@ from flax import nnx
 from jax import Array
 
 from trainer.attention.implementations import Keys
+from trainer.models.layers import Kernel, product
 from trainer.models.options import ModelOptions
 from trainer.parallel.sharding import constrain
 
@@ -74,9 +75,12 @@ class LanguageModel(nnx.Module):
         """
         return self.table_VD.T if self.head is None else constrain(self.head[...], "embed", "vocab")
 
-    def project(self, x_BLD: Array, head_DV: Array) -> Array:
+    def project(self, x_BLD: Array, head_DV: Array | Kernel) -> Array:
         """Features times the head, within the cap of the logits: logits_BLV in the output dtype."""
-        logits_BLV = jnp.matmul(x_BLD, head_DV, preferred_element_type=self.output)
+        if isinstance(head_DV, Array):
+            logits_BLV = jnp.matmul(x_BLD, head_DV, preferred_element_type=self.output)
+        else:
+            logits_BLV = product(x_BLD, head_DV).astype(self.output)
         if self.cap is not None:
             logits_BLV = self.cap * jnp.tanh(logits_BLV / self.cap)
         return constrain(logits_BLV, "batch", "length", "vocab")
