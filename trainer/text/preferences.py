@@ -16,16 +16,16 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.sources import files
 from trainer.data.sources.share import Share
 from trainer.errors import DataError
 from trainer.spec import Text
-from trainer.text import chats, documents, tokenizer
+from trainer.text import chats, digests, documents, recipe, tokenizer
 from trainer.text.documents import Document, Unfit, Values, kind_of_value
 from trainer.text.tokenizer import HuggingFace, Tokenizer
 
@@ -62,7 +62,7 @@ def source(data: Text, length: int, split: Literal["train", "eval"]) -> Pairs | 
         return None
     pattern = data.eval_path if split == "eval" and data.eval_path is not None else data.path
     paths = tuple(documents.found(pattern))
-    digest = files.digest(list(paths))
+    digest = digests.of(paths, Path(recipe.root(data)))
     held = _held(paths, digest, data.tokenizer, length)
     count = len(held.ends) // 2
     share = Share(0.0 if is_apart else data.eval_split, count)

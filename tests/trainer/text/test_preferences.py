@@ -137,7 +137,7 @@ GOOD = {"prompt": "p", "chosen": "a", "rejected": "b"}
         (GOOD | {"prompt": {}}, "its 'prompt' is an object, neither a text nor a list of messages"),
         (GOOD | {"chosen": ASK}, "its 'chosen': it has no words of the role 'assistant'"),
         (GOOD | {"chosen": [{"content": "a"}]}, "its 'chosen': its message 2 has no role"),
-        (GOOD | {"chosen": YES, "tools": "{"}, "its 'chosen': the row's tools are no JSON"),
+        (GOOD | {"chosen": YES, "tools": "{"}, "its 'chosen': the row's tools are not JSON"),
     ],
 )
 def test_a_row_that_is_no_pair_is_said_with_its_place(tmp_path: Path, row: dict[str, Any], words: str) -> None:

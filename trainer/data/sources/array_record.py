@@ -22,6 +22,7 @@ from trainer.spec import ArrayRecord
 # One record at a time, in the thread that asks: handing it to array_record's own threads takes longer than reading it.
 READER = "readahead_buffer_size:0,max_parallelism:0"
 READ_BYTES = 1 << 15  # of a file at once; array_record's own default is 1 MiB
+OPEN_FILES = 256  # a process may often open 1,024; with more files than this, one for each
 
 
 def source(data: ArrayRecord, split: Literal["train", "eval"]) -> Source | None:
@@ -45,7 +46,8 @@ class Records:
     def __init__(self, paths: list[str]) -> None:
         self.name = f"array_record {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
         self._paths = paths
-        self._files = [File(path) for path in paths]
+        idle = max(1, OPEN_FILES // len(paths))
+        self._files = [File(path, idle) for path in paths]
         self._ends = list(itertools.accumulate(file.count for file in self._files))
 
     def __len__(self) -> int:
@@ -84,15 +86,16 @@ class Part:
 
 
 class File:
-    """One file. Raises DataError where it is none of array_record."""
+    """One file, of which `idle` readers are kept. Raises DataError where it is not in the array_record format."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, idle: int) -> None:
         self._place = files.here(path)
         try:
             self.count = len(ArrayRecordDataSource(self._place))  # records
         except Exception as error:  # a RuntimeError of C++; a file cut short is one
             raise DataError(_unreadable(path, error)) from error
-        self._idle: deque[Any] = deque()  # readers that no thread uses: one has a place in the file of its own
+        # Readers that no thread uses; each has its own place in the file, and keeps it open.
+        self._idle: deque[Any] = deque(maxlen=idle)
 
     def read(self, record: int) -> bytes:
         """A record. Raises what array_record raises, a RuntimeError or an IndexError."""
