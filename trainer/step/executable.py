@@ -73,6 +73,8 @@ def _kind(leaf: Any) -> str:
 
 def once(mesh: jax.sharding.Mesh) -> dict[str, Any] | None:
     """XLA's options for a program that runs once. On CPU devices LLVM's second level of optimization takes three
-    quarters of the compilation and gains nothing; the bits are the same (jaxlib 0.10)."""
+    quarters of the compilation and gains nothing; the bits are the same (jaxlib 0.10). Where the user has turned off
+    most optimizations (JAX_DISABLE_MOST_OPTIMIZATIONS) that holds here too."""
     is_cpu = mesh.devices.flat[0].platform == "cpu"
-    return {"xla_backend_optimization_level": 1} if is_cpu else None
+    is_quick = jax.config.read("jax_disable_most_optimizations")
+    return {"xla_backend_optimization_level": 1} if is_cpu and not is_quick else None
