@@ -255,5 +255,5 @@ def test_a_compilation_cache_in_a_bucket_that_is_away_costs_no_run(url, monkeypa
 
 def test_a_url_of_another_kind_is_refused_by_name() -> None:
     for url in ("http://host/x", "hdfs://host/x", "az://b/x"):
-        with pytest.raises(SpecError, match=f"{url}: .* gs:// and s3:// are"):
+        with pytest.raises(SpecError, match=f"{url}: .* use gs:// and s3://"):
             preflight.check_folder(url)
