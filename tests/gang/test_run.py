@@ -135,7 +135,7 @@ def test_a_run_folder_deleted_while_running_has_a_summary_again_and_that_is_said
         (tmp_path / "go").touch()
         result = running.wait()
     assert result.code == 0 and result.summary["status"] == "done"
-    assert "was deleted while the run went on" in result.stderr
+    assert "was deleted during the run" in result.stderr
     assert (result.folder / "job.yaml").exists()
 
 
