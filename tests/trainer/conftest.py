@@ -33,9 +33,13 @@ compiler.get_compile_options = cheap
 
 
 @pytest.fixture
-def to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def to_the_bit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fusions as a user's run has them, for a test that compares two programs bit by bit."""
     monkeypatch.setattr(compiler, "get_compile_options", as_for_users)
+    is_quick = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", is_quick)
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ class Adapters:
         whole = sum(leaf.size for name, leaf in params.items() if not name.endswith(targets.SCALE))
         where = ", ".join(targets.modules(self.model, self.chosen))
         return (
-            f"train.lora: rank {self.lora.rank} at {where}; {trained:,} of {whole:,} numbers are trained "
+            f"train.lora: rank {self.lora.rank} at {where}; {trained:,} of {whole:,} parameters are trained "
             f"({trained / whole:.2%}), optimizer {memory.total_bytes(opt):,} bytes, "
             f"checkpoint {memory.total_bytes(saved):,} bytes"
         )

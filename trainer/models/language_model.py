@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -77,7 +78,7 @@ class LanguageModel(nnx.Module):
 
     def project(self, x_BLD: Array, head_DV: Array | Kernel) -> Array:
         """Features times the head, within the cap of the logits: logits_BLV in the output dtype."""
-        if isinstance(head_DV, Array):
+        if isinstance(head_DV, Array | np.ndarray):
             logits_BLV = jnp.matmul(x_BLD, head_DV, preferred_element_type=self.output)
         else:
             logits_BLV = product(x_BLD, head_DV).astype(self.output)

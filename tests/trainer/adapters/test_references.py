@@ -176,7 +176,7 @@ def test_adapters_are_not_merged_into_another_model(trained: Trained, tmp_path: 
     for path in other.iterdir():
         path.unlink()
     other.rmdir()
-    with pytest.raises(SpecError, match=r"weights of .*/hf, and .*/other is no folder here: .* as --base"):
+    with pytest.raises(SpecError, match=r"weights of .*/hf, and .*/other is not a folder here: .* as --base"):
         export(str(tmp_path / "in"), str(tmp_path / "out"), merged=True)
     assert not (tmp_path / "out").exists()
     assert export(str(tmp_path / "in"), str(tmp_path / "out"), merged=True, base=str(trained.at / "hf"))["files"]

@@ -81,7 +81,7 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             train_spec("splash", DECODER | {"length": 200}),
             TPU,
-            "blocks are of 128 positions, which do not make 200",
+            "blocks are of 128 positions, which do not divide 200",
         ),
     ],
 )
@@ -140,14 +140,18 @@ def test_auto_is_the_kernel_of_the_accelerator_and_says_so(
         (train_spec("auto", DECODER | {"width": 80}), CUDA, "cudnn is unavailable here: The head dim must be"),
         (train_spec("auto"), TURING, "cudnn is unavailable here: cuDNN's kernel needs compute capability 8.0"),
         (train_spec("auto", DECODER | {"length": 200}), TPU, "splash is unavailable here: its blocks are of 128"),
-        (train_spec("auto", DECODER | {"window": 8}), CUDA, "cudnn is unavailable here: auto uses it without windows"),
+        (
+            train_spec("auto", DECODER | {"window": 8}),
+            CUDA,
+            "cudnn is unavailable here: auto uses it only without a window",
+        ),
         (
             train_spec("auto", DECODER | {"score_cap": 9.0}),
             CUDA,
-            "cudnn is unavailable here: cuDNN's kernel has no cap",
+            "cudnn is unavailable here: cuDNN's kernel does not support score_cap",
         ),
-        (train_spec("auto", precision="fp32"), TPU, "splash is unavailable here: auto uses it for bfloat16 alone"),
-        (train_spec("auto", precision="fp16"), TPU, "splash is unavailable here: auto uses it for bfloat16 alone"),
+        (train_spec("auto", precision="fp32"), TPU, "splash is unavailable here: auto uses it for bfloat16 only"),
+        (train_spec("auto", precision="fp16"), TPU, "splash is unavailable here: auto uses it for bfloat16 only"),
     ],
 )
 def test_auto_is_xla_where_the_kernel_does_not_fit_and_says_why(

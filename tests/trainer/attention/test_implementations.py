@@ -253,7 +253,7 @@ def test_splash_equals_xla_on_a_mesh(interpreted: None) -> None:
 
 
 def test_splash_refuses_what_is_not_made_of_blocks() -> None:
-    with pytest.raises(ValueError, match="its blocks are of 128 positions, which do not make 197"):
+    with pytest.raises(ValueError, match="its blocks are of 128 positions, which do not divide 197"):
         full("splash")(*operands(197), None)
 
 

@@ -135,7 +135,7 @@ def test_who_takes_a_generator_is_read_by_several_threads_and_who_does_not_is_to
         Examples(Listed([0.0]), drawn_from),
         Examples(Drawing([0.0]), drawn),
     ):
-        assert seeded.threads(4) == 1 and "listed may draw random numbers" in str(seeded.note)
+        assert seeded.threads(4) == 1 and "listed may use random numbers" in str(seeded.note)
     taking = Examples(Drawing([0.0]), drawn_from)
     assert taking.threads(4) == 4 and taking.note is None is Examples(Listed([0.0]), drawn, KNOWN).note
 

@@ -40,7 +40,7 @@ def test_what_is_left_to_draw_from(top_k: int, top_p: float, left: list[int]) ->
         ({"temperature": 1.0, "top_p": 1.5}, "top_p = 1.5 is not above 0 and at most 1"),
         ({"n": 3}, "n = 3 samples at temperature 0 would be equal; give a temperature such as 1"),
         ({"top_p": 0.9}, "top_p at temperature 0 would do nothing"),
-        ({"beams": 4, "temperature": 1.0}, "beams = 4 draws nothing: leave temperature out"),
+        ({"beams": 4, "temperature": 1.0}, "beams = 4 does not sample: leave temperature out"),
         ({"beams": 2, "n": 3}, "n = 3 is more than beams = 2, each of which gives one sample"),
         ({"seed": -1}, "seed = -1 is not a whole number from 0"),
     ],

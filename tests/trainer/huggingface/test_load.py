@@ -163,10 +163,10 @@ def test_a_tied_head_that_is_stored_besides_is_not_read(tmp_path: Path) -> None:
     ("content", "says"),
     [
         (save_one({"a": np.ones((8, 4), np.float32)})[:-1], "x.safetensors is cut off: it has"),
-        (save_one({"a": np.ones((8, 4), np.float32)})[:20], "x.safetensors is no safetensors file: its 20 bytes"),
-        (b"<html>no tensors</html>", "is no safetensors file"),
-        (b"\x02" + bytes(7) + b"[]", "is no safetensors file"),
-        (b"", "is no safetensors file: its 0 bytes"),
+        (save_one({"a": np.ones((8, 4), np.float32)})[:20], "x.safetensors is not a safetensors file: its 20 bytes"),
+        (b"<html>no tensors</html>", "is not a safetensors file"),
+        (b"\x02" + bytes(7) + b"[]", "is not a safetensors file"),
+        (b"", "is not a safetensors file: its 0 bytes"),
     ],
     ids=["no last byte", "half a header", "text", "a list", "empty"],
 )

@@ -99,8 +99,8 @@ def test_the_training_curve_equals_the_reference(case: str, tmp_path: Path) -> N
     assert final.keys() == tensors(f"train_{case}", "final").keys()
     apart = {name: np.abs(final[name] - wanted) for name, wanted in tensors(f"train_{case}", "final").items()}
     # Of an expert that few tokens chose, some gradients are rounding errors, which AdamW divides by their own size:
-    # transformers' own training differs from the reference in 2 parameters by up to 2.4e-5 when it is repeated in float32
-    # on another number of threads, and in 4 by up to 2.5e-5 in float64.
+    # transformers' own training differs from the reference in 2 parameters by up to 2.4e-5 when repeated in float32 on
+    # another number of threads, and in 4 by up to 2.5e-5 in float64.
     count, most = (10, 1e-4) if case == "qwen3_moe_tiny" else (0, 1e-5)
     assert sum(int((each > 1e-5).sum()) for each in apart.values()) <= count
     assert max(float(each.max()) for each in apart.values()) <= most

@@ -324,7 +324,9 @@ def test_where_a_worker_is_killed_fewer_go_on(tmp_path: Path, capsys: pytest.Cap
     tasks = [(os.getpid(), tmp_path / str(number)) for number in range(3)]
     build._run("packed", "shards", dying.in_a_worker, tasks, 2, 3)
     assert len(list(tmp_path.iterdir())) == 3
-    assert capsys.readouterr().err.count("a process was killed, as the system does where memory is short; 1 continue") == 1
+    assert (
+        capsys.readouterr().err.count("a process was killed, as the system does where memory is short; 1 continue") == 1
+    )
 
 
 def test_one_that_is_killed_or_stopped_says_so(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

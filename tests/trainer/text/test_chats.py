@@ -90,7 +90,11 @@ def test_the_tools_of_a_row_are_a_list_or_its_json(tmp_path: Path) -> None:
     one = made({"messages": FEW, "tools": tools})
     assert one == made({"messages": FEW, "tools": json.dumps(tools)}) and one.text.startswith('[\n  {\n    "type"')
     assert made({"messages": FEW}) == made({"messages": FEW, "tools": None}) != one
-    for wrong, words in (("[", "are not JSON"), ({"a": 1}, "are no list of objects"), (["f"], "are no list of objects")):
+    for wrong, words in (
+        ("[", "are not JSON"),
+        ({"a": 1}, "are not a list of objects"),
+        (["f"], "are not a list of objects"),
+    ):
         with pytest.raises(documents.Unfit, match=f"its field 'messages': the row's tools {words}"):
             made({"messages": FEW, "tools": wrong})
 
