@@ -152,7 +152,7 @@ NOT_HERE: Mapping[str, tuple[str, ...]] = {
         "stopped sending heartbeats to JAX",
         "No space left on device: saving step 40 in",
     ),
-    "is brought about in tests/cluster or by hand, without words of its own to compare": (
+    "no test compares its message yet": (
         "`Insufficient nvidia.com/gpu`",
         "`Insufficient cpu`, `Insufficient memory`, `Insufficient ephemeral-storage`",
         "`Too many pods`",

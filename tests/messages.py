@@ -1,4 +1,5 @@
-"""Every text of the product that a user meets, read from its sources: `python -m tests.messages` prints them.
+"""Every text of the product that a user meets, read from its sources: `python -m tests.messages` prints all but
+the pages.
 
 Pages, comments of examples and of the chart's values, the help of each command, the schema, and all strings of the
 sources that read as text: errors, log lines, tables. tests/launcher/test_words.py and tests/prose.py judge them.

@@ -421,9 +421,7 @@ class Run(Attempt[TrainState]):
     def wait_for_saves(self) -> None:
         """Waits for a save that began before an error: it is valid, and the last of this attempt."""
         self.report.phase("save", self.done)
-        with contextlib.suppress(Exception):  # the run ends by its first error
-            self.store.wait()
-            self._report_commits()
+        super().wait_for_saves()
         self.report.phase("step", self.done)  # the phase of the error
 
     def _finish(self) -> None:

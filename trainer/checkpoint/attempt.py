@@ -65,6 +65,12 @@ class Attempt(abc.ABC, Generic[S]):
         with contextlib.suppress(Exception):  # the run ends by its first error, whatever a store that is down raises
             self.store.close()
 
+    def wait_for_saves(self) -> None:
+        """Waits for a save that began before an error: it is valid, and the last of this attempt."""
+        with contextlib.suppress(Exception):  # the run ends by its first error
+            self.store.wait()
+            self._report_commits()
+
     def _settle(self, done: int) -> None:
         """Waits until every save is committed or failed, and closes store and metrics."""
         self.report.phase("save", done)

@@ -85,10 +85,10 @@ def apart(layer: Mapping[str, Array], shapes: Shapes) -> dict[str, Array]:
     found = {name: each for name, each in layer.items() if name not in TOGETHER and name not in shapes}
     for name in shapes:
         if name in layer:
-            found[name] = _read(layer[name]).reshape(shapes[name])
+            found[name] = strips.whole(layer[name]).reshape(shapes[name])
     for whole, names in TOGETHER.items():
         if whole in layer:
-            kernel_DO = _read(layer[whole])
+            kernel_DO = strips.whole(layer[whole])
             for name, start in zip(names, _starts(names, shapes), strict=True):
                 shape = shapes[name]
                 found[name] = kernel_DO[:, start : start + math.prod(shape[1:])].reshape(shape)
@@ -111,7 +111,3 @@ def _stored(kernels: tuple[Array, ...], axes: int, in_strips: bool) -> Array:
     flat = [each.reshape(math.prod(each.shape[:axes]), -1) for each in kernels]
     kernel_DO = jnp.concatenate(flat, axis=1)
     return strips.cut(kernel_DO) if in_strips and strips.fits(kernel_DO.shape[1:]) else kernel_DO
-
-
-def _read(stored: Array) -> Array:
-    return stored if stored.ndim == 2 else strips.whole(stored)

@@ -124,8 +124,7 @@ class Network:
             """One of them."""
             stack, _, rest = name.partition(".")
             if stack not in self._stacks:
-                leaf: Array = weights.outer[name]
-                return leaf if leaf.ndim == len(self.abstract[name].shape) else strips.whole(leaf)
+                return strips.whole(weights.outer[name])
             return jnp.stack([layers[layer][rest] for layer in self._stacks[stack]])
 
         with self.context():

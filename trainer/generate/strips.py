@@ -36,15 +36,19 @@ def cut(kernel_DO: Array) -> Array:
     return kernel_DO.reshape(len(kernel_DO), -1, WIDTH).swapaxes(0, 1)
 
 
-def whole(kernel_SDW: Array) -> Array:
-    """The kernel that was cut, kernel_DO."""
+def whole(stored: Array) -> Array:
+    """kernel_DO, of the kernel that was cut; what has no three axes was not, and is itself."""
+    return stored if stored.ndim != 3 else _joined(stored)
+
+
+def _joined(kernel_SDW: Array) -> Array:
     return kernel_SDW.swapaxes(0, 1).reshape(kernel_SDW.shape[1], -1)
 
 
 def product(x_RD: Array, kernel_SDW: Array) -> Array:
     """x times the kernel that was cut, [R, O]."""
     if len(x_RD) > FEW:
-        return x_RD @ whole(kernel_SDW)
+        return x_RD @ _joined(kernel_SDW)
     # Each strip has its own copy of x: a product of which only one side has several matrices, XLA turns into one with a
     # kernel put together.
     copies_SRD = jnp.broadcast_to(x_RD[None], (len(kernel_SDW), *x_RD.shape))

@@ -7,7 +7,6 @@ alone it raises.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import sys
@@ -306,14 +305,6 @@ class Loop(Attempt[Named]):
             self.metrics.saved(done, time.perf_counter() - began)
             gc.collect()
         self.saved = done
-
-    # --- the ends -----------------------------------------------------------------------------------------------------
-
-    def wait_for_saves(self) -> None:
-        """Waits for a save that began before an error: it is valid, and the last of this attempt."""
-        with contextlib.suppress(Exception):  # the run ends by its first error
-            self.store.wait()
-            self._report_commits()
 
 
 def _checkpoints(options: Options, place: Place) -> str:
