@@ -33,9 +33,14 @@ compiler.get_compile_options = cheap
 
 
 @pytest.fixture
-def to_the_bit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fusions as a user's run has them, for a test that compares two programs bit by bit."""
     monkeypatch.setattr(compiler, "get_compile_options", as_for_users)
+
+
+@pytest.fixture
+def optimized(to_the_bit: None) -> Iterator[None]:
+    """And LLVM's optimizations, which may round a sum in a loop in another order than the same sum outside."""
     is_quick = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", False)
     yield

@@ -291,7 +291,7 @@ def test_initial_values_do_not_depend_on_the_mesh() -> None:
     assert equal(copied(one), copied(eight))
 
 
-def test_the_first_state_is_compiled_for_one_run_to_the_bits_of_every_optimization(to_the_bit: None) -> None:
+def test_the_first_state_is_compiled_for_one_run_to_the_bits_of_every_optimization(optimized: None) -> None:
     step = build(Digits(), mesh={"fsdp": 2, "mp": 2})
     whole = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}  # XLA's defaults
     with step.context():
