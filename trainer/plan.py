@@ -79,7 +79,7 @@ class Plan:
     def __init__(self, spec: TrainSpec, task: Task, on: Accelerator | None = None) -> None:
         self.spec, self.task = availability.for_plan(spec, on), task
         self.mesh = mesh.build(spec.mesh)
-        source = checked_source(spec.task, task.source(spec, "train"))
+        source = checked_source(spec, task.source(spec, "train"))
         if source is None:
             raise SpecError(f"{spec.task} has no training data")
         self.total = spec.total_steps(len(source))

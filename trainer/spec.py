@@ -27,6 +27,7 @@ from trainer.optim.keys import OPTIMIZERS as OPTIMIZERS
 from trainer.optim.keys import Optimizer as Optimizer
 from trainer.optim.keys import Schedule as Schedule
 
+MOST_WORKERS = 256  # processes that read for one process of a run; more than this is a typing error
 EVAL = "eval/"  # before the name of a metric that an evaluation gives
 
 Steps = Annotated[int, Field(gt=0, le=2**31 - 1)]  # a device counts them in 32 bits
@@ -299,6 +300,15 @@ class Torch(Source):
     eval_args: dict[str, Any] | None = Field(None, description="the same class with these arguments evaluates")
     eval_dataset: Annotated[
         str | None, Field(pattern=r"^[\w.]+:[\w.]+$", description="what evaluates, where it is another")
+    ] = None
+    workers: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=MOST_WORKERS,
+            description="worker processes that read examples, per process of the run; default: num_workers of a "
+            "DataLoader, else 0, and data.threads read",
+        ),
     ] = None
 
 

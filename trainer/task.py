@@ -91,12 +91,24 @@ def checked_model(name: str, model: Any) -> nnx.Module:
     raise SpecError(f"{name}: model returned {plugin.kind(model)}, not a flax.nnx.Module{hint}")
 
 
-def checked_source(name: str, source: Any) -> Source | None:
-    """`source`, which the task `name` opened. Raises SpecError where it is neither None nor a Source."""
-    if source is None or isinstance(source, Source):
-        return source
-    needed = "a source has __len__, __getitem__ and fingerprint (trainer.data.source)"
-    raise SpecError(f"{name}: source returned {plugin.kind(source)}; {needed}")
+def checked_source(spec: TrainSpec, source: Any) -> Source | None:
+    """`source`, which the task of `spec` opened.
+
+    Raises SpecError where it is neither None nor a Source, and where the processes of `data.workers` do not read it.
+    """
+    if source is None:
+        return None
+    if not isinstance(source, Source):
+        needed = "a source has __len__, __getitem__ and fingerprint (trainer.data.source)"
+        raise SpecError(f"{spec.task}: source returned {plugin.kind(source)}; {needed}")
+    workers = getattr(spec.data, "workers", None)
+    if workers and getattr(source, "workers", 0) != workers:
+        raise SpecError(
+            f"{spec.task}: source returned {plugin.kind(source)}, which the {workers} processes of train.data.workers "
+            "do not read; they read what data.source: torch opens. Remove data.workers, or return "
+            "trainer.data.sources.open.open_source(spec, split)"
+        )
+    return source
 
 
 def checked_loss(name: str, loss: Any) -> Loss | Array:

@@ -98,7 +98,7 @@ class Run(Attempt[TrainState]):
         preflight.check_cache(spec)
         opened = {split: task.source(spec, split) for split in SPLITS}
         with plugin.placed(type(task).source):
-            train_set, eval_set = (checked_source(spec.task, opened[split]) for split in SPLITS)
+            train_set, eval_set = (checked_source(spec, opened[split]) for split in SPLITS)
         if train_set is None:
             raise SpecError(f"{spec.task} has no training data")
         check_alike(_fingerprints(train=train_set, eval=eval_set))

@@ -43,7 +43,7 @@ def test_a_torch_dataset_with_labels_of_shape_1_trains_to_the_losses_of_the_same
     images = (np.random.default_rng(index).random((224, 224, 3), np.float32) for index in range(LENGTH))
     examples = ({"image": image, "label": index % 1000} for index, image in enumerate(images))
     records.write(tmp_path / "all.array_record", examples)
-    torch = {"source": "torch", "dataset": "torch_images:RandomImages", "args": {"length": LENGTH}}
+    torch = {"source": "torch", "dataset": "torch_images:RandomImages", "args": {"length": LENGTH}, "workers": 2}
     found = losses(tmp_path / "torch", torch, environments.LAZY | {"TORCH_LIBRARIES": str(libraries)})
     wanted = losses(tmp_path / "records", {"source": "array_record", "path": str(tmp_path / "all.array_record")})
     assert list(found) == list(range(1, STEPS + 1)) and found == wanted

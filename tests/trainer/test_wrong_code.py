@@ -103,6 +103,13 @@ def test_a_wrong_dataset_is_said_with_its_file(name: str, tmp_path: Path) -> Non
     assert re.search(DATASETS[name], said) and re.search(FILE, said), said
 
 
+def test_workers_that_would_not_read_the_source_of_a_task_are_refused(tmp_path: Path) -> None:
+    data = {"source": "torch", "dataset": f"{HERE}:Images", "workers": 4}
+    said = refusal(tmp_path, task=f"{HERE}:OwnSource", data=data)
+    wanted = r"OwnSource: source returned an Images, which the 4 processes of train.data.workers do not read; .*Remove"
+    assert re.search(wanted, said) and re.search(FILE, said), said
+
+
 def test_what_is_right_is_checked_and_built(tmp_path: Path) -> None:
     block = {"task": f"{HERE}:Task", "mesh": {"dp": jax.device_count()}, "batch": 8, "steps": 2}
     spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from trainer.data.sources import synthetic
 from trainer.task import Loss
 from trainer.tasks.classify import Classify, standardized
 
@@ -168,6 +169,11 @@ class ListForASource(Task):
 class NoSource(Task):
     def source(self, spec: Any, split: Any) -> Any:
         return None
+
+
+class OwnSource(Task):
+    def source(self, spec: Any, split: Any) -> Any:
+        return synthetic.Images(8, (4, 4), 10, first=0)
 
 
 class TextExample(Task):

@@ -42,7 +42,31 @@ def seeded(start: np.random.SeedSequence) -> Iterator[None]:
     with _global:
         random.seed(words.tobytes())
         np.random.seed(words)
-        generator = getattr(sys.modules.get("torch"), "default_generator", None)
+        generator = _of_torch()
         if generator is not None:  # torch.manual_seed would also seed every device, which takes far longer
             generator.manual_seed(int(words[:2].view(np.uint64)[0]))
         yield
+
+
+def state() -> tuple[Any, ...]:
+    """Where the global generators are, to be taken within `seeded`; another process goes on from there by `goes_on`."""
+    generator = _of_torch()
+    return random.getstate(), np.random.get_state(), None if generator is None else generator.get_state().numpy()
+
+
+@contextlib.contextmanager
+def goes_on(found: tuple[Any, ...]) -> Iterator[None]:
+    """Within it the global generators go on from the `state` found."""
+    of_random, of_numpy, of_torch = found
+    with _global:
+        random.setstate(of_random)
+        np.random.set_state(of_numpy)
+        generator = _of_torch()
+        if generator is not None and of_torch is not None:
+            generator.set_state(sys.modules["torch"].from_numpy(of_torch))
+        yield
+
+
+def _of_torch() -> Any:
+    """The generator of torch, where that is imported."""
+    return getattr(sys.modules.get("torch"), "default_generator", None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +12,10 @@ import numpy.typing as npt
 from trainer import plugin
 from trainer.buckets import faults
 from trainer.data import draws
+from trainer.data.messages import Draws, Item
 from trainer.data.order import Indexes
-from trainer.data.source import Source, name_of
-from trainer.errors import DataError, TrainerError
+from trainer.data.source import Apart, Source, name_of
+from trainer.errors import DataError, StorageError, TrainerError
 
 Array = npt.NDArray[Any]
 Batch = dict[str, Array]
@@ -65,7 +66,10 @@ class Examples:
         ours = _is_ours(source), getattr(example, "__module__", "").startswith("trainer.")
         is_known = all(ours) if reading.deterministic is None else reading.deterministic
         self._is_drawn = not is_known
-        self._is_seeded = self._is_drawn and not all(a or b for a, b in zip(ours, self._takes_rng, strict=True))
+        is_seeded = [self._is_drawn and not (a or b) for a, b in zip(ours, self._takes_rng, strict=True)]
+        self._is_seeded = any(is_seeded)
+        self._apart = source if isinstance(source, Apart) and source.workers else None
+        self._draws = Draws(reading.seed, reading.purpose, self._is_seeded, is_seeded[1] or self._takes_rng[1])
         self.forms = self._first()
         self._cache = self._allocated(self._length) if is_known and self._bytes() <= CACHE_BYTES else None
         self._is_cached = np.zeros(self._length, bool)
@@ -74,18 +78,23 @@ class Examples:
         return self._length
 
     def threads(self, most: int) -> int:
-        """How many of `most` threads to read with: a cache, and the global generators, are one thread's at a time."""
+        """How many of `most` threads to read with: a cache, and the global generators, are one thread's at a time.
+
+        One for each process that reads.
+        """
+        if self._apart is not None:
+            return self._apart.workers
         return most if self._cache is None and not self._is_seeded else 1
 
     @property
     def note(self) -> str | None:
         """Why they are read one at a time, and how that ends; None where they are not."""
-        if not self._is_seeded:
+        if not self._is_seeded or self._apart is not None:
             return None
         return (
             f"{name_of(self._source)} may use random numbers, so its examples are read one at a time, each with "
             "seeded generators. To read them with data.threads in parallel, set data.deterministic: true if it uses "
-            "none, or give it a parameter rng, which gets a numpy Generator"
+            "none, or give it a parameter rng, which gets a numpy Generator, or set data.workers"
         )
 
     def read(self, index_B: Indexes, position_B: Indexes) -> Batch:
@@ -97,13 +106,12 @@ class Examples:
     def _read(self, index_B: Indexes, position_B: Indexes) -> Batch:
         if self._cache is None:
             batch = self._allocated(len(index_B))
-            for slot, (index, position) in enumerate(zip(index_B.tolist(), position_B.tolist(), strict=True)):
-                self._put(batch, slot, index, position)
+            self._fill(batch, range(len(index_B)), index_B.tolist(), position_B.tolist())
             return batch
         # Two threads may make the same example and write the same bytes twice; it counts as cached once it is complete.
-        for index in np.unique(index_B[~self._is_cached[index_B]]).tolist():
-            self._put(self._cache, index, index, index)
-            self._is_cached[index] = True
+        missing = np.unique(index_B[~self._is_cached[index_B]])
+        self._fill(self._cache, missing.tolist(), missing.tolist(), missing.tolist())
+        self._is_cached[missing] = True
         return {key: array[index_B] for key, array in self._cache.items()}
 
     def _judge(self, batch: Batch, index_B: Indexes) -> None:
@@ -111,14 +119,20 @@ class Examples:
             row, what = found
             raise self._fault(int(index_B[row]), what)
 
-    def _put(self, target: Batch, slot: int, index: int, position: int) -> None:
-        for key, value in self._checked(index, position).items():
+    def _fill(self, target: Batch, slots: Sequence[int], indexes: list[int], positions: list[int]) -> None:
+        """Puts the examples into these slots; their items are read here, or by another process, all at once."""
+        items = [None] * len(indexes) if self._apart is None else self._apart.items(indexes, positions, self._draws)
+        for slot, index, position, item in zip(slots, indexes, positions, items, strict=True):
+            self._put(target, slot, index, self._checked(index, position, item))
+
+    def _put(self, target: Batch, slot: int, index: int, example: Batch) -> None:
+        for key, value in example.items():
             target[key][slot] = value
             if value.dtype.kind in "iu" and value.dtype in NARROW and not np.array_equal(target[key][slot], value):
                 raise self._fault(index, f"{key} {value.max()}, too large for the {target[key].dtype} it becomes")
 
-    def _checked(self, index: int, position: int) -> Batch:
-        example = self._made(index, position)
+    def _checked(self, index: int, position: int, item: Item | None) -> Batch:
+        example = self._made(index, position, item)
         if example.keys() != self.forms.keys():
             raise self._fault(index, f"the keys {_listed(example)}, the first {_listed(self.forms)}")
         for key, value in example.items():
@@ -130,20 +144,20 @@ class Examples:
                 raise self._fault(index, f"{key} of {value.dtype}, the first of {dtype}")
         return example
 
-    def _made(self, index: int, position: int) -> Batch:
+    def _made(self, index: int, position: int, item: Item | None = None) -> Batch:
         try:
             is_drawn = self._is_drawn or any(self._takes_rng)  # who takes a generator gets one, and may draw nothing
-            made = self._drawn(index, position) if is_drawn else self._example(self._source[index])
+            if item is not None:
+                made = self._finished(position, item)
+            else:
+                made = self._drawn(index, position) if is_drawn else self._example(self._source[index])
             return {key: np.asarray(value) for key, value in made.items()}
         except TrainerError:
             raise
         except Unusable as error:
             raise self._fault(index, str(error)) from error
         except Exception as error:
-            fault = faults.unreadable(f"{name_of(self._source)}: example {index} cannot be read", error)
-            where = plugin.raised_at(error)
-            fault.args = (f"{fault}{f' ({where})' if where else self._place()}",)
-            raise fault from error
+            raise unreadable(self._source, index, error, self._place()) from error
 
     def _drawn(self, index: int, position: int) -> Mapping[str, Any]:
         """The example, its random numbers those of its position."""
@@ -152,6 +166,15 @@ class Examples:
         of_source, of_example = (rng if takes else {} for takes in self._takes_rng)
         with draws.seeded(start) if self._is_seeded else contextlib.nullcontext():
             return self._example(self._source.__getitem__(index, **of_source), **of_example)
+
+    def _finished(self, position: int, item: Item) -> Mapping[str, Any]:
+        """The example of an item that another process read, which draws on from where that left the generators."""
+        rng: dict[str, Any] = {}
+        if self._takes_rng[1]:
+            start = draws.entropy(self._reading.seed, self._reading.purpose, position)
+            rng["rng"] = np.random.default_rng(start) if item.rng is None else item.rng
+        with contextlib.nullcontext() if item.state is None else draws.goes_on(item.state):
+            return self._example(item.value, **rng)
 
     def _first(self) -> dict[str, Form]:
         first = self._made(0, 0)
@@ -169,8 +192,8 @@ class Examples:
 
     def _place(self) -> str:
         """Where a user defines what makes the examples, their task or else their dataset."""
-        where = plugin.place(getattr(self._example, "__func__", self._example)) or getattr(self._source, "place", "")
-        return f" ({where})" if where else ""
+        where = plugin.place(getattr(self._example, "__func__", self._example))
+        return f" ({where})" if where else _place_of(self._source)
 
     def _allocated(self, rows: int) -> Batch:
         return {key: np.empty((rows, *form.shape), narrow(form.dtype)) for key, form in self.forms.items()}
@@ -184,6 +207,22 @@ class Examples:
 def narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """What an array of this dtype is copied to a device as."""
     return NARROW.get(dtype, dtype)
+
+
+def unreadable(source: Source, index: int, error: Exception, place: str = "") -> DataError | StorageError:
+    """What ends a run in which `error` was raised for example `index`: whose fault, and where in the user's files.
+
+    `place` is said where the error came through none of them; by default it is that of the dataset.
+    """
+    fault = faults.unreadable(f"{name_of(source)}: example {index} cannot be read", error)
+    where = plugin.raised_at(error)
+    fault.args = (f"{fault}{f' ({where})' if where else place or _place_of(source)}",)
+    return fault
+
+
+def _place_of(source: Source) -> str:
+    where = getattr(source, "place", "")
+    return f" ({where})" if where else ""
 
 
 def _listed(keys: Mapping[str, Any]) -> str:

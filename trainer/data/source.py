@@ -8,6 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from trainer.data.messages import Draws, Item
+
 
 @runtime_checkable
 class Source(Protocol):
@@ -39,6 +41,17 @@ class Ordered(Source, Protocol):
 
     def epochs(self, positions: int) -> dict[str, float]:
         """Passes over each part in the first `positions` of the sequence, by its name."""
+        ...
+
+
+@runtime_checkable
+class Apart(Source, Protocol):
+    """A source whose items other processes may read; `workers` of them, none if 0."""
+
+    workers: int
+
+    def items(self, index_B: list[int], position_B: list[int], how: Draws) -> list[Item]:
+        """The items under these indexes, drawn as at these positions, of another process. Raises TrainerError."""
         ...
 
 

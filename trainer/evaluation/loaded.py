@@ -98,7 +98,7 @@ class Trained:
 
     def _evaluation(self, data: Mapping[str, Any] | None) -> Evaluation:
         spec = self.spec if data is None else _with_data(self.spec, data)
-        source = checked_source(spec.task, self._task.source(spec, "eval"))
+        source = checked_source(spec, self._task.source(spec, "eval"))
         if source is None or len(source) == 0:
             raise SpecError("train.data has no held-out examples; name some, as eval_split or eval_path")
         return Evaluation(

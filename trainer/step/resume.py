@@ -34,6 +34,7 @@ DATA_ELSEWHERE = {
     "shuffle",
     "prefetch",
     "threads",
+    "workers",
     "trace",
     "path",
     "eval_path",

@@ -65,10 +65,11 @@ def _opened(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
             from trainer.data.sources import torch
 
             if split == "train":
-                return torch.source(data.dataset, data.args, shuffle=data.shuffle)
+                return torch.source(data.dataset, data.args, shuffle=data.shuffle, workers=data.workers)
             if data.eval_dataset is None and data.eval_args is None:
                 return None
-            return torch.source(data.eval_dataset or data.dataset, data.eval_args or {}, shuffle=False)
+            name, args = data.eval_dataset or data.dataset, data.eval_args or {}
+            return torch.source(name, args, shuffle=False, workers=data.workers)
         case Synthetic():
             return _synthetic(spec, data, split)
 

@@ -11,20 +11,30 @@ import numpy as np
 from trainer import plugin
 from trainer.buckets import faults
 from trainer.data import draws
+from trainer.data.messages import Draws, Item, Request
+from trainer.data.workers import shared
 from trainer.errors import SpecError
 from trainer.plugin import load
 
 
-def source(path: str, args: Mapping[str, Any], *, shuffle: bool) -> MapStyle:
+def source(path: str, args: Mapping[str, Any], *, shuffle: bool = False, workers: int | None = 0) -> MapStyle:
     """The dataset that `path`, a `module:name`, names: of a class with `args`, an object, or that of a DataLoader.
 
-    Raises SpecError for what is none, and for an iterable one whose order is not stated.
+    `workers` processes read it; None: as many as the DataLoader has. Raises SpecError for what is none, and for an
+    iterable one whose order is not stated, or that processes are to read.
     """
     found = load(path)
     with plugin.placed(found):
-        dataset = _dataset(path, _built(path, found, args))
+        built = _built(path, found, args)
+        dataset = _dataset(path, built)
         if hasattr(dataset, "__getitem__"):
-            return MapStyle(path, args, dataset, plugin.place(found))
+            asked = getattr(built, "num_workers", 0) if workers is None and dataset is not built else workers
+            return MapStyle(path, args, dataset, plugin.place(found), asked or 0)
+        if workers:
+            raise SpecError(
+                f"{path} is iterable: no example can be read without those before it, so {workers} processes would "
+                "each read all of it. Leave data.workers out, or give the dataset a __getitem__"
+            )
         if shuffle:
             raise SpecError(
                 f"{path} is iterable: it has one order, its own, and no example can be read without those before it. "
@@ -70,8 +80,8 @@ class MapStyle:
 
     may_draw = True
 
-    def __init__(self, path: str, args: Mapping[str, Any], dataset: Any, place: str) -> None:
-        self.name, self.place = path, place
+    def __init__(self, path: str, args: Mapping[str, Any], dataset: Any, place: str, workers: int = 0) -> None:
+        self.name, self.place, self.workers = path, place, workers
         self._args, self._dataset = dict(args), dataset
         self.takes_rng = hasattr(dataset, "__getitem__") and draws.takes_rng(dataset.__getitem__)
 
@@ -80,6 +90,11 @@ class MapStyle:
 
     def __getitem__(self, index: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
         return _mapping(self._dataset.__getitem__(index, rng=rng) if self.takes_rng else self._dataset[index])
+
+    def items(self, index_B: list[int], position_B: list[int], how: Draws) -> list[Item]:
+        """The items under these indexes, read by another process, which opens the dataset by its name."""
+        opener = f"{source.__module__}:{source.__name__}"
+        return shared(self.workers).items(Request(opener, (self.name, self._args), how, index_B, position_B))
 
     def fingerprint(self) -> str:
         """Class, number of examples and arguments; not the content."""

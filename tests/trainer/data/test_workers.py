@@ -1,0 +1,240 @@
+"""Processes that read: real ones, of which none imports jax."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer.data import workers
+from trainer.data.examples import Batch
+from trainer.data.pipeline import Evaluation, Pipeline
+from trainer.data.sources.torch import MapStyle, source
+from trainer.errors import DataError, SpecError, StorageError
+
+COUNT, BATCH, STEPS = 48, 16, 9  # three epochs
+
+MODULE = """
+import os, random, signal
+from pathlib import Path
+import numpy as np
+
+class Tensor:
+    def __init__(self, array):
+        self.array = array
+    def detach(self):
+        return self
+    def numpy(self):
+        return self.array
+
+class Drawing:
+    def __init__(self, killed=""):
+        self.killed = killed
+    def __len__(self):
+        return 48
+    def __getitem__(self, index):
+        if index % 11 == 5 and self.killed and not os.path.exists(f"{self.killed}/{index}"):
+            Path(f"{self.killed}/{index}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        large = np.random.random(1500).astype(np.float32) + index
+        return {"large": Tensor(large.reshape(50, 30).T), "small": random.randrange(2**31), "index": index}
+
+class Given(Drawing):
+    def __getitem__(self, index, rng):
+        return rng.random(3), index
+
+class Wrong:
+    def __init__(self, at):
+        self.at = at
+    def __len__(self):
+        return 48
+    def __getitem__(self, index):
+        if index != self.at:
+            return {"x": index}
+        if self.at == 7:
+            raise ValueError("a file without\\na header")
+        if self.at == 8:
+            raise TimeoutError("the bucket does not answer")
+        if self.at == 9:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self.at == 10:
+            os._exit(3)
+        return {"x": lambda: 1}
+
+class Hanging(Wrong):
+    def __getitem__(self, index):
+        print("reading", flush=True)
+        signal.pause()
+
+class Stream:
+    def __len__(self):
+        return 10
+    def __iter__(self):
+        return iter(range(10))
+
+class SequentialSampler:
+    pass
+
+def default(items):
+    return items
+default.__module__ = "torch.utils.data._utils.collate"
+
+class Loader:
+    batch_size, num_workers, sampler, collate_fn = 4, 2, SequentialSampler(), staticmethod(default)
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+loader, streaming = Loader(Drawing()), Loader(Stream())
+"""
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of the module `their_items`; ends the processes that its tests started."""
+    folder = tmp_path_factory.mktemp("theirs")
+    (folder / "their_items.py").write_text(MODULE)
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+    for count in (2, 8):
+        workers.shared(count).close()
+    workers.shared.cache_clear()
+
+
+def draws_on(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a task of a user's may do: draw behind the dataset, from the same generators."""
+    return {**raw, "noise": np.random.random(4), "more": random.random()}
+
+
+def with_rng(raw: Mapping[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
+    return {**raw, "noise": rng.random(4)}
+
+
+def pipeline(dataset: MapStyle, example: Any, rows: range = range(4, BATCH)) -> Pipeline:
+    return Pipeline(dataset, example, batch=BATCH, rows=rows, seed=3, shuffle=True, prefetch=2, threads=4)
+
+
+def hashed(batch: Batch) -> str:
+    digest = hashlib.sha256()
+    for key in sorted(batch):
+        digest.update(f"{key} {batch[key].dtype} {batch[key].shape}".encode() + batch[key].tobytes())
+    return digest.hexdigest()
+
+
+def hashes(dataset: MapStyle, example: Any, start: int = 0, killed: random.Random | None = None) -> list[str]:
+    """The hash of each batch from a step on, while a process is killed now and then."""
+    found = []
+    drawn = pipeline(dataset, example).iterate([range(step, step + 1) for step in range(start, STEPS)])
+    for batch in drawn:
+        found.append(hashed(batch))
+        if killed is not None and (pids := workers.shared(dataset.workers).pids) and killed.random() < 0.5:
+            os.kill(killed.choice(pids), signal.SIGKILL)
+    drawn.close()
+    return found
+
+
+def test_eight_processes_killed_at_random_deliver_the_batches_of_none_across_a_resume(
+    theirs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wanted = hashes(source("their_items:Drawing", {}), draws_on)
+    assert len(set(wanted)) == STEPS
+    dataset = source("their_items:Drawing", {"killed": str(tmp_path)}, workers=8)
+    assert hashes(dataset, draws_on, killed=random.Random(1)) == wanted
+    assert hashes(dataset, draws_on, start=4) == wanted[4:]
+    fell = {int(path.name) for path in tmp_path.iterdir()}
+    assert fell == {5, 16, 27, 38}  # each killed its process once
+    said = capfd.readouterr().err
+    assert "was killed by SIGKILL while it read" in said and "another process reads again" in said
+    assert len(workers.shared(8).pids) <= 8
+
+
+def test_a_generator_goes_on_in_the_task_where_the_dataset_left_it(theirs: Path) -> None:
+    wanted, found = (hashes(source("their_items:Given", {}, workers=count), with_rng) for count in (0, 2))
+    assert found == wanted
+
+
+def test_an_evaluation_and_a_cached_set_read_alike(theirs: Path) -> None:
+    def batches(count: int, deterministic: bool | None) -> list[str]:
+        dataset = source("their_items:Drawing", {}, workers=count)
+        held_out = Evaluation(
+            dataset,
+            lambda raw: {"index": raw["index"]},
+            batch=20,
+            rows=range(20),
+            threads=1,
+            deterministic=deterministic,
+        )
+        return [hashed(batch) for _ in range(2) for batch in held_out]
+
+    wanted = batches(0, None)
+    assert batches(2, None) == wanted == batches(2, True)
+
+
+@pytest.mark.parametrize(
+    ("at", "kind", "says"),
+    [
+        (
+            7,
+            DataError,
+            r"their_items:Wrong: example 7 cannot be read: ValueError: a file without\na header .*:\d+ in __g",
+        ),
+        (
+            8,
+            StorageError,
+            r"example 8 cannot be read: TimeoutError: the bucket does not answer \(.*their_items.py:\d+ in",
+        ),
+        (9, DataError, r"3 processes in turn that read example 9 ended: the last was killed by SIGSEGV"),
+        (10, DataError, r"3 processes in turn that read example 10 ended: the last left with exit code 3"),
+        (11, DataError, r"example 11 cannot leave its process: .*lambda.*; return arrays and numbers"),
+    ],
+)
+def test_what_ends_a_read_is_told_with_the_example_and_how(
+    theirs: Path, at: int, kind: type[Exception], says: str
+) -> None:
+    broken = pipeline(source("their_items:Wrong", {"at": at}, workers=2), dict, range(BATCH))
+    with pytest.raises(kind, match=says) as caught:
+        for step in range(COUNT // BATCH):
+            broken.batch(step)
+    assert type(caught.value) is kind
+    assert len(pipeline(source("their_items:Wrong", {"at": -1}, workers=2), dict).batch(0)["x"]) == 12
+
+
+def test_processes_that_read_are_gone_when_the_trainer_is_killed(theirs: Path) -> None:
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from trainer.data.messages import Draws, Request\n"
+        "from trainer.data.workers import Workers\n"
+        "opener = 'trainer.data.sources.torch:source'\n"
+        "args = ('their_items:Hanging', {'at': 0})\n"
+        "Workers(1).items(Request(opener, args, Draws(0, 0, False, False), [0], [0]))\n"
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", program, str(theirs)], stdout=subprocess.PIPE)
+    assert trainer.stdout is not None
+    with trainer.stdout as both:
+        assert both.readline() == b"reading\n"
+        trainer.kill()
+        assert both.read() == b""  # its end, for nobody holds the pipe any more
+    assert trainer.wait() == -signal.SIGKILL
+
+
+def test_a_process_that_reads_imports_neither_jax_nor_grain(theirs: Path) -> None:
+    program = "import sys, trainer.data.worker, trainer.data.sources.torch\nprint({'jax', 'grain'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", program]) == b"set()\n"
+
+
+def test_the_workers_of_a_loader_are_the_default_and_those_of_an_iterable_one_are_left_out(theirs: Path) -> None:
+    assert source("their_items:loader", {}, workers=None).workers == 2
+    assert source("their_items:loader", {}, workers=0).workers == 0
+    assert source("their_items:Drawing", {}, workers=None).workers == 0
+    assert source("their_items:streaming", {}, workers=None).workers == 0
+    with pytest.raises(SpecError, match=r"is iterable: .*so 3 processes would each read all of it.*their_items.py:"):
+        source("their_items:streaming", {}, workers=3)
