@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_BLOCK = re.compile(r"(?P<before>[^\n]*)\n\n```(?P<language>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"\n\n```(?P<language>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^#+ ", re.MULTILINE)
 _NAMED = re.compile(r"[Ss]ave this\s+as\s+`([\w.-]+)`")
 _NUMBER = re.compile(r"\b\d[\d.,]*(e[-+]\d+)?k?\b")
 
@@ -20,19 +21,25 @@ class Step(NamedTuple):
 
 
 def steps(page: str) -> list[Step]:
-    """The steps of a page in their order. Blocks of other languages (`sh cluster`) are for reading alone."""
+    """The steps of a page in their order. Blocks of other languages (`sh cluster`) are for reading alone.
+
+    A block without a language is the output of the commands above it in its section, whatever else is between them.
+    """
     done: list[Step] = []
-    paragraph = 0
+    paragraph, ran = 0, False  # where the text after the last block begins; whether this section has run a command
     for block in _BLOCK.finditer(page):
         language, text = block["language"], block["text"]
-        named = _NAMED.findall(page[paragraph : block.start("language")])
-        paragraph = block.end()
-        if language == "" and done and done[-1].file is None and not done[-1].output and not block["before"].strip("`"):
+        between = page[paragraph : block.start("language")]
+        named, paragraph = _NAMED.findall(between), block.end()
+        ran = ran and not _HEADING.search(between)
+        if language == "" and ran and not done[-1].output:
             done[-1] = done[-1]._replace(output=text)
         elif language == "sh":
             done.append(Step(None, text))
+            ran = True
         elif language in ("python", "yaml", "json") and named:
             done.append(Step(named[-1], text))
+            ran = False
     return done
 
 

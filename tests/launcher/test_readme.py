@@ -1,4 +1,4 @@
-"""The README's commands do what it says, in a copy of the checkout."""
+"""The commands of README and quickstart print what the pages show, in a copy of the checkout."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from tests import tutorials
 from tests.compiled import QUICK_COMPILES
 
 ROOT = Path(__file__).parents[2]
+PATIENCE_S = 900
+MARK = "--- command"
 README = (ROOT / "README.md").read_text()
-# These call this very suite, or take as long: `make check` and `make test` are CI itself.
-NOT_FROM_WITHIN = {"make check", "make quick", "make test", "make bench"}
+QUICKSTART = (ROOT / "docs/quickstart.md").read_text()
 
 
-def commands() -> list[str]:
-    """The lines of the README's shell blocks, comments away."""
-    blocks = re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    return [line.split("#")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
+def commands(block: str) -> list[str]:
+    """The lines of a shell block, comments away."""
+    return [line.split("#")[0].strip() for line in block.splitlines() if line.strip()]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_the_readme_is_short_and_shows_the_job_first_that_make_run_trains() -> N
     assert first is not None and first[1] == "yaml"
     _, _, job = (ROOT / "examples/digits.yaml").read_text().partition("\n")  # the first line is a comment
     assert first[2] == job
-    assert f"```yaml\n{job}```" in (ROOT / "docs/quickstart.md").read_text()
+    assert f"```yaml\n{job}```" in QUICKSTART
 
 
 def test_the_readme_s_first_job_is_valid(tmp_path: Path) -> None:
@@ -57,20 +58,42 @@ def test_the_readme_s_first_job_is_valid(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.fixture(scope="module")
+def printed(checkout: Path) -> dict[str, str]:
+    """What each command prints, run once in one shell: those of README, then those of quickstart alone."""
+    lines = [line for page in (README, QUICKSTART) for step in tutorials.steps(page) for line in commands(step.text)]
+    once = list(dict.fromkeys(lines))
+    script = "".join(f"echo {MARK} {number}\n{line}\n" for number, line in enumerate(once))
+    done = subprocess.run(
+        ["bash", "-euc", script],
+        cwd=checkout,
+        env=os.environ | QUICK_COMPILES,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    return dict(zip(once, re.split(rf"^{MARK} \d+\n", done.stdout, flags=re.MULTILINE)[1:], strict=True))
+
+
 @pytest.mark.slow
-def test_every_command_of_the_readme_works(checkout: Path) -> None:
-    lines = [line for line in commands() if line not in NOT_FROM_WITHIN]
-    assert "make run" in lines
-    script = "set -ex\n" + "\n".join(lines)
-    env = os.environ | QUICK_COMPILES
-    done = subprocess.run(["bash", "-c", script], cwd=checkout, env=env, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+@pytest.mark.parametrize("page", [README, QUICKSTART], ids=["README", "quickstart"])
+def test_every_command_of_a_page_prints_what_the_page_shows(page: str, printed: dict[str, str]) -> None:
+    shown = [step for step in tutorials.steps(page) if step.output]
+    assert [commands(step.text)[0] for step in shown][:1] == ["make run"]
+    for step in shown:
+        output = "".join(printed[line] for line in commands(step.text))
+        assert list(tutorials.missing(step.output, output)) == []
+
+
+@pytest.mark.slow
+def test_make_run_trains_to_the_accuracy_that_it_prints(checkout: Path, printed: dict[str, str]) -> None:
+    said = re.findall(r"eval .* accuracy (\S+)  examples 360$", printed["make run"], re.MULTILINE)
+    assert said and float(said[-1]) >= 0.97  # of every held-out digit, once
     summary = json.loads((checkout / "runs/digits/summary.json").read_text())
     assert (summary["status"], summary["verdict"]["code"]) == ("done", 0)
-    assert summary["metrics"]["eval_accuracy"] >= 0.97
-    assert summary["metrics"]["eval_examples"] == 360  # every held-out digit, once
-    said = f"accuracy {summary['metrics']['eval_accuracy']:.4g}  examples 360"
-    assert said in done.stdout
+    assert summary["metrics"]["eval_examples"] == 360
 
 
 def test_the_tree_of_the_architecture_names_every_folder_of_both_packages() -> None:
