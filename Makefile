@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 LISTS := requirements/train.txt requirements/dev.txt
 TOOLS := requirements/tools.txt requirements/build.txt
 QUICK := tests/launcher $(addprefix tests/trainer/,checkpoint data metrics test_spec.py test_task.py)
-SITE := build/site-venv
 PROSE := README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs examples k8s helm jaxlaunch launcher trainer
 
 .PHONY: venv lock run test quick check bench docs cluster-up cluster-down kind-smoke clean
@@ -32,23 +31,18 @@ test: venv  ## the whole suite: tests that wait beside tests that compute
 quick: venv  ## unit tests that compile little and start no jobs or clusters
 	$(BIN)/python -m pytest -q -n auto -m "not slow" $(QUICK)
 
-check: venv  ## format, lint, types, spelling, prose, import errors of tests, import rules of packages
+check: venv  ## format, lint, types, spelling, prose, links, import errors of tests, import rules of packages
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/codespell $(PROSE)
 	$(BIN)/python -m tests.prose
+	$(BIN)/python -m tests.pages
 	@out=$$($(BIN)/python -m pytest -qq --collect-only) || { echo "$$out"; exit 1; }
 	$(BIN)/python -m pytest -q tests/launcher/test_floors.py
 
-docs: $(SITE)/.ready  ## build the documentation's site into build/site; a dead link is an error
-	$(BIN)/python -m tests.pages build/pages
-	$(SITE)/bin/zensical build --clean --strict
-
-$(SITE)/.ready: venv requirements/docs.txt
-	$(PYTHON) -m venv $(SITE)
-	$(SITE)/bin/python -m pip install --quiet --require-hashes --requirement requirements/docs.txt
-	touch $@
+docs: venv  ## build the documentation's site into build/site; a dead link is an error
+	$(BIN)/python -m tests.pages
 
 bench: venv
 	$(BIN)/python -m benchmarks
@@ -64,4 +58,4 @@ kind-smoke: venv  ## build the image and run a job in a kind cluster; needs dock
 	PATH="$(CURDIR)/$(BIN):$$PATH" NAMESPACE=team k8s/smoke.sh
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) build .cache runs

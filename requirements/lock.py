@@ -13,6 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PYPROJECT = HERE.parent / "pyproject.toml"
+SITE = HERE.parent / "tests" / "requirements" / "docs.txt"  # in an environment of its own: tests/environments.py
 DOCUMENT = tomllib.loads(PYPROJECT.read_text())
 EVERYWHERE = ("train", "digits")  # extras that every image holds
 ADDED = [extra for extra in DOCUMENT["project"]["optional-dependencies"] if extra not in EVERYWHERE]
@@ -39,9 +40,9 @@ def entries(text: str) -> dict[str, str]:
     return found
 
 
-def write(name: str, holds: str, listed: dict[str, str]) -> None:
+def write(path: Path, holds: str, listed: dict[str, str]) -> None:
     head = f"# {holds} Written by `make lock`; install with --require-hashes.\n"
-    (HERE / f"{name}.txt").write_text(head + "".join(listed[name] for name in sorted(listed)))
+    path.write_text(head + "".join(listed[name] for name in sorted(listed)))
 
 
 def main(upgrade: list[str]) -> None:
@@ -55,18 +56,18 @@ def main(upgrade: list[str]) -> None:
             return compiled(Path(folder, "list.txt"), *named, "--constraints", pins, PYPROJECT)
 
         base = of()
-        write("train", "Every image holds these: the package's own requirements, [train] and [digits].", base)
+        write(HERE / "train.txt", "Every image holds these: the package's own requirements, [train] and [digits].", base)
         for extra in ADDED:
             added = {name: entry for name, entry in of(extra).items() if name not in base}
-            write(extra, f"[{extra}] adds these to train.txt.", added)
+            write(HERE / f"{extra}.txt", f"[{extra}] adds these to train.txt.", added)
     build = "\n".join(DOCUMENT["build-system"]["requires"])
-    for name, wanted, holds in (
-        ("build", build, "These build this package, and the packages that come as source alone."),
-        ("tools", "pip\nbuild", "These install the other lists, and build a release."),
+    for path, wanted, holds in (
+        (HERE / "build.txt", build, "These build this package, and the packages that come as source alone."),
+        (HERE / "tools.txt", "pip\nbuild", "These install the other lists, and build a release."),
         # pymdown-extensions 13 needs Python 3.11.5, and a list has one version of a package.
-        ("docs", "zensical\npymdown-extensions<13", "These build the documentation's site: `make docs`."),
+        (SITE, "zensical\npymdown-extensions<13", "These build the documentation's site: `make docs`."),
     ):
-        write(name, holds, compiled(HERE / f"{name}.txt", *upgrade, "-", wanted=wanted))
+        write(path, holds, compiled(path, *upgrade, "-", wanted=wanted))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import yaml
 
 from launcher.cli import reference
 from launcher.job import load
+from tests import drawings
 from trainer import contract
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +80,12 @@ def test_every_page_is_on_the_site_once() -> None:
 def test_every_page_can_be_reached_from_another() -> None:
     reached = {path for page in PAGES for path, _ in links(page) if path != page}
     assert [name(page) for page in PAGES if page not in reached and page != DOCS / "index.md"] == []
+
+
+def test_every_drawing_on_the_site_is_that_of_its_page() -> None:
+    """When it is not: python -m tests.drawings"""
+    assert [name(page) for page, source in drawings.sources() if not drawings.is_current(page, source)] == []
+    assert [name(page) for page in PAGES if len(drawings.BLOCK.findall(page.read_text(encoding="utf-8"))) > 1] == []
 
 
 def test_the_page_of_the_command_line_is_what_the_commands_say() -> None:
