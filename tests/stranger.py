@@ -1,7 +1,8 @@
 """A stranger's path, timed: `python -m tests.stranger` follows README and two tutorials in a fresh clone.
 
-Nothing is taken from this checkout but its commits; files and commands are those that the pages show. Printed are the
-seconds to the first line of a curve, to the end of the first run, and of each tutorial after it.
+Nothing is taken from this checkout but its commits, and nothing from the user but how pip reaches an index (`PIP_…`): HOME
+is empty, caches of packages included. Files and commands are those that the pages show. The table has the seconds to the
+first line of a curve, to the end of the first run, and of each tutorial after it.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ TUTORIALS = {"your-script.md": "a script of one's own on two hosts", "your-model
 CURVE = re.compile(r"\[0\] step \d+/\d+  loss ")
 
 
-def follow(folder: Path, command: str) -> float:
+def follow(folder: Path, command: str, home: Path) -> float:
     """Runs a command there and shows its output; the seconds until its first line of a curve. Raises if it fails."""
-    clean = {key: os.environ[key] for key in ("HOME", "PATH", "LANG") if key in os.environ}
+    kept = {key: value for key, value in os.environ.items() if key in ("PATH", "LANG") or key.startswith("PIP_")}
+    clean = kept | {"HOME": str(home)}
     started, first = time.monotonic(), 0.0
     with subprocess.Popen(
         ["bash", "-euc", command], cwd=folder, env=clean, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -39,23 +41,30 @@ def follow(folder: Path, command: str) -> float:
 
 
 def main() -> None:
-    """Prints a line for each thing that the stranger did."""
-    with tempfile.TemporaryDirectory() as home:
-        clone, work, began = Path(home, "clone"), Path(home, "work"), time.monotonic()
+    """Prints a row for each thing that the stranger did."""
+    with tempfile.TemporaryDirectory() as folder:
+        home, clone, began = Path(folder, "home"), Path(folder, "clone"), time.monotonic()
+        home.mkdir()
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
         (quickstart,) = (step for step in tutorials.steps((clone / "README.md").read_text()) if "make run" in step.text)
         cloned = time.monotonic() - began
-        first = follow(clone, quickstart.text)
-        print(f"clone to the first curve: {cloned + first:.0f} s, to its end: {time.monotonic() - began:.0f} s")
+        first = follow(clone, quickstart.text, home)
+        row("clone to the first line of a curve", cloned + first)
+        row("clone to the end of that run", time.monotonic() - began)
         for page, what in TUTORIALS.items():
-            began, folder = time.monotonic(), work / page
-            folder.mkdir(parents=True)
+            began, work = time.monotonic(), Path(folder, page)
+            work.mkdir()
             for step in tutorials.steps((clone / "docs" / page).read_text()):
                 if step.file is not None:
-                    (folder / step.file).write_text(step.text)
+                    (work / step.file).write_text(step.text)
                 else:
-                    follow(folder, f". {clone}/.venv/bin/activate\n{step.text}")
-            print(f"{what}: {time.monotonic() - began:.0f} s")
+                    follow(work, f". {clone}/.venv/bin/activate\n{step.text}", home)
+            row(what, time.monotonic() - began)
+
+
+def row(what: str, seconds: float) -> None:
+    """Prints a row of the table."""
+    print(f"| {what} | {seconds:.0f} s |", flush=True)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,9 @@ The file is YAML 1.2: `3e-4` is a number, `no`, `on` and `12:30` are text. A dur
 whole seconds. A quantity is Kubernetes' own: `8`, `500m`, `32Gi`. Relative paths start at the file's folder. Any key
 can be set on the command line: `launcher run job.yaml train.steps=100 train.mesh.mp=2`.
 
-An example is a part of a job: it leaves out other keys, and those of the job whose values play no part.
+An example is a part of a job: it leaves out other keys, and those of the job whose values play no part. Whole jobs:
+[quickstart](quickstart.md), [your own script](your-script.md), [your own model](your-model.md). What the words mean:
+[glossary](glossary.md).
 """
 
 

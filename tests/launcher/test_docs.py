@@ -82,6 +82,16 @@ def test_every_page_can_be_reached_from_another() -> None:
     assert [name(page) for page in PAGES if page not in reached and page != DOCS / "index.md"] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_page_leads_to_another(page: Path) -> None:
+    assert any(path != page for path, _ in links(page))
+
+
+def test_the_first_page_lists_all_but_the_runbooks() -> None:
+    listed = {path for path, _ in links(DOCS / "index.md")}
+    assert [name(page) for page in DOCS.glob("*.md") if page not in listed and page.stem != "index"] == []
+
+
 def test_every_drawing_on_the_site_is_that_of_its_page() -> None:
     """When it is not: python -m tests.drawings"""
     assert [name(page) for page, source in drawings.sources() if not drawings.is_current(page, source)] == []
