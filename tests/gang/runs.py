@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 PATIENCE_S = 1200  # the machine is shared: long enough never to be the reason
 
 USUAL_COMPILES = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}  # as users have them
+COMPILED_ONCE = {"JAX_SHARE_BINARY_BETWEEN_HOSTS": "1"}  # for all processes of a gang: sitecustomize.py
 
 
 def digits(**train: Any) -> dict[str, Any]:
@@ -87,7 +88,8 @@ class Result:
 
 
 class Running:
-    """A `launcher run` under way, whose programs compile quickly unless `env` has USUAL_COMPILES.
+    """A `launcher run` under way, whose programs compile quickly unless `env` has USUAL_COMPILES, and once for all
+    processes.
 
     Leaving the block kills what is left of it.
     """
@@ -112,7 +114,7 @@ class Running:
             stdout=self._streams[0],
             stderr=self._streams[1],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **QUICK_COMPILES, "PYTHONPATH": path, **(env or {})},
+            env={**os.environ, **QUICK_COMPILES, **COMPILED_ONCE, "PYTHONPATH": path, **(env or {})},
             start_new_session=True,
         )
 
@@ -197,6 +199,14 @@ def launch(folder: Path, document: Mapping[str, Any], *args: str, env: Mapping[s
     """Runs a job to its end."""
     with Running(folder, document, *args, env=env) as running:
         return running.wait()
+
+
+def each(folder: Path, blocks: Mapping[str, Any]) -> list[str]:
+    """The command that trains train blocks one after the other in one start of the processes; the run folder of block
+    NAME is `folder`/NAME, without a checkpoint and a summary."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "blocks.json").write_text(json.dumps(blocks))
+    return ["python", str(HERE / "train_each.py"), str(folder / "blocks.json"), str(folder)]
 
 
 def succeed(result: Result) -> Result:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.gang.runs import HERE, PATIENCE_S, USUAL_COMPILES, Result, Running, digits, job, launch, succeed
+from tests.gang.runs import PATIENCE_S, USUAL_COMPILES, Result, Running, digits, each, job, launch, succeed
 
 pytestmark = pytest.mark.computes
 
@@ -104,9 +103,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, str]
     def trained(place: str) -> Result | subprocess.TimeoutExpired:
         folder = tmp_path_factory.mktemp(place)
         blocks = {f"{name}-{mesh}": block(name, mesh, steps(place)) for name, mesh in TRAINED[place]}
-        (folder / "blocks.json").write_text(json.dumps(blocks))
-        command = ["python", str(HERE / "train_each.py"), str(folder / "blocks.json"), str(folder)]
-        with Running(folder, job(command=command, **SHAPES[place])) as running:
+        with Running(folder, job(command=each(folder, blocks), **SHAPES[place])) as running:
             try:
                 return dataclasses.replace(running.wait(2 * PATIENCE_S), folder=folder)
             except subprocess.TimeoutExpired as error:

@@ -1,0 +1,36 @@
+"""For the processes that gang tests start: a program of several processes is compiled by the first of them alone.
+
+JAX can do so itself (JAX_SHARE_BINARY_BETWEEN_HOSTS), by a key that every process has to compute alike. On CPU it does
+not (jax 0.10): the key holds the devices of the process alone. Here it holds the kinds of all devices instead.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import sys
+from typing import Any
+
+MODULE = "jax._src.cache_key"
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Changes JAX's module when it is imported, and goes."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.loader is not None
+        execute = spec.loader.exec_module
+
+        def changed(module: Any) -> None:
+            execute(module)
+            module._hash_accelerator_config = module._hash_devices
+
+        spec.loader.exec_module = changed  # type: ignore[method-assign]
+        return spec
+
+
+sys.meta_path.insert(0, Finder())
