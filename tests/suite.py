@@ -37,10 +37,13 @@ CLUSTER = (
     (*PYTEST, "tests/cluster", "-m", "before_the_cluster"),
     (*PYTEST, "tests/cluster", "-m", "not before_the_cluster", "-n", "3"),
 )
-TWO_FILES = ("-n", "2", "--dist", "loadfile")  # at a time; a file's tests share their gangs, so they stay together
+# At a time, in the order of collection; a file's tests share their gangs, so they stay together.
+TWO_FILES = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+# What the tests of a file share is made once where they stay together, but for files at the seams.
+SPLIT = ("-n", "auto", "--dist", "worksteal")
 WAIT = (*CLUSTER, (*PYTEST, "tests/gang", "-m", "not computes", *TWO_FILES))
 COMPUTE = (
-    (*LOW_PRIORITY, *PYTEST, "-n", "auto", "tests", "--ignore", "tests/cluster", "--ignore", "tests/gang"),
+    (*LOW_PRIORITY, *PYTEST, *SPLIT, "tests", "--ignore", "tests/cluster", "--ignore", "tests/gang"),
     (*LOW_PRIORITY, *PYTEST, "tests/gang", "-m", "computes", *TWO_FILES),
 )
 PARTS = {"cluster": CLUSTER, "wait": WAIT, "compute": COMPUTE}
