@@ -2,10 +2,12 @@
 
 import os
 import shutil
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+from tests import environments
 from tests.cluster.harness import machine
 
 
@@ -21,6 +23,16 @@ def a_machine_for_a_cluster() -> None:
     """Root, Go and the packages that a real Kubernetes on this machine is made of."""
     if faults := machine.lacks():
         absent("; ".join(faults))
+
+
+def packages(environment: str) -> Path:
+    """The folder of the packages of an environment of tests.environments, which is built if need be."""
+    try:
+        python = environments.python(environment)
+    except environments.Missing as error:
+        absent(str(error))
+    (found,) = python.parents[1].glob("lib/python3*/site-packages")
+    return found
 
 
 def absent(what: str) -> NoReturn:
