@@ -25,14 +25,27 @@ BETA = np.clip(1 - _S[1:] / _S[:-1], 0, 0.999).astype(np.float32)  # noise that 
 ALPHA = np.cumprod(1 - BETA).astype(np.float32)  # what is left of the image after each step
 
 
+class Conv(nnx.Module):
+    """A convolution of 3 × 3 with zeros around: nine shifted copies side by side, then one product."""
+
+    def __init__(self, width: int, out: int, rngs: nnx.Rngs, init: Any = nnx.initializers.lecun_normal()) -> None:
+        self.product = nnx.Linear(9 * width, out, kernel_init=init, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        _, rows, columns, _ = x.shape
+        around = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        shifted = [around[:, down : down + rows, right : right + columns] for down in range(3) for right in range(3)]
+        return self.product(jnp.concatenate(shifted, -1))
+
+
 class Block(nnx.Module):
     """Two convolutions, told the time and class by an offset of the channels; their input is added."""
 
     def __init__(self, width: int, out: int, told: int, rngs: nnx.Rngs) -> None:
-        self.norms = nnx.List([nnx.GroupNorm(size, num_groups=8, rngs=rngs) for size in (width, out)])
-        self.convs = nnx.List([nnx.Conv(size, out, (3, 3), rngs=rngs) for size in (width, out)])
+        self.norms = nnx.List([nnx.GroupNorm(size, num_groups=4, rngs=rngs) for size in (width, out)])
+        self.convs = nnx.List([Conv(size, out, rngs) for size in (width, out)])
         self.offset = nnx.Linear(told, out, rngs=rngs)
-        self.skip = nnx.Conv(width, out, (1, 1), rngs=rngs)
+        self.skip = nnx.Linear(width, out, rngs=rngs)
 
     def __call__(self, x: jax.Array, told: jax.Array) -> jax.Array:
         y = self.convs[0](jax.nn.silu(self.norms[0](x))) + self.offset(told)[:, None, None]
@@ -45,20 +58,21 @@ class UNet(nnx.Module):
     def __init__(self, width: int, rngs: nnx.Rngs) -> None:
         told = 4 * width
         self.time, self.label = nnx.Linear(32, told, rngs=rngs), nnx.Embed(10, told, rngs=rngs)
-        self.enter = nnx.Conv(1, width, (3, 3), rngs=rngs)
+        self.enter, self.leave = Conv(1, width, rngs), Conv(width, 1, rngs, nnx.initializers.zeros)
+        self.half = nnx.Linear(4 * width, 2 * width, rngs=rngs)
+        self.double = nnx.Linear(2 * width, 4 * width, rngs=rngs)
         self.down, self.middle = Block(width, width, told, rngs), Block(2 * width, 2 * width, told, rngs)
-        self.half = nnx.Conv(width, 2 * width, (3, 3), strides=2, rngs=rngs)
-        self.double = nnx.ConvTranspose(2 * width, width, (2, 2), strides=(2, 2), rngs=rngs)
         self.up = Block(2 * width, width, told, rngs)
-        self.leave = nnx.Conv(width, 1, (3, 3), kernel_init=nnx.initializers.zeros, rngs=rngs)
 
     def __call__(self, x: jax.Array, time_B: jax.Array, label_B: jax.Array) -> jax.Array:
         angles = time_B[:, None] * np.float32(T) ** -np.linspace(0, 1, 16, dtype=np.float32)
         told = self.time(jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)) + self.label(label_B)
         told = jax.nn.silu(told)
         high = self.down(self.enter(x), told)
-        low = self.middle(self.half(high), told)
-        return self.leave(self.up(jnp.concatenate([high, self.double(low)], -1), told))
+        squares = high.reshape(len(x), 4, 2, 4, 2, -1).swapaxes(2, 3).reshape(len(x), 4, 4, -1)  # of 2 × 2 pixels
+        low = self.double(self.middle(self.half(squares), told))
+        back = low.reshape(len(x), 4, 4, 2, 2, -1).swapaxes(2, 3).reshape(high.shape)
+        return self.leave(self.up(jnp.concatenate([high, back], -1), told))
 
 
 class Diffusion(Classify):
