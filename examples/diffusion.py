@@ -7,8 +7,11 @@ not by the weights themselves, which still jump: evaluation uses it by itself. S
 other: one lax.scan, compiled once, whose carry is the image and whose inputs are the times and keys; a Python loop
 would compile T copies of the network. The schedule of the noise is Nichol and Dhariwal's cosine (2021), a table made
 once by NumPy. Normalization is by groups of channels, which does not mix examples, as batch statistics would.
+After `launcher run examples/diffusion.yaml` and `launcher run examples/digits.yaml` the classifier of the second says
+how many of 400 samples are digits: `python examples/diffusion.py runs/diffusion runs/digits`.
 """
 
+import sys
 from typing import Any
 
 import jax
@@ -16,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+import jaxlaunch
 from trainer.task import Loss
 from trainer.tasks.classify import Classify
 
@@ -28,8 +32,8 @@ ALPHA = np.cumprod(1 - BETA).astype(np.float32)  # what is left of the image aft
 class Conv(nnx.Module):
     """A convolution of 3 × 3 with zeros around: nine shifted copies side by side, then one product."""
 
-    def __init__(self, width: int, out: int, rngs: nnx.Rngs, init: Any = nnx.initializers.lecun_normal()) -> None:
-        self.product = nnx.Linear(9 * width, out, kernel_init=init, rngs=rngs)
+    def __init__(self, width: int, out: int, rngs: nnx.Rngs, **options: Any) -> None:
+        self.product = nnx.Linear(9 * width, out, rngs=rngs, **options)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         _, rows, columns, _ = x.shape
@@ -58,7 +62,7 @@ class UNet(nnx.Module):
     def __init__(self, width: int, rngs: nnx.Rngs) -> None:
         told = 4 * width
         self.time, self.label = nnx.Linear(32, told, rngs=rngs), nnx.Embed(10, told, rngs=rngs)
-        self.enter, self.leave = Conv(1, width, rngs), Conv(width, 1, rngs, nnx.initializers.zeros)
+        self.enter, self.leave = Conv(1, width, rngs), Conv(width, 1, rngs, kernel_init=nnx.initializers.zeros)
         self.half = nnx.Linear(4 * width, 2 * width, rngs=rngs)
         self.double = nnx.Linear(2 * width, 4 * width, rngs=rngs)
         self.down, self.middle = Block(width, width, told, rngs), Block(2 * width, 2 * width, told, rngs)
@@ -106,3 +110,21 @@ def sample(model: UNet, label_B: jax.Array, key: jax.Array) -> jax.Array:
 
     x, _ = jax.lax.scan(step, x, (jnp.arange(T)[::-1], jnp.stack(keys)))
     return jnp.round((x[..., 0] + 1) * 127.5).astype(jnp.uint8)
+
+
+def judge(run: str, classifier: str, count: int = 400, sure: float = 0.9) -> None:
+    """Prints the share of a run's samples, and of the held-out digits, that another run's classifier is sure of."""
+    model, judging = jaxlaunch.load(run, ema=True).model, jaxlaunch.load(classifier)
+    label_B = np.arange(count) % 10
+    images = np.asarray(nnx.jit(sample)(model, label_B, jax.random.key(0)))
+    held_out = np.concatenate([each["image"][each["weight"] > 0] for each in judging.held_out()])
+    for name, each in (("held out", held_out), ("samples", images.reshape(count, *held_out.shape[1:]))):
+        share_BV = jax.nn.softmax(judging.predict(each))
+        is_sure = share_BV.max(1) >= sure
+        found = np.bincount(share_BV.argmax(1)[is_sure], minlength=10)
+        print(f"{name}: {is_sure.mean():.1%} of {len(each)} are digits with confidence >= {sure}: {found} of 0 to 9")
+    print(f"samples: {(share_BV.argmax(1) == label_B).mean():.1%} are of the class that was asked for")
+
+
+if __name__ == "__main__":
+    judge(*sys.argv[1:3])

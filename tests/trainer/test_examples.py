@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,22 +41,35 @@ JOBS: dict[str, list[str]] = {
 }
 
 
-def trained(name: str, folder: Path) -> list[dict[str, Any]]:
-    """Metrics by step, and of the evaluation, of an example's job at a small size on eight devices."""
-    job = load.load(EXAMPLES / f"{name}.yaml", JOBS[name])
-    assert job.train is not None
-    spec, task = read_spec({contract.TRAIN_SPEC: job.train.model_dump_json(exclude_unset=True)})
-    Run(spec, task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
-    lines = (folder / "metrics.jsonl").read_text() + (folder / "eval.jsonl").read_text()
-    return [json.loads(line) for line in lines.splitlines()]
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The examples' modules, as their jobs name them."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The run folder of an example's job at a small size on eight devices, trained once."""
+
+    @functools.cache
+    def run(name: str) -> Path:
+        folder, job = tmp_path_factory.mktemp(name), load.load(EXAMPLES / f"{name}.yaml", JOBS[name])
+        assert job.train is not None
+        (folder / ".lock").touch()
+        (folder / "job.yaml").write_text(json.dumps(job.model_dump(mode="json", exclude_unset=True)))
+        spec, task = read_spec({contract.TRAIN_SPEC: job.train.model_dump_json(exclude_unset=True)})
+        Run(spec, task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
+        return folder
+
+    return run
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_an_example_trains_and_evaluates(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES)
-    *steps, evaluated = trained(name, tmp_path)
-    assert np.isfinite([line["loss"] for line in (*steps, evaluated)]).all()
-    assert steps[-1]["step"] == 2 and evaluated["examples"] > 0
+def test_an_example_trains_and_evaluates(name: str, trained: Callable[[str], Path]) -> None:
+    lines = [json.loads(line) for line in (trained(name) / "metrics.jsonl").read_text().splitlines()]
+    evaluated = json.loads((trained(name) / "eval.jsonl").read_text())
+    assert np.isfinite([line["loss"] for line in (*lines, evaluated)]).all()
+    assert lines[-1]["step"] == 2 and evaluated["examples"] > 0
     if name == "ensemble":
         assert evaluated["example_gradient"] > 0 and 0 < evaluated["spread"] < 1
 
@@ -72,7 +87,6 @@ def test_every_example_says_why_in_a_paragraph() -> None:
 
 
 def test_a_diffusion_model_draws_images_of_the_classes_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES)
     diffusion = importlib.import_module("diffusion")
     monkeypatch.setattr(diffusion, "T", 4)
 
@@ -85,3 +99,17 @@ def test_a_diffusion_model_draws_images_of_the_classes_that_are_asked_for(monkey
     images = jax.jit(lambda key: diffusion.sample(noise, jnp.arange(3), key))(jax.random.key(0))
     assert images.shape == (3, 8, 8) and images.dtype == jnp.uint8
     np.testing.assert_allclose(images[:, 0, 0], (jnp.arange(3) / 5.0) * 127.5, atol=1)
+
+
+def test_samples_are_judged_by_the_classifier_of_another_run(
+    trained: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    diffusion = importlib.import_module("diffusion")
+    monkeypatch.setattr(diffusion, "T", 4)
+    diffusion.judge(str(trained("diffusion")), str(trained("mnist")), 24, sure=0.0)
+    held_out, samples, asked = capsys.readouterr().out.splitlines()[-3:]
+    for line, start in ((held_out, "held out: 100.0% of 16 are"), (samples, "samples: 100.0% of 24 are")):
+        assert line.startswith(start)
+        counts = re.findall(r"\d+", line.partition("[")[2].partition("]")[0])
+        assert len(counts) == 10 and f" {sum(map(int, counts))} are" in line
+    assert re.fullmatch(r"samples: \d+\.\d% are of the class that was asked for", asked)
