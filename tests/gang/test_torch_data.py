@@ -35,11 +35,7 @@ def losses(folder: Path, data: dict[str, Any], env: dict[str, str] | None = None
 def test_a_torch_dataset_with_labels_of_shape_1_trains_to_the_losses_of_the_same_numbers_elsewhere(
     tmp_path: Path,
 ) -> None:
-    try:
-        python = environments.python("torch")
-    except environments.Missing as error:
-        needs.absent(str(error))
-    (libraries,) = python.parents[1].glob("lib/python3*/site-packages")
+    libraries = needs.packages("torch")
     images = (np.random.default_rng(index).random((224, 224, 3), np.float32) for index in range(LENGTH))
     examples = ({"image": image, "label": index % 1000} for index, image in enumerate(images))
     records.write(tmp_path / "all.array_record", examples)

@@ -1,0 +1,67 @@
+"""Models of flax.linen, of Haiku and of Hugging Face's Flax classes, trained side by side by one task."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+
+from tests.gang.mine import Convolution
+from trainer.models import foreign
+from trainer.task import Loss
+from trainer.tasks.classify import Classify
+
+os.environ["USE_TORCH"] = "0"  # of transformers: torch stays unimported
+sys.path.insert(0, os.environ["TORCH_LIBRARIES"])  # before ours: transformers wants its own version of tokenizers
+
+from transformers.models.vit import modeling_flax_vit as theirs  # noqa: E402
+
+sys.path.pop(0)
+
+
+class ViT(linen.Module):
+    """Hugging Face's, which returns an object: the logits of it."""
+
+    @linen.compact
+    def __call__(self, images: jax.Array, deterministic: bool) -> jax.Array:
+        small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        size = {"image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": 10}
+        module = theirs.FlaxViTForImageClassificationModule(
+            theirs.ViTConfig(**small, **size, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.0)
+        )
+        return module(images[..., None], deterministic=deterministic).logits
+
+
+def mlp(images: jax.Array, is_training: bool) -> jax.Array:
+    """Haiku's, with dropout."""
+    rows = images.reshape(len(images), -1)
+    return hk.nets.MLP([16, 10])(rows, **({"dropout_rate": 0.1, "rng": hk.next_rng_key()} if is_training else {}))
+
+
+class Models(nnx.Module):
+    """One of each library."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        image = jnp.zeros((1, 8, 8))
+        self.linen = foreign.Linen(Convolution(width=4), image, rngs=rngs)
+        self.haiku = foreign.Haiku(hk.transform(mlp), image, rngs=rngs)
+        self.hugging_face = foreign.Linen(ViT(), image, rngs=rngs)
+
+
+class Each(Classify):
+    """The sum of their losses: each is trained as if it were alone, and its loss and accuracy are logged."""
+
+    def model(self, spec: Any, rngs: nnx.Rngs) -> nnx.Module:
+        return Models(rngs)
+
+    def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Loss:
+        names = ("linen", "haiku", "hugging_face")
+        found = {name: Classify.loss(self, getattr(model, name), batch, rng) for name in names}
+        metrics = {name: (each.sum, each.weight) for name, each in found.items()}
+        metrics |= {f"{name}_accuracy": each.metrics["accuracy"] for name, each in found.items()}
+        return Loss(sum(each.sum for each in found.values()), batch["weight"].sum(), metrics)
