@@ -11,6 +11,7 @@ writers lack it.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -106,11 +107,19 @@ def decode(record: bytes) -> dict[str, Any]:
         raise ValueError("not a tf.train.Example: it has no features")
     if ARRAYS not in features:
         return {key: _plain(feature) for key, feature in features.items()}
-    described = json.loads(features[ARRAYS].bytes_list.value[0])
-    return {key: _array(key, features[key], np.dtype(dtype), shape) for key, (dtype, shape) in described.items()}
+    return {
+        key: _array(key, features[key], dtype, shape)
+        for key, dtype, shape in _described(features[ARRAYS].bytes_list.value[0])
+    }
 
 
-def _array(key: str, feature: Any, dtype: np.dtype[Any], shape: list[int]) -> np.ndarray[Any, Any]:
+@functools.lru_cache(maxsize=4096)  # most records are described alike, and JSON takes longer to read than the arrays
+def _described(text: bytes) -> tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]:
+    """Key, dtype and shape of each array."""
+    return tuple((key, np.dtype(dtype), tuple(shape)) for key, (dtype, shape) in json.loads(text).items())
+
+
+def _array(key: str, feature: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """The array of a feature; read-only where it is a view of the record's bytes."""
     if dtype.kind in "SU":
         texts = feature.bytes_list.value
@@ -120,7 +129,7 @@ def _array(key: str, feature: Any, dtype: np.dtype[Any], shape: list[int]) -> np
     else:
         array = np.array(_values(feature), dtype)
     if array.size != math.prod(shape):
-        raise ValueError(f"{key} holds {array.size} values, but its shape is {shape}")
+        raise ValueError(f"{key} holds {array.size} values, but its shape is {list(shape)}")
     return array.reshape(shape)
 
 

@@ -109,7 +109,8 @@ class NextToken:
         tokens_T = ranges.whole("tokens", raw["tokens"])
         if tokens_T.ndim != 1 or len(tokens_T) < 2:
             raise Unusable(f"tokens of shape {list(tokens_T.shape)}, but an example is one row of at least 2")
-        example = {"tokens": tokens_T, "mask": np.asarray(raw.get("mask", np.ones(len(tokens_T) - 1)), np.float32)}
+        mask_L = raw["mask"] if "mask" in raw else np.ones(len(tokens_T) - 1, np.float32)
+        example = {"tokens": tokens_T, "mask": np.asarray(mask_L, np.float32)}
         example |= {key: ranges.whole(key, raw[key]) for key in TOKEN_KEYS if key in raw}
         if BYTES in raw:
             example[BYTES] = np.asarray(raw[BYTES], np.float32)

@@ -24,9 +24,10 @@ def whole(key: str, value: Any) -> npt.NDArray[np.int32]:
         is_wrong = ~(np.isfinite(array) & (array == np.trunc(array)))
         if is_wrong.any():
             raise Unusable(f"{key} {array[is_wrong].flat[0]}, not a whole number")
-    is_wrong = (array < INT32.min) | (array > INT32.max) if array.dtype.itemsize >= 4 else np.zeros((), bool)
-    if is_wrong.any():
-        raise Unusable(f"{key} {array[is_wrong].flat[0]}, too large for the int32 it becomes")
+    if not np.can_cast(array.dtype, np.int32):
+        is_wrong = (array < INT32.min) | (array > INT32.max)
+        if is_wrong.any():
+            raise Unusable(f"{key} {array[is_wrong].flat[0]}, too large for the int32 it becomes")
     return array.astype(np.int32)
 
 

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,22 +99,26 @@ class Packed:
         return len(self._records)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self._records[index]
-        count = len(row["tokens"])
-        tokens_T, segments_T = np.zeros(self._length + 1, np.int32), np.zeros(self._length + 1, np.int32)
-        tokens_T[:count] = row["tokens"]
-        segments_T[:count] = np.repeat(np.arange(1, len(row["lengths"]) + 1), row["lengths"])
-        is_target_L = (segments_T[1:] == segments_T[:-1]) & (segments_T[1:] > 0)
-        if "targets" in row:  # of chats, the assistant's
-            is_target_L[: count - 1] &= row["targets"][1:].astype(np.bool_)
-        return {
-            "tokens": tokens_T,
-            "segments": segments_T,
-            "mask": is_target_L.astype(np.float32),
-            "text_bytes": np.float32(row["bytes"]),
-        }
+        return laid_out(self._records[index], self._length)
 
     def fingerprint(self) -> str:
         """Split, rows and length, the address, a digest of files, tokenizer and packing, and that of the rows."""
         said = f"text {self._split}, {len(self)} rows of {self._length}, tokenizer {self._tokenizer}"
         return f"{said}, prepared as {self._address}, sha256 {self._digest}"
+
+
+def laid_out(row: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """A row as it is read, as an example of this length, with the keys of `Packed`."""
+    count = len(row["tokens"])
+    tokens_T, segments_T = np.zeros(length + 1, np.int32), np.zeros(length + 1, np.int32)
+    tokens_T[:count] = row["tokens"]
+    segments_T[:count] = np.repeat(np.arange(1, len(row["lengths"]) + 1), row["lengths"])
+    is_target_L = (segments_T[1:] == segments_T[:-1]) & (segments_T[1:] > 0)
+    if "targets" in row:  # of chats, the assistant's
+        is_target_L[: count - 1] &= row["targets"][1:].astype(np.bool_)
+    return {
+        "tokens": tokens_T,
+        "segments": segments_T,
+        "mask": is_target_L.astype(np.float32),
+        "text_bytes": np.float32(row["bytes"]),
+    }

@@ -1,0 +1,214 @@
+"""Prepared text as a run reads it, beside grain's own DataLoader on the same shards; and what a run waits for it.
+
+`python -m benchmarks.reading [--mb 26] [--pairs 5] [--steps 60]`. `launcher prepare` makes array_record shards of
+generated texts, more rows than a run holds in memory. Each side then reads every row once, shuffled, in batches of
+BATCH, from its first thread to its last batch, in turn: ours as a run does, the DataLoader with grain's
+ArrayRecordDataSource and IndexSampler, in this process, its records made arrays by the same functions (`parsed`). Ours
+also checks forms and tokens. Then `launcher run` trains a decoder of two million parameters on these rows, and its
+metrics.jsonl says for how much of a step the loop waited for data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grain
+from absl import flags
+
+from benchmarks import prepare
+from benchmarks.table import Row, finish, log, median
+from trainer import spec as specs
+from trainer.contract import Key
+from trainer.data import records
+from trainer.data.examples import Batch
+from trainer.data.pipeline import Pipeline
+from trainer.data.sources.packed import Packed, laid_out
+from trainer.spec import TrainSpec
+from trainer.tasks.lm import NextToken
+
+BATCH, LENGTH = 32, 256
+WIDTH = 128  # with two layers and a vocabulary of 8,192: 2.5 million parameters
+LOADERS = {  # how the DataLoader may read in one process: as it does if not told, with our threads, and with none
+    "16 threads, its default": grain.ReadOptions(),
+    "4 threads": grain.ReadOptions(num_threads=4, prefetch_buffer_size=2 * BATCH),
+    "no threads": grain.ReadOptions(num_threads=0, prefetch_buffer_size=0),
+}
+TASK = NextToken()
+
+
+class Cost(NamedTuple):
+    """What reading every row once took."""
+
+    seconds: float
+    cpu_seconds: float
+    rows: int
+
+
+class Sizes(NamedTuple):
+    """Of the rows and of the model."""
+
+    length: int = LENGTH
+    width: int = WIDTH
+    batch: int = BATCH
+
+
+def document(folder: Path, tokenizer: Path, sizes: Sizes, steps: int) -> dict[str, Any]:
+    """A job that trains on the files of a folder, prepared in `out` there."""
+    data = {"source": "text", "path": f"{folder}/*.jsonl", "tokenizer": str(tokenizer), "packing": "first-fit"}
+    size = {"width": sizes.width, "length": sizes.length, "vocab": prepare.VOCAB}
+    train = {
+        "task": "trainer.tasks.lm:NextToken",
+        "model": {"kind": "decoder", "layers": 2, "heads": 4, **size},
+        "data": data | {"data_dir": str(folder / "out")},
+        "mesh": {"dp": -1},
+        "batch": sizes.batch,
+        "steps": steps,
+        "log_every": max(steps // 10, 1),
+        "eval": {"every": None},
+        "checkpoint": {"every": None},
+    }
+    return {"name": "reading", "accelerator": {"type": "cpu", "per_host": 2}, "train": train}
+
+
+def launched(command: str, folder: Path, job: Mapping[str, Any]) -> None:
+    """Runs a command of the launcher on a job, in the run folder `run`."""
+    (folder / "job.yaml").write_text(json.dumps(job))
+    launcher = str(Path(sys.executable).with_name("launcher"))
+    given = [launcher, command, str(folder / "job.yaml"), "--run-dir", str(folder / "run")]
+    subprocess.run(given, check=True, stdout=subprocess.DEVNULL)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def parsed(record: bytes, length: int) -> dict[str, Any]:
+    """The example of a record, by the functions that make it in a run."""
+    return TASK.example(laid_out(records.decode(record), length))
+
+
+class Parse(grain.transforms.Map):
+    """`parsed` as a transformation of grain's."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def map(self, element: bytes) -> dict[str, Any]:
+        """The example of a record."""
+        return parsed(element, self._length)
+
+
+def ours(prepared: Path, spec: TrainSpec, seed: int) -> Iterator[Batch]:
+    """Every row once, but what is left of the last batch, as a run reads them."""
+    rows = Packed(prepared, "train")
+    pipeline = Pipeline(
+        rows,
+        TASK.example,
+        batch=spec.batch,
+        rows=range(spec.batch),
+        seed=seed,
+        shuffle=True,
+        prefetch=spec.data.prefetch,
+        threads=spec.data.threads,
+        check=lambda batch: TASK.check_batch(spec, batch),
+    )
+    return pipeline.iterate([range(step, step + 1) for step in range(len(rows) // spec.batch)])
+
+
+def theirs(shards: list[str], spec: TrainSpec, seed: int, options: grain.ReadOptions) -> Iterator[Batch]:
+    """The same by grain's DataLoader."""
+    source = grain.sources.ArrayRecordDataSource(shards)
+    sampler = grain.samplers.IndexSampler(len(source), shuffle=True, num_epochs=1, seed=seed)
+    assert isinstance(spec.model, specs.Decoder)
+    steps = [Parse(spec.model.length), grain.transforms.Batch(spec.batch, drop_remainder=True)]
+    loader = grain.DataLoader(data_source=source, sampler=sampler, operations=steps, read_options=options)
+    return iter(loader)
+
+
+def cost(begin: Callable[[], Iterator[Batch]]) -> Cost:
+    """What it takes to read all batches of what `begin` returns."""
+    began, began_cpu = time.perf_counter(), time.process_time()
+    rows = sum(len(batch["tokens"]) for batch in begin())
+    return Cost(time.perf_counter() - began, time.process_time() - began_cpu, rows)
+
+
+def compared(prepared: Path, spec: TrainSpec, pairs: int) -> list[Row]:
+    """Our time of a row over each of the DataLoader's, in turn."""
+    shards = sorted(map(str, prepared.glob("train-*.array_record")))
+    assert isinstance(spec.model, specs.Decoder)
+    rounds: dict[str, list[tuple[Cost, Cost]]] = {name: [] for name in LOADERS}
+    for seed in range(1 + pairs):
+        for name, options in LOADERS.items():
+            mine = cost(partial(ours, prepared, spec, seed))
+            rounds[name].append((mine, cost(partial(theirs, shards, spec, seed, options))))
+    return [row(name, found[1:], spec.model.length) for name, found in rounds.items()]
+
+
+def row(name: str, pairs: list[tuple[Cost, Cost]], length: int) -> Row:
+    """The ratio by processor time; the machine may be shared. Raises SystemExit where they read not as many rows."""
+    counts = {each.rows for pair in pairs for each in pair}
+    if len(counts) > 1:
+        raise SystemExit(f"not as many rows: {sorted(counts)}")
+    tokens = counts.pop() * length
+    cpu = median([mine.cpu_seconds / other.cpu_seconds for mine, other in pairs])
+    clock = median([mine.seconds / other.seconds for mine, other in pairs])
+    speeds = [tokens / median([pair[side].seconds for pair in pairs]) / 1e6 for side in (0, 1)]
+    of_cpu = [tokens / median([pair[side].cpu_seconds for pair in pairs]) / 1e6 for side in (0, 1)]
+    return Row(
+        f"reading over grain's DataLoader, {name}: processor time of a row",
+        cpu,
+        1.0,
+        f"{of_cpu[0]:.2f} million tokens a second over {of_cpu[1]:.2f}, {1 / cpu:.2f} ×; by the clock "
+        f"{speeds[0]:.2f} over {speeds[1]:.2f}, {1 / clock:.2f} ×; median of {len(pairs)} pairs",
+    )
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def waited(metrics: Path, tokens: int) -> Row:
+    """The share of a step for which the loop waited for data, of all intervals but the first."""
+    first, *lines = map(json.loads, metrics.read_text().splitlines())
+    data_s = sum(line[Key.PART_S.format(part="data")] for line in lines)
+    wall_s = sum(line[Key.WALL_S] for line in lines)
+    step_s = wall_s / (lines[-1][Key.STEP] - first[Key.STEP])
+    detail = f"{data_s:.3f} s of {wall_s:.1f} s; a step of {tokens:,} positions takes {step_s:.2f} s"
+    return Row("a run's wait for data over its step, 2 million parameters, 2 cores", data_s / wall_s, 0.02, detail)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mb", type=int, default=26, help="of text, in millions of bytes")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=60)
+    given = parser.parse_args()
+    flags.FLAGS(["reading"])  # grain's DataLoader reads them
+    with tempfile.TemporaryDirectory() as name:
+        return finish(measured(Path(name), Sizes(), given.mb * 1_000_000, given.pairs, given.steps))
+
+
+def measured(folder: Path, sizes: Sizes, size: int, pairs: int, steps: int) -> list[Row]:
+    """All rows of the table, of a corpus of `size` bytes that is written to `folder`."""
+    log(f"reading: preparing {size / 1e6:g} MB")
+    prepare.train_tokenizer(folder / "tokenizer")
+    prepare.write(folder, size)
+    job = document(folder, folder / "tokenizer", sizes, steps)
+    launched("prepare", folder, job)
+    prepared = next((folder / "out").glob("*/index.json")).parent
+    log(f"reading: {pairs} pairs")
+    found = compared(prepared, TrainSpec.model_validate(job["train"]), pairs)
+    log(f"reading: {steps} steps of a run")
+    launched("run", folder, job)
+    return [*found, waited(folder / "run" / "metrics.jsonl", sizes.batch * sizes.length)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

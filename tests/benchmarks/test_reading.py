@@ -1,0 +1,51 @@
+"""The benchmark of reading prepared text, at a small size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from absl import flags
+
+from benchmarks import prepare, reading
+from tests.compiled import QUICK_COMPILES
+from trainer.data.examples import Batch
+from trainer.spec import TrainSpec
+
+SIZES = reading.Sizes(length=64, width=16, batch=4)
+
+
+def rows_of(batches: list[Batch]) -> dict[str, list[bytes]]:
+    """The rows of each key, in an order of their own."""
+    keys = batches[0].keys() - {"weight"}
+    return {key: sorted(row.tobytes() for batch in batches for row in np.asarray(batch[key])) for key in keys}
+
+
+@pytest.fixture
+def parsed() -> Iterator[None]:
+    """absl's flags count as parsed, as grain's DataLoader demands."""
+    flags.FLAGS.mark_as_parsed()
+    yield
+    flags.FLAGS.unparse_flags()
+
+
+@pytest.mark.usefixtures("parsed")
+def test_both_sides_read_equal_rows_and_a_run_says_what_it_waited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in QUICK_COMPILES.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(prepare, "VOCAB", 300)
+    *read, waited = reading.measured(tmp_path, SIZES, size=60_000, pairs=1, steps=10)
+    assert len(read) == len(reading.LOADERS) and all(row.ratio and "1 pairs" in row.detail for row in read)
+    assert waited.ratio is not None and 0 <= waited.ratio < 1 and "a step of 256 positions" in waited.detail
+
+    job = reading.document(tmp_path, tmp_path / "tokenizer", SIZES._replace(batch=1), steps=1)
+    spec = TrainSpec.model_validate(job["train"])
+    prepared = next((tmp_path / "out").glob("*/index.json")).parent
+    shards = sorted(map(str, prepared.glob("train-*.array_record")))
+    mine = list(reading.ours(prepared, spec, seed=1))
+    others = list(reading.theirs(shards, spec, 1, reading.LOADERS["no threads"]))
+    assert rows_of(mine) == rows_of(others)
