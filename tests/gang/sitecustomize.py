@@ -2,10 +2,13 @@
 
 JAX can do so itself (JAX_SHARE_BINARY_BETWEEN_HOSTS), by a key that every process has to compute alike. On CPU it does
 not (jax 0.10): the key holds the devices of the process alone. Here it holds the kinds of all devices instead.
+
+And they look for garbage seldom: imports and traces make many objects that stay.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib.abc
 import importlib.util
 import sys
@@ -33,4 +36,5 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
+gc.set_threshold(100_000)
 sys.meta_path.insert(0, Finder())
