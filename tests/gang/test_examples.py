@@ -16,6 +16,7 @@ from tests.trainer.text import corpora
 pytestmark = pytest.mark.computes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+NO_STANDBY = "restarts.in_place=0"  # processes that would take over where one fails
 
 
 def test_the_language_model_beats_a_bigram_of_the_same_text(tmp_path: Path) -> None:
@@ -26,7 +27,8 @@ def test_the_language_model_beats_a_bigram_of_the_same_text(tmp_path: Path) -> N
     assert (document["hosts"], document["accelerator"]["per_host"]) == (2, 4)
     assert (train["mesh"], train["accumulate"]) == ({"dp": 2, "fsdp": 2, "mp": 2}, 2)
     assert train["precision"] == "bf16" and train["remat"] != "none"
-    result = launch(tmp_path, document, env=USUAL_COMPILES)  # of quick programs its steps take three times as long
+    # Half of its rows are enough. Of quick programs its steps take three times as long.
+    result = launch(tmp_path, document, NO_STANDBY, f"train.batch={train['batch'] // 2}", env=USUAL_COMPILES)
     assert result.code == 0, result.stderr[-3000:]
     metrics = result.summary["metrics"]
     assert metrics["eval_bits_per_byte"] < metrics["eval_bigram_bits_per_byte"]
@@ -35,7 +37,7 @@ def test_the_language_model_beats_a_bigram_of_the_same_text(tmp_path: Path) -> N
 
 
 def test_a_mixture_of_experts_learns_and_stays_balanced(tmp_path: Path) -> None:
-    half = ("train.steps=30", "train.log_every=1")
+    half = (NO_STANDBY, "train.steps=30", "train.log_every=1")
     result = launch(tmp_path, yaml.safe_load((EXAMPLES / "moe.yaml").read_text()), *half)
     assert result.code == 0, result.stderr[-3000:]
     first, last = result.metrics[0], result.metrics[-1]
@@ -46,7 +48,7 @@ def test_a_mixture_of_experts_learns_and_stays_balanced(tmp_path: Path) -> None:
 
 
 def test_groups_are_trained_apart_until_they_get_no_better(tmp_path: Path) -> None:
-    result = launch(tmp_path, yaml.safe_load((EXAMPLES / "groups.yaml").read_text()))
+    result = launch(tmp_path, yaml.safe_load((EXAMPLES / "groups.yaml").read_text()), NO_STANDBY)
     assert result.code == 0, result.stderr[-3000:]
     assert "train.optimizer.groups.0 (layers\\.0\\..*): 2 arrays" in result.stdout and "frozen" in result.stdout
     assert "weight decay on matrices alone: 2 of 6 arrays" in result.stdout
@@ -71,7 +73,7 @@ def test_a_mixture_is_prepared_once_trained_on_and_exported_with_its_tokenizer(t
     train["optimizer"] = {"lr": 3e-3, "schedule": {"name": "constant"}}
     train |= {"steps": 12, "log_every": 6, "batch": 8, "eval": {"every": 6}, "checkpoint": {"every": None}}
     train["model"] |= {"layers": 1, "width": 32, "vocab": 512, "length": 64}
-    result = launch(tmp_path, document)
+    result = launch(tmp_path, document, NO_STANDBY)
     assert result.code == 0, result.stderr[-3000:]
     assert result.stdout.count("preparing text") <= 2 * 2 * 2  # parts, hosts, splits; one of the hosts does it
     first, last = (json.loads(line) for line in (result.folder / "eval.jsonl").read_text().splitlines())
