@@ -136,7 +136,11 @@ def compiled(task: Any, steps: int = 20, **keys: Any) -> Step:
 
 def run(task: Any, steps: int = 20, **keys: Any) -> tuple[np.ndarray, TrainState]:
     """Losses of `steps` steps from the start, and the state after them."""
-    step = compiled(task, steps, **keys)
+    return trained(compiled(task, steps, **keys), task, steps)
+
+
+def trained(step: Step, task: Any, steps: int) -> tuple[np.ndarray, TrainState]:
+    """The same of a step that is compiled."""
     state, losses = step.init(), []
     for number in range(steps):
         state, metrics = step.train(state, step.put(task.batch(number)))

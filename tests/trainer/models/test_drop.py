@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.trainer.tiny import Counting, Digits, build, compiled, run
+from tests.trainer.tiny import Counting, Digits, build, compiled, run, trained
 from trainer import spec
 from trainer.models.layers import Drop
 
@@ -40,7 +40,8 @@ def alone() -> np.ndarray:
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_equal_seeds_drop_equally(axes: dict[str, int], remat: str) -> None:
     options = {"model": GPT, "mesh": axes, "remat": remat}
-    first, again = (run(Counting(), 4, **options)[0] for _ in range(2))
+    step = compiled(Counting(), 4, **options)
+    first, again = (trained(step, Counting(), 4)[0] for _ in range(2))
     np.testing.assert_array_equal(first, again)
     np.testing.assert_allclose(first, alone(), rtol=1e-5)
     assert not np.allclose(first, run(Counting(), 4, **options, seed=1)[0])
