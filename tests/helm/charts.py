@@ -71,7 +71,7 @@ class Helm:
 def documents(files: Mapping[str, str]) -> Iterator[Object]:
     for path, text in sorted(files.items()):
         if path.endswith(".yaml"):
-            yield from filter(None, yaml.safe_load_all(text))
+            yield from filter(None, yaml.load_all(text, Loader=yaml.CSafeLoader))
 
 
 def one(objects: list[Object], kind: str, name: str | None = None) -> Object:
