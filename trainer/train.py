@@ -22,7 +22,6 @@ import jax
 import numpy as np
 
 from trainer import contract, plugin, preflight
-from trainer.adapters import base
 from trainer.checkpoint import carried
 from trainer.checkpoint.attempt import Attempt
 from trainer.checkpoint.consensus import check_alike, on_primary
@@ -45,7 +44,7 @@ from trainer.metrics.watch import BestSteps, Patience, value_of
 from trainer.numerics import flops
 from trainer.parallel import mesh
 from trainer.profiling.profiler import Profiler
-from trainer.spec import GPT2, LM, Decoder, Published, TrainSpec
+from trainer.spec import GPT2, LM, Decoder, TrainSpec
 from trainer.step import dispatch, resume
 from trainer.step.train_step import Step, TrainState
 from trainer.task import Split, Task, checked_source
@@ -265,13 +264,8 @@ class Run(Attempt[TrainState]):
         self._note(f"resumed at step {start} of {self.total}")
         if (changed := resume.changes(self._completed(meta), self.record, start)) is not None:
             self._note(changed)
-        whose = f"step {start} of {self.folder}"
-        holds = base.ADAPTERS if self.spec.lora is not None else base.COMPARED
-        if self.step.has_base and isinstance(self.spec.model, Published):
-            base.check_origin(meta.get("base"), self.spec.model, whose, holds)
-        state = self.step.unnamed(tree)
-        if self.step.base is not None:
-            base.check(meta["base"], self.step.base, whose, holds=holds)
+        with self.step.checks_base(meta.get("base"), f"step {start} of {self.folder}"):
+            state = self.step.unnamed(tree)
         self._carry()
         return start, state
 

@@ -48,7 +48,8 @@ class Trained:
         wanted = step.named(step.abstract)["params"]
         if odd := sorted(saved.keys() ^ wanted.keys()):
             raise SpecError(f"step {found.step} holds other parameters than the model of the job: {', '.join(odd[:5])}")
-        self.params: Named = step.with_base(_placed(saved, wanted))
+        with step.checks_base(found.meta.get("base"), f"step {found.step}"):
+            self.params: Named = step.with_base(_placed(saved, wanted))
         self._predicts: Any = None
 
     @property

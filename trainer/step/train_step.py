@@ -145,6 +145,19 @@ class Step:
         drawn again."""
         return self._base() | dict(saved)
 
+    @contextlib.contextmanager
+    def checks_base(self, recorded: Mapping[str, Any] | None, whose: str) -> Iterator[None]:
+        """Within it the parameters of `whose` checkpoint are completed `with_base`, which must be what it `recorded`.
+
+        Raises CheckpointError where the base is of another folder, or where that folder holds other weights by now.
+        """
+        holds, model = base.COMPARED if self._has_copy else base.ADAPTERS, self._spec.model
+        if self.has_base and isinstance(model, Published):
+            base.check_origin(recorded, model, whose, holds)
+        yield
+        if self.base is not None and recorded is not None:
+            base.check(recorded, self.base, whose, holds=holds)
+
     def put(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Array]:
         """This process's rows as global arrays, split over the batch axes."""
         where = meshes.batch_sharding(self._mesh)
