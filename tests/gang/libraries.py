@@ -57,6 +57,7 @@ class Each(Classify):
     """The sum of their losses: each is trained as if it were alone, and its loss and accuracy are logged."""
 
     def model(self, spec: Any, rngs: nnx.Rngs) -> nnx.Module:
+        jax.distributed.initialize()  # as a program that was copied here may: the trainer has joined before
         return Models(rngs)
 
     def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Loss:

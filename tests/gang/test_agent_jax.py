@@ -66,7 +66,7 @@ def test_several_processes_of_one_host_join_too_and_jaxs_coordinator_listens_on_
     )  # 127.0.0.1, little end first
 
 
-def test_timeouts_that_the_program_gives_are_kept_and_those_it_leaves_out_are_ours(tmp_path: Path) -> None:
+def test_timeouts_the_program_gives_are_kept_the_others_are_ours_and_it_may_call_again(tmp_path: Path) -> None:
     text = """
     import jax
     import jax._src.distributed as private
@@ -75,11 +75,21 @@ def test_timeouts_that_the_program_gives_are_kept_and_those_it_leaves_out_are_ou
     )
     jax.distributed.initialize(heartbeat_timeout_seconds=7)
     jax.distributed.initialize("mine:1234", 1, 0)
+    joined = private.global_state
+    joined.client, joined.coordinator_address = "joined", "ours:1"
+    jax.distributed.initialize(), jax.distributed.initialize("ours:1", 1, 0)
+    try:
+        jax.distributed.initialize("mine:1234", 1, 0)
+    except RuntimeError as error:
+        print("said", error)
+    joined.client = None
     """
     gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, text))), budgets_s={"rendezvous": 77.0}))
     assert codes == [0]
     assert "got 77 7 10 None" in gang.out
     assert "got 77 30 10 [::]:1234" in gang.out  # the program's own coordinator listens where JAX has it listen
+    assert gang.out.count("got ") == 2  # a second call does nothing
+    assert "said jax.distributed.initialize('mine:1234'): this process has joined ours:1 before; leave this" in gang.out
 
 
 RAISES = (

@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests import tutorials
-from tests.gang.runs import PATIENCE_S
+from tests.gang.runs import PATIENCE_S, launch, succeed
 
 pytestmark = pytest.mark.computes
 
 DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLES = DOCS.parent / "examples"
 
 
 @pytest.mark.parametrize(
@@ -41,3 +43,30 @@ def test_a_tutorial_does_what_its_page_shows(page: str, commands: int, tmp_path:
         assert step.output and list(tutorials.missing(step.output, done.stdout)) == []
         ran += len(step.text.splitlines())
     assert ran == commands
+
+
+def test_the_example_of_a_program_of_one_s_own_is_that_of_its_page() -> None:
+    shown = {step.file: step.text for step in tutorials.steps((DOCS / "your-script.md").read_text()) if step.file}
+    assert shown.keys() == {"train.py", "mine.yaml"}
+    for file, text in shown.items():
+        why, found = "", (EXAMPLES / "own_program" / file).read_text()
+        if file.endswith(".py"):
+            _, why, found = found.split('"""', 2)
+        assert found.strip() == text.strip() and (not why or len(why.split()) >= 100), file
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("mnist", "accuracy 0.88 of 297 digits held out, on 8 devices"),
+        ("large_model", "loss 1.18 on 8 devices, each with (4, 32, 8); restored as saved: True"),
+    ],
+)
+def test_a_tutorial_runs_as_it_is_typed_in(name: str, says: str, tmp_path: Path) -> None:
+    document = yaml.safe_load((EXAMPLES / "tutorials" / f"{name}.yaml").read_text())
+    result = succeed(launch(tmp_path, document | {"code": str(EXAMPLES / "tutorials")}))
+    assert list(tutorials.missing(says, result.stdout)) == []
+    assert says in (DOCS / "tutorials.md").read_text()
+    assert result.summary["restarts"] == {}
+    if name == "mnist":
+        assert float(result.stdout.partition("accuracy ")[2].split()[0]) > 0.8

@@ -100,7 +100,8 @@ def _register_cluster(contract: Any) -> None:
 def _fill_arguments(jax: Any, contract: Any) -> None:
     """Wraps `initialize`: timeouts that the caller left out are the gang's, not JAX's minutes.
 
-    A coordinator at an address of the caller's own listens as JAX has it: JAX would take the port of ours.
+    A coordinator at an address of the caller's own listens as JAX has it: JAX would take the port of ours. A call after
+    the first does nothing, unless its address is another: JAX would refuse it as one that comes after a computation.
     """
     import jax._src.distributed as private
 
@@ -114,8 +115,15 @@ def _fill_arguments(jax: Any, contract: Any) -> None:
 
     @functools.wraps(original)
     def initialize(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
+        given, joined = signature.bind(*args, **kwargs).arguments, private.global_state
         address, fill = given.get("coordinator_address"), dict[str, Any](ours)
+        if joined.client is not None:  # the trainer has joined, or a cell that is run again: there is nothing to do
+            if address in (None, joined.coordinator_address):
+                return None
+            raise RuntimeError(
+                f"jax.distributed.initialize({address!r}): this process has joined {joined.coordinator_address} before; "
+                "leave this call out, or its arguments"
+            )
         if address is not None and address != os.environ.get(contract.COORDINATOR):
             fill["coordinator_bind_address"] = "[::]:" + address.rpartition(":")[2]
         kwargs |= {name: value for name, value in fill.items() if name in signature.parameters and name not in given}
