@@ -1,6 +1,6 @@
 """Prepared text as a run reads it, beside grain's own DataLoader on the same shards; and what a run waits for it.
 
-`python -m benchmarks.reading [--mb 26] [--pairs 5] [--steps 60]`. `launcher prepare` makes array_record shards of
+`python -m benchmarks.reading [--mb 26] [--pairs 5] [--steps 40]`. `launcher prepare` makes array_record shards of
 generated texts, more rows than a run holds in memory. Each side then reads every row once, shuffled, in batches of
 BATCH, from its first thread to its last batch, in turn: ours as a run does, the DataLoader with grain's
 ArrayRecordDataSource and IndexSampler, in this process, its records made arrays by the same functions (`parsed`). Ours
@@ -35,7 +35,7 @@ from trainer.data.sources.packed import Packed, laid_out
 from trainer.spec import TrainSpec
 from trainer.tasks.lm import NextToken
 
-BATCH, LENGTH = 32, 256
+BATCH, LENGTH = 16, 512
 WIDTH = 128  # with two layers and a vocabulary of 8,192: 2.5 million parameters
 LOADERS = {  # how the DataLoader may read in one process: as it does if not told, with our threads, and with none
     "16 threads, its default": grain.ReadOptions(),
@@ -188,7 +188,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mb", type=int, default=26, help="of text, in millions of bytes")
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=40)
     given = parser.parse_args()
     flags.FLAGS(["reading"])  # grain's DataLoader reads them
     with tempfile.TemporaryDirectory() as name:

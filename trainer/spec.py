@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -52,16 +53,22 @@ class Source(Block):
 
 
 def _readable(path: str | list[str] | None) -> str | list[str] | None:
-    """Raises ValueError for a URL of a store that the sources cannot read."""
+    """Raises ValueError for an empty list, and for a URL of a store that the sources cannot read."""
+    if path is not None and not path:
+        raise ValueError("names no file")
     for each in [path] if isinstance(path, str) else path or []:
-        scheme, found, _ = each.partition("://")
+        scheme, found, place = each.partition("://")
         if found and scheme not in (*STORES, "stdlib"):
             raise ValueError(f"holds {each}, which cannot be read: folders, gs:// and s3:// can")
+        if not each or (scheme in STORES and found and not place.partition("/")[0]):
+            raise ValueError(f"holds {each!r}, which names no {'bucket' if each else 'file'}")
     return path
 
 
 def _one_readable(path: str) -> str:
-    """Raises ValueError for a URL of a store that cannot be read."""
+    """Raises ValueError for an empty name, and for a URL of a store that cannot be read."""
+    if not path:
+        raise ValueError("is empty: name bytes, or a folder or file of a tokenizer.json")
     if "://" in path and path.partition("://")[0] not in STORES:
         raise ValueError(f"is {path}, which cannot be read: folders, gs:// and s3:// can")
     return path
@@ -146,7 +153,9 @@ class Text(Source):
         "preference: chosen and rejected, and prompt or messages, texts or messages",
     )
     field: str | None = Field(
-        None, description="of JSON lines, Parquet and Arrow: what holds the text; default text, of chats messages"
+        None,
+        min_length=1,
+        description="of JSON lines, Parquet and Arrow: what holds the text; default text, of chats messages",
     )
     packing: Literal["concat", "first-fit", "none"] | None = Field(
         None,
@@ -157,7 +166,7 @@ class Text(Source):
         None, description="files or globs to evaluate on, where documents are prepared"
     )
     eval_split: Fraction = Field(0.05, description="share kept back for evaluation: of the files, or of the documents")
-    seed: Natural = Field(0, description="of the order in which documents are packed")
+    seed: Seed = Field(0, description="of the order in which documents are packed")
     data_dir: Annotated[str | None, AfterValidator(_mounted)] = Field(
         None, description="folder of prepared rows; default in the user's cache folder"
     )
@@ -214,7 +223,9 @@ class Part(Block):
         description="of a row: text; chat: messages for the tokenizer's template, targets the assistant's tokens",
     )
     field: str | None = Field(
-        None, description="of JSON lines, Parquet and Arrow: what holds the text; default text, of chats messages"
+        None,
+        min_length=1,
+        description="of JSON lines, Parquet and Arrow: what holds the text; default text, of chats messages",
     )
     eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
         None, description="files or globs to evaluate on"
@@ -250,7 +261,7 @@ class Mixture(Source):
         "bytes", description="of all parts: bytes, or the folder or tokenizer.json of a Hugging Face tokenizer"
     )
     packing: Literal["concat", "first-fit", "none"] = Field("concat", description="of documents into rows, as of text")
-    seed: Natural = Field(0, description="of the order in which documents are packed")
+    seed: Seed = Field(0, description="of the order in which documents are packed")
     data_dir: Annotated[str | None, AfterValidator(_mounted)] = Field(
         None, description="folder of prepared rows; default in the user's cache folder"
     )
@@ -258,8 +269,9 @@ class Mixture(Source):
     @field_validator("parts")
     @classmethod
     def _weigh(cls, parts: dict[str, Part]) -> dict[str, Part]:
-        if not sum(part.weight for part in parts.values()):
-            raise ValueError("has weights that sum to 0; give each part the share of the examples it is to be")
+        total = sum(part.weight for part in parts.values())
+        if not 0 < total < math.inf:
+            raise ValueError(f"has weights that sum to {total:g}; give each part the share of the examples it is to be")
         return parts
 
     @model_validator(mode="after")

@@ -81,9 +81,10 @@ class Classify:
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """`image` as it is stored, and `label` int32: bytes are copied to the device and become floats there.
 
-        Raises Unusable for a label that is not one whole number; its shape may be [], [1] or [1, 1].
+        Raises Unusable where one is missing, and for a label that is not one whole number; its shape may be [], [1]
+        or [1, 1].
         """
-        return {"image": np.asarray(raw["image"]), "label": ranges.label(raw["label"])}
+        return {"image": np.asarray(ranges.of(raw, "image")), "label": ranges.label(ranges.of(raw, "label"))}
 
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
         """The first row whose label is no class of the model, and a sentence on it; None where there is none.

@@ -78,7 +78,7 @@ class Preference:
 
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """`tokens` int32 [2, L + 1], `mask` float32 [2, L], `length` int32 [2]. Raises Unusable for other shapes."""
-        tokens_2T = ranges.whole("tokens", raw["tokens"])
+        tokens_2T = ranges.whole("tokens", ranges.of(raw, "tokens"))
         if tokens_2T.ndim != 2 or len(tokens_2T) != 2 or tokens_2T.shape[1] < 2:
             raise Unusable(f"tokens of shape {list(tokens_2T.shape)}, but a pair is two rows of at least 2")
         width = tokens_2T.shape[1]

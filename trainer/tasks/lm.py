@@ -104,9 +104,9 @@ class NextToken:
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """`tokens` int32 [L + 1], `mask` float32 [L] (ones by default), those of TOKEN_KEYS in it as int32, BYTES.
 
-        Raises Unusable for tokens that are no whole numbers or no row, and for a key of another shape.
+        Raises Unusable without tokens, for those that are no whole numbers or no row, and for a key of another shape.
         """
-        tokens_T = ranges.whole("tokens", raw["tokens"])
+        tokens_T = ranges.whole("tokens", ranges.of(raw, "tokens"))
         if tokens_T.ndim != 1 or len(tokens_T) < 2:
             raise Unusable(f"tokens of shape {list(tokens_T.shape)}, but an example is one row of at least 2")
         mask_L = raw["mask"] if "mask" in raw else np.ones(len(tokens_T) - 1, np.float32)

@@ -5,6 +5,7 @@ On a device a label out of range makes the loss NaN, and a token reads another's
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,13 @@ import numpy.typing as npt
 from trainer.data.examples import Batch, Unusable
 
 INT32 = np.iinfo(np.int32)
+
+
+def of(raw: Mapping[str, Any], key: str) -> Any:
+    """The value of a key of a record. Raises Unusable without it."""
+    if key not in raw:
+        raise Unusable(f"no {key}, which the task reads; it has {', '.join(sorted(map(str, raw))) or 'nothing'}")
+    return raw[key]
 
 
 def whole(key: str, value: Any) -> npt.NDArray[np.int32]:

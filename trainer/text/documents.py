@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -83,7 +84,7 @@ class _Wrong(Exception):
         self.row = row
 
 
-def found(patterns: str | Sequence[str]) -> list[str]:
+def found(patterns: str | Sequence[str], key: str = "path") -> list[str]:
     """All files that match; of a folder here, as `datasets` saves one, those that hold rows or text.
 
     Raises DataError for a folder of several kinds, and for a file that is packed in a way that is not read.
@@ -91,7 +92,7 @@ def found(patterns: str | Sequence[str]) -> list[str]:
     wanted: list[str] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         wanted += _of_folder(pattern) if os.path.isdir(pattern) else [pattern]
-    matched = files.matched(wanted)
+    matched = files.matched(wanted, key)
     for path in matched:
         check_packing(path)
     return matched
@@ -100,6 +101,8 @@ def found(patterns: str | Sequence[str]) -> list[str]:
 def check_packing(path: str) -> None:
     """Raises DataError for a file that is packed in a way that is not read, by its name."""
     inner = _unpacked(path)
+    if _unpacked(inner) != inner:
+        raise DataError(f"{path} is packed twice by its name; unpack it once, to {inner}")
     if (ending := os.path.splitext(inner)[1].lower()) in ARCHIVES:
         raise DataError(f"{path}: {ending} is not read; unpack it, or pack its text or JSON lines as .gz or .zst")
     if inner != path and kind_of(path) in ("parquet", "arrow"):
@@ -191,7 +194,7 @@ def _parts_of_arrow(path: str) -> Iterator[Part]:
             if size >= UNIT:
                 yield Part(path, "arrow", first, last, size)
                 first, size = last, 0
-    except (OSError, ValueError) as error:  # pyarrow's are of these
+    except _of_damage() as error:
         raise DataError(f"{path} is damaged: {error}") from error
     if first < last or not last:
         yield Part(path, "arrow", first, last, size)
@@ -238,7 +241,7 @@ def _named(part: Part) -> Iterator[None]:
         raise
     except _Wrong as wrong:
         raise DataError(f"{part.path}, row {wrong.row + 1 + _rows_before(part)}: {wrong}") from None
-    except (OSError, EOFError, ValueError) as error:  # pyarrow's are of these
+    except _of_damage() as error:
         packing = "truncated or damaged" if _unpacked(part.path) != part.path else "damaged"
         raise DataError(f"{part.path} is {packing}: {error}") from error
 
@@ -390,8 +393,10 @@ def _parquet(path: str) -> Any:
 
     try:
         return parquet.ParquetFile(files.here(path))
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{path} is not a Parquet file, or is truncated: {error}") from None
+    except (OSError, pyarrow.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the file system's
+            raise
+        raise DataError(f"{path} is not a Parquet file, or is truncated or damaged: {error}") from None
 
 
 def _rows_of_parquet(part: Part, field: str, also: Sequence[str]) -> Iterator[tuple[int, Values, int]]:
@@ -424,26 +429,55 @@ def _batches(path: str) -> tuple[Any, Iterator[Any]]:
 
 
 def _columns(path: str, schema: Any, field: str, also: Sequence[str]) -> list[str]:
-    """The columns to read. Raises DataError where `field` is not there, or of numbers."""
+    """The columns to read. Raises DataError where `field` is not there, there twice, or of numbers."""
     import pyarrow
 
     if field not in schema.names:
         raise DataError(f"{path} has no column {field!r}; it has {', '.join(schema.names)}")
+    chosen = [field, *(name for name in also if name in schema.names and name != field)]
+    if twice := next((name for name in chosen if schema.names.count(name) > 1), None):
+        raise DataError(f"{path} has {schema.names.count(twice)} columns {twice!r}; rename all but one")
     kind, types = schema.field(field).type, pyarrow.types
     plain = kind.value_type if types.is_dictionary(kind) else kind  # pandas writes categories so
     if any(is_of(plain) for is_of in (types.is_integer, types.is_floating, types.is_boolean, types.is_temporal)):
         raise DataError(f"{path}: its column {field!r} is of {kind}, not of text")
-    return [field, *(name for name in also if name in schema.names and name != field)]
+    return chosen
 
 
 def _numbered(batches: Any, columns: list[str]) -> Iterator[tuple[int, Values, int]]:
     """The rows of tables with their numbers."""
     first = 0
     for batch in batches:
-        values = [batch.column(name).to_pylist() for name in columns]
-        for number, row in enumerate(zip(*values, strict=True), first):
-            yield number, dict(zip(columns, row, strict=True)), 0
+        read = [_values(batch.column(name)) for name in columns]
+        for number in range(batch.num_rows):
+            values = {name: found[number] for name, (found, _) in zip(columns, read, strict=True)}
+            yield first + number, values, sum(replaced[number] for _, replaced in read if replaced)
         first += batch.num_rows
+
+
+def _values(column: Any) -> tuple[list[Any], list[int]]:
+    """The values of a column and, of texts that are not all UTF-8, how many characters of each stand for such bytes.
+
+    Raises ValueError for one that is damaged: unchecked, a wrong offset of a mapped file would end the process.
+    """
+    import pyarrow
+
+    texts = {pyarrow.string(): pyarrow.binary(), pyarrow.large_string(): pyarrow.large_binary()}
+    as_bytes = column.view(texts[column.type]) if column.type in texts else column
+    as_bytes.validate(full=True)
+    try:
+        return column.to_pylist(), []
+    except UnicodeDecodeError:
+        if column.type not in texts:
+            raise
+        found = [None if each is None else decoded(each) for each in as_bytes.to_pylist()]
+        return [each and each.text for each in found], [each.replaced if each else 0 for each in found]
+
+
+def _of_damage() -> tuple[type[Exception], ...]:
+    """What reading a damaged file raises; pyarrow has kinds of its own."""
+    loaded = sys.modules.get("pyarrow")
+    return (OSError, EOFError, ValueError) if loaded is None else (OSError, EOFError, ValueError, loaded.ArrowException)
 
 
 def kind_of_value(value: Any) -> str:

@@ -49,7 +49,8 @@ class Held(NamedTuple):
     tokens: npt.NDArray[np.int32]  # of all texts, one after the other
     is_target: npt.NDArray[np.bool_]
     ends: npt.NDArray[np.int64]  # of each text
-    too_long: int  # pairs that are left out
+    too_long: int  # pairs that are left out for that
+    empty: int  # and those of which a text leaves nothing to predict
 
 
 def source(data: Text, length: int, split: Literal["train", "eval"]) -> Pairs | None:
@@ -60,8 +61,10 @@ def source(data: Text, length: int, split: Literal["train", "eval"]) -> Pairs | 
     is_apart = data.eval_path is not None
     if split == "eval" and not is_apart and not data.eval_split:
         return None
-    pattern = data.eval_path if split == "eval" and data.eval_path is not None else data.path
-    paths = tuple(documents.found(pattern))
+    if data.eval_path is not None and split == "eval":
+        paths = tuple(documents.found(data.eval_path, "eval_path"))
+    else:
+        paths = tuple(documents.found(data.path))
     digest = digests.of(paths, Path(recipe.root(data)))
     held = _held(paths, digest, data.tokenizer, length)
     count = len(held.ends) // 2
@@ -71,7 +74,8 @@ def source(data: Text, length: int, split: Literal["train", "eval"]) -> Pairs | 
     if not len(chosen_P):
         raise DataError(
             f"data.path: {paths[0]} and what else matches hold {count} pairs that fit into train.model.length = "
-            f"{length} ({held.too_long} are longer), and the {split} split has none of them"
+            f"{length} ({held.too_long} are longer, {held.empty} have no token to predict), and data.eval_split = "
+            f"{data.eval_split} leaves the {split} split none of them"
         )
     return Pairs(held, chosen_P, length, f"{split}, {data.eval_split} of sha256 {digest}, ", data)
 
@@ -167,20 +171,24 @@ def _held(paths: tuple[str, ...], digest: str, name: str, length: int) -> Held:
     units = documents.units(paths)
     found = (each for unit in units for part in unit for each, _ in documents.rows(part, CHOSEN, made, ALSO))
     texts: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]] = []
-    too_long = 0
+    too_long = empty = 0
     while lot := list(itertools.islice(found, BATCH)):
         for both in _tokenized(lot, tokenizer.load(name)):
-            if max(len(ids) for ids, _ in both) > length + 1 or not all(is_target[1:].any() for _, is_target in both):
+            if max(len(ids) for ids, _ in both) > length + 1:
                 too_long += 1
+            elif not all(is_target[1:].any() for _, is_target in both):
+                empty += 1
             else:
                 texts += both
-    if too_long:
-        said = f"{too_long} of {too_long + len(texts) // 2} pairs are left out"
-        print(f"preferences: {said}, one of whose texts is longer than train.model.length + 1", file=sys.stderr)
+    whys = {"is longer than train.model.length + 1": too_long, "leaves no token to predict": empty}
+    for why, count in whys.items():
+        if count:
+            said = f"{count} of {too_long + empty + len(texts) // 2} pairs are left out"
+            print(f"preferences: {said}, one of whose texts {why}", file=sys.stderr)
     ends = np.cumsum([len(ids) for ids, _ in texts], dtype=np.int64)
     tokens = np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in texts)])
     is_target = np.concatenate([np.zeros(0, np.bool_), *(each for _, each in texts)])
-    return Held(tokens, is_target, ends, too_long)
+    return Held(tokens, is_target, ends, too_long, empty)
 
 
 def _tokenized(

@@ -63,11 +63,18 @@ def of(data: Text, length: int, *, held_out: bool = False, is_stopped: Callable[
     cannot be read, Stopped once `is_stopped`.
     """
     assert data.eval_path is not None or not held_out
-    paths = documents.found(data.path if not held_out or data.eval_path is None else data.eval_path)
+    if data.eval_path is not None and not held_out:
+        documents.found(data.eval_path, "eval_path")  # missed before anything is prepared
+    paths = documents.found(data.path) if not held_out else documents.found(data.eval_path or [], "eval_path")
     share = 0.0 if data.eval_path is not None else data.eval_split
     is_chat = data.format == "chat"
     if is_chat and (plain := next((path for path in paths if documents.kind_of(path) == "text"), None)):
         raise DataError(f"{plain} is plain text; chats are rows of JSON lines (.jsonl), Parquet or Arrow")
+    if data.field is not None and all(documents.kind_of(path) == "text" for path in paths):
+        raise DataError(
+            f"{paths[0]} is plain text, by its name, which has no field {data.field!r}; JSON lines (.jsonl), Parquet "
+            "and Arrow have. Leave data.field out to read the whole file as text"
+        )
     return Recipe(
         paths=tuple(paths),
         digest=digests.of(paths, Path(root(data)), is_stopped),

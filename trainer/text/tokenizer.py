@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,16 +71,26 @@ class HuggingFace:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens around it: those of `tokenizers`' own encode_batch."""
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        return [encoding.ids for encoding in self._encoded(self._tokenizer.encode_batch_fast, texts)]
 
     def encode_spans(
         self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
     ) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]:
         """Ids of each text as `encode_batch`, and which of them stand for a character of its spans, both [T]."""
-        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        encodings = self._encoded(self._tokenizer.encode_batch, texts)
         pairs = zip(encodings, spans, strict=True)
         return [(np.array(each.ids, np.int32), _within(each.offsets, its)) for each, its in pairs]
+
+    def _encoded(self, encode: Callable[..., Sequence[Any]], texts: Sequence[str]) -> Sequence[Any]:
+        """What `encode` makes of the texts. Raises SpecError where the tokenizer cannot: some lack an unknown token."""
+        try:
+            return encode(list(texts), add_special_tokens=False)
+        except Exception as error:  # the library raises what its Rust raises, a bare Exception
+            if len(texts) > 1:
+                return [each for text in texts for each in self._encoded(encode, [text])]
+            raise SpecError(
+                f"data.tokenizer = {self.name} has no token for a part of the text {texts[0][:40]!r}: {error}"
+            ) from None
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these ids, special tokens left out."""
@@ -115,17 +125,23 @@ class HuggingFace:
 
     def _special(self, key: str) -> int | None:
         """The id of a special token that the folder names; None where it names none."""
-        token = content(self.config.get(key))
-        if token is None:
+        given = self.config.get(key)
+        if given is None:
             return None
+        token = content(given)
+        if not isinstance(token, str):
+            raise SpecError(f"data.tokenizer = {self.name}: its {key} is {json.dumps(given)[:80]}, not a text")
         if token not in self._ids:
             raise SpecError(f"data.tokenizer = {self.name}: its {key} {token!r} is not in its {MAIN}")
         return self._ids[token]
 
     def _puts_bos(self) -> bool:
         """Whether a text begins with the bos token: the folder says so, or its post-processor puts one there."""
-        if self.bos is None or "add_bos_token" in self.config:
-            return self.bos is not None and bool(self.config["add_bos_token"])
+        says = self.config.get("add_bos_token")
+        if says is not None and not isinstance(says, bool):
+            raise SpecError(f"data.tokenizer = {self.name}: its add_bos_token is {says!r}, not true or false")
+        if self.bos is None or says is not None:
+            return self.bos is not None and bool(says)
         around: list[int] = self._tokenizer.encode("", add_special_tokens=True).ids
         return around[:1] == [self.bos]
 
@@ -166,8 +182,10 @@ def _read(name: str) -> dict[str, bytes]:
     place = epath.Path(name)
     main = place / MAIN if place.is_dir() else place
     if not main.exists():
-        there = ", ".join(sorted(each.name for each in place.iterdir())[:5]) if place.is_dir() else "nothing"
-        hint = f"it holds {there}; transformers' save_pretrained of a fast tokenizer writes {MAIN}"
+        there = "nothing of that name is there"
+        if place.is_dir():
+            there = f"it holds {', '.join(sorted(each.name for each in place.iterdir())[:5]) or 'nothing'}"
+        hint = f"{there}; transformers' save_pretrained of a fast tokenizer writes {MAIN}"
         raise SpecError(f"data.tokenizer = {name} is neither bytes nor a folder or file of a {MAIN}; {hint}")
     return {MAIN: bytes(main.read_bytes()), **carried.read(main.parent, FILES[1:])}
 
@@ -182,7 +200,8 @@ def _parsed(name: str, text: bytes) -> Any:
     try:
         return tokenizers.Tokenizer.from_str(text.decode())
     except Exception as error:  # the library raises what its Rust raises, a bare Exception
-        raise SpecError(f"data.tokenizer = {name}: {MAIN} cannot be read: {error}") from None
+        hint = f"; name the folder of a {MAIN}: no other file is read" if name.endswith(".model") else ""
+        raise SpecError(f"data.tokenizer = {name}: {MAIN} cannot be read: {error}{hint}") from None
 
 
 def _config(name: str, files: Mapping[str, bytes]) -> dict[str, Any]:

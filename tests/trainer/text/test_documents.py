@@ -185,6 +185,23 @@ def test_what_is_no_utf8_is_replaced_and_counted(tmp_path: Path) -> None:
     assert (read(tmp_path / "a.jsonl"), replaced(tmp_path / "a.jsonl")) == (["a\ufffd", "b\ufffdc", "👍"], 2)
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_what_is_no_utf8_in_a_column_of_texts_is_replaced_and_counted(tmp_path: Path, name: str) -> None:
+    held = pa.array([b"fine", b"\xff\xfe odd", None])
+    column = pa.Array.from_buffers(pa.string(), 3, held.buffers())
+    path = tmp_path / name
+    if path.suffix == ".parquet":
+        parquet.write_table(pa.table({"text": column}), path)
+    else:
+        arrow(path, {"text": column})
+    part = next(each for unit in documents.units([str(path)]) for each in unit)
+    found = documents.read(part, None)
+    assert next(found) == documents.Document("fine", 0)
+    assert next(found) == documents.Document("\ufffd\ufffd odd", 2)
+    with pytest.raises(DataError, match=f"{name}, row 3: its field 'text' is null"):
+        next(found)
+
+
 def test_units_are_of_a_bounded_size_and_hold_many_small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "UNIT", 100)
     for number in range(10):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import parquet
+from tokenizers import Tokenizer, models
 
 from tests.trainer.text import chat_corpora, corpora
 from tests.trainer.text.chat_corpora import CHATML, TOOLS
@@ -57,6 +58,39 @@ def zstd(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
 
 
+def not_utf8(path: Path) -> None:
+    """A column of messages of which one has bytes that are no UTF-8, which pyarrow itself does not write."""
+    roles = pa.array([b"user", b"\xff"])
+    texts = pa.Array.from_buffers(pa.string(), 2, roles.buffers())
+    parquet.write_table(pa.table({"messages": pa.StructArray.from_arrays([texts], names=["role"])}), path)
+
+
+def twice(path: Path) -> None:
+    parquet.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), path)
+
+
+def damaged(to: str, first: int, last: int) -> Files:
+    """A table of which these bytes are others."""
+
+    def write(path: Path) -> None:
+        table(to, text=["abc"] * 900)[to](path)  # type: ignore[operator]
+        data = bytearray(path.read_bytes())
+        data[first:last] = bytes(byte ^ 0x5A for byte in data[first:last])
+        path.write_bytes(data)
+
+    return {to: write}
+
+
+def without_unknown(path: Path) -> None:
+    """A tokenizer that has no token for most words, and none for those."""
+    path.mkdir()
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="[UNK]")).save(str(path / "tokenizer.json"))
+
+
+def other_keys(path: Path) -> None:
+    records.write(path, iter([{"ids": [1, 2]}]))
+
+
 def token_300(path: Path) -> None:
     records.write(path, iter([{"tokens": [1, 2, 300, 4, 5, 6, 7, 8, 9]}]))
 
@@ -83,6 +117,7 @@ def inside(name: str, content: bytes) -> Files:
 
 FIRST = "{% generation %}{{ messages[0].content[0] }}{% endgeneration %}"  # a token, which nothing predicts
 RECORDS = {"source": "array_record", "path": "PATH/a.array_record", "tokenizer": None}
+RECORD = "a.array_record"
 A_TXT = "PATH/a.txt"
 GOOD = {"text": "fine words"}
 A = "a.jsonl, row "
@@ -146,12 +181,32 @@ KEYS = [
     key("part without weight", "Field required", **{**MIX, "parts": {"a": {"path": "x"}}}),
     key("part with a tokenizer", "Extra inputs are not permitted", **mixture(a={"tokenizer": "bytes"})),
     key("chats in a part of bytes", "parts.a.format: chat needs a tokenizer", **mixture(a={"format": "chat"})),
+    key("empty list of paths", "train.data.text.path: names no file", path=[]),
+    key("empty list to evaluate on", "train.data.text.eval_path: names no file", eval_path=[]),
+    key("empty path in a list", "holds '', which names no file", path=["PATH/a.jsonl", ""]),
+    key("store without a bucket", "holds 'gs://', which names no bucket", path="gs://"),
+    key("empty field", "train.data.text.field", field=""),
+    key("empty tokenizer", "is empty: name bytes, or a folder or file", tokenizer=""),
+    key("seed of more than 64 bits", "train.data.text.seed", seed=2**80),
+    key("weights without a sum", "weights that sum to inf", **mixture(a={"weight": 1e308}, b={"weight": 1e308})),
     Case("text for preferences", 64, "has no pairs of texts", task=DPO),
     Case("packed preferences", 64, "packing is not of format: preference", {**PAIRS, "packing": "none"}, task=DPO),
 ]
 TOKENIZERS = [
     key("no tokenizer there", "is neither bytes nor a folder or file of a tokenizer.json", tokenizer="PATH/gone"),
     Case("folder of another tokenizer", 64, "it holds tokenizer.model", files={"tokenizer/tokenizer.model": b"x"}),
+    key("tokenizer of a hub", "a tokenizer.json; nothing of that name is there", tokenizer="org/name"),
+    Case(
+        "tokenizer.model alone",
+        64,
+        "name the folder of a tokenizer.json: no other file is read",
+        {"tokenizer": "PATH/t.model"},
+        {"t.model": b"\n\v"},
+    ),
+    Case("eos that is a list", 64, 'its eos_token is ["a"], not a text', files=tokenizer(eos_token=["a"])),
+    Case("eos without content", 64, 'its eos_token is {"x": 1}, not a text', files=tokenizer(eos_token={"x": 1})),
+    Case("bos by a text", 64, "add_bos_token is 'false', not true or false", files=tokenizer(add_bos_token="false")),
+    Case("no unknown token", 64, "has no token for a part of the text 'fine", files={"tokenizer": without_unknown}),
     Case("broken tokenizer", 64, "tokenizer.json cannot be read", files=inside("tokenizer.json", b'{"model": 1}')),
     Case("tokenizer of no JSON", 64, "tokenizer.json cannot be read", files=inside("tokenizer.json", b"\x00\xff")),
     Case("eos of another", 64, "its eos_token '<eos>' is not in its", files=tokenizer(eos_token="<eos>")),
@@ -183,6 +238,8 @@ ROWS = [
     chat("content that is null", "the chat template of", [{"role": "user", "content": None}]),
     lines("pair without rejected", f"{A}2: it has no 'rejected'", PAIR, {"chosen": "a"}, data=PAIRS, task=DPO),
     lines("pair of equals", "are the same text", PAIR | {"rejected": "a"}, data=PAIRS, task=DPO),
+    lines("pair of nothing", "1 have no token to predict", PAIR | {"rejected": ""}, data=PAIRS, task=DPO),
+    lines("one pair", "data.eval_split = 0.05 leaves the train split none", PAIR, data=PAIRS, task=DPO),
     lines("pair of numbers", "is the number 3, neither", PAIR | {"chosen": 3}, data=PAIRS, task=DPO),
     lines("pairs that are too long", "hold 0 pairs that fit into", PAIR | {"chosen": "a" * 99}, data=PAIRS, task=DPO),
     Case(
@@ -210,6 +267,37 @@ FILES = [
     raw("gz that is none", "a.jsonl.gz is truncated or damaged", rows(GOOD), "a.jsonl.gz"),
     Case(
         "truncated zst", 65, "a.jsonl.zst is truncated or damaged", {"path": "PATH/a.jsonl.zst"}, {"a.jsonl.zst": zstd}
+    ),
+    raw("packed twice", "is packed twice by its name", gzip.compress(b"{}"), "a.jsonl.gz.gz"),
+    raw("field of plain text", "which has no field 'text'", b"id,text", "a.csv")._replace(
+        data={"path": "PATH/a.csv", "field": "text"}
+    ),
+    key("nothing to evaluate on", "data.eval_path 'PATH/gone' matches no file", eval_path="PATH/gone")._replace(
+        code=65
+    ),
+    Case(
+        "two columns of a name", 65, "a.parquet has 2 columns 'text'", {"path": "PATH/a.parquet"}, {"a.parquet": twice}
+    ),
+    Case(
+        "damaged footer of Parquet",
+        65,
+        "is not a Parquet file, or is truncated or damaged",
+        {"path": "PATH/a.parquet"},
+        damaged("a.parquet", -300, -100),
+    ),
+    Case(
+        "damaged offsets of Arrow",
+        65,
+        "a.arrow is damaged: Offset invariant failure",
+        {"path": "PATH/a.arrow"},
+        damaged("a.arrow", 600, 900),
+    ),
+    Case(
+        "messages that are not UTF-8",
+        65,
+        "a.parquet is damaged",
+        CHAT | {"path": "PATH/a.parquet"},
+        {"a.parquet": not_utf8, **template(CHATML)},
     ),
     raw("bz2", ".bz2 is not read; unpack it", b"BZh9", "a.jsonl.bz2"),
     raw("packed Parquet", "only text and JSON lines are read as .gz", b"PAR1", "a.parquet.gz"),
@@ -280,6 +368,15 @@ FILES = [
         "hold chats without a token to predict",
         {**CHAT, "eval_split": 0},
         {"a.jsonl": rows({"messages": FEW[1:]}), **template(FIRST)},
+    ),
+    Case(
+        "records without tokens", 65, "has no tokens, which the task reads; it has ids", RECORDS, {RECORD: other_keys}
+    ),
+    Case(
+        "text for images",
+        65,
+        "has no image, which the task reads; it has mask",
+        task="trainer.tasks.classify:Classify",
     ),
     Case("token of another vocabulary", 65, "token 300", RECORDS, {"a.array_record": token_300}, {"vocab": 256}),
     raw("records that are none", "a.array_record", b"no records", "a.array_record")._replace(data=RECORDS),

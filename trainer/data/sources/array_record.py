@@ -28,7 +28,7 @@ OPEN_FILES = 256  # a process may often open 1,024; with more files than this, o
 def source(data: ArrayRecord, split: Literal["train", "eval"]) -> Source | None:
     """The files of `split`, or its share of the records when one set of files holds both."""
     if split == "eval" and data.eval_path is not None:
-        return Records(files.matched(data.eval_path))
+        return Records(files.matched(data.eval_path, "eval_path"))
     if data.eval_path is not None or not data.eval_split:
         return Records(files.matched(data.path)) if split == "train" else None
     whole = Records(files.matched(data.path))

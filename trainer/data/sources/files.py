@@ -24,8 +24,8 @@ SAMPLES = 64  # places at which content goes into a digest, however much there i
 SAMPLE_BYTES = 4096
 
 
-def matched(patterns: str | Sequence[str]) -> list[str]:
-    """All files that match, each once, sorted by path. Raises DataError for a pattern that matches none.
+def matched(patterns: str | Sequence[str], key: str = "path") -> list[str]:
+    """All files that match, each once, sorted by path. Raises DataError for a pattern of data.`key` that matches none.
 
     Raises SpecError for a URL of a store that cannot be read here, StorageError when the store fails.
     """
@@ -33,7 +33,7 @@ def matched(patterns: str | Sequence[str]) -> list[str]:
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         files = _finder(pattern)(pattern)
         if not files:
-            raise DataError(f"data.path {pattern!r} matches no file; {_hint(pattern)}")
+            raise DataError(f"data.{key} {pattern!r} matches no file; {_hint(pattern)}")
         found.update(files)
     return sorted(found)
 
@@ -45,6 +45,8 @@ def _finder(pattern: str) -> Callable[[str], list[str]]:
 
 
 def _files(pattern: str) -> list[str]:
+    if os.path.isfile(pattern):  # also one whose name has brackets
+        return [pattern]
     return [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
 
 

@@ -15,6 +15,12 @@ def test_files_are_sorted_and_come_once(tmp_path: Path) -> None:
     assert len(files.matched(f"{tmp_path}/**")) == 4
 
 
+def test_a_file_whose_name_has_brackets_is_found_by_it(tmp_path: Path) -> None:
+    path = tmp_path / "part[1].txt"
+    path.write_text("x")
+    assert files.matched(str(path)) == [str(path)]
+
+
 def test_the_standard_library_leaves_out_what_is_installed_beside_it() -> None:
     found = files.matched("stdlib://**/*.py")
     assert any(path.endswith("/json/decoder.py") for path in found)
