@@ -7,6 +7,7 @@ and knows so which entries have been produced. The others are in NOT_HERE, with 
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,12 +24,14 @@ def phrases(row: list[str]) -> list[str]:
     return [code or quoted for code, quoted in re.findall(r"`([^`]+)`|\"([^\"]+)\"", row[0])]
 
 
-def pattern(phrase: str) -> str:
+@functools.cache  # re's own cache holds fewer than the page has
+def pattern(phrase: str) -> re.Pattern[str]:
     """The phrase with any numbers and quoted names instead of its own, and anything for `…`; an exit code stays."""
     if phrase.startswith("exit "):
-        return rf"{phrase}(?!\d)"
+        return re.compile(rf"(?<!\w){phrase}(?!\d)")
     parts = (re.sub(r"\d+", r"\\d+", re.escape(part)) for part in phrase.split("…"))
-    return re.sub(r'"[^"]+"', '"[^"]+"', ".*?".join(parts))
+    words = re.sub(r'"[^"]+"', '"[^"]+"', ".*?".join(parts))
+    return re.compile(rf"(?<!\w){words}", re.DOTALL)
 
 
 def entry(message: str) -> str:
@@ -37,9 +40,14 @@ def entry(message: str) -> str:
         (len(phrase), row[0])
         for row in ROWS
         for phrase in phrases(row)
-        if re.search(rf"(?<!\w){pattern(phrase)}", message.replace("`", ""), re.DOTALL)
+        if pattern(phrase).search(message.replace("`", ""))
     ]
     return max(found, default=(0, ""))[1]
+
+
+def reasons(message: str) -> list[str]:
+    """A message, and each reason of one of the scheduler: `0/3 nodes are available: 1 Insufficient cpu, 2 node(s) …`."""
+    return [message, *re.split(r"[:,] (?=\d+ )", message)[1:]]
 
 
 def shows(words: str, message: str) -> None:
@@ -104,6 +112,19 @@ ON_CLUSTER: Mapping[str, str] = {
     "root": "runAsNonRoot",
     "unhealthy": "Liveness probe failed",
     "uncovered": "unavailable in ClusterQueue",
+    "too-large": "`Insufficient cpu`",
+    "tainted": "node(s) had untolerated taint",
+    "no-agent": "`No module named launcher`",
+    "bad-init": "`Init:Error`",
+    "cordoned": "node(s) were unschedulable",
+    "crowded": "`Too many pods`",
+    "frozen": "`TaintManagerEviction`",
+    "uneven": "any other `is forbidden:` of a pod",
+    "far": "volume node affinity conflict`",
+    "single-taken": "ReadWriteOncePod access mode`",
+    "no-program": 'executable file not found in $PATH',
+    "not-executable": "/app/train.sh",
+    "no-format": "`exec format error`",
 }
 
 # Why an entry is not compared with a message that a test produced -> words of entries.
@@ -153,55 +174,12 @@ NOT_HERE: Mapping[str, tuple[str, ...]] = {
         "No space left on device: saving step 40 in",
     ),
     "no test compares its message yet": (
-        "`Insufficient nvidia.com/gpu`",
-        "`Insufficient cpu`, `Insufficient memory`, `Insufficient ephemeral-storage`",
-        "`Too many pods`",
-        "`node(s) had untolerated taint`",
-        "`node(s) were unschedulable`",
-        "`Pending` without any event",
         "`ImagePullBackOff`, `Back-off pulling image`",
         "`x509: certificate signed by unknown authority` (of a registry)",
-        '`exec: "python": executable file not found in $PATH`',
-        '`exec: "/app/train.sh": permission denied`',
-        "`exec format error`",
-        "`No module named launcher`",
-        "`Init:Error`, `Init:CrashLoopBackOff`",
         "`CreateContainerError`",
-        "`ContainerCreating` for minutes, without a warning",
-        "`node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode`",
-        "`node(s) had volume node affinity conflict`",
-        '`configmap "settings" not found`',
         "`CrashLoopBackOff`",
-        "pod status `Error`, new pods again and again",
-        '`Usage of EmptyDir volume "shm" exceeds the limit`',
-        "`Preempted`, `TaintManagerEviction`, `kubectl drain`",
-        "`NodeNotReady`, `Node is not ready`",
-        '`admission webhook "…" denied the request`',
-        "`because it is being terminated`",
-        "`follower pod node selector not set`, `leader pod not yet scheduled`",
         '`no matches for kind "JobSet" in version "jobset.x-k8s.io/v1alpha2"`',
-        "a `JobSet` without Jobs and without events",
-        "any other `is forbidden:` of a pod",
-        "`insufficient unused quota for … in flavor …, 8 more needed`",
-        "no `Workload` for a suspended JobSet",
-        "admission check `Pending`",
-        "`Preempted to accommodate a workload`",
-        "`DeactivatedDueToRequeuingLimitExceeded`, `Exceeded the PodsReady timeout`",
-        "`Terminating` for longer than `grace:`",
-        "`Terminating` right after `launcher delete` or `stop`",
-        "a namespace that stays `Terminating`",
-        '"is being created"',
-        '"was just submitted to queue", "is admitted by queue"',
-        '"is about to start: all hosts are connected"',
-        '"runs: training at step 120 of 300"',
-        '"runs again after crash (83)"',
-        '"is restarting"',
-        '"is stopped"',
-        '"is done"',
-        "`job NAME not found in namespace`",
         '`is forbidden: User "…" cannot create resource "jobsets"`',
-        "`pods could not be read: …`, `nodes could not be read: …`",
-        "`waits at rendezvous: host 1 of 2 missing`",
         "`the compile timeout of … s passed`",
         "`the save timeout of … s passed`, `the restore timeout of … s passed`",
     ),

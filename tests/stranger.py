@@ -1,8 +1,8 @@
 """A stranger's path, timed: `python -m tests.stranger` follows README and two tutorials in a fresh clone.
 
-Nothing is taken from this checkout but its commits, and nothing from the user but how pip reaches an index (`PIP_…`): HOME
-is empty, caches of packages included. Files and commands are those that the pages show. The table has the seconds to the
-first line of a curve, to the end of the first run, and of each tutorial after it.
+Nothing is taken from this checkout but its commits, and nothing from the user but how pip reaches an index (`PIP_…`):
+HOME is empty, caches of packages included. Files and commands are those that the pages show. The table has the seconds
+to the first line of a curve, to the end of the first run, and of each tutorial after it.
 """
 
 from __future__ import annotations

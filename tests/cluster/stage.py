@@ -31,7 +31,7 @@ from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import until
 from tests.cluster.situations import SLEEP, SMALL, Prepare, Situation
-from tests.found import ON_CLUSTER, entry
+from tests.found import ON_CLUSTER, entry, reasons
 
 # What a job may be in before it has settled.
 ON_ITS_WAY = {
@@ -228,7 +228,7 @@ class Stage:
         """Asserts that what Kubernetes says of the job leads to its entry in docs/troubleshooting.md."""
         if words := ON_CLUSTER.get(name):
             messages = self.messages(name, namespace)
-            assert any(words in entry(message) for message in messages), messages
+            assert any(words in entry(one) for message in messages for one in reasons(message)), messages
 
     def remove(self) -> None:
         for name in self.namespaces.values():

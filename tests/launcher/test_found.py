@@ -13,8 +13,10 @@ import pytest
 
 from launcher.agent.io.ports import free_port
 from launcher.errors import UserError
+from launcher.explain.explanation import explain
 from launcher.job import load
 from tests.found import NOT_HERE, ON_CLUSTER, ROWS, entry, phrases, shown, shows
+from tests.launcher.explain.test_explanation import CASES
 from tests.launcher.invoke import launcher
 from trainer import contract
 
@@ -61,6 +63,18 @@ OF_PROGRAMS = {
     "exit 1": [sys.executable, "-c", "raise SystemExit(1)"],
     "exit 127": ["sh", "-c", "no-such-program"],
 }
+# Cases of tests/launcher/explain whose first line names more than their situation -> what it leads to.
+OF_OTHERS = {
+    "failed without a word": "crash-loop",
+    "killed for its liveness probe": "unhealthy",
+    "failed, its pods are gone, and how it ended is on record": "hang",
+    "nodes that may not be job": "taint",
+    "a loop of evictions for its own excess": "ephemeral-storage",
+    "preempted by a job that is known": "preempted",
+    "a hook": "unhealthy",
+    "a host that cannot join": "lost",
+}
+OF_NO_ROW = {"failed and its pods are gone", "failed after it was stopped and resumed, and its pods are gone"}
 SIGNALS = ["SIGABRT", "SIGBUS", "SIGKILL", "SIGSEGV", "SIGTERM"]
 
 
@@ -142,6 +156,13 @@ def test_the_last_line_of_a_run_is_found(code: int) -> None:
     assert f"`exit {code}`" in entry(said)
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case not in OF_NO_ROW])
+def test_the_first_line_of_explain_leads_to_the_entry_of_its_situation(case: str) -> None:
+    found = explain(CASES[case][0])
+    words, about = entry(found.headline), OF_OTHERS.get(case, found.situation)
+    assert [row[2] for row in ROWS if row[0] == words and about in row[2]] != [], found.headline
+
+
 def test_an_unknown_message_is_not_found() -> None:
     assert entry("all went well") == ""
 
@@ -168,9 +189,10 @@ def entries(words: Sequence[str]) -> set[str]:
 
 
 def test_every_entry_is_produced_by_a_test_or_it_is_known_why_not() -> None:
+    explained = {entry(explain(job).headline) for job, _ in CASES.values()} - {""}
     made, left = entries([*produced()]), entries([words for them in NOT_HERE.values() for words in them])
     assert len(made) >= 60
-    assert sorted({row[0] for row in ROWS} - made - left) == []
+    assert sorted({row[0] for row in ROWS} - made - explained - left) == []
     assert sorted(made & left) == []
 
 

@@ -16,6 +16,7 @@ from launcher.explain.explanation import MAX_EVIDENCE, explain
 from launcher.explain.situations import SITUATIONS
 from launcher.kube import trim
 from launcher.status.snapshot import NoSuchJob, Snapshot
+from tests.found import shows
 from tests.launcher import objects
 from tests.launcher.objects import (
     ago,
@@ -303,6 +304,10 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ),
         ),
         "^lm waits: quota is reserved in queue research, but admission check nodes has not passed: Prov",
+    ),
+    "admitted": (
+        snapshot(jobset(1, **QUEUED), workload=workload(condition("QuotaReserved", "True"))),
+        "^lm is admitted by queue research and about to start$",
     ),
     "not taken by Kueue": (
         snapshot(jobset(1, **QUEUED), jobs=()),
@@ -1043,6 +1048,7 @@ def test_a_terminating_namespace_is_said_by_its_own_status() -> None:
 def test_a_name_that_does_not_exist_suggests_similar_ones() -> None:
     job = NoSuchJob("team", "lm-smal", other_jobs=("lm-small", "other"))
     assert explain(job).headline == "job lm-smal not found in namespace team"
+    shows("job … not found in namespace", explain(job).headline)
     assert explain(job).next_move == "did you mean lm-small?"
 
 

@@ -15,6 +15,7 @@ from launcher.kube import kinds
 from launcher.kube.kinds import CLUSTER_QUEUES, EVENTS, JOBS, JOBSETS, LOCAL_QUEUES, PODS, WORKLOADS, Kind
 from launcher.kube.labels import OWN_LABEL
 from launcher.status.job_status import State, exit_code
+from tests.found import shows
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Handler, Server
 from tests.launcher.invoke import Left, launcher
@@ -290,6 +291,7 @@ def test_a_list_without_the_right_to_pods_still_lists(server: Server, call: Call
     left = call("list")
     assert left.out.splitlines()[1].split()[:3] == ["lm", "Unknown", "?/2"]
     assert left.err.startswith("launcher: pods could not be read: ")
+    shows("`pods could not be read: …`", left.err)
 
 
 def test_a_list_of_jobs_whose_logs_may_not_be_read_says_so_once(server: Server, call: Call) -> None:
