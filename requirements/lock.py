@@ -56,7 +56,9 @@ def main(upgrade: list[str]) -> None:
             return compiled(Path(folder, "list.txt"), *named, "--constraints", pins, PYPROJECT)
 
         base = of()
-        write(HERE / "train.txt", "Every image holds these: the package's own requirements, [train] and [digits].", base)
+        write(
+            HERE / "train.txt", "Every image holds these: the requirements of the package, [train] and [digits].", base
+        )
         for extra in ADDED:
             added = {name: entry for name, entry in of(extra).items() if name not in base}
             write(HERE / f"{extra}.txt", f"[{extra}] adds these to train.txt.", added)

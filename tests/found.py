@@ -46,7 +46,7 @@ def entry(message: str) -> str:
 
 
 def reasons(message: str) -> list[str]:
-    """A message, and each reason of one of the scheduler: `0/3 nodes are available: 1 Insufficient cpu, 2 node(s) …`."""
+    """A message, and each reason in one of the scheduler: `0/3 nodes are available: 1 Insufficient cpu, 2 …`."""
     return [message, *re.split(r"[:,] (?=\d+ )", message)[1:]]
 
 
@@ -122,7 +122,7 @@ ON_CLUSTER: Mapping[str, str] = {
     "uneven": "any other `is forbidden:` of a pod",
     "far": "volume node affinity conflict`",
     "single-taken": "ReadWriteOncePod access mode`",
-    "no-program": 'executable file not found in $PATH',
+    "no-program": "executable file not found in $PATH",
     "not-executable": "/app/train.sh",
     "no-format": "`exec format error`",
 }
