@@ -57,7 +57,7 @@ def main(upgrade: list[str]) -> None:
 
         base = of()
         write(
-            HERE / "train.txt", "Every image holds these: the requirements of the package, [train] and [digits].", base
+            HERE / "train.txt", "Every image holds these: the package's own requirements, [train] and [digits].", base
         )
         for extra in ADDED:
             added = {name: entry for name, entry in of(extra).items() if name not in base}
