@@ -1,4 +1,4 @@
-"""How tests compile: quickly, and into a folder that the workers of one pytest run share."""
+"""How tests compile: quickly, once for all processes of a gang, and into a folder that the workers of a run share."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ QUICK_COMPILES = {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     "XLA_FLAGS": " ".join(f"--{name}={value}".lower() for name, value in QUICK_OPTIONS.items()),
 }
+# Of a gang, process 0 compiles for all: tests/site/sitecustomize.py, which must be on the path of each.
+COMPILED_ONCE = {"JAX_SHARE_BINARY_BETWEEN_HOSTS": "1"}
+SITE = str(Path(__file__).parent / "site")
+# All of it, for a command that starts processes and has no path of its own.
+QUICK_STARTS = {**QUICK_COMPILES, **COMPILED_ONCE, "PYTHONPATH": SITE}
 NAME = "TEST_COMPILED"  # of the environment variable that holds its path
 
 

@@ -16,13 +16,12 @@ from typing import Any
 
 import yaml
 
-from tests.compiled import QUICK_COMPILES
+from tests.compiled import QUICK_STARTS, SITE
 
 HERE = Path(__file__).parent
 PATIENCE_S = 1200  # the machine is shared: long enough never to be the reason
 
 USUAL_COMPILES = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}  # as users have them
-COMPILED_ONCE = {"JAX_SHARE_BINARY_BETWEEN_HOSTS": "1"}  # for all processes of a gang: sitecustomize.py
 
 
 def digits(**train: Any) -> dict[str, Any]:
@@ -106,7 +105,7 @@ class Running:
         self.folder = folder / "run"
         file = folder / "job.yaml"
         file.write_text(yaml.safe_dump(dict(document), sort_keys=False))
-        path = os.pathsep.join([str(HERE), str(HERE.parent.parent)])
+        path = os.pathsep.join([SITE, str(HERE), str(HERE.parent.parent)])
         self._streams = [(folder / name).open("w+") for name in ("stdout", "stderr")]
         launcher = [*prefix, sys.executable, "-m", "launcher.cli.main"]
         self.process = subprocess.Popen(
@@ -114,7 +113,7 @@ class Running:
             stdout=self._streams[0],
             stderr=self._streams[1],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **QUICK_COMPILES, **COMPILED_ONCE, "PYTHONPATH": path, **(env or {})},
+            env={**os.environ, **QUICK_STARTS, "PYTHONPATH": path, **(env or {})},
             start_new_session=True,
         )
 

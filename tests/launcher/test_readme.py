@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import tutorials
-from tests.compiled import QUICK_COMPILES
+from tests.compiled import QUICK_STARTS
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 900
@@ -67,7 +67,7 @@ def printed(checkout: Path) -> dict[str, str]:
     done = subprocess.run(
         ["bash", "-euc", script],
         cwd=checkout,
-        env=os.environ | QUICK_COMPILES,
+        env=os.environ | QUICK_STARTS,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
