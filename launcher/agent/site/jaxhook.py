@@ -121,7 +121,7 @@ def _fill_arguments(jax: Any, contract: Any) -> None:
             if address in (None, joined.coordinator_address):
                 return None
             raise RuntimeError(
-                f"jax.distributed.initialize({address!r}): this process has joined {joined.coordinator_address} before; "
+                f"jax.distributed.initialize({address!r}): this process has joined {joined.coordinator_address}; "
                 "leave this call out, or its arguments"
             )
         if address is not None and address != os.environ.get(contract.COORDINATOR):
