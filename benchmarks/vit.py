@@ -1,12 +1,18 @@
-"""Our ViT's train step against Hugging Face's Flax ViT under a tutorial's, PyTorch eager beside them: one thread each.
+"""Our ViT's train step against Hugging Face's Flax ViT under a tutorial's, PyTorch beside them: one thread each.
 
-All start from the same weights and are given the same batch, float32 and AdamW, and must agree on the losses. Each is
-a process of its own, held to one core; they take their steps in turn. Ours has the environment that the launcher gives
-a train block on CPU devices, the others what their users have; once more beside them, Flax has the launcher's too.
+    python -m benchmarks.vit [--pairs N] [WORD …]
+
+Only shapes whose names have every WORD. PyTorch is eager, compiled, and torch_xla where its environment has that.
+
+All start from the same weights and are given the same batch and AdamW, and must agree on the losses: in float32, and in
+bf16, where others have autocast. Each is a process of its own, held to one core; they take their steps in turn. Ours
+has the environment that the launcher gives a train block on CPU devices, the others what their users have; once more
+beside them, Flax has the launcher's too.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -23,22 +29,32 @@ from launcher.agent.host.environment import TRAINER
 PAIRS = 7
 OURS = TRAINER["cpu"]
 FLAX = "Hugging Face Flax"
-OTHERS: Mapping[str, tuple[str, Mapping[str, str]]] = {  # module and environment
-    FLAX: ("benchmarks.vit_flax", {}),
-    f"{FLAX} in our environment": ("benchmarks.vit_flax", OURS),
-    "PyTorch eager": ("benchmarks.vit_torch", {}),
+XLA = "torch_xla"
+OTHERS: Mapping[str, tuple[str, Sequence[str], Mapping[str, str]]] = {  # module, its arguments and environment
+    FLAX: ("benchmarks.vit_flax", [], {}),
+    f"{FLAX} in our environment": ("benchmarks.vit_flax", [], OURS),
+    "PyTorch eager": ("benchmarks.vit_torch", ["eager"], {}),
+    "PyTorch compile": ("benchmarks.vit_torch", ["compile"], {}),
+    XLA: ("benchmarks.vit_torch", ["xla"], {"PJRT_DEVICE": "CPU"}),
 }
-SHAPES: Mapping[str, tuple[float, dict[str, Any]]] = {
-    "ViT-S/16, 224 px, batch 8": (
-        1.0,
-        {"layers": 12, "width": 384, "heads": 6, "image": [224, 224], "patch": 16, "classes": 1000, "batch": 8},
-    ),
-    "ViT 6 × 192, 32 px, batch 64": (
-        0.9,
-        {"layers": 6, "width": 192, "heads": 3, "image": [32, 32], "patch": 4, "classes": 10, "batch": 64},
-    ),
+S16 = {"layers": 12, "width": 384, "heads": 6, "image": [224, 224], "patch": 16, "classes": 1000, "batch": 8}
+SMALL = {"layers": 6, "width": 192, "heads": 3, "image": [32, 32], "patch": 4, "classes": 10, "batch": 64}
+SHAPES: Mapping[str, tuple[float | None, dict[str, Any]]] = {  # the bound of ours over Flax, and sizes
+    "ViT-S/16, 224 px, batch 8": (1.0, S16 | {"precision": "fp32"}),
+    "ViT-S/16, 224 px, batch 8, bf16": (None, S16 | {"precision": "bf16"}),
+    "ViT 6 × 192, 32 px, batch 64": (0.9, SMALL | {"precision": "fp32"}),
+    "ViT 6 × 192, 32 px, batch 64, bf16": (None, SMALL | {"precision": "bf16"}),
 }
-SAME = 1e-4  # relative difference of losses of one model; after a few steps ten times that
+# Relative difference of losses of one model; after a few steps ten times that.
+SAME: Mapping[str, float] = {"fp32": 1e-4, "bf16": 1e-2}
+
+
+def present(python: str) -> tuple[str, ...]:
+    """The others that the environment has."""
+    if subprocess.run([python, "-c", "import torch_xla"], capture_output=True).returncode == 0:
+        return tuple(OTHERS)
+    log(f"{XLA} is not installed in {python}: left out")
+    return tuple(name for name in OTHERS if name != XLA)
 
 
 def measured(sizes: Mapping[str, Any], pairs: int, sides: Sequence[str]) -> dict[str, list[Cost]]:
@@ -50,21 +66,22 @@ def measured(sizes: Mapping[str, Any], pairs: int, sides: Sequence[str]) -> dict
         subprocess.run([ours[0], "-m", ours[1], folder, document], check=True)
         running = {"ours": Side(*ours, [folder], core, OURS)}
         for name in sides:
-            module, environ = OTHERS[name]
-            running[name] = Side(python, module, [folder], core, environ)
+            module, arguments, environ = OTHERS[name]
+            running[name] = Side(python, module, [folder, *arguments], core, environ)
         for name, side in running.items():
             log(f"  {name}: {side.versions}")
         rounds = [{name: side.step() for name, side in running.items()} for _ in range(2 + pairs)]
         for side in running.values():
             side.close()
-    for number, tolerance in ((0, SAME), (-1, 10 * SAME)):
+    same = SAME[sizes["precision"]]
+    for number, tolerance in ((0, same), (-1, 10 * same)):
         losses = {name: cost.loss for name, cost in rounds[number].items()}
         if any(abs(loss - losses["ours"]) > tolerance * losses["ours"] for loss in losses.values()):
             raise SystemExit(f"not the same model: the losses are {losses}")
     return {name: [each[name] for each in rounds[2:]] for name in running}
 
 
-def rows(name: str, bound: float, costs: Mapping[str, Sequence[Cost]]) -> list[Row]:
+def rows(name: str, bound: float | None, costs: Mapping[str, Sequence[Cost]]) -> list[Row]:
     return [
         Row(
             f"our train step over that of {other}, {name}",
@@ -85,12 +102,16 @@ def detail(ours: Sequence[Cost], theirs: Sequence[Cost]) -> str:
 
 
 def main() -> int:
-    chosen = [name for name in SHAPES if all(word in name for word in sys.argv[1:])]
-    found = []
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.vit", description=__doc__)
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="steps that are measured")
+    parser.add_argument("words", nargs="*", help="only shapes whose names have all of these")
+    options = parser.parse_args()
+    chosen = [name for name in SHAPES if all(word in name for word in options.words)]
+    sides, found = present(environment.python()), []
     for name in chosen:
         log(f"vit: {name}")
         bound, sizes = SHAPES[name]
-        found += rows(name, bound, measured(sizes, PAIRS, tuple(OTHERS)))
+        found += rows(name, bound, measured(sizes, options.pairs, sides))
     return finish(found)
 
 

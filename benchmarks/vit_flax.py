@@ -35,7 +35,8 @@ def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     sizes, read = json.loads((folder / "sizes.json").read_text()), np.load(folder / "batch.npz")
     side = sizes["image"][0]  # one number: its Flax model knows only squares
-    model = transformers.FlaxViTForImageClassification.from_pretrained(folder / "weights", image_size=side)
+    dtype = jnp.bfloat16 if sizes["precision"] == "bf16" else jnp.float32
+    model = transformers.FlaxViTForImageClassification.from_pretrained(folder / "weights", image_size=side, dtype=dtype)
     state = TrainState.create(
         apply_fn=model.__call__, params=model.params, tx=optax.adamw(sizes["lr"], weight_decay=0.0)
     )

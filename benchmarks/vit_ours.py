@@ -23,7 +23,7 @@ SHIFT, SCALE = 128.0, 64.0  # pixel = (byte - SHIFT) / SCALE
 
 def step_of(sizes: dict[str, Any], folder: pathlib.Path | None) -> tuple[Step, ViT]:
     """A step of the ViT of these sizes; the weights come from `folder`, or are random."""
-    given = {key: value for key, value in sizes.items() if key not in ("batch", "lr")}
+    given = {key: value for key, value in sizes.items() if key not in ("batch", "lr", "precision")}
     start = {} if folder is None else {"init_from": str(folder / WEIGHTS)}
     height, width = sizes["image"]
     spec = TrainSpec.model_validate(
@@ -40,6 +40,7 @@ def step_of(sizes: dict[str, Any], folder: pathlib.Path | None) -> tuple[Step, V
             "data": {"source": "synthetic", "shape": [height, width, 3]},
             "mesh": {"dp": 1},
             "batch": sizes["batch"],
+            "precision": sizes["precision"],
             "optimizer": {"name": "adamw", "lr": sizes["lr"], "clip": None},
         }
     )
@@ -62,7 +63,8 @@ def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     if len(sys.argv) > 2:
         return write(json.loads(sys.argv[2]), folder)  # not in the process that is measured: its memory would be used
-    made, _ = step_of(json.loads((folder / SIZES).read_text()), folder)
+    sizes = json.loads((folder / SIZES).read_text())
+    made, _ = step_of(sizes, folder)
     read = np.load(folder / BATCH)
     ones = np.ones(len(read["labels"]), np.float32)
     batch = made.put({"image": read["images"], "label": read["labels"], "weight": ones})
@@ -75,7 +77,7 @@ def main() -> None:
         jax.block_until_ready(state)
         return float(metrics["loss"])
 
-    serve(f"jax {jax.__version__}", step)
+    serve(f"jax {jax.__version__}, {sizes['precision']}", step)
 
 
 if __name__ == "__main__":

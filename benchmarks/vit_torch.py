@@ -1,7 +1,12 @@
-"""Hugging Face's PyTorch ViT in eager mode, on one thread. Runs in the environment of benchmarks.environment."""
+"""Hugging Face's PyTorch ViT on one thread: eager, compiled, or by torch_xla where that is installed.
+
+Runs in the environment of benchmarks.environment.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import pathlib
 import sys
@@ -15,21 +20,28 @@ from benchmarks.side import serve
 
 def main() -> None:
     torch.set_num_threads(1)
-    folder = pathlib.Path(sys.argv[1])
+    folder, mode = pathlib.Path(sys.argv[1]), sys.argv[2]
     sizes, read = json.loads((folder / "sizes.json").read_text()), np.load(folder / "batch.npz")
-    model = transformers.ViTForImageClassification.from_pretrained(folder / "weights").train()
+    xla = importlib.import_module("torch_xla") if mode == "xla" else None
+    device = "cpu" if xla is None else xla.device()
+    model = transformers.ViTForImageClassification.from_pretrained(folder / "weights").to(device).train()
+    forward = torch.compile(model) if mode == "compile" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=sizes["lr"], weight_decay=0.0)
     pixels = torch.from_numpy((read["images"].astype(np.float32) - 128) / 64).permute(0, 3, 1, 2).contiguous()
-    labels = torch.from_numpy(read["labels"]).long()
+    pixels, labels = pixels.to(device), torch.from_numpy(read["labels"]).long().to(device)
+    is_bf16 = sizes["precision"] == "bf16"
 
     def step() -> float:
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(pixels).logits, labels)
+        with torch.autocast(pixels.device.type, torch.bfloat16) if is_bf16 else contextlib.nullcontext():
+            loss = torch.nn.functional.cross_entropy(forward(pixels).logits, labels)
         loss.backward()
         optimizer.step()
+        if xla is not None:
+            xla.sync()
         return float(loss.detach())
 
-    serve(f"torch {torch.__version__} eager, {model.config._attn_implementation} attention", step)
+    serve(f"torch {torch.__version__} {mode}, {model.config._attn_implementation} attention", step)
 
 
 if __name__ == "__main__":
