@@ -110,9 +110,9 @@ def digest(paths: Sequence[str]) -> str:
 
     The folder itself is left out: the same data may be mounted elsewhere on the next machine, or be in a bucket.
 
-    Of what `prepare` and preferences read trainer.text.digests hashes every byte. What this identifies is read in place,
-    may be terabytes, and has no folder in which all hosts could keep digests: each process would read it all at every
-    start. Another digest would also refuse every run in progress, whose checkpoint has this one.
+    Of what `prepare` and preferences read trainer.text.digests hashes every byte. What this identifies is read in
+    place, may be terabytes, and has no folder in which all hosts could keep digests: each process would read it all at
+    every start. Another digest would also refuse every run in progress, whose checkpoint has this one.
     """
     hashed = hashlib.sha256()
     for path, name in zip(paths, names(paths), strict=True):
