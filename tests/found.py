@@ -118,7 +118,6 @@ ON_CLUSTER: Mapping[str, str] = {
     "bad-init": "`Init:Error`",
     "cordoned": "node(s) were unschedulable",
     "crowded": "`Too many pods`",
-    "frozen": "`TaintManagerEviction`",
     "uneven": "any other `is forbidden:` of a pod",
     "far": "volume node affinity conflict`",
     "single-taken": "ReadWriteOncePod access mode`",

@@ -13,6 +13,7 @@ import yaml
 from launcher.cli import reference
 from launcher.job import load
 from tests import drawings
+from tests.launcher.invoke import launcher
 from trainer import contract
 
 ROOT = Path(__file__).parents[2]
@@ -135,6 +136,18 @@ def jobs() -> Iterator[tuple[str, str]]:
         for number, block in enumerate(re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)):
             if re.search(r"^name: ", block, re.MULTILINE) and re.search(r"^accelerator: ", block, re.MULTILINE):
                 yield f"{name(page)}, yaml {number}", block
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1], ids=["gpu", "tpu"])
+@pytest.mark.parametrize("command", ["validate", "plan"])
+def test_the_first_cluster_job_fits_as_its_page_says(
+    command: str, number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (DOCS / "first-cluster-job.md").read_text()
+    (tmp_path / "job.yaml").write_text(re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[number])
+    assert f"launcher {command} job.yaml" in page
+    assert launcher(capsys, monkeypatch, command, str(tmp_path / "job.yaml")).code == 0
 
 
 @pytest.mark.parametrize("job", [pytest.param(text, id=where) for where, text in jobs()])

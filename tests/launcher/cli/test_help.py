@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import tomllib
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -28,10 +30,19 @@ def test_every_command_is_in_one_group_and_has_examples() -> None:
     assert set(examples.EXAMPLES) == set(COMMANDS)
 
 
-@pytest.mark.parametrize("line", LINES)
+def on_pages() -> Iterator[str]:
+    """Every line that begins with `launcher`, of the blocks of README and all pages; usage lines (`[…]`) aside."""
+    for page in (ROOT / "README.md", *PAGES):
+        for language, block in re.findall(r"^ *```(.*)\n([^`]*)^ *```", page.read_text(), re.MULTILINE):
+            if language in ("", "sh", "sh cluster"):
+                lines = re.findall(r"^ *(launcher [a-z].*)", block, re.MULTILINE)
+                yield from (line for line in lines if " [" not in line.partition("#")[0])
+
+
+@pytest.mark.parametrize("line", list(dict.fromkeys((*LINES, *on_pages()))))
 def test_the_command_line_of_an_example_is_accepted(line: str) -> None:
     for command in line.partition(" | ")[0].partition(" > ")[0].split(" && "):
-        program, name, *arguments = shlex.split(command)
+        program, name, *arguments = shlex.split(command, comments=True)
         found = cli.get_command(click.Context(cli), name)
         assert program == "launcher" and found is not None
         found.make_context(name, arguments)
