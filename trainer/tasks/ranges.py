@@ -32,7 +32,7 @@ def whole(key: str, value: Any) -> npt.NDArray[np.int32]:
         is_wrong = ~(np.isfinite(array) & (array == np.trunc(array)))
         if is_wrong.any():
             raise Unusable(f"{key} {array[is_wrong].flat[0]}, not a whole number")
-    if not np.can_cast(array.dtype, np.int32):
+    if array.dtype.itemsize >= 4 and array.dtype != np.int32:
         is_wrong = (array < INT32.min) | (array > INT32.max)
         if is_wrong.any():
             raise Unusable(f"{key} {array[is_wrong].flat[0]}, too large for the int32 it becomes")
