@@ -48,12 +48,17 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
         raise SpecError(f"{contract.TRAIN_SPEC} is not a train block")
     name = str(raw.get("task"))
     task_class = load(name) if ":" in name else None
+    brought = set() if name in TASK_DEFAULTS else defaults(name, task_class).keys() - raw.keys()
     if name not in TASK_DEFAULTS:
         raw = over_task(raw, defaults(name, task_class))
     try:
         spec = TrainSpec.model_validate(raw)
     except pydantic.ValidationError as error:
-        errors = [f"train.{'.'.join(map(str, each['loc']))}: {said(each)}" for each in error.errors()]
+        errors = [
+            f"train.{'.'.join(map(str, each['loc']))}: {said(each)}"
+            + (f" (of the defaults of {name})" if each["loc"] and each["loc"][0] in brought else "")
+            for each in error.errors()
+        ]
         raise SpecError("; ".join(errors)) from None
     if spec.compile_cache is not None:
         jax.config.update("jax_compilation_cache_dir", spec.compile_cache)

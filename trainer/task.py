@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -89,6 +90,22 @@ def checked_model(name: str, model: Any) -> nnx.Module:
         return model
     hint = "; return trainer.models.foreign.Linen(module, inputs, rngs=rngs)" if plugin.is_linen(model) else ""
     raise SpecError(f"{name}: model returned {plugin.kind(model)}, not a flax.nnx.Module{hint}")
+
+
+def check_arrays(name: str, model: nnx.Module) -> None:
+    """Raises SpecError where a model has no parameter, one of whole numbers, or an array outside of an nnx.Variable."""
+    leaves = jax.tree_util.tree_leaves_with_path(nnx.state(model), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+    for path, leaf in leaves:
+        where = ".".join(str(getattr(key, "key", key)) for key in path)
+        value = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+        if not isinstance(leaf, nnx.Variable) or isinstance(value, str):
+            what = plugin.kind(value)
+            raise SpecError(f"{name}: the model's {where} is {what}; make it nnx.Param(array), or nnx.Variable(array)")
+        if isinstance(leaf, nnx.Param) and not jnp.issubdtype(value.dtype, jnp.inexact):
+            what = f"{value.dtype}{list(value.shape)} in an nnx.Param"
+            raise SpecError(f"{name}: the model's {where} is {what}; only floats are trained, so make it nnx.Variable")
+    if not any(isinstance(leaf, nnx.Param) for _, leaf in leaves):
+        raise SpecError(f"{name}: the model, {plugin.kind(model)}, has no parameters; make them nnx.Param in __init__")
 
 
 def checked_source(spec: TrainSpec, source: Any) -> Source | None:

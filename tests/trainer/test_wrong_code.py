@@ -31,6 +31,13 @@ MODELS = {
     "Wide": r"loss raised TypeError: dot_general .*in __call__\); its batch holds image uint8\[8, 4, 4\], label",
     "Late": "the model's seen is not there before a step and .* after it; make it in the model's __init__",
     "Narrowing": r"the model's seen is float32\[\] before a step and bfloat16\[\] after it",
+    "NoCall": r"TypeError: 'NoCall' object is not callable .*; a loss is called with \(model, batch, rng\)",
+    "TakesTwo": r"TakesTwo.__call__\(\) missing 1 required positional argument: 'labels'",
+    "NoParams": "a NoParams, has no parameters; make them nnx.Param in __init__",
+    "Holding": r"the model's table is a ndarray; make it nnx.Param\(array\), or nnx.Variable\(array\)",
+    "HoldingText": "the model's table is a str; make it nnx.Param",
+    "HoldingWhole": r"table is int32\[3\] in an nnx.Param; only floats are trained, so make it nnx.Variable",
+    "made": "is an object, the flax.linen module Made; name its class, or a function that returns one",
     "a_list": "makes a list, not a flax.nnx.Module, a flax.linen.Module or a function that Haiku transformed",
 }
 TASKS = {
@@ -49,6 +56,10 @@ TASKS = {
     "MissingKey": r"loss raised KeyError: 'images' .*in loss\); its batch holds image uint8\[8, 4, 4\]",
     "BranchesOnAValue": r"loss raised TracerBoolConversionError: .*in loss\)",
     "CallsNumpy": r"loss raised TracerArrayConversionError: .*in loss\)",
+    "NoRng": r"NoRng.loss\(\) takes 3 positional arguments but 4 were given .*; a loss is called with \(model, batch",
+    "ListExample": r"example 0 has become a list; the task's example\(\) must return a dict of arrays by name",
+    "NoArrays": r"example 0 has no arrays; the task's example\(\) must return a dict of arrays by name",
+    "NumberedExample": r"example 0 has the key 0, not text; the task's example\(\) must return a dict",
     "ListForASource": "source returned a list; a source has __len__, __getitem__ and fingerprint",
     "TextExample": "label of <U5; the task's example\\(\\) must return numbers",
     "WeightExample": "a key weight, which the batch reserves for the weight of each example; rename it",
@@ -57,6 +68,8 @@ DATASETS = {
     "ThreeThings": r"an item is a mapping or a pair \(image, label\), not tuple of 3",
     "Raising": "example 0 cannot be read: KeyError: 'label'",
     "OneHot": "it looks one-hot: its class is 0",
+    "HalfLength": "its __len__ must return the number of its examples: 'float' object cannot be interpreted",
+    "NegativeLength": "its __len__ must return the number of its examples: .* >= 0",
     "NoLength": "has no __len__; a map-style dataset has both",
     "Unbuildable": "cannot be built.*ValueError: no folder",
 }
@@ -81,8 +94,8 @@ def no_compiles(monkeypatch: pytest.MonkeyPatch, standard: None) -> None:
     monkeypatch.setattr("trainer.step.executable.Executable.__init__", lower)
 
 
-def test_there_are_more_than_twenty_five() -> None:
-    assert len(MODELS) + len(TASKS) + len(DATASETS) > 25
+def test_there_are_more_than_forty() -> None:
+    assert len(MODELS) + len(TASKS) + len(DATASETS) > 40
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -101,6 +114,11 @@ def test_a_wrong_task_is_said_with_its_file(name: str, tmp_path: Path) -> None:
 def test_a_wrong_dataset_is_said_with_its_file(name: str, tmp_path: Path) -> None:
     said = refusal(tmp_path, data={"source": "torch", "dataset": f"{HERE}:{name}"})
     assert re.search(DATASETS[name], said) and re.search(FILE, said), said
+
+
+def test_a_key_that_is_wrong_in_the_defaults_of_a_task_is_said_to_be_theirs(tmp_path: Path) -> None:
+    said = refusal(tmp_path, task=f"{HERE}:OtherDefaults")
+    assert said == f"train.lr: Extra inputs are not permitted (of the defaults of {HERE}:OtherDefaults)"
 
 
 def test_workers_that_would_not_read_the_source_of_a_task_are_refused(tmp_path: Path) -> None:

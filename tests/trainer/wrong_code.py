@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from flax import linen, nnx
 
 from trainer.data.sources import synthetic
 from trainer.task import Loss
@@ -68,6 +68,51 @@ class Narrowing(Net):
     def __call__(self, images: jax.Array) -> Any:
         self.seen.set_value(jnp.zeros((), jnp.bfloat16))
         return super().__call__(images)
+
+
+class NoCall(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.out = nnx.Linear(16, 10, rngs=rngs)
+
+
+class TakesTwo(Net):
+    def __call__(self, images: jax.Array, labels: jax.Array) -> Any:  # type: ignore[override]
+        return super().__call__(images)
+
+
+class NoParams(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.rngs = rngs
+
+    def __call__(self, images: jax.Array) -> Any:
+        return jnp.zeros((len(images), 10))
+
+
+class Holding(Net):
+    """A model with one thing more."""
+
+    held: Any = np.zeros(3)
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        super().__init__(rngs)
+        self.table = self.held
+
+
+class HoldingText(Holding):
+    held = nnx.Param("text")
+
+
+class HoldingWhole(Holding):
+    held = nnx.Param(np.zeros(3, np.int32))
+
+
+class Made(linen.Module):
+    @linen.compact
+    def __call__(self, images: jax.Array) -> Any:
+        return linen.Dense(10)(images.reshape(len(images), -1))
+
+
+made = Made()
 
 
 def a_list() -> list[int]:
@@ -161,6 +206,30 @@ class CallsNumpy(Task):
         return np.asarray(model(standardized(batch["image"]))).mean()
 
 
+class NoRng(Task):
+    def loss(self, model: Any, batch: Any) -> Any:  # type: ignore[override]
+        return 0.0
+
+
+class ListExample(Task):
+    def example(self, raw: dict[str, Any]) -> Any:
+        return [raw["image"]]
+
+
+class NoArrays(Task):
+    def example(self, raw: dict[str, Any]) -> Any:
+        return {}
+
+
+class NumberedExample(Task):
+    def example(self, raw: dict[str, Any]) -> Any:
+        return {0: raw["image"]}
+
+
+class OtherDefaults(Task):
+    defaults = {"lr": 1}
+
+
 class ListForASource(Task):
     def source(self, spec: Any, split: Any) -> Any:
         return [1, 2]
@@ -209,6 +278,16 @@ class Raising(Images):
 class OneHot(Images):
     def __getitem__(self, index: int) -> Any:
         return np.zeros((4, 4), np.uint8), np.eye(10)[index % 10]
+
+
+class HalfLength(Images):
+    def __len__(self) -> int:
+        return 16.5  # type: ignore[return-value]
+
+
+class NegativeLength(Images):
+    def __len__(self) -> int:
+        return -1
 
 
 class NoLength:

@@ -151,6 +151,8 @@ class Examples:
                 made = self._finished(position, item)
             else:
                 made = self._drawn(index, position) if is_drawn else self._example(self._source[index])
+            if not isinstance(made, Mapping):
+                raise Unusable(f"become {plugin.kind(made)}; the task's example() must return a dict of arrays by name")
             return {key: np.asarray(value) for key, value in made.items()}
         except TrainerError:
             raise
@@ -178,6 +180,9 @@ class Examples:
 
     def _first(self) -> dict[str, Form]:
         first = self._made(0, 0)
+        if not first or (odd := [key for key in first if not isinstance(key, str)]):
+            what = f"the key {odd[0]!r}, not text" if first else "no arrays"
+            raise self._fault(0, f"{what}; the task's example() must return a dict of arrays by name")
         forms = {key: Form(value.shape, value.dtype) for key, value in first.items()}
         for key, form in forms.items():
             if form.dtype.kind in "OSUMm":

@@ -40,6 +40,9 @@ def _made(config: CustomModel, make: Any, rngs: nnx.Rngs, sample: Sample | None)
     keys = config.model_extra or {}
     if plugin.is_haiku(make):
         return foreign.Haiku(foreign.of_haiku(make, keys), *_inputs(config, sample), rngs=rngs)
+    if not isinstance(make, type) and (plugin.is_linen(make) or isinstance(make, nnx.Module)):
+        what = f"train.model: {config.kind} is an object, {plugin.kind(make)}"
+        raise SpecError(f"{what}; name its class, or a function that returns one")
     given = {**keys, "rngs": rngs} if not plugin.is_linen(make) and _takes_rngs(make) else dict(keys)
     try:
         model = make(**given)

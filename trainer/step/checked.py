@@ -11,10 +11,11 @@ from trainer.errors import SpecError, TrainerError, first_line
 
 
 @contextlib.contextmanager
-def told(name: str, task: Any, batch: Mapping[str, Any]) -> Iterator[None]:
+def told(name: str, task: Any, batch: Mapping[str, Any], model: Any = None) -> Iterator[None]:
     """Within it what the loss of `task` raises while it is traced is a SpecError: what, where, and of which batch.
 
-    An exception that came through no file of the user's is our bug and stays as it is.
+    So is a call that the loss, or `model`, the user's class of it, does not take. Any other exception that came through
+    no file of the user's is our bug and stays as it is.
     """
     try:
         with plugin.placed(type(task).loss):
@@ -23,10 +24,22 @@ def told(name: str, task: Any, batch: Mapping[str, Any]) -> Iterator[None]:
         raise
     except Exception as error:
         where = plugin.raised_at(error)
+        if not where and isinstance(error, TypeError) and (called := _called(error, task, model)):
+            takes = "a loss is called with (model, batch, rng), a model as its task's loss calls it"
+            raise SpecError(f"{name}: {first_line(error)} ({called}); {takes}") from error
         if not where:
             raise
         holds = ", ".join(f"{key} {described(value)}" for key, value in batch.items())
         raise SpecError(f"{name}: loss raised {first_line(error)} ({where}); its batch holds {holds}") from error
+
+
+def _called(error: TypeError, task: Any, model: Any) -> str:
+    """Where the user defines what does not take the call that `error` is about; "" where it is about neither."""
+    told = str(error)
+    if f"{type(task).__name__}.loss()" in told:
+        return plugin.place(type(task).loss)
+    is_of_model = model is not None and getattr(model, "__name__", "?") in told
+    return plugin.place(model) if is_of_model else ""
 
 
 def kept(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:

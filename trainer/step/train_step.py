@@ -36,7 +36,7 @@ from trainer.spec import CustomModel, Published, TrainSpec
 from trainer.step import checked
 from trainer.step.executable import Executable, once
 from trainer.step.model_arrays import ModelArrays, Named
-from trainer.task import Loss, Task, checked_loss, checked_model
+from trainer.task import Loss, Task, check_arrays, checked_loss, checked_model
 
 Batch = Mapping[str, Any]
 
@@ -176,9 +176,10 @@ class Step:
         if self._is_ours:
             return
         like, model = self._like(batch), self._spec.model
-        with self.context(), checked.told(self._spec.task, self._task, like):
+        own = plugin.load(model.kind) if isinstance(model, CustomModel) else None
+        with self.context(), checked.told(self._spec.task, self._task, like, own):
             rest = jax.eval_shape(self._loss, *self._arguments(batch))[1][1]
-            with plugin.placed(plugin.load(model.kind) if isinstance(model, CustomModel) else type(self._task)):
+            with plugin.placed(type(self._task) if own is None else own):
                 checked.kept(self._spec.task, self.abstract.rest, rest)
             jax.eval_shape(self._sums, self.abstract, like)
 
@@ -468,6 +469,8 @@ class Step:
         made: Any = self._task.model(self._spec, nnx.Rngs(self._keys()[0]))
         with plugin.placed(type(self._task).model):
             model = checked_model(self._spec.task, made)
+        with plugin.placed(model):
+            check_arrays(self._spec.task, model)
         if self._adapters is not None:
             self._adapters.attach(model, self._keys()[0])
         if self._has_copy:  # of the same key: the same weights

@@ -13,7 +13,7 @@ from trainer.buckets import faults
 from trainer.data import draws
 from trainer.data.messages import Draws, Item, Request
 from trainer.data.workers import shared
-from trainer.errors import SpecError
+from trainer.errors import DataError, SpecError
 from trainer.plugin import load
 
 
@@ -86,7 +86,13 @@ class MapStyle:
         self.takes_rng = hasattr(dataset, "__getitem__") and draws.takes_rng(dataset.__getitem__)
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        try:
+            return len(self._dataset)
+        except (TypeError, ValueError) as error:  # what Python says of a length that is not a whole number, or negative
+            where = f" ({self.place})" if self.place else ""
+            raise DataError(
+                f"{self.name}: its __len__ must return the number of its examples: {error}{where}"
+            ) from error
 
     def __getitem__(self, index: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
         return _mapping(self._dataset.__getitem__(index, rng=rng) if self.takes_rng else self._dataset[index])
