@@ -135,9 +135,11 @@ def checked_loss(name: str, loss: Any) -> Loss | Array:
             hint = "metrics go into trainer.task.Loss(sum, weight, {name: (sum, weight)})"
             raise SpecError(f"{name}: loss returned a tuple of {len(loss)}, not a scalar or a Loss; {hint}")
         _check_scalar(name, "loss returned", loss, "a bare loss is the mean over the batch; else return a Loss")
+        _check_real(name, "loss returned", loss)
         return loss  # type: ignore[no-any-return]
     for part in ("sum", "weight"):
         _check_scalar(name, f"Loss.{part} is", getattr(loss, part), "it is the sum over the batch")
+    _check_real(name, "Loss.sum is", loss.sum)
     if not isinstance(loss.metrics, Mapping):
         raise SpecError(f"{name}: Loss.metrics is {plugin.kind(loss.metrics)}, not a dict {{name: (sum, weight)}}")
     for metric, pair in loss.metrics.items():
@@ -169,6 +171,8 @@ def _check_name(name: str, metric: Any) -> None:
     """Records hold a task's metrics beside the trainer's own, by name."""
     if not isinstance(metric, str):
         raise SpecError(f"{name}: the name of metric {metric!r} is {plugin.kind(metric)}, not text")
+    if not metric.strip() or not metric.isprintable():
+        raise SpecError(f"{name}: a metric is named {metric!r}; name it in one line of text, as 'accuracy'")
     if metric in contract.RESERVED_METRICS or metric.startswith(contract.HELD_OUT):
         taken = f"{_listed(sorted(contract.RESERVED_METRICS))}, and what begins with {contract.HELD_OUT}"
         raise SpecError(f"{name}: a metric cannot be named {metric!r}; the trainer's own records use {taken}")
@@ -177,6 +181,12 @@ def _check_name(name: str, metric: Any) -> None:
 def _check_scalar(name: str, subject: str, value: Any, hint: str) -> None:
     if not _is_number(value) or np.shape(value) != ():
         raise SpecError(f"{name}: {subject} {_described(value)}, not a scalar; {hint}")
+
+
+def _check_real(name: str, subject: str, value: Any) -> None:
+    """Raises SpecError for a whole number or a boolean."""
+    if not jnp.issubdtype(dtype := jnp.result_type(value), jnp.floating):
+        raise SpecError(f"{name}: {subject} a number of {dtype}, which has no gradient; return a float")
 
 
 def _is_number(value: Any) -> bool:

@@ -155,6 +155,16 @@ class ComplexLoss(Task):
         return jnp.fft.fft(model(standardized(batch["image"])).sum(-1))[0]
 
 
+class CountForALoss(Task):
+    def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
+        return (model(standardized(batch["image"])).argmax(-1) != batch["label"]).sum()
+
+
+class SumOfBooleans(Task):
+    def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
+        return super().loss(model, batch, rng)._replace(sum=jnp.array(True))
+
+
 class WeightOfRows(Task):
     def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
         return super().loss(model, batch, rng)._replace(weight=batch["weight"])
@@ -188,6 +198,14 @@ class MetricNamedLoss(Metrics):
 
 class MetricNamedByANumber(Metrics):
     found = {5: (1.0, 1.0)}
+
+
+class MetricWithoutAName(Metrics):
+    found = {" ": (1.0, 1.0)}
+
+
+class MetricOfTwoLines(Metrics):
+    found = {"hits\nmisses": (1.0, 1.0)}
 
 
 class MissingKey(Task):
