@@ -133,12 +133,13 @@ def _agentless(snapshot: Snapshot, here: list[Host]) -> Answer | None:
 
 
 def _init_failed(snapshot: Snapshot, here: list[Host]) -> Answer | None:
-    failed = [host for host in here if host.is_init and host.ended.get("exitCode")]
+    """An init container that failed, or a sidecar that fails each time that the kubelet restarts it."""
+    failed = [host for host in here if host.is_init and host.last_end.get("exitCode")]
     if not failed:
         return None
-    host = failed[0]
-    message, is_oom = host.ended.get("message", ""), host.ended.get("reason") == "OOMKilled"
-    end = "was OOMKilled" if is_oom else f"ended with exit code {host.ended['exitCode']}"
+    host, ended = failed[0], failed[0].last_end
+    message, is_oom = ended.get("message", ""), ended.get("reason") == "OOMKilled"
+    end = "was OOMKilled" if is_oom else f"ended with exit code {ended['exitCode']}"
     headline = f"cannot start on {which(failed, snapshot.expected_hosts)}: init container {host.container} {end}"
     evidence = (f"Pod {host.pod}: {one_line(message)}",) if message else ()
     move = f"kubectl logs {host.pod} -c {host.container}"

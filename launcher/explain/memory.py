@@ -18,7 +18,7 @@ from trainer import contract
 
 def _oom_killed(snapshot: Snapshot) -> list[Host]:
     """Hosts whose container was OOMKilled. On cgroup v1 that may be one process, and the agent lives on."""
-    return [host for host in snapshot.hosts if host.ended.get("reason") == "OOMKilled" or host.oom_before]
+    return [host for host in snapshot.hosts if "OOMKilled" in [end.get("reason") for end in (host.ended, host.before)]]
 
 
 def is_oom(snapshot: Snapshot) -> bool:

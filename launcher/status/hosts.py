@@ -35,7 +35,7 @@ class Host:
     disruption: Mapping[str, Any]  # the DisruptionTarget condition: reason, message
     reason: str  # the pod's own reason: Evicted, NodeLost …
     message: str
-    oom_before: bool  # an earlier start of the container was OOMKilled
+    before: Mapping[str, Any]  # how an earlier start of the container ended: as `ended`
     termination_message: str  # of the main container
     created: str
 
@@ -48,6 +48,11 @@ class Host:
     def has_ended(self) -> bool:
         """Whether all containers of the pod have ended."""
         return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def last_end(self) -> Mapping[str, Any]:
+        """How the container ended last, this start of it or an earlier one; empty when it never did."""
+        return self.ended or self.before
 
     @property
     def termination_report(self) -> dict[str, Any] | None:
@@ -137,7 +142,7 @@ def _host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> Host:
         disruption=disruption if disruption.get("status") == "True" else {},
         reason=status.get("reason", ""),
         message=status.get("message", ""),
-        oom_before=((container.get("lastState") or {}).get("terminated") or {}).get("reason") == "OOMKilled",
+        before=(container.get("lastState") or {}).get("terminated") or {},
         termination_message=((_status_of(status, main).get("state") or {}).get("terminated") or {}).get("message", ""),
         created=metadata.get("creationTimestamp", ""),
     )

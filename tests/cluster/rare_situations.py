@@ -92,6 +92,14 @@ def unresolved(jobset: Object) -> None:
     pod_spec(jobset).update(dnsPolicy="None", dnsConfig={"nameservers": ["127.0.0.1"]})
 
 
+def beside(jobset: Object) -> None:
+    """A sidecar that fails each time that the kubelet starts it, before it counts as started."""
+    side: Object = {key: main(jobset)[key] for key in ("image", "securityContext") if key in main(jobset)}
+    never = {"exec": {"command": ["false"]}, "failureThreshold": 1000}
+    side |= {"name": "proxy", "command": ["sh", "-c", "exit 3"], "restartPolicy": "Always", "startupProbe": never}
+    pod_spec(jobset)["initContainers"] = [side]
+
+
 def as_root(jobset: Object) -> None:
     pod_spec(jobset)["securityContext"] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 
@@ -410,6 +418,11 @@ RARE: Mapping[str, Situation] = {
         "Secret none of image_pull_secrets does not exist",
         {"image": "{registry}/locked:1", "image_pull_secrets": ["none"]},
     ),
+    "untrusted": Situation("the node does not trust the registry's certificate", {"image": "{server}/none:1"}),
+    "no-entrypoint": Situation(
+        "its host cannot start: .*no command specified", change=with_main(command=None, args=None)
+    ),
+    "sidecar": Situation("cannot start on its host: init container proxy ended with exit code 3", change=beside),
     "no-program": Situation("nonesuch", {"command": ["nonesuch"]}),
     "not-executable": Situation(
         "/programs/broken.*([Pp]ermission denied|not executable)",

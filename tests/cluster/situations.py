@@ -170,7 +170,8 @@ SLEEP = ["sleep", "600"]
 FILL = ["python", "-c", "open('/tmp/block', 'wb').write(bytes(2**26))\nimport time\ntime.sleep(600)"]
 HOARD = ["python", "-c", "hoard = bytearray()\nwhile True: hoard += b'x' * 2**20"]
 
-# A name, which is the job's too. {registry} is a registry that has nothing, {absent} one that is not there.
+# A name, which is the job's too. {registry} is a registry that has nothing; {server}, the API server, would have a
+# certificate that nodes do not trust.
 SITUATIONS: Mapping[str, Situation] = {
     # images
     "no-image": Situation(

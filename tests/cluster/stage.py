@@ -27,7 +27,7 @@ from launcher.manifests.resolve import resolve
 from launcher.status import collect, job_status
 from launcher.status.job_status import State
 from launcher.status.snapshot import NoSuchJob, Snapshot
-from tests.cluster import preparations
+from tests.cluster import preparations, waiting
 from tests.cluster.access import Access
 from tests.cluster.gangs import until
 from tests.cluster.situations import SLEEP, SMALL, Prepare, Situation
@@ -135,7 +135,8 @@ class Stage:
         self.access, self.image = access, image
         self.cluster = Cluster.connect()
         self.namespaces: dict[str, str] = {}
-        self.words = {"{registry}": registry, "{pool}": secrets.token_hex(4)}
+        server = access.api.server.netloc
+        self.words = {"{registry}": registry, "{server}": server, "{pool}": secrets.token_hex(4)}
 
     def prepare(self, prepared: Mapping[str, Prepare]) -> None:
         """Makes the namespaces; `{key}` is the name of one in what jobs and first lines say."""
@@ -225,10 +226,14 @@ class Stage:
         return list(dict.fromkeys(texts))
 
     def leads(self, name: str, namespace: str) -> None:
-        """Asserts that what Kubernetes says of the job leads to its entry in docs/troubleshooting.md."""
-        if words := ON_CLUSTER.get(name):
-            messages = self.messages(name, namespace)
-            assert any(words in entry(one) for message in messages for one in reasons(message)), messages
+        """Waits until what Kubernetes says of the job leads to its entry in docs/troubleshooting.md, if it has one."""
+        if words := ON_CLUSTER.get(name, ""):
+            waiting.until(
+                lambda: self.messages(name, namespace),
+                lambda said: any(words in entry(one) for message in said for one in reasons(message)),
+                f"{words} of {name}",
+                SETTLE_S,
+            )
 
     def remove(self) -> None:
         for name in self.namespaces.values():

@@ -17,9 +17,11 @@ from launcher.explain import explanation
 from launcher.kube.kinds import JOBSETS
 from tests.cluster import preparations
 from tests.cluster.access import Access
+from tests.cluster.gangs import until
 from tests.cluster.harness import kwok
 from tests.cluster.situations import POOL, PREPARED, SITUATIONS, Situation, held
 from tests.cluster.stage import Stage, staged
+from tests.found import shows
 from tests.launcher.invoke import launcher
 
 
@@ -39,6 +41,11 @@ def test_the_first_line_names_the_situation(stage: Stage, name: str) -> None:
     found = stage.settles(name, situation.first_line, situation.namespace)
     assert found.next_move or found.situation in ("running", "restarted")
     stage.leads(name, situation.namespace)
+
+
+def test_a_pull_that_waits_before_its_next_try_is_found_as_that(stage: Stage) -> None:
+    again = until("it waits", lambda: [one for one in stage.messages("no-image") if "Back-off" in one])
+    shows("`ImagePullBackOff`", again[0])
 
 
 def test_a_full_queue_is_named_with_its_numbers(stage: Stage) -> None:

@@ -17,6 +17,7 @@ import yaml
 
 from launcher.cluster.client import Cluster
 from launcher.doctor import precheck
+from launcher.errors import ApiError
 from launcher.kube.kinds import CONFIGMAPS, JOBSETS, NETWORK_POLICIES, PODS, SECRETS, Kind
 from tests.cluster import preparations
 from tests.cluster.access import Access
@@ -225,6 +226,28 @@ def test_rights_that_are_missing_are_named_all_at_once(here: Here, monkeypatch: 
     assert f"Missing RBAC permissions in namespace {here.namespace}: {missing}" in refused.stderr
     assert token not in refused.stdout + refused.stderr
     assert here.there(JOBSETS) == []
+    with pytest.raises(ApiError) as forbidden:  # what the server itself says of it
+        here.cluster.create(JOBSETS, {"metadata": {"name": "mine", "namespace": here.namespace}})
+    shows('cannot create resource "jobsets"', forbidden.value.message)
+
+
+def test_a_cluster_without_jobset_is_told_by_kubectl(here: Here) -> None:
+    manifests = here.submit("--dry-run").stdout
+    groups = [one for one in here.access.api.get("/apis")["groups"] if one["name"] != JOBSETS.group]
+
+    def without_jobset(handler: apiserver.Handler) -> bool:
+        if handler.at == "/apis":
+            handler.answer(200, {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
+        return handler.at == "/apis"
+
+    with apiserver.serving(Proxy(here.access.api)) as proxy:
+        proxy.on("GET", "/apis", *[without_jobset] * 200)  # one for each group that kubectl asks for, and more
+        env = here.access.env | {"KUBECONFIG": str(proxy.kubeconfig(here.folder, here.namespace))}
+        options = ("--dry-run=server", "--validate=false", f"--cache-dir={here.folder}")
+        command = [f"{here.access.kubectl_path}", "apply", *options, "-f", "-"]
+        done = subprocess.run(command, input=manifests, env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and "ensure CRDs are installed first" in done.stderr, done.stderr
+    shows('no matches for kind "JobSet"', done.stderr)
 
 
 def test_the_rights_that_are_asked_for_are_enough(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

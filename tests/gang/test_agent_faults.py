@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.found import shows
 from tests.gang.agents import Gang, children, eventually, is_alive, job, launch, program, script
 
 FOREVER = "time.sleep(3600)"
@@ -135,6 +136,18 @@ def test_a_rank_that_makes_no_progress_is_named_with_every_ranks_stack(tmp_path:
     assert "3 ranks in step in all_gather (program.py" in verdict["message"]
     assert "rank 3 in step in read_batch (program.py" in verdict["message"]
     assert sorted(stacks) == ["0", "1", "2", "3"] and all("program.py" in text for text in stacks.values())
+
+
+@pytest.mark.parametrize("phase", ["compile", "restore", "save"])
+def test_a_phase_that_takes_longer_than_its_timeout_is_named(phase: str, tmp_path: Path) -> None:
+    command = program(tmp_path, f"say(phase='{phase}', step=20)\n{FOREVER}")
+    gang, codes = launch(tmp_path, job(command, budgets_s={phase: 1.0}))
+    assert codes == [82]
+    assert f"the {phase} timeout of 1 s passed first on rank 0" in gang.verdict["message"]
+    if phase == "compile":
+        shows("the compile timeout of", gang.verdict["message"])
+    else:
+        shows("the restore timeout of", gang.verdict["message"])
 
 
 def test_a_process_that_was_stopped_is_the_one_that_hangs(tmp_path: Path) -> None:

@@ -623,6 +623,23 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         ),
         "^lm cannot start on its host: init container fetch ended with exit code 3$",
     ),
+    "a sidecar that fails again and again": (
+        snapshot(
+            jobset(1),
+            pod(
+                0,
+                state={"waiting": {"reason": "PodInitializing"}},
+                initContainerStatuses=[
+                    {
+                        "name": "proxy",
+                        "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting"}},
+                        "lastState": {"terminated": {"exitCode": 3, "reason": "Error"}},
+                    }
+                ],
+            ),
+        ),
+        "^lm cannot start on its host: init container proxy ended with exit code 3$",
+    ),
     "an image on its way": (
         snapshot(
             jobset(1),
