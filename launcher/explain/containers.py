@@ -134,7 +134,7 @@ def _agentless(snapshot: Snapshot, here: list[Host]) -> Answer | None:
 
 def _init_failed(snapshot: Snapshot, here: list[Host]) -> Answer | None:
     """An init container that failed, or a sidecar that fails each time that the kubelet restarts it."""
-    failed = [host for host in here if host.is_init and host.last_end.get("exitCode")]
+    failed = [host for host in here if host.is_init and not host.running and host.last_end.get("exitCode")]
     if not failed:
         return None
     host, ended = failed[0], failed[0].last_end
