@@ -20,9 +20,10 @@ class Step(NamedTuple):
     output: str = ""
 
 
-def steps(page: str) -> list[Step]:
-    """The steps of a page in their order. Blocks of other languages (`sh cluster`) are for reading alone.
+def steps(page: str, shell: str = "sh") -> list[Step]:
+    """The steps of a page in their order, and of its commands those in blocks of language `shell`.
 
+    `sh` are those that any machine can run; `bash` (README: `sh cluster`) are for a cluster, or for reading alone.
     A block without a language is the output of the commands above it in its section, whatever else is between them.
     """
     done: list[Step] = []
@@ -34,9 +35,9 @@ def steps(page: str) -> list[Step]:
         ran = ran and not _HEADING.search(between)
         if language == "" and ran and not done[-1].output:
             done[-1] = done[-1]._replace(output=text)
-        elif language == "sh":
-            done.append(Step(None, text))
-            ran = True
+        elif language in ("sh", "bash"):
+            done += [Step(None, text)] if language == shell else []
+            ran = language == shell
         elif language in ("python", "yaml", "json") and named:
             done.append(Step(named[-1], text))
             ran = False

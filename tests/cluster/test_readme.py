@@ -1,4 +1,5 @@
-"""The README's commands for a cluster, as they stand there, by a submitter of the chart and with no other right."""
+"""The commands for a cluster of README and of docs/first-cluster-job.md, as they stand there, by a submitter of the
+chart and with no other right."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,14 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import tutorials
 from tests.cluster import preparations
 from tests.cluster.access import Access
+from tests.cluster.gangs import PATIENCE_S, until
 from tests.cluster.releases import Release, values
 from tests.compiled import QUICK_COMPILES
 from tests.helm.charts import Helm
+from trainer import contract
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,6 +40,11 @@ def submitter(helm: Helm, cluster: Access, namespace: str, image: str, tmp_path:
     release.uninstall()
 
 
+def of_a_person(who: Access) -> dict[str, str]:
+    """The environment of a shell that finds `launcher` and the cluster."""
+    return who.env | {"PATH": f"{sys.prefix}/bin{os.pathsep}{who.env['PATH']}"}
+
+
 @pytest.mark.usefixtures("steady_nodes")
 def test_the_readme_s_commands_for_a_cluster_do_what_it_says(
     cluster: Access, namespace: str, submitter: Access, tmp_path: Path
@@ -42,14 +52,13 @@ def test_the_readme_s_commands_for_a_cluster_do_what_it_says(
     checkpoints = preparations.make_volume(cluster, namespace, "team-checkpoints")
     block = re.search(r"^```sh cluster\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     assert block is not None
-    path = f"{sys.prefix}/bin{os.pathsep}{submitter.env['PATH']}"
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     with (tmp_path / "examples" / "digits.yaml").open("a") as job:
         job.write(yaml.safe_dump({"env": QUICK_COMPILES}))
     done = subprocess.run(
         ["bash", "-c", "set -ex\n" + block[1]],
         cwd=tmp_path,
-        env=submitter.env | {"PATH": path},
+        env=of_a_person(submitter),
         capture_output=True,
         text=True,
         timeout=600,
@@ -60,3 +69,86 @@ def test_the_readme_s_commands_for_a_cluster_do_what_it_says(
     assert "digits is done: all of 2 hosts" in done.stdout
     assert "jobset.jobset.x-k8s.io/digits deleted" in done.stdout
     assert list((checkpoints / "digits").iterdir())
+
+
+# --- docs/first-cluster-job.md ----------------------------------------------------------------------------------------
+
+SMALL: dict[str, Any] = {
+    "accelerator": {"type": "cpu", "per_host": 2},
+    "resources": {"cpu": "50m", "memory": "2Gi"},
+    "grace": "20s",
+    "env": QUICK_COMPILES,
+}
+SMALL_MODEL = {"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocab": 256, "length": 64}
+LOOKS = ("launcher status", "launcher explain")  # they show what the leader wrote some seconds ago
+STAYS = (" --follow", " -f ")
+
+
+def on_cpus(text: str) -> str:
+    """The page's job on CPU devices, with a small model, and as long as it is watched. Image and volume, which it says
+    can be left out, are those of the cluster defaults."""
+    job = {
+        key: value for key, value in yaml.safe_load(text).items() if key not in ("image", "volumes", "node_selector")
+    }
+    endless = {"model": SMALL_MODEL, "batch": 16, "steps": 1_000_000, "eval": {"every": None, "batches": 1}}
+    return yaml.safe_dump(job | SMALL | {"train": job["train"] | endless})
+
+
+class Terminal:
+    """A terminal in which a person types the commands of one step of a page."""
+
+    def __init__(self, step: tutorials.Step, home: Path, env: dict[str, str]) -> None:
+        self.step, self.stays = step, any(word in step.text for word in STAYS)
+        with tempfile.NamedTemporaryFile("w", dir=home, delete=False) as output:
+            command = ["bash", "-euc", step.text]
+            self.shell = subprocess.Popen(command, cwd=home, env=env, stdout=output, stderr=subprocess.STDOUT)
+        self.output = Path(output.name)
+
+    def ends(self) -> int:
+        """The exit code, once there is one."""
+        return self.shell.wait(PATIENCE_S)
+
+    def shows_it(self) -> bool:
+        """Whether it has shown what the page shows."""
+        return not list(tutorials.missing(self.step.output, self.output.read_text()))
+
+
+def typed(step: tutorials.Step, home: Path, env: dict[str, str], terminals: list[Terminal]) -> None:
+    """Types a step in one more terminal until that has shown what the page shows; its command has then ended, unless it
+    follows the job."""
+    terminals.append(Terminal(step, home, env))
+
+    def is_there() -> bool:
+        last = terminals[-1]
+        code = last.shell.poll() if last.stays else last.ends()
+        if last.shows_it() and (last.stays or code == 0):
+            return True
+        if code is not None:
+            assert step.text.startswith(LOOKS), f"{step.text}exit {code}\n{last.output.read_text()[-4000:]}"
+            terminals.append(Terminal(step, home, env))
+        return False
+
+    until(step.text, is_there)
+
+
+@pytest.mark.usefixtures("steady_nodes")
+def test_the_first_cluster_job_does_what_its_page_shows(
+    cluster: Access, namespace: str, submitter: Access, tmp_path: Path
+) -> None:
+    checkpoints = preparations.make_volume(cluster, namespace, "team-checkpoints")
+    file, *commands = tutorials.steps((ROOT / "docs" / "first-cluster-job.md").read_text(), "bash")
+    (tmp_path / str(file.file)).write_text(on_cpus(file.text))
+    terminals: list[Terminal] = []
+    try:
+        for step in commands:
+            typed(step, tmp_path, of_a_person(submitter), terminals)
+            if step.text.startswith("launcher stop"):
+                assert [one.ends() for one in terminals if "--wait" in one.step.text] == [contract.PREEMPTED]
+        assert [one.ends() for one in terminals if "logs" in one.step.text] == [0]
+    finally:
+        for one in terminals:
+            one.shell.kill()
+    assert [step.text.split()[1] for step in commands] == [
+        *("doctor", "submit", "status", "explain", "logs", "profile", "stop", "submit", "delete")
+    ]
+    assert list((checkpoints / "first-gpu").iterdir())

@@ -72,6 +72,12 @@ def test_every_link_leads_to_a_file_and_its_heading(page: Path) -> None:
         assert not anchor or path.suffix != ".md" or anchor in anchors(path), f"{name(page)}: {path.name}#{anchor}"
 
 
+def test_every_block_of_code_is_one_on_the_site_too() -> None:
+    """Of a language in two words (`sh cluster`) the site makes no block; GitHub does."""
+    words = re.compile(r"^ *```\S+ +\S.*", re.MULTILINE)
+    assert {name(page): found for page in PAGES if (found := words.findall(page.read_text()))} == {}
+
+
 def test_every_page_is_on_the_site_once() -> None:
     text = (ROOT / "mkdocs.yml").read_text().replace("!!python/name:", "")
     nav = list(listed(yaml.safe_load(text)["nav"]))

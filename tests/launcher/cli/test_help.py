@@ -34,8 +34,8 @@ def on_pages() -> Iterator[str]:
     """Every line that begins with `launcher`, of the blocks of README and all pages; usage lines (`[…]`) aside."""
     for page in (ROOT / "README.md", *PAGES):
         for language, block in re.findall(r"^ *```(.*)\n([^`]*)^ *```", page.read_text(), re.MULTILINE):
-            if language in ("", "sh", "sh cluster"):
-                lines = re.findall(r"^ *(launcher [a-z].*)", block, re.MULTILINE)
+            if language in ("", "sh", "sh cluster", "bash"):
+                lines = re.findall(r"^ *(launcher [a-z].*)", block.replace("\\\n", ""), re.MULTILINE)
                 yield from (line for line in lines if " [" not in line.partition("#")[0])
 
 
