@@ -22,7 +22,14 @@ EXAMPLES = DOCS.parent / "examples"
 
 @pytest.mark.parametrize(
     ("page", "commands"),
-    [("your-script.md", 1), ("your-model.md", 1), ("your-loop.md", 1), ("fine-tune.md", 5), ("tutorials.md", 1)],
+    [
+        ("your-script.md", 1),
+        ("your-model.md", 1),
+        ("your-loop.md", 1),
+        ("fine-tune.md", 5),
+        ("tutorials.md", 1),
+        ("first-cluster-job.md", 4),  # what needs a cluster runs in tests/cluster/test_readme.py
+    ],
 )
 def test_a_tutorial_does_what_its_page_shows(page: str, commands: int, tmp_path: Path) -> None:
     path = f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"
