@@ -80,11 +80,13 @@ class Examples:
     def threads(self, most: int) -> int:
         """How many of `most` threads to read with: a cache, and the global generators, are one thread's at a time.
 
-        One for each process that reads.
+        One for each process that reads. One where an example takes longer to hand over than to read: two threads that
+        do nothing but Python would wait for each other.
         """
         if self._apart is not None:
             return self._apart.workers
-        return most if self._cache is None and not self._is_seeded else 1
+        is_light = getattr(self._source, "is_light", False)
+        return most if self._cache is None and not self._is_seeded and not is_light else 1
 
     @property
     def note(self) -> str | None:

@@ -15,7 +15,8 @@ from trainer.data.messages import Draws, Item
 class Source(Protocol):
     """A set of examples under indexes 0 … len − 1; reading one does not depend on what was read before.
 
-    A source may also have `name`, one or two words by which error messages call it; without one they use its class.
+    A source may also have `name`, one or two words by which error messages call it; without one they use its class. And
+    `is_light`: reading an example takes so little that one thread reads faster than several.
     """
 
     def __len__(self) -> int:

@@ -36,6 +36,7 @@ class Mixture:
     def __init__(self, parts: Mapping[str, Source], weights: Mapping[str, float]) -> None:
         self.name = f"mixture of {', '.join(parts)}"
         self._parts, self._names = list(parts.values()), list(parts)
+        self.is_light = all(getattr(part, "is_light", False) for part in self._parts)
         self._ends = list(itertools.accumulate(len(part) for part in self._parts))
         self._block, self._count_S = _block([weights[name] for name in parts])
         for name, count in zip(parts, self._count_S.tolist(), strict=True):
