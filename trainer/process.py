@@ -48,9 +48,10 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
         raise SpecError(f"{contract.TRAIN_SPEC} is not a train block")
     name = str(raw.get("task"))
     task_class = load(name) if ":" in name else None
-    brought = set() if name in TASK_DEFAULTS else defaults(name, task_class).keys() - raw.keys()
+    brought: set[str] = set()
     if name not in TASK_DEFAULTS:
-        raw = over_task(raw, defaults(name, task_class))
+        below = defaults(name, task_class)
+        brought, raw = below.keys() - raw.keys(), over_task(raw, below)
     try:
         spec = TrainSpec.model_validate(raw)
     except pydantic.ValidationError as error:

@@ -23,6 +23,7 @@ Example = Callable[..., Mapping[str, Any]]  # of a raw record and, if it has a p
 # Judges a batch without its weights, which it may mend: the row of an example and what is wrong with it, or None.
 Check = Callable[[Batch], tuple[int, str] | None]
 
+BY_NAME = "the task's example() must return a dict of arrays by name"
 CACHE_BYTES = 64 * 2**20  # a deterministic set that takes no more than this is decoded once and cached
 # What JAX makes of 64 bits on a device, done here so that half as much is copied there.
 NARROW = {np.dtype(wide): np.dtype(wide.replace("64", "32")) for wide in ("int64", "uint64", "float64")}
@@ -154,7 +155,7 @@ class Examples:
             else:
                 made = self._drawn(index, position) if is_drawn else self._example(self._source[index])
             if not isinstance(made, Mapping):
-                raise Unusable(f"become {plugin.kind(made)}; the task's example() must return a dict of arrays by name")
+                raise Unusable(f"become {plugin.kind(made)}; {BY_NAME}")
             return {key: np.asarray(value) for key, value in made.items()}
         except TrainerError:
             raise
@@ -184,7 +185,7 @@ class Examples:
         first = self._made(0, 0)
         if not first or (odd := [key for key in first if not isinstance(key, str)]):
             what = f"the key {odd[0]!r}, not text" if first else "no arrays"
-            raise self._fault(0, f"{what}; the task's example() must return a dict of arrays by name")
+            raise self._fault(0, f"{what}; {BY_NAME}")
         forms = {key: Form(value.shape, value.dtype) for key, value in first.items()}
         for key, form in forms.items():
             if form.dtype.kind in "OSUMm":
