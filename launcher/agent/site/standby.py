@@ -4,6 +4,7 @@ Arguments: the descriptor on which it receives its environment, and the module i
 here: it would hold the devices.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -24,6 +25,7 @@ def main() -> None:
     """Waits for the environment of an attempt, then runs the module in it."""
     fd, module = int(sys.argv[1]), sys.argv[2]
     sys.path[0] = os.getcwd()  # as `python -m` has it
+    gc.disable()  # as the site hook does where a trainer's environment is known from the start
     importer = threading.Thread(target=warm, args=(module,), name="warm")
     importer.start()
     importer.join()
