@@ -1,12 +1,19 @@
-"""How tests compile: quickly, once for all processes of a gang, and into a folder that the workers of a run share."""
+"""How tests compile: quickly, once for all processes of a gang, and into a folder of the user's cache directory.
+
+What is there was compiled from equal HLO by an equal JAX for an equal processor, with equal options: JAX's key and the
+folder's name hold them. Not where in a file an operation stands: a test that reads this compiles for itself.
+"""
 
 from __future__ import annotations
 
-import atexit
+import hashlib
 import os
-import shutil
-import tempfile
+import re
+import time
+from contextlib import suppress
 from pathlib import Path
+
+from tests.site.jaxcache import BEFORE
 
 # XLA's options for what compiles far longer than it computes (jaxlib 0.10). LLVM IR of a fusion is written at once, not
 # by way of MLIR: less than half the processor time. A program's code is one module, not up to 32, each with a copy of
@@ -18,23 +25,41 @@ QUICK_COMPILES = {
     "XLA_FLAGS": " ".join(f"--{name}={value}".lower() for name, value in QUICK_OPTIONS.items()),
 }
 # Of a gang, process 0 compiles for all: tests/site/sitecustomize.py, which must be on the path of each.
-COMPILED_ONCE = {"JAX_SHARE_BINARY_BETWEEN_HOSTS": "1"}
 SITE = str(Path(__file__).parent / "site")
-# All of it, for a command that starts processes and has no path of its own.
-QUICK_STARTS = {**QUICK_COMPILES, **COMPILED_ONCE, "PYTHONPATH": SITE}
-NAME = "TEST_COMPILED"  # of the environment variable that holds its path
+NAME = "TEST_COMPILED"  # of the environment variable that holds the folder's path
+KEPT_S = 30 * 24 * 3600.0  # seconds since it was written; then a program is compiled anew
+LINKED_S = 60.0  # an entry's time is that of its writing: it is visible some moments later
+
+
+def quick_starts() -> dict[str, str]:
+    """Variables for a command that starts the processes of a gang now, all of them."""
+    return {
+        **QUICK_COMPILES,
+        "JAX_SHARE_BINARY_BETWEEN_HOSTS": "1",
+        "JAX_COMPILATION_CACHE_DIR": os.environ[NAME],
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        BEFORE: str(time.time() - LINKED_S),
+        "PYTHONPATH": SITE,
+    }
 
 
 def make_folder() -> None:
-    """Makes the folder, for this process and the workers that it starts, until its end."""
-    if NAME not in os.environ:
-        os.environ[NAME] = tempfile.mkdtemp(prefix="compiled-")
-        atexit.register(shutil.rmtree, os.environ[NAME], ignore_errors=True)
+    """Makes the folder for this process and those that it starts, and removes what is old in it."""
+    if NAME in os.environ:
+        return  # the first process of the test run has done so
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxlaunch" / "compiled"
+    folder = home / hashlib.sha256(processor().encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    oldest = time.time() - KEPT_S
+    for file in home.glob("*/*"):
+        with suppress(FileNotFoundError):  # another test run removes it too
+            if file.stat().st_mtime < oldest:
+                file.unlink()
+    os.environ[NAME] = str(folder)
 
 
-def put(self: object, key: str, value: bytes) -> None:
-    """For JAX's LRUCache, which writes in place (jax 0.10): another worker might read half of it."""
-    path = Path(os.environ[NAME], f"{key}-cache")
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_bytes(value)
-    part.replace(path)
+def processor() -> str:
+    """What code for this machine's processor depends on."""
+    with suppress(OSError):
+        return "\n".join(sorted(set(re.findall(r"^(?:model name|flags)\s.*", Path("/proc/cpuinfo").read_text(), re.M))))
+    return " ".join(os.uname())

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from tests.compiled import QUICK_STARTS, SITE
+from tests.compiled import SITE, quick_starts
 
 HERE = Path(__file__).parent
 PATIENCE_S = 1200  # the machine is shared: long enough never to be the reason
@@ -113,7 +113,7 @@ class Running:
             stdout=self._streams[0],
             stderr=self._streams[1],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **QUICK_STARTS, "PYTHONPATH": path, **(env or {})},
+            env={**os.environ, **quick_starts(), "PYTHONPATH": path, **(env or {})},
             start_new_session=True,
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compiled import QUICK_STARTS
+from tests.compiled import quick_starts
 from tests.gang.runs import PATIENCE_S
 
 pytestmark = pytest.mark.computes
@@ -26,7 +26,7 @@ KINDS: dict[str, tuple[list[str], list[str]]] = {
 
 def launcher(folder: Path, *arguments: str) -> str:
     """What a call in `folder` prints. Fails where it fails."""
-    environ = os.environ | QUICK_STARTS | {"PATH": f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"}
+    environ = os.environ | quick_starts() | {"PATH": f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"}
     command = [sys.executable, "-m", "launcher.cli.main", *arguments]
     done = subprocess.run(
         command, cwd=folder, env=environ, text=True, stdout=-1, stderr=subprocess.STDOUT, timeout=PATIENCE_S

@@ -31,10 +31,10 @@ def profile(run: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def slow(folder: Path) -> dict[str, str]:
-    """Steps that take a while: a run that waits to be profiled."""
+    """Steps that take a while, by their own names: a run that waits to be profiled."""
     (folder / "marks").mkdir(parents=True)
     fault = {"kind": "slow", "at": "step", "seconds": 0.05, "mark": str(folder / "marks")}
-    return {"FAULT": json.dumps(fault)}
+    return {"FAULT": json.dumps(fault), "JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": "1"}
 
 
 def assert_adds_up(summary: dict[str, Any], steps: int) -> None:

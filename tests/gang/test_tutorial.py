@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests import tutorials
-from tests.compiled import QUICK_STARTS
+from tests.compiled import quick_starts
 from tests.gang.runs import PATIENCE_S, launch, succeed
 
 pytestmark = pytest.mark.computes
@@ -41,7 +41,7 @@ def test_a_tutorial_does_what_its_page_shows(page: str, commands: int, tmp_path:
         done = subprocess.run(
             ["bash", "-euc", step.text],
             cwd=tmp_path,
-            env=os.environ | QUICK_STARTS | {"PATH": path},
+            env=os.environ | quick_starts() | {"PATH": path},
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

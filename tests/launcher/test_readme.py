@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import tutorials
-from tests.compiled import QUICK_STARTS
+from tests.compiled import quick_starts
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 900
@@ -67,7 +67,7 @@ def printed(checkout: Path) -> dict[str, str]:
     done = subprocess.run(
         ["bash", "-euc", script],
         cwd=checkout,
-        env=os.environ | QUICK_STARTS,
+        env=os.environ | quick_starts(),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

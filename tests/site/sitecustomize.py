@@ -14,23 +14,30 @@ import importlib.util
 import sys
 from typing import Any
 
-MODULE = "jax._src.cache_key"
+import jaxcache
+
+
+def hash_all_devices(cache_key: Any) -> None:
+    cache_key._hash_accelerator_config = cache_key._hash_devices
+
+
+CHANGES = {"jax._src.cache_key": hash_all_devices, "jax._src.lru_cache": jaxcache.install}
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Changes JAX's module when it is imported, and goes."""
+    """Changes JAX's modules when they are imported."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != MODULE:
+        change = CHANGES.pop(name, None)
+        if change is None:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         assert spec is not None and spec.loader is not None
         execute = spec.loader.exec_module
 
         def changed(module: Any) -> None:
             execute(module)
-            module._hash_accelerator_config = module._hash_devices
+            change(module)
 
         spec.loader.exec_module = changed  # type: ignore[method-assign]
         return spec

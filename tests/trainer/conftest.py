@@ -10,6 +10,7 @@ import pytest
 from jax._src import compiler, lru_cache
 
 from tests import compiled
+from tests.site import jaxcache
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -18,7 +19,7 @@ jax.config.update("jax_compilation_cache_dir", os.environ[compiled.NAME])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-lru_cache.LRUCache.put = compiled.put
+jaxcache.install(lru_cache)
 gc.set_threshold(100_000)  # a trace makes many objects that stay: looking for garbage among them takes a twentieth
 as_for_users = compiler.get_compile_options
 
@@ -45,6 +46,14 @@ def optimized(to_the_bit: None) -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", is_quick)
+
+
+@pytest.fixture
+def named() -> Iterator[None]:
+    """Programs with the names of their own operations, not those of an equal program that an earlier run compiled."""
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
+    yield
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", False)
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from tests.trainer.parallel.collectives import Collective
 from tests.trainer.tiny import DECODER, EXPERTS, GPT2, VIT, Counting, Pictures, compiled
 from trainer import spec
 
+pytestmark = pytest.mark.usefixtures("named")
+
 
 class Portraits(Pictures):
     """Images of 9 patches, which a class token makes 10."""

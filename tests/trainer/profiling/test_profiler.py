@@ -278,7 +278,7 @@ def summary(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.usefixtures("standard")
+@pytest.mark.usefixtures("standard", "named")
 def test_the_steps_that_the_job_names_are_traced_and_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loop = Loop(tmp_path, at=2, steps=3, of=decoder)
     loop.run(8)
