@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.gang.runs import Running, digits, job
+from tests.site.jaxcache import BEFORE
 
 pytestmark = pytest.mark.computes
 
@@ -30,7 +31,7 @@ def counted(folder: Path, document: dict[str, Any]) -> dict[str, float]:
 
 def test_programs_are_compiled_once_for_all_runs_that_share_a_cache(tmp_path: Path) -> None:
     cache = {"compile_cache": str(tmp_path / "cache"), "steps": 100_000}
-    every = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0"}
+    every = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", BEFORE: "inf"}
     document = job(digits(**cache), hosts=2, env=every)
     first, second = (counted(tmp_path / name, document) for name in ("first", "second"))
     assert first["misses"] > 0 and second["misses"] == 0
