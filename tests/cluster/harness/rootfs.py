@@ -68,6 +68,9 @@ def copy_python(root: Path) -> None:
     library = Path(sysconfig.get_path("stdlib"))
     shutil.copytree(library, root / "usr/local/lib" / VERSION, ignore=ignore, symlinks=True)
     place(interpreter(), root / "usr/local/bin" / VERSION)
+    wheels = sysconfig.get_config_var("WHEEL_PKG_DIR")  # where Debian's ensurepip has pip
+    if wheels and Path(wheels).exists():
+        shutil.copytree(wheels, root / Path(wheels).relative_to("/"))
     for alias in ("python3", "python"):
         (root / "usr/local/bin" / alias).symlink_to(VERSION)
     for binary in (interpreter(), *library.rglob("*.so")):
