@@ -13,7 +13,7 @@ import pytest
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.conftest import those_before
-from tests.cluster.harness import build, cgroups, cluster, images, network, places, process
+from tests.cluster.harness import build, cgroups, cluster, image, images, mounts, network, places, process
 from tests.cluster.test_harness import ended, pod
 from tests.cluster.waiting import until
 
@@ -98,6 +98,24 @@ def use() -> None:
 def kill(name: str) -> None:
     os.kill(process.leading()[name], signal.SIGKILL)
     until(process.leading, lambda seen: name not in seen, f"the end of {name}")
+
+
+def test_a_store_on_another_base_is_removed_though_a_failed_build_left_its_containers_mounted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = tmp_path / "buildah-old", tmp_path / "rootfs-new"
+    merged = old / "root" / "overlay" / "merged"
+    merged.mkdir(parents=True)
+    (new / "etc").mkdir(parents=True)
+    monkeypatch.setattr(image, "IMAGES", tmp_path)
+    monkeypatch.setattr(images, "base_folder", lambda: new)
+    for folder in (merged.parent, merged):
+        subprocess.run(["mount", "--bind", folder, folder], check=True)
+    try:
+        store = image.base_store()
+        assert not old.exists() and store.exists()
+    finally:
+        mounts.remove(tmp_path)
 
 
 def test_nothing_is_left_of_a_cluster_that_was_used() -> None:

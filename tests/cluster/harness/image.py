@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.harness import containerd, images, oci
+from tests.cluster.harness import containerd, images, mounts, oci
 from tests.cluster.harness.places import IMAGES
 
 IMAGE = "localhost/jaxlaunch:test"
@@ -62,6 +62,7 @@ def base_store() -> Path:
     store = IMAGES / f"buildah-{base.name}"
     for old in IMAGES.glob("buildah-*"):
         if old != store:
+            mounts.remove(old)  # a build that failed leaves its containers mounted
             shutil.rmtree(old)
     if images.BASE not in buildah(store, "images", "--format", "{{.Name}}:{{.Tag}}").split():
         with tempfile.NamedTemporaryFile("w", suffix=".Dockerfile") as file:

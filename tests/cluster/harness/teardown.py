@@ -6,11 +6,10 @@ What the programs write in fixed places of the machine is removed where it was n
 import json
 import os
 import shutil
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from tests.cluster.harness import cgroups, containerd, network, process
+from tests.cluster.harness import cgroups, containerd, mounts, network, process
 from tests.cluster.harness.places import NETWORK, RUN, STORE
 
 BEFORE = RUN / "before.json"
@@ -48,7 +47,7 @@ def remember() -> None:
 def end() -> None:
     """Nothing of the cluster is left but its caches. Safe when nothing is up."""
     stop_programs()
-    unmount()
+    mounts.remove(RUN, STORE)  # and what containerd mounted of its store
     network.remove_bridge()
     cgroups.remove()
     if RUN.exists():
@@ -65,14 +64,6 @@ def stop_programs() -> None:
     cgroups.remove()
     process.stop("containerd")
     process.kill()
-
-
-def unmount() -> None:
-    """Everything mounted below the run folder, and what containerd mounted of its store."""
-    roots = tuple(f"{folder}/" for folder in (RUN, STORE))
-    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
-    for mount in sorted((mount for mount in mounts if mount.startswith(roots)), reverse=True):
-        subprocess.run(["umount", "--lazy", mount], check=True)
 
 
 def restore() -> None:
