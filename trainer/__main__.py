@@ -6,6 +6,7 @@ barrier would delay the exit code by minutes.
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import NoReturn
 
@@ -20,6 +21,8 @@ from trainer.train import Place, Run
 
 def main() -> NoReturn:
     """Trains as TRAIN_SPEC says and exits with a code of the contract."""
+    gc.freeze()
+    gc.enable()  # the agent's site hook disabled it for the imports
     stop = distributed.Stop()
     fd = os.environ.get(contract.PROGRESS_FD)
     report = Progress(int(fd) if fd else None)

@@ -143,7 +143,7 @@ class Run(Attempt[TrainState]):
         spans = self._spans(start)
         batches, trace = self.pipeline.iterate(spans, self.step.put), self._trace(start)
         timer = self.metrics.timer
-        gc.collect()
+        gc.collect()  # garbage that is frozen would stay
         gc.freeze()
         gc.disable()  # a collection in one rank's step delays every rank: it runs beside evaluations and saves
         self._logged = start

@@ -125,9 +125,9 @@ def _dump_stacks_on_signal() -> None:
         faulthandler.register(signal.SIGUSR1, file, all_threads=True)
 
 
-def _collect_from_the_first_step_on() -> None:
-    """Of our trainer, whose loop collects garbage on a schedule: what imports and traces make stays, and looking for
-    garbage among it takes a quarter of an import's processor time."""
+def _import_without_collecting() -> None:
+    """Of our trainer, which collects garbage again when it has imported what it needs: that stays, and looking for
+    garbage among it takes a quarter of the processor time."""
     if contract.TRAIN_SPEC in os.environ:
         gc.disable()
 
@@ -153,6 +153,6 @@ if reporter is not None:
     _print_whole_lines()
     _dump_stacks_on_signal()
     reporter.hello()  # only now: after it the agent may send SIGUSR1
-    _collect_from_the_first_step_on()
+    _import_without_collecting()
 _load("_jaxlaunch_jaxhook", os.path.join(HERE, "jaxhook.py")).install(contract, reporter)
 _run_the_next()

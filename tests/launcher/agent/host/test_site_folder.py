@@ -32,7 +32,7 @@ def folder() -> Iterator[SiteFolder]:
     ],
     ids=["the trainer", "a process that the trainer starts", "a user's program"],
 )
-def test_garbage_waits_for_the_trainers_loop(
+def test_garbage_waits_for_the_trainers_imports(
     folder: SiteFolder, program: str, environ: dict[str, str], collects: bool
 ) -> None:
     reports, end = os.pipe()
