@@ -26,6 +26,7 @@ from trainer.spec import TrainSpec
 from trainer.step.train_step import Step, TrainState
 
 CASES = tuple(folders.BASES)
+GRADIENT = 1e-5  # of its greatest element, and 1e-7: how far a gradient may be from peft's
 
 
 class Trained(NamedTuple):
@@ -75,7 +76,17 @@ def test_the_curve_and_the_final_adapters_equal_peft_s(trained: Trained, tmp_pat
     final, wanted = load_file(tmp_path / "out" / "adapter_model.safetensors"), references.tensors(trained.case, "final")
     assert final.keys() == wanted.keys()
     for name, array in wanted.items():
-        np.testing.assert_allclose(final[name], array, rtol=0, atol=1e-5, err_msg=name)
+        close = np.abs(final[name] - array) <= 1e-5
+        assert np.all(close | is_rounding(trained.case, name)), name
+
+
+def is_rounding(case: str, name: str) -> np.ndarray:
+    """Where an adapter's first gradient is below what it may differ by: there Adam's first update, the rate times the
+    gradient's sign, is one of rounding, and all that follows depends on the processor."""
+    grad = np.abs(references.tensors(case, "grads")[name])
+    found: np.ndarray = grad <= GRADIENT * grad.max() + 1e-7
+    assert found.mean() < 0.01 or not grad.any(), name
+    return found
 
 
 def test_every_gradient_of_the_first_step_equals_peft_s(trained: Trained, tmp_path: Path) -> None:
@@ -88,7 +99,7 @@ def test_every_gradient_of_the_first_step_equals_peft_s(trained: Trained, tmp_pa
     wanted = references.tensors(trained.case, "grads")
     assert found.keys() == wanted.keys()
     for name, grad in wanted.items():
-        np.testing.assert_allclose(found[name], grad, rtol=0, atol=1e-5 * np.abs(grad).max() + 1e-7, err_msg=name)
+        np.testing.assert_allclose(found[name], grad, rtol=0, atol=GRADIENT * np.abs(grad).max() + 1e-7, err_msg=name)
 
 
 def test_merged_weights_equal_peft_s_and_start_a_run(
@@ -105,7 +116,14 @@ def test_merged_weights_equal_peft_s_and_start_a_run(
     assert found.keys() == original.keys()
     for name, array in found.items():
         if name in wanted:
-            np.testing.assert_allclose(array, wanted[name], rtol=0, atol=1e-5, err_msg=name)
+            close = np.abs(array - wanted[name]) <= 1e-5
+            if name.endswith("bias"):
+                assert np.all(close), name
+                continue
+            of = f"base_model.model.{name.removesuffix('.weight')}"
+            columns = is_rounding(trained.case, f"{of}.lora_A.weight").any(axis=0, keepdims=True)
+            rows = is_rounding(trained.case, f"{of}.lora_B.weight").any(axis=1, keepdims=True)
+            assert np.all(close | columns | rows), name
         else:
             assert np.array_equal(array, original[name]), name
     start = references.step(folders.BASES[trained.case], tmp_path / "merged").init().params

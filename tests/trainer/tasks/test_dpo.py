@@ -139,6 +139,11 @@ def run(step: Step, state: Any, first: int, last: int) -> tuple[Any, list[dict[s
     return state, said
 
 
+def assert_no_preference(said: dict[str, float]) -> None:
+    """A model that equals its reference prefers neither, but for the rounding of two passes of one program."""
+    assert said["loss"] == pytest.approx(math.log(2), abs=1e-6) and said["margin"] == pytest.approx(0, abs=1e-6)
+
+
 def test_a_copy_that_is_in_no_checkpoint_is_what_training_departs_from() -> None:
     step = build()
     began = step.init()
@@ -146,7 +151,7 @@ def test_a_copy_that_is_in_no_checkpoint_is_what_training_departs_from() -> None
         assert np.array_equal(leaf, began.params[f"reference.{name}"]), name
     assert "the reference is a frozen copy of the model, " in step.notes[-1]
     halfway, said = run(step, began, 0, 4)
-    assert said[0]["loss"] == pytest.approx(math.log(2), abs=1e-6) and said[0]["margin"] == 0
+    assert_no_preference(said[0])
     kept = jax.tree.map(np.asarray, step.named(halfway))
     assert not any(name.startswith("reference") for name in kept["params"]) and len(step.frozen) == len(kept["params"])
     _, on = run(step, halfway, 4, 8)
@@ -165,7 +170,7 @@ def test_of_adapters_the_reference_is_the_model_without_them() -> None:
     step = build(2, mesh={"fsdp": 2}, lora={"rank": 4, "targets": ["all-linear"], "dropout": 0.1})
     assert not any(name.startswith("reference") for name in step.abstract.params)
     state, said = run(step, step.init(), 0, 10)
-    assert said[0]["loss"] == pytest.approx(math.log(2), abs=1e-6) and said[0]["margin"] == 0
+    assert_no_preference(said[0])
     assert said[-1]["loss"] < 0.6 and said[-1]["margin"] > 0.1
 
 
