@@ -8,6 +8,7 @@ from typing import NamedTuple
 from launcher.explain import unread
 from launcher.explain.answer import Answer, one_line, quoted
 from launcher.explain.ended import terminating
+from launcher.kube.kinds import JOBSETS
 from launcher.kube.labels import JOBSET_CONTROLLER
 from launcher.kube.objects import Obj, age, seconds_since
 from launcher.status.snapshot import Snapshot
@@ -110,7 +111,7 @@ def jobs_not_created(snapshot: Snapshot) -> Answer | None:
     if snapshot.jobs or snapshot.is_suspended or "jobs" in snapshot.not_read:
         return None
     event = snapshot.event("JobCreationFailed", "HeadlessServiceCreationFailed", "PVCCreationFailed", kind="JobSet")
-    if event is not None:
+    if event is not None and not _is_unseen(snapshot, event):
         what = {"JobCreationFailed": "Jobs", "PVCCreationFailed": "PersistentVolumeClaims"}.get(
             event["reason"], "headless Service"
         )
@@ -118,6 +119,13 @@ def jobs_not_created(snapshot: Snapshot) -> Answer | None:
         evidence = (*quoted(event), *terminating(snapshot.ending_namespace))
         return Answer(answer.situation, f"has no {what}: {answer.headline}", evidence, answer.next_move)
     return _unattended(snapshot)
+
+
+def _is_unseen(snapshot: Snapshot, event: Obj) -> bool:
+    """Whether a webhook denied a Job because it had not seen the new JobSet yet: the controller tries again."""
+    spent = seconds_since(snapshot.created, snapshot.now)
+    is_new = spent is not None and spent < _QUIET_S
+    return is_new and f'{JOBSETS.kind}.{JOBSETS.group} "{snapshot.name}" not found' in event["message"]
 
 
 def _unattended(snapshot: Snapshot) -> Answer | None:

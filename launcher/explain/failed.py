@@ -34,7 +34,7 @@ def failed(snapshot: Snapshot) -> Answer | None:
     """It failed for good: the first of these causes that applies."""
     if state_of(snapshot) is not State.FAILED:
         return None
-    causes = (_overdue, _out_of_memory, evicted_for_excess, _by_verdict, _never_ran, _exited, _rejected)
+    causes = (_overdue, _out_of_memory, evicted_for_excess, _hooked, _by_verdict, _never_ran, _exited, _rejected)
     answer = first(causes, snapshot) or _unexplained(snapshot)
     return Answer(
         answer.situation,
@@ -57,6 +57,20 @@ def _overdue(snapshot: Snapshot) -> Answer | None:
 
 def _out_of_memory(snapshot: Snapshot) -> Answer | None:
     return Answer("oom", oom_sentence(snapshot), next_move=_MEMORY) if is_oom(snapshot) else None
+
+
+def _hooked(snapshot: Snapshot) -> Answer | None:
+    """By its postStart hook: the kubelet then kills the container, whose agent may say that it was stopped."""
+    event = snapshot.event("FailedPostStartHook", kind="Pod")
+    last = snapshot.report.verdict
+    if event is None or (last is not None and last.verdict.code != contract.PREEMPTED):
+        return None
+    host = next((host for host in snapshot.hosts if host.ended.get("exitCode")), None)
+    if host is None:
+        return None
+    headline = f"the postStart hook of {host.name} failed: {one_line(event['message'])}"
+    evidence = (*quoted(event), *_traceback(host.ended.get("message")))
+    return Answer("failed", headline, evidence, "fix the hook under pod:, or remove it.")
 
 
 def _by_verdict(snapshot: Snapshot) -> Answer | None:
@@ -96,9 +110,6 @@ def _exited(snapshot: Snapshot) -> Answer | None:
     if host is None:
         return None
     code, output = host.ended["exitCode"], _traceback(host.ended.get("message"))
-    if (event := snapshot.event("FailedPostStartHook", kind="Pod")) is not None:
-        headline = f"the postStart hook of {host.name} failed: {one_line(event['message'])}"
-        return Answer("failed", headline, (*quoted(event), *output), "fix the hook under pod:, or remove it.")
     if code == contract.KILLED:
         event = snapshot.event("Unhealthy", kind="Pod")
         if event is not None and is_liveness(event) and host.pod in event["names"]:

@@ -37,10 +37,11 @@ def block(folder: Path) -> dict[str, Any]:
     return digits(task=LM, model=model, data=data, batch=BATCH, steps=ENDLESS, checkpoint={"every": EVERY, "keep": 2})
 
 
-def killed(folder: Path, train: dict[str, Any], hosts: int, after: int) -> None:
-    """Runs it on so many processes until all are killed, soon after a step."""
+def killed(folder: Path, train: dict[str, Any], hosts: int, begun: int, steps: int) -> None:
+    """Runs it on so many processes until all are killed, soon after so many steps and a save of its own."""
     with Running(folder, job(train, hosts=hosts, per_host=4 // hosts)) as running:
-        running.until_step(after)
+        running.until_step(begun + steps)
+        running.until("a save", lambda: newest(folder) > begun)  # in the background: it may take longer than steps
         pids = running.tree()
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -49,17 +50,16 @@ def killed(folder: Path, train: dict[str, Any], hosts: int, after: int) -> None:
 
 
 def newest(folder: Path) -> int:
-    """The newest complete checkpoint of a run."""
-    return max(int(path.parent.name) for path in folder.glob("run/checkpoints/*/jaxlaunch.manifest.json"))
+    """The newest complete checkpoint of a run; 0 before the first."""
+    saved = folder.glob("run/checkpoints/*/jaxlaunch.manifest.json")
+    return max((int(path.parent.name) for path in saved), default=0)
 
 
 def test_killed_and_resumed_on_two_one_and_four_processes_it_shows_the_same_ids(tmp_path: Path) -> None:
     train = block(tmp_path)
     draw = random.Random()
     for hosts in (2, 1):
-        begun = newest(tmp_path) if hosts == 1 else 0
-        killed(tmp_path, train, hosts, begun + draw.randint(EVERY + 1, 4 * EVERY))
-        assert newest(tmp_path) > begun, "the next resumes from a step of its own"
+        killed(tmp_path, train, hosts, newest(tmp_path), draw.randint(EVERY + 1, 4 * EVERY))
     blocks = (newest(tmp_path) + EVERY) // BLOCK + 1
     steps = blocks * BLOCK
     found = succeed(launch(tmp_path, job(train | {"steps": steps}, hosts=4, per_host=1))).ids()

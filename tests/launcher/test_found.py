@@ -72,6 +72,7 @@ OF_OTHERS = {
     "a loop of evictions for its own excess": "ephemeral-storage",
     "preempted by a job that is known": "preempted",
     "a hook": "unhealthy",
+    "a hook, and an agent that was stopped for it": "unhealthy",
     "a host that cannot join": "lost",
 }
 OF_NO_ROW = {"failed and its pods are gone", "failed after it was stopped and resumed, and its pods are gone"}

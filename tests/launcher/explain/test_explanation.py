@@ -89,6 +89,21 @@ def recorded(job: dict[str, Any], when: str = "stopped", **known: Any) -> dict[s
     return job | {"metadata": {**metadata, "annotations": {**metadata["annotations"], ANNOTATION: text}}}
 
 
+def new(job: dict[str, Any]) -> dict[str, Any]:
+    """The JobSet, created just now."""
+    return job | {"metadata": job["metadata"] | {"creationTimestamp": ago(seconds=2)}}
+
+
+UNSEEN = event(
+    "JobSet",
+    "lm",
+    "JobCreationFailed",
+    'job "lm-w-0" creation failed with error: admission webhook "mjob.kb.io" denied the request: '
+    'JobSet.jobset.x-k8s.io "lm" not found',
+    last=ago(seconds=1),
+)
+
+
 # A situation, the snapshot, and a regular expression for its first line.
 CASES: dict[str, tuple[Snapshot, str]] = {
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -330,6 +345,14 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ),
         ),
         r"^lm has no Jobs: webhook mjob.kb.io \(kueue-webhook in kueue-system\) does not answer: connection refused$",
+    ),
+    "a webhook that has not seen a new JobSet": (
+        snapshot(new(jobset(1)), jobs=(), events=(UNSEEN,)),
+        "^lm is being created: ",
+    ),
+    "a webhook that does not see a JobSet": (
+        snapshot(jobset(1), jobs=(), events=(UNSEEN,)),
+        '^lm has no Jobs: webhook mjob.kb.io denied the request: JobSet.jobset.x-k8s.io "lm" not found$',
     ),
     "webhook without a server": (
         refused(
@@ -937,6 +960,22 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             events=(event("Pod", "lm-w-0-0-abcd0", "FailedPostStartHook", "PostStartHook failed"),),
         ),
         r"^lm failed: the postStart hook of host 0 \(pod lm-w-0-0-abcd0\) failed: PostStartHook failed$",
+    ),
+    "a hook, and an agent that was stopped for it": (
+        snapshot(
+            jobset(1, status=ended("Failed", "FailedJobs")),
+            over(0, 80, message=farewell(80, "stopped from outside before every host had joined")),
+            events=(event("Pod", "lm-w-0-0-abcd0", "FailedPostStartHook", "PostStartHook failed"),),
+        ),
+        r"^lm failed: the postStart hook of host 0 \(pod lm-w-0-0-abcd0\) failed: PostStartHook failed$",
+    ),
+    "a hook, and an error of the program": (
+        snapshot(
+            jobset(1, status=ended("Failed", "FailedJobs")),
+            over(0, 83, message=farewell(83, "rank 0 raised: X")),
+            events=(event("Pod", "lm-w-0-0-abcd0", "FailedPostStartHook", "PostStartHook failed"),),
+        ),
+        r"^lm failed: crash \(exit 83\): rank 0 raised: X$",
     ),
     "rejected by its node": (
         snapshot(
