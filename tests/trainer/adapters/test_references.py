@@ -76,8 +76,12 @@ def test_the_curve_and_the_final_adapters_equal_peft_s(trained: Trained, tmp_pat
     final, wanted = load_file(tmp_path / "out" / "adapter_model.safetensors"), references.tensors(trained.case, "final")
     assert final.keys() == wanted.keys()
     for name, array in wanted.items():
-        close = np.abs(final[name] - array) <= 1e-5
-        assert np.all(close | is_rounding(trained.case, name)), name
+        assert_close(final[name], array, is_rounding(trained.case, name), name)
+
+
+def assert_close(found: np.ndarray, wanted: np.ndarray, rounding: np.ndarray | bool, name: str) -> None:
+    """To 1e-5, and to a tenth of the rate where `rounding` decides."""
+    assert np.all(np.abs(found - wanted) <= np.where(rounding, 1e-3, 1e-5)), name
 
 
 def is_rounding(case: str, name: str) -> np.ndarray:
@@ -85,7 +89,7 @@ def is_rounding(case: str, name: str) -> np.ndarray:
     gradient's sign, is one of rounding, and all that follows depends on the processor."""
     grad = np.abs(references.tensors(case, "grads")[name])
     found: np.ndarray = grad <= GRADIENT * grad.max() + 1e-7
-    assert found.mean() < 0.01 or not grad.any(), name
+    assert found.mean() < 0.01, name
     return found
 
 
@@ -116,14 +120,12 @@ def test_merged_weights_equal_peft_s_and_start_a_run(
     assert found.keys() == original.keys()
     for name, array in found.items():
         if name in wanted:
-            close = np.abs(array - wanted[name]) <= 1e-5
-            if name.endswith("bias"):
-                assert np.all(close), name
-                continue
-            of = f"base_model.model.{name.removesuffix('.weight')}"
-            columns = is_rounding(trained.case, f"{of}.lora_A.weight").any(axis=0, keepdims=True)
-            rows = is_rounding(trained.case, f"{of}.lora_B.weight").any(axis=1, keepdims=True)
-            assert np.all(close | columns | rows), name
+            rounding: np.ndarray | bool = False  # of a bias
+            if name.endswith(".weight"):
+                of = f"base_model.model.{name.removesuffix('.weight')}"
+                columns = is_rounding(trained.case, f"{of}.lora_A.weight").any(axis=0, keepdims=True)
+                rounding = columns | is_rounding(trained.case, f"{of}.lora_B.weight").any(axis=1, keepdims=True)
+            assert_close(array, wanted[name], rounding, name)
         else:
             assert np.array_equal(array, original[name]), name
     start = references.step(folders.BASES[trained.case], tmp_path / "merged").init().params

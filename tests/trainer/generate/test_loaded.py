@@ -59,9 +59,10 @@ def test_a_run_is_loaded_with_all_that_a_program_asks_for(trained: Path) -> None
     assert all(np.array_equal(found[name], wanted) for name, wanted in params().items())
     assert found.keys() == params().keys()
     (sample,), (other,) = loaded.generate(["ab", [1, 2]], max_tokens=8)
-    assert [sample] == bytes_model().generate([[97, 98]], Sampling(max_tokens=8))[0]
-    ((alone,),) = loaded.generate([1, 2], max_tokens=8)
-    assert alone == other._replace(score=pytest.approx(other.score, rel=1e-5))  # a batch of one rounds in its own way
+    alone = [bytes_model().generate([[97, 98]], Sampling(max_tokens=8)), loaded.generate([1, 2], max_tokens=8)]
+    for ((found_alone,),), together in zip(alone, (sample, other), strict=True):
+        # A batch of one rounds in its own way.
+        assert found_alone == together._replace(score=pytest.approx(together.score, rel=1e-5))
     (logprob_L,) = loaded.logprobs("abc")
     logits_LV = np.asarray(loaded.model(np.array([[97, 98, 99]])), np.float64)[0]
     shares_LV = logits_LV - np.log(np.exp(logits_LV).sum(-1, keepdims=True))
