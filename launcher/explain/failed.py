@@ -7,6 +7,7 @@ from launcher.explain.answer import Answer, first, is_liveness, one_line, quoted
 from launcher.explain.containers import never_ran
 from launcher.explain.memory import evicted_for_excess, is_oom, killed_sentence, oom_sentence
 from launcher.kube.objects import age, condition
+from launcher.status.hosts import Host
 from launcher.status.job_status import State, state_of
 from launcher.status.snapshot import Snapshot
 from launcher.wording import count
@@ -65,12 +66,12 @@ def _hooked(snapshot: Snapshot) -> Answer | None:
     last = snapshot.report.verdict
     if event is None or (last is not None and last.verdict.code != contract.PREEMPTED):
         return None
-    host = next((host for host in snapshot.hosts if host.ended.get("exitCode")), None)
+    host = _first_that_failed(snapshot)
     if host is None:
         return None
     headline = f"the postStart hook of {host.name} failed: {one_line(event['message'])}"
-    evidence = (*quoted(event), *_traceback(host.ended.get("message")))
-    return Answer("failed", headline, evidence, "fix the hook under pod:, or remove it.")
+    output = () if host.termination_report else _traceback(host.ended.get("message"))  # an agent's report is JSON
+    return Answer("failed", headline, (*quoted(event), *output), "fix the hook under pod:, or remove it.")
 
 
 def _by_verdict(snapshot: Snapshot) -> Answer | None:
@@ -106,7 +107,7 @@ def _never_ran(snapshot: Snapshot) -> Answer | None:
 
 def _exited(snapshot: Snapshot) -> Answer | None:
     """By the exit code of a container, where no agent left a verdict."""
-    host = next((host for host in snapshot.hosts if host.ended.get("exitCode")), None)
+    host = _first_that_failed(snapshot)
     if host is None:
         return None
     code, output = host.ended["exitCode"], _traceback(host.ended.get("message"))
@@ -117,6 +118,10 @@ def _exited(snapshot: Snapshot) -> Answer | None:
             return Answer("failed", headline, (*quoted(event), *output), "fix or remove the probe; jobs need none.")
         return Answer("killed", killed_sentence(snapshot, host), output, _MEMORY)
     return Answer("failed", f"{host.name} ended with exit code {code} ({host.ended.get('reason', '')})", output)
+
+
+def _first_that_failed(snapshot: Snapshot) -> Host | None:
+    return next((host for host in snapshot.hosts if host.ended.get("exitCode")), None)
 
 
 def _rejected(snapshot: Snapshot) -> Answer | None:

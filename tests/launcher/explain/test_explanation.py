@@ -89,6 +89,12 @@ def recorded(job: dict[str, Any], when: str = "stopped", **known: Any) -> dict[s
     return job | {"metadata": {**metadata, "annotations": {**metadata["annotations"], ANNOTATION: text}}}
 
 
+def hooked(code: int, message: str = "") -> Snapshot:
+    """A job whose postStart hook failed, and how its container ended then."""
+    hook = event("Pod", "lm-w-0-0-abcd0", "FailedPostStartHook", "PostStartHook failed")
+    return snapshot(jobset(1, status=ended("Failed", "FailedJobs")), over(0, code, message=message), events=(hook,))
+
+
 def new(job: dict[str, Any]) -> dict[str, Any]:
     """The JobSet, created just now."""
     return job | {"metadata": job["metadata"] | {"creationTimestamp": ago(seconds=2)}}
@@ -954,27 +960,15 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "^lm is restarted again and again: its postStart hook fails: PostStartHook failed$",
     ),
     "a hook": (
-        snapshot(
-            jobset(1, status=ended("Failed", "FailedJobs")),
-            over(0, 137),
-            events=(event("Pod", "lm-w-0-0-abcd0", "FailedPostStartHook", "PostStartHook failed"),),
-        ),
+        hooked(137),
         r"^lm failed: the postStart hook of host 0 \(pod lm-w-0-0-abcd0\) failed: PostStartHook failed$",
     ),
     "a hook, and an agent that was stopped for it": (
-        snapshot(
-            jobset(1, status=ended("Failed", "FailedJobs")),
-            over(0, 80, message=farewell(80, "stopped from outside before every host had joined")),
-            events=(event("Pod", "lm-w-0-0-abcd0", "FailedPostStartHook", "PostStartHook failed"),),
-        ),
+        hooked(80, farewell(80, "stopped from outside before every host had joined")),
         r"^lm failed: the postStart hook of host 0 \(pod lm-w-0-0-abcd0\) failed: PostStartHook failed$",
     ),
     "a hook, and an error of the program": (
-        snapshot(
-            jobset(1, status=ended("Failed", "FailedJobs")),
-            over(0, 83, message=farewell(83, "rank 0 raised: X")),
-            events=(event("Pod", "lm-w-0-0-abcd0", "FailedPostStartHook", "PostStartHook failed"),),
-        ),
+        hooked(83, farewell(83, "rank 0 raised: X")),
         r"^lm failed: crash \(exit 83\): rank 0 raised: X$",
     ),
     "rejected by its node": (
@@ -1038,6 +1032,12 @@ def test_the_tail_of_the_traceback_is_the_first_evidence_of_a_failure() -> None:
         jobset(1, status=objects.ended("Failed")), over(0, 70, message=farewell(70, "raised", traceback=text))
     )
     assert explain(job).evidence[:3] == tuple(text.splitlines())
+
+
+def test_an_agent_s_report_is_no_evidence_of_a_hook_that_failed() -> None:
+    assert not [
+        line for line in explain(CASES["a hook, and an agent that was stopped for it"][0]).evidence if "{" in line
+    ]
 
 
 def test_restarts_by_cause_and_the_age_of_the_last_good_checkpoint_are_always_shown() -> None:
