@@ -15,7 +15,7 @@ JOB = """name: bench
 image: registry.example/train:1
 accelerator: {type: cpu, per_host: 8}
 train:
-  task: trainer.tasks.lm:NextToken
+  task: lm
   mesh: {dp: 4, mp: 2}
   checkpoint: {path: gs://bucket/bench}
 """

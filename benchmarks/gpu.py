@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import side
 from benchmarks.table import Row, finish, log, ms
-from launcher.agent.host.environment import TRAINER
+from jaxlaunch.launcher.agent.host.environment import TRAINER
 
 OPTIMIZER = {"lr": 3e-4, "clip": 1.0}
 VIT = {"layers": 12, "width": 768, "heads": 12, "patch": 16, "image": [224, 224], "classes": 1000}

@@ -15,18 +15,18 @@ import jax
 
 from benchmarks import side
 from benchmarks.table import log
-from trainer.attention.availability import with_fallback
-from trainer.data import records
-from trainer.data.pipeline import Pipeline
-from trainer.data.source import Source
-from trainer.data.sources import array_record
-from trainer.metrics.progress import Progress
-from trainer.numerics import flops
-from trainer.parallel import mesh
-from trainer.plugin import load
-from trainer.profiling.profiler import Profiler
-from trainer.spec import CLASSIFY, LM, ArrayRecord, Profile, TrainSpec
-from trainer.step.train_step import Step
+from jaxlaunch.trainer.attention.availability import with_fallback
+from jaxlaunch.trainer.data import records
+from jaxlaunch.trainer.data.pipeline import Pipeline
+from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.data.sources import array_record
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.numerics import flops
+from jaxlaunch.trainer.parallel import mesh
+from jaxlaunch.trainer.plugin import load
+from jaxlaunch.trainer.profiling.profiler import Profiler
+from jaxlaunch.trainer.spec import CLASSIFY, LM, ArrayRecord, Profile, TrainSpec
+from jaxlaunch.trainer.step.train_step import Step
 
 OURS = ("kind", "batch", "small", "lr", "clip")  # of what is given, beside the model's sizes
 FIRST, TRACED = 3, 5  # steps of the trace

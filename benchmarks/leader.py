@@ -2,8 +2,8 @@
 
 `python -m benchmarks.leader [--seconds 20] [HOSTSxRANKS ...]`. The leader is the product's, started as in a pod. The
 other hosts are made up: a few processes hold a connection for each, and speak the product's protocol over loopback.
-Every host beats once in launcher.agent.io.link.BEAT_S, as agents do, and every rank is a step further in each beat.
-Then one rank raises; every host answers the verdict with the end of each of its processes, as agents do.
+Every host beats once in launcher/agent/io/link.py's BEAT_S, as agents do, and every rank is a step further in each
+beat. Then one rank raises; every host answers the verdict with the end of each of its processes, as agents do.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.table import Row, finish, log
-from launcher.agent.gang import config
-from launcher.agent.gang.handshake import HostSide
-from launcher.agent.gang.progress import Changes, Status
-from launcher.agent.gang.rendezvous import Hello
-from launcher.agent.gang.verdict import Kind
-from launcher.agent.io import limits
-from launcher.agent.io.link import BEAT_S, Link, Message
-from launcher.agent.io.loop import READ, Loop
-from launcher.agent.io.ports import free_port
-from trainer import contract
-from trainer.contract import AgentJob
+from jaxlaunch import contract
+from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.agent.gang import config
+from jaxlaunch.launcher.agent.gang.handshake import HostSide
+from jaxlaunch.launcher.agent.gang.progress import Changes, Status
+from jaxlaunch.launcher.agent.gang.rendezvous import Hello
+from jaxlaunch.launcher.agent.gang.verdict import Kind
+from jaxlaunch.launcher.agent.io import limits
+from jaxlaunch.launcher.agent.io.link import BEAT_S, Link, Message
+from jaxlaunch.launcher.agent.io.loop import READ, Loop
+from jaxlaunch.launcher.agent.io.ports import free_port
 
 SIZES = ((1_000, 8), (2_500, 8), (4_000, 1))  # the share of a core has a bound at the first alone
 MOST_SHARE, MOST_S, MOST_MB = 0.10, 1.0, 200
@@ -210,7 +210,9 @@ def measure(hosts: int, ranks: int, seconds: float, folder: pathlib.Path) -> Mea
         contract.RUN_DIR: str(folder / "run"),
     }
     with (folder / "leader.log").open("wb") as written:
-        leader = subprocess.Popen([sys.executable, "-m", "launcher.agent"], env=environ, stdout=written, stderr=written)
+        leader = subprocess.Popen(
+            [sys.executable, "-m", "jaxlaunch.launcher.agent"], env=environ, stdout=written, stderr=written
+        )
     share = [*range(1, hosts, max(1, -(-(hosts - 1) // FAKES))), hosts]
     fakes = [
         subprocess.Popen(

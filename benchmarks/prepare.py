@@ -88,7 +88,7 @@ def job(folder: Path, name: str, tokenizer: Path) -> Path:
     """A job that reads the files of a folder."""
     data = {"source": "text", "path": f"{folder}/*.jsonl", "tokenizer": str(tokenizer), "eval_split": 0.01}
     model = {"kind": "gpt2", "layers": 2, "width": 256, "heads": 4, "vocab": VOCAB, "length": LENGTH}
-    train = {"task": "trainer.tasks.lm:NextToken", "model": model, "data": data | {"data_dir": str(folder / "out")}}
+    train = {"task": "lm", "model": model, "data": data | {"data_dir": str(folder / "out")}}
     path = folder / "job.yaml"
     path.write_text(json.dumps({"name": name, "accelerator": {"type": "cpu"}, "train": train}))
     return path

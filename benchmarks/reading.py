@@ -26,14 +26,14 @@ from absl import flags
 
 from benchmarks import prepare
 from benchmarks.table import Row, finish, log, median
-from trainer import spec as specs
-from trainer.contract import Key
-from trainer.data import records
-from trainer.data.examples import Batch
-from trainer.data.pipeline import Pipeline
-from trainer.data.sources.packed import Packed, laid_out
-from trainer.spec import TrainSpec
-from trainer.tasks.lm import NextToken
+from jaxlaunch.contract import Key
+from jaxlaunch.trainer import spec as specs
+from jaxlaunch.trainer.data import records
+from jaxlaunch.trainer.data.examples import Batch
+from jaxlaunch.trainer.data.pipeline import Pipeline
+from jaxlaunch.trainer.data.sources.packed import Packed, laid_out
+from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.tasks.lm import NextToken
 
 BATCH, LENGTH = 16, 512
 WIDTH = 128  # with two layers and a vocabulary of 8,192: 2.5 million parameters
@@ -66,7 +66,7 @@ def document(folder: Path, tokenizer: Path, sizes: Sizes, steps: int) -> dict[st
     data = {"source": "text", "path": f"{folder}/*.jsonl", "tokenizer": str(tokenizer), "packing": "first-fit"}
     size = {"width": sizes.width, "length": sizes.length, "vocab": prepare.VOCAB}
     train = {
-        "task": "trainer.tasks.lm:NextToken",
+        "task": "lm",
         "model": {"kind": "decoder", "layers": 2, "heads": 4, **size},
         "data": data | {"data_dir": str(folder / "out")},
         "mesh": {"dp": -1},

@@ -11,8 +11,8 @@ import tempfile
 import time
 
 from benchmarks.table import Row, emit, log, median
+from jaxlaunch import contract
 from tests.gang.runs import Running, digits, environ, job
-from trainer import contract
 
 ROUNDS = 3
 RESUMED = re.compile(r"resumed at step (\d+) of")

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.side import Side
 from benchmarks.table import Row, finish, log, median
-from launcher.agent.host.environment import TRAINER
+from jaxlaunch.launcher.agent.host.environment import TRAINER
 from tests import environments
 
 PAIRS = 5

@@ -12,12 +12,12 @@ import numpy as np
 import pydantic
 
 from benchmarks.side import serve
-from trainer import spec
-from trainer.architectures import Model
-from trainer.generate.loaded import load
-from trainer.generate.network import Network
-from trainer.huggingface import save
-from trainer.parallel import mesh
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.architectures import Model
+from jaxlaunch.trainer.generate.loaded import load
+from jaxlaunch.trainer.generate.network import Network
+from jaxlaunch.trainer.huggingface import save
+from jaxlaunch.trainer.parallel import mesh
 
 WEIGHTS, ASKED = "weights", "asked.json"  # in the folder that the sides share
 

@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks import environment
 from benchmarks.side import Cost, Side
 from benchmarks.table import Row, finish, log, median, ms
-from launcher.agent.host.environment import TRAINER
+from jaxlaunch.launcher.agent.host.environment import TRAINER
 
 PAIRS = 7
 OURS = TRAINER["cpu"]

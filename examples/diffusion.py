@@ -20,8 +20,8 @@ import numpy as np
 from flax import nnx
 
 import jaxlaunch
-from trainer.task import Loss
-from trainer.tasks.classify import Classify
+from jaxlaunch.trainer.task import Loss
+from jaxlaunch.trainer.tasks.classify import Classify
 
 T = 200  # steps from an image to noise
 _S = np.cos((np.arange(T + 1) / T + 0.008) / 1.008 * np.pi / 2) ** 2

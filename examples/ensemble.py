@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from trainer.task import Loss
-from trainer.tasks.classify import Classify, standardized
+from jaxlaunch.trainer.task import Loss
+from jaxlaunch.trainer.tasks.classify import Classify, standardized
 
 Weights = tuple[jax.Array, jax.Array]
 MASKS = 8  # of an evaluation

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from jaxlaunch.reporting import report
 
 if TYPE_CHECKING:
-    from trainer.evaluation.loaded import Trained
-    from trainer.generate.loaded import Loaded
+    from jaxlaunch.trainer.evaluation.loaded import Trained
+    from jaxlaunch.trainer.generate.loaded import Loaded
 
 __all__ = ["load", "report", "run"]
 
@@ -23,26 +23,27 @@ def load(run: str, *, step: int | Literal["best"] | None = None, **options: Any)
     Of a language model: `.model`, `.params`, `.tokenizer`, `.generate(…)`, `.logprobs(…)`. `run` is then what
     `launcher sample` takes: the name or folder of a run, a step in its folder of checkpoints, a folder or URL of
     checkpoints, or a Hugging Face folder. `options` are `ema`, `precision`, `mesh` and `note` of
-    trainer.generate.loaded.load.
+    jaxlaunch.trainer.generate.loaded.load.
 
     Of any other task, of the name or folder of a run: `.model`, `.params`, `.predict(arrays)`, `.held_out()`,
-    `.evaluate()`. `options` are `ema`, `mesh` and `note` of trainer.evaluation.loaded.load. The job's code is imported,
-    from a folder that is added to sys.path.
+    `.evaluate()`. `options` are `ema`, `mesh` and `note` of jaxlaunch.trainer.evaluation.loaded.load. The job's
+    code is imported, from a folder that is added to sys.path.
 
-    Raises launcher.errors.UserError where there is no such run, and a TrainerError where its weights cannot be used.
+    Raises jaxlaunch.launcher.errors.UserError where there is no such run, and a TrainerError where its weights cannot
+    be used.
     """
-    from launcher.local import run_folders
+    from jaxlaunch.launcher.local import run_folders
 
     folder, of_folder = run_folders.weights(run)
     chosen = of_folder if step is None else step
     if run_folders.generates_no_text(run):
-        from trainer.evaluation import loaded as evaluated
+        from jaxlaunch.trainer.evaluation import loaded as evaluated
 
         job, train, home = run_folders.training(run)
         if job.code_folder is not None and (code := str(home / job.code_folder)) not in sys.path:
             sys.path.append(code)
         return evaluated.load(folder, train.model_dump_json(exclude_unset=True), step=chosen, **options)
-    from trainer.generate import loaded
+    from jaxlaunch.trainer.generate import loaded
 
     return loaded.load(folder, step=chosen, **options)
 
@@ -73,7 +74,7 @@ def run(step: Any, state: Any, data: Any = None, *, steps: int, **options: Any) 
     code of docs/exit-codes.md, and after SIGTERM with 80.
     """
     try:
-        from trainer.loop import run as loop
+        from jaxlaunch.trainer.loop import run as loop
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"jaxlaunch.run needs the trainer, and {error.name} is not installed: pip install 'jaxlaunch[train]'",

@@ -25,7 +25,7 @@ PHASES = (
     "eval",
     "save",
     "done",
-)  # those of trainer.contract that a program names
+)  # those of jaxlaunch/contract that a program names
 
 _CONTRACT = "_jaxlaunch_contract"  # the module of the site hook, which the agent has every Python load
 

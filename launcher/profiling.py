@@ -12,16 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launcher.agent.host.profiles import ENDED
-from launcher.agent.leader import run_folder
-from launcher.cluster.client import Cluster
-from launcher.errors import ApiError, Unreachable, UserError
-from launcher.kube.kinds import PODS
-from launcher.kube.labels import NAME_LABEL
-from launcher.kube.objects import template
-from launcher.lifecycle import ownership
-from launcher.status import hosts
-from launcher.wording import placed
+from jaxlaunch.launcher.agent.host.profiles import ENDED
+from jaxlaunch.launcher.agent.leader import run_folder
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.errors import ApiError, Unreachable, UserError
+from jaxlaunch.launcher.kube.kinds import PODS
+from jaxlaunch.launcher.kube.labels import NAME_LABEL
+from jaxlaunch.launcher.kube.objects import template
+from jaxlaunch.launcher.lifecycle import ownership
+from jaxlaunch.launcher.status import hosts
+from jaxlaunch.launcher.wording import placed
 
 HOSTS = 8  # that are profiled; of more than that only host 0
 METRICS_PORT = "metrics"  # of the container, by name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainer import contract
+from jaxlaunch import contract
 
 PAGE = "docs/troubleshooting.md"
 

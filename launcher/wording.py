@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from launcher.errors import KeyPath
+from jaxlaunch.launcher.errors import KeyPath
 
 LONGEST_SHOWN = 60  # characters of a value or a key
 # What a terminal obeys: C0, DEL and C1 but tab and newline. It sets the clipboard (OSC 52), titles, clears the screen.

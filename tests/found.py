@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from launcher import troubleshooting
+from jaxlaunch.launcher import troubleshooting
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / troubleshooting.PAGE).read_text(encoding="utf-8")

@@ -24,14 +24,14 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-import launcher
-from launcher.cli.main import main
-from launcher.kube.kinds import LOCAL_QUEUES, NAMESPACES
+import jaxlaunch.launcher
+from jaxlaunch.launcher.cli.main import main
+from jaxlaunch.launcher.kube.kinds import LOCAL_QUEUES, NAMESPACES
 from tests.launcher import apiserver
 from tests.launcher.apiserver import Server
 
-HOME = Path(launcher.__file__).parent
-ROOT = HOME.parent
+HOME = Path(jaxlaunch.launcher.__file__).parent
+ROOT = Path(__file__).parents[1]
 JOB = ROOT / "k8s" / "examples" / "gke-gpu.yaml"
 CLIENT = "cluster/client.py"
 BESIDE = ("kube/", "cluster/transport.py")
@@ -134,7 +134,7 @@ def _carries(value: Any) -> bool:
 def _is_the_job(value: Any) -> bool:
     if isinstance(value, dict):
         return value.get("kind") in MANIFESTS and "apiVersion" in value
-    return type(value).__name__ in CARRIERS and type(value).__module__.startswith("launcher.")
+    return type(value).__name__ in CARRIERS and type(value).__module__.startswith("jaxlaunch.launcher.")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import click
 
-from launcher.cli import main
-from launcher.job import reference
+from jaxlaunch.launcher.cli import main
+from jaxlaunch.launcher.job import reference
 from tests import house
 
 ROOT = Path(__file__).parents[1]

@@ -10,13 +10,14 @@ import gc
 import os
 from typing import NoReturn
 
-from trainer import contract, distributed, preflight
-from trainer.adapters import peft
-from trainer.huggingface import folder
-from trainer.metrics.progress import Progress
-from trainer.process import exit_code, leave, print_error, read_spec
-from trainer.text import prepare
-from trainer.train import Place, Run
+from jaxlaunch import contract
+from jaxlaunch.trainer import distributed, preflight
+from jaxlaunch.trainer.adapters import peft
+from jaxlaunch.trainer.huggingface import folder
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.process import exit_code, leave, print_error, read_spec
+from jaxlaunch.trainer.text import prepare
+from jaxlaunch.trainer.train import Place, Run
 
 
 def main() -> NoReturn:

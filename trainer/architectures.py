@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from trainer.presets import PRESETS as PRESETS
+from jaxlaunch.trainer.presets import PRESETS as PRESETS
 
 STORES = ("gs", "s3")  # the schemes of the object stores that weights and data are read from and checkpoints written to
 
@@ -65,7 +65,7 @@ class MLP(Block):
 
     ```yaml
     train:
-      task: trainer.tasks.classify:Classify
+      task: classify
       model: {kind: mlp, layers: 3, width: 256, classes: 10}  # any shape of example, flattened
     ```
     """
@@ -81,7 +81,7 @@ class RopeScaling(Block):
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       model:
         kind: decoder
         length: 8192
@@ -144,7 +144,7 @@ class Decoder(Published):
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       model: {preset: llama-1b, length: 4096, scan: true}  # sizes of Llama 3.2 1B, random weights
       # or published weights: model: {init_from: weights/qwen3-0.6b, length: 2048}
       # or sizes of your own: model: {kind: decoder, layers: 12, width: 768, heads: 12}
@@ -335,7 +335,7 @@ class GPT2(Published):
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       model: {preset: gpt2-124m, dropout: 0.1}  # 1024 tokens, vocab 50257
     ```
     """
@@ -382,7 +382,7 @@ class ViT(Published):
 
     ```yaml
     train:
-      task: trainer.tasks.classify:Classify
+      task: classify
       model: {kind: vit, image: [32, 32], patch: 4, classes: 10}  # 64 patches; or preset: vit-b16
     ```
     """
@@ -449,7 +449,7 @@ class CustomModel(BaseModel):
 
     ```yaml
     train:
-      task: trainer.tasks.classify:Classify
+      task: classify
       model: {kind: "my_package.models:Net", width: 32}  # Net(width=32, rngs=rngs)
     ```
     """

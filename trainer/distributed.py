@@ -9,7 +9,7 @@ import types
 import jax
 from jax.experimental import multihost_utils
 
-from trainer import contract
+from jaxlaunch import contract
 
 
 def initialize(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:

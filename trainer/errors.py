@@ -14,7 +14,7 @@ Any other exception is a bug, ours or the user's: 70 before the first step, 83 a
 from collections.abc import Mapping
 from typing import Any
 
-from trainer import contract
+from jaxlaunch import contract
 
 
 def first_line(error: BaseException) -> str:

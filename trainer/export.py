@@ -1,4 +1,4 @@
-"""Exports a checkpoint as a Hugging Face folder: `python -m trainer.export [FOLDER] --to DIR`.
+"""Exports a checkpoint as a Hugging Face folder: `python -m jaxlaunch.trainer.export [FOLDER] --to DIR`.
 
 A process of its own, on the CPU alone: it uses no accelerator, and needs neither the data nor the code of the training,
 because a checkpoint records its model. FOLDER holds the checkpoints; without it, that of TRAIN_SPEC is used. Prints one
@@ -16,23 +16,23 @@ from typing import Any, Literal
 
 import jax
 
-from trainer.adapters import merged as merge
-from trainer.adapters import peft
-from trainer.buckets import remote
-from trainer.checkpoint import carried, reader, trained
-from trainer.checkpoint.reader import StoredStep
-from trainer.errors import SpecError
-from trainer.huggingface import described, save
-from trainer.huggingface.families import FAMILIES
-from trainer.huggingface.save import Parameter
-from trainer.process import print_result, read_spec
-from trainer.spec import Published
-from trainer.train import Place
+from jaxlaunch.trainer.adapters import merged as merge
+from jaxlaunch.trainer.adapters import peft
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.checkpoint import carried, reader, trained
+from jaxlaunch.trainer.checkpoint.reader import StoredStep
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.huggingface import described, save
+from jaxlaunch.trainer.huggingface.families import FAMILIES
+from jaxlaunch.trainer.huggingface.save import Parameter
+from jaxlaunch.trainer.process import print_result, read_spec
+from jaxlaunch.trainer.spec import Published
+from jaxlaunch.trainer.train import Place
 
 
 def main() -> int:
     """Exports as the arguments say and prints what was written as JSON; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.export", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m jaxlaunch.trainer.export", description=__doc__)
     parser.add_argument("folder", nargs="?", help="folder or URL of checkpoints; default: that of TRAIN_SPEC")
     parser.add_argument("--to", required=True, help="the folder to write")
     parser.add_argument("--step", type=trained.step, help="the step to export, or best; default: the newest")

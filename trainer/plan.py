@@ -1,4 +1,4 @@
-"""Memory and sharding of a training before it runs, on virtual devices: `python -m trainer.plan`.
+"""Memory and sharding of a training before it runs, on virtual devices: `python -m jaxlaunch.trainer.plan`.
 
 A process of its own, because the launcher never imports jax: TRAIN_SPEC and JAX_NUM_CPU_DEVICES in, one JSON object on
 stdout. Exits with 64 or 65 where the spec or the data is wrong.
@@ -16,30 +16,30 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from trainer.adapters import peft
-from trainer.attention import availability
-from trainer.attention.availability import Accelerator
-from trainer.data.examples import NARROW, Examples
-from trainer.data.source import Source
-from trainer.errors import SpecError
-from trainer.generate import samples
-from trainer.huggingface import folder
-from trainer.numerics import flops, memory
-from trainer.numerics.memory import Range
-from trainer.parallel import mesh
-from trainer.process import print_result, read_spec
-from trainer.spec import GPT2, Decoder, Remat, Synthetic, TrainSpec, ViT
-from trainer.step.train_step import Batch, Step
-from trainer.task import Task, checked_source
-from trainer.tasks.classify import Classify
-from trainer.tasks.lm import NextToken
+from jaxlaunch.trainer.adapters import peft
+from jaxlaunch.trainer.attention import availability
+from jaxlaunch.trainer.attention.availability import Accelerator
+from jaxlaunch.trainer.data.examples import NARROW, Examples
+from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.generate import samples
+from jaxlaunch.trainer.huggingface import folder
+from jaxlaunch.trainer.numerics import flops, memory
+from jaxlaunch.trainer.numerics.memory import Range
+from jaxlaunch.trainer.parallel import mesh
+from jaxlaunch.trainer.process import print_result, read_spec
+from jaxlaunch.trainer.spec import GPT2, Decoder, Remat, Synthetic, TrainSpec, ViT
+from jaxlaunch.trainer.step.train_step import Batch, Step
+from jaxlaunch.trainer.task import Task, checked_source
+from jaxlaunch.trainer.tasks.classify import Classify
+from jaxlaunch.trainer.tasks.lm import NextToken
 
 ENDLESS = 10**9  # steps
 
 
 def main() -> int:
     """Prints the plan of TRAIN_SPEC as JSON; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.plan", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m jaxlaunch.trainer.plan", description=__doc__)
     parser.add_argument("--sharding", action="store_true", help="list every parameter and the mesh axes that split it")
     parser.add_argument("--compile", action="store_true", help="compile the step, and add XLA's analysis")
     parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="of the job's devices; default: not known")

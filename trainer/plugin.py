@@ -11,10 +11,10 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.errors import SpecError, TrainerError
+from jaxlaunch.trainer.errors import SpecError, TrainerError
 
 # Files that are nobody's own code: the standard library, what pip installed, and this package.
-LIBRARIES = (sysconfig.get_path("stdlib"), os.path.dirname(os.path.abspath(__file__)))
+LIBRARIES = (sysconfig.get_path("stdlib"), os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def load(path: str) -> Any:

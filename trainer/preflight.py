@@ -15,11 +15,11 @@ from typing import Any
 import jax
 from etils import epath
 
-from trainer import contract
-from trainer.buckets import faults, remote
-from trainer.contract import AgentJob
-from trainer.errors import CheckpointError, DataError, SpecError, StorageError
-from trainer.spec import EVAL, TrainSpec
+from jaxlaunch import contract
+from jaxlaunch.contract import AgentJob
+from jaxlaunch.trainer.buckets import faults, remote
+from jaxlaunch.trainer.errors import CheckpointError, DataError, SpecError, StorageError
+from jaxlaunch.trainer.spec import EVAL, TrainSpec
 
 CUDA_ERROR_NO_DEVICE = 100  # cuda.h
 DRIVER = Path("/proc/driver/nvidia/version")  # of the node's kernel module, the same in every container

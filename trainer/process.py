@@ -13,14 +13,15 @@ from typing import Any, NoReturn
 import jax
 import pydantic
 
-from trainer import contract, distributed
-from trainer.buckets import faults
-from trainer.contract import DONE
-from trainer.errors import SpecError, TrainerError, said
-from trainer.metrics.progress import Progress
-from trainer.plugin import load
-from trainer.spec import TASK_DEFAULTS, TrainSpec, over_task
-from trainer.task import Task, defaults, make
+from jaxlaunch import contract
+from jaxlaunch.contract import DONE
+from jaxlaunch.trainer import distributed
+from jaxlaunch.trainer.buckets import faults
+from jaxlaunch.trainer.errors import SpecError, TrainerError, said
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.plugin import load
+from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS, TrainSpec, over_task, task_name
+from jaxlaunch.trainer.task import Task, defaults, make
 
 
 def print_result(find: Callable[[], Mapping[str, Any]]) -> int:
@@ -46,8 +47,9 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
         raise SpecError(f"{contract.TRAIN_SPEC} is not JSON: {error}") from None
     if not isinstance(raw, dict):
         raise SpecError(f"{contract.TRAIN_SPEC} is not a train block")
-    name = str(raw.get("task"))
-    task_class = load(name) if ":" in name else None
+    name = str(task_name(raw.get("task")))
+    path = TASKS.get(name, name)
+    task_class = load(path) if ":" in path else None
     brought: set[str] = set()
     if name not in TASK_DEFAULTS:
         below = defaults(name, task_class)

@@ -8,25 +8,25 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from trainer import architectures
-from trainer.adapters.keys import Lora as Lora
-from trainer.architectures import GPT2 as GPT2
-from trainer.architectures import MLP as MLP
-from trainer.architectures import STORES as STORES
-from trainer.architectures import Block as Block
-from trainer.architectures import CustomModel as CustomModel
-from trainer.architectures import Decoder as Decoder
-from trainer.architectures import Fraction, Model, Weight
-from trainer.architectures import Natural as Natural
-from trainer.architectures import Place as Place
-from trainer.architectures import Positive as Positive
-from trainer.architectures import Published as Published
-from trainer.architectures import RopeScaling as RopeScaling
-from trainer.architectures import ViT as ViT
-from trainer.contract import MESH_AXES, PROFILE_STEPS
-from trainer.optim.keys import OPTIMIZERS as OPTIMIZERS
-from trainer.optim.keys import Optimizer as Optimizer
-from trainer.optim.keys import Schedule as Schedule
+from jaxlaunch.contract import MESH_AXES, PROFILE_STEPS
+from jaxlaunch.trainer import architectures
+from jaxlaunch.trainer.adapters.keys import Lora as Lora
+from jaxlaunch.trainer.architectures import GPT2 as GPT2
+from jaxlaunch.trainer.architectures import MLP as MLP
+from jaxlaunch.trainer.architectures import STORES as STORES
+from jaxlaunch.trainer.architectures import Block as Block
+from jaxlaunch.trainer.architectures import CustomModel as CustomModel
+from jaxlaunch.trainer.architectures import Decoder as Decoder
+from jaxlaunch.trainer.architectures import Fraction, Model, Weight
+from jaxlaunch.trainer.architectures import Natural as Natural
+from jaxlaunch.trainer.architectures import Place as Place
+from jaxlaunch.trainer.architectures import Positive as Positive
+from jaxlaunch.trainer.architectures import Published as Published
+from jaxlaunch.trainer.architectures import RopeScaling as RopeScaling
+from jaxlaunch.trainer.architectures import ViT as ViT
+from jaxlaunch.trainer.optim.keys import OPTIMIZERS as OPTIMIZERS
+from jaxlaunch.trainer.optim.keys import Optimizer as Optimizer
+from jaxlaunch.trainer.optim.keys import Schedule as Schedule
 
 MOST_WORKERS = 256  # processes that read for one process of a run; more than this is a typing error
 EVAL = "eval/"  # before the name of a metric that an evaluation gives
@@ -86,7 +86,7 @@ class Tfds(Source):
 
     ```yaml
     train:
-      task: trainer.tasks.classify:Classify
+      task: classify
       data: {source: tfds, name: mnist, data_dir: /data/tfds}  # prepared at the first start
     ```
     """
@@ -101,11 +101,11 @@ class Tfds(Source):
 
 
 class ArrayRecord(Source):
-    """Files of array_record; a record is a tf.train.Example, as trainer.data.records writes it.
+    """Files of array_record; a record is a tf.train.Example, as trainer/data/records writes it.
 
     ```yaml
     train:
-      task: trainer.tasks.classify:Classify
+      task: classify
       data:
         source: array_record
         path: gs://team-data/train-*.array_record
@@ -128,7 +128,7 @@ class Text(Source):
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       model: {kind: decoder, vocab: 32000, length: 2048}
       data:
         source: text
@@ -204,7 +204,7 @@ class Part(Block):
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       model: {kind: decoder, length: 1024}
       data:
         source: mixture
@@ -244,7 +244,7 @@ class Mixture(Source):
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       model: {kind: decoder, length: 1024}
       data:
         source: mixture
@@ -295,7 +295,7 @@ class Torch(Source):
 
     ```yaml
     train:
-      task: trainer.tasks.classify:Classify
+      task: classify
       data:
         source: torch
         dataset: my_package.data:Images   # __len__ and __getitem__(index, rng)
@@ -329,7 +329,7 @@ class Synthetic(Source):
 
     ```yaml
     train:
-      task: trainer.tasks.classify:Classify
+      task: classify
       data: {source: synthetic, examples: 1024, shape: [28, 28]}  # no files: for a test of speed
     ```
     """
@@ -353,7 +353,7 @@ class Mesh(Block):
     slices: 2
     accelerator: {type: v5e, topology: 4x4}
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       mesh: {dp: 2, fsdp: -1, mp: 4, dcn: {dp: 2}}  # -1 is 32 / (2 × 4) = 4; dp spans the two slices
     ```
     """
@@ -393,11 +393,11 @@ def said(sizes: Mapping[str, int]) -> str:
 
 
 class Dpo(Block):
-    """Direct preference optimization, of trainer.tasks.dpo:Preference.
+    """Direct preference optimization, of dpo.
 
     ```yaml
     train:
-      task: trainer.tasks.dpo:Preference
+      task: dpo
       model: {init_from: weights/qwen3-0.6b, length: 1024}
       data: {source: text, path: "pairs/*.jsonl", format: preference, tokenizer: weights/qwen3-0.6b}
       loss: {dpo: {beta: 0.1}}  # larger: stays nearer to the model that it starts from
@@ -424,7 +424,7 @@ class Loss(Block):
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       loss: {chunks: 8, z: 1e-4}  # logits of an eighth of a sequence at a time: less memory
     ```
     """
@@ -443,7 +443,7 @@ class Samples(Block):
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       eval:
         every: 500
         samples: {prompts: ["def ", "import "], max_tokens: 32, temperature: 0.8}  # 0: the likeliest token
@@ -462,7 +462,7 @@ class Eval(Block):
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       eval: {every: 500, batches: 20}  # 20 batches of the held-out set, and at the end
     ```
     """
@@ -505,7 +505,7 @@ class Best(Watched):
 
     ```yaml
     train:
-      task: trainer.tasks.classify:Classify
+      task: classify
       eval: {every: 100}
       checkpoint: {best: {metric: eval/accuracy, mode: max, keep: 2}}  # besides the newest
     ```
@@ -519,7 +519,7 @@ class StopEarly(Watched):
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       eval: {every: 100}
       stop_early: {metric: eval/loss, patience: 5, min_delta: 0.001}  # five in a row without a better one
     ```
@@ -534,7 +534,7 @@ class Checkpoint(Block):
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       checkpoint: {path: gs://team-runs/lm, every: 500, keep: 3}  # without path: the run folder, or the claim
     ```
     """
@@ -556,7 +556,7 @@ class Profile(Block):
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       profile: {at: 100, steps: 5}  # steps 101 to 105; at any time: launcher profile RUN
     ```
     """
@@ -570,7 +570,7 @@ class OnNonfinite(Block):
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       on_nonfinite: {action: stop}  # exit code 76; the checkpoint before it stays
     ```
     """
@@ -583,7 +583,7 @@ class Policy(Block):
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       precision: {params: bfloat16, compute: bfloat16}  # less memory than the usual precision: bf16
     ```
     """
@@ -597,9 +597,13 @@ class Policy(Block):
 Precision = Literal["fp32", "tf32", "bf16", "fp16"] | Policy
 Remat = Literal["none", "full", "dots", "dots_no_batch", "offload"] | list[str]
 
-LM = "trainer.tasks.lm:NextToken"
-CLASSIFY = "trainer.tasks.classify:Classify"
-DPO = "trainer.tasks.dpo:Preference"
+LM, CLASSIFY, DPO = "lm", "classify", "dpo"
+# Where the built-in tasks are, by the name that `task` takes. Version 0.1 named them by these paths.
+TASKS: Mapping[str, str] = {
+    CLASSIFY: "jaxlaunch.trainer.tasks.classify:Classify",
+    LM: "jaxlaunch.trainer.tasks.lm:NextToken",
+    DPO: "jaxlaunch.trainer.tasks.dpo:Preference",
+}
 
 DEFAULT_STEPS = 1000
 
@@ -611,12 +615,18 @@ TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+def task_name(task: Any) -> Any:
+    """The name of a built-in task that is given by its path, as version 0.1 had it; others stay as they are."""
+    named = {path.removeprefix(prefix): name for name, path in TASKS.items() for prefix in ("", "jaxlaunch.")}
+    return named.get(task, task) if isinstance(task, str) else task
+
+
 class TrainSpec(Block):
     """The configuration of the trainer.
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken                  # or trainer.tasks.classify:Classify, or your own
+      task: lm                  # or classify, or your own
       model: {kind: decoder, layers: 12, width: 768, heads: 12, vocab: 256, length: 1024}
       data: {source: text, path: "corpus/*.txt"}
       mesh: {fsdp: -1}                                  # all devices split batch and state
@@ -630,7 +640,9 @@ class TrainSpec(Block):
     Raises pydantic's ValidationError, with all errors at once.
     """
 
-    task: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$", description="module:Class of a task")]
+    task: Literal["classify", "lm", "dpo"] | Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] = Field(
+        description="a built-in task, or module:Class of a task of yours"
+    )
     model: Model = Field(MLP(), description="by kind; default the task's own")
     data: Data = Field(Tfds(), description="by source; default the task's own")
     mesh: Mesh = Field(Mesh(dp=-1), description="devices per mesh axis; default: all on dp")
@@ -668,7 +680,10 @@ class TrainSpec(Block):
     @model_validator(mode="before")
     @classmethod
     def _task_defaults(cls, raw: Any) -> Any:
-        return over_task(raw, TASK_DEFAULTS.get(str(raw.get("task")), {})) if isinstance(raw, Mapping) else raw
+        if not isinstance(raw, Mapping):
+            return raw
+        named = {**raw, "task": task_name(raw["task"])} if "task" in raw else raw
+        return over_task(named, TASK_DEFAULTS.get(str(named.get("task")), {}))
 
     @field_validator("data")
     @classmethod
@@ -727,7 +742,7 @@ class TrainSpec(Block):
     def _schedule_fits(cls, optimizer: Optimizer, info: ValidationInfo) -> Optimizer:
         if (
             "steps" in info.data and info.data.get("epochs") is None
-        ):  # with epochs trainer.optim.schedules checks it, once the data is read
+        ):  # with epochs trainer/optim/schedules checks it, once the data is read
             optimizer.schedule.decay_steps(info.data["steps"] or DEFAULT_STEPS)
         return optimizer
 

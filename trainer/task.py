@@ -15,10 +15,11 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from trainer import contract, plugin
-from trainer.data.source import Source
-from trainer.errors import SpecError
-from trainer.spec import TrainSpec
+from jaxlaunch import contract
+from jaxlaunch.trainer import plugin
+from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.spec import TrainSpec
 
 Split = Literal["train", "eval"]
 
@@ -88,7 +89,9 @@ def checked_model(name: str, model: Any) -> nnx.Module:
     """`model`, which the task `name` made. Raises SpecError where it is no flax.nnx.Module."""
     if isinstance(model, nnx.Module):
         return model
-    hint = "; return trainer.models.foreign.Linen(module, inputs, rngs=rngs)" if plugin.is_linen(model) else ""
+    hint = (
+        "; return jaxlaunch.trainer.models.foreign.Linen(module, inputs, rngs=rngs)" if plugin.is_linen(model) else ""
+    )
     raise SpecError(f"{name}: model returned {plugin.kind(model)}, not a flax.nnx.Module{hint}")
 
 
@@ -116,14 +119,14 @@ def checked_source(spec: TrainSpec, source: Any) -> Source | None:
     if source is None:
         return None
     if not isinstance(source, Source):
-        needed = "a source has __len__, __getitem__ and fingerprint (trainer.data.source)"
+        needed = "a source has __len__, __getitem__ and fingerprint (jaxlaunch.trainer.data.source)"
         raise SpecError(f"{spec.task}: source returned {plugin.kind(source)}; {needed}")
     workers = getattr(spec.data, "workers", None)
     if workers and getattr(source, "workers", 0) != workers:
         raise SpecError(
             f"{spec.task}: source returned {plugin.kind(source)}, which the {workers} processes of train.data.workers "
             "do not read; they read what data.source: torch opens. Remove data.workers, or return "
-            "trainer.data.sources.open.open_source(spec, split)"
+            "jaxlaunch.trainer.data.sources.open.open_source(spec, split)"
         )
     return source
 
@@ -132,7 +135,7 @@ def checked_loss(name: str, loss: Any) -> Loss | Array:
     """`loss`, which the task `name` computed. Raises SpecError where it is neither a scalar nor a Loss of scalars."""
     if not isinstance(loss, Loss):
         if isinstance(loss, tuple):
-            hint = "metrics go into trainer.task.Loss(sum, weight, {name: (sum, weight)})"
+            hint = "metrics go into jaxlaunch.trainer.task.Loss(sum, weight, {name: (sum, weight)})"
             raise SpecError(f"{name}: loss returned a tuple of {len(loss)}, not a scalar or a Loss; {hint}")
         _check_scalar(name, "loss returned", loss, "a bare loss is the mean over the batch; else return a Loss")
         _check_real(name, "loss returned", loss)

@@ -21,33 +21,34 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer import contract, plugin, preflight
-from trainer.checkpoint import carried
-from trainer.checkpoint.attempt import Attempt
-from trainer.checkpoint.consensus import check_alike, on_primary
-from trainer.checkpoint.reader import BEST
-from trainer.checkpoint.store import Store
-from trainer.contract import Key
-from trainer.data.examples import Check
-from trainer.data.pipeline import Evaluation, Pipeline
-from trainer.data.prefetch import Prefetcher
-from trainer.data.source import Ordered, Source
-from trainer.data.sources.open import baselines, tokenizer_files
-from trainer.data.trace import Trace
-from trainer.distributed import Stop
-from trainer.errors import NotFiniteError, SpecError
-from trainer.generate.samples import Samples
-from trainer.metrics.means import Means
-from trainer.metrics.progress import Progress
-from trainer.metrics.recorder import FLAGS, Metrics
-from trainer.metrics.watch import BestSteps, Patience, value_of
-from trainer.numerics import flops
-from trainer.parallel import mesh
-from trainer.profiling.profiler import Profiler
-from trainer.spec import GPT2, LM, Decoder, TrainSpec
-from trainer.step import dispatch, resume
-from trainer.step.train_step import Step, TrainState
-from trainer.task import Split, Task, checked_source
+from jaxlaunch import contract
+from jaxlaunch.contract import Key
+from jaxlaunch.trainer import plugin, preflight
+from jaxlaunch.trainer.checkpoint import carried
+from jaxlaunch.trainer.checkpoint.attempt import Attempt
+from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary
+from jaxlaunch.trainer.checkpoint.reader import BEST
+from jaxlaunch.trainer.checkpoint.store import Store
+from jaxlaunch.trainer.data.examples import Check
+from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
+from jaxlaunch.trainer.data.prefetch import Prefetcher
+from jaxlaunch.trainer.data.source import Ordered, Source
+from jaxlaunch.trainer.data.sources.open import baselines, tokenizer_files
+from jaxlaunch.trainer.data.trace import Trace
+from jaxlaunch.trainer.distributed import Stop
+from jaxlaunch.trainer.errors import NotFiniteError, SpecError
+from jaxlaunch.trainer.generate.samples import Samples
+from jaxlaunch.trainer.metrics.means import Means
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.metrics.recorder import FLAGS, Metrics
+from jaxlaunch.trainer.metrics.watch import BestSteps, Patience, value_of
+from jaxlaunch.trainer.numerics import flops
+from jaxlaunch.trainer.parallel import mesh
+from jaxlaunch.trainer.profiling.profiler import Profiler
+from jaxlaunch.trainer.spec import GPT2, LM, Decoder, TrainSpec
+from jaxlaunch.trainer.step import dispatch, resume
+from jaxlaunch.trainer.step.train_step import Step, TrainState
+from jaxlaunch.trainer.task import Split, Task, checked_source
 
 Batch = dict[str, jax.Array]
 SPLITS: tuple[Split, Split] = ("train", "eval")
@@ -429,7 +430,7 @@ class Run(Attempt[TrainState]):
 
 def _fingerprints(**sets: Source | None) -> dict[str, str]:
     """The identity of each set; a user's own source may tell of itself what differs between hosts."""
-    ours = {name: each for name, each in sets.items() if type(each).__module__.startswith("trainer.")}
+    ours = {name: each for name, each in sets.items() if type(each).__module__.startswith("jaxlaunch.trainer.")}
     return {name: each.fingerprint() for name, each in ours.items() if each is not None}
 
 

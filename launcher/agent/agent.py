@@ -9,25 +9,25 @@ import threading
 import time
 from collections.abc import Sequence
 
-from launcher.agent.gang import log_lines
-from launcher.agent.gang.clock import Clock, process_age_s
-from launcher.agent.gang.config import Config
-from launcher.agent.gang.rendezvous import Hello
-from launcher.agent.gang.verdict import Verdict
-from launcher.agent.host.child import die_with_parent
-from launcher.agent.host.member import Member
-from launcher.agent.host.site_folder import SiteFolder
-from launcher.agent.http import metrics
-from launcher.agent.http.server import MetricsServer
-from launcher.agent.io import cgroup
-from launcher.agent.io.loop import Loop
-from launcher.agent.io.output import OutputStream
-from launcher.agent.leader import unfinished
-from launcher.agent.leader.herald import Herald
-from launcher.agent.leader.leader import Leader
-from launcher.agent.leader.run_folder import RunFolder
-from trainer import contract
-from trainer.contract import Action
+from jaxlaunch import contract
+from jaxlaunch.contract import Action
+from jaxlaunch.launcher.agent.gang import log_lines
+from jaxlaunch.launcher.agent.gang.clock import Clock, process_age_s
+from jaxlaunch.launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.gang.rendezvous import Hello
+from jaxlaunch.launcher.agent.gang.verdict import Verdict
+from jaxlaunch.launcher.agent.host.child import die_with_parent
+from jaxlaunch.launcher.agent.host.member import Member
+from jaxlaunch.launcher.agent.host.site_folder import SiteFolder
+from jaxlaunch.launcher.agent.http import metrics
+from jaxlaunch.launcher.agent.http.server import MetricsServer
+from jaxlaunch.launcher.agent.io import cgroup
+from jaxlaunch.launcher.agent.io.loop import Loop
+from jaxlaunch.launcher.agent.io.output import OutputStream
+from jaxlaunch.launcher.agent.leader import unfinished
+from jaxlaunch.launcher.agent.leader.herald import Herald
+from jaxlaunch.launcher.agent.leader.leader import Leader
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 FLUSH_S = 2.0  # for slow readers of stdout and stderr, at the end

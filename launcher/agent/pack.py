@@ -14,16 +14,16 @@ if sys.version_info < (3, 10):
     sys.stderr.write("agent: the image has Python %d.%d; jaxlaunch needs 3.10 or newer\\n" % sys.version_info[:2])
     sys.exit(64)
 
-from launcher.agent.__main__ import main
+from jaxlaunch.launcher.agent.__main__ import main
 
 main()
 """
-JAXLAUNCH = ("jaxlaunch/__init__.py", "jaxlaunch/reporting.py")  # what programs import of ours in any image
+PACKAGE = ("__init__.py", "contract.py", "reporting.py", "launcher/__init__.py")  # of jaxlaunch, beside the agent
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the first of the zip format: equal sources give equal bytes
 
 
 def pack() -> bytes:
-    """A zipapp that holds the agent, trainer.contract and jaxlaunch.report; equal sources give equal bytes."""
+    """A zipapp that holds the agent, jaxlaunch/contract and jaxlaunch.report; equal sources give equal bytes."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, text in [("__main__.py", MAIN), *_sources()]:
@@ -35,9 +35,8 @@ def pack() -> bytes:
 
 def _sources() -> Iterator[tuple[str, str]]:
     agent = Path(__file__).parent
-    root = agent.parent.parent
-    ours = ("launcher/__init__.py", "trainer/__init__.py", "trainer/contract.py", *JAXLAUNCH)
-    files = [root / name for name in ours]
+    ours = agent.parents[1]  # the package jaxlaunch
+    files = [ours / name for name in PACKAGE]
     for file in sorted([*files, *agent.rglob("*.py")]):
         if file.name != Path(__file__).name:
-            yield file.relative_to(root).as_posix(), file.read_text()
+            yield file.relative_to(ours.parent).as_posix(), file.read_text()

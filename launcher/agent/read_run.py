@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 PREFIX, END = "jaxlaunch run: ", "jaxlaunch run end: "
 WIDTH = 8000  # characters of a line: the container runtime splits longer ones than 16 KiB
 MAX_SUMMARY, MAX_ATTEMPTS = 1 << 25, 1 << 18  # bytes; a summary may hold the stacks of thousands of ranks
-# The first line of a file that is not the first of its log, as launcher.agent.io.output writes it.
+# The first line of a file that is not the first of its log, as launcher/agent/io/output writes it.
 ROTATED = re.compile(rb"\((\d{1,18}) bytes of this log are before this file; [^\n]{1,80}\)")
 NAME = re.compile(r"rank-(\d{1,7})\.log")
 

@@ -7,14 +7,14 @@ import errno
 import os
 import sys
 
-from launcher.agent import unpack
-from launcher.agent.agent import Agent, write_termination_message
-from launcher.agent.gang import config
-from launcher.agent.gang.config import Config
-from launcher.agent.gang.verdict import of_code
-from launcher.agent.host import preflight
-from launcher.agent.host.remote_folder import FolderError, RemoteFolder
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent import unpack
+from jaxlaunch.launcher.agent.agent import Agent, write_termination_message
+from jaxlaunch.launcher.agent.gang import config
+from jaxlaunch.launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.gang.verdict import of_code
+from jaxlaunch.launcher.agent.host import preflight
+from jaxlaunch.launcher.agent.host.remote_folder import FolderError, RemoteFolder
 
 
 def start() -> int:

@@ -6,14 +6,14 @@ import sys
 
 import click
 
-from launcher.cli import options, output
-from launcher.cluster.client import Cluster
-from launcher.errors import UserError
-from launcher.job import units
-from launcher.kube.kinds import JOBSETS
-from launcher.kube.objects import terminal_state
-from launcher.lifecycle import delete, ownership, stop, submit
-from launcher.wording import placed
+from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job import units
+from jaxlaunch.launcher.kube.kinds import JOBSETS
+from jaxlaunch.launcher.kube.objects import terminal_state
+from jaxlaunch.launcher.lifecycle import delete, ownership, stop, submit
+from jaxlaunch.launcher.wording import placed
 
 _MARGIN_S = 120.0  # after the pods' grace period
 

@@ -10,23 +10,23 @@ from pathlib import Path
 
 import click
 
-from launcher import troubleshooting
-from launcher.cli import options, output
-from launcher.cluster.client import Cluster
-from launcher.doctor import checks, finding
-from launcher.doctor.finding import Finding
-from launcher.doctor.target import Checkpoints, Target
-from launcher.job import load as jobs
-from launcher.job import profile
-from launcher.job.load import JobFile
-from launcher.job.volumes import Claim
-from launcher.lifecycle import cluster_profile
-from launcher.local import trainer_process
-from launcher.manifests import gang_secret
-from launcher.manifests.prepare import prepare
-from launcher.manifests.resolve import ResolvedJob
-from launcher.plan import estimate, room, shapes
-from launcher.wording import count
+from jaxlaunch.launcher import troubleshooting
+from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.doctor import checks, finding
+from jaxlaunch.launcher.doctor.finding import Finding
+from jaxlaunch.launcher.doctor.target import Checkpoints, Target
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job import profile
+from jaxlaunch.launcher.job.load import JobFile
+from jaxlaunch.launcher.job.volumes import Claim
+from jaxlaunch.launcher.lifecycle import cluster_profile
+from jaxlaunch.launcher.local import trainer_process
+from jaxlaunch.launcher.manifests import gang_secret
+from jaxlaunch.launcher.manifests.prepare import prepare
+from jaxlaunch.launcher.manifests.resolve import ResolvedJob
+from jaxlaunch.launcher.plan import estimate, room, shapes
+from jaxlaunch.launcher.wording import count
 
 # Stands in for a job where none is named: it asks for nothing that a cluster may lack.
 SMALLEST = """

@@ -6,10 +6,10 @@ import os
 
 import click
 
-from launcher.cli import options, output
-from launcher.cli.export import Step
-from launcher.errors import UserError
-from launcher.local import run_folders, trainer_process
+from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cli.export import Step
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.local import run_folders, trainer_process
 
 
 @click.command("eval")
@@ -38,7 +38,7 @@ def eval_command(run: str, keys: tuple[str, ...], step: str | None, best: bool, 
     environ = trainer_process.environ(job, train, home)
     if job.accelerator.platform != "cpu":  # where the weights may need accelerators
         environ |= {"JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "")}
-    found = trainer_process.run("trainer.evaluation", *arguments, environ=environ)
+    found = trainer_process.run("jaxlaunch.trainer.evaluation", *arguments, environ=environ)
     for note in found["notes"]:
         output.say(note)
     if form != "text":

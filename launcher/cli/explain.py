@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from launcher.cli import options, output
-from launcher.cluster.client import Cluster
-from launcher.explain.explanation import Explanation
-from launcher.explain.explanation import explain as explain_world
-from launcher.status import collect
+from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.explain.explanation import Explanation
+from jaxlaunch.launcher.explain.explanation import explain as explain_world
+from jaxlaunch.launcher.status import collect
 
 UNKNOWN = 2  # exit code: there is no job of that name
 

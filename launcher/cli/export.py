@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from launcher.cli import output
-from launcher.errors import UserError
-from launcher.local import run_folders, trainer_process
-from launcher.wording import count
+from jaxlaunch.launcher.cli import output
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.local import run_folders, trainer_process
+from jaxlaunch.launcher.wording import count
 
 
 class Step(click.ParamType[str]):
@@ -47,7 +47,7 @@ def export_command(run: str, to: Path, step: str | None, ema: bool, merged: bool
     arguments += ["--ema"] if ema else []
     arguments += ["--merged"] if merged else []
     arguments += [] if base is None else ["--base", base]
-    found = trainer_process.run("trainer.export", *arguments, environ=os.environ)
+    found = trainer_process.run("jaxlaunch.trainer.export", *arguments, environ=os.environ)
     for note in found["notes"]:
         output.say(note)
     what = f"{found['architecture']} of step {found['step']}, {found['parameters']:,} parameters in {found['dtype']}"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from launcher.cli.output import Printer, say
-from launcher.cluster.client import Cluster
-from launcher.explain.explanation import explain
-from launcher.lifecycle import reader
-from launcher.logs import pods
-from launcher.logs.lines import Line, Select
-from launcher.status import collect
-from launcher.status.run_files import MAX_LOGS, RunFiles
-from launcher.status.snapshot import Snapshot
+from jaxlaunch.launcher.cli.output import Printer, say
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.explain.explanation import explain
+from jaxlaunch.launcher.lifecycle import reader
+from jaxlaunch.launcher.logs import pods
+from jaxlaunch.launcher.logs.lines import Line, Select
+from jaxlaunch.launcher.status import collect
+from jaxlaunch.launcher.status.run_files import MAX_LOGS, RunFiles
+from jaxlaunch.launcher.status.snapshot import Snapshot
 
 
 def state(cluster: Cluster, seen: Snapshot) -> Snapshot:

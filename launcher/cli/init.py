@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from launcher.cli import output
-from launcher.errors import UserError
-from launcher.job import load as jobs
+from jaxlaunch.launcher.cli import output
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job import load as jobs
 
 HERE = Path(__file__).parent / "starters"
 KINDS = ("classify", "lm", "own", "command")

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import click
 
-from launcher.cli import options, output
-from launcher.cluster.client import Cluster
-from launcher.kube.objects import age
-from launcher.status import collect
-from launcher.status.job_status import OVER, JobStatus, status_of
+from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.kube.objects import age
+from jaxlaunch.launcher.status import collect
+from jaxlaunch.launcher.status.job_status import OVER, JobStatus, status_of
 
 _NODES = 3  # shown in a wide row
 

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 import click
 
-from launcher.agent.gang import log_lines
-from launcher.cli import from_volume, options
-from launcher.cli.output import Printer, say
-from launcher.cluster.client import Cluster
-from launcher.errors import ApiError, ClusterError, UserError
-from launcher.kube.objects import terminal_state
-from launcher.logs import follow, pods
-from launcher.logs import lines as logs
-from launcher.logs import previous as past
-from launcher.logs.lines import Line, Select
-from launcher.logs.pods import Source, Window
-from launcher.status import collect
-from launcher.status.hosts import Host
-from launcher.status.snapshot import NoSuchJob, Snapshot
-from launcher.wording import placed
+from jaxlaunch.launcher.agent.gang import log_lines
+from jaxlaunch.launcher.cli import from_volume, options
+from jaxlaunch.launcher.cli.output import Printer, say
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
+from jaxlaunch.launcher.kube.objects import terminal_state
+from jaxlaunch.launcher.logs import follow, pods
+from jaxlaunch.launcher.logs import lines as logs
+from jaxlaunch.launcher.logs import previous as past
+from jaxlaunch.launcher.logs.lines import Line, Select
+from jaxlaunch.launcher.logs.pods import Source, Window
+from jaxlaunch.launcher.status import collect
+from jaxlaunch.launcher.status.hosts import Host
+from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
+from jaxlaunch.launcher.wording import placed
 
 HEAD_BYTES = 256 * 1024  # of host 0's log: what it writes first is how the generation before ended
 

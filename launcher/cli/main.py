@@ -16,38 +16,41 @@ from typing import NoReturn
 
 import click
 
-from launcher.cli import examples
-from launcher.errors import UserError
-from launcher.wording import visible
+from jaxlaunch.launcher.cli import examples
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.wording import visible
 
 INTERRUPTED = 130
 READ_MORE = "launcher COMMAND --help has more examples, launcher help lists the pages (docs/index.md)."
 
 # Command -> where it is defined, and its line in --help. Importing them all would take --help half a second.
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "delete": ("launcher.cli.delete:delete_command", "Delete job JOB_NAME."),
-    "doctor": ("launcher.cli.doctor:doctor_command", "Check that the cluster can run JOB_FILE, or any job."),
-    "eval": ("launcher.cli.evaluate:eval_command", "Evaluate a checkpoint of RUN on its held-out data."),
+    "delete": ("jaxlaunch.launcher.cli.delete:delete_command", "Delete job JOB_NAME."),
+    "doctor": ("jaxlaunch.launcher.cli.doctor:doctor_command", "Check that the cluster can run JOB_FILE, or any job."),
+    "eval": ("jaxlaunch.launcher.cli.evaluate:eval_command", "Evaluate a checkpoint of RUN on its held-out data."),
     "explain": (
-        "launcher.cli.explain:explain_command",
+        "jaxlaunch.launcher.cli.explain:explain_command",
         "Explain why job JOB_NAME waits, what it does, or how it ended.",
     ),
-    "export": ("launcher.cli.export:export_command", "Export a checkpoint of RUN as a Hugging Face model."),
-    "help": ("launcher.cli.help:help_command", "Show a page of the documentation, or list them."),
-    "init": ("launcher.cli.init:init", "Write a starter job.yaml."),
-    "list": ("launcher.cli.list:list_command", "List the jobs that launcher submitted."),
-    "logs": ("launcher.cli.logs:logs_command", "Print the logs of job JOB_NAME."),
-    "plan": ("launcher.cli.plan:plan_command", "Estimate the memory that JOB_FILE needs, and whether it fits."),
-    "prepare": ("launcher.cli.prepare:prepare_command", "Tokenize and pack the text of JOB_FILE, once."),
-    "profile": ("launcher.cli.profile:profile_command", "Profile the next steps of RUN."),
-    "render": ("launcher.cli.render:render", "Print JOB_FILE as Kubernetes manifests."),
-    "run": ("launcher.cli.run:run", "Train JOB_FILE on this machine."),
-    "sample": ("launcher.cli.sample:sample_command", "Generate text with the model of RUN."),
-    "schema": ("launcher.cli.schema:schema", "Print the JSON schema of job.yaml."),
-    "status": ("launcher.cli.status:status_command", "Show the state of job JOB_NAME."),
-    "stop": ("launcher.cli.stop:stop_command", "Stop job JOB_NAME after it has saved."),
-    "submit": ("launcher.cli.submit:submit", "Submit JOB_FILE to a cluster."),
-    "validate": ("launcher.cli.validate:validate", "Check JOB_FILE, and show what it requests."),
+    "export": ("jaxlaunch.launcher.cli.export:export_command", "Export a checkpoint of RUN as a Hugging Face model."),
+    "help": ("jaxlaunch.launcher.cli.help:help_command", "Show a page of the documentation, or list them."),
+    "init": ("jaxlaunch.launcher.cli.init:init", "Write a starter job.yaml."),
+    "list": ("jaxlaunch.launcher.cli.list:list_command", "List the jobs that launcher submitted."),
+    "logs": ("jaxlaunch.launcher.cli.logs:logs_command", "Print the logs of job JOB_NAME."),
+    "plan": (
+        "jaxlaunch.launcher.cli.plan:plan_command",
+        "Estimate the memory that JOB_FILE needs, and whether it fits.",
+    ),
+    "prepare": ("jaxlaunch.launcher.cli.prepare:prepare_command", "Tokenize and pack the text of JOB_FILE, once."),
+    "profile": ("jaxlaunch.launcher.cli.profile:profile_command", "Profile the next steps of RUN."),
+    "render": ("jaxlaunch.launcher.cli.render:render", "Print JOB_FILE as Kubernetes manifests."),
+    "run": ("jaxlaunch.launcher.cli.run:run", "Train JOB_FILE on this machine."),
+    "sample": ("jaxlaunch.launcher.cli.sample:sample_command", "Generate text with the model of RUN."),
+    "schema": ("jaxlaunch.launcher.cli.schema:schema", "Print the JSON schema of job.yaml."),
+    "status": ("jaxlaunch.launcher.cli.status:status_command", "Show the state of job JOB_NAME."),
+    "stop": ("jaxlaunch.launcher.cli.stop:stop_command", "Stop job JOB_NAME after it has saved."),
+    "submit": ("jaxlaunch.launcher.cli.submit:submit", "Submit JOB_FILE to a cluster."),
+    "validate": ("jaxlaunch.launcher.cli.validate:validate", "Check JOB_FILE, and show what it requests."),
 }
 
 # How --help groups them, in the order in which they are first needed.
@@ -83,7 +86,7 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click's, but for a name that does not exist it suggests one that does."""
         if args and args[0] not in COMMANDS and not ctx.resilient_parsing:
-            from trainer.contract import in_full, nearest  # only here: --help need not wait for it
+            from jaxlaunch.contract import in_full, nearest  # only here: --help need not wait for it
 
             near = nearest(args[0], COMMANDS) or in_full(args[0], COMMANDS)
             ctx.fail(f"No such command '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else ""))
@@ -137,7 +140,7 @@ def _explained(error: click.ClickException) -> click.ClickException:
     """The error, with the nearest option in place of one that does not exist, or how a key of a job is written."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return error
-    from trainer.contract import nearest  # as above
+    from jaxlaunch.contract import nearest  # as above
 
     name, parameters = error.option_name, error.ctx.command.params
     options = [one for parameter in parameters if isinstance(parameter, click.Option) for one in parameter.opts]

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from launcher.errors import UserError
-from launcher.job import units
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job import units
 
 WAITED_TOO_LONG = 124  # exit code
 

@@ -14,9 +14,9 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from launcher.logs.lines import Line, Select
-from launcher.wording import CONTROL, coloured, visible
-from launcher.yaml12 import writer
+from jaxlaunch.launcher.logs.lines import Line, Select
+from jaxlaunch.launcher.wording import CONTROL, coloured, visible
+from jaxlaunch.launcher.yaml12 import writer
 
 _ERASE = "\r\x1b[2K"  # what a terminal shows on the line that the cursor is in
 _writing = threading.RLock()

@@ -15,7 +15,7 @@ _GAP = "  "
 
 def folder() -> Path | None:
     """The folder of the pages: the clone's, or what the package installed; None where there is none."""
-    cloned = Path(__file__).parents[2] / "docs"
+    cloned = Path(__file__).resolve().parents[2] / "docs"  # `resolve`: jaxlaunch/launcher is a link
     if (cloned / "index.md").is_file():
         return cloned
     for file in metadata.files("jaxlaunch") or ():

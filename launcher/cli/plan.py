@@ -8,19 +8,19 @@ from typing import Any
 
 import click
 
-from launcher.cli import options, output
-from launcher.cli.validate import lines, summarize
-from launcher.errors import UserError
-from launcher.job import load as jobs
-from launcher.job import profile
-from launcher.job.load import JobSpec
-from launcher.local import trainer_process
-from launcher.manifests.prepare import prepare
-from launcher.manifests.resolve import ResolvedJob
-from launcher.plan import estimate, room, shapes
-from launcher.plan.notes import notes
-from launcher.wording import count, size
-from trainer.spec import TrainSpec
+from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cli.validate import lines, summarize
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job import profile
+from jaxlaunch.launcher.job.load import JobSpec
+from jaxlaunch.launcher.local import trainer_process
+from jaxlaunch.launcher.manifests.prepare import prepare
+from jaxlaunch.launcher.manifests.resolve import ResolvedJob
+from jaxlaunch.launcher.plan import estimate, room, shapes
+from jaxlaunch.launcher.plan.notes import notes
+from jaxlaunch.launcher.wording import count, size
+from jaxlaunch.trainer.spec import TrainSpec
 
 NO_FIT = 2  # the training does not fit, and the user can change it
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from launcher.cli import options, output
-from launcher.errors import UserError
-from launcher.job import load as jobs
-from launcher.local import paths, run_folders, trainer_process
-from launcher.wording import count, size
+from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.local import paths, run_folders, trainer_process
+from jaxlaunch.launcher.wording import count, size
 
 BAR = 30  # characters of the longest bar
 
@@ -39,7 +39,7 @@ def prepare_command(
     train = paths.of(job, base, folder, options.volumes(volumes)).train(job.train)
     environ = trainer_process.environ(job, train, base)
     try:
-        found = trainer_process.run("trainer.text.prepare", environ=environ, show=output.say)["prepared"]
+        found = trainer_process.run("jaxlaunch.trainer.text.prepare", environ=environ, show=output.say)["prepared"]
     except KeyboardInterrupt:
         output.say("stopped; what is complete is kept, and the same command resumes from there")
         raise

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 
 import click
 
-from launcher import profiling
-from launcher.cli import options, output
-from launcher.cluster.client import Cluster
-from launcher.errors import ClusterError, UserError
-from launcher.local import run_folders
-from launcher.profiling import Answer
-from trainer.contract import PROFILE_STEPS
+from jaxlaunch.contract import PROFILE_STEPS
+from jaxlaunch.launcher import profiling
+from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.errors import ClusterError, UserError
+from jaxlaunch.launcher.local import run_folders
+from jaxlaunch.launcher.profiling import Answer
 
 
 @click.command("profile")

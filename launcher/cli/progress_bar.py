@@ -10,9 +10,9 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 
-from launcher.agent.leader import run_folder
-from launcher.cli import output
-from launcher.kube.objects import age
+from jaxlaunch.launcher.agent.leader import run_folder
+from jaxlaunch.launcher.cli import output
+from jaxlaunch.launcher.kube.objects import age
 
 PERIOD_S = 1.0
 _TIMEOUT_S = 1.0

@@ -1,4 +1,4 @@
-"""The page of the command line, from the commands themselves: python -m launcher.cli.reference > docs/cli.md"""
+"""Prints docs/cli.md from the commands themselves: `python -m jaxlaunch.launcher.cli.reference > docs/cli.md`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import click
 
-from launcher.cli import examples
-from launcher.cli.main import COMMANDS, GROUPS, cli
+from jaxlaunch.launcher.cli import examples
+from jaxlaunch.launcher.cli.main import COMMANDS, GROUPS, cli
 
 _INTRODUCTION = """\
 # Command line
 
-Every command, from the program itself: `python -m launcher.cli.reference` prints this page, `launcher COMMAND --help`
-each part of it. `jaxlaunch` is the package, `launcher` the command. Results go to stdout (`-o json` for scripts),
-progress and diagnostics to stderr. Any key of a job can be set behind its file:
+Every command, from the program itself: `python -m jaxlaunch.launcher.cli.reference` prints this page,
+`launcher COMMAND --help` each part of it. `jaxlaunch` is the package, `launcher` the command. Results go to stdout
+(`-o json` for scripts), progress and diagnostics to stderr. Any key of a job can be set behind its file:
 `launcher run job.yaml train.mesh.mp=2 train.steps=100`.
 
 | exit code of the command | meaning |

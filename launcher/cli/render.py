@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from launcher.cli import options, output
-from launcher.job import load as jobs
-from launcher.job import profile
-from launcher.manifests import gang_secret
-from launcher.manifests.prepare import prepare
+from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job import profile
+from jaxlaunch.launcher.manifests import gang_secret
+from jaxlaunch.launcher.manifests.prepare import prepare
 
 
 @click.command()

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import click
 
-from launcher import troubleshooting
-from launcher.agent.leader import summary
-from launcher.agent.leader.run_folder import RunFolder
-from launcher.cli import options, output
-from launcher.errors import UserError
-from launcher.job import load as jobs
-from launcher.job.load import JobSpec
-from launcher.local import run_folders
-from launcher.local.run import Ended, LocalRun
-from launcher.local.run import run as run_job
-from launcher.logs import lines
-from launcher.logs.lines import Line, Select
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher import troubleshooting
+from jaxlaunch.launcher.agent.leader import summary
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job.load import JobSpec
+from jaxlaunch.launcher.local import run_folders
+from jaxlaunch.launcher.local.run import Ended, LocalRun
+from jaxlaunch.launcher.local.run import run as run_job
+from jaxlaunch.launcher.logs import lines
+from jaxlaunch.launcher.logs.lines import Line, Select
 
 RUN_DIR = "name another folder with --run-dir."
 
@@ -99,7 +99,7 @@ def _bar(folder: Path) -> AbstractContextManager[object]:
     """On a terminal, a bar that follows the run."""
     if not sys.stderr.isatty():
         return nullcontext()
-    from launcher.cli.progress_bar import Bar
+    from jaxlaunch.launcher.cli.progress_bar import Bar
 
     return Bar(folder)
 

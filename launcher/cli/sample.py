@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from launcher.cli import options, output
-from launcher.cli.export import Step
-from launcher.errors import UserError
-from launcher.local import run_folders, trainer_process
-from launcher.wording import count
+from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cli.export import Step
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.local import run_folders, trainer_process
+from jaxlaunch.launcher.wording import count
 
 
 @click.command("sample")
@@ -55,7 +55,7 @@ def sample_command(run: str, form: str, **given: Any) -> None:
     if step is not None and given["step"] is None:
         given["step"] = str(step)
     found: Mapping[str, Any] = {}
-    for event in trainer_process.events("trainer.generate", folder, *_arguments(given), environ=os.environ):
+    for event in trainer_process.events("jaxlaunch.trainer.generate", folder, *_arguments(given), environ=os.environ):
         if "piece" in event and form == "text":
             output.piece(event["piece"])
         elif "piece" not in event:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from launcher.cli import output
-from launcher.job import reference
+from jaxlaunch.launcher.cli import output
+from jaxlaunch.launcher.job import reference
 
 
 @click.command()

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import click
 
-from launcher.cli import from_volume, options, output
-from launcher.cluster.client import Cluster
-from launcher.errors import UserError
-from launcher.explain.explanation import explain, restarts_line
-from launcher.explain.memory import evicted_for_excess, is_oom
-from launcher.kube.objects import age
-from launcher.status import collect
-from launcher.status.job_status import OVER, JobStatus, as_of_line, status_of
-from launcher.status.snapshot import NoSuchJob, Snapshot
+from jaxlaunch.launcher.cli import from_volume, options, output
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.explain.explanation import explain, restarts_line
+from jaxlaunch.launcher.explain.memory import evicted_for_excess, is_oom
+from jaxlaunch.launcher.kube.objects import age
+from jaxlaunch.launcher.status import collect
+from jaxlaunch.launcher.status.job_status import OVER, JobStatus, as_of_line, status_of
+from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
 
 MAX_HOSTS = 32  # rows of -o wide
 

@@ -8,26 +8,26 @@ from pathlib import Path
 
 import click
 
-from launcher import troubleshooting
-from launcher.cli import options, output
-from launcher.cluster.client import Cluster
-from launcher.doctor import precheck
-from launcher.errors import ApiError, Unreachable, UserError
-from launcher.job import load as jobs
-from launcher.job import profile
-from launcher.job.profile import ClusterDefaults
-from launcher.kube.kinds import JOBSETS
-from launcher.kube.objects import Obj
-from launcher.lifecycle import cluster_profile
-from launcher.lifecycle.submit import Submission, Submitted
-from launcher.lifecycle.wait import Timeout, Waiting, quietly
-from launcher.logs import follow, lines, pods
-from launcher.manifests import gang_secret
-from launcher.manifests.prepare import prepare
-from launcher.status import hosts
-from launcher.status.job_status import JobStatus
-from launcher.wording import placed
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher import troubleshooting
+from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.doctor import precheck
+from jaxlaunch.launcher.errors import ApiError, Unreachable, UserError
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job import profile
+from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.kube.kinds import JOBSETS
+from jaxlaunch.launcher.kube.objects import Obj
+from jaxlaunch.launcher.lifecycle import cluster_profile
+from jaxlaunch.launcher.lifecycle.submit import Submission, Submitted
+from jaxlaunch.launcher.lifecycle.wait import Timeout, Waiting, quietly
+from jaxlaunch.launcher.logs import follow, lines, pods
+from jaxlaunch.launcher.manifests import gang_secret
+from jaxlaunch.launcher.manifests.prepare import prepare
+from jaxlaunch.launcher.status import hosts
+from jaxlaunch.launcher.status.job_status import JobStatus
+from jaxlaunch.launcher.wording import placed
 
 
 class Submit(click.Command):

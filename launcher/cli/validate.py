@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from launcher.cli import options, output
-from launcher.job import load as jobs
-from launcher.job import mesh_checks
-from launcher.job.load import JobSpec
-from launcher.wording import count
-from trainer.contract import BATCH_AXES, MESH_AXES
-from trainer.spec import said
+from jaxlaunch.contract import BATCH_AXES, MESH_AXES
+from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job import mesh_checks
+from jaxlaunch.launcher.job.load import JobSpec
+from jaxlaunch.launcher.wording import count
+from jaxlaunch.trainer.spec import said
 
 
 @click.command()

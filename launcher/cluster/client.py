@@ -12,14 +12,14 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from launcher.agent.io.lines import Lines
-from launcher.cluster import kubeconfig
-from launcher.cluster.watch import Event, Watch
-from launcher.errors import ApiError, ClusterError, Unreachable
-from launcher.kube.kinds import ACCESS_REVIEWS, PODS, Kind
+from jaxlaunch.launcher.agent.io.lines import Lines
+from jaxlaunch.launcher.cluster import kubeconfig
+from jaxlaunch.launcher.cluster.watch import Event, Watch
+from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
+from jaxlaunch.launcher.kube.kinds import ACCESS_REVIEWS, PODS, Kind
 
 if TYPE_CHECKING:
-    from launcher.cluster.transport import Transport
+    from jaxlaunch.launcher.cluster.transport import Transport
 
 __all__ = ["ApiError", "Cluster", "Unreachable"]
 
@@ -45,7 +45,7 @@ class Cluster:
         `say` gets what is waited for when the server does not answer at once. Sends no request yet. Raises ClusterError
         when the kubeconfig has no such context or cannot be used.
         """
-        from launcher.cluster.transport import Transport  # with the client it takes a quarter of a second
+        from jaxlaunch.launcher.cluster.transport import Transport  # with the client it takes a quarter of a second
 
         name, namespace = kubeconfig.context(context)
         return cls(Transport(lambda: kubeconfig.access(context), name, say), namespace)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import ClusterError
+from jaxlaunch.launcher.errors import ClusterError
 
 LIMIT_S = 15.0  # a plugin that needs no login answers within a second
 _SHOWN = 300  # characters of its stderr when it fails

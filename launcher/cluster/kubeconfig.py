@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.cluster import exec_plugin
-from launcher.errors import ClusterError
+from jaxlaunch.launcher.cluster import exec_plugin
+from jaxlaunch.launcher.errors import ClusterError
 
 if TYPE_CHECKING:
-    from launcher.cluster.transport import Access
+    from jaxlaunch.launcher.cluster.transport import Access
 
 _HERE = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # what a pod has
 
@@ -71,7 +71,7 @@ def access(wanted: str | None) -> Access:
     from kubernetes.config import ConfigException, load_incluster_config
     from kubernetes.config.kube_config import KubeConfigLoader
 
-    from launcher.cluster.transport import Access
+    from jaxlaunch.launcher.cluster.transport import Access
 
     configuration = kubernetes.client.Configuration()
     configuration.connection_pool_maxsize = 64  # many logs are followed at once

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from launcher.cluster.client import Cluster
-from launcher.cluster.watch import PATIENCE_S, may_pass
-from launcher.errors import ApiError, Unreachable
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.cluster.watch import PATIENCE_S, may_pass
+from jaxlaunch.launcher.errors import ApiError, Unreachable
 
 TELL_AFTER_S = 40.0  # a watch that is quiet begins anew every 20 s, so a server that is well is never silent for longer
 _TELL_AGAIN_S = 60.0

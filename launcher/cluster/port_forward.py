@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.errors import ApiError, ClusterError, Unreachable
+from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
 
 PROTOCOL = "v4.channel.k8s.io"
 MAX_ANSWER = 4 * 1024 * 1024  # bytes

@@ -28,7 +28,7 @@ from urllib3.exceptions import (
     SSLError,
 )
 
-from launcher.errors import ApiError, ClusterError, Unreachable
+from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
 
 CONNECT_S = 5.0
 READ_S = 15.0  # between two bytes of an answer
@@ -128,7 +128,7 @@ class Transport:
 
     def port_forward(self, path: str, port: int, request: bytes) -> bytes:
         """What a port of a pod answers; `path` is of the pod's subresource `portforward`."""
-        from launcher.cluster import port_forward  # few commands need it
+        from jaxlaunch.launcher.cluster import port_forward  # few commands need it
 
         self.calls += 1
         pool, server, headers = self._access

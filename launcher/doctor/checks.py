@@ -11,18 +11,18 @@ import datetime
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-from launcher.cluster.client import Cluster
-from launcher.doctor import controllers, namespace, network, nodes, queues, references, server
-from launcher.doctor.finding import Finding, Findings, fail_admin, unknown
-from launcher.doctor.target import Obj, Target
-from launcher.errors import ApiError, ClusterError, UserError
-from launcher.kube import kinds, trim
-from launcher.kube.kinds import Kind
-from launcher.kube.labels import NAME_LABEL, OWN_LABEL
-from launcher.kube.objects import template
-from launcher.kube.queues import cluster_queue_of
-from launcher.kube.requests import of_pod, together
-from launcher.kube.rights import Right
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.doctor import controllers, namespace, network, nodes, queues, references, server
+from jaxlaunch.launcher.doctor.finding import Finding, Findings, fail_admin, unknown
+from jaxlaunch.launcher.doctor.target import Obj, Target
+from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
+from jaxlaunch.launcher.kube import kinds, trim
+from jaxlaunch.launcher.kube.kinds import Kind
+from jaxlaunch.launcher.kube.labels import NAME_LABEL, OWN_LABEL
+from jaxlaunch.launcher.kube.objects import template
+from jaxlaunch.launcher.kube.queues import cluster_queue_of
+from jaxlaunch.launcher.kube.requests import of_pod, together
+from jaxlaunch.launcher.kube.rights import Right
 
 SERVER = "server"  # the check that comes before all others
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from launcher.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown
-from launcher.errors import ApiError
-from launcher.kube.kinds import JOBSETS, LOCAL_QUEUES, Kind
-from launcher.kube.objects import Obj
-from launcher.wording import count, either
+from jaxlaunch.launcher.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown
+from jaxlaunch.launcher.errors import ApiError
+from jaxlaunch.launcher.kube.kinds import JOBSETS, LOCAL_QUEUES, Kind
+from jaxlaunch.launcher.kube.objects import Obj
+from jaxlaunch.launcher.wording import count, either
 
 # Where each project's own manifests put its controller.
 JOBSET = ("jobset-system", "jobset-controller-manager")

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 
-from launcher.doctor.finding import Finding, Findings, fail, fail_admin, ok, unknown, warn
-from launcher.kube import kinds, requests
-from launcher.kube import pod_security as podsecurity
-from launcher.kube.kinds import Kind
-from launcher.kube.objects import Obj
-from launcher.kube.pod_security import ENFORCE, LEVELS
-from launcher.kube.quantity import amount
-from launcher.kube.rights import Right
-from launcher.wording import count
+from jaxlaunch.launcher.doctor.finding import Finding, Findings, fail, fail_admin, ok, unknown, warn
+from jaxlaunch.launcher.kube import kinds, requests
+from jaxlaunch.launcher.kube import pod_security as podsecurity
+from jaxlaunch.launcher.kube.kinds import Kind
+from jaxlaunch.launcher.kube.objects import Obj
+from jaxlaunch.launcher.kube.pod_security import ENFORCE, LEVELS
+from jaxlaunch.launcher.kube.quantity import amount
+from jaxlaunch.launcher.kube.rights import Right
+from jaxlaunch.launcher.wording import count
 
 
 def exists(name: str, found: Obj | None) -> Finding:

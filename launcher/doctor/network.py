@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from launcher.doctor.controllers import matches
-from launcher.doctor.finding import Finding, Findings, fail, ok, unknown
-from launcher.kube.objects import Obj
+from jaxlaunch.launcher.doctor.controllers import matches
+from jaxlaunch.launcher.doctor.finding import Finding, Findings, fail, ok, unknown
+from jaxlaunch.launcher.kube.objects import Obj
 
 _Direction = Literal["Ingress", "Egress"]
 _WORDS: Mapping[_Direction, tuple[str, str, str]] = {

@@ -7,18 +7,23 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
-from launcher.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown, warn
-from launcher.kube import node_fit, requests
-from launcher.kube.objects import Obj
-from launcher.kube.quantity import amount
-from launcher.manifests.platforms.facts import AMD_PRODUCT, GKE_GPU, GKE_TPU, GPU_PRODUCT, INSTANCE
-from launcher.manifests.platforms.generic import DRIVER_LABEL
-from launcher.manifests.platforms.runtime import DEVICE_OWNERSHIP, PINNING_CAPABILITY, PINNING_LIMIT, TPU_DEVICES
-from launcher.manifests.platforms.table import RESOURCE
-from launcher.status.hosts import main_container
-from launcher.wording import count, either
-from trainer import contract
-from trainer.contract import OLDEST_DRIVER
+from jaxlaunch import contract
+from jaxlaunch.contract import OLDEST_DRIVER
+from jaxlaunch.launcher.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown, warn
+from jaxlaunch.launcher.kube import node_fit, requests
+from jaxlaunch.launcher.kube.objects import Obj
+from jaxlaunch.launcher.kube.quantity import amount
+from jaxlaunch.launcher.manifests.platforms.facts import AMD_PRODUCT, GKE_GPU, GKE_TPU, GPU_PRODUCT, INSTANCE
+from jaxlaunch.launcher.manifests.platforms.generic import DRIVER_LABEL
+from jaxlaunch.launcher.manifests.platforms.runtime import (
+    DEVICE_OWNERSHIP,
+    PINNING_CAPABILITY,
+    PINNING_LIMIT,
+    TPU_DEVICES,
+)
+from jaxlaunch.launcher.manifests.platforms.table import RESOURCE
+from jaxlaunch.launcher.status.hosts import main_container
+from jaxlaunch.launcher.wording import count, either
 
 _CUDA = re.compile(r"cuda-?(\d+)")  # in an image's name or tag: those of a release end with their extra
 _LOOK = f"{ASK_ADMIN} look: kubectl debug node/NODE -it --image=busybox --"

@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from launcher.cluster.client import Cluster
-from launcher.doctor import controllers, namespace, nodes, queues
-from launcher.doctor.finding import Finding
-from launcher.doctor.target import Obj, Target
-from launcher.errors import ApiError, ClusterError, UserError
-from launcher.kube import kinds
-from launcher.kube.kinds import JOBSETS, KINDS, LOCAL_QUEUES, NAMESPACES, PODS
-from launcher.kube.rights import Right
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.doctor import controllers, namespace, nodes, queues
+from jaxlaunch.launcher.doctor.finding import Finding
+from jaxlaunch.launcher.doctor.target import Obj, Target
+from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
+from jaxlaunch.launcher.kube import kinds
+from jaxlaunch.launcher.kube.kinds import JOBSETS, KINDS, LOCAL_QUEUES, NAMESPACES, PODS
+from jaxlaunch.launcher.kube.rights import Right
 
 Answers = Iterator[UserError | str]  # errors stop the submission, texts are notes for the user
 

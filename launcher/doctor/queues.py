@@ -1,6 +1,6 @@
 """A job's queue and priority: the LocalQueue, its ClusterQueue and quota, the priority class. Pure.
 
-`launcher submit` and `launcher doctor` judge queues here alone; launcher.kube.queues reads them.
+`launcher submit` and `launcher doctor` judge queues here alone; launcher/kube/queues reads them.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
-from launcher.doctor.controllers import matches
-from launcher.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown, warn
-from launcher.kube import queues, requests
-from launcher.kube.kinds import WORKLOAD_PRIORITY_CLASSES
-from launcher.kube.objects import Obj
-from launcher.kube.quantity import amount
-from launcher.wording import either
+from jaxlaunch.launcher.doctor.controllers import matches
+from jaxlaunch.launcher.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown, warn
+from jaxlaunch.launcher.kube import queues, requests
+from jaxlaunch.launcher.kube.kinds import WORKLOAD_PRIORITY_CLASSES
+from jaxlaunch.launcher.kube.objects import Obj
+from jaxlaunch.launcher.kube.quantity import amount
+from jaxlaunch.launcher.wording import either
 
 PODS = "pods"  # a resource to Kueue, where a ClusterQueue covers it
 

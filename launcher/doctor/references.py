@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from launcher.doctor.finding import Finding, Findings, fail, fail_admin, ok, warn
-from launcher.doctor.target import Checkpoints
-from launcher.kube.objects import Obj
-from launcher.kube.quantity import amount
-from launcher.wording import size
+from jaxlaunch.launcher.doctor.finding import Finding, Findings, fail, fail_admin, ok, warn
+from jaxlaunch.launcher.doctor.target import Checkpoints
+from jaxlaunch.launcher.kube.objects import Obj
+from jaxlaunch.launcher.kube.quantity import amount
+from jaxlaunch.launcher.wording import size
 
 _PULL_TYPES = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
 _WAITS = "pods wait in ContainerCreating until it exists."

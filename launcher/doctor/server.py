@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from launcher.doctor.finding import ASK_ADMIN, Finding, fail_admin, ok, warn
+from jaxlaunch.launcher.doctor.finding import ASK_ADMIN, Finding, fail_admin, ok, warn
 
 SKEW_S = 30  # between the clocks; beyond, ages and events mislead
 TOKENS_S = 300  # beyond, tokens and certificates count as expired or not yet valid

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from launcher.cluster.client import Cluster
-from launcher.errors import ApiError
-from launcher.kube import labels
-from launcher.kube.kinds import (
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.errors import ApiError
+from jaxlaunch.launcher.kube import labels
+from jaxlaunch.launcher.kube.kinds import (
     LIMIT_RANGES,
     NAMESPACES,
     PRIORITY_CLASSES,
@@ -19,8 +19,8 @@ from launcher.kube.kinds import (
     WORKLOAD_PRIORITY_CLASSES,
     Kind,
 )
-from launcher.kube.objects import template
-from launcher.kube.requests import of_pod, pods
+from jaxlaunch.launcher.kube.objects import template
+from jaxlaunch.launcher.kube.requests import of_pod, pods
 
 Obj = dict[str, Any]
 

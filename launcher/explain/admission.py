@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from launcher.explain import unread
-from launcher.explain.answer import Answer, one_line, quoted
-from launcher.explain.ended import terminating
-from launcher.kube.kinds import JOBSETS
-from launcher.kube.labels import JOBSET_CONTROLLER
-from launcher.kube.objects import Obj, age, seconds_since
-from launcher.status.snapshot import Snapshot
-from launcher.wording import count
+from jaxlaunch.launcher.explain import unread
+from jaxlaunch.launcher.explain.answer import Answer, one_line, quoted
+from jaxlaunch.launcher.explain.ended import terminating
+from jaxlaunch.launcher.kube.kinds import JOBSETS
+from jaxlaunch.launcher.kube.labels import JOBSET_CONTROLLER
+from jaxlaunch.launcher.kube.objects import Obj, age, seconds_since
+from jaxlaunch.launcher.status.snapshot import Snapshot
+from jaxlaunch.launcher.wording import count
 
 _QUIET_S = 30.0  # that the JobSet controller has before its silence is reported
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
-from launcher.kube.objects import Obj
-from launcher.status.hosts import Host
-from launcher.status.snapshot import Snapshot
-from launcher.wording import count
+from jaxlaunch.launcher.kube.objects import Obj
+from jaxlaunch.launcher.status.hosts import Host
+from jaxlaunch.launcher.status.snapshot import Snapshot
+from jaxlaunch.launcher.wording import count
 
 MAX_MESSAGE = 600  # characters of an event, a condition or a log line
 MAX_HOSTS = 8
@@ -17,7 +17,7 @@ LIVENESS = "Liveness probe failed"  # how the message of an event Unhealthy begi
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """`situation` is a key of launcher.explain.situations.SITUATIONS; `headline` goes on after the job's name."""
+    """`situation` is a key of SITUATIONS in situations.py; `headline` goes on after the job's name."""
 
     situation: str
     headline: str

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from launcher.explain import unread
-from launcher.explain.answer import Answer, one_line, quoted, which
-from launcher.kube.objects import Obj, age, seconds_since, template
-from launcher.status import hosts
-from launcher.status.hosts import Host
-from launcher.status.snapshot import Snapshot
+from jaxlaunch.launcher.explain import unread
+from jaxlaunch.launcher.explain.answer import Answer, one_line, quoted, which
+from jaxlaunch.launcher.kube.objects import Obj, age, seconds_since, template
+from jaxlaunch.launcher.status import hosts
+from jaxlaunch.launcher.status.hosts import Host
+from jaxlaunch.launcher.status.snapshot import Snapshot
 
 _CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError")
 _START = ("StartError", "ContainerCannotRun")
@@ -19,11 +19,11 @@ _SLOW_KUBELET = re.compile(r"failed to sync (configmap|secret) cache")  # it tri
 _SLOW_S = 20.0  # of creating a container, after which the headline says how long it takes
 
 _MISSING = re.compile(r'(?P<kind>secret|configmap) "(?P<name>[^"]+)" not found', re.I)
-_BUNDLE = re.compile(r"jaxlaunch-[0-9a-f]{12}")  # launcher.manifests.bundle names it
+_BUNDLE = re.compile(r"jaxlaunch-[0-9a-f]{12}")  # launcher/manifests/bundle names it
 _KEY = re.compile(r"couldn't find key (?P<key>\S+) in (?P<kind>Secret|ConfigMap) \S+?/(?P<name>\S+)")
 _REFERENCED = re.compile(r"references non-existent (?P<kind>secret|config) key: (?P<key>\S+)")
 _ROOT = re.compile(r"image will run as root|non-numeric user|runAsNonRoot")
-_AGENTLESS = re.compile(r"No module named '?launcher\b")
+_AGENTLESS = re.compile(r"No module named '?jaxlaunch\b")
 _COMMAND = re.compile(r'exec: "(?P<command>[^"]+)": (?P<what>[^:\n]+)')
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from launcher.explain import unread
-from launcher.explain.answer import Answer, one_line
-from launcher.kube.objects import Obj, age, condition, seconds_since
-from launcher.status.job_status import State, is_stopped_in_queue, status_of
-from launcher.status.snapshot import Snapshot
-from launcher.wording import count
+from jaxlaunch.launcher.explain import unread
+from jaxlaunch.launcher.explain.answer import Answer, one_line
+from jaxlaunch.launcher.kube.objects import Obj, age, condition, seconds_since
+from jaxlaunch.launcher.status.job_status import State, is_stopped_in_queue, status_of
+from jaxlaunch.launcher.status.snapshot import Snapshot
+from jaxlaunch.launcher.wording import count
 
 
 def over(snapshot: Snapshot) -> Answer | None:

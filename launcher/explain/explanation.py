@@ -9,14 +9,14 @@ import dataclasses
 from datetime import datetime
 from typing import Any
 
-from launcher import troubleshooting
-from launcher.explain import admission, containers, ended, failed, gang, images, queue, scheduling, unread
-from launcher.explain.answer import Answer, Cause, first
-from launcher.kube.objects import age
-from launcher.status.job_status import JobStatus, as_of_line, status_of
-from launcher.status.snapshot import NoSuchJob, Snapshot
-from launcher.wording import placed
-from trainer.contract import in_full, nearest
+from jaxlaunch.contract import in_full, nearest
+from jaxlaunch.launcher import troubleshooting
+from jaxlaunch.launcher.explain import admission, containers, ended, failed, gang, images, queue, scheduling, unread
+from jaxlaunch.launcher.explain.answer import Answer, Cause, first
+from jaxlaunch.launcher.kube.objects import age
+from jaxlaunch.launcher.status.job_status import JobStatus, as_of_line, status_of
+from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
+from jaxlaunch.launcher.wording import placed
 
 MAX_EVIDENCE = 24
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from launcher.explain import unread
-from launcher.explain.answer import Answer, first, is_liveness, one_line, quoted
-from launcher.explain.containers import never_ran
-from launcher.explain.memory import evicted_for_excess, is_oom, killed_sentence, oom_sentence
-from launcher.kube.objects import age, condition
-from launcher.status.hosts import Host
-from launcher.status.job_status import State, state_of
-from launcher.status.snapshot import Snapshot
-from launcher.wording import count
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.explain import unread
+from jaxlaunch.launcher.explain.answer import Answer, first, is_liveness, one_line, quoted
+from jaxlaunch.launcher.explain.containers import never_ran
+from jaxlaunch.launcher.explain.memory import evicted_for_excess, is_oom, killed_sentence, oom_sentence
+from jaxlaunch.launcher.kube.objects import age, condition
+from jaxlaunch.launcher.status.hosts import Host
+from jaxlaunch.launcher.status.job_status import State, state_of
+from jaxlaunch.launcher.status.snapshot import Snapshot
+from jaxlaunch.launcher.wording import count
 
 _TRACEBACK_LINES = 20
 
@@ -27,7 +27,7 @@ _MOVES = {
 _AGAIN = "see `launcher logs NAME --previous`; then `launcher submit --replace`: it resumes from its last checkpoint."
 
 
-_CANNOT_JOIN = "rendezvous: cannot join host 0"  # as launcher.agent.host.member says it
+_CANNOT_JOIN = "rendezvous: cannot join host 0"  # as launcher/agent/host/member says it
 _MEMORY = "raise resources.memory in job.yaml, or use less memory: a smaller batch, more hosts, remat."
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from launcher.agent.gang.rendezvous import names
-from launcher.explain import admission, unread
-from launcher.explain.answer import LIVENESS, Answer, are, is_liveness, one_line, quoted, were, which
-from launcher.explain.ended import stuck
-from launcher.explain.memory import evicted_for_excess, excess_before, is_oom, oom_sentence
-from launcher.kube.objects import age, seconds_since
-from launcher.status.agent_report import AttemptEnd
-from launcher.status.job_status import JobStatus, State, status_of
-from launcher.status.snapshot import Snapshot
-from launcher.wording import count
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.rendezvous import names
+from jaxlaunch.launcher.explain import admission, unread
+from jaxlaunch.launcher.explain.answer import LIVENESS, Answer, are, is_liveness, one_line, quoted, were, which
+from jaxlaunch.launcher.explain.ended import stuck
+from jaxlaunch.launcher.explain.memory import evicted_for_excess, excess_before, is_oom, oom_sentence
+from jaxlaunch.launcher.kube.objects import age, seconds_since
+from jaxlaunch.launcher.status.agent_report import AttemptEnd
+from jaxlaunch.launcher.status.job_status import JobStatus, State, status_of
+from jaxlaunch.launcher.status.snapshot import Snapshot
+from jaxlaunch.launcher.wording import count
 
 _LOOPS = 2  # charged restarts without a committed step that make a crash loop
 _RECENT_S = 60.0  # since a probe failed

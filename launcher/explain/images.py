@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from launcher.explain.answer import Answer, one_line, quoted, which
-from launcher.status.snapshot import Snapshot
+from jaxlaunch.launcher.explain.answer import Answer, one_line, quoted, which
+from jaxlaunch.launcher.status.snapshot import Snapshot
 
 _WAITING = (
     "ErrImagePull",

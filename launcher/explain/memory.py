@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 
-from launcher.agent.gang.verdict import Verdict
-from launcher.explain.answer import Answer, one_line, were, which
-from launcher.kube.objects import template
-from launcher.status import hosts
-from launcher.status.hosts import Host
-from launcher.status.snapshot import Snapshot
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.verdict import Verdict
+from jaxlaunch.launcher.explain.answer import Answer, one_line, were, which
+from jaxlaunch.launcher.kube.objects import template
+from jaxlaunch.launcher.status import hosts
+from jaxlaunch.launcher.status.hosts import Host
+from jaxlaunch.launcher.status.snapshot import Snapshot
 
 
 def _oom_killed(snapshot: Snapshot) -> list[Host]:

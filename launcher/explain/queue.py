@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from launcher.explain import unread
-from launcher.explain.answer import Answer, one_line, quoted
-from launcher.kube import queues
-from launcher.kube.objects import Obj, condition, is_true, seconds_since
-from launcher.status.job_status import is_stopped_in_queue
-from launcher.status.snapshot import Snapshot
-from launcher.wording import count
+from jaxlaunch.launcher.explain import unread
+from jaxlaunch.launcher.explain.answer import Answer, one_line, quoted
+from jaxlaunch.launcher.kube import queues
+from jaxlaunch.launcher.kube.objects import Obj, condition, is_true, seconds_since
+from jaxlaunch.launcher.status.job_status import is_stopped_in_queue
+from jaxlaunch.launcher.status.snapshot import Snapshot
+from jaxlaunch.launcher.wording import count
 
 _UNUSED = re.compile(
     r"insufficient unused quota for (?P<resource>\S+) in flavor (?P<flavor>[^,]+), (?P<more>\S+) more needed"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from launcher.explain.answer import Answer, are, one_line, quoted, which
-from launcher.kube.node_fit import Fit, fit
-from launcher.kube.objects import Obj, age, seconds_since, template
-from launcher.status import hosts
-from launcher.status.hosts import Host
-from launcher.status.snapshot import Snapshot
-from launcher.wording import count, cut
+from jaxlaunch.launcher.explain.answer import Answer, are, one_line, quoted, which
+from jaxlaunch.launcher.kube.node_fit import Fit, fit
+from jaxlaunch.launcher.kube.objects import Obj, age, seconds_since, template
+from jaxlaunch.launcher.status import hosts
+from jaxlaunch.launcher.status.hosts import Host
+from jaxlaunch.launcher.status.snapshot import Snapshot
+from jaxlaunch.launcher.wording import count, cut
 
 _CLAIM = re.compile(
     r'persistentvolumeclaim "(?P<claim>[^"]+)" (?P<what>not found|is being deleted|bound to non-existent \S+ \S+)'

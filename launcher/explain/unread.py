@@ -5,8 +5,8 @@ Pure.
 
 from __future__ import annotations
 
-from launcher.explain.answer import Answer, quoted
-from launcher.status.snapshot import Snapshot
+from jaxlaunch.launcher.explain.answer import Answer, quoted
+from jaxlaunch.launcher.status.snapshot import Snapshot
 
 _ASK = "ask the namespace's administrator for the right; `launcher doctor` lists what each command needs."
 

@@ -1,4 +1,4 @@
-"""What the keys of a job must satisfy together, beside the mesh (launcher.job.mesh_checks). Pure; reads no cluster.
+"""What the keys of a job must satisfy together, beside the mesh (launcher/job/mesh_checks). Pure; reads no cluster.
 
 Each check names the keys it relies on, and is left out where one of them is already wrong: no fault follows from
 another. A check that names none judges entry by entry, and wrong entries are removed before it runs.
@@ -12,17 +12,17 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from launcher.errors import Fault, KeyPath
-from launcher.job import accelerators, mesh_checks
-from launcher.job.accelerators import GPUS, KNOWN
-from launcher.job.mesh_checks import divisors
-from launcher.job.schema import JobSpec, Network
-from launcher.job.volumes import Bucket
-from launcher.kube.labels import MAIN_CONTAINER, REPLICATED_JOB, RESERVED_DOMAINS
-from launcher.kube.quantity import amount
-from launcher.wording import count, cut, dotted, either
-from trainer import contract
-from trainer.spec import TASK_DEFAULTS
+from jaxlaunch import contract
+from jaxlaunch.launcher.errors import Fault, KeyPath
+from jaxlaunch.launcher.job import accelerators, mesh_checks
+from jaxlaunch.launcher.job.accelerators import GPUS, KNOWN
+from jaxlaunch.launcher.job.mesh_checks import divisors
+from jaxlaunch.launcher.job.schema import JobSpec, Network
+from jaxlaunch.launcher.job.volumes import Bucket
+from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER, REPLICATED_JOB, RESERVED_DOMAINS
+from jaxlaunch.launcher.kube.quantity import amount
+from jaxlaunch.launcher.wording import count, cut, dotted, either
+from jaxlaunch.trainer.spec import TASKS
 
 LONGEST_NAME = 63  # a DNS label
 LONGEST_VARIABLE = 128 * 1024  # bytes of NAME=value or of an argument, with its end (MAX_ARG_STRLEN of Linux)
@@ -325,9 +325,8 @@ def _main_container(container: dict[str, Any], path: KeyPath) -> Iterator[Fault]
 def _task(job: JobSpec) -> Iterator[Fault]:
     """A task of our own package that it does not have. Whether a task of the user's exists, only its image knows."""
     task = "" if job.train is None else job.train.task
-    if task.startswith("trainer.") and task not in TASK_DEFAULTS:
-        near = contract.nearest(task, TASK_DEFAULTS)
-        hint = f"did you mean {near[0]}?" if near else f"use {either(list(TASK_DEFAULTS))}, or module:Name of your own."
+    if task.startswith("jaxlaunch.") and task not in TASKS:
+        hint = f"use {either(list(TASKS))}, or module:Name of your own."
         yield Fault(("train", "task"), f"train.task = {cut(task)} is not a built-in task.", hint)
 
 

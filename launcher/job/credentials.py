@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from launcher.errors import KeyPath
+from jaxlaunch.launcher.errors import KeyPath
 
 # A name that is one of a credential. By whole words: MAX_TOKENS and TOKENIZERS_PARALLELISM hold none.
 _SECRET_WORD = {"token", "secret", "credential", "credentials", "sshpass"}

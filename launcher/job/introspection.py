@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, Tag
 from pydantic.fields import FieldInfo
 
-from launcher.errors import KeyPath
+from jaxlaunch.launcher.errors import KeyPath
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,13 +10,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from launcher.errors import SHOWN_FAULTS, Fault, JobFaults, KeyPath
-from launcher.job import checks, credentials, messages
-from launcher.job import overrides as arguments
-from launcher.job.schema import AS_WRITTEN, JobSpec
-from launcher.wording import dotted
-from launcher.yaml12 import reader, scalars, writer
-from launcher.yaml12.reader import Document
+from jaxlaunch.launcher.errors import SHOWN_FAULTS, Fault, JobFaults, KeyPath
+from jaxlaunch.launcher.job import checks, credentials, messages
+from jaxlaunch.launcher.job import overrides as arguments
+from jaxlaunch.launcher.job.schema import AS_WRITTEN, JobSpec
+from jaxlaunch.launcher.wording import dotted
+from jaxlaunch.launcher.yaml12 import reader, scalars, writer
+from jaxlaunch.launcher.yaml12.reader import Document
 
 __all__ = ["JobFile", "JobSpec", "dump", "load", "parse", "read", "read_text"]
 
@@ -216,7 +216,7 @@ def _one_program(data: Any) -> Iterator[Fault]:
             "keep train for the built-in trainer, command for any other.",
         )
     elif not given:
-        hint = "train: {task: trainer.tasks.classify:Classify}, or command: [python, train.py]"
+        hint = "train: {task: classify}, or command: [python, train.py]"
         yield Fault((), "neither train nor command is given: there is nothing to run.", hint)
 
 

@@ -6,15 +6,15 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from launcher.errors import Fault, KeyPath
-from launcher.job.accelerators import KNOWN
-from launcher.job.schema import JobSpec
-from launcher.wording import count, either
-from trainer.contract import BATCH_AXES, MESH_AXES
-from trainer.spec import TASK_DEFAULTS, CustomModel, TrainSpec, said
+from jaxlaunch.contract import BATCH_AXES, MESH_AXES
+from jaxlaunch.launcher.errors import Fault, KeyPath
+from jaxlaunch.launcher.job.accelerators import KNOWN
+from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.launcher.wording import count, either
+from jaxlaunch.trainer.spec import TASK_DEFAULTS, CustomModel, TrainSpec, said
 
 MESH: KeyPath = ("train", "mesh")
-# What mp splits in a built-in model, as in the table of trainer.parallel.sharding.
+# What mp splits in a built-in model, as in the table of trainer/parallel/sharding.
 SPLIT_BY_MP = {
     "mlp": ("width",),
     "decoder": ("heads", "kv_heads", "hidden", "expert_hidden", "vocab"),
@@ -161,7 +161,7 @@ def _is_known(train: TrainSpec, key: str) -> bool:
 
 
 def row_faults(job: JobSpec) -> Iterator[Fault]:
-    """Processes whose parts of the batch overlap, are not equal and not contiguous, as in trainer.parallel.mesh.rows.
+    """Processes whose parts of the batch overlap, are not equal or not contiguous (trainer/parallel/mesh.py: rows).
 
     On TPU the torus decides which devices hold what, and the mesh is the one to tell.
     """

@@ -14,14 +14,14 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from launcher.errors import SHOWN_FAULTS, Fault, KeyPath
-from launcher.job import credentials, introspection
-from launcher.job.introspection import Spot, Type, Words
-from launcher.job.schema import JobSpec
-from launcher.wording import LONGEST_SHOWN, cut, dotted, either
-from launcher.yaml12 import scalars
-from launcher.yaml12.reader import Document
-from trainer.contract import in_full, nearest
+from jaxlaunch.contract import in_full, nearest
+from jaxlaunch.launcher.errors import SHOWN_FAULTS, Fault, KeyPath
+from jaxlaunch.launcher.job import credentials, introspection
+from jaxlaunch.launcher.job.introspection import Spot, Type, Words
+from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.launcher.wording import LONGEST_SHOWN, cut, dotted, either
+from jaxlaunch.launcher.yaml12 import scalars
+from jaxlaunch.launcher.yaml12.reader import Document
 
 _LONGEST_SEARCHED = 1000
 _FOLLOWS = "default_factory_not_called"  # a default that rests on another key, itself wrong
@@ -29,7 +29,7 @@ _MOST_TRANSLATED = 1000  # of one file's errors
 _EXAMPLES: Mapping[KeyPath, str] = {
     ("name",): "for example name: my-run",
     ("accelerator",): "for example accelerator: {type: cpu, per_host: 4}",
-    ("train", "task"): "trainer.tasks.classify:Classify, trainer.tasks.lm:NextToken, or module:Name of your own.",
+    ("train", "task"): "classify, lm, dpo, or module:Name of your own.",
 }
 
 

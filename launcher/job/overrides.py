@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.errors import Fault, KeyPath
-from launcher.job import credentials, introspection
-from launcher.job.schema import JobSpec
-from launcher.wording import cut, dotted
-from launcher.yaml12 import reader
-from launcher.yaml12.reader import AFTER_THE_FILE
+from jaxlaunch.launcher.errors import Fault, KeyPath
+from jaxlaunch.launcher.job import credentials, introspection
+from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.launcher.wording import cut, dotted
+from jaxlaunch.launcher.yaml12 import reader
+from jaxlaunch.launcher.yaml12.reader import AFTER_THE_FILE
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 
-from launcher.errors import Fault, JobFaults, UserError
-from launcher.job import messages
-from launcher.job.introspection import Words
-from launcher.job.names import AbsolutePath, Label, LabelKey, LabelValue, ObjectName, Text, Variable
-from launcher.job.schema import Kind, Network, Toleration
-from launcher.yaml12 import reader
-from launcher.yaml12.reader import Document
-from trainer.spec import Block, Positive
+from jaxlaunch.launcher.errors import Fault, JobFaults, UserError
+from jaxlaunch.launcher.job import messages
+from jaxlaunch.launcher.job.introspection import Words
+from jaxlaunch.launcher.job.names import AbsolutePath, Label, LabelKey, LabelValue, ObjectName, Text, Variable
+from jaxlaunch.launcher.job.schema import Kind, Network, Toleration
+from jaxlaunch.launcher.yaml12 import reader
+from jaxlaunch.launcher.yaml12.reader import Document
+from jaxlaunch.trainer.spec import Block, Positive
 
 DEFAULT_USER = 1000
 

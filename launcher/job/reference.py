@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from launcher.errors import KeyPath
-from launcher.job import introspection
-from launcher.job.introspection import Type
-from launcher.job.schema import JobSpec
+from jaxlaunch.launcher.errors import KeyPath
+from jaxlaunch.launcher.job import introspection
+from jaxlaunch.launcher.job.introspection import Type
+from jaxlaunch.launcher.job.schema import JobSpec
 
 _EXAMPLES = re.compile(r",? such as [^,]+(, [^,]+)* or [^,]+")  # for a message, not for every row of a table
 _FENCED = re.compile(r"^```yaml\n.*?^```$", re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""The keys of job.yaml: their types, defaults and meaning. What they must satisfy together is in launcher.job.checks.
+"""The keys of job.yaml: their types, defaults and meaning. What they must satisfy together is in launcher/job/checks.
 
 Keys that only a cluster needs are here too: they are checked wherever the file is read.
 """
@@ -11,15 +11,15 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from launcher.job import accelerators
-from launcher.job.accelerators import KNOWN, Platform
-from launcher.job.introspection import Words
-from launcher.job.names import JobName, Label, LabelKey, LabelValue, ObjectName, Text, Variable
-from launcher.job.units import Duration, Quantity
-from launcher.job.volumes import Volume
-from launcher.kube.quantity import amount
-from trainer.contract import AgentJob
-from trainer.spec import Block, Natural, Positive, TrainSpec
+from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.job import accelerators
+from jaxlaunch.launcher.job.accelerators import KNOWN, Platform
+from jaxlaunch.launcher.job.introspection import Words
+from jaxlaunch.launcher.job.names import JobName, Label, LabelKey, LabelValue, ObjectName, Text, Variable
+from jaxlaunch.launcher.job.units import Duration, Quantity
+from jaxlaunch.launcher.job.volumes import Volume
+from jaxlaunch.launcher.kube.quantity import amount
+from jaxlaunch.trainer.spec import Block, Natural, Positive, TrainSpec
 
 Kind = Literal[
     "cpu",

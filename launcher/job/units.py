@@ -13,8 +13,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from launcher.job.introspection import Words
-from launcher.kube.quantity import SUFFIXED, amount
+from jaxlaunch.launcher.job.introspection import Words
+from jaxlaunch.launcher.kube.quantity import SUFFIXED, amount
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _SPELLED = r"s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?|w|wks?|weeks?"

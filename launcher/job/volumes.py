@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from launcher.job.introspection import Words
-from launcher.job.names import AbsolutePath, ObjectName
-from launcher.job.units import Quantity
-from trainer.spec import Block
+from jaxlaunch.launcher.job.introspection import Words
+from jaxlaunch.launcher.job.names import AbsolutePath, ObjectName
+from jaxlaunch.launcher.job.units import Quantity
+from jaxlaunch.trainer.spec import Block
 
 
 class Claim(Block):

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from launcher.kube.objects import Obj
-from launcher.kube.quantity import amount
-from launcher.kube.requests import of_pod, requested_by, written
+from jaxlaunch.launcher.kube.objects import Obj
+from jaxlaunch.launcher.kube.quantity import amount
+from jaxlaunch.launcher.kube.requests import of_pod, requested_by, written
 
 _REPELLING = ("NoSchedule", "NoExecute")
 

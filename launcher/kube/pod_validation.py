@@ -13,9 +13,9 @@ from contextlib import suppress
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
-from launcher.errors import Fault, KeyPath
-from launcher.kube.quantity import amount
-from launcher.wording import cut
+from jaxlaunch.launcher.errors import Fault, KeyPath
+from jaxlaunch.launcher.kube.quantity import amount
+from jaxlaunch.launcher.wording import cut
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _A_NAME = "a name of at most 63 lower-case letters, digits and inner dashes"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from launcher.kube.objects import Obj, condition
+from jaxlaunch.launcher.kube.objects import Obj, condition
 
 
 class Inactive(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from launcher.kube.quantity import amount
+from jaxlaunch.launcher.kube.quantity import amount
 
 _BYTES = ("memory", "ephemeral-storage", "storage")
 _UNITS = tuple((Decimal(1024) ** power, f"{letter}i") for power, letter in zip((5, 4, 3, 2, 1), "PTGMK", strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from launcher.kube.kinds import Kind
+from jaxlaunch.launcher.kube.kinds import Kind
 
 
 class Right(NamedTuple):

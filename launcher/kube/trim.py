@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from launcher.kube.labels import (
+from jaxlaunch.launcher.kube.labels import (
     GENERATION_LABEL,
     INDEX_LABEL,
     NAME_LABEL,
     REPLICATED_LABEL,
     SLICE_LABEL,
 )
-from launcher.kube.objects import Obj
+from jaxlaunch.launcher.kube.objects import Obj
 
 MAX_MESSAGE = 4_096  # characters; no termination message is longer
 MAX_KINDS_OF_EVENT = 200

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from launcher.cluster.client import ApiError, Cluster
-from launcher.job import profile
-from launcher.job.profile import ClusterDefaults
-from launcher.kube.kinds import CONFIGMAPS
+from jaxlaunch.launcher.cluster.client import ApiError, Cluster
+from jaxlaunch.launcher.job import profile
+from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.kube.kinds import CONFIGMAPS
 
 NAME = "jaxlaunch"  # of the ConfigMap
 SYSTEM = "jaxlaunch-system"  # the namespace of what is every team's

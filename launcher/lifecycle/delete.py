@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from launcher.cluster.client import Cluster
-from launcher.kube.kinds import CONFIGMAPS, JOBSETS, NETWORK_POLICIES
-from launcher.kube.objects import Obj, template
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.kube.kinds import CONFIGMAPS, JOBSETS, NETWORK_POLICIES
+from jaxlaunch.launcher.kube.objects import Obj, template
 
 
 def delete(cluster: Cluster, jobset: Obj) -> list[str]:

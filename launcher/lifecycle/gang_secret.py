@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from launcher.cluster.client import ApiError, Cluster, Unreachable
-from launcher.errors import UserError, exceeds_quota
-from launcher.kube.kinds import SECRETS
-from launcher.wording import placed
+from jaxlaunch.launcher.cluster.client import ApiError, Cluster, Unreachable
+from jaxlaunch.launcher.errors import UserError, exceeds_quota
+from jaxlaunch.launcher.kube.kinds import SECRETS
+from jaxlaunch.launcher.wording import placed
 
 GIVE_UP_S = 30.0  # on a Secret that does not go, and on a server that answers with errors
 _SILENT_S = 2.0  # of a wait that nobody is told of

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from launcher.cluster.client import Cluster
-from launcher.errors import UserError
-from launcher.kube.kinds import JOBSETS
-from launcher.kube.labels import OWN_LABEL
-from launcher.kube.objects import Obj
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.kube.kinds import JOBSETS
+from jaxlaunch.launcher.kube.labels import OWN_LABEL
+from jaxlaunch.launcher.kube.objects import Obj
 
 # Managers of fields that no person and no tool of theirs is; they are listed before the creator when they apply.
 _CONTROLLERS = ("kueue", "jobset", "manager", "kube-controller-manager", "kubelet")

@@ -14,17 +14,24 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launcher.agent import read_run
-from launcher.cluster.client import Cluster
-from launcher.errors import ApiError, ClusterError, UserError
-from launcher.kube.kinds import JOBSETS, PODS
-from launcher.kube.labels import MAIN_CONTAINER, MANAGED, NAME_LABEL, READER_OF, REPLICATED_JOB, RESERVED_DOMAINS
-from launcher.kube.objects import Obj, template
-from launcher.lifecycle.submit import owner
-from launcher.manifests.pod import RESTRICTED
-from launcher.status import hosts, run_files
-from launcher.status.run_files import RunFiles
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent import read_run
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
+from jaxlaunch.launcher.kube.kinds import JOBSETS, PODS
+from jaxlaunch.launcher.kube.labels import (
+    MAIN_CONTAINER,
+    MANAGED,
+    NAME_LABEL,
+    READER_OF,
+    REPLICATED_JOB,
+    RESERVED_DOMAINS,
+)
+from jaxlaunch.launcher.kube.objects import Obj, template
+from jaxlaunch.launcher.lifecycle.submit import owner
+from jaxlaunch.launcher.manifests.pod import RESTRICTED
+from jaxlaunch.launcher.status import hosts, run_files
+from jaxlaunch.launcher.status.run_files import RunFiles
 
 START_S = 120.0  # until its pod starts
 _LONGEST_S = 300  # of its Job

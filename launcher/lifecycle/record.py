@@ -6,14 +6,14 @@ import dataclasses
 import threading
 from collections.abc import Callable
 
-from launcher.agent.gang.recorded import Recorded
-from launcher.cluster.client import Cluster
-from launcher.errors import ApiError, ClusterError
-from launcher.kube.kinds import JOBSETS
-from launcher.status import agent_report, leader_log
-from launcher.status.agent_report import Record
-from launcher.status.snapshot import Snapshot
-from trainer.contract import ANNOTATION
+from jaxlaunch.contract import ANNOTATION
+from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.errors import ApiError, ClusterError
+from jaxlaunch.launcher.kube.kinds import JOBSETS
+from jaxlaunch.launcher.status import agent_report, leader_log
+from jaxlaunch.launcher.status.agent_report import Record
+from jaxlaunch.launcher.status.snapshot import Snapshot
 
 _GONE = (404, 409)  # the JobSet, or one of its name came after it
 _MAX_REFUSAL = 240  # characters

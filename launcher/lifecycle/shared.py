@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.kube.labels import MANAGED_BY
+from jaxlaunch.launcher.kube.labels import MANAGED_BY
 
 _SHOWN = 12  # hexadecimal digits of a digest
 

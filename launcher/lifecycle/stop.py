@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from launcher.cluster.client import Cluster
-from launcher.kube import labels, trim
-from launcher.kube.kinds import JOBSETS, PODS, WORKLOADS
-from launcher.kube.labels import NAME_LABEL
-from launcher.kube.objects import Obj, is_suspended, template
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.kube import labels, trim
+from jaxlaunch.launcher.kube.kinds import JOBSETS, PODS, WORKLOADS
+from jaxlaunch.launcher.kube.labels import NAME_LABEL
+from jaxlaunch.launcher.kube.objects import Obj, is_suspended, template
 
 _KUEUE_S = 10.0  # until Kueue has made a Workload
 _LOOK_AGAIN_S = 10.0  # a pod may be deleted between a list and a watch
@@ -20,7 +20,7 @@ class Stopped(NamedTuple):
     """How a stop ended."""
 
     is_over: bool  # no pod is left
-    pods: tuple[Obj, ...]  # each as it was seen last, as launcher.kube.trim leaves it
+    pods: tuple[Obj, ...]  # each as it was seen last, as launcher/kube/trim leaves it
 
 
 def grace_s(jobset: Obj) -> float:

@@ -11,15 +11,15 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from launcher.cluster.client import ApiError, Cluster, Unreachable
-from launcher.errors import ClusterError, UserError, exceeds_quota
-from launcher.kube.kinds import CONFIGMAPS, JOBSETS, KINDS, NETWORK_POLICIES, SECRETS, Kind
-from launcher.kube.labels import SPEC_HASH
-from launcher.kube.objects import terminal_state
-from launcher.lifecycle import shared, stop
-from launcher.lifecycle.gang_secret import GangSecret
-from launcher.lifecycle.ownership import is_ours, whose
-from launcher.wording import placed
+from jaxlaunch.launcher.cluster.client import ApiError, Cluster, Unreachable
+from jaxlaunch.launcher.errors import ClusterError, UserError, exceeds_quota
+from jaxlaunch.launcher.kube.kinds import CONFIGMAPS, JOBSETS, KINDS, NETWORK_POLICIES, SECRETS, Kind
+from jaxlaunch.launcher.kube.labels import SPEC_HASH
+from jaxlaunch.launcher.kube.objects import terminal_state
+from jaxlaunch.launcher.lifecycle import shared, stop
+from jaxlaunch.launcher.lifecycle.gang_secret import GangSecret
+from jaxlaunch.launcher.lifecycle.ownership import is_ours, whose
+from jaxlaunch.launcher.wording import placed
 
 GIVE_UP_S = 30.0  # on a server that answers with errors
 GONE_S = 300.0  # until a deleted JobSet is gone

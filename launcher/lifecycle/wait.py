@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from launcher.cluster.client import Cluster
-from launcher.cluster.outage import Outage
-from launcher.errors import ClusterError
-from launcher.kube.kinds import JOBSETS
-from launcher.kube.objects import Obj, is_suspended, terminal_state
-from launcher.lifecycle import record
-from launcher.status import collect, job_status
-from launcher.status.job_status import OVER, JobStatus, State
-from launcher.status.snapshot import NoSuchJob, Snapshot
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.cluster.outage import Outage
+from jaxlaunch.launcher.errors import ClusterError
+from jaxlaunch.launcher.kube.kinds import JOBSETS
+from jaxlaunch.launcher.kube.objects import Obj, is_suspended, terminal_state
+from jaxlaunch.launcher.lifecycle import record
+from jaxlaunch.launcher.status import collect, job_status
+from jaxlaunch.launcher.status.job_status import OVER, JobStatus, State
+from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
 
 _LOOK_AGAIN_S = 30.0  # for what no event of the JobSet reports
 _SETTLES_S = 2.0  # while pods end

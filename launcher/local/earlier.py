@@ -13,11 +13,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.agent.leader.run_folder import AGENTS, ATTEMPTS, RunFolder
-from launcher.agent.leader.summary import FILE, Summary, stands, stored
-from launcher.errors import UserError
-from launcher.job import load as jobs
-from launcher.local import ending, strays
+from jaxlaunch.launcher.agent.leader.run_folder import AGENTS, ATTEMPTS, RunFolder
+from jaxlaunch.launcher.agent.leader.summary import FILE, Summary, stands, stored
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.local import ending, strays
 
 KEPT = ".earlier"
 JOB = "job.yaml"

@@ -7,12 +7,12 @@ import signal
 import time
 from collections.abc import Sequence
 
-from launcher.agent.gang.verdict import Verdict, of_code
-from launcher.agent.leader import history, report, unfinished
-from launcher.agent.leader.history import Record
-from launcher.agent.leader.run_folder import RunFolder
-from launcher.agent.leader.summary import Of, Summary, stored
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.verdict import Verdict, of_code
+from jaxlaunch.launcher.agent.leader import history, report, unfinished
+from jaxlaunch.launcher.agent.leader.history import Record
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.summary import Of, Summary, stored
 
 
 def ended(

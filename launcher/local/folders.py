@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from launcher.errors import UserError
-from launcher.job.load import JobSpec
-from launcher.local.paths import Paths
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job.load import JobSpec
+from jaxlaunch.launcher.local.paths import Paths
 
 PROBE_BYTES = 4096  # what a full disk or quota refuses: it takes an empty file
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from launcher.errors import UserError
+from jaxlaunch.launcher.errors import UserError
 
 DYING_S = 2.0  # agents that were killed with their launcher are gone after less
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from launcher.errors import UserError
-from launcher.job.load import JobSpec
-from launcher.job.schema import Code
-from launcher.job.volumes import Ephemeral, Volume
-from launcher.wording import either
-from trainer.contract import nearest
-from trainer.spec import CustomModel, Mixture, Published, Text, Torch, TrainSpec
+from jaxlaunch.contract import nearest
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job.load import JobSpec
+from jaxlaunch.launcher.job.schema import Code
+from jaxlaunch.launcher.job.volumes import Ephemeral, Volume
+from jaxlaunch.launcher.wording import either
+from jaxlaunch.trainer.spec import CustomModel, Mixture, Published, Text, Torch, TrainSpec
 
 Source = tuple[str, str, str]  # of a volume's data: name, kind and keys
 

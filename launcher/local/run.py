@@ -1,6 +1,6 @@
 """Runs a job on this machine: one agent per host of the job, with the same contract as the pods of a JobSet.
 
-Owns the run folder, the agents' environment and the generations; the rest is in launcher.agent.
+Owns the run folder, the agents' environment and the generations; the rest is in launcher/agent.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.gang.clock import process_age_s
-from launcher.agent.gang.verdict import is_full_disk
-from launcher.agent.io.lines import Lines
-from launcher.agent.io.ports import free_port
-from launcher.agent.leader.run_folder import RunFolder
-from launcher.agent.leader.summary import Summary
-from launcher.errors import UserError
-from launcher.job import load as jobs
-from launcher.job.load import JobSpec
-from launcher.local import ending, folders, strays
-from launcher.local.earlier import JOB, Earlier
-from launcher.local.lock import Lock, locked
-from launcher.local.paths import Paths, of
-from launcher.logs.lines import Line, parse
-from trainer import contract
-from trainer.contract import Action, AgentJob
+from jaxlaunch import contract
+from jaxlaunch.contract import Action, AgentJob
+from jaxlaunch.launcher.agent.gang.clock import process_age_s
+from jaxlaunch.launcher.agent.gang.verdict import is_full_disk
+from jaxlaunch.launcher.agent.io.lines import Lines
+from jaxlaunch.launcher.agent.io.ports import free_port
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.summary import Summary
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job.load import JobSpec
+from jaxlaunch.launcher.local import ending, folders, strays
+from jaxlaunch.launcher.local.earlier import JOB, Earlier
+from jaxlaunch.launcher.local.lock import Lock, locked
+from jaxlaunch.launcher.local.paths import Paths, of
+from jaxlaunch.launcher.logs.lines import Line, parse
 
 Show = Callable[[Line], None]
 _LONGEST_LINE = 2 * contract.MAX_LINE  # the agents cut at the half, and put the rank before it
@@ -101,7 +101,7 @@ class Gang:
         leader = f"127.0.0.1:{free_port()}"
         for host in range(hosts * slices):
             agent = subprocess.Popen(
-                [sys.executable, "-m", "launcher.agent"],
+                [sys.executable, "-m", "jaxlaunch.launcher.agent"],
                 env=dict(environ)
                 | {
                     contract.LEADER: leader,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from launcher.errors import UserError
-from launcher.job import load as jobs
-from launcher.job.load import JobSpec
-from launcher.local import paths
-from trainer.spec import GPT2, Decoder, TrainSpec
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job.load import JobSpec
+from jaxlaunch.launcher.local import paths
+from jaxlaunch.trainer.spec import GPT2, Decoder, TrainSpec
 
 HOME = Path("runs")
 

@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer import contract
+from jaxlaunch import contract
 
 GONE_S = 10.0  # after which a process that SIGKILL does not end is given up
 POLL_S = 0.02
 _PROC = Path("/proc")  # where there is none, as on macOS, nothing is found
-_AGENT = b"\0-m\0launcher.agent\0"  # in its command line
+_AGENT = b"\0-m\0jaxlaunch.launcher.agent\0"  # in its command line
 
 
 def end(uid: str) -> int:

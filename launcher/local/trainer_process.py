@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import UserError
-from launcher.job.schema import JobSpec
-from trainer import contract
-from trainer.spec import TrainSpec
+from jaxlaunch import contract
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.trainer.spec import TrainSpec
 
 INSTALL = "install it with pip install 'jaxlaunch[train]'."
 

@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from launcher.cluster.client import Cluster
-from launcher.cluster.outage import Outage
-from launcher.cluster.watch import may_pass
-from launcher.errors import ApiError, Unreachable, UserError
-from launcher.kube.kinds import JOBSETS, PODS, Kind
-from launcher.kube.labels import NAME_LABEL
-from launcher.kube.objects import Obj, is_suspended, terminal_state
-from launcher.logs import pods
-from launcher.logs.lines import Line, Select
-from launcher.logs.pods import EVERYTHING, Source, Window
-from launcher.status import hosts
-from launcher.status.hosts import Host
-from launcher.wording import placed
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.cluster.outage import Outage
+from jaxlaunch.launcher.cluster.watch import may_pass
+from jaxlaunch.launcher.errors import ApiError, Unreachable, UserError
+from jaxlaunch.launcher.kube.kinds import JOBSETS, PODS, Kind
+from jaxlaunch.launcher.kube.labels import NAME_LABEL
+from jaxlaunch.launcher.kube.objects import Obj, is_suspended, terminal_state
+from jaxlaunch.launcher.logs import pods
+from jaxlaunch.launcher.logs.lines import Line, Select
+from jaxlaunch.launcher.logs.pods import EVERYTHING, Source, Window
+from jaxlaunch.launcher.status import hosts
+from jaxlaunch.launcher.status.hosts import Host
+from jaxlaunch.launcher.wording import placed
 
 TICK_S = 1.0
 REATTACH_S = 1.0  # after a stream broke
@@ -51,7 +51,7 @@ def follow(
     and ends it earlier. The rest of the logs of pods that have ended is shown first, for at most DRAIN_S where the
     JobSet runs on; `say` gets which could not be read to the end. A stream that breaks is continued where it broke.
     Raises ClusterError when the cluster refuses or cannot be reached, UserError when more than
-    launcher.logs.pods.STREAMS pods are selected at once.
+    jaxlaunch.launcher.logs.pods.STREAMS pods are selected at once.
     """
     _Follower(cluster, namespace, name, select, show, say, window).run(until)
 

@@ -7,16 +7,16 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from launcher.agent.gang import forms, log_lines
-from launcher.cluster.client import Cluster
-from launcher.errors import ApiError
-from launcher.kube.labels import MAIN_CONTAINER
-from launcher.kube.objects import Obj
-from launcher.logs import lines as logs
-from launcher.logs.lines import Line, Select
-from launcher.status import hosts
-from launcher.status.hosts import Host
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang import forms, log_lines
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.errors import ApiError
+from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
+from jaxlaunch.launcher.kube.objects import Obj
+from jaxlaunch.launcher.logs import lines as logs
+from jaxlaunch.launcher.logs.lines import Line, Select
+from jaxlaunch.launcher.status import hosts
+from jaxlaunch.launcher.status.hosts import Host
 
 STREAMS = 64  # pods that are read at once, line by line
 READERS = 16  # requests at once where there are more

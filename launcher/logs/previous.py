@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from launcher.logs.lines import Line
-from launcher.status.agent_report import Record
+from jaxlaunch.launcher.logs.lines import Line
+from jaxlaunch.launcher.status.agent_report import Record
 
 
 def lines(records: Iterable[Record], processes_per_host: int) -> Iterator[Line]:

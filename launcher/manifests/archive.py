@@ -12,9 +12,9 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.errors import UserError
-from launcher.manifests import git_files, secret_files
-from launcher.wording import count
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.manifests import git_files, secret_files
+from jaxlaunch.launcher.wording import count
 
 NAMED = 5  # of the largest files
 HOPELESS = 64  # times the limit: no source packs that well, so packing is not tried

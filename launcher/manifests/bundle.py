@@ -11,10 +11,10 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from launcher.agent import pack
-from launcher.kube.labels import MAIN_CONTAINER, MANAGED
-from launcher.manifests.resolve import CODE, ResolvedJob
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent import pack
+from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER, MANAGED
+from jaxlaunch.launcher.manifests.resolve import CODE, ResolvedJob
 
 LIMIT = 1024 * 1024  # bytes of all values of a ConfigMap: MaxSecretSize of Kubernetes' validation
 MOUNT = "/jaxlaunch"
@@ -52,7 +52,7 @@ def of(job: ResolvedJob, base: Path) -> Bundle | None:
     agent = pack.pack() if job.brings_agent else None
     code = None
     if job.spec.code_folder is not None:
-        from launcher.manifests import archive  # git, tar and gzip: most jobs bring no code
+        from jaxlaunch.launcher.manifests import archive  # git, tar and gzip: most jobs bring no code
 
         code = archive.pack(base / job.spec.code_folder, LIMIT - len(agent or b""), job.spec.code_include)
     return None if agent is None and code is None else Bundle(agent, code)

@@ -10,8 +10,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.kube.labels import MAIN_CONTAINER
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
 
 KEY = "key"  # of the Secret's data
 BYTES = 32

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Container, Iterator
 from pathlib import Path, PurePosixPath
 
-from launcher.errors import UserError
+from jaxlaunch.launcher.errors import UserError
 
 # What programs leave beside code, ignored or not.
 LEFT_OUT = frozenset(

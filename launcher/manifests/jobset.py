@@ -10,7 +10,8 @@ import hashlib
 import json
 from typing import Any
 
-from launcher.kube.labels import (
+from jaxlaunch.contract import OUTCOMES, Action
+from jaxlaunch.launcher.kube.labels import (
     EXCLUSIVE,
     LONGEST,
     MAIN_CONTAINER,
@@ -23,10 +24,9 @@ from launcher.kube.labels import (
     REPLICATED_JOB,
     SPEC_HASH,
 )
-from launcher.manifests import bundle, network, pod
-from launcher.manifests.bundle import Bundle
-from launcher.manifests.resolve import ResolvedJob
-from trainer.contract import OUTCOMES, Action
+from jaxlaunch.launcher.manifests import bundle, network, pod
+from jaxlaunch.launcher.manifests.bundle import Bundle
+from jaxlaunch.launcher.manifests.resolve import ResolvedJob
 
 API_VERSION = "jobset.x-k8s.io/v1alpha2"
 
@@ -34,7 +34,7 @@ _TARGETS = {"targetReplicatedJobs": [REPLICATED_JOB]}
 
 
 def render(job: ResolvedJob, archive: Bundle | None = None) -> list[dict[str, Any]]:
-    """The manifests of a job that launcher.manifests.platform_checks accepts: its JobSet, its NetworkPolicy unless it
+    """The manifests of a job that launcher/manifests/platform_checks accepts: its JobSet, its NetworkPolicy unless it
     wants none or has the host's network, which no policy reaches, and the ConfigMap of what it brings."""
     metadata = _metadata(job)
     manifests = [_jobset(job, metadata, pod.template(job, metadata, archive))]

@@ -1,6 +1,6 @@
 """How hosts reach each other: ports, the fast networks, and who may come in. Pure.
 
-Each network adds exactly what it needs, from launcher.manifests.platforms, with its sources there.
+Each network adds exactly what it needs, from launcher/manifests/platforms, with its sources there.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from launcher.job.accelerators import Platform
-from launcher.job.profile import Gib, Prometheus, Tcpxo
-from launcher.job.schema import Network, Rdma
-from launcher.kube.labels import MAIN_CONTAINER
-from launcher.manifests.platforms import eks, gke, runtime
-from launcher.manifests.platforms.facts import Where
+from jaxlaunch.launcher.job.accelerators import Platform
+from jaxlaunch.launcher.job.profile import Gib, Prometheus, Tcpxo
+from jaxlaunch.launcher.job.schema import Network, Rdma
+from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
+from jaxlaunch.launcher.manifests.platforms import eks, gke, runtime
+from jaxlaunch.launcher.manifests.platforms.facts import Where
 
 METRICS_PORT = 9400
 LEADER_PORT = 9401
@@ -74,7 +74,7 @@ def environment(
 
 
 def patch(network: Network, efa_interfaces: Sequence[int], tcpxo: Tcpxo | None, gib: Gib) -> dict[str, Any]:
-    """The pod template's part of it, of a job that launcher.manifests.platform_checks accepts."""
+    """The pod template's part of it, of a job that launcher/manifests/platform_checks accepts."""
     match network:
         case Rdma():
             return _rdma(network)

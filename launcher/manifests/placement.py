@@ -1,6 +1,6 @@
 """Where pods may run: labels and taints of nodes, kinds of capacity, topologies. Pure.
 
-The first half finds what a job needs of its nodes, for launcher.manifests.resolve; patch() renders it.
+The first half finds what a job needs of its nodes, for launcher/manifests/resolve; patch() renders it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from launcher.job.accelerators import KNOWN
-from launcher.job.profile import Nodes as ClusterNodes
-from launcher.job.schema import Accelerator, Capacity, Network, Placement, Reservation, Toleration
-from launcher.kube.labels import PREFERRED_TOPOLOGY, REQUIRED_TOPOLOGY, SLICE_SIZE, SLICE_TOPOLOGY
-from launcher.manifests.platforms import eks, gke, table
-from launcher.manifests.platforms.eks import Provisioner
-from launcher.manifests.platforms.facts import (
+from jaxlaunch.launcher.job.accelerators import KNOWN
+from jaxlaunch.launcher.job.profile import Nodes as ClusterNodes
+from jaxlaunch.launcher.job.schema import Accelerator, Capacity, Network, Placement, Reservation, Toleration
+from jaxlaunch.launcher.kube.labels import PREFERRED_TOPOLOGY, REQUIRED_TOPOLOGY, SLICE_SIZE, SLICE_TOPOLOGY
+from jaxlaunch.launcher.manifests.platforms import eks, gke, table
+from jaxlaunch.launcher.manifests.platforms.eks import Provisioner
+from jaxlaunch.launcher.manifests.platforms.facts import (
     BLOCK,
     GKE_GPU,
     GKE_TOPOLOGY,

@@ -1,6 +1,6 @@
 """What a job needs that its platform and the cluster defaults do not give it. Pure.
 
-launcher.job.checks judges a job by itself; here the resolved job is judged.
+launcher/job/checks judges a job by itself; here the resolved job is judged.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from launcher.errors import Fault, KeyPath
-from launcher.job import checks
-from launcher.job.accelerators import GPUS
-from launcher.job.schema import Reservation
-from launcher.job.volumes import Bucket, Ephemeral
-from launcher.kube.labels import MAIN_CONTAINER
-from launcher.manifests import network
-from launcher.manifests.platforms import eks, gke, table
-from launcher.manifests.platforms.facts import GKE_GPU, INSTANCE
-from launcher.manifests.resolve import CODE, ResolvedJob
-from launcher.wording import count, either
+from jaxlaunch.launcher.errors import Fault, KeyPath
+from jaxlaunch.launcher.job import checks
+from jaxlaunch.launcher.job.accelerators import GPUS
+from jaxlaunch.launcher.job.schema import Reservation
+from jaxlaunch.launcher.job.volumes import Bucket, Ephemeral
+from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
+from jaxlaunch.launcher.manifests import network
+from jaxlaunch.launcher.manifests.platforms import eks, gke, table
+from jaxlaunch.launcher.manifests.platforms.facts import GKE_GPU, INSTANCE
+from jaxlaunch.launcher.manifests.resolve import CODE, ResolvedJob
+from jaxlaunch.launcher.wording import count, either
 
 
 def faults(job: ResolvedJob) -> Iterator[Fault]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.job.schema import JobSpec
-from launcher.kube.labels import GENERATION_LABEL, MAIN_CONTAINER, REPLICATED_JOB, SLICE_LABEL, UID_LABEL
-from launcher.kube.merge import merge
-from launcher.manifests import bundle, gang_secret, network, placement, volumes
-from launcher.manifests.bundle import Bundle
-from launcher.manifests.network import variables
-from launcher.manifests.platforms import runtime, table
-from launcher.manifests.resolve import ResolvedJob
-from trainer import contract
-from trainer.spec import TrainSpec
+from jaxlaunch import contract
+from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.launcher.kube.labels import GENERATION_LABEL, MAIN_CONTAINER, REPLICATED_JOB, SLICE_LABEL, UID_LABEL
+from jaxlaunch.launcher.kube.merge import merge
+from jaxlaunch.launcher.manifests import bundle, gang_secret, network, placement, volumes
+from jaxlaunch.launcher.manifests.bundle import Bundle
+from jaxlaunch.launcher.manifests.network import variables
+from jaxlaunch.launcher.manifests.platforms import runtime, table
+from jaxlaunch.launcher.manifests.resolve import ResolvedJob
+from jaxlaunch.trainer.spec import TrainSpec
 
-AGENT = ["python", "-m", "launcher.agent"]
+AGENT = ["python", "-m", "jaxlaunch.launcher.agent"]
 
 # What the agent learns from its own pod: variable -> field.
 _FIELDS = {

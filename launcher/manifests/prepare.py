@@ -9,13 +9,13 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from launcher.errors import Fault, JobFaults, KeyPath
-from launcher.job.load import JobFile
-from launcher.job.profile import ClusterDefaults
-from launcher.kube import objects, pod_validation
-from launcher.manifests import bundle, jobset, platform_checks
-from launcher.manifests.resolve import ResolvedJob, resolve
-from launcher.yaml12.reader import AFTER_THE_FILE
+from jaxlaunch.launcher.errors import Fault, JobFaults, KeyPath
+from jaxlaunch.launcher.job.load import JobFile
+from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.kube import objects, pod_validation
+from jaxlaunch.launcher.manifests import bundle, jobset, platform_checks
+from jaxlaunch.launcher.manifests.resolve import ResolvedJob, resolve
+from jaxlaunch.launcher.yaml12.reader import AFTER_THE_FILE
 
 
 class Prepared(NamedTuple):

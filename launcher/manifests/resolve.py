@@ -1,7 +1,7 @@
 """resolve(job, defaults) → ResolvedJob: every value that the cluster defaults or the platform fill in, settled once.
 
 Pure. Whatever checks, renders or estimates a job afterwards takes the resolved job and looks at no defaults. A value
-that no one has given stays None, for launcher.manifests.platform_checks to report.
+that no one has given stays None, for launcher/manifests/platform_checks to report.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from launcher.errors import KeyPath
-from launcher.job.accelerators import GPUS
-from launcher.job.profile import CheckpointUrl, ClusterDefaults, Gib, Profile, Prometheus, Tcpxo
-from launcher.job.schema import JobSpec, Network
-from launcher.job.volumes import Volume
-from launcher.manifests import network, placement, volumes
-from launcher.manifests.network import Ports
-from launcher.manifests.platforms import gke, table
-from launcher.manifests.platforms.eks import Provisioner
-from launcher.manifests.platforms.facts import Nodes, Where
+from jaxlaunch.launcher.errors import KeyPath
+from jaxlaunch.launcher.job.accelerators import GPUS
+from jaxlaunch.launcher.job.profile import CheckpointUrl, ClusterDefaults, Gib, Profile, Prometheus, Tcpxo
+from jaxlaunch.launcher.job.schema import JobSpec, Network
+from jaxlaunch.launcher.job.volumes import Volume
+from jaxlaunch.launcher.manifests import network, placement, volumes
+from jaxlaunch.launcher.manifests.network import Ports
+from jaxlaunch.launcher.manifests.platforms import gke, table
+from jaxlaunch.launcher.manifests.platforms.eks import Provisioner
+from jaxlaunch.launcher.manifests.platforms.facts import Nodes, Where
 
 CODE = "/code"  # where a pod unpacks the code that a job brings
 RUN_FOLDER = ".jaxlaunch"  # below the checkpoints: what must outlive a pod

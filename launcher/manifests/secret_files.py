@@ -10,7 +10,7 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from launcher.job import credentials
+from jaxlaunch.launcher.job import credentials
 
 # Of programs that keep their credentials in files; in lower case.
 _NAMES = (

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from launcher.job.profile import CacheClaim, Checkpoint, CheckpointUrl
-from launcher.job.volumes import Bucket, Claim, ConfigFiles, Ephemeral, SecretFiles, Volume
-from launcher.kube.quantity import amount
+from jaxlaunch.launcher.job.profile import CacheClaim, Checkpoint, CheckpointUrl
+from jaxlaunch.launcher.job.volumes import Bucket, Claim, ConfigFiles, Ephemeral, SecretFiles, Volume
+from jaxlaunch.launcher.kube.quantity import amount
 
 SCRATCH = "/tmp"
 SHM = "/dev/shm"

@@ -1,6 +1,6 @@
 """What a job will need: bytes of a device, whether they fit, what is requested of the cluster. Pure.
 
-Bytes come from the trainer's own shapes (launcher.plan.shapes); here they are compared with the accelerator's memory.
+Bytes come from the trainer's own shapes (launcher/plan/shapes); here they are compared with the accelerator's memory.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.agent.host.environment import MEMORY_SHARE, NEW_MEMORY_SHARE, TRAINER
-from launcher.job.accelerators import KNOWN
-from launcher.job.schema import JobSpec
-from launcher.kube import pod_security
-from launcher.kube import requests as demand
-from launcher.kube.objects import template
-from launcher.kube.quantity import amount
-from launcher.manifests.platforms import table
-from launcher.manifests.platforms.facts import GPU_PRODUCT
-from launcher.manifests.resolve import ResolvedJob
-from launcher.wording import size
-from trainer.spec import TrainSpec
+from jaxlaunch.launcher.agent.host.environment import MEMORY_SHARE, NEW_MEMORY_SHARE, TRAINER
+from jaxlaunch.launcher.job.accelerators import KNOWN
+from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.launcher.kube import pod_security
+from jaxlaunch.launcher.kube import requests as demand
+from jaxlaunch.launcher.kube.objects import template
+from jaxlaunch.launcher.kube.quantity import amount
+from jaxlaunch.launcher.manifests.platforms import table
+from jaxlaunch.launcher.manifests.platforms.facts import GPU_PRODUCT
+from jaxlaunch.launcher.manifests.resolve import ResolvedJob
+from jaxlaunch.launcher.wording import size
+from jaxlaunch.trainer.spec import TrainSpec
 
-Shapes = Mapping[str, Any]  # what trainer.plan prints
+Shapes = Mapping[str, Any]  # what trainer/plan prints
 GIB = 1024**3
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from launcher.manifests import network
-from launcher.manifests.platforms import eks, gke, runtime, table
-from launcher.manifests.platforms.facts import GKE_GPU, INSTANCE
-from launcher.manifests.resolve import ResolvedJob
-from launcher.wording import count
+from jaxlaunch.launcher.manifests import network
+from jaxlaunch.launcher.manifests.platforms import eks, gke, runtime, table
+from jaxlaunch.launcher.manifests.platforms.facts import GKE_GPU, INSTANCE
+from jaxlaunch.launcher.manifests.resolve import ResolvedJob
+from jaxlaunch.launcher.wording import count
 
 
 def notes(job: ResolvedJob) -> Iterator[str]:

@@ -7,10 +7,10 @@ import os
 import shutil
 from pathlib import Path, PurePosixPath
 
-from launcher.job.volumes import Bucket, Claim, Ephemeral, Volume
-from launcher.kube.quantity import amount
-from launcher.local import run_folders
-from launcher.manifests.resolve import ResolvedJob
+from jaxlaunch.launcher.job.volumes import Bucket, Claim, Ephemeral, Volume
+from jaxlaunch.launcher.kube.quantity import amount
+from jaxlaunch.launcher.local import run_folders
+from jaxlaunch.launcher.manifests.resolve import ResolvedJob
 
 
 @dataclasses.dataclass(frozen=True)

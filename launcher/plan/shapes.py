@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from launcher.job.accelerators import KNOWN
-from launcher.job.load import JobSpec
-from launcher.local import trainer_process
-from trainer import contract
-from trainer.spec import TASK_DEFAULTS, Mesh, TrainSpec
+from jaxlaunch import contract
+from jaxlaunch.launcher.job.accelerators import KNOWN
+from jaxlaunch.launcher.job.load import JobSpec
+from jaxlaunch.launcher.local import trainer_process
+from jaxlaunch.trainer.spec import TASK_DEFAULTS, Mesh, TrainSpec
 
 
 def of(job: JobSpec, train: TrainSpec, base: Path, *, sharding: bool = False, compiled: bool = False) -> dict[str, Any]:
-    """What `python -m trainer.plan` finds of a job's train block; its code and data are relative to `base`.
+    """What `python -m jaxlaunch.trainer.plan` finds of a job's train block; its code and data are relative to `base`.
 
     Raises UserError with the trainer's own message where the training would not start.
     """
@@ -22,7 +22,9 @@ def of(job: JobSpec, train: TrainSpec, base: Path, *, sharding: bool = False, co
     flags += ["--platform", known.platform, *(["--capability", known.capability] if known.capability else [])]
     copies = 1 if compiled else _copies(train, job.devices)
     hint = "the trainer says so of the train block, here."
-    found = trainer_process.run("trainer.plan", *flags, environ=_environment(job, train, base, copies), hint=hint)
+    found = trainer_process.run(
+        "jaxlaunch.trainer.plan", *flags, environ=_environment(job, train, base, copies), hint=hint
+    )
     for name in ("flops_per_step", "causal_flops_per_step"):
         if found[name] is not None:
             found[name] *= copies

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from launcher.agent.gang.clock import ratio
-from launcher.agent.gang.recorded import Recorded
-from launcher.agent.gang.verdict import Verdict
-from launcher.status.hosts import Host
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.clock import ratio
+from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.agent.gang.verdict import Verdict
+from jaxlaunch.launcher.status.hosts import Host
 
-Record = tuple[str, Mapping[str, Any]]  # a kind of launcher.agent.gang.log_lines, and its fields
+Record = tuple[str, Mapping[str, Any]]  # a kind of launcher/agent/gang/log_lines, and its fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class AgentReport:
 
     @property
     def stage(self) -> str | None:
-        """One of launcher.agent.gang.log_lines.STAGES while the attempt has not ended."""
+        """One of jaxlaunch.launcher.agent.gang.log_lines.STAGES while the attempt has not ended."""
         return None if self.heartbeat is None or self.verdict is not None else self.heartbeat.get("stage")
 
     @property

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from launcher.cluster.client import Cluster
-from launcher.errors import ApiError, ClusterError
-from launcher.kube import queues, trim
-from launcher.kube.kinds import (
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.errors import ApiError, ClusterError
+from jaxlaunch.launcher.kube import queues, trim
+from jaxlaunch.launcher.kube.kinds import (
     CLUSTER_QUEUES,
     EVENTS,
     JOBS,
@@ -29,12 +29,12 @@ from launcher.kube.kinds import (
     WORKLOADS,
     Kind,
 )
-from launcher.kube.labels import JOB_UID, NAME_LABEL, OWN_LABEL, QUEUE, REPLICATED_JOB
-from launcher.kube.objects import Obj, condition, is_suspended, is_true, replicated
-from launcher.status import hosts, leader_log
-from launcher.status.agent_report import Record
-from launcher.status.hosts import Host
-from launcher.status.snapshot import NoSuchJob, Snapshot
+from jaxlaunch.launcher.kube.labels import JOB_UID, NAME_LABEL, OWN_LABEL, QUEUE, REPLICATED_JOB
+from jaxlaunch.launcher.kube.objects import Obj, condition, is_suspended, is_true, replicated
+from jaxlaunch.launcher.status import hosts, leader_log
+from jaxlaunch.launcher.status.agent_report import Record
+from jaxlaunch.launcher.status.hosts import Host
+from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
 
 MAX_PAGES_OF_EVENTS = 10
 MAX_LOGS = 16  # leaders whose log is read for a list of all jobs, for the step they are at

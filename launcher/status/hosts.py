@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from launcher.agent.gang import log_lines
-from launcher.kube.labels import GENERATION_LABEL, INDEX_LABEL, MAIN_CONTAINER, REPLICATED_LABEL, SLICE_LABEL
-from launcher.kube.objects import Obj, condition, is_true, replicated, template
+from jaxlaunch.launcher.agent.gang import log_lines
+from jaxlaunch.launcher.kube.labels import GENERATION_LABEL, INDEX_LABEL, MAIN_CONTAINER, REPLICATED_LABEL, SLICE_LABEL
+from jaxlaunch.launcher.kube.objects import Obj, condition, is_true, replicated, template
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 

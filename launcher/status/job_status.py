@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from launcher.agent.gang import forms
-from launcher.agent.gang.recorded import WHEN
-from launcher.kube.objects import age, condition, is_true, moment, seconds_since, terminal_state
-from launcher.status import hosts
-from launcher.status.snapshot import Snapshot
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang import forms
+from jaxlaunch.launcher.agent.gang.recorded import WHEN
+from jaxlaunch.launcher.kube.objects import age, condition, is_true, moment, seconds_since, terminal_state
+from jaxlaunch.launcher.status import hosts
+from jaxlaunch.launcher.status.snapshot import Snapshot
 
 _EXIT_CODE = re.compile(r"failed with exit code (\d{1,3})\b")  # in the condition of a Job, by its pod failure policy
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from launcher.agent.gang import log_lines
-from launcher.cluster.client import Cluster
-from launcher.status.agent_report import Record
-from launcher.status.hosts import Host
+from jaxlaunch.launcher.agent.gang import log_lines
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.status.agent_report import Record
+from jaxlaunch.launcher.status.hosts import Host
 
 _RECENT_S = 45  # of a running leader's log: it writes a heartbeat every 15 s
 _TAIL = 400  # lines of the log of a leader that ended

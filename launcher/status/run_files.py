@@ -1,4 +1,4 @@
-"""What the run folder of a job holds, as launcher.agent.read_run answers it from a pod. Pure.
+"""What the run folder of a job holds, as launcher/agent/read_run answers it from a pod. Pure.
 
 The files are on a volume that others may write, and the program runs in the job's own image: everything is checked.
 """
@@ -14,11 +14,11 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
-from launcher.agent import read_run
-from launcher.agent.gang import recorded
-from launcher.agent.gang.recorded import Recorded
-from launcher.errors import UserError
-from launcher.status.agent_report import AttemptEnd
+from jaxlaunch.launcher.agent import read_run
+from jaxlaunch.launcher.agent.gang import recorded
+from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.status.agent_report import AttemptEnd
 
 MAX_LOGS = 16 * 1024 * 1024  # bytes of all logs together
 _MAX_ANSWER = 8 * MAX_LOGS  # bytes of JSON, in which a letter may take six

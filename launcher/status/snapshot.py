@@ -1,4 +1,4 @@
-"""What a cluster holds of one job, as plain data, and what follows from it. Pure; launcher.status.collect reads it."""
+"""What a cluster holds of one job, as plain data, and what follows from it. Pure; launcher/status/collect reads it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import dataclasses
 from datetime import UTC, datetime
 from functools import cached_property
 
-from launcher.agent.gang.recorded import Recorded
-from launcher.kube.labels import OWN_LABEL, QUEUE
-from launcher.kube.objects import Obj, is_suspended, terminal_state
-from launcher.status import agent_report, hosts
-from launcher.status.agent_report import AgentReport, Record
-from launcher.status.hosts import Host
-from trainer.contract import ANNOTATION
+from jaxlaunch.contract import ANNOTATION
+from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.kube.labels import OWN_LABEL, QUEUE
+from jaxlaunch.launcher.kube.objects import Obj, is_suspended, terminal_state
+from jaxlaunch.launcher.status import agent_report, hosts
+from jaxlaunch.launcher.status.agent_report import AgentReport, Record
+from jaxlaunch.launcher.status.hosts import Host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Snapshot:
     now: datetime
     jobset: Obj
     jobs: tuple[Obj, ...] = ()
-    pods: tuple[Obj, ...] = ()  # as launcher.kube.trim leaves them
+    pods: tuple[Obj, ...] = ()  # as launcher/kube/trim leaves them
     events: tuple[Obj, ...] = ()  # folded, the newest first
     workload: Obj | None = None
     ending_namespace: Obj | None = None  # where it is being deleted

@@ -25,10 +25,10 @@ from yaml.events import (
 )
 from yaml.reader import ReaderError
 
-from launcher.errors import Fault, KeyPath, UserError
-from launcher.wording import cut, dotted
-from launcher.yaml12 import scalars
-from launcher.yaml12.scalars import Scalar
+from jaxlaunch.launcher.errors import Fault, KeyPath, UserError
+from jaxlaunch.launcher.wording import cut, dotted
+from jaxlaunch.launcher.yaml12 import scalars
+from jaxlaunch.launcher.yaml12.scalars import Scalar
 
 MAX_BYTES = 1024 * 1024  # read before parsing: the parser takes 1 s for each of these
 MAX_DEPTH = 64

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from launcher.yaml12 import scalars
+from jaxlaunch.launcher.yaml12 import scalars
 
 _ALSO_BOOLEANS = {"y", "Y", "n", "N"}  # of Go's YAML 1.1; PyYAML reads them as text
 _ONE_LINE = 2**31

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks import leader
-from launcher.agent.io.link import BEAT_S
+from jaxlaunch.launcher.agent.io.link import BEAT_S
 
 HOSTS, RANKS = 200, 4
 SLACK = 3  # an issue's bounds, times this

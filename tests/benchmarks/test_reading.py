@@ -10,9 +10,9 @@ import pytest
 from absl import flags
 
 from benchmarks import prepare, reading
+from jaxlaunch.trainer.data.examples import Batch
+from jaxlaunch.trainer.spec import TrainSpec
 from tests.compiled import QUICK_COMPILES
-from trainer.data.examples import Batch
-from trainer.spec import TrainSpec
 
 SIZES = reading.Sizes(length=64, width=16, batch=4)
 

@@ -15,7 +15,7 @@ from tests.cluster.access import Access
 PATIENCE_S = 600
 
 
-COMMAND = (sys.executable, "-m", "launcher.cli.main")
+COMMAND = (sys.executable, "-m", "jaxlaunch.launcher.cli.main")
 
 
 def launcher(cluster: Access, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

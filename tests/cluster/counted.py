@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from launcher.cli.main import main
+from jaxlaunch.launcher.cli.main import main
 
 asked: list[str] = []
 send = http.client.HTTPConnection.putrequest

@@ -25,8 +25,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-MODULE = "launcher.cli.main"
-APART = ("launcher.agent",)  # it runs in pods
+MODULE = "jaxlaunch.launcher.cli.main"
+APART = ("jaxlaunch.launcher.agent",)  # it runs in pods
 
 
 def run(
@@ -68,7 +68,7 @@ def server() -> Path:
 def serve(path: str) -> None:
     """Forks a process for each request, until the process that started this one is gone."""
     sys.argv[:] = [importlib.import_module(MODULE).__file__ or MODULE]
-    for found in pkgutil.walk_packages(importlib.import_module("launcher").__path__, "launcher."):
+    for found in pkgutil.walk_packages(importlib.import_module("jaxlaunch.launcher").__path__, "jaxlaunch.launcher."):
         if not found.name.startswith(APART) and not found.name.endswith("__main__"):
             importlib.import_module(found.name)
     importlib.import_module("kubernetes.client")

@@ -10,19 +10,19 @@ from typing import Any, TypeVar
 
 import pytest
 
-from launcher.cluster.client import Cluster
-from launcher.job.profile import ClusterDefaults, Profile
-from launcher.job.schema import JobSpec
-from launcher.kube.kinds import JOBSETS, PODS
-from launcher.kube.labels import NAME_LABEL
-from launcher.lifecycle.submit import Submission
-from launcher.logs import pods as podlogs
-from launcher.logs.lines import Line, Select
-from launcher.manifests import bundle
-from launcher.manifests.jobset import render
-from launcher.manifests.resolve import resolve
-from launcher.status import hosts
-from launcher.status.hosts import Host
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.job.profile import ClusterDefaults, Profile
+from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.launcher.kube.kinds import JOBSETS, PODS
+from jaxlaunch.launcher.kube.labels import NAME_LABEL
+from jaxlaunch.launcher.lifecycle.submit import Submission
+from jaxlaunch.launcher.logs import pods as podlogs
+from jaxlaunch.launcher.logs.lines import Line, Select
+from jaxlaunch.launcher.manifests import bundle
+from jaxlaunch.launcher.manifests.jobset import render
+from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.status import hosts
+from jaxlaunch.launcher.status.hosts import Host
 from tests.cluster import forked, preparations, waiting
 from tests.cluster.access import Access
 

@@ -18,7 +18,7 @@ def agent(pod: Any) -> int:
 
 def child(pod: Any) -> int:
     """The trainer that its agent started; a standby process is none."""
-    return next(pid for pid in _within(_container(pod)) if _command(pid)[1:3] == ["-m", "trainer"])
+    return next(pid for pid in _within(_container(pod)) if _command(pid)[1:3] == ["-m", "jaxlaunch.trainer"])
 
 
 def everything(pod: Any) -> list[int]:

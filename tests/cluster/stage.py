@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
-from launcher.cluster.client import Cluster
-from launcher.errors import Unreachable
-from launcher.explain import explanation
-from launcher.job.profile import ClusterDefaults
-from launcher.job.schema import JobSpec
-from launcher.kube.kinds import CONFIGMAPS, JOBSETS
-from launcher.manifests import bundle
-from launcher.manifests.jobset import render
-from launcher.manifests.resolve import resolve
-from launcher.status import collect, job_status
-from launcher.status.job_status import State
-from launcher.status.snapshot import NoSuchJob, Snapshot
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.errors import Unreachable
+from jaxlaunch.launcher.explain import explanation
+from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.launcher.kube.kinds import CONFIGMAPS, JOBSETS
+from jaxlaunch.launcher.manifests import bundle
+from jaxlaunch.launcher.manifests.jobset import render
+from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.status import collect, job_status
+from jaxlaunch.launcher.status.job_status import State
+from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
 from tests.cluster import preparations, waiting
 from tests.cluster.access import Access
 from tests.cluster.gangs import until

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from launcher.cluster.client import Cluster
-from launcher.errors import ApiError
-from launcher.kube import pod_security
-from launcher.kube.kinds import (
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.errors import ApiError
+from jaxlaunch.launcher.kube import pod_security
+from jaxlaunch.launcher.kube.kinds import (
     CONFIGMAPS,
     JOBS,
     JOBSETS,

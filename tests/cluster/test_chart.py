@@ -28,7 +28,7 @@ name: first
 hosts: 2
 accelerator: {type: cpu}
 train:
-  task: trainer.tasks.classify:Classify
+  task: classify
 """
 
 

@@ -94,7 +94,11 @@ def test_jobs_of_one_folder_share_what_they_brought_until_the_last_is_gone(
 def test_a_task_of_ones_own_trains_in_our_image(
     cluster: Access, namespace: str, checkpoints: Path, image: str, tmp_path: Path
 ) -> None:
-    task = "from trainer.tasks.classify import Classify\nprint('mine is', __file__)\nclass Mine(Classify): pass\n"
+    task = (
+        "from jaxlaunch.trainer.tasks.classify import Classify\n"
+        "print('mine is', __file__)\n"
+        "class Mine(Classify): pass\n"
+    )
     train = {
         "task": "mine.tasks:Mine",
         "data": {"source": "synthetic", "shape": [4, 4]},

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from launcher.job.profile import Profile
+from jaxlaunch import contract
+from jaxlaunch.contract import Action
+from jaxlaunch.launcher.job.profile import Profile
 from tests.cluster.access import Access
 from tests.cluster.gangs import Gang, Place, place, program, verdicts, without_agent
-from trainer import contract
-from trainer.contract import Action
 
 UNLISTED = 42  # a code that nobody promised
 BUDGET = 1  # restarts that count

@@ -51,7 +51,7 @@ class Place:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """`launcher submit job.yaml ARGUMENTS`."""
         return subprocess.Popen(
-            [sys.executable, "-m", "launcher.cli.main", "submit", "job.yaml", *arguments],
+            [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "submit", "job.yaml", *arguments],
             cwd=self.folder,
             env=self.env,
             stdout=subprocess.PIPE,

@@ -12,8 +12,8 @@ from tests.cluster.command import launcher, project
 
 PROGRAM = """
 import importlib.util, json, os, pathlib, shutil, sys
-site = pathlib.Path(importlib.util.find_spec("launcher").origin).parents[1]
-ours = [path for package in ("jaxlaunch", "launcher", "trainer", "jax") for path in (site / package).rglob("*.py")]
+site = pathlib.Path(importlib.util.find_spec("jaxlaunch").origin).parents[1]
+ours = [path for package in ("jaxlaunch", "jax") for path in (site / package).rglob("*.py")]
 def writes(path):
     try:
         pathlib.Path(path, "probe").touch()
@@ -41,6 +41,6 @@ def test_the_image_runs_the_agent_as_pid_1_for_no_one_in_particular_and_writes_n
     assert told is not None, done.stdout
     seen: dict[str, Any] = json.loads(told[1])
     assert seen["user"] == [1000, 1000]
-    assert seen["first"][1:3] == ["-m", "launcher.agent"]
+    assert seen["first"][1:3] == ["-m", "jaxlaunch.launcher.agent"]
     assert (seen["tools"], seen["modules"], seen["uncompiled"]) == ([], [], [])
     assert seen["writable"] == ["/tmp"]

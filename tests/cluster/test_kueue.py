@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from launcher.cluster.client import Cluster
-from launcher.explain import explanation
-from launcher.kube.kinds import WORKLOADS
-from launcher.status import collect, job_status
-from launcher.status.job_status import State
-from launcher.status.snapshot import Snapshot
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.explain import explanation
+from jaxlaunch.launcher.kube.kinds import WORKLOADS
+from jaxlaunch.launcher.status import collect, job_status
+from jaxlaunch.launcher.status.job_status import State
+from jaxlaunch.launcher.status.snapshot import Snapshot
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.command import PATIENCE_S, launcher, project, started

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.agent.gang.recorded import Recorded
-from launcher.job.profile import Profile
-from launcher.kube.kinds import JOBSETS
+from jaxlaunch.contract import ANNOTATION
+from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.job.profile import Profile
+from jaxlaunch.launcher.kube.kinds import JOBSETS
 from tests.cluster import forked, preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import PATIENCE_S, ROOT, Gang, Place, place, program, until
@@ -23,7 +24,6 @@ from tests.cluster.harness.places import SERVER
 from tests.cluster.proxy import Proxy
 from tests.launcher import apiserver
 from tests.launcher.apiserver import Handler
-from trainer.contract import ANNOTATION
 
 INSTALL = ROOT / "k8s" / "install.yaml"
 SAVED = Profile.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
@@ -71,7 +71,7 @@ def followed(here: Place, folder: Path) -> tuple[Gang, str, str]:
     command = ["python", "-c", TALKS]
     accelerator = {"type": "cpu", "per_host": 2}
     gang = here.start("talks", SAVED, hosts=2, command=command, accelerator=accelerator, **restarts)
-    argv = [sys.executable, "-m", "launcher.cli.main", "logs", "-f", gang.name, "-n", here.namespace]
+    argv = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "logs", "-f", gang.name, "-n", here.namespace]
     pipe, lines = subprocess.PIPE, []
     with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=here.access.env, cwd=ROOT) as follower:
         assert follower.stdout is not None

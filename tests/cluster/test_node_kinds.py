@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from launcher.job import load, profile
-from launcher.manifests.jobset import render
-from launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.job import load, profile
+from jaxlaunch.launcher.manifests.jobset import render
+from jaxlaunch.launcher.manifests.resolve import resolve
 from tests.cluster import nodes as others
 from tests.cluster import preparations
 from tests.cluster.access import Access

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from launcher.job import load as jobs
-from launcher.job import profile
-from launcher.kube import pod_security
-from launcher.kube.merge import merge
-from launcher.manifests import jobset
-from launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job import profile
+from jaxlaunch.launcher.kube import pod_security
+from jaxlaunch.launcher.kube.merge import merge
+from jaxlaunch.launcher.manifests import jobset
+from jaxlaunch.launcher.manifests.resolve import resolve
 from tests.cluster.access import Access
 from tests.cluster.harness.api import Refused
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.job.profile import Profile
+from jaxlaunch.launcher.job.profile import Profile
 from tests.cluster import nodes, preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import Gang, Place, place, until
@@ -20,7 +20,7 @@ SAVED = Profile.model_validate({"checkpoint": {"claim": "checkpoints", "path": "
 STEPS = 60
 # The image has no tokenizers: a byte is a token.
 TRAIN: dict[str, Any] = {
-    "task": "trainer.tasks.lm:NextToken",
+    "task": "lm",
     "model": {"kind": "gpt2", "layers": 1, "width": 16, "heads": 2, "vocab": 256, "length": 32},
     "data": {
         "source": "text",

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.job.profile import Profile
-from launcher.kube.labels import INDEX_LABEL
+from jaxlaunch.launcher.job.profile import Profile
+from jaxlaunch.launcher.kube.labels import INDEX_LABEL
 from tests.cluster import preparations, processes
 from tests.cluster.access import Access
 from tests.cluster.gangs import ROOT, Place, place

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from jaxlaunch import contract
 from tests import tutorials
 from tests.cluster import preparations
 from tests.cluster.access import Access
@@ -23,7 +24,6 @@ from tests.cluster.gangs import PATIENCE_S, until
 from tests.cluster.releases import Release, values
 from tests.compiled import QUICK_COMPILES
 from tests.helm.charts import Helm
-from trainer import contract
 
 ROOT = Path(__file__).parents[2]
 

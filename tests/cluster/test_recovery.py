@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from launcher.job.profile import Profile
+from jaxlaunch.launcher.job.profile import Profile
 from tests.cluster import nodes, preparations, processes
 from tests.cluster.access import Access
 from tests.cluster.gangs import PATIENCE_S, PROGRAMS, Gang, Place, place, until

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from launcher.job.profile import Profile
-from launcher.kube.kinds import JOBSETS, PODS, WORKLOADS
-from launcher.kube.labels import JOB_UID
+from jaxlaunch.launcher.job.profile import Profile
+from jaxlaunch.launcher.kube.kinds import JOBSETS, PODS, WORKLOADS
+from jaxlaunch.launcher.kube.labels import JOB_UID
 from tests.cluster import nodes, preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import Gang, Place, place, program, until, verdicts

@@ -15,10 +15,11 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from launcher.cluster.client import Cluster
-from launcher.doctor import precheck
-from launcher.errors import ApiError
-from launcher.kube.kinds import CONFIGMAPS, JOBSETS, NETWORK_POLICIES, PODS, SECRETS, Kind
+from jaxlaunch import contract
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.doctor import precheck
+from jaxlaunch.launcher.errors import ApiError
+from jaxlaunch.launcher.kube.kinds import CONFIGMAPS, JOBSETS, NETWORK_POLICIES, PODS, SECRETS, Kind
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.command import launcher, project
@@ -26,7 +27,6 @@ from tests.cluster.gangs import PATIENCE_S, Gang, program, until
 from tests.cluster.proxy import Proxy
 from tests.found import shows
 from tests.launcher import apiserver
-from trainer import contract
 
 CANARY = "canary-51c6e0"
 QUICK = ["python", "-c", "print('done here')"]
@@ -75,7 +75,10 @@ def test_a_job_is_three_writes_of_which_the_jobset_is_the_first(here: Here) -> N
     with apiserver.serving(Proxy(here.access.api)) as proxy:
         env = here.access.env | {"KUBECONFIG": str(proxy.kubeconfig(here.folder, here.namespace))}
         done = subprocess.run(
-            [sys.executable, "-m", "launcher.cli.main", "submit", "job.yaml"], env=env, cwd=here.folder, check=True
+            [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "submit", "job.yaml"],
+            env=env,
+            cwd=here.folder,
+            check=True,
         )
         written = [
             (method, path.split("/")[-1])
@@ -336,7 +339,7 @@ def test_a_job_that_is_stopped_saves_and_goes_on_from_there(here: Here, checkpoi
 def test_ctrl_c_ends_the_waiting_and_not_the_job(here: Here) -> None:
     here.write(command=QUICK, **NOWHERE)
     waiting = subprocess.Popen(
-        [sys.executable, "-m", "launcher.cli.main", "submit", "job.yaml", "--wait", "--follow"],
+        [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "submit", "job.yaml", "--wait", "--follow"],
         cwd=here.folder,
         env=here.access.env,
         stdout=subprocess.PIPE,
@@ -356,7 +359,7 @@ def test_ctrl_c_ends_the_waiting_and_not_the_job(here: Here) -> None:
 def test_stopping_a_job_ends_whoever_waits_for_it(here: Here, checkpoints: Path) -> None:
     here.write(command=program("counts.py", "/ckpt"), volumes=[{"claim": "checkpoints", "path": "/ckpt"}])
     waiting = subprocess.Popen(
-        [sys.executable, "-m", "launcher.cli.main", "submit", "job.yaml", "--wait", "--follow"],
+        [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "submit", "job.yaml", "--wait", "--follow"],
         cwd=here.folder,
         env=here.access.env,
         stderr=subprocess.PIPE,

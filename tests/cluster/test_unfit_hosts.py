@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from launcher.job.profile import Profile
-from launcher.kube.objects import template
+from jaxlaunch import contract
+from jaxlaunch.launcher.job.profile import Profile
+from jaxlaunch.launcher.kube.objects import template
 from tests import needs
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import Gang, Object, Place, verdicts
 from tests.found import shows
-from trainer import contract
 
 ASKS = """
 import json, os, resource
@@ -137,7 +137,7 @@ def test_an_old_driver_is_told_before_jax_starts(here: Place, image: str, tmp_pa
     library = [needs.tool("gcc", of="gcc"), "-shared", "-o", str(code / "libcuda.so.1"), str(tmp_path / "driver.c")]
     subprocess.run(library, check=True)
     data = {"source": "tfds", "name": "digits"}
-    train = {"task": "trainer.tasks.classify:Classify", "data": data, "checkpoint": {"path": "/tmp/x"}}
+    train = {"task": "classify", "data": data, "checkpoint": {"path": "/tmp/x"}}
     gang = here.start(
         "old", Profile(), anywhere, image=image, code=str(code), env={"LD_LIBRARY_PATH": "/code"},
         accelerator={"type": "l4"}, train=train, grace="2s",

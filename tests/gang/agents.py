@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.io.ports import free_port
-from trainer import contract
-from trainer.contract import AgentJob
+from jaxlaunch import contract
+from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.agent.io.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE_S = 600  # the machine is shared: long enough never to be the reason
@@ -58,7 +58,7 @@ class Gang:
     generation: int = 0
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     run: str = "run"
-    argv: Sequence[str] = (sys.executable, "-m", "launcher.agent")
+    argv: Sequence[str] = (sys.executable, "-m", "jaxlaunch.launcher.agent")
     agents: dict[int | str, subprocess.Popen[bytes]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:

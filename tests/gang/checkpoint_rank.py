@@ -14,9 +14,9 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4 // count)
 jax.distributed.initialize(f"127.0.0.1:{port}", count, rank, cluster_detection_method="deactivate")
 
+from jaxlaunch.trainer.checkpoint.store import Store  # noqa: E402
+from jaxlaunch.trainer.errors import TrainerError  # noqa: E402
 from tests.trainer.checkpoint.state import abstract, mesh, same, state  # noqa: E402 (the gang is joined first)
-from trainer.checkpoint.store import Store  # noqa: E402
-from trainer.errors import TrainerError  # noqa: E402
 
 said: dict[str, object] = {"notes": (notes := []), "restored": None}
 store = Store(folder, keep=3, uid=uid, note=notes.append)

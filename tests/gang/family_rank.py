@@ -19,11 +19,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxlaunch.trainer import distributed, spec
+from jaxlaunch.trainer.parallel import mesh as meshes
+from jaxlaunch.trainer.step.train_step import Step
+from jaxlaunch.trainer.tasks.lm import NextToken
 from tests.trainer import references
-from trainer import distributed, spec
-from trainer.parallel import mesh as meshes
-from trainer.step.train_step import Step
-from trainer.tasks.lm import NextToken
 
 ROWS, STEPS, VOCAB, LENGTH = 16, 20, 97, 32
 PATIENCE_S = 1200.0

@@ -16,9 +16,9 @@ from typing import Any
 
 import jax
 
-import trainer.checkpoint.store
-import trainer.step.train_step
-from trainer.tasks.classify import Classify
+import jaxlaunch.trainer.checkpoint.store
+import jaxlaunch.trainer.step.train_step
+from jaxlaunch.trainer.tasks.classify import Classify
 
 FAULT: dict[str, Any] = json.loads(os.environ.get("FAULT", "{}"))
 
@@ -86,7 +86,7 @@ def patch(owner: Any, name: str, place: str) -> None:
     setattr(owner, name, patched)
 
 
-patch(trainer.step.train_step.Step, "train", "step")
-patch(trainer.step.train_step.Step, "evaluate", "eval")
-patch(trainer.step.train_step.Step, "compile_train", "compile")
-patch(trainer.checkpoint.store.Store, "save", "save")
+patch(jaxlaunch.trainer.step.train_step.Step, "train", "step")
+patch(jaxlaunch.trainer.step.train_step.Step, "evaluate", "eval")
+patch(jaxlaunch.trainer.step.train_step.Step, "compile_train", "compile")
+patch(jaxlaunch.trainer.checkpoint.store.Store, "save", "save")

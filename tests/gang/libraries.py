@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
+from jaxlaunch.trainer.models import foreign
+from jaxlaunch.trainer.task import Loss
+from jaxlaunch.trainer.tasks.classify import Classify
 from tests.gang.mine import Convolution
-from trainer.models import foreign
-from trainer.task import Loss
-from trainer.tasks.classify import Classify
 
 os.environ["USE_TORCH"] = "0"  # of transformers: torch stays unimported
 sys.path.insert(0, os.environ["TORCH_LIBRARIES"])  # before ours: transformers wants its own version of tokenizers

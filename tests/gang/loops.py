@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxlaunch.trainer.checkpoint import reader
 from tests.gang.runs import Result, Running, _kill, launch, succeed, until_gone
-from trainer.checkpoint import reader
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 200  # by default; the examples save every tenth part of them, and log every twentieth

@@ -10,9 +10,9 @@ import numpy as np
 import optax
 from flax import linen, nnx
 
-from trainer.data.sources.open import open_source
-from trainer.task import Loss
-from trainer.tasks.classify import Classify, standardized
+from jaxlaunch.trainer.data.sources.open import open_source
+from jaxlaunch.trainer.task import Loss
+from jaxlaunch.trainer.tasks.classify import Classify, standardized
 
 
 class Pairs:

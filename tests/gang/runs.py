@@ -27,7 +27,7 @@ USUAL_COMPILES = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}  # as 
 def digits(**train: Any) -> dict[str, Any]:
     """A small classification job over 8 devices; keys of the train block may be replaced."""
     block: dict[str, Any] = {
-        "task": "trainer.tasks.classify:Classify",
+        "task": "classify",
         "model": {"kind": "mlp", "layers": 1, "width": 32},
         "data": {"source": "synthetic", "examples": 512, "eval_examples": 64, "shape": [8, 8]},
         "mesh": {"dp": -1},
@@ -107,7 +107,7 @@ class Running:
         file.write_text(yaml.safe_dump(dict(document), sort_keys=False))
         path = os.pathsep.join([SITE, str(HERE), str(HERE.parent.parent)])
         self._streams = [(folder / name).open("w+") for name in ("stdout", "stderr")]
-        launcher = [*prefix, sys.executable, "-m", "launcher.cli.main"]
+        launcher = [*prefix, sys.executable, "-m", "jaxlaunch.launcher.cli.main"]
         self.process = subprocess.Popen(
             [*launcher, "run", str(file), "--run-dir", str(self.folder), *args],
             stdout=self._streams[0],

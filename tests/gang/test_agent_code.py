@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.manifests import archive
+from jaxlaunch import contract
+from jaxlaunch.launcher.manifests import archive
 from tests.gang.agents import Gang, job, launch
-from trainer import contract
 
 SHOW = ("python3", "train.py")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.gang import log_lines
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang import log_lines
 from tests.gang.agents import Gang, job, launch, program
-from trainer import contract
 
 POD = {contract.NODE: "node-7"}
 

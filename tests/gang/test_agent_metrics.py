@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.http.server import SCRAPE_INTERVAL_S
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.http.server import SCRAPE_INTERVAL_S
 from tests import needs
 from tests.gang.agents import PATIENCE_S, Gang, job, program
-from trainer import contract
 
 # Serves what a child would: as many connections as come, one text each.
 SERVES = """

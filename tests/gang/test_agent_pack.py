@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.pack import pack
+from jaxlaunch.launcher.agent.pack import pack
 from tests.gang.agents import Gang, job, program
 
 

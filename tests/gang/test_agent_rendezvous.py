@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.gang import config
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang import config
 from tests.found import shows
 from tests.gang.agents import PATIENCE_S, ROOT, Gang, job, launch, program
-from trainer import contract
 
 SHORT = {"rendezvous": 2.0}
 

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from launcher.agent.pack import pack
+from jaxlaunch.launcher.agent.pack import pack
 from tests.gang.agents import Gang, job, script
 
 PYTHON = os.path.realpath(sys.executable)  # behind the virtual environment, which has our package

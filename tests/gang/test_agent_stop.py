@@ -123,7 +123,7 @@ def test_a_stop_before_every_host_has_joined_ends_the_gang(tmp_path: Path) -> No
 PARENT = """
 import os, subprocess, sys
 os.environ["JAXLAUNCH_PARENT"] = str(os.getpid())
-subprocess.Popen([sys.executable, "-m", "launcher.agent"]).wait()
+subprocess.Popen([sys.executable, "-m", "jaxlaunch.launcher.agent"]).wait()
 """
 
 

@@ -12,10 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.gang.config import versions
-from launcher.agent.gang.handshake import HostSide
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.config import versions
+from jaxlaunch.launcher.agent.gang.handshake import HostSide
 from tests.gang.agents import PATIENCE_S, Gang, job, program
-from trainer import contract
 
 SEEDS = {"gathering": range(10), "running": range(10, 20)}
 MESSAGES = 1_000  # of each seed

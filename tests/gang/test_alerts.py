@@ -32,7 +32,7 @@ ENDLESS = 1_000_000
 # What a process that fills its container does: it stays just below the limit, where nothing is killed yet.
 FILLS = """
 import time
-from launcher.agent.io import cgroup
+from jaxlaunch.launcher.agent.io import cgroup
 held, memory = [], cgroup.read()
 while memory["in_use"] < 0.93 * memory["limit"]:
     held.append(bytearray(1 << 20))

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxlaunch import contract
+from jaxlaunch.trainer.data import records
 from tests.bucket_server import Bucket
 from tests.compiled import QUICK_COMPILES
 from tests.gang.agents import Gang, children, is_alive, job, launch
-from trainer import contract
-from trainer.data import records
 
 pytestmark = pytest.mark.computes
 
@@ -54,7 +54,7 @@ def corpus(tmp_path_factory) -> Path:
 def spec(corpus: Path, data: str, checkpoints: str) -> str:
     return json.dumps(
         {
-            "task": "trainer.tasks.classify:Classify",
+            "task": "classify",
             "model": {"kind": "mlp", "layers": 1, "width": 16},
             "data": {"source": "array_record", "path": f"{data}/*.array_record", "trace": True},
             "mesh": {"dp": -1},

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from etils import epath
 
+from jaxlaunch.trainer.checkpoint import manifest
 from tests.compiled import QUICK_COMPILES
 from tests.gang.runs import PATIENCE_S
-from trainer.checkpoint import manifest
 
 pytestmark = pytest.mark.computes
 

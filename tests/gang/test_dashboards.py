@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
+from jaxlaunch import contract
 from tests import needs
 from tests.gang.runs import Running, job
 from tests.gang.watching import RULES, Prometheus, faster
-from trainer import contract
 
 FILES = sorted((Path(__file__).parents[2] / "helm" / "launcher" / "dashboards").glob("*.json"))
 DASHBOARDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in FILES}
@@ -57,7 +57,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("run")
     (folder / "corpus.txt").write_text("all work and no play makes jack a dull boy\n" * 200)
     train = {
-        "task": "trainer.tasks.lm:NextToken",
+        "task": "lm",
         "model": {"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocab": 256, "length": 32},
         "data": {"source": "text", "path": str(folder / "corpus.txt"), "tokenizer": "bytes", "eval_split": 0.2},
         "precision": "fp16",

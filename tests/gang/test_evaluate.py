@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import jaxlaunch
-from launcher.errors import UserError
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from tests.gang.runs import HERE, digits, job, launch, succeed
 from tests.launcher.invoke import Left, launcher
-from trainer.errors import CheckpointError, SpecError
 
 pytestmark = pytest.mark.computes
 

@@ -83,7 +83,15 @@ def test_a_mixture_is_prepared_once_trained_on_and_exported_with_its_tokenizer(t
     assert last["bits_per_byte"] < first["bits_per_byte"] < 8 and last["perplexity"] < first["perplexity"]
     epochs = result.metrics[-1]
     assert epochs["epoch/mail"] > 0 and 66 <= round(epochs["epoch/json"] * _rows(tmp_path, "json")) <= 69
-    done = [sys.executable, "-m", "launcher.cli.main", "export", str(result.folder), "--to", str(tmp_path / "out")]
+    done = [
+        sys.executable,
+        "-m",
+        "jaxlaunch.launcher.cli.main",
+        "export",
+        str(result.folder),
+        "--to",
+        str(tmp_path / "out"),
+    ]
     subprocess.run(done, check=True, capture_output=True, timeout=PATIENCE_S)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "tokenizer" / name).read_bytes()
@@ -91,7 +99,7 @@ def test_a_mixture_is_prepared_once_trained_on_and_exported_with_its_tokenizer(t
 
 def _rows(folder: Path, part: str) -> int:
     """Rows that a part of the mixture trains on, as `launcher prepare` reports them of what is there."""
-    command = [sys.executable, "-m", "launcher.cli.main", "prepare", str(folder / "job.yaml"), "-o", "json"]
+    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "prepare", str(folder / "job.yaml"), "-o", "json"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
     (found,) = (each for each in json.loads(done.stdout)["prepared"] if f"/{part}/" in each["first"])
     assert "preparing text" not in done.stderr

@@ -16,10 +16,18 @@ GPT2 = {"kind": "gpt2", "layers": 1, "width": 32, "heads": 2, "vocab": 64, "leng
 
 def test_what_one_run_learned_another_starts_from(tmp_path: Path) -> None:
     keys = {"data": {"source": "synthetic"}, "mesh": {"fsdp": 2}, "batch": 8, "steps": 30}
-    train = digits(task="trainer.tasks.lm:NextToken", model=GPT2, **keys)
+    train = digits(task="lm", model=GPT2, **keys)
     first = launch(tmp_path / "first", job(train, hosts=2, per_host=1))
     assert first.code == 0, first.stderr[-4000:]
-    command = [sys.executable, "-m", "launcher.cli.main", "export", str(first.folder), "--to", str(tmp_path / "hf")]
+    command = [
+        sys.executable,
+        "-m",
+        "jaxlaunch.launcher.cli.main",
+        "export",
+        str(first.folder),
+        "--to",
+        str(tmp_path / "hf"),
+    ]
     environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

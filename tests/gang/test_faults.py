@@ -117,7 +117,7 @@ def test_after_the_budget_the_first_error_is_reported(tmp_path: Path) -> None:
 def test_what_cannot_work_is_refused_before_the_first_compile(
     tmp_path: Path, change: dict[str, Any], code: int, words: str
 ) -> None:
-    task = {} if "task" in change else {"task": "trainer.tasks.lm:NextToken", "model": {"kind": "decoder"}}
+    task = {} if "task" in change else {"task": "lm", "model": {"kind": "decoder"}}
     result = launch(tmp_path, job(train() | task | change, hosts=1))
     assert result.code == code
     assert words in result.verdict["message"]

@@ -27,7 +27,7 @@ KINDS: dict[str, tuple[list[str], list[str]]] = {
 def launcher(folder: Path, *arguments: str) -> str:
     """What a call in `folder` prints. Fails where it fails."""
     environ = os.environ | quick_starts() | {"PATH": f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"}
-    command = [sys.executable, "-m", "launcher.cli.main", *arguments]
+    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", *arguments]
     done = subprocess.run(
         command, cwd=folder, env=environ, text=True, stdout=-1, stderr=subprocess.STDOUT, timeout=PATIENCE_S
     )

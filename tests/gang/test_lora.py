@@ -31,7 +31,7 @@ def document(weights: Path, steps: int, hosts: int) -> dict[str, Any]:
 
 
 def export(*arguments: str) -> str:
-    command = [sys.executable, "-m", "launcher.cli.main", "export", *arguments]
+    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "export", *arguments]
     environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -26,7 +26,7 @@ MNIST_MLP = digits(
     optimizer={"lr": 3e-4, "schedule": {"name": "constant"}},  # slow: of a loss near 0 only rounding would be compared
 )
 DECODER = digits(
-    task="trainer.tasks.lm:NextToken",
+    task="lm",
     model={"kind": "decoder", "layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "vocab": 64, "length": 32},
     data={"source": "synthetic", "examples": 256, "eval_examples": 32},
     batch=16,

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from jaxlaunch.trainer.data.sources.mixture import BLOCKS, Mixture
+from jaxlaunch.trainer.data.sources.open import open_source
+from jaxlaunch.trainer.spec import LM, TrainSpec
 from tests.gang.runs import Running, digits, job, launch, succeed, until_gone
-from trainer.data.sources.mixture import BLOCKS, Mixture
-from trainer.data.sources.open import open_source
-from trainer.spec import LM, TrainSpec
 
 pytestmark = pytest.mark.computes
 

@@ -11,7 +11,7 @@ from tests.gang.runs import each, job, launch, succeed
 pytestmark = pytest.mark.computes
 
 DIGITS = {
-    "task": "trainer.tasks.classify:Classify",
+    "task": "classify",
     "data": {"source": "tfds", "name": "digits"},
     "batch": 128,
     "epochs": 20,

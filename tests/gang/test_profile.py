@@ -23,7 +23,7 @@ GANG = {"hosts": 2, "per_host": 2}
 def profile(run: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """`launcher profile RUN`."""
     return subprocess.run(
-        [sys.executable, "-m", "launcher.cli.main", "profile", str(run), *args],
+        [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "profile", str(run), *args],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "KUBECONFIG": "/nowhere"},

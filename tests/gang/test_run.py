@@ -180,7 +180,7 @@ def test_a_job_s_own_program_gets_its_environment(tmp_path: Path) -> None:
 def test_on_a_terminal_rank_0_speaks_alone_below_it_a_bar(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(digits(steps=30), hosts=2, per_host=1)))
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "launcher.cli.main", "run", str(tmp_path / "job.yaml")]
+    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "run", str(tmp_path / "job.yaml")]
     process = subprocess.Popen(
         [*command, "--run-dir", str(tmp_path / "run")],
         stdin=subprocess.DEVNULL,

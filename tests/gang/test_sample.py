@@ -27,7 +27,7 @@ def test_what_a_run_learned_it_says(tmp_path: Path) -> None:
         "optimizer": {"lr": 3e-2},
         "eval": {"every": 30, "samples": {"prompts": ["012", "78"], "max_tokens": 8}},
     }
-    train = digits(task="trainer.tasks.lm:NextToken", model=DECODER, **keys)
+    train = digits(task="lm", model=DECODER, **keys)
     run = launch(tmp_path / "run", job(train, hosts=2, per_host=1))
     assert run.code == 0, run.stderr[-4000:]
     lines = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
@@ -35,7 +35,7 @@ def test_what_a_run_learned_it_says(tmp_path: Path) -> None:
     learned = [{"prompt": "012", "sample": "3456789\n"}, {"prompt": "78", "sample": "9\n012345"}]
     assert lines[-1]["samples"] == learned
     assert f"step 60/60  sample  {json.dumps(learned[0])}" in run.stdout
-    command = [sys.executable, "-m", "launcher.cli.main", "sample", str(run.folder), "--prompt", "012"]
+    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "sample", str(run.folder), "--prompt", "012"]
     environ = os.environ | QUICK_COMPILES | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([*command, "--max-tokens", "8"], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer.checkpoint import reader
+from jaxlaunch.trainer.data import records
 from tests import needs
 from tests.gang.runs import Result, digits, job, launch, succeed
-from trainer.checkpoint import reader
-from trainer.data import records
 
 pytestmark = pytest.mark.computes
 
@@ -23,7 +23,7 @@ def test_text_of_one_s_own_trains_a_decoder(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / "corpus" / f"{number}.txt").write_text("the quick brown fox jumps over the lazy dog. " * 20)
     train = digits(
-        task="trainer.tasks.lm:NextToken",
+        task="lm",
         model={"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocab": 256, "length": 32},
         data={"source": "text", "path": "corpus/*.txt", "eval_split": 0.2, "bigram": True},
         mesh={"fsdp": 2},

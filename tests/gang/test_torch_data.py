@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer.data import records
 from tests import environments, needs
 from tests.gang.runs import job, launch, succeed
-from trainer.data import records
 
 pytestmark = pytest.mark.computes
 
@@ -21,7 +21,7 @@ VIT = {"kind": "vit", "layers": 1, "width": 32, "heads": 2, "image": [224, 224],
 def losses(folder: Path, data: dict[str, Any], env: dict[str, str] | None = None) -> dict[int, float]:
     """The losses by step of a run on these data, two processes long enough to begin the second epoch."""
     train = {
-        "task": "trainer.tasks.classify:Classify",
+        "task": "classify",
         "model": VIT,
         "data": data,
         "batch": 4,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.job import load as jobs
+from jaxlaunch.launcher.job import load as jobs
 from tests import environments, needs
 from tests.gang.runs import Result, launch, succeed
 

@@ -11,11 +11,12 @@ import json
 import sys
 from pathlib import Path
 
-from trainer import contract, distributed
-from trainer.metrics.progress import Progress
-from trainer.process import read_spec
-from trainer.step.train_step import TrainState
-from trainer.train import Place, Run
+from jaxlaunch import contract
+from jaxlaunch.trainer import distributed
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.process import read_spec
+from jaxlaunch.trainer.step.train_step import TrainState
+from jaxlaunch.trainer.train import Place, Run
 
 
 class Unsaved(Run):

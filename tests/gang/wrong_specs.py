@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from trainer import contract
-from trainer.distributed import Stop
-from trainer.errors import TrainerError
-from trainer.metrics.progress import Progress
-from trainer.process import exit_code, read_spec
-from trainer.spec import LM
-from trainer.train import Place, Run
+from jaxlaunch import contract
+from jaxlaunch.trainer.distributed import Stop
+from jaxlaunch.trainer.errors import TrainerError
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.process import exit_code, read_spec
+from jaxlaunch.trainer.spec import LM
+from jaxlaunch.trainer.train import Place, Run
 
 HERE = "wrong_specs"  # this module, as a job names it
 
@@ -110,7 +110,7 @@ FRESH: dict[str, dict[str, Any]] = {
     "adapters of nothing": {"task": LM, "model": GPT2, "data": {"source": "synthetic"}, "lora": {"targets": ["wq"]}},
     "adapters for images": {"lora": {}},
     "a task of no module": {"task": "nowhere:Task"},
-    "a task that the module lacks": {"task": "trainer.tasks.classify:Classifier"},
+    "a task that the module lacks": {"task": "jaxlaunch.trainer.tasks.classify:Classifier"},
     "a task that is a function": {"task": f"{HERE}:a_number"},
     "a dataset of no module": {"data": {"source": "torch", "dataset": "no.where:Data"}},
     "a dataset without a length": torch("NoLength"),

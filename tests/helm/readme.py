@@ -31,7 +31,7 @@ name: first
 hosts: 2
 accelerator: {{type: cpu}}
 train:
-  task: trainer.tasks.classify:Classify
+  task: classify
 ```
 
 `helm test` runs `launcher doctor` in a pod with a submitter's rights; if it fails, the pod is kept so that you can read

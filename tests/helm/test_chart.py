@@ -11,12 +11,19 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.job import load, profile
-from launcher.job.profile import CacheClaim, CheckpointClaim, CheckpointUrl, ClusterDefaults, Profile, Prometheus
-from launcher.job.schema import Rdma
-from launcher.lifecycle import cluster_profile
-from launcher.manifests import jobset
-from launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.job import load, profile
+from jaxlaunch.launcher.job.profile import (
+    CacheClaim,
+    CheckpointClaim,
+    CheckpointUrl,
+    ClusterDefaults,
+    Profile,
+    Prometheus,
+)
+from jaxlaunch.launcher.job.schema import Rdma
+from jaxlaunch.launcher.lifecycle import cluster_profile
+from jaxlaunch.launcher.manifests import jobset
+from jaxlaunch.launcher.manifests.resolve import resolve
 from tests.helm import readme
 from tests.helm.charts import CHART, Helm, one
 

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.doctor import controllers
-from launcher.doctor import network as doctor_network
-from launcher.job import load, profile
-from launcher.job.accelerators import KNOWN
-from launcher.kube import pod_security
-from launcher.kube.kinds import JOBSETS
-from launcher.kube.labels import OWN_LABEL
-from launcher.kube.objects import template
-from launcher.manifests import jobset
-from launcher.manifests.platforms import gke, table
-from launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.doctor import controllers
+from jaxlaunch.launcher.doctor import network as doctor_network
+from jaxlaunch.launcher.job import load, profile
+from jaxlaunch.launcher.job.accelerators import KNOWN
+from jaxlaunch.launcher.kube import pod_security
+from jaxlaunch.launcher.kube.kinds import JOBSETS
+from jaxlaunch.launcher.kube.labels import OWN_LABEL
+from jaxlaunch.launcher.kube.objects import template
+from jaxlaunch.launcher.manifests import jobset
+from jaxlaunch.launcher.manifests.platforms import gke, table
+from jaxlaunch.launcher.manifests.resolve import resolve
 from tests import golden, needs
 from tests.helm.charts import CHART, Helm, Object, Refused, documents, one
 from tests.helm.test_chart import EVERYTHING, NEWEST, OLDEST

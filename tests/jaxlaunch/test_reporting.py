@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import jaxlaunch
-from jaxlaunch import reporting
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.trainer import reporting
 
 
 class Pipe:

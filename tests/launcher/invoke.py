@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from launcher.cli.main import main
+from jaxlaunch.launcher.cli.main import main
 
 
 @dataclass(frozen=True)

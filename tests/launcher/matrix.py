@@ -9,14 +9,14 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, get_args
 
-from launcher.job import load, profile
-from launcher.job.accelerators import KNOWN
-from launcher.job.schema import JobSpec
-from launcher.manifests.bundle import Bundle
-from launcher.manifests.jobset import render
-from launcher.manifests.platforms import table
-from launcher.manifests.platforms.facts import Where
-from launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.job import load, profile
+from jaxlaunch.launcher.job.accelerators import KNOWN
+from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.launcher.manifests.bundle import Bundle
+from jaxlaunch.launcher.manifests.jobset import render
+from jaxlaunch.launcher.manifests.platforms import table
+from jaxlaunch.launcher.manifests.platforms.facts import Where
+from jaxlaunch.launcher.manifests.resolve import resolve
 
 TOPOLOGIES = {"v4": "2x2x4", "v5e": "4x8", "v5p": "2x4x4", "v6e": "4x4", "7x": "2x2x4"}
 TRAIN = """

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from launcher.job import load
-from launcher.job.profile import ClusterDefaults
-from launcher.kube import trim
-from launcher.manifests.jobset import render
-from launcher.manifests.resolve import resolve
-from launcher.status import collect
-from launcher.status.agent_report import Record
-from launcher.status.snapshot import Snapshot
+from jaxlaunch.launcher.job import load
+from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.kube import trim
+from jaxlaunch.launcher.manifests.jobset import render
+from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.status import collect
+from jaxlaunch.launcher.status.agent_report import Record
+from jaxlaunch.launcher.status.snapshot import Snapshot
 
 Object = dict[str, Any]
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -78,7 +78,7 @@ def condition(kind: str, status: str = "True", reason: str = "", message: str = 
 
 
 def pod(host: int = 0, *, generation: int = 0, node: str | None = "node-1", part: str = "w", **parts: Any) -> Object:
-    """The pod of a host, as it runs; `parts` change that. As launcher.kube.trim leaves it."""
+    """The pod of a host, as it runs; `parts` change that. As launcher/kube/trim leaves it."""
     state = parts.pop("state", {"running": {"startedAt": ago(minutes=9)}})
     phase = parts.pop("phase", "Running" if node and "running" in state else "Pending")
     conditions = parts.pop("conditions", [condition("Ready", "True" if "running" in state else "False")])
@@ -185,14 +185,14 @@ def node(
 
 
 def verdict(code: int, message: str = "it ended", **more: Any) -> Object:
-    from launcher.agent.gang.verdict import of_code
+    from jaxlaunch.launcher.agent.gang.verdict import of_code
 
     return of_code(code, message, **more).to_json()
 
 
 def farewell(code: int, message: str = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any) -> str:
     """The termination message of an agent."""
-    from launcher.agent.gang import log_lines
+    from jaxlaunch.launcher.agent.gang import log_lines
 
     return log_lines.termination_message(verdict(code, message, **more), 0, generation, attempt)
 

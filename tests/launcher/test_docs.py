@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.cli import reference
-from launcher.job import load
+from jaxlaunch import contract
+from jaxlaunch.launcher.cli import reference
+from jaxlaunch.launcher.job import load
 from tests import drawings
 from tests.launcher.invoke import launcher
-from trainer import contract
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -106,7 +106,7 @@ def test_every_drawing_on_the_site_is_that_of_its_page() -> None:
 
 
 def test_the_page_of_the_command_line_is_what_the_commands_say() -> None:
-    """When it is not: python -m launcher.cli.reference > docs/cli.md"""
+    """When it is not: python -m jaxlaunch.launcher.cli.reference > docs/cli.md"""
     assert (DOCS / "cli.md").read_text(encoding="utf-8") == reference.markdown()
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.io.ports import free_port
-from launcher.errors import UserError
-from launcher.explain.explanation import explain
-from launcher.job import load
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.io.ports import free_port
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.explain.explanation import explain
+from jaxlaunch.launcher.job import load
 from tests.found import NOT_HERE, ON_CLUSTER, ROWS, entry, phrases, shown, shows
 from tests.launcher.explain.test_explanation import CASES
 from tests.launcher.invoke import launcher
-from trainer import contract
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parents[1] / "trainer"

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.doctor import namespace
-from launcher.job import profile
-from launcher.kube.rights import Right
-from launcher.lifecycle import cluster_profile
+from jaxlaunch.launcher.doctor import namespace
+from jaxlaunch.launcher.job import profile
+from jaxlaunch.launcher.kube.rights import Right
+from jaxlaunch.launcher.lifecycle import cluster_profile
 
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"

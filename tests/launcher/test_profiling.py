@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from launcher import profiling
-from launcher.cli.profile import profile_command
-from launcher.errors import UserError
-from launcher.local import run_folders
-from launcher.profiling import Agent, Answer, Gone
+from jaxlaunch.launcher import profiling
+from jaxlaunch.launcher.cli.profile import profile_command
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.local import run_folders
+from jaxlaunch.launcher.profiling import Agent, Answer, Gone
 
 DONE = {"state": "done", "folder": "there", "summary": {"first_step": 4, "steps": 5, "devices": 1, "device": "cpu"}}
 

@@ -58,7 +58,7 @@ def oldest_python_of_the_agent() -> str:
     ("file", "pattern", "oldest"),
     [
         ("README.md", r"Python (3\.\d+) or newer", oldest_python()),
-        ("trainer/contract.py", r"Python >= (3\.\d+)", oldest_python_of_the_agent()),
+        ("jaxlaunch/contract.py", r"Python >= (3\.\d+)", oldest_python_of_the_agent()),
         ("launcher/agent/pack.py", r"Python >= (3\.\d+)", oldest_python_of_the_agent()),
         ("launcher/agent/pack.py", r"jaxlaunch needs (3\.\d+)", oldest_python_of_the_agent()),
         ("launcher/agent/pack.py", r"version_info < \((3, \d+)\)", oldest_python_of_the_agent()),

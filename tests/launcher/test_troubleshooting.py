@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher import troubleshooting
-from launcher.doctor.checks import CHECKS, SERVER
-from launcher.explain.situations import SITUATIONS
+from jaxlaunch import contract
+from jaxlaunch.launcher import troubleshooting
+from jaxlaunch.launcher.doctor.checks import CHECKS, SERVER
+from jaxlaunch.launcher.explain.situations import SITUATIONS
 from tests.found import PAGE, ROWS
 from tests.launcher.test_docs import anchors
-from trainer import contract
 
 ROOT = Path(__file__).parents[2]
 # Situations of a job that needs nobody's help.

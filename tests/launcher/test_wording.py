@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.wording import placed
+from jaxlaunch.launcher.wording import placed
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ import ml_dtypes
 import numpy as np
 from flax import nnx
 
-from trainer import spec
-from trainer.huggingface import described
-from trainer.step.model_arrays import ModelArrays
-from trainer.tasks.lm import NextToken
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.huggingface import described
+from jaxlaunch.trainer.step.model_arrays import ModelArrays
+from jaxlaunch.trainer.tasks.lm import NextToken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +52,12 @@ def largest(each: dict[str, MadeUp]) -> int:
 
 def planned(folder: str, devices: int = 8) -> tuple[dict[str, Any], int]:
     """The plan of a training that starts from the folder, and the most memory of the process that made it, bytes."""
-    train = {"task": "trainer.tasks.lm:NextToken", "model": {"init_from": folder, "length": 2048}, "batch": devices}
+    train = {"task": "lm", "model": {"init_from": folder, "length": 2048}, "batch": devices}
     train |= {"mesh": {"fsdp": devices}, "precision": "bf16", "remat": "full"}
     environ = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "TRAIN_SPEC": json.dumps(train)}
-    child = subprocess.Popen([sys.executable, "-m", "trainer.plan"], env=os.environ | environ, stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "jaxlaunch.trainer.plan"], env=os.environ | environ, stdout=subprocess.PIPE
+    )
     assert child.stdout is not None
     said = child.stdout.read()
     _, status, used = os.wait4(child.pid, 0)
@@ -93,8 +95,8 @@ def main() -> None:
 # What is imported late is imported before memory is measured.
 PREPARE = """
 from tests.trainer import made_up
-from trainer import spec
-from trainer.huggingface import save
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.huggingface import save
 model = spec.Decoder.model_validate_json(sys.argv[1])
 each = made_up.params(model)
 small = spec.Decoder(layers=1, width=8, heads=2, vocab=8, length=8)

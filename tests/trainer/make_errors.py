@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from trainer.step.executable import Executable
+from jaxlaunch.trainer.step.executable import Executable
 
 MESH = Mesh(np.array(jax.devices()), ("dp",))
 LEAKED: list[Any] = []

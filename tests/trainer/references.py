@@ -12,14 +12,14 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import load_file
 
-from trainer import spec
-from trainer.huggingface import described
-from trainer.huggingface.folder import resolved
-from trainer.parallel import mesh
-from trainer.step.model_arrays import ModelArrays
-from trainer.step.train_step import Step
-from trainer.tasks.classify import Classify
-from trainer.tasks.lm import NextToken
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.huggingface import described
+from jaxlaunch.trainer.huggingface.folder import resolved
+from jaxlaunch.trainer.parallel import mesh
+from jaxlaunch.trainer.step.model_arrays import ModelArrays
+from jaxlaunch.trainer.step.train_step import Step
+from jaxlaunch.trainer.tasks.classify import Classify
+from jaxlaunch.trainer.tasks.lm import NextToken
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LENGTH = 47  # targets of a row of 48 tokens

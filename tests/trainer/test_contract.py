@@ -9,7 +9,7 @@ import resource
 
 import pytest
 
-from trainer import contract
+from jaxlaunch import contract
 
 
 def raised(message: str) -> BaseException:

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launcher.job import load
-from trainer import contract
-from trainer.distributed import Stop
-from trainer.metrics.progress import Progress
-from trainer.process import read_spec
-from trainer.train import Place, Run
+from jaxlaunch import contract
+from jaxlaunch.launcher.job import load
+from jaxlaunch.trainer.distributed import Stop
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.process import read_spec
+from jaxlaunch.trainer.train import Place, Run
 
 pytestmark = pytest.mark.usefixtures("standard")
 

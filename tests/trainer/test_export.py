@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxlaunch import contract
+from jaxlaunch.trainer.checkpoint.store import Store
+from jaxlaunch.trainer.errors import CheckpointError, SpecError
+from jaxlaunch.trainer.export import export
+from jaxlaunch.trainer.huggingface import save
+from jaxlaunch.trainer.step.train_step import TrainState
 from tests import environments, needs
 from tests.trainer import peaks, references
 from tests.trainer.references import FIXTURES, batch, folder, logits, step, train_spec
-from trainer import contract
-from trainer.checkpoint.store import Store
-from trainer.errors import CheckpointError, SpecError
-from trainer.export import export
-from trainer.huggingface import save
-from trainer.step.train_step import TrainState
 
 CASES = ("llama_tiny", "llama3_tiny", "gpt2_tiny", "vit_tiny")
 STEPS = 3
@@ -156,8 +156,8 @@ def test_what_cannot_be_exported_is_refused(
 # --- a process of its own ---------------------------------------------------------------------------------------------
 
 EXPORTER = """
-from trainer import export
-from trainer.checkpoint import reader
+from jaxlaunch.trainer import export
+from jaxlaunch.trainer.checkpoint import reader
 source, to = sys.argv[1:]
 reader.find(source).part("params")["norm.scale"][:]  # what is imported late is imported
 """
@@ -174,9 +174,9 @@ def test_a_model_is_never_whole_in_memory(tmp_path: Path) -> None:
 
 def test_a_pod_knows_where_its_checkpoints_lie(hf: Path, tmp_path: Path) -> None:
     source = saved("gpt2_tiny", trained("gpt2_tiny", hf), tmp_path / "in")
-    train = {"task": "trainer.tasks.lm:NextToken", "checkpoint": {"path": str(source)}}
+    train = {"task": "lm", "checkpoint": {"path": str(source)}}
     environ = os.environ | {"JAX_PLATFORMS": "cpu", contract.TRAIN_SPEC: json.dumps(train)}
-    command = [sys.executable, "-m", "trainer.export", "--to", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "jaxlaunch.trainer.export", "--to", str(tmp_path / "out")]
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["architecture"] == "GPT2LMHeadModel"

@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import pytest
 
+from jaxlaunch.contract import BAD_DATA, BAD_SPEC
+from jaxlaunch.trainer import plan, spec
+from jaxlaunch.trainer.plan import Plan
+from jaxlaunch.trainer.tasks.classify import Classify
+from jaxlaunch.trainer.tasks.lm import NextToken
 from tests.trainer import tiny
-from trainer import plan, spec
-from trainer.contract import BAD_DATA, BAD_SPEC
-from trainer.plan import Plan
-from trainer.tasks.classify import Classify
-from trainer.tasks.lm import NextToken
 
 
 def planned(task: Any, **keys: Any) -> dict[str, Any]:
@@ -28,7 +28,10 @@ def planned(task: Any, **keys: Any) -> dict[str, Any]:
 def child(train: dict[str, Any], *flags: str, devices: int = 8) -> subprocess.CompletedProcess[str]:
     environ = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "TRAIN_SPEC": json.dumps(train)}
     return subprocess.run(
-        [sys.executable, "-m", "trainer.plan", *flags], env=os.environ | environ, capture_output=True, text=True
+        [sys.executable, "-m", "jaxlaunch.trainer.plan", *flags],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
     )
 
 
@@ -118,7 +121,7 @@ def test_micro_batches_and_remat_lower_what_is_kept() -> None:
 
 
 TRAIN: dict[str, Any] = {
-    "task": "trainer.tasks.lm:NextToken",
+    "task": "lm",
     "model": {"kind": "decoder", "layers": 6, "width": 128, "heads": 4, "length": 128},
     "data": {"source": "text", "path": "/on/the/cluster/alone.txt"},
     "precision": "fp32",
@@ -140,7 +143,7 @@ def test_what_mp_splits_lies_between_the_two_ends() -> None:
 
 
 def test_a_wrong_spec_and_missing_data_are_told_apart() -> None:
-    absent = child({"task": "trainer.tasks.classify:Classify", "data": {"source": "array_record", "path": "/no"}})
+    absent = child({"task": "classify", "data": {"source": "array_record", "path": "/no"}})
     wrong = child({**TRAIN, "mesh": {"mp": 3}})
     assert (absent.returncode, wrong.returncode) == (BAD_DATA, BAD_SPEC)
     assert "devices, there are 8" in wrong.stderr and wrong.stdout == ""

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from etils import epath
 
-from trainer import contract, preflight
-from trainer.checkpoint import consensus
-from trainer.contract import AgentJob
-from trainer.errors import DataError, SpecError, TrainerError
-from trainer.process import exit_code
-from trainer.spec import LM, TrainSpec
+from jaxlaunch import contract
+from jaxlaunch.contract import AgentJob
+from jaxlaunch.trainer import preflight
+from jaxlaunch.trainer.checkpoint import consensus
+from jaxlaunch.trainer.errors import DataError, SpecError, TrainerError
+from jaxlaunch.trainer.process import exit_code
+from jaxlaunch.trainer.spec import LM, TrainSpec
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,19 @@ import pytest
 from flax import nnx
 from pydantic import TypeAdapter, ValidationError
 
-from trainer import spec
-from trainer.architectures import PRESETS
-from trainer.models.decoder import Decoder
-from trainer.models.gpt2 import GPT2
-from trainer.models.vit import ViT
-from trainer.spec import LM, OPTIMIZERS, Optimizer, TrainSpec, with_defaults
-from trainer.step.model_arrays import ModelArrays
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.architectures import PRESETS
+from jaxlaunch.trainer.models.decoder import Decoder
+from jaxlaunch.trainer.models.gpt2 import GPT2
+from jaxlaunch.trainer.models.vit import ViT
+from jaxlaunch.trainer.spec import LM, OPTIMIZERS, Optimizer, TrainSpec, with_defaults
+from jaxlaunch.trainer.step.model_arrays import ModelArrays
 
 
 def faults(**train: Any) -> dict[str, str]:
     """Dotted key -> what is wrong with it."""
     with pytest.raises(ValidationError) as caught:
-        TrainSpec.model_validate({"task": "trainer.tasks.lm:NextToken", **train})
+        TrainSpec.model_validate({"task": "lm", **train})
     return {".".join(map(str, fault["loc"])): fault["msg"] for fault in caught.value.errors()}
 
 

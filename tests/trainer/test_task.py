@@ -11,20 +11,21 @@ import jax.numpy as jnp
 import pytest
 from flax import linen, nnx
 
+from jaxlaunch import contract
+from jaxlaunch.trainer import tasks
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.metrics.recorder import Metrics
+from jaxlaunch.trainer.metrics.timer import StepTimer
+from jaxlaunch.trainer.plugin import load
+from jaxlaunch.trainer.process import read_spec
+from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS
+from jaxlaunch.trainer.task import PARTS, Loss
 from tests.trainer import tiny
-from trainer import contract, tasks
-from trainer.errors import SpecError
-from trainer.metrics.progress import Progress
-from trainer.metrics.recorder import Metrics
-from trainer.metrics.timer import StepTimer
-from trainer.plugin import load
-from trainer.process import read_spec
-from trainer.spec import TASK_DEFAULTS
-from trainer.task import PARTS, Loss
 
 
 def test_load_finds_what_a_path_names() -> None:
-    assert load("trainer.tasks.classify:Classify").__name__ == "Classify"
+    assert load(TASKS["classify"]).__name__ == "Classify"
     assert load("collections:abc.Mapping").__name__ == "Mapping"
 
 
@@ -42,16 +43,17 @@ def test_a_module_that_raises_is_said_with_its_own_words(tmp_path: Path, monkeyp
 
 def test_a_name_that_is_not_there_is_said_beside_those_that_are() -> None:
     with pytest.raises(SpecError, match=r"has no 'Clasify'. It defines Classify, blended, scaled, standardized"):
-        load("trainer.tasks.classify:Clasify")
+        load("jaxlaunch.trainer.tasks.classify:Clasify")
 
 
 def test_the_built_in_tasks_that_a_job_may_name_are_those_that_there_are() -> None:
     found = set()
-    for module in pkgutil.iter_modules(tasks.__path__, "trainer.tasks."):
+    for module in pkgutil.iter_modules(tasks.__path__, "jaxlaunch.trainer.tasks."):
         for name, thing in vars(importlib.import_module(module.name)).items():
             if isinstance(thing, type) and all(callable(getattr(thing, part, None)) for part in PARTS):
                 found.add(f"{thing.__module__}:{name}")
-    assert found == set(TASK_DEFAULTS)
+    assert found == set(TASKS.values())
+    assert set(TASKS) == set(TASK_DEFAULTS)
 
 
 class Dense(linen.Module):
@@ -200,7 +202,7 @@ def test_what_is_no_model_is_said_in_a_sentence(made: Any, says: str, monkeypatc
 
 
 def test_what_is_no_source_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainer.train import Place, Run
+    from jaxlaunch.trainer.train import Place, Run
 
     monkeypatch.setattr(tiny.Digits, "source", lambda task, spec, split: [{"image": 1}])
     spec, nowhere = tiny.train_spec(tiny.Digits(), mesh={"dp": -1}), Place(str(tmp_path))

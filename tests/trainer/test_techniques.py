@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import yaml
 
-from trainer.spec import TrainSpec
+from jaxlaunch.trainer.spec import TrainSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "techniques.md"
-TASKS = {"data": "trainer.tasks.classify:Classify"}
+TASKS = {"data": "classify"}
 WRITTEN = [yaml.safe_load(code) for code in re.findall(r"`(\w+: [^`]+)`", PAGE.read_text())]
 BLOCKS = [block for block in WRITTEN if isinstance(block, dict) and block.keys() <= TrainSpec.model_fields.keys()]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_every_key_that_the_page_names_is_taken(block: dict[str, Any]) -> None:
-    task = TASKS.get(next(iter(block)), "trainer.tasks.lm:NextToken")
+    task = TASKS.get(next(iter(block)), "lm")
     spec = TrainSpec.model_validate({"task": task} | block)
     assert spec.model_dump(exclude_unset=True, include=set(block)).keys() == block.keys()
 

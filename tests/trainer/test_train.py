@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer import preflight, train
-from trainer.checkpoint import carried
-from trainer.data.sources.open import open_source
-from trainer.errors import CheckpointError, DataError, Stopped
-from trainer.metrics.progress import Progress
-from trainer.spec import TrainSpec
-from trainer.tasks.classify import Classify
-from trainer.train import Place, Run, conditions
+from jaxlaunch.trainer import preflight, train
+from jaxlaunch.trainer.checkpoint import carried
+from jaxlaunch.trainer.data.sources.open import open_source
+from jaxlaunch.trainer.errors import CheckpointError, DataError, Stopped
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.tasks.classify import Classify
+from jaxlaunch.trainer.train import Place, Run, conditions
 
 
 def made(**keys: Any) -> dict[str, Any]:
     data = {"source": "synthetic", "examples": 8, "shape": [2, 2]} | keys.pop("data", {})
-    spec = TrainSpec.model_validate({"task": "trainer.tasks.classify:Classify", "data": data} | keys)
+    spec = TrainSpec.model_validate({"task": "classify", "data": data} | keys)
     source = open_source(spec, "train")
     assert source is not None
     return conditions(spec, source)
@@ -95,7 +95,7 @@ def test_garbage_is_collected_beside_evaluations_and_saves_or_every_so_many_step
     data = {"source": "synthetic", "examples": 64, "eval_examples": 8, "shape": [4, 4]}
     often = {"eval": {"every": 2}, "checkpoint": {"every": 3}}
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 6, **often}
-    spec = TrainSpec.model_validate({"task": "trainer.tasks.classify:Classify", **keys})
+    spec = TrainSpec.model_validate({"task": "classify", **keys})
     Run(spec, Classify(), Place(str(tmp_path)), Never(), collections).run()
     steps = [("eval", 2), ("save", 3), ("eval", 4), ("step", 5), ("eval", 6), ("save", 6)]
     assert collections.seen == [(*each, 2) for each in steps]
@@ -105,7 +105,7 @@ def test_every_logged_step_of_a_dispatch_has_its_share_of_the_time(tmp_path: Pat
     data = {"source": "synthetic", "examples": 64, "eval_examples": 0, "shape": [4, 4]}
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
     often = {"steps_per_dispatch": 4, "log_every": 2, "checkpoint": {"every": None}}
-    spec = TrainSpec.model_validate({"task": "trainer.tasks.classify:Classify", **keys, **often})
+    spec = TrainSpec.model_validate({"task": "classify", **keys, **often})
     Run(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None)).run()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2, 4, 6, 8]
@@ -129,7 +129,7 @@ def test_a_run_that_is_refused_leaves_the_tokenizer_beside_the_checkpoints(
 ) -> None:
     data = {"source": "synthetic", "examples": 64, "eval_examples": 0, "shape": [4, 4]}
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
-    spec = TrainSpec.model_validate({"task": "trainer.tasks.classify:Classify", **keys})
+    spec = TrainSpec.model_validate({"task": "classify", **keys})
     monkeypatch.setattr(train, "tokenizer_files", lambda data: {"tokenizer.json": b"another"})
     carried.keep(str(tmp_path / "checkpoints"), {"tokenizer.json": b"its own"})
     run = Run(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None))
@@ -147,9 +147,7 @@ def test_a_run_that_is_refused_leaves_the_tokenizer_beside_the_checkpoints(
 def test_a_stop_where_the_place_of_the_step_is_another_s_is_a_stop(tmp_path: Path) -> None:
     data = {"source": "synthetic", "examples": 64, "eval_examples": 0, "shape": [4, 4]}
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
-    spec = TrainSpec.model_validate(
-        {"task": "trainer.tasks.classify:Classify", **keys, "checkpoint": {"every": 4}, "log_every": 1}
-    )
+    spec = TrainSpec.model_validate({"task": "classify", **keys, "checkpoint": {"every": 4}, "log_every": 1})
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
     (tmp_path / "checkpoints" / "5" / "theirs").touch()
     stop = AtFive()
@@ -186,7 +184,7 @@ def test_a_label_out_of_range_ends_the_run_with_65_and_the_example(
     data = {"source": "torch", "dataset": f"{__name__}:Labelled", "shuffle": False}
     data |= {"args": {"labels": train}, "eval_args": {"labels": held_out}}
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 4}, "data": data, "batch": 8, "steps": 3}
-    spec = TrainSpec.model_validate({"task": "trainer.tasks.classify:Classify", **keys})
+    spec = TrainSpec.model_validate({"task": "classify", **keys})
     with pytest.raises(DataError, match=words) as caught:
         Run(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None)).run()
     assert caught.value.code == 65
@@ -212,7 +210,7 @@ def test_a_run_that_resumes_sees_the_augmentations_of_one_that_was_never_stopped
             keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "batch": 8, "steps": steps, "log_every": 1}
             data = {"source": "torch", "dataset": f"{__name__}:Augmented", "eval_args": {}}
             keys |= {"optimizer": {"schedule": {"name": "constant"}}, "data": data}
-            spec = TrainSpec.model_validate({"task": "trainer.tasks.classify:Classify", **keys})
+            spec = TrainSpec.model_validate({"task": "classify", **keys})
             Run(spec, Classify(), Place(str(folder)), Never(), Progress(None)).run()
         for name in ("metrics", "eval"):
             lines = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
@@ -239,7 +237,7 @@ def test_a_run_that_ended_early_ends_again_at_once_and_goes_on_with_more_patienc
     seen = []
     for patience in (2, 2, 4):
         early = {"metric": "eval/accuracy", "mode": "max", "patience": patience, "min_delta": 1.0}
-        spec = TrainSpec.model_validate({"task": "trainer.tasks.classify:Classify", **keys, "stop_early": early})
+        spec = TrainSpec.model_validate({"task": "classify", **keys, "stop_early": early})
         Run(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None)).run()
         lines = (tmp_path / "eval.jsonl").read_text().splitlines()
         seen.append([json.loads(line)["step"] for line in lines])

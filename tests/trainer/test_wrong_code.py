@@ -11,13 +11,13 @@ from typing import Any
 import jax
 import pytest
 
+from jaxlaunch import contract
+from jaxlaunch.trainer.distributed import Stop
+from jaxlaunch.trainer.errors import TrainerError
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.process import read_spec
+from jaxlaunch.trainer.train import Place, Run
 from tests.trainer import wrong_code
-from trainer import contract
-from trainer.distributed import Stop
-from trainer.errors import TrainerError
-from trainer.metrics.progress import Progress
-from trainer.process import read_spec
-from trainer.train import Place, Run
 
 HERE = wrong_code.__name__
 FILE = r"wrong_code\.py:\d+"
@@ -44,7 +44,7 @@ TASKS = {
     "NoModel": "model returned None, not a flax.nnx.Module",
     "FunctionForAModel": "model returned a function, not a flax.nnx.Module",
     "RowLosses": r"loss returned an array of shape \[8\], not a scalar; a bare loss is the mean over the batch",
-    "LossAndAux": "loss returned a tuple of 2, not a scalar or a Loss; metrics go into trainer.task.Loss",
+    "LossAndAux": "loss returned a tuple of 2, not a scalar or a Loss; metrics go into jaxlaunch.trainer.task.Loss",
     "NoLoss": "loss returned None, not a scalar",
     "ComplexLoss": "loss returned .*, not a scalar",
     "CountForALoss": "loss returned a number of int32, which has no gradient; return a float",
@@ -95,7 +95,7 @@ def no_compiles(monkeypatch: pytest.MonkeyPatch, standard: None) -> None:
     def lower(*_: object, **__: object) -> None:
         raise AssertionError("something was compiled before it was checked")
 
-    monkeypatch.setattr("trainer.step.executable.Executable.__init__", lower)
+    monkeypatch.setattr("jaxlaunch.trainer.step.executable.Executable.__init__", lower)
 
 
 def test_there_are_more_than_forty() -> None:

@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from jaxlaunch import contract
+from jaxlaunch.trainer.adapters import peft
+from jaxlaunch.trainer.distributed import Stop
+from jaxlaunch.trainer.errors import TrainerError
+from jaxlaunch.trainer.huggingface import folder as folder_of
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.process import exit_code, read_spec
+from jaxlaunch.trainer.step.train_step import Step
+from jaxlaunch.trainer.train import Place, Run
 from tests.trainer import references
 from tests.trainer.adapters import folders
-from trainer import contract
-from trainer.adapters import peft
-from trainer.distributed import Stop
-from trainer.errors import TrainerError
-from trainer.huggingface import folder as folder_of
-from trainer.metrics.progress import Progress
-from trainer.process import exit_code, read_spec
-from trainer.step.train_step import Step
-from trainer.train import Place, Run
 
 
 class Wrong(NamedTuple):
@@ -184,7 +184,7 @@ def test_a_wrong_model_is_one_sentence_and_64_before_the_first_compile(name: str
     wrong, folder = WRONG[name], references.folder(WRONG[name].case, tmp_path / WRONG[name].case)
     wrong.spoil(folder)
     block: dict[str, Any] = {
-        "task": "trainer.tasks.lm:NextToken",
+        "task": "lm",
         "model": {"init_from": str(folder), "length": 16, **wrong.model},
         "data": {"source": "synthetic", "examples": 64, "eval_examples": 16},
         "batch": 8,

@@ -10,14 +10,14 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from trainer import spec
-from trainer.models.mlp import MLP
-from trainer.models.options import ModelOptions
-from trainer.models.vit import ViT
-from trainer.parallel import mesh
-from trainer.step.train_step import Step, TrainState
-from trainer.tasks.classify import Classify
-from trainer.tasks.lm import NextToken
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.models.mlp import MLP
+from jaxlaunch.trainer.models.options import ModelOptions
+from jaxlaunch.trainer.models.vit import ViT
+from jaxlaunch.trainer.parallel import mesh
+from jaxlaunch.trainer.step.train_step import Step, TrainState
+from jaxlaunch.trainer.tasks.classify import Classify
+from jaxlaunch.trainer.tasks.lm import NextToken
 
 SIZES: dict[str, Any] = {"width": 32, "heads": 4, "kv_heads": 2, "vocab": 32, "length": 16}
 DECODER = spec.Decoder(layers=2, **SIZES)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
 
-from trainer.data.sources import synthetic
-from trainer.task import Loss
-from trainer.tasks.classify import Classify, standardized
+from jaxlaunch.trainer.data.sources import synthetic
+from jaxlaunch.trainer.task import Loss
+from jaxlaunch.trainer.tasks.classify import Classify, standardized
 
 
 class Net(nnx.Module):

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from trainer.adapters import peft, targets
-from trainer.adapters.kernel import FrozenKernel
-from trainer.adapters.keys import Lora
-from trainer.numerics import memory
-from trainer.spec import Published, TrainSpec
+from jaxlaunch.trainer.adapters import peft, targets
+from jaxlaunch.trainer.adapters.kernel import FrozenKernel
+from jaxlaunch.trainer.adapters.keys import Lora
+from jaxlaunch.trainer.numerics import memory
+from jaxlaunch.trainer.spec import Published, TrainSpec
 
 STREAM = 0x10A  # folded into the key of the initial weights: the model's own are what they are without adapters
 

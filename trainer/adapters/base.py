@@ -17,12 +17,12 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from trainer.adapters import targets
-from trainer.adapters.kernel import quantized
-from trainer.errors import CheckpointError
-from trainer.huggingface import load
-from trainer.huggingface.tensors import KEY
-from trainer.spec import Published
+from jaxlaunch.trainer.adapters import targets
+from jaxlaunch.trainer.adapters.kernel import quantized
+from jaxlaunch.trainer.errors import CheckpointError
+from jaxlaunch.trainer.huggingface import load
+from jaxlaunch.trainer.huggingface.tensors import KEY
+from jaxlaunch.trainer.spec import Published
 
 Named = dict[str, Any]
 Sums = Mapping[str, Any]  # parameter -> two numbers

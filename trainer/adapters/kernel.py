@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from trainer.adapters.keys import Lora
-from trainer.models.layers import Drop, product
-from trainer.parallel.sharding import constrain
+from jaxlaunch.trainer.adapters.keys import Lora
+from jaxlaunch.trainer.models.layers import Drop, product
+from jaxlaunch.trainer.parallel.sharding import constrain
 
 OWN = "frozen_kernel"  # the attribute that holds what the model had: its parameter keeps its name
 

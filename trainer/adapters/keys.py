@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.architectures import Block, Fraction, Place, Positive, Rate
+from jaxlaunch.trainer.architectures import Block, Fraction, Place, Positive, Rate
 
 
 class Lora(Block):
@@ -14,7 +14,7 @@ class Lora(Block):
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       model: {init_from: weights/qwen3-8b, length: 2048}
       lora: {rank: 16, alpha: 32, targets: [q, v], base: int8}  # the model itself is frozen, in int8
     ```

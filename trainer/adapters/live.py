@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from trainer import spec
-from trainer.adapters import reference, targets
-from trainer.adapters.kernel import unquantized
-from trainer.adapters.keys import Lora
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.adapters import reference, targets
+from jaxlaunch.trainer.adapters.kernel import unquantized
+from jaxlaunch.trainer.adapters.keys import Lora
 
 
 class Merging(dict[str, Array]):

@@ -10,15 +10,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.adapters import base, targets
-from trainer.adapters.keys import Lora
-from trainer.buckets import remote
-from trainer.errors import SpecError
-from trainer.huggingface import load
-from trainer.huggingface.names import Leaf
-from trainer.huggingface.save import Parameter
-from trainer.huggingface.tensors import Files
-from trainer.spec import Published
+from jaxlaunch.trainer.adapters import base, targets
+from jaxlaunch.trainer.adapters.keys import Lora
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.huggingface import load
+from jaxlaunch.trainer.huggingface.names import Leaf
+from jaxlaunch.trainer.huggingface.save import Parameter
+from jaxlaunch.trainer.huggingface.tensors import Files
+from jaxlaunch.trainer.spec import Published
 
 Array = np.ndarray[Any, Any]
 

@@ -13,15 +13,15 @@ import pydantic
 from etils import epath
 from jax import Array
 
-from trainer.adapters import targets
-from trainer.adapters.keys import Lora
-from trainer.adapters.targets import Kernel
-from trainer.buckets import remote
-from trainer.errors import SpecError, said
-from trainer.huggingface import load, save
-from trainer.huggingface.save import Parameter
-from trainer.huggingface.tensors import Files
-from trainer.spec import GPT2, Published, TrainSpec
+from jaxlaunch.trainer.adapters import targets
+from jaxlaunch.trainer.adapters.keys import Lora
+from jaxlaunch.trainer.adapters.targets import Kernel
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.errors import SpecError, said
+from jaxlaunch.trainer.huggingface import load, save
+from jaxlaunch.trainer.huggingface.save import Parameter
+from jaxlaunch.trainer.huggingface.tensors import Files
+from jaxlaunch.trainer.spec import GPT2, Published, TrainSpec
 
 KEY = "train.lora.init_from"
 CONFIG, STEM = "adapter_config.json", "adapter_model"

@@ -9,8 +9,8 @@ from typing import Any
 
 from flax import nnx
 
-from trainer.adapters.kernel import FrozenKernel
-from trainer.errors import SpecError
+from jaxlaunch.trainer.adapters.kernel import FrozenKernel
+from jaxlaunch.trainer.errors import SpecError
 
 NAME = "reference"  # the attribute of the model that holds it
 PREFIX = f"{NAME}."  # of its parameters' names

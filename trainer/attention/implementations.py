@@ -1,4 +1,4 @@
-"""Attention by the name of its implementation. What auto is, trainer.attention.availability decides; here it is xla.
+"""Attention by the name of its implementation. What auto is, trainer/attention/availability decides; here it is xla.
 
 | name | where | what |
 |---|---|---|
@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from trainer.attention import stand_in
-from trainer.errors import SpecError
-from trainer.numerics import flops
+from jaxlaunch.trainer.attention import stand_in
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.numerics import flops
 
 
 class Visible(NamedTuple):
@@ -201,7 +201,7 @@ def _splash(
         is_seen_B11L = Visible(seen.mask_BL, None, seen.lengths_B).pairs_B1LL(length)
         key_BL = own_BL if is_seen_B11L is None else jnp.where(is_seen_B11L[:, 0, 0], own_BL, -1)
         ids = own_BL.astype(jnp.int32), key_BL.astype(jnp.int32)
-    from trainer.attention import splash  # Pallas takes half a second to import
+    from jaxlaunch.trainer.attention import splash  # Pallas takes half a second to import
 
     scores = splash.Scores(is_causal, window, cap, scale)
     return splash.attend(query_BLHK, key_BLGK, value_BLGK, ids, scores)

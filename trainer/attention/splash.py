@@ -15,7 +15,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import PartitionSpec
 
-from trainer.parallel.sharding import RULES
+from jaxlaunch.trainer.parallel.sharding import RULES
 
 LANES = 128  # every block's sides are multiples of it
 BLOCKS = (512, 256, LANES)  # sides of a block, the largest that divides the length

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.error import URLError
 
-from trainer.errors import DataError, StorageError
+from jaxlaunch.trainer.errors import DataError, StorageError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 OF_A_DISK = (*FULL, errno.EIO, errno.ESTALE)  # what the system says of a disk that is full or broken

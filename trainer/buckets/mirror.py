@@ -1,4 +1,4 @@
-"""Keeps a run folder of this machine in a bucket too: `python -m trainer.buckets.mirror URL FOLDER --ranks 0 8`.
+"""Copies a run folder to a bucket: `python -m jaxlaunch.trainer.buckets.mirror URL FOLDER --ranks 0 8`.
 
 The agent starts it, because it is the standard library alone and runs in any image; what can reach a bucket is the
 trainer's. Before it says `ready` on stdout, the folder holds what earlier attempts left. After it a file that changes
@@ -21,9 +21,9 @@ import sys
 import time
 from pathlib import Path
 
-from trainer import contract
-from trainer.buckets import remote
-from trainer.errors import SpecError, TrainerError
+from jaxlaunch import contract
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.errors import SpecError, TrainerError
 
 EVERY_S = {"attempts.jsonl": 1.0, "summary.json": 1.0, "metrics.jsonl": 1.0}  # what the next generation needs first
 OTHERS_S = 5.0
@@ -101,7 +101,7 @@ def _pause_s(name: str, size: int) -> float:
 
 def main() -> int:
     """Mirrors until stdin ends; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.buckets.mirror", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m jaxlaunch.trainer.buckets.mirror", description=__doc__)
     parser.add_argument("url")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ranks", type=int, nargs=2, required=True, metavar=("FIRST", "END"))

@@ -12,8 +12,8 @@ from typing import Any
 
 import fsspec
 
-from trainer.buckets import faults
-from trainer.errors import DataError, SpecError, StorageError, TrainerError
+from jaxlaunch.trainer.buckets import faults
+from jaxlaunch.trainer.errors import DataError, SpecError, StorageError, TrainerError
 
 SCHEMES = {"gs": ("gcs", "gcsfs"), "s3": ("s3", "s3fs")}  # scheme -> fsspec's name, and the package that has it; the
 # extra of jaxlaunch has the name of fsspec's

@@ -21,8 +21,8 @@ import orbax.checkpoint as ocp
 import tensorstore
 from etils import epath
 
-from trainer.checkpoint import begun, s3
-from trainer.checkpoint.manifest import each, is_remote
+from jaxlaunch.trainer.checkpoint import begun, s3
+from jaxlaunch.trainer.checkpoint.manifest import each, is_remote
 
 STATE, META = "state", "meta"  # the two items of a step
 TIMEOUT_S = 1200  # Orbax's default for the background part of a save

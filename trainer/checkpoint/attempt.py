@@ -9,11 +9,11 @@ from typing import Generic, NoReturn, TypeVar
 
 import jax
 
-from trainer.checkpoint.store import Store
-from trainer.distributed import Stop
-from trainer.errors import Stopped
-from trainer.metrics.progress import Progress
-from trainer.metrics.recorder import Metrics
+from jaxlaunch.trainer.checkpoint.store import Store
+from jaxlaunch.trainer.distributed import Stop
+from jaxlaunch.trainer.errors import Stopped
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.metrics.recorder import Metrics
 
 S = TypeVar("S")  # the state of a run
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.checkpoint.reader import StoredArray
+from jaxlaunch.trainer.checkpoint.reader import StoredArray
 
 
 @dataclasses.dataclass

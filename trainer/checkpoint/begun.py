@@ -15,8 +15,8 @@ from collections.abc import Iterable
 
 from etils import epath
 
-from trainer.checkpoint import manifest
-from trainer.checkpoint.manifest import STEP, Damaged, NotAFile, each, is_remote
+from jaxlaunch.trainer.checkpoint import manifest
+from jaxlaunch.trainer.checkpoint.manifest import STEP, Damaged, NotAFile, each, is_remote
 
 NAME = "jaxlaunch.begun.json"
 COMMITTED = "commit_success.txt"  # Orbax's own mark; on object stores, which have no rename, its presence ends a save

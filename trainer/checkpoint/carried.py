@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from etils import epath
 
-from trainer.checkpoint import manifest
+from jaxlaunch.trainer.checkpoint import manifest
 
 FOLDER = "tokenizer"  # in the folder of checkpoints, beside the steps
 MAIN = "tokenizer.json"

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from trainer.buckets import faults
-from trainer.errors import CheckpointError, DataError, StorageError
+from jaxlaunch.trainer.buckets import faults
+from jaxlaunch.trainer.errors import CheckpointError, DataError, StorageError
 
 BLOCK = 4096  # bytes; messages are padded to a multiple, so that few programs are compiled
 SAID = 700  # characters of a fingerprint in a sentence

@@ -23,7 +23,7 @@ from typing import BinaryIO, TypeVar
 
 from etils import epath
 
-from trainer.buckets import remote
+from jaxlaunch.trainer.buckets import remote
 
 NAME = "jaxlaunch.manifest.json"
 STEP = re.compile(r"0|[1-9][0-9]*")  # the name of a step's folder

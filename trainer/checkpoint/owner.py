@@ -17,9 +17,9 @@ from pathlib import Path
 
 from etils import epath
 
-from trainer.buckets import faults
-from trainer.checkpoint.manifest import NotAFile, read_small, replace
-from trainer.errors import CheckpointError
+from jaxlaunch.trainer.buckets import faults
+from jaxlaunch.trainer.checkpoint.manifest import NotAFile, read_small, replace
+from jaxlaunch.trainer.errors import CheckpointError
 
 NAME = "jaxlaunch.owner.json"
 RENEW_S = 10.0

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from etils import epath
 
-from trainer.checkpoint import arrays, manifest
-from trainer.checkpoint.manifest import Damaged, is_remote
-from trainer.errors import CheckpointError, StorageError
+from jaxlaunch.trainer.checkpoint import arrays, manifest
+from jaxlaunch.trainer.checkpoint.manifest import Damaged, is_remote
+from jaxlaunch.trainer.errors import CheckpointError, StorageError
 
 BEST = "best"  # the name of the step that evaluated best
 

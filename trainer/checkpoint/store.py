@@ -21,14 +21,14 @@ from typing import Any, TypeVar
 import jax
 from etils import epath
 
-from trainer.buckets import faults
-from trainer.checkpoint import arrays, begun, carried, manifest
-from trainer.checkpoint.arrays import STATE, TIMEOUT_S, Arrays
-from trainer.checkpoint.consensus import gather, on_primary
-from trainer.checkpoint.manifest import STEP, Damaged, Entry, Manifest, is_remote
-from trainer.checkpoint.owner import NAME as OWNER
-from trainer.checkpoint.owner import Owner
-from trainer.errors import CheckpointError, StorageError, TrainerError, first_line
+from jaxlaunch.trainer.buckets import faults
+from jaxlaunch.trainer.checkpoint import arrays, begun, carried, manifest
+from jaxlaunch.trainer.checkpoint.arrays import STATE, TIMEOUT_S, Arrays
+from jaxlaunch.trainer.checkpoint.consensus import gather, on_primary
+from jaxlaunch.trainer.checkpoint.manifest import STEP, Damaged, Entry, Manifest, is_remote
+from jaxlaunch.trainer.checkpoint.owner import NAME as OWNER
+from jaxlaunch.trainer.checkpoint.owner import Owner
+from jaxlaunch.trainer.errors import CheckpointError, StorageError, TrainerError, first_line
 
 DIGESTS = "jaxlaunch.digests"  # where the processes leave their digests for process 0 to collect
 POST = re.compile(r"[0-9a-f]+\.[0-9]+\.[0-9]+\.json(\.tmp)?")

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import pydantic
 
-from trainer.adapters.keys import Lora
-from trainer.architectures import Model
-from trainer.checkpoint.averaged import Averaged, averaged
-from trainer.checkpoint.reader import BEST, StoredArray, StoredStep
-from trainer.errors import CheckpointError, SpecError
+from jaxlaunch.trainer.adapters.keys import Lora
+from jaxlaunch.trainer.architectures import Model
+from jaxlaunch.trainer.checkpoint.averaged import Averaged, averaged
+from jaxlaunch.trainer.checkpoint.reader import BEST, StoredArray, StoredStep
+from jaxlaunch.trainer.errors import CheckpointError, SpecError
 
 
 def step(text: str) -> int | Literal["best"]:

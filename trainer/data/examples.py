@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trainer import plugin
-from trainer.buckets import faults
-from trainer.data import draws
-from trainer.data.messages import Draws, Item
-from trainer.data.order import Indexes
-from trainer.data.source import Apart, Source, name_of
-from trainer.errors import DataError, StorageError, TrainerError
+from jaxlaunch.trainer import plugin
+from jaxlaunch.trainer.buckets import faults
+from jaxlaunch.trainer.data import draws
+from jaxlaunch.trainer.data.messages import Draws, Item
+from jaxlaunch.trainer.data.order import Indexes
+from jaxlaunch.trainer.data.source import Apart, Source, name_of
+from jaxlaunch.trainer.errors import DataError, StorageError, TrainerError
 
 Array = npt.NDArray[Any]
 Batch = dict[str, Array]
@@ -55,7 +55,7 @@ ANYHOW = Reading()
 class Examples:
     """`example(source[i])` for many i at once. Raises DataError that names source and index; threads may share one.
 
-    Examples that may be drawn at random are made anew each time, each from generators of its own (trainer.data.draws).
+    Examples that may be drawn at random are made anew each time, each from generators of its own (trainer/data/draws).
     """
 
     def __init__(self, source: Source, example: Example, reading: Reading = ANYHOW) -> None:
@@ -64,7 +64,7 @@ class Examples:
         if not self._length:
             raise DataError(f"{name_of(source)} has no examples")
         self._takes_rng = _takes_rng(source), draws.takes_rng(example)
-        ours = _is_ours(source), getattr(example, "__module__", "").startswith("trainer.")
+        ours = _is_ours(source), getattr(example, "__module__", "").startswith("jaxlaunch.trainer.")
         is_known = all(ours) if reading.deterministic is None else reading.deterministic
         self._is_drawn = not is_known
         is_seeded = [self._is_drawn and not (a or b) for a, b in zip(ours, self._takes_rng, strict=True)]
@@ -245,4 +245,4 @@ def _takes_rng(source: Source) -> bool:
 
 def _is_ours(source: Source) -> bool:
     """Whether `source` is one of this program's, which draw nothing; one that wraps a user's says that it may."""
-    return type(source).__module__.startswith("trainer.") and not getattr(source, "may_draw", False)
+    return type(source).__module__.startswith("jaxlaunch.trainer.") and not getattr(source, "may_draw", False)

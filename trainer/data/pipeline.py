@@ -4,7 +4,7 @@ Example i of step s is at position p = s × B + i of an endless sequence: epoch 
 mod N). Batches run across epoch ends, so each example comes once per epoch and none is dropped; a process reads a
 contiguous range of rows, so the same step holds the same examples on any number of them.
 
-grain reads and prefetches (trainer.data.reader); the order is ours (trainer.data.order), for grain's shuffle takes one
+grain reads and prefetches (trainer/data/reader); the order is ours (trainer/data/order), for grain's shuffle takes one
 index at a time.
 """
 
@@ -16,10 +16,10 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from trainer.data import draws, order, reader
-from trainer.data.examples import Batch, Check, Example, Examples, Form, Reading, narrow
-from trainer.data.prefetch import Prefetcher
-from trainer.data.source import Ordered, Parted, Source
+from jaxlaunch.trainer.data import draws, order, reader
+from jaxlaunch.trainer.data.examples import Batch, Check, Example, Examples, Form, Reading, narrow
+from jaxlaunch.trainer.data.prefetch import Prefetcher
+from jaxlaunch.trainer.data.source import Ordered, Parted, Source
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ import grain
 import numpy as np
 from absl import flags
 
-from trainer.data.examples import Batch
+from jaxlaunch.trainer.data.examples import Batch
 
 Steps = TypeVar("Steps")  # a step, or several that make one batch
 

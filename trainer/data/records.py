@@ -5,7 +5,7 @@ bytes_list of its bytes, C-contiguous and little-endian, as `tf.io.decode_raw` r
 `jaxlaunch/arrays` lists them as JSON, {key: [dtype, shape]}, the dtype as numpy writes it (`<f4`); records of other
 writers lack it.
 
-    from trainer.data import records
+    from jaxlaunch.trainer.data import records
     records.write("train-0.array_record", ({"image": image_HW, "label": label} for image_HW, label in mine))
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data import drafts
+from jaxlaunch.trainer.data import drafts
 
 ANY_TEXT = "surrogatepass"  # strings of numpy may hold lone surrogates
 ARRAYS = "jaxlaunch/arrays"  # the feature that says of which dtype and shape each array is

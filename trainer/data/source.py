@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.messages import Draws, Item
+from jaxlaunch.trainer.data.messages import Draws, Item
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""The process that reads items for the trainer: `python -m trainer.data.worker FD`, FD a socket to the trainer.
+"""A process that reads items: `python -m jaxlaunch.trainer.data.worker FD`, FD a socket to the trainer.
 
 It opens each source by itself, from its name, imports neither jax nor grain, and ends when the trainer does, however
 that ended: the socket closes then.
@@ -19,12 +19,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from trainer.data import draws, messages
-from trainer.data.examples import unreadable
-from trainer.data.messages import Draws, Item, Request
-from trainer.data.source import Source
-from trainer.errors import DataError, TrainerError
-from trainer.plugin import load
+from jaxlaunch.trainer.data import draws, messages
+from jaxlaunch.trainer.data.examples import unreadable
+from jaxlaunch.trainer.data.messages import Draws, Item, Request
+from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.errors import DataError, TrainerError
+from jaxlaunch.trainer.plugin import load
 
 Sources = dict[str, Source]
 UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError)  # what pickle raises of what it cannot take

@@ -1,6 +1,6 @@
 """Processes that read items for the trainer, started anew where one is killed.
 
-They are spawned, not forked: JAX has threads, of which a fork keeps none. A thread of the reader (trainer.data.reader)
+They are spawned, not forked: JAX has threads, of which a fork keeps none. A thread of the reader (trainer/data/reader)
 takes a free process, asks it for its part of a batch and waits: so parts are in order, no more are begun than there are
 processes, and what a killed process had in hand is asked of the next.
 """
@@ -16,9 +16,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from trainer.data import messages
-from trainer.data.messages import Item, Request
-from trainer.errors import DataError, TrainerError
+from jaxlaunch.trainer.data import messages
+from jaxlaunch.trainer.data.messages import Item, Request
+from jaxlaunch.trainer.errors import DataError, TrainerError
 
 TRIES = 3  # processes that may be killed while they read one example, before the run ends
 # A process that reads takes one core, and no accelerator where the user's module imports jax.
@@ -117,7 +117,7 @@ class _Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "trainer.data.worker", str(theirs.fileno())],
+                [sys.executable, "-m", "jaxlaunch.trainer.data.worker", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={**ENVIRONMENT, **os.environ, "JAX_PLATFORMS": "cpu"},

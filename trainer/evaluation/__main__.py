@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint as its training does: `python -m trainer.evaluation FOLDER`, its train block in TRAIN_SPEC.
+"""Evaluates a checkpoint as its training does: `python -m jaxlaunch.trainer.evaluation FOLDER`, with TRAIN_SPEC.
 
 A process of its own, because the launcher never imports jax. Prints one JSON object; exits with a code of the contract.
 """
@@ -10,18 +10,18 @@ import os
 import sys
 from typing import Any
 
-from trainer import contract
-from trainer.checkpoint import trained
-from trainer.contract import Key
-from trainer.errors import SpecError
-from trainer.evaluation.loaded import load
-from trainer.metrics.progress import finite
-from trainer.process import print_result
+from jaxlaunch import contract
+from jaxlaunch.contract import Key
+from jaxlaunch.trainer.checkpoint import trained
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.evaluation.loaded import load
+from jaxlaunch.trainer.metrics.progress import finite
+from jaxlaunch.trainer.process import print_result
 
 
 def main() -> int:
     """Evaluates as the arguments say and prints the means as JSON; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.evaluation", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m jaxlaunch.trainer.evaluation", description=__doc__)
     parser.add_argument("folder", help="folder or URL of checkpoints")
     parser.add_argument("--step", type=trained.step, help="the step to evaluate, or best; default: the newest")
     parser.add_argument("--ema", action="store_true", help="the moving average instead of the weights")

@@ -16,23 +16,23 @@ import pydantic
 from flax import nnx
 from jax import Array
 
-from trainer import contract
-from trainer import spec as specs
-from trainer.adapters import peft
-from trainer.buckets import remote
-from trainer.checkpoint import reader, trained
-from trainer.checkpoint.reader import StoredStep
-from trainer.data.pipeline import Evaluation
-from trainer.errors import SpecError, said
-from trainer.huggingface import folder as folders
-from trainer.metrics.means import Means
-from trainer.parallel import mesh as meshes
-from trainer.process import read_spec
-from trainer.spec import TrainSpec
-from trainer.step.model_arrays import Named
-from trainer.step.train_step import Step
-from trainer.task import Task, checked_source
-from trainer.train import batch_check
+from jaxlaunch import contract
+from jaxlaunch.trainer import spec as specs
+from jaxlaunch.trainer.adapters import peft
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.checkpoint import reader, trained
+from jaxlaunch.trainer.checkpoint.reader import StoredStep
+from jaxlaunch.trainer.data.pipeline import Evaluation
+from jaxlaunch.trainer.errors import SpecError, said
+from jaxlaunch.trainer.huggingface import folder as folders
+from jaxlaunch.trainer.metrics.means import Means
+from jaxlaunch.trainer.parallel import mesh as meshes
+from jaxlaunch.trainer.process import read_spec
+from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.step.model_arrays import Named
+from jaxlaunch.trainer.step.train_step import Step
+from jaxlaunch.trainer.task import Task, checked_source
+from jaxlaunch.trainer.train import batch_check
 
 
 class Trained:

@@ -1,4 +1,4 @@
-"""Samples from a trained model: `python -m trainer.generate FOLDER --prompt TEXT`.
+"""Samples from a trained model: `python -m jaxlaunch.trainer.generate FOLDER --prompt TEXT`.
 
 A process of its own, because the launcher never imports jax. FOLDER holds checkpoints, or a Hugging Face model. Prints
 JSON lines: `{"piece": …}` for every few characters of a single sample, then one object with all samples. Exits with a
@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from trainer import spec
-from trainer.checkpoint import trained
-from trainer.errors import SpecError
-from trainer.generate.generator import Ids, Sample
-from trainer.generate.loaded import Loaded, Prompt, described, load
-from trainer.process import print_result
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.checkpoint import trained
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.generate.generator import Ids, Sample
+from jaxlaunch.trainer.generate.loaded import Loaded, Prompt, described, load
+from jaxlaunch.trainer.process import print_result
 
 LOST = "\ufffd"  # stands for a character whose last bytes are still to come
 HOW = ("n", "max_tokens", "temperature", "top_p", "top_k", "beams", "seed")  # arguments that are Sampling's
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m trainer.generate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m jaxlaunch.trainer.generate", description=__doc__)
     parser.add_argument("folder", help="folder or URL of checkpoints, or of a Hugging Face model")
     parser.add_argument("--prompt", action="append", default=[], help="text to continue; may be repeated")
     parser.add_argument("--ids", action="append", default=[], help="a prompt as token ids, '1 2 3'; may be repeated")

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from trainer.generate.cache import Cache
-from trainer.generate.network import Network, Weights
-from trainer.parallel.sharding import constrain
+from jaxlaunch.trainer.generate.cache import Cache
+from jaxlaunch.trainer.generate.network import Network, Weights
+from jaxlaunch.trainer.parallel.sharding import constrain
 
 NEVER = -1e30  # a score that no text has, finite after a division
 

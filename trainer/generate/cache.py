@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from trainer.attention.implementations import UNSEEN, Attention, Keys
-from trainer.parallel.sharding import constrain
+from jaxlaunch.trainer.attention.implementations import UNSEEN, Attention, Keys
+from jaxlaunch.trainer.parallel.sharding import constrain
 
 
 class Cache(NamedTuple):

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from trainer.attention.implementations import UNSEEN
-from trainer.errors import SpecError
+from jaxlaunch.trainer.attention.implementations import UNSEEN
+from jaxlaunch.trainer.errors import SpecError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from trainer.generate import strips
-from trainer.models.layers import product
+from jaxlaunch.trainer.generate import strips
+from jaxlaunch.trainer.models.layers import product
 
 # Name of the whole -> the names of its parts, in a layer of a decoder. An MLP of experts has no such products.
 TOGETHER: Mapping[str, tuple[str, ...]] = {

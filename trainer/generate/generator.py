@@ -19,14 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from trainer import spec
-from trainer.errors import SpecError
-from trainer.generate import beams
-from trainer.generate.cache import Cache
-from trainer.generate.choose import Draw, Sampling, drawn, greedy
-from trainer.generate.network import Config, Network, Weights
-from trainer.parallel import mesh as meshes
-from trainer.parallel.sharding import constrain
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.generate import beams
+from jaxlaunch.trainer.generate.cache import Cache
+from jaxlaunch.trainer.generate.choose import Draw, Sampling, drawn, greedy
+from jaxlaunch.trainer.generate.network import Config, Network, Weights
+from jaxlaunch.trainer.parallel import mesh as meshes
+from jaxlaunch.trainer.parallel.sharding import constrain
 
 LEAST = 16  # tokens of the shortest prompt that a program is compiled for
 MOST = 1 << 16  # samples of a prompt, each of which draws by its prompt's number and its own

@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from trainer.errors import SpecError
-from trainer.generate.generator import Ids
-from trainer.generate.loaded import Loaded
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.generate.generator import Ids
+from jaxlaunch.trainer.generate.loaded import Loaded
 
 BATCH = 8  # rows scored or generated at a time
 NEW_TOKENS = 256  # of an answer, where a task does not say: the harness's own default

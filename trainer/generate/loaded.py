@@ -13,21 +13,21 @@ import pydantic
 from etils import epath
 from jax import Array
 
-from trainer import spec
-from trainer.adapters import merged as adapters
-from trainer.buckets import remote
-from trainer.checkpoint import carried, reader, trained
-from trainer.errors import SpecError
-from trainer.generate import tokenizers
-from trainer.generate.choose import Sampling
-from trainer.generate.generator import Generator, Ids, Sample
-from trainer.generate.network import Network
-from trainer.generate.tokenizers import Tokenizer
-from trainer.huggingface import folder as folders
-from trainer.huggingface import load as published
-from trainer.huggingface import special
-from trainer.models.language_model import LanguageModel
-from trainer.parallel import mesh as meshes
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.adapters import merged as adapters
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.checkpoint import carried, reader, trained
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.generate import tokenizers
+from jaxlaunch.trainer.generate.choose import Sampling
+from jaxlaunch.trainer.generate.generator import Generator, Ids, Sample
+from jaxlaunch.trainer.generate.network import Network
+from jaxlaunch.trainer.generate.tokenizers import Tokenizer
+from jaxlaunch.trainer.huggingface import folder as folders
+from jaxlaunch.trainer.huggingface import load as published
+from jaxlaunch.trainer.huggingface import special
+from jaxlaunch.trainer.models.language_model import LanguageModel
+from jaxlaunch.trainer.parallel import mesh as meshes
 
 Prompt = str | Ids
 

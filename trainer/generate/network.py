@@ -18,22 +18,22 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from trainer import spec
-from trainer.attention import implementations
-from trainer.attention.implementations import Attention, Keys, Visible
-from trainer.errors import SpecError
-from trainer.generate import fused, strips
-from trainer.generate.cache import Cache, OfPrompts, OfToken
-from trainer.models.decoder import Block, Decoder, Look
-from trainer.models.experts import Mixture, Routed
-from trainer.models.gpt2 import GPT2
-from trainer.models.language_model import LanguageModel
-from trainer.models.layers import whole
-from trainer.models.options import ModelOptions
-from trainer.numerics import memory, precision
-from trainer.parallel import mesh as meshes
-from trainer.parallel import sharding
-from trainer.step.model_arrays import ModelArrays, Named
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.attention import implementations
+from jaxlaunch.trainer.attention.implementations import Attention, Keys, Visible
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.generate import fused, strips
+from jaxlaunch.trainer.generate.cache import Cache, OfPrompts, OfToken
+from jaxlaunch.trainer.models.decoder import Block, Decoder, Look
+from jaxlaunch.trainer.models.experts import Mixture, Routed
+from jaxlaunch.trainer.models.gpt2 import GPT2
+from jaxlaunch.trainer.models.language_model import LanguageModel
+from jaxlaunch.trainer.models.layers import whole
+from jaxlaunch.trainer.models.options import ModelOptions
+from jaxlaunch.trainer.numerics import memory, precision
+from jaxlaunch.trainer.parallel import mesh as meshes
+from jaxlaunch.trainer.parallel import sharding
+from jaxlaunch.trainer.step.model_arrays import ModelArrays, Named
 
 Config = spec.Decoder | spec.GPT2
 ATTENTION = "xla"  # of prompts: kernels ask for lengths of their own

@@ -8,15 +8,15 @@ from typing import Any
 import jax
 from jax import Array
 
-from trainer import spec
-from trainer.adapters.live import Merging
-from trainer.data.sources.open import tokenizer_files
-from trainer.errors import SpecError
-from trainer.generate import tokenizers
-from trainer.generate.choose import Sampling
-from trainer.generate.generator import Generator, Ids, check
-from trainer.generate.network import Network, Weights
-from trainer.spec import TrainSpec
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.adapters.live import Merging
+from jaxlaunch.trainer.data.sources.open import tokenizer_files
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.generate import tokenizers
+from jaxlaunch.trainer.generate.choose import Sampling
+from jaxlaunch.trainer.generate.generator import Generator, Ids, check
+from jaxlaunch.trainer.generate.network import Network, Weights
+from jaxlaunch.trainer.spec import TrainSpec
 
 KEY = "train.eval.samples"
 

@@ -6,8 +6,8 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from trainer.checkpoint.carried import MAIN
-from trainer.text import tokenizer as texts
+from jaxlaunch.trainer.checkpoint.carried import MAIN
+from jaxlaunch.trainer.text import tokenizer as texts
 
 LOST = "\ufffd".encode()
 

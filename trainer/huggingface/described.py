@@ -9,10 +9,10 @@ from typing import Any
 
 import pydantic
 
-from trainer import spec
-from trainer.architectures import Model
-from trainer.errors import SpecError, said
-from trainer.huggingface.families import ACTIVATIONS, FAMILIES, LOOKS, SAYING_NOTHING, UNSUPPORTED, Family
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.architectures import Model
+from jaxlaunch.trainer.errors import SpecError, said
+from jaxlaunch.trainer.huggingface.families import ACTIVATIONS, FAMILIES, LOOKS, SAYING_NOTHING, UNSUPPORTED, Family
 
 Config = Mapping[str, Any]
 

@@ -8,10 +8,10 @@ from typing import Any
 import pydantic
 from etils import epath
 
-from trainer.buckets import remote
-from trainer.errors import SpecError, said
-from trainer.huggingface import described
-from trainer.spec import Decoder, Published, TrainSpec
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.errors import SpecError, said
+from jaxlaunch.trainer.huggingface import described
+from jaxlaunch.trainer.spec import Decoder, Published, TrainSpec
 
 
 def resolved(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from trainer.errors import SpecError
-from trainer.huggingface import folder, names
-from trainer.huggingface.names import Leaf
-from trainer.huggingface.tensors import Files
-from trainer.spec import Published
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.huggingface import folder, names
+from jaxlaunch.trainer.huggingface.names import Leaf
+from jaxlaunch.trainer.huggingface.tensors import Files
+from jaxlaunch.trainer.spec import Published
 
 Slices = tuple[slice, ...]
 

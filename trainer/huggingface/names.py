@@ -12,8 +12,8 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 
-from trainer import spec
-from trainer.errors import SpecError
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.errors import SpecError
 
 QKV = ("query", "key", "value")  # what the axis t of a name counts
 

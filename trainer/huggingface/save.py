@@ -19,11 +19,11 @@ from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from trainer.errors import SpecError
-from trainer.huggingface import described, names, special
-from trainer.huggingface.names import Leaf
-from trainer.huggingface.tensors import INDEX
-from trainer.spec import GPT2, Published, ViT
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.huggingface import described, names, special
+from jaxlaunch.trainer.huggingface.names import Leaf
+from jaxlaunch.trainer.huggingface.tensors import INDEX
+from jaxlaunch.trainer.spec import GPT2, Published, ViT
 
 FILE_BYTES = 2 * 2**30  # of a written file
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # what safetensors calls them

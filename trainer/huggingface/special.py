@@ -9,8 +9,8 @@ from typing import Any
 
 from etils import epath
 
-from trainer.buckets import remote
-from trainer.errors import SpecError, StorageError
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.errors import SpecError, StorageError
 
 GENERATION = "generation_config.json"
 KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")

@@ -15,8 +15,8 @@ import numpy as np
 from etils import epath
 from safetensors import SafetensorError, safe_open
 
-from trainer.buckets import remote
-from trainer.errors import SpecError
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.errors import SpecError
 
 INDEX = "model.safetensors.index.json"
 KEY = "train.model.init_from"

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from trainer.data import draws, reader
-from trainer.data.pipeline import Pipeline
-from trainer.data.prefetch import Prefetcher
-from trainer.data.sources.torch import MapStyle
-from trainer.errors import DataError, SpecError
-from trainer.loop import words
-from trainer.loop.options import Options
-from trainer.parallel import mesh as meshes
+from jaxlaunch.trainer.data import draws, reader
+from jaxlaunch.trainer.data.pipeline import Pipeline
+from jaxlaunch.trainer.data.prefetch import Prefetcher
+from jaxlaunch.trainer.data.sources.torch import MapStyle
+from jaxlaunch.trainer.errors import DataError, SpecError
+from jaxlaunch.trainer.loop import words
+from jaxlaunch.trainer.loop.options import Options
+from jaxlaunch.trainer.parallel import mesh as meshes
 
 Tree = Any
 AHEAD = 2  # batches made before they are needed

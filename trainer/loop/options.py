@@ -9,9 +9,9 @@ from typing import Any
 
 import pydantic
 
-from trainer import spec
-from trainer.errors import SpecError, said
-from trainer.loop import words
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.errors import SpecError, said
+from jaxlaunch.trainer.loop import words
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,23 +18,24 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from trainer import contract, distributed, preflight
-from trainer.checkpoint.attempt import Attempt
-from trainer.checkpoint.store import Store
-from trainer.distributed import Stop
-from trainer.errors import CheckpointError, DataError, NotFiniteError, SpecError, Stopped, TrainerError
-from trainer.loop import words
-from trainer.loop.batches import Batches
-from trainer.loop.options import Options
-from trainer.loop.state import Named, State, Tree
-from trainer.loop.step import LOSS, LoopStep, checked_metrics
-from trainer.metrics.progress import Progress
-from trainer.metrics.recorder import Metrics
-from trainer.parallel import mesh as meshes
-from trainer.process import exit_code, leave, print_error
-from trainer.profiling.profiler import Profiler
-from trainer.spec import Profile
-from trainer.train import COLLECT_EVERY, READY_S, Place
+from jaxlaunch import contract
+from jaxlaunch.trainer import distributed, preflight
+from jaxlaunch.trainer.checkpoint.attempt import Attempt
+from jaxlaunch.trainer.checkpoint.store import Store
+from jaxlaunch.trainer.distributed import Stop
+from jaxlaunch.trainer.errors import CheckpointError, DataError, NotFiniteError, SpecError, Stopped, TrainerError
+from jaxlaunch.trainer.loop import words
+from jaxlaunch.trainer.loop.batches import Batches
+from jaxlaunch.trainer.loop.options import Options
+from jaxlaunch.trainer.loop.state import Named, State, Tree
+from jaxlaunch.trainer.loop.step import LOSS, LoopStep, checked_metrics
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.metrics.recorder import Metrics
+from jaxlaunch.trainer.parallel import mesh as meshes
+from jaxlaunch.trainer.process import exit_code, leave, print_error
+from jaxlaunch.trainer.profiling.profiler import Profiler
+from jaxlaunch.trainer.spec import Profile
+from jaxlaunch.trainer.train import COLLECT_EVERY, READY_S, Place
 
 TOO_LATE = "jax.distributed.initialize() must be called before"  # JAX's words, where a program used JAX before
 

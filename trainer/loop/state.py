@@ -16,10 +16,10 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 
-from trainer.errors import SpecError
-from trainer.loop import words
-from trainer.parallel import sharding
-from trainer.step.executable import once
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.loop import words
+from jaxlaunch.trainer.parallel import sharding
+from jaxlaunch.trainer.step.executable import once
 
 Tree = Any
 Named = dict[str, Any]  # name -> array, or ShapeDtypeStruct

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from trainer import contract
-from trainer.contract import Key
-from trainer.errors import SpecError
-from trainer.loop import words
-from trainer.loop.state import Named, State
-from trainer.step.executable import Executable
+from jaxlaunch import contract
+from jaxlaunch.contract import Key
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.loop import words
+from jaxlaunch.trainer.loop.state import Named, State
+from jaxlaunch.trainer.step.executable import Executable
 
 Tree = Any
 LOSS = "loss"  # how the names of metrics end that must be finite

@@ -14,11 +14,11 @@ from typing import Any
 
 import jax
 
-OURS = Path(__file__).parents[2]
+OURS = Path(__file__).parents[2]  # the package jaxlaunch
 # Whose lines are no fault of the program's: the interpreter's library, what is installed, ours.
 NOT_THEIRS = (
     *(f"{path}{os.sep}" for name, path in sysconfig.get_paths().items() if name in ("stdlib", "purelib", "platlib")),
-    *(f"{OURS / side}{os.sep}" for side in ("jaxlaunch", "trainer", "launcher")),
+    f"{OURS}{os.sep}",
 )
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)  # of a traceback in a message
 

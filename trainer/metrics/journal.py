@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainer.contract import Key
-from trainer.metrics.progress import finite
+from jaxlaunch.contract import Key
+from jaxlaunch.trainer.metrics.progress import finite
 
 
 class Journal:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.contract import Key
+from jaxlaunch.contract import Key
 
 Pairs = dict[str, tuple[float, float]]  # of a metric's name: its sum, and the weight of that
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from trainer import contract
+from jaxlaunch import contract
 
 PERIOD_S = 0.1  # between two updates of the same phase
 BURST = 10  # changes of phase that may be sent at once before they too wait for the thread

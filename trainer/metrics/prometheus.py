@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from trainer import contract
+from jaxlaunch import contract
 
 ROWS = tuple(metric for metric in contract.PROMETHEUS if metric.by == "trainer")
 UNKNOWN = float("nan")

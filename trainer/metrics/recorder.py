@@ -17,11 +17,11 @@ from typing import Any
 import jax
 import jax.monitoring
 
-from trainer.contract import PROMETHEUS, Key
-from trainer.metrics.journal import Journal, TensorBoard, tensorboard_installed
-from trainer.metrics.progress import Progress
-from trainer.metrics.prometheus import Exporter, Histogram, Value
-from trainer.metrics.timer import BOUNDS, StepTimer
+from jaxlaunch.contract import PROMETHEUS, Key
+from jaxlaunch.trainer.metrics.journal import Journal, TensorBoard, tensorboard_installed
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.metrics.prometheus import Exporter, Histogram, Value
+from jaxlaunch.trainer.metrics.timer import BOUNDS, StepTimer
 
 CACHE_EVENTS = "/jax/compilation_cache/cache_"  # + hits, misses: the names jax records
 SPEEDS = (Key.EXAMPLES_PER_S, Key.TOKENS_PER_S, Key.TARGETS_PER_S, Key.MFU)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from trainer.spec import EVAL, Best, StopEarly, Watched
+from jaxlaunch.trainer.spec import EVAL, Best, StopEarly, Watched
 
 
 def value_of(watched: Watched, means: Mapping[str, float]) -> float:

@@ -9,10 +9,10 @@ from typing import Any
 from flax import nnx
 from jax import Array
 
-from trainer import plugin
-from trainer.errors import SpecError
-from trainer.models import foreign
-from trainer.spec import CustomModel, Loss, TrainSpec
+from jaxlaunch.trainer import plugin
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.models import foreign
+from jaxlaunch.trainer.spec import CustomModel, Loss, TrainSpec
 
 Sample = Callable[[], tuple[Array, ...]]  # inputs of a model like those of a batch, of one example
 

@@ -17,16 +17,16 @@ from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from trainer import spec
-from trainer.attention import implementations
-from trainer.errors import SpecError
-from trainer.models import stack
-from trainer.models.experts import Experts, Mixture, Routed, real_tokens
-from trainer.models.language_model import Features, LanguageModel
-from trainer.models.layers import RMSNorm, bias, gelu, product, rope, split, weight, whole
-from trainer.models.options import DEFAULTS, ModelOptions
-from trainer.numerics import remat
-from trainer.parallel.sharding import Axes, constrain
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.attention import implementations
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.models import stack
+from jaxlaunch.trainer.models.experts import Experts, Mixture, Routed, real_tokens
+from jaxlaunch.trainer.models.language_model import Features, LanguageModel
+from jaxlaunch.trainer.models.layers import RMSNorm, bias, gelu, product, rope, split, weight, whole
+from jaxlaunch.trainer.models.options import DEFAULTS, ModelOptions
+from jaxlaunch.trainer.numerics import remat
+from jaxlaunch.trainer.parallel.sharding import Axes, constrain
 
 NAMES = ("query", "key", "value", "mixed", "gate", "up")  # what remat may keep by name
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {

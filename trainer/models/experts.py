@@ -20,13 +20,13 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from trainer import spec
-from trainer.attention.implementations import Keys, visible
-from trainer.contract import BATCH_AXES
-from trainer.models.layers import product, weight
-from trainer.numerics import flops
-from trainer.parallel import dispatch
-from trainer.parallel.sharding import constrain
+from jaxlaunch.contract import BATCH_AXES
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.attention.implementations import Keys, visible
+from jaxlaunch.trainer.models.layers import product, weight
+from jaxlaunch.trainer.numerics import flops
+from jaxlaunch.trainer.parallel import dispatch
+from jaxlaunch.trainer.parallel.sharding import constrain
 
 LISTED = 32  # experts of which each has a metric of its own; of more, the extremes alone
 

@@ -15,8 +15,8 @@ import jax
 from flax import nnx
 from flax.core.scope import DenyList
 
-from trainer.errors import SpecError
-from trainer.plugin import kind
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.plugin import kind
 
 SOWN = "intermediates"  # linen's default collection of what `sow` keeps
 
@@ -39,7 +39,7 @@ class Linen(nnx.Module):
 
     Collections other than params are state: what a call in training makes of them is kept. Random streams of any name
     are seeded. A name that an annotation (`linen.with_partitioning`) gives an axis says how it is split, as in
-    trainer.parallel.sharding. Raises SpecError where the module cannot be called with the sample.
+    trainer/parallel/sharding. Raises SpecError where the module cannot be called with the sample.
     """
 
     def __init__(self, module: Any, *sample: Any, rngs: nnx.Rngs, **keywords: Any) -> None:

@@ -11,15 +11,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from trainer import spec
-from trainer.attention import implementations
-from trainer.models import stack
-from trainer.models.language_model import LanguageModel
-from trainer.models.layers import Drop, LayerNorm, split, weight, whole
-from trainer.models.options import DEFAULTS, ModelOptions
-from trainer.models.prenorm import NAMES, STD, Block, paths
-from trainer.numerics import remat
-from trainer.parallel.sharding import constrain
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.attention import implementations
+from jaxlaunch.trainer.models import stack
+from jaxlaunch.trainer.models.language_model import LanguageModel
+from jaxlaunch.trainer.models.layers import Drop, LayerNorm, split, weight, whole
+from jaxlaunch.trainer.models.options import DEFAULTS, ModelOptions
+from jaxlaunch.trainer.models.prenorm import NAMES, STD, Block, paths
+from jaxlaunch.trainer.numerics import remat
+from jaxlaunch.trainer.parallel.sharding import constrain
 
 
 class GPT2(LanguageModel):

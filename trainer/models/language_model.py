@@ -13,10 +13,10 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from trainer.attention.implementations import Keys
-from trainer.models.layers import Kernel, product
-from trainer.models.options import ModelOptions
-from trainer.parallel.sharding import constrain
+from jaxlaunch.trainer.attention.implementations import Keys
+from jaxlaunch.trainer.models.layers import Kernel, product
+from jaxlaunch.trainer.models.options import ModelOptions
+from jaxlaunch.trainer.parallel.sharding import constrain
 
 
 class Features(NamedTuple):

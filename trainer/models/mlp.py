@@ -14,11 +14,11 @@ from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from trainer import spec
-from trainer.models.layers import Linear
-from trainer.models.options import DEFAULTS, ModelOptions
-from trainer.numerics import remat
-from trainer.parallel.sharding import constrain
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.models.layers import Linear
+from jaxlaunch.trainer.models.options import DEFAULTS, ModelOptions
+from jaxlaunch.trainer.numerics import remat
+from jaxlaunch.trainer.parallel.sharding import constrain
 
 NAMES = ("hidden",)  # what remat may keep by name
 

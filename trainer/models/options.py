@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from trainer.numerics import precision
-from trainer.spec import Loss, Remat, TrainSpec
+from jaxlaunch.trainer.numerics import precision
+from jaxlaunch.trainer.spec import Loss, Remat, TrainSpec
 
 
 class ModelOptions(NamedTuple):

@@ -13,10 +13,10 @@ from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from trainer import spec
-from trainer.attention.implementations import Attention, Keys
-from trainer.models.layers import Drop, LayerNorm, bias, gelu, product, split, weight, whole
-from trainer.parallel.sharding import constrain
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.attention.implementations import Attention, Keys
+from jaxlaunch.trainer.models.layers import Drop, LayerNorm, bias, gelu, product, split, weight, whole
+from jaxlaunch.trainer.parallel.sharding import constrain
 
 NAMES = ("qkv", "mixed", "up")  # what remat may keep by name
 STD = 0.02  # of initial weights; those added to the stream are smaller by its depth. Radford et al. 2019, section 2.3

@@ -52,7 +52,7 @@ def peak(devices: Iterable[jax.Device]) -> float | None:
     return sum(known) if known and len(known) == len(peaks) else None
 
 
-CAUSAL = "causal"  # begins the scope in which trainer.attention.implementations computes causal attention
+CAUSAL = "causal"  # begins the scope in which trainer/attention/implementations computes causal attention
 _CAUSAL_SCOPE = re.compile(rf"{CAUSAL}(?:_(\d+)_of_(\d+))?")
 
 

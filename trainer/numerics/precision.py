@@ -5,7 +5,7 @@
 | fp32 | float32 | highest: true float32 on CPU and GPU, six bfloat16 passes on TPU |
 | tf32 | float32 | tensorfloat32: 10-bit mantissas on GPUs since Ampere, three bfloat16 passes on TPU, float32 on CPU |
 | bf16 | bfloat16 | as JAX is configured; the layers' own products are of bfloat16 operands |
-| fp16 | float16 | likewise of float16 operands; the loss is scaled (trainer.optim.loss_scale) |
+| fp16 | float16 | likewise of float16 operands; the loss is scaled (trainer/optim/loss_scale) |
 
 Parameters and outputs of all four are float32. By default JAX rounds float32 products to TF32 on such GPUs and to
 bfloat16 on TPU, so fp32 sets `highest`. Whatever `compute` is, softmax, norms' statistics, loss, gradient sums and
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from trainer import spec
+from jaxlaunch.trainer import spec
 
 
 class Precision(NamedTuple):

@@ -18,8 +18,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from trainer.errors import SpecError
-from trainer.spec import Remat
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.spec import Remat
 
 Policy = Any  # of jax.checkpoint_policies
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import optax
 
-from trainer.errors import SpecError
-from trainer.optim.keys import Group, Optimizer
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.optim.keys import Group, Optimizer
 
 Named = dict[str, Any]  # parameter name -> array
 Axes = Mapping[str, tuple[str | None, ...] | None]  # parameter name -> its own named axes; None: not named

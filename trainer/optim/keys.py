@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from trainer.architectures import Block, Fraction, Natural, Positive, Rate, Weight
-from trainer.contract import in_full, nearest
+from jaxlaunch.contract import in_full, nearest
+from jaxlaunch.trainer.architectures import Block, Fraction, Natural, Positive, Rate, Weight
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Arguments = dict[str, Any]
@@ -75,7 +75,7 @@ class Schedule(Block):
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       steps: 10000
       optimizer: {lr: 3e-4, schedule: {name: wsd, warmup: 200, decay: 2000}}  # constant from 200 to 8000
     ```
@@ -134,7 +134,7 @@ class Link(Block):
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       optimizer:
         lr: 3e-4
         chain:
@@ -199,7 +199,7 @@ class Group(Block):
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       optimizer:
         groups:
           - {match: embedding, freeze: true}
@@ -236,7 +236,7 @@ class Optimizer(Link):
 
     ```yaml
     train:
-      task: trainer.tasks.lm:NextToken
+      task: lm
       optimizer:
         name: adamw
         lr: 3e-4

@@ -15,11 +15,11 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from optax.contrib import MuonDimensionNumbers
 
-from trainer import spec
-from trainer.errors import SpecError
-from trainer.optim import groups, own, schedules
-from trainer.optim.groups import Axes, Named
-from trainer.optim.keys import SCHEDULE_FREE, Link, is_own
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.optim import groups, own, schedules
+from jaxlaunch.trainer.optim.groups import Axes, Named
+from jaxlaunch.trainer.optim.keys import SCHEDULE_FREE, Link, is_own
 
 PyTree = Any
 Mask = Callable[[Named], dict[str, bool]] | None

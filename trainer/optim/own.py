@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from trainer import plugin
-from trainer.errors import SpecError, first_line
-from trainer.optim.keys import Link, Optimizer
+from jaxlaunch.trainer import plugin
+from jaxlaunch.trainer.errors import SpecError, first_line
+from jaxlaunch.trainer.optim.keys import Link, Optimizer
 
 Mask = Callable[[Any], Any]
 RATES, MASKS = ("learning_rate", "lr"), ("mask", "weight_decay_mask")

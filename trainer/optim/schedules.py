@@ -7,10 +7,10 @@ Where the run ends, at step `total_steps`, the rate is `final` × lr; it stays t
 import jax.numpy as jnp
 import optax
 
-from trainer.errors import SpecError
-from trainer.optim import own
-from trainer.optim.keys import is_own
-from trainer.spec import Optimizer
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.optim import own
+from jaxlaunch.trainer.optim.keys import is_own
+from jaxlaunch.trainer.spec import Optimizer
 
 
 def build(optimizer: Optimizer, total_steps: int) -> optax.Schedule:

@@ -12,9 +12,9 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from trainer import spec
-from trainer.contract import BATCH_AXES, MESH_AXES
-from trainer.errors import SpecError
+from jaxlaunch.contract import BATCH_AXES, MESH_AXES
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.errors import SpecError
 
 Grid = np.ndarray[Any, Any]  # of devices, [dp, fsdp, ep, mp]
 

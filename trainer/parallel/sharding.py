@@ -15,8 +15,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from trainer.contract import BATCH_AXES
-from trainer.errors import SpecError
+from jaxlaunch.contract import BATCH_AXES
+from jaxlaunch.trainer.errors import SpecError
 
 Axes = tuple[str | None, ...]  # a logical axis, a mesh axis, or None for each of the last dimensions
 Entry = tuple[str, ...]  # the mesh axes that split one dimension, outermost first

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from trainer.profiling.kinds import ATTENTION, COLLECTIVES, ELEMENTWISE, MATMUL
+from jaxlaunch.trainer.profiling.kinds import ATTENTION, COLLECTIVES, ELEMENTWISE, MATMUL
 
 HOST = "host"
 ORDER = (MATMUL, ATTENTION, ELEMENTWISE, COLLECTIVES)

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from trainer.metrics.progress import Progress
-from trainer.profiling import breakdown, kinds, xplane
-from trainer.profiling.breakdown import Breakdown
-from trainer.spec import Profile
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.profiling import breakdown, kinds, xplane
+from jaxlaunch.trainer.profiling.breakdown import Breakdown
+from jaxlaunch.trainer.spec import Profile
 
 KEPT = 10  # traces of a rank; older ones are removed
 MAX_BYTES = 1 << 30  # of a trace that is kept

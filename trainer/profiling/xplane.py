@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 from jax.profiler import ProfileData
 
-from trainer.profiling import kinds
-from trainer.profiling.breakdown import Op, Span
+from jaxlaunch.trainer.profiling import kinds
+from jaxlaunch.trainer.profiling.breakdown import Op, Span
 
 STEP, PAUSE = "train", "jaxlaunch pause"  # names of our annotations: a step, and time of no step
 _HOST, _DEVICE = "/host:CPU", re.compile(r"/device:\w+:\d+$")  # the parts of a chip, such as SparseCores, do not match

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainer import plugin
-from trainer.errors import SpecError, TrainerError, first_line
+from jaxlaunch.trainer import plugin
+from jaxlaunch.trainer.errors import SpecError, TrainerError, first_line
 
 
 @contextlib.contextmanager

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from trainer.adapters.kernel import OWN
-from trainer.parallel.sharding import Axes
+from jaxlaunch.trainer.adapters.kernel import OWN
+from jaxlaunch.trainer.parallel.sharding import Axes
 
 State = Any  # nnx.State, a tree of nnx variables
 Named = dict[str, Any]  # name -> array, or ShapeDtypeStruct

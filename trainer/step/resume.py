@@ -13,10 +13,10 @@ from typing import Any
 
 import pydantic
 
-from trainer.data.source import Source
-from trainer.errors import SpecError
-from trainer.optim import schedules
-from trainer.spec import Optimizer, TrainSpec
+from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.optim import schedules
+from jaxlaunch.trainer.spec import Optimizer, TrainSpec
 
 # Keys that change no number of a training, and those that say the same as others.
 ELSEWHERE = {

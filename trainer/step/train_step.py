@@ -19,24 +19,24 @@ from jax import Array
 from jax.extend.core import Jaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
-from trainer import plugin
-from trainer.adapters import base, reference
-from trainer.adapters.attach import Adapters
-from trainer.adapters.targets import is_adapter
-from trainer.attention import availability
-from trainer.contract import BATCH_AXES, Key
-from trainer.errors import SpecError
-from trainer.huggingface import load
-from trainer.numerics import flops, memory, precision
-from trainer.optim import groups, loss_scale, optimizers, schedules
-from trainer.optim.loss_scale import LossScale
-from trainer.parallel import mesh as meshes
-from trainer.parallel import sharding
-from trainer.spec import CustomModel, Published, TrainSpec
-from trainer.step import checked
-from trainer.step.executable import Executable, once
-from trainer.step.model_arrays import ModelArrays, Named
-from trainer.task import Loss, Task, check_arrays, checked_loss, checked_model
+from jaxlaunch.contract import BATCH_AXES, Key
+from jaxlaunch.trainer import plugin
+from jaxlaunch.trainer.adapters import base, reference
+from jaxlaunch.trainer.adapters.attach import Adapters
+from jaxlaunch.trainer.adapters.targets import is_adapter
+from jaxlaunch.trainer.attention import availability
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.huggingface import load
+from jaxlaunch.trainer.numerics import flops, memory, precision
+from jaxlaunch.trainer.optim import groups, loss_scale, optimizers, schedules
+from jaxlaunch.trainer.optim.loss_scale import LossScale
+from jaxlaunch.trainer.parallel import mesh as meshes
+from jaxlaunch.trainer.parallel import sharding
+from jaxlaunch.trainer.spec import CustomModel, Published, TrainSpec
+from jaxlaunch.trainer.step import checked
+from jaxlaunch.trainer.step.executable import Executable, once
+from jaxlaunch.trainer.step.model_arrays import ModelArrays, Named
+from jaxlaunch.trainer.task import Loss, Task, check_arrays, checked_loss, checked_model
 
 Batch = Mapping[str, Any]
 
@@ -70,7 +70,9 @@ class Step:
         self._total = total_steps
         self._check_batch()
         self._check_experts()
-        self._is_ours = type(task).__module__.startswith("trainer.") and not isinstance(spec.model, CustomModel)
+        self._is_ours = type(task).__module__.startswith("jaxlaunch.trainer.") and not isinstance(
+            spec.model, CustomModel
+        )
         self._adapters = Adapters.of(spec, self._precision.params)
         self._has_copy = self._adapters is None and reference.is_wanted(task)
         self.base: dict[str, Any] | None = None  # what a checkpoint says of the base, once it was read from a folder
@@ -421,7 +423,7 @@ class Step:
             if self._experts is not None:  # which are split over devices by rows
                 raise SpecError(
                     f"{self._spec.task}: the loss is a bare mean, which a model with experts is not evaluated by; "
-                    "return trainer.task.Loss(sum, weight)"
+                    "return jaxlaunch.trainer.task.Loss(sum, weight)"
                 )
             mean_B = jax.vmap(lambda row: loss(jax.tree.map(lambda x: x[None], row)))(batch)
             sums = Loss(jnp.where(weight_B != 0, mean_B * weight_B, 0.0).sum(), examples)

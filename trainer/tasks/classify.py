@@ -14,18 +14,18 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from trainer import spec as specs
-from trainer.data.examples import Batch, Examples
-from trainer.data.source import Source
-from trainer.data.sources.open import open_source
-from trainer.errors import DataError, SpecError
-from trainer.models import custom
-from trainer.models.mlp import MLP
-from trainer.models.options import ModelOptions
-from trainer.models.vit import ViT
-from trainer.spec import TrainSpec
-from trainer.task import Loss, Split, checked_logits
-from trainer.tasks import losses, ranges
+from jaxlaunch.trainer import spec as specs
+from jaxlaunch.trainer.data.examples import Batch, Examples
+from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.data.sources.open import open_source
+from jaxlaunch.trainer.errors import DataError, SpecError
+from jaxlaunch.trainer.models import custom
+from jaxlaunch.trainer.models.mlp import MLP
+from jaxlaunch.trainer.models.options import ModelOptions
+from jaxlaunch.trainer.models.vit import ViT
+from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.task import Loss, Split, checked_logits
+from jaxlaunch.trainer.tasks import losses, ranges
 
 
 class Classify:

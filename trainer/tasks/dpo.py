@@ -15,17 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from trainer import spec as specs
-from trainer.adapters import reference
-from trainer.attention.implementations import Visible
-from trainer.data.examples import Batch, Unusable
-from trainer.data.source import Source
-from trainer.data.sources.open import open_source
-from trainer.errors import SpecError
-from trainer.models.language_model import LanguageModel
-from trainer.spec import TrainSpec
-from trainer.task import Loss, Split
-from trainer.tasks import lm, losses, ranges
+from jaxlaunch.trainer import spec as specs
+from jaxlaunch.trainer.adapters import reference
+from jaxlaunch.trainer.attention.implementations import Visible
+from jaxlaunch.trainer.data.examples import Batch, Unusable
+from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.data.sources.open import open_source
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.models.language_model import LanguageModel
+from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.task import Loss, Split
+from jaxlaunch.trainer.tasks import lm, losses, ranges
 
 
 class Preference:

@@ -26,20 +26,20 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from trainer import spec as specs
-from trainer.attention.implementations import Visible
-from trainer.data.examples import Batch, Examples, Unusable
-from trainer.data.source import Source
-from trainer.data.sources.open import open_source
-from trainer.errors import DataError, SpecError
-from trainer.models import custom
-from trainer.models.decoder import Decoder
-from trainer.models.gpt2 import GPT2
-from trainer.models.language_model import Features, LanguageModel
-from trainer.models.options import ModelOptions
-from trainer.spec import TrainSpec
-from trainer.task import Loss, Split, checked_logits
-from trainer.tasks import losses, ranges
+from jaxlaunch.trainer import spec as specs
+from jaxlaunch.trainer.attention.implementations import Visible
+from jaxlaunch.trainer.data.examples import Batch, Examples, Unusable
+from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.data.sources.open import open_source
+from jaxlaunch.trainer.errors import DataError, SpecError
+from jaxlaunch.trainer.models import custom
+from jaxlaunch.trainer.models.decoder import Decoder
+from jaxlaunch.trainer.models.gpt2 import GPT2
+from jaxlaunch.trainer.models.language_model import Features, LanguageModel
+from jaxlaunch.trainer.models.options import ModelOptions
+from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.task import Loss, Split, checked_logits
+from jaxlaunch.trainer.tasks import losses, ranges
 
 TOKEN_KEYS = ("attention_mask", "segments", "length")  # keys of an example about its tokens
 LARGEST = 700.0  # e to it is still a number of 64 bits

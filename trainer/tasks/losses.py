@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from trainer.errors import SpecError
+from jaxlaunch.trainer.errors import SpecError
 
 Summed = TypeVar("Summed")  # arrays that add up over positions
 LOGITS_BYTES = 2**28  # of a device's float32 logits at a time, where the job sets no number of chunks

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.examples import Batch, Unusable
+from jaxlaunch.trainer.data.examples import Batch, Unusable
 
 INT32 = np.iinfo(np.int32)
 
@@ -67,7 +67,7 @@ def first(key: str, array_BX: npt.NDArray[Any], wrong_BX: npt.NDArray[np.bool_],
 def counting(batch: Batch, rows: npt.NDArray[np.intp], *, seen: bool) -> npt.NDArray[np.bool_]:
     """Which tokens of these rows [B, L + 1] are predicted or, if `seen`, read by a position that predicts one.
 
-    As the loss of trainer.tasks.lm weighs them; `batch` has its keys. Other rows are False.
+    As the loss of trainer/tasks/lm weighs them; `batch` has its keys. Other rows are False.
     """
     counts_BT = np.zeros(batch["tokens"].shape, bool)
     for row in rows:

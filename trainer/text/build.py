@@ -1,4 +1,4 @@
-"""Prepares the rows of a corpus, once: `python -m trainer.text.build FOLDER PARENT`, a recipe on stdin.
+"""Prepares the rows of a corpus, once: `python -m jaxlaunch.trainer.text.build FOLDER PARENT`, a recipe on stdin.
 
 A light process of its own, without jax, whose workers each tokenize a unit of the files or pack a shard; memory is that
 of a worker times their number, whatever the corpus. What is complete is never made again: killed at any moment and
@@ -29,11 +29,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from trainer import contract
-from trainer.errors import DataError, Stopped, StorageError, TrainerError
-from trainer.text import documents, parts, shards
-from trainer.text.recipe import INDEX, Recipe
-from trainer.text.shards import Corpus
+from jaxlaunch import contract
+from jaxlaunch.trainer.errors import DataError, Stopped, StorageError, TrainerError
+from jaxlaunch.trainer.text import documents, parts, shards
+from jaxlaunch.trainer.text.recipe import INDEX, Recipe
+from jaxlaunch.trainer.text.shards import Corpus
 
 BUCKET_BYTES = 16 << 20  # of text that is packed at once, about: a byte of it is up to 20 of memory
 SHARD_BYTES = 64 << 20  # of text in a shard, about, where there are few

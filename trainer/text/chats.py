@@ -12,13 +12,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainer.checkpoint import carried
-from trainer.errors import SpecError
-from trainer.text import documents, tokenizer
-from trainer.text.documents import Document, Unfit, kind_of_value
+from jaxlaunch.trainer.checkpoint import carried
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.text import documents, tokenizer
+from jaxlaunch.trainer.text.documents import Document, Unfit, kind_of_value
 
 if TYPE_CHECKING:
-    from trainer.text.chat_template import Rendering, Spans, Template
+    from jaxlaunch.trainer.text.chat_template import Rendering, Spans, Template
 
 FIELD = "messages"
 ALSO = ("tools",)  # what a row may have besides: what the assistant may call
@@ -99,7 +99,7 @@ class Chats:
                 f"data.format = chat needs the package jinja2 for the template of {self._name}; install "
                 "jaxlaunch[text] where the run runs"
             ) from None
-        from trainer.text.chat_template import Template
+        from jaxlaunch.trainer.text.chat_template import Template
 
         try:
             return Template(source, named)

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trainer.buckets import remote
-from trainer.data import drafts
-from trainer.data.sources import cache, files
-from trainer.errors import DataError, Stopped
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.data import drafts
+from jaxlaunch.trainer.data.sources import cache, files
+from jaxlaunch.trainer.errors import DataError, Stopped
 
 CHUNK = 1 << 20
 SETTLED_S = 2.0  # file systems keep times to two seconds at worst, as FAT does

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from trainer.data.sources import files
-from trainer.errors import DataError, TrainerError
+from jaxlaunch.trainer.data.sources import files
+from jaxlaunch.trainer.errors import DataError, TrainerError
 
 PIECE = 1 << 20  # bytes of a document of plain text
 UNIT = 16 << 20  # bytes that one process reads at a time, or more

@@ -17,11 +17,11 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data import drafts
-from trainer.text import chats, documents
-from trainer.text.documents import Document
-from trainer.text.recipe import Recipe
-from trainer.text.tokenizer import HuggingFace, Tokenizer, load
+from jaxlaunch.trainer.data import drafts
+from jaxlaunch.trainer.text import chats, documents
+from jaxlaunch.trainer.text.documents import Document
+from jaxlaunch.trainer.text.recipe import Recipe
+from jaxlaunch.trainer.text.tokenizer import HuggingFace, Tokenizer, load
 
 Ints = npt.NDArray[np.int64]
 

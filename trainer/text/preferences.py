@@ -22,12 +22,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.sources.share import Share
-from trainer.errors import DataError
-from trainer.spec import Text
-from trainer.text import chats, digests, documents, recipe, tokenizer
-from trainer.text.documents import Document, Unfit, Values, kind_of_value
-from trainer.text.tokenizer import HuggingFace, Tokenizer
+from jaxlaunch.trainer.data.sources.share import Share
+from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.spec import Text
+from jaxlaunch.trainer.text import chats, digests, documents, recipe, tokenizer
+from jaxlaunch.trainer.text.documents import Document, Unfit, Values, kind_of_value
+from jaxlaunch.trainer.text.tokenizer import HuggingFace, Tokenizer
 
 CHOSEN, REJECTED = "chosen", "rejected"
 PROMPTS = ("prompt", "messages")  # either

@@ -1,4 +1,4 @@
-"""Prepares the text of a job before it runs: `python -m trainer.text.prepare`.
+"""Prepares the text of a job before it runs: `python -m jaxlaunch.trainer.text.prepare`.
 
 TRAIN_SPEC in, one JSON object on stdout: what was prepared, where, and a report on it. What is there already is
 verified to the byte. Exits with a code of the contract; SIGINT and SIGTERM end it with 80, and the next goes on.
@@ -13,12 +13,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from trainer import contract
-from trainer.errors import SpecError
-from trainer.huggingface import folder
-from trainer.process import print_result, read_spec
-from trainer.spec import Mixture, Text, TrainSpec
-from trainer.text import build, recipe, tokenizer
+from jaxlaunch import contract
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.huggingface import folder
+from jaxlaunch.trainer.process import print_result, read_spec
+from jaxlaunch.trainer.spec import TASKS, Mixture, Text, TrainSpec, task_name
+from jaxlaunch.trainer.text import build, recipe, tokenizer
 
 
 def main() -> int:
@@ -48,7 +48,7 @@ def _own_task(environ: Mapping[str, str]) -> TrainSpec | None:
     """The spec of a task of this program; None of others', and where it is wrong, as is said where it is read."""
     try:
         raw = json.loads(environ[contract.TRAIN_SPEC])
-        return TrainSpec.model_validate(raw) if str(raw["task"]).startswith("trainer.tasks.") else None
+        return TrainSpec.model_validate(raw) if task_name(raw["task"]) in TASKS else None
     except (KeyError, ValueError, TypeError):
         return None
 
@@ -80,7 +80,7 @@ def _made(spec: TrainSpec, is_stopped: Callable[[], bool], *, whole: bool = Fals
 
 
 def _one(spec: TrainSpec, data: Text, held_out: bool, is_stopped: Callable[[], bool], whole: bool) -> dict[str, Any]:
-    from trainer.data.sources import packed  # reads files of array_record, which most runs need not import
+    from jaxlaunch.trainer.data.sources import packed  # reads files of array_record, which most runs need not import
 
     length, vocab = getattr(spec.model, "length", None), getattr(spec.model, "vocab", None)
     if not isinstance(length, int):

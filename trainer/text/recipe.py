@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import DataError
-from trainer.spec import Text
-from trainer.text import chats, digests, documents, tokenizer
+from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.spec import Text
+from jaxlaunch.trainer.text import chats, digests, documents, tokenizer
 
 FORMAT = 3  # of the shards and of how they come about: another number where the same recipe gives other bytes
 INDEX = "index.json"  # written last: a folder that has it is complete

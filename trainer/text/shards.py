@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data import drafts, records
-from trainer.data.sources.share import Share
-from trainer.text import packing, parts
-from trainer.text.recipe import Recipe
-from trainer.text.tokenizer import load
+from jaxlaunch.trainer.data import drafts, records
+from jaxlaunch.trainer.data.sources.share import Share
+from jaxlaunch.trainer.text import packing, parts
+from jaxlaunch.trainer.text.recipe import Recipe
+from jaxlaunch.trainer.text.tokenizer import load
 
 SPLITS = ("train", "eval")
 CHUNK = 1 << 20

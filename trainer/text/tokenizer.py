@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from etils import epath
 
-from trainer.buckets import remote
-from trainer.checkpoint import carried
-from trainer.checkpoint.carried import FILES, MAIN
-from trainer.errors import SpecError
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.checkpoint import carried
+from jaxlaunch.trainer.checkpoint.carried import FILES, MAIN
+from jaxlaunch.trainer.errors import SpecError
 
 BYTES = "bytes"  # the tokenizer whose tokens are bytes
 SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))  # keys of a folder's

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 
-from trainer import contract
+from jaxlaunch import contract
 
 SAMPLES = 4096  # steps between two commits whose time is kept
 

@@ -11,8 +11,8 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainer import contract
-from trainer.contract import AgentJob
+from jaxlaunch import contract
+from jaxlaunch.contract import AgentJob
 
 PROTOCOL = "3"  # the version of the messages between agents
 MIN_SECRET = 16  # bytes of a gang's secret

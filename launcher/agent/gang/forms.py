@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.agent.gang.progress import MAX_NUMBER
-from launcher.agent.io import wire
+from jaxlaunch.launcher.agent.gang.progress import MAX_NUMBER
+from jaxlaunch.launcher.agent.io import wire
 
 MAX_RECORD = 256 * 1024  # bytes; our longest texts are cut to some thousands of characters
 FAR_S = 60_000_000_000  # seconds; as Unix time the year 3871: beyond 9999 there is no datetime

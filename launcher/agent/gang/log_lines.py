@@ -1,7 +1,7 @@
 """What an agent in a pod reports through the Kubernetes API: lines in its log, and a termination message.
 
 Only the pods of a job with a service account hold a token, with which host 0 also writes an annotation of the JobSet
-(launcher.agent.gang.recorded). Both the writer and the parser of the two formats are here. Pure.
+(launcher/agent/gang/recorded). Both the writer and the parser of the two formats are here. Pure.
 
 A line of host 0's log for programs is `jaxlaunch: KIND JSON`; a program's own lines begin with `[rank] `, so that they
 cannot be mistaken for one. Each has `at` (Unix time), `attempt` and `generation`, and by its kind:
@@ -10,13 +10,13 @@ past     at the start of a later generation. First one without `verdict`: `attem
          many by cause), `unknown` (why that is not known, or null). Then one for each of the last three: `verdict`,
          `seconds`, `first_committed`, `last_committed`, `ended`; `attempt` and `generation` are then its own.
 tail     after these, the end of a rank's log of the generations before: `rank`, `lines`. The failing rank comes first;
-         ranks beyond launcher.agent.leader.run_folder.TAIL_BYTES are left out.
+         ranks beyond jaxlaunch.launcher.agent.leader.run_folder.TAIL_BYTES are left out.
 beat     `stage` (of STAGES), `missing` (hosts that have not joined, the first MAX_LISTED), `missing_count`, `refused`,
          `step` (complete on every rank), `phase` (of most ranks) and its start `since`, `phases` ({phase: the first
          MAX_LISTED ranks}), `counts` ({phase: ranks}), `committed`, `committed_at` (null: before these pods),
          `seconds` and `restarts` (by cause), `preempted` (preemptions in a row without a newly committed step; null:
          not known), `overdue` (which timeout passed, or null), `metrics` (rank 0's newest).
-verdict  `verdict`, as launcher.agent.gang.verdict writes it. Another attempt may follow in these pods: the
+verdict  `verdict`, as launcher/agent/gang/verdict writes it. Another attempt may follow in these pods: the
          next beat has its number.
 """
 
@@ -26,7 +26,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.agent.gang import forms
+from jaxlaunch.launcher.agent.gang import forms
 
 PREFIX = "jaxlaunch: "
 STAGES = ("gather", "run", "kill", "leave")

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.agent.io import wire
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.io import wire
 
 # Seconds that a phase may last, unless `budgets` of the job says otherwise. It ends with the next line that changes the
 # phase or its step.

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.agent.gang.verdict import Verdict
+from jaxlaunch.launcher.agent.gang.verdict import Verdict
 
 MAX_BYTES = 2_000
 WHEN = {  # what the job did when this was true

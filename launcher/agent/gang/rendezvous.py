@@ -8,9 +8,9 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.agent.gang.config import Config, versions
-from launcher.agent.io import wire
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.config import Config, versions
+from jaxlaunch.launcher.agent.io import wire
 
 MAX_TEXT, MAX_NUMBER = 1_000, 2**31  # characters of a text in a hello, and the greatest number
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.agent.gang.progress import MAX_NUMBER
-from launcher.agent.io import wire
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.progress import MAX_NUMBER
+from jaxlaunch.launcher.agent.io import wire
 
 UNSTARTABLE = "unstartable"  # key of the line with which the forked agent reports that exec failed
 # How a line begins.

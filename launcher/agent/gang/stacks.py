@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from launcher.agent.gang.progress import Status
+from jaxlaunch.launcher.agent.gang.progress import Status
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 _WAITS = re.compile(r"/(jax|jaxlib)/")  # a rank whose innermost Python frame is JAX's waits for the device or its peers

@@ -13,8 +13,8 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launcher.agent.gang.progress import Status
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.progress import Status
 
 # How a peer's death appears on the surviving ranks (jax 0.10 and 0.11; Gloo, NCCL, gRPC, the coordination service).
 # Phrases, not a pattern: when a host dies thousands of ranks send 16,000 characters each.

@@ -13,14 +13,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from launcher.agent.gang import reports
-from launcher.agent.gang.progress import Progress
-from launcher.agent.gang.reports import UNSTARTABLE
-from launcher.agent.host import programs
-from launcher.agent.io import files, limits
-from launcher.agent.io.loop import Loop
-from launcher.agent.io.pipes import LinePipe
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang import reports
+from jaxlaunch.launcher.agent.gang.progress import Progress
+from jaxlaunch.launcher.agent.gang.reports import UNSTARTABLE
+from jaxlaunch.launcher.agent.host import programs
+from jaxlaunch.launcher.agent.io import files, limits
+from jaxlaunch.launcher.agent.io.loop import Loop
+from jaxlaunch.launcher.agent.io.pipes import LinePipe
 
 TAIL_LINES = 100  # of output that a verdict may quote
 MAX_STACKS = 1024 * 1024  # bytes: of thousands of frames

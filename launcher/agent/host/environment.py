@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from launcher.agent.gang.config import Config
-from launcher.agent.gang.progress import phase_timeouts
-from launcher.agent.io.ports import bracketed
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.gang.progress import phase_timeouts
+from jaxlaunch.launcher.agent.io.ports import bracketed
 
 MEMORY_SHARE, NEW_MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
 # Variables for the built-in trainer, by platform. O1 turns on the latency-hiding scheduler, which overlaps collectives

@@ -10,7 +10,7 @@ import posixpath
 import time
 from collections.abc import Collection
 
-from trainer.contract import AgentJob
+from jaxlaunch.contract import AgentJob
 
 MEASURE_S = 0.4  # of the second that an evicted pod has
 

@@ -11,25 +11,25 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.agent.gang.clock import Clock
-from launcher.agent.gang.config import Config
-from launcher.agent.gang.handshake import HostSide, NotProven
-from launcher.agent.gang.progress import Changes, phase_timeouts
-from launcher.agent.gang.rendezvous import Hello
-from launcher.agent.gang.reports import UNSTARTABLE
-from launcher.agent.gang.stacks import MAX_CHARS
-from launcher.agent.gang.verdict import Kind, Verdict, is_signals, of_code
-from launcher.agent.host import ephemeral
-from launcher.agent.host.child import Child
-from launcher.agent.host.processes import Processes
-from launcher.agent.host.profiles import Profiles
-from launcher.agent.host.site_folder import SiteFolder
-from launcher.agent.io import cgroup
-from launcher.agent.io.dial import RETRY_S, Dialer
-from launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message
-from launcher.agent.io.loop import Loop
-from launcher.agent.io.output import OutputStream
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.clock import Clock
+from jaxlaunch.launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.gang.handshake import HostSide, NotProven
+from jaxlaunch.launcher.agent.gang.progress import Changes, phase_timeouts
+from jaxlaunch.launcher.agent.gang.rendezvous import Hello
+from jaxlaunch.launcher.agent.gang.reports import UNSTARTABLE
+from jaxlaunch.launcher.agent.gang.stacks import MAX_CHARS
+from jaxlaunch.launcher.agent.gang.verdict import Kind, Verdict, is_signals, of_code
+from jaxlaunch.launcher.agent.host import ephemeral
+from jaxlaunch.launcher.agent.host.child import Child
+from jaxlaunch.launcher.agent.host.processes import Processes
+from jaxlaunch.launcher.agent.host.profiles import Profiles
+from jaxlaunch.launcher.agent.host.site_folder import SiteFolder
+from jaxlaunch.launcher.agent.io import cgroup
+from jaxlaunch.launcher.agent.io.dial import RETRY_S, Dialer
+from jaxlaunch.launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message
+from jaxlaunch.launcher.agent.io.loop import Loop
+from jaxlaunch.launcher.agent.io.output import OutputStream
 
 TICK_S = 0.2
 CHALLENGE_S = 60.0  # the leader's silence on a new connection: it may have thousands to accept before this one

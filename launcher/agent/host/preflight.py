@@ -9,8 +9,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.agent.io import limits
-from trainer.contract import AgentJob
+from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.agent.io import limits
 
 DEV = Path("/dev")
 # Limits on pinned memory that nobody chose for a fast network: Linux' own is 64 KiB, since 5.16 8 MiB, and 64 MiB is

@@ -9,16 +9,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launcher.agent.gang.config import Config
-from launcher.agent.gang.progress import Progress
-from launcher.agent.host import environment
-from launcher.agent.host.child import Child
-from launcher.agent.host.site_folder import SiteFolder
-from launcher.agent.io.loop import Loop
-from launcher.agent.io.output import OutputStream, RankLog
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.gang.progress import Progress
+from jaxlaunch.launcher.agent.host import environment
+from jaxlaunch.launcher.agent.host.child import Child
+from jaxlaunch.launcher.agent.host.site_folder import SiteFolder
+from jaxlaunch.launcher.agent.io.loop import Loop
+from jaxlaunch.launcher.agent.io.output import OutputStream, RankLog
 
-TRAINER = "trainer"  # the module that a job without a command runs
+TRAINER = "jaxlaunch.trainer"  # the module that a job without a command runs
 
 
 class Standby:

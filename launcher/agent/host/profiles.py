@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from launcher.agent.host.child import Child
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.host.child import Child
 
 ENDED = ("done", "failed", "gone")  # final states of a rank; the others are asked and tracing
 STEPS = 5  # the default

@@ -1,6 +1,6 @@
 """The run folder of a job whose checkpoints are in a bucket: a folder of this host, which another process copies there.
 
-The agent itself reaches no bucket. The process is the trainer's, `trainer.buckets.mirror`: an image without the trainer
+The agent itself reaches no bucket. The process is the trainer's, `trainer/buckets/mirror`: an image without the trainer
 runs the job without memory.
 """
 
@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.gang.config import Config
 
 BEGIN_S = 60.0  # to import the store's client and fetch a few small files
 END_S = 20.0  # to put what is new; the kubelet ends it earlier where the pod's grace period is over
@@ -36,7 +36,7 @@ class RemoteFolder:
         whole = ["--whole"] if config.host in WHOLE else []
         argv = [url, str(self.folder), "--ranks", str(ranks.start), str(ranks.stop), *whole]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.buckets.mirror", *argv],
+            [sys.executable, "-m", "jaxlaunch.trainer.buckets.mirror", *argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C is not for it

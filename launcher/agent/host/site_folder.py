@@ -28,8 +28,8 @@ class SiteFolder:
         self.site = os.path.join(self._folder, "site")
         os.mkdir(self.site)
         for name in HOOKS:
-            self._copy("launcher.agent", f"site/{name}", name)
-        self._copy("trainer", "contract.py", "contract.py")
+            self._copy("jaxlaunch.launcher.agent", f"site/{name}", name)
+        self._copy("jaxlaunch", "contract.py", "contract.py")
         os.makedirs(os.path.join(self.site, FALLBACK, "jaxlaunch"))
         for name in ("__init__.py", "reporting.py"):
             self._copy("jaxlaunch", name, f"{FALLBACK}/jaxlaunch/{name}")

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from launcher.agent.gang.clock import ratio
-from launcher.agent.gang.config import PROTOCOL
-from launcher.agent.gang.progress import Progress
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.clock import ratio
+from jaxlaunch.launcher.agent.gang.config import PROTOCOL
+from jaxlaunch.launcher.agent.gang.progress import Progress
 
 NAN = float("nan")
 _SAMPLE = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")  # how one begins

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from launcher.agent.io.loop import READ, WRITE, Loop, Timer
-from launcher.agent.io.ports import listen
+from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop, Timer
+from jaxlaunch.launcher.agent.io.ports import listen
 
 MAX_REQUEST, MAX_EXPOSITION = 8 * 1024, 4 * 1024 * 1024  # bytes
 MAX_CONNECTIONS = 16  # a further one takes the place of the oldest that waits for its client

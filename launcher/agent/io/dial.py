@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from launcher.agent.io.loop import READ, WRITE, Loop, Timer
+from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop, Timer
 
 RETRY_S, SAY_S, CONNECT_S = 0.3, 10.0, 5.0
 

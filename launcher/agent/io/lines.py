@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer import contract
+from jaxlaunch import contract
 
 CONTINUED = "… "  # before each further piece of a line
 _MARK = CONTINUED.encode()

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.agent.io import files
-from launcher.agent.io.loop import WRITE, Loop
+from jaxlaunch.launcher.agent.io import files
+from jaxlaunch.launcher.agent.io.loop import WRITE, Loop
 
 CHUNK = 4096  # PIPE_BUF: a pipe that is ready takes this much without blocking
 MAX_QUEUED = 4 * 1024 * 1024  # bytes a slow reader may be behind before the oldest lines are dropped

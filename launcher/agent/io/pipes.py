@@ -8,8 +8,8 @@ import os
 import termios
 from collections.abc import Callable
 
-from launcher.agent.io.lines import Lines
-from launcher.agent.io.loop import READ, Loop
+from jaxlaunch.launcher.agent.io.lines import Lines
+from jaxlaunch.launcher.agent.io.loop import READ, Loop
 
 CHUNK = 65536
 

@@ -8,10 +8,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.agent.gang import stacks
-from launcher.agent.gang.progress import Status, ranks_of
-from launcher.agent.gang.rendezvous import names
-from launcher.agent.gang.verdict import (
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang import stacks
+from jaxlaunch.launcher.agent.gang.progress import Status, ranks_of
+from jaxlaunch.launcher.agent.gang.rendezvous import names
+from jaxlaunch.launcher.agent.gang.verdict import (
     Closeness,
     Event,
     Kind,
@@ -22,8 +23,7 @@ from launcher.agent.gang.verdict import (
     settle_s,
     verdict_of,
 )
-from launcher.agent.leader.tally import Tally
-from trainer import contract
+from jaxlaunch.launcher.agent.leader.tally import Tally
 
 BARRIER_PATIENCE_S = contract.SHUTDOWN_TIMEOUT_S - 2.0  # less than JAX waits: after that all ranks abort alike
 _OF_A_LOST_HOST = (Closeness.ABORT, Closeness.ECHO)  # how the death of one host reads on the others

@@ -10,12 +10,12 @@ import socket
 import time
 from collections.abc import Callable
 
-from launcher.agent.gang.config import Config
-from launcher.agent.gang.handshake import LeaderSide, NotProven
-from launcher.agent.gang.rendezvous import Hello
-from launcher.agent.io.link import Link, Message
-from launcher.agent.io.loop import READ, Loop
-from launcher.agent.io.ports import listen
+from jaxlaunch.launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.gang.handshake import LeaderSide, NotProven
+from jaxlaunch.launcher.agent.gang.rendezvous import Hello
+from jaxlaunch.launcher.agent.io.link import Link, Message
+from jaxlaunch.launcher.agent.io.loop import READ, Loop
+from jaxlaunch.launcher.agent.io.ports import listen
 
 HELLO_S = 10.0  # a connection without a hello by then is closed
 FULL_S = 1.0  # for connections to close, when this process can open no more

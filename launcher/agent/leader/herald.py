@@ -1,4 +1,4 @@
-"""When host 0 writes a line for programs to its pod's log, and what is in it. See launcher.agent.gang.log_lines."""
+"""When host 0 writes a line for programs to its pod's log, and what is in it. See launcher/agent/gang/log_lines."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launcher.agent.gang import log_lines
-from launcher.agent.gang.progress import Status
-from launcher.agent.gang.verdict import Verdict
-from launcher.agent.leader import history
-from launcher.agent.leader.history import Record
-from launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.gang import log_lines
+from jaxlaunch.launcher.agent.gang.progress import Status
+from jaxlaunch.launcher.agent.gang.verdict import Verdict
+from jaxlaunch.launcher.agent.leader import history
+from jaxlaunch.launcher.agent.leader.history import Record
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 
 PAST = 3  # attempts that have a line each
 CHANGE_S, BEAT_S = 2.0, 15.0  # a line at most this often after changes; this often without

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.agent.gang import forms
-from launcher.agent.gang.verdict import Verdict, is_full_disk, may_pass, of_code
-from trainer import contract
-from trainer.contract import Action
+from jaxlaunch import contract
+from jaxlaunch.contract import Action
+from jaxlaunch.launcher.agent.gang import forms
+from jaxlaunch.launcher.agent.gang.verdict import Verdict, is_full_disk, may_pass, of_code
 
 MAX_GENERATIONS_WITHOUT_PROGRESS = 3  # in a row; then the verdict is NO_PROGRESS
 AT_ONCE_S = 600.0  # a program that ran longer has done something, although it reported nothing

@@ -8,11 +8,11 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from launcher.agent.gang.config import Config
-from launcher.agent.gang.recorded import Recorded
-from launcher.agent.io.loop import Loop
-from launcher.agent.leader.keeper import Keeper
-from trainer.contract import ANNOTATION
+from jaxlaunch.contract import ANNOTATION
+from jaxlaunch.launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.agent.io.loop import Loop
+from jaxlaunch.launcher.agent.leader.keeper import Keeper
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where Kubernetes mounts it
 _PATH = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets/{}?fieldManager=jaxlaunch-agent"

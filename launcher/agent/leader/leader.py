@@ -11,26 +11,26 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.agent.gang.clock import Clock, ratio
-from launcher.agent.gang.config import Config
-from launcher.agent.gang.handshake import LeaderSide
-from launcher.agent.gang.progress import Status, phase_timeouts
-from launcher.agent.gang.recorded import Recorded
-from launcher.agent.gang.rendezvous import Hello, Refusal, names, refusal
-from launcher.agent.gang.verdict import Event, Verdict, of_code
-from launcher.agent.io import limits
-from launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message, encoded
-from launcher.agent.io.loop import Loop
-from launcher.agent.io.ports import bracketed, free_port
-from launcher.agent.leader import history, jobset, report, unfinished
-from launcher.agent.leader.attempt import STOPPED, Attempt
-from launcher.agent.leader.gate import Gate
-from launcher.agent.leader.herald import Herald, View
-from launcher.agent.leader.keeper import Keeper
-from launcher.agent.leader.run_folder import AGENTS, RunFolder
-from launcher.agent.leader.summary import Of, Summary, stored
-from trainer import contract
-from trainer.contract import Action
+from jaxlaunch import contract
+from jaxlaunch.contract import Action
+from jaxlaunch.launcher.agent.gang.clock import Clock, ratio
+from jaxlaunch.launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.gang.handshake import LeaderSide
+from jaxlaunch.launcher.agent.gang.progress import Status, phase_timeouts
+from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.agent.gang.rendezvous import Hello, Refusal, names, refusal
+from jaxlaunch.launcher.agent.gang.verdict import Event, Verdict, of_code
+from jaxlaunch.launcher.agent.io import limits
+from jaxlaunch.launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message, encoded
+from jaxlaunch.launcher.agent.io.loop import Loop
+from jaxlaunch.launcher.agent.io.ports import bracketed, free_port
+from jaxlaunch.launcher.agent.leader import history, jobset, report, unfinished
+from jaxlaunch.launcher.agent.leader.attempt import STOPPED, Attempt
+from jaxlaunch.launcher.agent.leader.gate import Gate
+from jaxlaunch.launcher.agent.leader.herald import Herald, View
+from jaxlaunch.launcher.agent.leader.keeper import Keeper
+from jaxlaunch.launcher.agent.leader.run_folder import AGENTS, RunFolder
+from jaxlaunch.launcher.agent.leader.summary import Of, Summary, stored
 
 TICK_S = 0.2
 TURNS = round(BEAT_S / TICK_S)  # ticks in which every host is sent a beat; a share of them at each

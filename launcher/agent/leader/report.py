@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.agent.gang.config import Config
-from launcher.agent.gang.rendezvous import Hello
-from launcher.agent.gang.verdict import Verdict
-from launcher.agent.leader import history
-from launcher.agent.leader.history import Record
-from trainer import contract
-from trainer.contract import Action, AgentJob
+from jaxlaunch import contract
+from jaxlaunch.contract import Action, AgentJob
+from jaxlaunch.launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.gang.rendezvous import Hello
+from jaxlaunch.launcher.agent.gang.verdict import Verdict
+from jaxlaunch.launcher.agent.leader import history
+from jaxlaunch.launcher.agent.leader.history import Record
 
 
 def record(

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from launcher.agent.gang import forms
-from launcher.agent.io import files, wire
-from launcher.agent.io.output import log_path
-from launcher.agent.leader.history import Record
+from jaxlaunch.launcher.agent.gang import forms
+from jaxlaunch.launcher.agent.io import files, wire
+from jaxlaunch.launcher.agent.io.output import log_path
+from jaxlaunch.launcher.agent.leader.history import Record
 
 ATTEMPTS, AGENTS = "attempts.jsonl", "agents.json"
 # What is read of one file, in bytes and in values: who shares the storage can write as much as it holds.

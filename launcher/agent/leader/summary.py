@@ -2,7 +2,7 @@
 writes it.
 
 Host 0's agent writes it, host 1's when host 0 is lost, and `launcher run` at the end. It begins as the start record of
-an attempt: one whose end is not in attempts.jsonl died with its agent (launcher.agent.leader.unfinished).
+an attempt: one whose end is not in attempts.jsonl died with its agent (launcher/agent/leader/unfinished).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.agent.gang import forms
-from launcher.agent.gang.clock import ratio
-from launcher.agent.gang.verdict import Verdict, is_unstartable
-from launcher.agent.leader.run_folder import RunFolder
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang import forms
+from jaxlaunch.launcher.agent.gang.clock import ratio
+from jaxlaunch.launcher.agent.gang.verdict import Verdict, is_unstartable
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 
 FILE = "summary.json"
 _REFUSALS = (contract.BAD_SPEC, contract.BAD_DATA, contract.STARTUP, contract.NO_CHECKPOINT)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from launcher.agent.gang.progress import Status
+from jaxlaunch.launcher.agent.gang.progress import Status
 
 Counted = TypeVar("Counted", int, str)
 

@@ -10,14 +10,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.agent.gang.config import Config
-from launcher.agent.gang.progress import Status
-from launcher.agent.gang.verdict import Verdict, of_code
-from launcher.agent.leader import history, report
-from launcher.agent.leader.history import Record
-from launcher.agent.leader.run_folder import RunFolder
-from launcher.agent.leader.summary import Of, Summary
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.gang.progress import Status
+from jaxlaunch.launcher.agent.gang.verdict import Verdict, of_code
+from jaxlaunch.launcher.agent.leader import history, report
+from jaxlaunch.launcher.agent.leader.history import Record
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.summary import Of, Summary
 
 FRESH_S = 30.0  # a host 0 that lives writes its summary every ten seconds
 

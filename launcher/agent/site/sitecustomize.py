@@ -19,7 +19,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainer import contract
+    from jaxlaunch import contract
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from launcher.manifests.platforms.facts import GPU_TAINT, INSTANCE, NAME, Fact, Instance, Nodes, Source
+from jaxlaunch.launcher.manifests.platforms.facts import GPU_TAINT, INSTANCE, NAME, Fact, Instance, Nodes, Source
 
 TYPES = Source("Amazon EC2: accelerated computing instances", "docs.aws.amazon.com/ec2/latest/instancetypes/ac.html")
 EFA = Source("Amazon EC2: EFA, instance types", "docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html")

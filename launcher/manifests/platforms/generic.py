@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.manifests.platforms.facts import AMD_DEVICE, GPU_PRODUCT, GPU_TAINT, Fact, Nodes, Source, tolerate
+from jaxlaunch.launcher.manifests.platforms.facts import (
+    AMD_DEVICE,
+    GPU_PRODUCT,
+    GPU_TAINT,
+    Fact,
+    Nodes,
+    Source,
+    tolerate,
+)
 
 DISCOVERY = Source(
     "NVIDIA: GPU feature discovery, generated labels",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.manifests.platforms.facts import (
+from jaxlaunch.launcher.manifests.platforms.facts import (
     ARM_TAINT,
     BLOCK,
     GKE_GPU,

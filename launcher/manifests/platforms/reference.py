@@ -1,4 +1,4 @@
-"""docs/platforms.md from the data: `python -m launcher.manifests.platforms.reference > docs/platforms.md`."""
+"""docs/platforms.md from the data: `python -m jaxlaunch.launcher.manifests.platforms.reference > docs/platforms.md`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from launcher.manifests.platforms import eks, generic, gke, runtime, table
-from launcher.manifests.platforms.facts import Access, Fact, Instance, Nodes, Source
+from jaxlaunch.launcher.manifests.platforms import eks, generic, gke, runtime, table
+from jaxlaunch.launcher.manifests.platforms.facts import Access, Fact, Instance, Nodes, Source
 
 _Known = Nodes | Instance | Access | Fact[Any]
 
@@ -16,8 +16,8 @@ _INTRODUCTION = """\
 # Platforms
 
 What a rendered job asks of the nodes on each `platform`, and where each fact was read, from the data in
-`launcher/manifests/platforms` (`python -m launcher.manifests.platforms.reference` prints this page). A cluster whose
-nodes are labelled otherwise says so under `nodes` and `capacity` of its [defaults](kubernetes.md).
+`launcher/manifests/platforms` (`python -m jaxlaunch.launcher.manifests.platforms.reference` prints this page). A
+cluster whose nodes are labelled otherwise says so under `nodes` and `capacity` of its [defaults](kubernetes.md).
 
 **Nothing on this page was tried on these clouds**: what is rendered is accepted by a real API server with the webhooks
 of JobSet and Kueue, and that it runs there is *by the source*. Labels of several values are an affinity; a job of

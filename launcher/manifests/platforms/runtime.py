@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.manifests.platforms.facts import Access, Fact, Source
+from jaxlaunch.launcher.manifests.platforms.facts import Access, Fact, Source
 
 AMBIENT = Source("Kubernetes: support for ambient capabilities", "github.com/kubernetes/enhancements, issue 2763")
 DEVICES = Source(

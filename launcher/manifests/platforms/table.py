@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.manifests.platforms import eks, generic, gke
-from launcher.manifests.platforms.eks import Provisioner
-from launcher.manifests.platforms.facts import ARM_TAINT, Fact, Nodes, Source, Where
+from jaxlaunch.launcher.manifests.platforms import eks, generic, gke
+from jaxlaunch.launcher.manifests.platforms.eks import Provisioner
+from jaxlaunch.launcher.manifests.platforms.facts import ARM_TAINT, Fact, Nodes, Source, Where
 
 PLUGINS = Source("Kubernetes: device plugins", "kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus")
 

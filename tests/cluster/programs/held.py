@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from trainer.tasks.classify import Classify
+from jaxlaunch.trainer.tasks.classify import Classify
 
 
 class Held(Classify):

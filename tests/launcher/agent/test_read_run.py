@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from launcher.agent import read_run
-from launcher.agent.gang.verdict import of_code
-from launcher.agent.io.output import RankLog, log_path
-from launcher.agent.leader.history import Record
-from launcher.agent.leader.run_folder import ATTEMPTS, RunFolder
-from launcher.agent.leader.summary import FILE, Of, Summary
-from launcher.errors import UserError
-from launcher.status import run_files
-from launcher.status.run_files import RunFiles
+from jaxlaunch.launcher.agent import read_run
+from jaxlaunch.launcher.agent.gang.verdict import of_code
+from jaxlaunch.launcher.agent.io.output import RankLog, log_path
+from jaxlaunch.launcher.agent.leader.history import Record
+from jaxlaunch.launcher.agent.leader.run_folder import ATTEMPTS, RunFolder
+from jaxlaunch.launcher.agent.leader.summary import FILE, Of, Summary
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.status import run_files
+from jaxlaunch.launcher.status.run_files import RunFiles
 
 KEPT = 4_000  # bytes of each rank's log
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.gang import log_lines
-from launcher.kube.kinds import JOBS, JOBSETS, PODS
-from launcher.kube.labels import OWN_LABEL
+from jaxlaunch.launcher.agent.gang import log_lines
+from jaxlaunch.launcher.kube.kinds import JOBS, JOBSETS, PODS
+from jaxlaunch.launcher.kube.labels import OWN_LABEL
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Server
 from tests.launcher.invoke import launcher

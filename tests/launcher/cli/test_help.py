@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 import pytest
 
-from launcher.cli import examples, pages
-from launcher.cli.main import COMMANDS, GROUPS, cli
+from jaxlaunch.launcher.cli import examples, pages
+from jaxlaunch.launcher.cli.main import COMMANDS, GROUPS, cli
 from tests.launcher.invoke import launcher
 from tests.launcher.test_docs import DOCS, PAGES, ROOT
 from tests.launcher.test_docs import anchors as anchors_of

@@ -12,9 +12,9 @@ import click
 import pytest
 import yaml
 
-from launcher.cli import main as command_line
-from launcher.cli.main import COMMANDS
-from launcher.errors import ClusterError
+from jaxlaunch.launcher.cli import main as command_line
+from jaxlaunch.launcher.cli.main import COMMANDS
+from jaxlaunch.launcher.errors import ClusterError
 from tests.launcher.invoke import launcher
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +33,7 @@ def python(*arguments: str, cwd: Path = ROOT, **environ: str) -> subprocess.Comp
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from launcher.cli.main import cli; cli.main(['--help'], standalone_mode=False);"
+        "import sys; from jaxlaunch.launcher.cli.main import cli; cli.main(['--help'], standalone_mode=False);"
         f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
     )
     said = python("-c", code)
@@ -45,7 +45,8 @@ def test_help_imports_nothing_heavy() -> None:
 def test_rendering_imports_no_client_of_a_cluster(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: x\nimage: i\naccelerator: {type: cpu}\ncommand: [a]\n")
     code = (
-        "import sys; from launcher.cli.main import cli; cli.main(['render', 'job.yaml'], standalone_mode=False);"
+        "import sys; from jaxlaunch.launcher.cli.main import cli; "
+        "cli.main(['render', 'job.yaml'], standalone_mode=False);"
         "print([name for name in ('kubernetes', 'jax', 'urllib3') if name in sys.modules], file=sys.stderr)"
     )
     said = python("-c", code, cwd=tmp_path)
@@ -55,11 +56,12 @@ def test_rendering_imports_no_client_of_a_cluster(tmp_path: Path) -> None:
 
 def test_the_launcher_never_imports_the_jax_side() -> None:
     code = (
-        "import sys; import launcher.cli.validate, launcher.cli.schema, launcher.cli.init;"
-        "print(sorted(name for name in sys.modules if name.split('.')[0] in ('trainer', 'jax', 'numpy')))"
+        "import sys; from jaxlaunch.launcher.cli import validate, schema, init;"
+        "outer = ('trainer', 'launcher', 'jax', 'numpy');"
+        "print(sorted(name for name in sys.modules if name[:17] == 'jaxlaunch.trainer' or name.split('.')[0] in outer))"
     )
-    ours = "adapters", "adapters.keys", "architectures", "contract", "optim", "optim.keys", "presets", "spec"
-    assert python("-c", code).stdout == f"{['trainer', *(f'trainer.{name}' for name in ours)]}\n"
+    ours = "adapters", "adapters.keys", "architectures", "optim", "optim.keys", "presets", "spec"
+    assert python("-c", code).stdout == f"{['jaxlaunch.trainer', *(f'jaxlaunch.trainer.{name}' for name in ours)]}\n"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -218,14 +220,14 @@ def test_what_a_command_returns_is_the_exit_code(capsys: Capture, monkeypatch: P
 
 def test_the_shell_completes_commands_and_options() -> None:
     environ = {"_LAUNCHER_COMPLETE": "bash_complete", "COMP_WORDS": "launcher va", "COMP_CWORD": "1"}
-    assert python("-m", "launcher.cli.main", **environ).stdout == "plain,validate\n"
+    assert python("-m", "jaxlaunch.launcher.cli.main", **environ).stdout == "plain,validate\n"
     environ |= {"COMP_WORDS": "launcher validate --out", "COMP_CWORD": "2"}
-    assert python("-m", "launcher.cli.main", **environ).stdout == "plain,--output\n"
+    assert python("-m", "jaxlaunch.launcher.cli.main", **environ).stdout == "plain,--output\n"
 
 
 def test_a_terminal_without_unicode_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: lm\naccelerator: {type: cpu}\ntrain: {task: 'a:B'}\n")
-    left = python("-m", "launcher.cli.main", "validate", "job.yaml", cwd=tmp_path, PYTHONIOENCODING="ascii")
+    left = python("-m", "jaxlaunch.launcher.cli.main", "validate", "job.yaml", cwd=tmp_path, PYTHONIOENCODING="ascii")
     assert (left.returncode, left.stderr) == (0, "")
     assert "(1 host" in left.stdout
 
@@ -243,9 +245,9 @@ def test_a_command_starts_soon(tmp_path: Path, capsys: Capture) -> None:
     )
     lines = {
         "python -I -c pass": ("-I", "-c", "pass"),
-        "launcher --help": ("-m", "launcher.cli.main", "--help"),
-        "launcher validate": ("-m", "launcher.cli.main", "validate", "job.yaml"),
-        "launcher render": ("-m", "launcher.cli.main", "render", "job.yaml"),
+        "launcher --help": ("-m", "jaxlaunch.launcher.cli.main", "--help"),
+        "launcher validate": ("-m", "jaxlaunch.launcher.cli.main", "validate", "job.yaml"),
+        "launcher render": ("-m", "jaxlaunch.launcher.cli.main", "render", "job.yaml"),
     }
     medians = {}
     for name, arguments in lines.items():

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.cli import output
-from launcher.cli.output import Printer
-from launcher.logs.lines import Line, Select
+from jaxlaunch.launcher.cli import output
+from jaxlaunch.launcher.cli.output import Printer
+from jaxlaunch.launcher.logs.lines import Line, Select
 
 Capture = pytest.CaptureFixture[str]
 LINES = (Line(0, 0, "a"), Line(0, 1, "b"), Line(0, None, "agent: c"))

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from launcher.local import trainer_process
+from jaxlaunch import contract
+from jaxlaunch.launcher.local import trainer_process
 from tests.launcher.invoke import launcher
-from trainer import contract
 
 JOB = """name: mine
 accelerator: {type: cpu}
 volumes: [{claim: corpus, path: /data}, {claim: out, path: /out}]
 train:
-  task: trainer.tasks.lm:NextToken
+  task: lm
   data: {source: text, path: "/data/*.jsonl", packing: concat, data_dir: /out/prepared}
 """
 

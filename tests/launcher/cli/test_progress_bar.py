@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import progress_bar
-from launcher.cli.progress_bar import Bar
+from jaxlaunch.launcher.cli import progress_bar
+from jaxlaunch.launcher.cli.progress_bar import Bar
 
 METRICS = """\
 # TYPE jaxlaunch_step gauge

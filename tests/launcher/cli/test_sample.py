@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import UserError
-from launcher.local import run_folders, trainer_process
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.local import run_folders, trainer_process
 from tests.launcher.invoke import launcher
 
 ONE = {"text": "x\x1b", "ids": [120, 27], "score": -1.5, "ended": False}
@@ -35,7 +35,7 @@ def test_one_sample_is_printed_piece_by_piece(
     trainer = Trainer({"piece": "x"}, {"piece": "\x1b"}, LAST)
     monkeypatch.setattr(trainer_process, "events", trainer)
     left = launcher(capsys, monkeypatch, "sample", str(tmp_path), "--prompt", "a b", "--top-p", "0.5", "--ema")
-    assert trainer.asked == ("trainer.generate", str(tmp_path), "--prompt=a b", "--top-p=0.5", "--ema")
+    assert trainer.asked == ("jaxlaunch.trainer.generate", str(tmp_path), "--prompt=a b", "--top-p=0.5", "--ema")
     assert (left.code, left.out) == (0, "x\\x1b\n")
     assert left.err == (
         "launcher: step 7: damaged; using step 5\n"
@@ -85,7 +85,7 @@ def test_the_weights_of_a_run_its_steps_and_published_folders_are_found(
     monkeypatch.chdir(tmp_path)
     home = tmp_path / "runs" / "lm"
     (home / "checkpoints" / "35").mkdir(parents=True)
-    train = {"task": "trainer.tasks.lm:NextToken"}
+    train = {"task": "lm"}
     job = {"name": "lm", "accelerator": {"type": "cpu", "per_host": 1}, "train": train}
     (home / "job.yaml").write_text(json.dumps(job))
     (tmp_path / "hf").mkdir()

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.cluster.client import ApiError, Cluster, Unreachable
-from launcher.errors import ClusterError
-from launcher.kube.kinds import JOBSETS, NAMESPACES, PODS, Kind
+from jaxlaunch.launcher.cluster.client import ApiError, Cluster, Unreachable
+from jaxlaunch.launcher.errors import ClusterError
+from jaxlaunch.launcher.kube.kinds import JOBSETS, NAMESPACES, PODS, Kind
 from tests.launcher import apiserver
 from tests.launcher.apiserver import Handler, Server, drop, hang, refuse
 
@@ -315,7 +315,7 @@ def test_a_credential_plugin_that_gives_nothing_is_said(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, command: str, said: str
 ) -> None:
     if "sleep" in text:  # the others may take their time to start, on a busy machine
-        monkeypatch.setattr("launcher.cluster.exec_plugin.LIMIT_S", 1.0)
+        monkeypatch.setattr("jaxlaunch.launcher.cluster.exec_plugin.LIMIT_S", 1.0)
     monkeypatch.setenv("KUBECONFIG", str(plugin(tmp_path, server, text, command, installHint="get it there")))
     with pytest.raises(ClusterError, match=said) as failed:
         Cluster.connect()
@@ -357,7 +357,7 @@ def test_many_threads_share_one_cluster(server: Server, cluster: Cluster) -> Non
 
 
 def test_the_client_is_not_imported_before_a_cluster_is_meant() -> None:
-    told = "import json, sys, launcher.cluster.client; print(json.dumps([*sys.modules]))"
+    told = "import json, sys, jaxlaunch.launcher.cluster.client; print(json.dumps([*sys.modules]))"
     modules = json.loads(subprocess.run([sys.executable, "-c", told], capture_output=True, check=True).stdout)
     assert not {"kubernetes", "urllib3", "yaml", "pydantic"} & set(modules)
 
@@ -369,7 +369,7 @@ def test_who_waits_for_the_server_is_told_so_once_a_minute(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url)))
-    monkeypatch.setattr("launcher.cluster.transport.TELL_AFTER_S", 0.05)
+    monkeypatch.setattr("jaxlaunch.launcher.cluster.transport.TELL_AFTER_S", 0.05)
     told, is_told = [], threading.Event()
 
     def say(text: str) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cluster.client import Cluster
-from launcher.errors import ApiError, Unreachable
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.errors import ApiError, Unreachable
 from tests.launcher import apiserver
 
 PORT = struct.pack("<H", 9400)

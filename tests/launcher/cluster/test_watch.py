@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from launcher.cluster import watch
-from launcher.cluster.watch import Watch
-from launcher.errors import ApiError, Unreachable
+from jaxlaunch.launcher.cluster import watch
+from jaxlaunch.launcher.cluster.watch import Watch
+from jaxlaunch.launcher.errors import ApiError, Unreachable
 
 
 @pytest.fixture(autouse=True)

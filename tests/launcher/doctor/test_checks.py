@@ -10,20 +10,20 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.cli.doctor import lines, summary
-from launcher.cluster.client import Cluster
-from launcher.doctor import controllers, finding, namespace, nodes, queues, references, server
-from launcher.doctor.checks import CHECKS, SERVER
-from launcher.doctor.finding import Finding
-from launcher.doctor.target import Checkpoints, Target
-from launcher.errors import ApiError, UserError
-from launcher.job import load
-from launcher.job.profile import ClusterDefaults, Profile
-from launcher.kube import kinds
-from launcher.kube.objects import template
-from launcher.manifests import jobset
-from launcher.manifests.resolve import resolve
-from trainer.contract import OLDEST_DRIVER
+from jaxlaunch.contract import OLDEST_DRIVER
+from jaxlaunch.launcher.cli.doctor import lines, summary
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.doctor import controllers, finding, namespace, nodes, queues, references, server
+from jaxlaunch.launcher.doctor.checks import CHECKS, SERVER
+from jaxlaunch.launcher.doctor.finding import Finding
+from jaxlaunch.launcher.doctor.target import Checkpoints, Target
+from jaxlaunch.launcher.errors import ApiError, UserError
+from jaxlaunch.launcher.job import load
+from jaxlaunch.launcher.job.profile import ClusterDefaults, Profile
+from jaxlaunch.launcher.kube import kinds
+from jaxlaunch.launcher.kube.objects import template
+from jaxlaunch.launcher.manifests import jobset
+from jaxlaunch.launcher.manifests.resolve import resolve
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 

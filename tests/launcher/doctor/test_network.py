@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from launcher.cluster.client import Cluster
-from launcher.doctor import network
-from launcher.doctor.checks import CHECKS
-from launcher.doctor.finding import Finding
-from launcher.doctor.target import Target
-from launcher.job import load
-from launcher.job.profile import ClusterDefaults
-from launcher.kube.kinds import NAMESPACES, NETWORK_POLICIES
-from launcher.kube.objects import template
-from launcher.kube.requests import together
-from launcher.manifests.jobset import render
-from launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.doctor import network
+from jaxlaunch.launcher.doctor.checks import CHECKS
+from jaxlaunch.launcher.doctor.finding import Finding
+from jaxlaunch.launcher.doctor.target import Target
+from jaxlaunch.launcher.job import load
+from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.kube.kinds import NAMESPACES, NETWORK_POLICIES
+from jaxlaunch.launcher.kube.objects import template
+from jaxlaunch.launcher.kube.requests import together
+from jaxlaunch.launcher.manifests.jobset import render
+from jaxlaunch.launcher.manifests.resolve import resolve
 from tests.launcher import apiserver
 from tests.launcher.apiserver import Server
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.gang.recorded import Recorded
-from launcher.agent.gang.verdict import of_code
-from launcher.explain.explanation import MAX_EVIDENCE, explain
-from launcher.explain.situations import SITUATIONS
-from launcher.kube import trim
-from launcher.status.snapshot import NoSuchJob, Snapshot
+from jaxlaunch.contract import ANNOTATION
+from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.agent.gang.verdict import of_code
+from jaxlaunch.launcher.explain.explanation import MAX_EVIDENCE, explain
+from jaxlaunch.launcher.explain.situations import SITUATIONS
+from jaxlaunch.launcher.kube import trim
+from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
 from tests.found import shows
 from tests.launcher import objects
 from tests.launcher.objects import (
@@ -38,7 +39,6 @@ from tests.launcher.objects import (
     waiting,
     workload,
 )
-from trainer.contract import ANNOTATION
 
 ROOT = Path(__file__).parents[3]
 QUEUED = {"queue": "research", "suspend": True}
@@ -637,7 +637,9 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "an image without the agent": (
         snapshot(
             jobset(1),
-            over(0, 1, "Error", "/bin/python: Error while finding … (ModuleNotFoundError: No module named 'launcher')"),
+            over(
+                0, 1, "Error", "/bin/python: Error while finding … (ModuleNotFoundError: No module named 'jaxlaunch')"
+            ),
         ),
         "^lm cannot start on its host: image \\S+ does not contain jaxlaunch$",
     ),

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.errors import JobFaults
-from launcher.job import introspection, mesh_checks
-from launcher.job import load as jobs
-from launcher.job.load import JobSpec
-from launcher.job.schema import AS_WRITTEN
-from trainer import spec
+from jaxlaunch.launcher.errors import JobFaults
+from jaxlaunch.launcher.job import introspection, mesh_checks
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job.load import JobSpec
+from jaxlaunch.launcher.job.schema import AS_WRITTEN
+from jaxlaunch.trainer import spec
 
-LM = "trainer.tasks.lm:NextToken"
+LM = "lm"
 
 WHOLE = """
 schema: 1
@@ -60,7 +60,7 @@ init: [{name: fetch, image: busybox}]
 agent: auto
 pod: {spec: {hostIPC: false, containers: [{name: main, securityContext: {runAsUser: 7}}]}}
 train:
-  task: trainer.tasks.lm:NextToken
+  task: lm
   model: {kind: decoder, layers: 12, width: 768, heads: 12, vocab: 50304, length: 1024}
   data: {source: text, path: /data/*.txt, tokenizer: bytes, eval_split: 0.05}
   mesh: {dp: 4, fsdp: 8, mp: 1}

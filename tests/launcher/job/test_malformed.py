@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import JobFaults, UserError
-from launcher.job import load as jobs
-from launcher.job import mesh_checks
-from launcher.job.schema import JobSpec
+from jaxlaunch.launcher.errors import JobFaults, UserError
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job import mesh_checks
+from jaxlaunch.launcher.job.schema import JobSpec
 
 GOLDEN = Path(__file__).parent / "malformed.txt"
 LIMIT_S = 2.0
@@ -108,7 +108,7 @@ def test_a_hostile_file_is_refused_by_a_real_process_in_time(title: str, tmp_pat
     (tmp_path / "job.yaml").write_bytes(content)
     before = cpu_of_children_s()
     left = subprocess.run(
-        [sys.executable, "-m", "launcher.cli.main", "validate", "job.yaml"],
+        [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "validate", "job.yaml"],
         cwd=tmp_path,
         env={"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": ""},
         capture_output=True,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import JobFaults, UserError
-from launcher.job import profile
-from launcher.job.profile import Profile
+from jaxlaunch.launcher.errors import JobFaults, UserError
+from jaxlaunch.launcher.job import profile
+from jaxlaunch.launcher.job.profile import Profile
 
 ROOT = Path(__file__).parents[3]
 

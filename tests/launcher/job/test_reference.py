@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.job import introspection, load, reference
-from launcher.job.schema import JobSpec
+from jaxlaunch.launcher.job import introspection, load, reference
+from jaxlaunch.launcher.job.schema import JobSpec
 
 PAGE = Path(__file__).parents[3] / "docs" / "job-yaml.md"
 

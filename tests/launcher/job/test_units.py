@@ -1,10 +1,10 @@
 import pytest
 from pydantic import TypeAdapter
 
-from launcher.errors import JobFaults
-from launcher.job import accelerators, credentials, load, units
-from launcher.job.accelerators import KNOWN
-from launcher.job.units import Quantity
+from jaxlaunch.launcher.errors import JobFaults
+from jaxlaunch.launcher.job import accelerators, credentials, load, units
+from jaxlaunch.launcher.job.accelerators import KNOWN
+from jaxlaunch.launcher.job.units import Quantity
 
 
 @pytest.mark.parametrize(

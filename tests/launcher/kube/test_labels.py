@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from launcher.kube import labels
+from jaxlaunch.launcher.kube import labels
 
 ROOT = Path(__file__).parents[3]
 
@@ -12,7 +12,7 @@ def test_no_other_file_spells_a_label_or_an_annotation() -> None:
     spelled = {
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
         for path in (ROOT / "launcher").rglob("*.py")
-        if path != Path(labels.__file__)
+        if path != Path(labels.__file__).resolve()
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         if any(f"{domain}/" in node.value for domain in labels.RESERVED_DOMAINS)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.kube.merge import merge
+from jaxlaunch.launcher.kube.merge import merge
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from launcher.kube.quantity import amount
+from jaxlaunch.launcher.kube.quantity import amount
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.kube.queues import Inactive, Quota, cluster_queue_of, covered, inactive, quotas
+from jaxlaunch.launcher.kube.queues import Inactive, Quota, cluster_queue_of, covered, inactive, quotas
 from tests.launcher.objects import cluster_queue, condition, local_queue
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.explain.explanation import explain
-from launcher.kube import node_fit, requests, trim
+from jaxlaunch.launcher.explain.explanation import explain
+from jaxlaunch.launcher.kube import node_fit, requests, trim
 from tests.launcher import objects
 
 

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.gang.verdict import of_code
-from launcher.agent.io.output import RankLog
-from launcher.agent.leader.history import Record
-from launcher.agent.leader.run_folder import RunFolder
-from launcher.agent.leader.summary import Of, Summary
-from launcher.errors import UserError
-from launcher.job.profile import DEFAULT_USER, ClusterDefaults, Profile, User
-from launcher.job.schema import JobSpec
-from launcher.kube import pod_security
-from launcher.kube.kinds import JOBSETS, PODS
-from launcher.kube.labels import NAME_LABEL
-from launcher.lifecycle import reader
-from launcher.manifests.jobset import render
-from launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.agent.gang.verdict import of_code
+from jaxlaunch.launcher.agent.io.output import RankLog
+from jaxlaunch.launcher.agent.leader.history import Record
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.summary import Of, Summary
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job.profile import DEFAULT_USER, ClusterDefaults, Profile, User
+from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.launcher.kube import pod_security
+from jaxlaunch.launcher.kube.kinds import JOBSETS, PODS
+from jaxlaunch.launcher.kube.labels import NAME_LABEL
+from jaxlaunch.launcher.lifecycle import reader
+from jaxlaunch.launcher.manifests.jobset import render
+from jaxlaunch.launcher.manifests.resolve import resolve
 from tests.launcher import apiserver
 from tests.launcher.apiserver import Handler, Server, refuse
 from tests.launcher.invoke import Left, launcher

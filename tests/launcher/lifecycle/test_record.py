@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from launcher.cli.list import table
-from launcher.lifecycle import record
-from launcher.status.job_status import State, status_of
-from launcher.status.snapshot import Snapshot
+from jaxlaunch.contract import ANNOTATION
+from jaxlaunch.launcher.cli.list import table
+from jaxlaunch.launcher.lifecycle import record
+from jaxlaunch.launcher.status.job_status import State, status_of
+from jaxlaunch.launcher.status.snapshot import Snapshot
 from tests.launcher import objects
 from tests.launcher.objects import beat, farewell, jobset, over, past, pod, snapshot, workload
-from trainer.contract import ANNOTATION
 
 LAST = beat(attempt=2, generation=1, step=40, committed=37, restarts={"crash": 1})
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.kube.kinds import (
+from jaxlaunch.launcher.kube.kinds import (
     CONFIGMAPS,
     JOBSETS,
     LIMIT_RANGES,
@@ -30,7 +30,7 @@ from launcher.kube.kinds import (
     WORKLOAD_PRIORITY_CLASSES,
     WORKLOADS,
 )
-from launcher.kube.labels import OWN_LABEL, SPEC_HASH
+from jaxlaunch.launcher.kube.labels import OWN_LABEL, SPEC_HASH
 from tests.launcher import apiserver
 from tests.launcher.apiserver import Handler, Server, commit_then_drop, drop, hang, refuse
 from tests.launcher.invoke import Left, launcher
@@ -213,7 +213,7 @@ def test_a_gang_s_secret_needs_the_right_to_create_secrets_and_none_to_read_them
 def test_a_secret_that_was_there_before_the_jobset_is_refused_before_anything_is_written(
     server: Server, run: Run, monkeypatch: pytest.MonkeyPatch, rehearsed: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("launcher.lifecycle.gang_secret.GIVE_UP_S", 0.0)
+    monkeypatch.setattr("jaxlaunch.launcher.lifecycle.gang_secret.GIVE_UP_S", 0.0)
     server.put(SECRET_AT, {"data": {"key": "a2V5"}})
     left = submit(run, "gang_secret=true", *rehearsed)
     assert left.code == 2
@@ -249,7 +249,7 @@ def test_a_gang_s_secret_whose_creation_was_not_answered_is_the_gang_s(
 def test_a_job_starts_once_the_secret_of_the_one_before_is_gone(
     server: Server, run: Run, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
 ) -> None:
-    monkeypatch.setattr("launcher.lifecycle.gang_secret._SILENT_S", 0.0)
+    monkeypatch.setattr("jaxlaunch.launcher.lifecycle.gang_secret._SILENT_S", 0.0)
     submit(run, "gang_secret=true")
     before = server.objects[SECRET_AT]["data"]
     change(server, AT, status={"terminalState": "Completed"})
@@ -274,7 +274,7 @@ def test_a_job_starts_once_the_secret_of_the_one_before_is_gone(
 def test_a_job_that_runs_is_kept_by_a_submission_whose_creation_of_it_is_not_answered(
     server: Server, run: Run, monkeypatch: pytest.MonkeyPatch, fault: apiserver.Fault
 ) -> None:
-    monkeypatch.setattr("launcher.lifecycle.gang_secret.GIVE_UP_S", 0.0)
+    monkeypatch.setattr("jaxlaunch.launcher.lifecycle.gang_secret.GIVE_UP_S", 0.0)
     submit(run, "gang_secret=true")
     before = server.objects[AT]
     server.on("POST", "jobsets", fault)
@@ -622,7 +622,7 @@ def test_a_fault_while_writing_leaves_exactly_one_of_each(
 def test_a_server_that_never_answers_ends_it_within_bounds(
     server: Server, run: Run, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    monkeypatch.setattr("launcher.cluster.transport.TOTAL_S", 1.0)
+    monkeypatch.setattr("jaxlaunch.launcher.cluster.transport.TOTAL_S", 1.0)
     for method in ("GET", "POST", "PATCH"):
         server.on(method, part, *[hang] * 50)
     left = submit(run)
@@ -634,7 +634,7 @@ def test_a_server_that_never_answers_ends_it_within_bounds(
 def test_a_webhook_that_is_down_is_tried_for_a_while_and_named(
     server: Server, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.lifecycle.submit.GIVE_UP_S", 1.0)
+    monkeypatch.setattr("jaxlaunch.launcher.lifecycle.submit.GIVE_UP_S", 1.0)
 
     def down(handler: Handler) -> bool:
         handler.fail(500, "InternalError", 'Internal error occurred: failed calling webhook "mjobset.kb.io": refused')
@@ -651,7 +651,7 @@ def test_a_webhook_that_is_down_is_tried_for_a_while_and_named(
 def interrupted(server: Server, fault: Callable[[Handler, Callable[[], None]], bool], here: Path) -> tuple[int, str]:
     """Exit code and talk of a submission that gets one Ctrl-C at the moment the fault chooses."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "launcher.cli.main", "submit", str(here / "job.yaml")],
+        [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "submit", str(here / "job.yaml")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},

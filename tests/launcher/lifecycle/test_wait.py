@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.gang import log_lines
-from launcher.agent.gang.recorded import Recorded
-from launcher.cluster import transport
-from launcher.cluster.client import Cluster
-from launcher.kube.kinds import JOBSETS, NAMESPACES, PODS, WORKLOADS
-from launcher.kube.labels import JOB_UID
-from launcher.lifecycle.wait import Timeout, wait
-from launcher.logs.follow import DRAIN_S
-from launcher.status.job_status import State
+from jaxlaunch.contract import ANNOTATION
+from jaxlaunch.launcher.agent.gang import log_lines
+from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.cluster import transport
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.kube.kinds import JOBSETS, NAMESPACES, PODS, WORKLOADS
+from jaxlaunch.launcher.kube.labels import JOB_UID
+from jaxlaunch.launcher.lifecycle.wait import Timeout, wait
+from jaxlaunch.launcher.logs.follow import DRAIN_S
+from jaxlaunch.launcher.status.job_status import State
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Fault, Handler, Server, drop, refuse
 from tests.launcher.invoke import Left, launcher
 from tests.launcher.relay import Relay
-from trainer.contract import ANNOTATION
 
 JOB = "name: lm\nimage: i\naccelerator: {type: cpu}\ncommand: [a]\nresources: {cpu: 1, memory: 1Gi}\n"
 AT = JOBSETS.path("team", "lm")
@@ -68,9 +68,11 @@ def submit(
     (tmp_path / "job.yaml").write_text(JOB)
     server.put(NAMESPACES.path(None, "team"), {})
     for module in WITH_TIME:
-        monkeypatch.setattr(f"launcher.{module}.time", Clock)
-    monkeypatch.setattr("launcher.cluster.transport.READ_S", transport.READ_S * SCALE)  # an answer takes its real time
-    monkeypatch.setattr("launcher.cluster.watch.LASTS_S", 1)  # by the server's clock
+        monkeypatch.setattr(f"jaxlaunch.launcher.{module}.time", Clock)
+    monkeypatch.setattr(
+        "jaxlaunch.launcher.cluster.transport.READ_S", transport.READ_S * SCALE
+    )  # an answer takes its real time
+    monkeypatch.setattr("jaxlaunch.launcher.cluster.watch.LASTS_S", 1)  # by the server's clock
     return lambda *arguments: launcher(capsys, monkeypatch, "submit", str(tmp_path / "job.yaml"), *arguments)
 
 
@@ -157,7 +159,7 @@ def test_a_limit_that_passes_while_the_server_is_away_is_124(server: Server, sub
 def test_a_server_that_stays_away_is_given_up_without_advice_about_the_network(
     server: Server, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.cluster.outage.PATIENCE_S", 60.0)
+    monkeypatch.setattr("jaxlaunch.launcher.cluster.outage.PATIENCE_S", 60.0)
     away(server, drop, math.inf, {})
     left = submit("--wait")
     assert left.code == 3
@@ -181,7 +183,9 @@ def chatty(handler: Handler) -> bool:
 def test_a_job_that_prints_all_the_time_is_followed_no_longer_than_was_said(
     server: Server, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.logs.follow.DRAIN_S", DRAIN_S * SCALE)  # the list of pods takes its real time
+    monkeypatch.setattr(
+        "jaxlaunch.launcher.logs.follow.DRAIN_S", DRAIN_S * SCALE
+    )  # the list of pods takes its real time
 
     def begins(handler: Handler) -> bool:
         pod = objects.pod(0)
@@ -200,8 +204,8 @@ def test_how_far_a_job_was_is_written_down_when_its_queue_takes_its_place(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
-    monkeypatch.setattr("launcher.lifecycle.wait._SETTLES_S", 0.1)
-    monkeypatch.setattr("launcher.lifecycle.wait._LOOK_AGAIN_S", 1.0)
+    monkeypatch.setattr("jaxlaunch.launcher.lifecycle.wait._SETTLES_S", 0.1)
+    monkeypatch.setattr("jaxlaunch.launcher.lifecycle.wait._LOOK_AGAIN_S", 1.0)
     made = server.put(AT, objects.jobset(1, queue="research", suspend=True))
     workload = objects.workload()
     workload["metadata"]["labels"][JOB_UID] = made["metadata"]["uid"]

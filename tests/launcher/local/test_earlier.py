@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.gang.verdict import of_code
-from launcher.agent.leader.run_folder import RunFolder
-from launcher.agent.leader.summary import Of, Summary
-from launcher.local.earlier import KEPT, Earlier
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.verdict import of_code
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.summary import Of, Summary
+from jaxlaunch.launcher.local.earlier import KEPT, Earlier
 
 
 def summary(code: int | None, step: int | None, uid: str, stepped_s: float = 0.0) -> Summary:

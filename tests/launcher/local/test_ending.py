@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.gang.verdict import of_code
-from launcher.agent.leader import unfinished
-from launcher.agent.leader.run_folder import RunFolder
-from launcher.agent.leader.summary import Of, Summary
-from launcher.local.ending import close, ended
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.verdict import of_code
+from jaxlaunch.launcher.agent.leader import unfinished
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.summary import Of, Summary
+from jaxlaunch.launcher.local.ending import close, ended
 
 STARTED = 1_000_000.0  # long before any end
 

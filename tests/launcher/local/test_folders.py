@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import UserError
-from launcher.local import folders
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.local import folders
 
 
 def refused(folder: Path, **volumes: Path) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import UserError
-from launcher.local.lock import locked
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.local.lock import locked
 
 
 def test_a_folder_is_refused_with_the_pid_of_who_runs_in_it(tmp_path: Path) -> None:
@@ -28,8 +28,8 @@ AGENT = "import sys; print('up', flush=True); open(sys.argv[1]).read()"  # in pl
 LAUNCHER = """
 import subprocess, sys
 from pathlib import Path
-from launcher.local import run
-from launcher.local.lock import locked
+from jaxlaunch.launcher.local import run
+from jaxlaunch.launcher.local.lock import locked
 agent, folder, pipe = sys.argv[1:]
 real = subprocess.Popen
 run.subprocess.Popen = lambda argv, **how: real([sys.executable, "-c", agent, pipe], **how)

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import UserError
-from launcher.job import load as jobs
-from launcher.job.load import JobSpec
-from launcher.job.profile import ClusterDefaults
-from launcher.local import paths, run
-from launcher.manifests.resolve import resolve
-from trainer.spec import Mixture, Text
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job.load import JobSpec
+from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.local import paths, run
+from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.trainer.spec import Mixture, Text
 
 
 def spec(folder: Path, **keys: Any) -> JobSpec:

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.gang.verdict import of_code
-from launcher.agent.leader import report
-from launcher.agent.leader.run_folder import RunFolder
-from launcher.agent.leader.summary import Of, Summary
-from launcher.cli import run as cli_run
-from launcher.errors import UserError
-from launcher.job import load as jobs
-from launcher.local import run
-from launcher.logs.lines import Line
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.verdict import of_code
+from jaxlaunch.launcher.agent.leader import report
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.summary import Of, Summary
+from jaxlaunch.launcher.cli import run as cli_run
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.local import run
+from jaxlaunch.launcher.logs.lines import Line
 from tests.launcher.invoke import launcher
-from trainer import contract
 
 JOB = "name: t\nhosts: 1\naccelerator: {type: cpu, per_host: 1}\ncommand: [true]\n"
 

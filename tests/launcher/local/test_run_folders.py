@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.errors import UserError
-from launcher.job import load as jobs
-from launcher.job.load import JobSpec
-from launcher.local import paths, run_folders
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job.load import JobSpec
+from jaxlaunch.launcher.local import paths, run_folders
 from tests.launcher.invoke import launcher
 
 JOB = {"name": "one", "accelerator": {"type": "cpu"}, "volumes": [{"claim": "ckpt", "path": "/ckpt"}]}
 ROOT = Path(__file__).parents[3]
-DIGITS = "trainer.tasks.classify:Classify"
+DIGITS = "classify"
 
 
 def run(folder: Path, **keys: object) -> Path:
@@ -72,7 +72,7 @@ def test_a_run_s_checkpoints_are_found_wherever_its_command_line_put_them(here: 
     (here / "jobs").mkdir()
     job = JOB | {"train": {"task": "nowhere:Task", "steps": 1, "checkpoint": {"path": "/ckpt/deep"}}}  # ends at once
     (here / "jobs" / "one.yaml").write_text(yaml.safe_dump(job))
-    argv = [sys.executable, "-m", "launcher.cli.main", "run", "jobs/one.yaml", "--volume", "ckpt=kept"]
+    argv = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "run", "jobs/one.yaml", "--volume", "ckpt=kept"]
     left = subprocess.run(argv, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert left.returncode == 64, left.stderr
     assert run_folders.checkpoints("one") == str(here / "kept" / "deep")

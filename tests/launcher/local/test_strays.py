@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from launcher.agent.leader.run_folder import RunFolder
-from launcher.agent.leader.summary import Of, Summary
-from launcher.local import strays
-from launcher.local.earlier import Earlier
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.summary import Of, Summary
+from jaxlaunch.launcher.local import strays
+from jaxlaunch.launcher.local.earlier import Earlier
 
 SHELL = ["sh", "-c", "sleep 600 & echo $!; wait"]
 
@@ -49,10 +49,10 @@ def test_what_a_killed_wrapper_left_running_ends_and_no_other_run_s(tmp_path: Pa
 
 
 def test_an_agent_that_lives_keeps_its_processes(tmp_path: Path) -> None:
-    (tmp_path / "launcher").mkdir()
-    (tmp_path / "launcher" / "__init__.py").touch()
-    (tmp_path / "launcher" / "agent.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
-    program = f"cd {tmp_path} && exec {sys.executable} -m launcher.agent"
+    package = tmp_path / "jaxlaunch" / "launcher"
+    package.mkdir(parents=True)
+    (package / "agent.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    program = f"cd {tmp_path} && exec {sys.executable} -m jaxlaunch.launcher.agent"
     with process("uid-of-this") as (_, below), process("uid-of-this", "sh", "-c", program) as (agent, _):
         assert strays.end("uid-of-this") == 0 and lives(below)
         agent.kill()

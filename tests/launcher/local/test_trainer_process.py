@@ -4,9 +4,9 @@ import subprocess
 
 import pytest
 
-from launcher.errors import UserError
-from launcher.local import trainer_process
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.local import trainer_process
 
 
 def says(stderr: str, code: int, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -14,7 +14,7 @@ def says(stderr: str, code: int, monkeypatch: pytest.MonkeyPatch) -> str:
     ended = subprocess.CompletedProcess(["python"], code, "", stderr)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
     with pytest.raises(UserError) as raised:
-        trainer_process.run("trainer.export", environ={})
+        trainer_process.run("jaxlaunch.trainer.export", environ={})
     assert raised.value.exit_code == 2
     return str(raised.value)
 

@@ -3,15 +3,15 @@ import re
 
 import pytest
 
-from launcher.agent.gang import log_lines
-from launcher.agent.gang.verdict import of_code
-from launcher.agent.io.lines import CONTINUED, Lines
-from launcher.errors import UserError
-from launcher.logs import previous
-from launcher.logs.follow import Notices, Shown
-from launcher.logs.lines import Line, exist, merged, parse, select, stamped
-from launcher.logs.pods import source
-from launcher.status.hosts import Host, newest
+from jaxlaunch.launcher.agent.gang import log_lines
+from jaxlaunch.launcher.agent.gang.verdict import of_code
+from jaxlaunch.launcher.agent.io.lines import CONTINUED, Lines
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.logs import previous
+from jaxlaunch.launcher.logs.follow import Notices, Shown
+from jaxlaunch.launcher.logs.lines import Line, exist, merged, parse, select, stamped
+from jaxlaunch.launcher.logs.pods import source
+from jaxlaunch.launcher.status.hosts import Host, newest
 
 
 def test_a_ranked_line_is_a_process_s_and_every_other_the_agent_s() -> None:

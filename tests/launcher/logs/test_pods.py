@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.io.lines import CONTINUED
-from launcher.kube.kinds import JOBSETS, PODS
+from jaxlaunch.launcher.agent.io.lines import CONTINUED
+from jaxlaunch.launcher.kube.kinds import JOBSETS, PODS
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Server
 from tests.launcher.invoke import Left, launcher

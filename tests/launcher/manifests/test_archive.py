@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent import unpack
-from launcher.errors import UserError
-from launcher.manifests import archive, git_files
+from jaxlaunch.launcher.agent import unpack
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.manifests import archive, git_files
 
 LIMIT = 1024 * 1024
 RANDOM = "7f3a9c51e0b84d26af19"  # of nothing

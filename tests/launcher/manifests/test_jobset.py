@@ -13,22 +13,22 @@ from typing import Any, get_args
 
 import pytest
 
-from launcher.errors import UserError
-from launcher.job import load, profile
-from launcher.job.profile import ClusterDefaults
-from launcher.job.schema import Kind
-from launcher.kube import labels
-from launcher.manifests import bundle, network
-from launcher.manifests.bundle import Bundle
-from launcher.manifests.jobset import render
-from launcher.manifests.platforms import table
-from launcher.manifests.prepare import prepare
-from launcher.manifests.resolve import resolve
-from launcher.yaml12 import writer
+from jaxlaunch import contract
+from jaxlaunch.contract import Action
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job import load, profile
+from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.job.schema import Kind
+from jaxlaunch.launcher.kube import labels
+from jaxlaunch.launcher.manifests import bundle, network
+from jaxlaunch.launcher.manifests.bundle import Bundle
+from jaxlaunch.launcher.manifests.jobset import render
+from jaxlaunch.launcher.manifests.platforms import table
+from jaxlaunch.launcher.manifests.prepare import prepare
+from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.yaml12 import writer
 from tests.golden import compare, compare_difference, difference, patched
 from tests.launcher import matrix
-from trainer import contract
-from trainer.contract import Action
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parent / "golden"
@@ -208,7 +208,7 @@ def test_a_job_past_its_deadline_is_not_started_again() -> None:
 
 def test_the_agent_can_read_what_the_pod_tells_it() -> None:
     """The agent's own reader, on the environment of host 5 of 2 × 4."""
-    from launcher.agent.gang import config
+    from jaxlaunch.launcher.agent.gang import config
 
     manifest = rendered(SMALL.replace("{type: cpu}", "{type: cpu, per_host: 2}") + "hosts: 4\nslices: 2\ngrace: 20s\n")
     found = {name: value for name, value in env_of(manifest).items() if isinstance(value, str)}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.job import load, profile
-from launcher.kube.objects import template
-from launcher.manifests.jobset import render
-from launcher.manifests.platforms import eks, gke
-from launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.job import load, profile
+from jaxlaunch.launcher.kube.objects import template
+from jaxlaunch.launcher.manifests.jobset import render
+from jaxlaunch.launcher.manifests.platforms import eks, gke
+from jaxlaunch.launcher.manifests.resolve import resolve
 
 H100 = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: h100}\n"
 H200 = H100.replace("h100", "h200")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import JobFaults, UserError
-from launcher.job import load, profile
-from launcher.job.profile import ClusterDefaults
-from launcher.manifests.platform_checks import faults
-from launcher.manifests.platforms import eks, gke, table
-from launcher.manifests.platforms.facts import GKE_TPU, INSTANCE
-from launcher.manifests.prepare import prepare
-from launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.errors import JobFaults, UserError
+from jaxlaunch.launcher.job import load, profile
+from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.manifests.platform_checks import faults
+from jaxlaunch.launcher.manifests.platforms import eks, gke, table
+from jaxlaunch.launcher.manifests.platforms.facts import GKE_TPU, INSTANCE
+from jaxlaunch.launcher.manifests.prepare import prepare
+from jaxlaunch.launcher.manifests.resolve import resolve
 from tests.launcher.manifests import wrong
 
 SMALL = "name: x\nimage: i\ncommand: [a]\n"

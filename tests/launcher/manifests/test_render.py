@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from jaxlaunch import contract
 from tests.launcher.invoke import launcher
-from trainer import contract
 
 JOB = "name: x\naccelerator: {type: cpu}\ncommand: [python, train.py]\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.manifests import secret_files
+from jaxlaunch.launcher.manifests import secret_files
 
 HEX = "7f3a9c51e0b84d26af19c7d2058e6b43"
 TEXT = "kR7vQ2mXw9LzT4bNc8JdF1hPs6GyA3uE"

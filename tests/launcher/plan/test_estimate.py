@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from launcher.job import load as jobs
-from launcher.job import profile
-from launcher.job.accelerators import KNOWN
-from launcher.job.profile import ClusterDefaults
-from launcher.job.schema import JobSpec
-from launcher.kube import requests
-from launcher.manifests import jobset
-from launcher.manifests.resolve import resolve
-from launcher.plan import estimate, shapes
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job import profile
+from jaxlaunch.launcher.job.accelerators import KNOWN
+from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.launcher.kube import requests
+from jaxlaunch.launcher.manifests import jobset
+from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.plan import estimate, shapes
+from jaxlaunch.trainer.spec import Mesh, TrainSpec
 from tests.launcher.invoke import launcher
-from trainer.spec import Mesh, TrainSpec
 
 JOB = """
 name: lm
@@ -33,7 +33,7 @@ node_selector: {nvidia.com/gpu.product: NVIDIA-A100-SXM4-40GB}
 resources: {cpu: 1500m, memory: 32Gi}
 volumes: [{claim: ckpt, path: /ckpt}]
 train:
-  task: trainer.tasks.lm:NextToken
+  task: lm
   model: {kind: decoder, layers: 2, width: 64, heads: 4, length: 32}
   mesh: {dp: 4, fsdp: 2}
   batch: 64
@@ -204,7 +204,9 @@ def test_one_of_the_copies_that_dp_makes_says_what_all_would(tmp_path: Path) -> 
     whole = job("accelerator: {type: cpu, per_host: 4}")
     assert whole.train is not None
     environ = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8", "TRAIN_SPEC": whole.train.model_dump_json()}
-    asked = subprocess.run([sys.executable, "-m", "trainer.plan"], env=os.environ | environ, capture_output=True)
+    asked = subprocess.run(
+        [sys.executable, "-m", "jaxlaunch.trainer.plan"], env=os.environ | environ, capture_output=True
+    )
     assert shapes.of(*trained(whole), tmp_path) == json.loads(asked.stdout)
 
 

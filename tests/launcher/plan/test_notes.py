@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.job import load
-from launcher.job.profile import ClusterDefaults, Profile, User
-from launcher.job.schema import Kind
-from launcher.manifests.resolve import resolve
-from launcher.plan.notes import notes
+from jaxlaunch.launcher.job import load
+from jaxlaunch.launcher.job.profile import ClusterDefaults, Profile, User
+from jaxlaunch.launcher.job.schema import Kind
+from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.plan.notes import notes
 
 H100 = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: h100}\nplatform: gke\n"
 H200, GB200 = H100.replace("h100", "h200"), H100.replace("h100", "gb200")

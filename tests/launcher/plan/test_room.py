@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from launcher.job import load as jobs
-from launcher.job.profile import ClusterDefaults
-from launcher.manifests.resolve import ResolvedJob, resolve
-from launcher.plan import room
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.manifests.resolve import ResolvedJob, resolve
+from jaxlaunch.launcher.plan import room
 
 JOB = """
 name: lm
 image: registry.example/train:1.4
 accelerator: {type: cpu}
 volumes: [%s]
-train: {task: "trainer.tasks.lm:NextToken", checkpoint: {%s}}
+train: {task: "lm", checkpoint: {%s}}
 """
 
 

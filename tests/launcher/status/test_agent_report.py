@@ -8,11 +8,11 @@ import random
 
 import pytest
 
-from launcher.agent.gang import log_lines
-from launcher.cli import status as screens
-from launcher.explain.explanation import explain
-from launcher.logs import previous
-from launcher.status.job_status import status_of
+from jaxlaunch.launcher.agent.gang import log_lines
+from jaxlaunch.launcher.cli import status as screens
+from jaxlaunch.launcher.explain.explanation import explain
+from jaxlaunch.launcher.logs import previous
+from jaxlaunch.launcher.status.job_status import status_of
 from tests import mutate
 from tests.launcher import objects
 from tests.launcher.objects import beat, farewell, jobset, judged, over, past, snapshot

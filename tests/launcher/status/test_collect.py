@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.gang import log_lines
-from launcher.cluster.client import Cluster
-from launcher.errors import ApiError, ClusterError
-from launcher.explain.explanation import explain
-from launcher.kube import kinds, labels
-from launcher.kube.kinds import JOBSETS, PODS, Kind
-from launcher.kube.labels import OWN_LABEL
-from launcher.status import collect
-from launcher.status.job_status import State, status_of
-from launcher.status.snapshot import NoSuchJob
+from jaxlaunch.launcher.agent.gang import log_lines
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.errors import ApiError, ClusterError
+from jaxlaunch.launcher.explain.explanation import explain
+from jaxlaunch.launcher.kube import kinds, labels
+from jaxlaunch.launcher.kube.kinds import JOBSETS, PODS, Kind
+from jaxlaunch.launcher.kube.labels import OWN_LABEL
+from jaxlaunch.launcher.status import collect
+from jaxlaunch.launcher.status.job_status import State, status_of
+from jaxlaunch.launcher.status.snapshot import NoSuchJob
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Fault, Handler, Server, refuse
 from tests.launcher.objects import cluster_queue, jobset, local_queue, node, pending, pod, workload

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.list import table
-from launcher.cli.status import screen
-from launcher.kube.node_fit import fit
-from launcher.kube.objects import age
-from launcher.kube.objects import condition as read_condition
-from launcher.logs.pods import processes_per_host
-from launcher.status import hosts
-from launcher.status.job_status import State, status_of
-from launcher.status.snapshot import Snapshot
+from jaxlaunch import contract
+from jaxlaunch.launcher.cli.list import table
+from jaxlaunch.launcher.cli.status import screen
+from jaxlaunch.launcher.kube.node_fit import fit
+from jaxlaunch.launcher.kube.objects import age
+from jaxlaunch.launcher.kube.objects import condition as read_condition
+from jaxlaunch.launcher.logs.pods import processes_per_host
+from jaxlaunch.launcher.status import hosts
+from jaxlaunch.launcher.status.job_status import State, status_of
+from jaxlaunch.launcher.status.snapshot import Snapshot
 from tests.launcher import objects
 from tests.launcher.objects import (
     beat,
@@ -32,7 +33,6 @@ from tests.launcher.objects import (
     waiting,
     workload,
 )
-from trainer import contract
 
 QUEUED = {"queue": "research", "suspend": True}
 
@@ -182,7 +182,7 @@ def test_the_table_is_laid_out_as_kubectl_does() -> None:
 
 
 def test_the_last_step_of_the_run_is_what_its_train_block_says() -> None:
-    train = {"task": "trainer.tasks.classify:Classify", "steps": 9, "checkpoint": {"path": "/ckpt/lm"}}
+    train = {"task": "classify", "steps": 9, "checkpoint": {"path": "/ckpt/lm"}}
     job = snapshot(
         jobset(1, train=train, command=None, volumes=[{"claim": "c", "path": "/ckpt"}]), pod(0), records=(beat(),)
     )

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.gang import log_lines
-from launcher.kube import kinds
-from launcher.kube.kinds import CLUSTER_QUEUES, EVENTS, JOBS, JOBSETS, LOCAL_QUEUES, PODS, WORKLOADS, Kind
-from launcher.kube.labels import OWN_LABEL
-from launcher.status.job_status import State, exit_code
+from jaxlaunch.launcher.agent.gang import log_lines
+from jaxlaunch.launcher.kube import kinds
+from jaxlaunch.launcher.kube.kinds import CLUSTER_QUEUES, EVENTS, JOBS, JOBSETS, LOCAL_QUEUES, PODS, WORKLOADS, Kind
+from jaxlaunch.launcher.kube.labels import OWN_LABEL
+from jaxlaunch.launcher.status.job_status import State, exit_code
 from tests.found import shows
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Handler, Server
@@ -317,8 +317,10 @@ def test_a_log_is_followed_although_the_server_fails_once(
 ) -> None:
     put(server, "runs")
     followed: list[str] = []
-    monkeypatch.setattr("launcher.cluster.transport.TRIES", 1)
-    monkeypatch.setattr("launcher.logs.follow.follow", lambda cluster, namespace, name, **_: followed.append(name))
+    monkeypatch.setattr("jaxlaunch.launcher.cluster.transport.TRIES", 1)
+    monkeypatch.setattr(
+        "jaxlaunch.launcher.logs.follow.follow", lambda cluster, namespace, name, **_: followed.append(name)
+    )
 
     def broken(code: int) -> None:
         def fault(handler: Handler) -> bool:

@@ -1,8 +1,8 @@
 import pytest
 
-from launcher.job import load
-from launcher.yaml12 import reader
-from launcher.yaml12.reader import Document
+from jaxlaunch.launcher.job import load
+from jaxlaunch.launcher.yaml12 import reader
+from jaxlaunch.launcher.yaml12.reader import Document
 
 
 def read(text: str) -> Document:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from launcher.yaml12 import reader, writer
+from jaxlaunch.launcher.yaml12 import reader, writer
 
 TRICKY = [
     "no",

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxlaunch.trainer.adapters import peft
+from jaxlaunch.trainer.parallel import mesh
+from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.step.train_step import Step, TrainState
+from jaxlaunch.trainer.tasks.lm import NextToken
 from tests.trainer import references
-from trainer.adapters import peft
-from trainer.parallel import mesh
-from trainer.spec import TrainSpec
-from trainer.step.train_step import Step, TrainState
-from trainer.tasks.lm import NextToken
 
 BASES = {"lora_qwen2_tiny": "qwen2_tiny", "lora_qwen3_tiny_rs": "qwen3_tiny"}
 STEPS = 20

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from jaxlaunch.trainer.adapters import merged as merge
+from jaxlaunch.trainer.adapters import peft
+from jaxlaunch.trainer.checkpoint.store import Store
+from jaxlaunch.trainer.errors import CheckpointError, SpecError
+from jaxlaunch.trainer.export import export
+from jaxlaunch.trainer.generate.loaded import load
+from jaxlaunch.trainer.huggingface.tensors import Files
+from jaxlaunch.trainer.numerics import memory
+from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.step.train_step import Step, TrainState
 from tests.trainer import references
 from tests.trainer.adapters import folders
 from tests.trainer.generate.generators import one_device
-from trainer.adapters import merged as merge
-from trainer.adapters import peft
-from trainer.checkpoint.store import Store
-from trainer.errors import CheckpointError, SpecError
-from trainer.export import export
-from trainer.generate.loaded import load
-from trainer.huggingface.tensors import Files
-from trainer.numerics import memory
-from trainer.spec import TrainSpec
-from trainer.step.train_step import Step, TrainState
 
 CASES = tuple(folders.BASES)
 GRADIENT = 1e-5  # of its greatest element, and 1e-7: how far a gradient may be from peft's

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer import plan, spec
+from jaxlaunch.trainer.adapters import targets
+from jaxlaunch.trainer.adapters.kernel import frozen_product, quantized
+from jaxlaunch.trainer.numerics import flops, memory
+from jaxlaunch.trainer.optim.optimizers import muon_axes
+from jaxlaunch.trainer.plan import Plan
+from jaxlaunch.trainer.tasks.lm import NextToken
 from tests.trainer import references, tiny
 from tests.trainer.adapters import folders
-from trainer import plan, spec
-from trainer.adapters import targets
-from trainer.adapters.kernel import frozen_product, quantized
-from trainer.numerics import flops, memory
-from trainer.optim.optimizers import muon_axes
-from trainer.plan import Plan
-from trainer.tasks.lm import NextToken
 
 CASE = "lora_qwen2_tiny"
 

@@ -14,19 +14,19 @@ import pydantic
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jaxlaunch import contract
+from jaxlaunch.trainer.adapters import base, peft
+from jaxlaunch.trainer.checkpoint.store import Store
+from jaxlaunch.trainer.distributed import Stop
+from jaxlaunch.trainer.errors import CheckpointError, SpecError
+from jaxlaunch.trainer.huggingface import load
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.preflight import changes
+from jaxlaunch.trainer.spec import Lora
+from jaxlaunch.trainer.tasks.lm import NextToken
+from jaxlaunch.trainer.train import Place, Run
 from tests.trainer import references, tiny
 from tests.trainer.adapters import folders
-from trainer import contract
-from trainer.adapters import base, peft
-from trainer.checkpoint.store import Store
-from trainer.distributed import Stop
-from trainer.errors import CheckpointError, SpecError
-from trainer.huggingface import load
-from trainer.metrics.progress import Progress
-from trainer.preflight import changes
-from trainer.spec import Lora
-from trainer.tasks.lm import NextToken
-from trainer.train import Place, Run
 
 CASE = "lora_qwen2_tiny"
 

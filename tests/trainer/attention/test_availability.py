@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
+from jaxlaunch.trainer import plan, spec
+from jaxlaunch.trainer.attention import availability, implementations, splash
+from jaxlaunch.trainer.attention.availability import Accelerator, for_plan, why_unavailable, with_fallback
+from jaxlaunch.trainer.parallel import mesh
+from jaxlaunch.trainer.plan import Plan
+from jaxlaunch.trainer.step.train_step import Step
 from tests.trainer import tiny
-from trainer import plan, spec
-from trainer.attention import availability, implementations, splash
-from trainer.attention.availability import Accelerator, for_plan, why_unavailable, with_fallback
-from trainer.parallel import mesh
-from trainer.plan import Plan
-from trainer.step.train_step import Step
 
-LM = "trainer.tasks.lm:NextToken"
+LM = "lm"
 DECODER = {"kind": "decoder", "width": 256, "heads": 4, "layers": 1, "length": 256}
 
 

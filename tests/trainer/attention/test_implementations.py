@@ -19,12 +19,12 @@ from flax import nnx
 from jax import Array
 from jax._src.cudnn import fused_attention_stablehlo
 
-from trainer import spec
-from trainer.attention import implementations, splash, stand_in
-from trainer.attention.implementations import Keys, Visible, causal, full
-from trainer.errors import SpecError
-from trainer.parallel import mesh
-from trainer.tasks.lm import NextToken
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.attention import implementations, splash, stand_in
+from jaxlaunch.trainer.attention.implementations import Keys, Visible, causal, full
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.parallel import mesh
+from jaxlaunch.trainer.tasks.lm import NextToken
 
 HEADS, GROUPS, SIZE = 4, 2, 16
 SEEN: dict[str, Callable[[int], Visible]] = {
@@ -194,7 +194,7 @@ def test_a_row_that_is_filled_up_trains_without_an_array_of_all_pairs(
 ) -> None:
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
     task, model = NextToken(), {"kind": "decoder", "layers": 1, "width": 64, "heads": 4, "vocab": 32, "length": 48}
-    train = spec.TrainSpec(task="trainer.tasks.lm:NextToken", model=model, attention="cudnn")
+    train = spec.TrainSpec(task="lm", model=model, attention="cudnn")
     graph, params = nnx.split(task.model(train, nnx.Rngs(0)))
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     row = task.example({"tokens": np.arange(49) % 32, **said})

@@ -8,8 +8,8 @@ import pytest
 import urllib3
 from PIL import UnidentifiedImageError
 
-from trainer.buckets import faults
-from trainer.errors import DataError, StorageError
+from jaxlaunch.trainer.buckets import faults
+from jaxlaunch.trainer.errors import DataError, StorageError
 
 
 def client(name: str, module: str, **attributes: Any) -> Exception:

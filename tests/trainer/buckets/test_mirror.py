@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.buckets.mirror import Mirror
+from jaxlaunch.trainer.errors import StorageError
 from tests import bucket_server
 from tests.bucket_server import Bucket
-from trainer.buckets import remote
-from trainer.buckets.mirror import Mirror
-from trainer.errors import StorageError
 
 HOME = "runs-of-us/lm/.jaxlaunch"
 URL = f"gs://{HOME}"
@@ -102,7 +102,17 @@ def test_a_store_that_fails_is_a_storage_error_and_what_was_not_put_is_put_later
 
 def test_the_process_says_ready_and_puts_all_when_its_input_ends(bucket, tmp_path) -> None:
     put(bucket, **{"attempts.jsonl": "1\n"})
-    argv = [sys.executable, "-m", "trainer.buckets.mirror", URL, str(tmp_path), "--ranks", "0", "1", "--whole"]
+    argv = [
+        sys.executable,
+        "-m",
+        "jaxlaunch.trainer.buckets.mirror",
+        URL,
+        str(tmp_path),
+        "--ranks",
+        "0",
+        "1",
+        "--whole",
+    ]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdin is not None
         assert process.stdout.readline() == "ready\n" and files(tmp_path) == {"attempts.jsonl": "1\n"}
@@ -114,6 +124,15 @@ def test_the_process_says_ready_and_puts_all_when_its_input_ends(bucket, tmp_pat
 
 
 def test_a_url_of_another_kind_is_one_sentence(tmp_path) -> None:
-    argv = [sys.executable, "-m", "trainer.buckets.mirror", "http://host/x", str(tmp_path), "--ranks", "0", "1"]
+    argv = [
+        sys.executable,
+        "-m",
+        "jaxlaunch.trainer.buckets.mirror",
+        "http://host/x",
+        str(tmp_path),
+        "--ranks",
+        "0",
+        "1",
+    ]
     done = subprocess.run(argv, input="", capture_output=True, text=True)
     assert done.returncode == 84 and "http://host/x" in done.stdout and not done.stderr

@@ -12,9 +12,9 @@ import jax
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)
 
+from jaxlaunch.trainer.checkpoint.store import Store  # noqa: E402
+from jaxlaunch.trainer.errors import StorageError  # noqa: E402
 from tests.trainer.checkpoint.state import mesh, state  # noqa: E402 (devices are counted first)
-from trainer.checkpoint.store import Store  # noqa: E402
-from trainer.errors import StorageError  # noqa: E402
 
 store = Store(sys.argv[1], keep=3, uid="run-a", note=print)
 store.claim()

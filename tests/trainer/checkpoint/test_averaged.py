@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer.checkpoint import reader
+from jaxlaunch.trainer.checkpoint.averaged import averaged
+from jaxlaunch.trainer.checkpoint.store import Store
+from jaxlaunch.trainer.errors import CheckpointError
 from tests.trainer.tiny import Digits, compiled
-from trainer.checkpoint import reader
-from trainer.checkpoint.averaged import averaged
-from trainer.checkpoint.store import Store
-from trainer.errors import CheckpointError
 
 
 def test_the_average_and_the_best_step_are_read(tmp_path: Path) -> None:

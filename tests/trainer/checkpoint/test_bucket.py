@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer.checkpoint import reader
+from jaxlaunch.trainer.checkpoint.manifest import NAME
+from jaxlaunch.trainer.checkpoint.store import Store
+from jaxlaunch.trainer.errors import CheckpointError
 from tests import bucket_server
 from tests.bucket_server import Bucket
 from tests.trainer.checkpoint.state import abstract, mesh, same, state
-from trainer.checkpoint import reader
-from trainer.checkpoint.manifest import NAME
-from trainer.checkpoint.store import Store
-from trainer.errors import CheckpointError
 
 INSIDE = "bucket/runs/lm/checkpoints/"
 

@@ -8,9 +8,9 @@ import random
 import pytest
 from etils import epath
 
+from jaxlaunch.trainer.checkpoint import begun, manifest
+from jaxlaunch.trainer.checkpoint.manifest import Damaged, Entry, Manifest
 from tests import mutate
-from trainer.checkpoint import begun, manifest
-from trainer.checkpoint.manifest import Damaged, Entry, Manifest
 
 
 @pytest.fixture

@@ -10,16 +10,16 @@ import time
 import pytest
 from etils import epath
 
+from jaxlaunch.trainer.checkpoint import owner
+from jaxlaunch.trainer.checkpoint.manifest import replace
+from jaxlaunch.trainer.checkpoint.owner import Owner
+from jaxlaunch.trainer.errors import CheckpointError
 from tests.found import shows
-from trainer.checkpoint import owner
-from trainer.checkpoint.manifest import replace
-from trainer.checkpoint.owner import Owner
-from trainer.errors import CheckpointError
 
 HOLD = """
 import sys
 from etils import epath
-from trainer.checkpoint.owner import Owner
+from jaxlaunch.trainer.checkpoint.owner import Owner
 Owner(epath.Path(sys.argv[1]), "run-other").claim()
 print("claimed", flush=True)
 sys.stdin.read()

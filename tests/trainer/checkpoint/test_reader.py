@@ -3,9 +3,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.checkpoint import arrays, manifest, reader
-from trainer.checkpoint.store import Store
-from trainer.errors import CheckpointError, StorageError
+from jaxlaunch.trainer.checkpoint import arrays, manifest, reader
+from jaxlaunch.trainer.checkpoint.store import Store
+from jaxlaunch.trainer.errors import CheckpointError, StorageError
 
 FLAT = {"a.kernel": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.ones(2, np.float32)}
 

@@ -16,16 +16,16 @@ import pytest
 from etils import epath
 from jax.sharding import Mesh
 
+from jaxlaunch.trainer.checkpoint import manifest, owner
+from jaxlaunch.trainer.checkpoint.arrays import Arrays, first_difference
+from jaxlaunch.trainer.checkpoint.owner import NAME as OWNER
+from jaxlaunch.trainer.checkpoint.owner import Owner
+from jaxlaunch.trainer.checkpoint.store import Store
+from jaxlaunch.trainer.errors import CheckpointError, StorageError
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.train import Run
 from tests.found import shows
 from tests.trainer.checkpoint.state import abstract, mesh, same, state
-from trainer.checkpoint import manifest, owner
-from trainer.checkpoint.arrays import Arrays, first_difference
-from trainer.checkpoint.owner import NAME as OWNER
-from trainer.checkpoint.owner import Owner
-from trainer.checkpoint.store import Store
-from trainer.errors import CheckpointError, StorageError
-from trainer.metrics.progress import Progress
-from trainer.train import Run
 
 HERE = Path(__file__).parent
 

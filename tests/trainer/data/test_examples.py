@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer.data import draws
+from jaxlaunch.trainer.data import examples as module
+from jaxlaunch.trainer.data.examples import Examples, Reading, Unusable
+from jaxlaunch.trainer.errors import DataError, StorageError
 from tests.found import shows
-from trainer.data import draws
-from trainer.data import examples as module
-from trainer.data.examples import Examples, Reading, Unusable
-from trainer.errors import DataError, StorageError
 
 
 class Listed:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from trainer.data import order
+from jaxlaunch.trainer.data import order
 
 
 def all_indexes(length: int, *, epochs: int = 1, seed: int = 0, shuffle: bool = True) -> list[int]:

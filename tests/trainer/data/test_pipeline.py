@@ -4,9 +4,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.data.pipeline import Evaluation, Pipeline
-from trainer.errors import DataError
-from trainer.step.dispatch import spans
+from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
+from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.step.dispatch import spans
 
 
 class Numbers:

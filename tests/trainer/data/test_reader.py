@@ -6,9 +6,9 @@ import threading
 import numpy as np
 import pytest
 
-from trainer.data import reader
-from trainer.data.examples import Batch
-from trainer.errors import DataError
+from jaxlaunch.trainer.data import reader
+from jaxlaunch.trainer.data.examples import Batch
+from jaxlaunch.trainer.errors import DataError
 
 ENDLESS = 2**40
 
@@ -79,8 +79,8 @@ def test_what_reading_raises_comes_out_unchanged_where_its_batch_is_drawn(thread
 def test_an_interpreter_that_leaves_while_batches_are_read_ahead_leaves_in_silence() -> None:
     script = """
 import numpy as np
-from trainer.data.prefetch import Prefetcher
-from trainer.data import reader
+from jaxlaunch.trainer.data.prefetch import Prefetcher
+from jaxlaunch.trainer.data import reader
 read = lambda step, rows: {"x": np.zeros(len(rows))}
 batches = Prefetcher(reader.iterate(read, range(2**40), range(8), threads=2), ahead=2)
 next(batches)

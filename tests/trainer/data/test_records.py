@@ -6,7 +6,7 @@ import pytest
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 from tensorflow_datasets.proto import tf_example_pb2
 
-from trainer.data import records
+from jaxlaunch.trainer.data import records
 
 
 @pytest.mark.parametrize(

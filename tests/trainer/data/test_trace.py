@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from trainer.data.trace import Trace
+from jaxlaunch.trainer.data.trace import Trace
 
 
 def lines(folder: Path, process: int) -> list[dict[str, object]]:

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.data import workers
-from trainer.data.examples import Batch
-from trainer.data.pipeline import Evaluation, Pipeline
-from trainer.data.sources.torch import MapStyle, source
-from trainer.errors import DataError, SpecError, StorageError
+from jaxlaunch.trainer.data import workers
+from jaxlaunch.trainer.data.examples import Batch
+from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
+from jaxlaunch.trainer.data.sources.torch import MapStyle, source
+from jaxlaunch.trainer.errors import DataError, SpecError, StorageError
 
 COUNT, BATCH, STEPS = 48, 16, 9  # three epochs
 
@@ -211,9 +211,9 @@ def test_what_ends_a_read_is_told_with_the_example_and_how(
 def test_processes_that_read_are_gone_when_the_trainer_is_killed(theirs: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from trainer.data.messages import Draws, Request\n"
-        "from trainer.data.workers import Workers\n"
-        "opener = 'trainer.data.sources.torch:source'\n"
+        "from jaxlaunch.trainer.data.messages import Draws, Request\n"
+        "from jaxlaunch.trainer.data.workers import Workers\n"
+        "opener = 'jaxlaunch.trainer.data.sources.torch:source'\n"
         "args = ('their_items:Hanging', {'at': 0})\n"
         "Workers(1).items(Request(opener, args, Draws(0, 0, False, False), [0], [0]))\n"
     )
@@ -227,7 +227,10 @@ def test_processes_that_read_are_gone_when_the_trainer_is_killed(theirs: Path) -
 
 
 def test_a_process_that_reads_imports_neither_jax_nor_grain(theirs: Path) -> None:
-    program = "import sys, trainer.data.worker, trainer.data.sources.torch\nprint({'jax', 'grain'} & set(sys.modules))"
+    program = (
+        "import sys; from jaxlaunch.trainer.data import worker; from jaxlaunch.trainer.data.sources import torch\n"
+        "print({'jax', 'grain'} & set(sys.modules))"
+    )
     assert subprocess.check_output([sys.executable, "-c", program]) == b"set()\n"
 
 

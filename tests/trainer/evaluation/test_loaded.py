@@ -13,19 +13,19 @@ import pytest
 import yaml
 
 import jaxlaunch
-from launcher.local import run_folders, trainer_process
+from jaxlaunch import contract
+from jaxlaunch.launcher.local import run_folders, trainer_process
+from jaxlaunch.trainer.distributed import Stop
+from jaxlaunch.trainer.errors import CheckpointError
+from jaxlaunch.trainer.evaluation import __main__ as program
+from jaxlaunch.trainer.evaluation import loaded as evaluated
+from jaxlaunch.trainer.huggingface import folder as folders
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.process import read_spec
+from jaxlaunch.trainer.spec import DPO, LM
+from jaxlaunch.trainer.train import Place, Run
 from tests.launcher.invoke import launcher
 from tests.trainer import references
-from trainer import contract
-from trainer.distributed import Stop
-from trainer.errors import CheckpointError
-from trainer.evaluation import __main__ as program
-from trainer.evaluation import loaded as evaluated
-from trainer.huggingface import folder as folders
-from trainer.metrics.progress import Progress
-from trainer.process import read_spec
-from trainer.spec import DPO, LM
-from trainer.train import Place, Run
 
 PAIRS = Path(__file__).parents[3] / "examples" / "preferences.jsonl"
 DECODER = {"kind": "decoder", "layers": 1, "width": 16, "heads": 2, "vocab": 256, "length": 31}
@@ -77,7 +77,7 @@ def test_the_command_finds_what_a_language_model_s_run_logged(
 ) -> None:
     def here(module: str, *arguments: str, environ: Mapping[str, str]) -> Any:
         """The program in this process."""
-        assert module == "trainer.evaluation"
+        assert module == "jaxlaunch.trainer.evaluation"
         monkeypatch.setenv(contract.TRAIN_SPEC, environ[contract.TRAIN_SPEC])
         monkeypatch.setattr(sys, "argv", [module, *arguments])
         capsys.readouterr()

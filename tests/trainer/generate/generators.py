@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer import spec
-from trainer.generate.generator import Generator
-from trainer.generate.network import Network
-from trainer.parallel import mesh
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.generate.generator import Generator
+from jaxlaunch.trainer.generate.network import Network
+from jaxlaunch.trainer.parallel import mesh
 
 
 def drawn(network: Network, seed: int = 0, deviation: float = 0.3) -> dict[str, Any]:

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.generate.choose import Sampling
 from tests.trainer.generate.generators import generator
-from trainer import spec
-from trainer.generate.choose import Sampling
 
 SMALL = spec.Decoder(layers=1, width=16, heads=2, hidden=16, vocab=5, length=8)
 LONGEST, PROMPTS = 3, [[1, 2, 3], [4]]

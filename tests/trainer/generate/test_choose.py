@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.attention.implementations import UNSEEN
-from trainer.errors import SpecError
-from trainer.generate.choose import Sampling, _cut
+from jaxlaunch.trainer.attention.implementations import UNSEEN
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.generate.choose import Sampling, _cut
 
 LOGITS = np.log(np.array([[0.1, 0.4, 0.2, 0.3]], np.float32))
 

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.generate.choose import Sampling
+from jaxlaunch.trainer.generate.generator import Sample
 from tests.trainer.generate.generators import bytes_model, generator
 from tests.trainer.tiny import DECODER, EXPERTS, GPT2, WIDE
-from trainer import spec
-from trainer.errors import SpecError
-from trainer.generate.choose import Sampling
-from trainer.generate.generator import Sample
 
 ROWS = [[5, 1, 3, 9, 2, 7, 4, 6, 8], [3, 30], [11, 12, 13, 14, 15]]
 LONG = 24  # tokens behind the prompts: beyond WIDE's window of 6

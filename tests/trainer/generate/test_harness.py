@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.generate import harness
+from jaxlaunch.trainer.generate.loaded import Loaded
+from jaxlaunch.trainer.generate.tokenizers import Bytes
 from tests.trainer.generate.generators import bytes_model, generator
 from tests.trainer.tiny import DECODER
-from trainer.errors import SpecError
-from trainer.generate import harness
-from trainer.generate.loaded import Loaded
-from trainer.generate.tokenizers import Bytes
 
 
 class LM(abc.ABC):

@@ -12,16 +12,17 @@ import pytest
 from etils import epath
 
 import jaxlaunch
+from jaxlaunch import contract
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.checkpoint import carried
+from jaxlaunch.trainer.checkpoint.store import Store
+from jaxlaunch.trainer.errors import CheckpointError, SpecError
+from jaxlaunch.trainer.generate import __main__ as program
+from jaxlaunch.trainer.generate import tokenizers
+from jaxlaunch.trainer.generate.choose import Sampling
+from jaxlaunch.trainer.huggingface import save, special
 from tests.trainer.generate.generators import bytes_model, one_device
 from tests.trainer.text import corpora
-from trainer import contract, spec
-from trainer.checkpoint import carried
-from trainer.checkpoint.store import Store
-from trainer.errors import CheckpointError, SpecError
-from trainer.generate import __main__ as program
-from trainer.generate import tokenizers
-from trainer.generate.choose import Sampling
-from trainer.huggingface import save, special
 
 RECORDED = {"data": {"source": "text", "tokenizer": "bytes"}, "mesh": {"dp": 2, "fsdp": 1, "mp": 1, "dcn": {}}}
 
@@ -161,7 +162,7 @@ def test_what_cannot_be_loaded_is_refused(trained: Path, exported: Path, tmp_pat
 
 def said(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, list[Any]]:
     """The code, and the JSON objects on stdout or the lines on stderr of a refusal."""
-    monkeypatch.setattr(sys, "argv", ["trainer.generate", *arguments])
+    monkeypatch.setattr(sys, "argv", ["jaxlaunch.trainer.generate", *arguments])
     code = program.main()
     out, err = capfd.readouterr()
     return code, err.splitlines() if code else list(map(json.loads, out.splitlines()))
@@ -202,9 +203,9 @@ def test_what_cannot_be_sampled_is_a_sentence(
 
 
 def test_samples_of_a_training_are_checked_before_its_first_step() -> None:
-    from trainer.generate.samples import Samples
+    from jaxlaunch.trainer.generate.samples import Samples
 
-    keys = {"task": "trainer.tasks.lm:NextToken", "model": {"kind": "decoder", "vocab": 300, "length": 16}}
+    keys = {"task": "lm", "model": {"kind": "decoder", "vocab": 300, "length": 16}}
     train = spec.TrainSpec(**keys)
     for model, prompts, says in (
         (train.model, ["def "], "train.eval.samples: 'def ' is text, and train.data has no tokenizer; give token ids"),

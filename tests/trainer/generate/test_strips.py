@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer.generate import strips
 from tests.trainer.generate.generators import drawn, generator
 from tests.trainer.tiny import DECODER, EXPERTS, GPT2
-from trainer.generate import strips
 
 
 @pytest.mark.parametrize("rows", [1, 3, strips.FEW, strips.FEW + 1])

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.generate.loaded import Loaded, load
+from jaxlaunch.trainer.huggingface import save
 from tests import environments, needs
 from tests.trainer.generate.generators import one_device
 from tests.trainer.references import folder, step, tensors, train_spec
-from trainer import spec
-from trainer.generate.loaded import Loaded, load
-from trainer.huggingface import save
 
 FAMILIES = (
     "llama_tiny",

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.architectures import PRESETS
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.huggingface import described
+from jaxlaunch.trainer.huggingface.families import FAMILIES
+from jaxlaunch.trainer.huggingface.folder import resolved
+from jaxlaunch.trainer.spec import CLASSIFY, LM, TrainSpec
 from tests.trainer.references import config
-from trainer import spec
-from trainer.architectures import PRESETS
-from trainer.errors import SpecError
-from trainer.huggingface import described
-from trainer.huggingface.families import FAMILIES
-from trainer.huggingface.folder import resolved
-from trainer.spec import CLASSIFY, LM, TrainSpec
 
 DECODERS = ["llama3_tiny", "qwen2_tiny", "qwen3_tiny", "mistral_tiny", "gemma2_tiny", "gemma3_tiny", "olmo2_tiny"]
 DECODERS += ["mixtral_tiny", "mixtral_tiny_aux", "qwen3_moe_tiny"]

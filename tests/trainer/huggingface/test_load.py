@@ -8,12 +8,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from safetensors.numpy import save as save_one
 
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.huggingface import save
+from jaxlaunch.trainer.huggingface.tensors import INDEX, Files
 from tests import bucket_server
 from tests.trainer import peaks, references
 from tests.trainer.references import folder, step, tensors, train_spec
-from trainer.errors import SpecError
-from trainer.huggingface import save
-from trainer.huggingface.tensors import INDEX, Files
 
 CASES = ["llama_tiny", "llama3_tiny", "gpt2_tiny", "vit_tiny", "qwen2_tiny", "gemma3_tiny", "olmo2_tiny"]
 CASES += ["mixtral_tiny", "qwen3_moe_tiny"]
@@ -64,10 +64,10 @@ def test_bfloat16_files_are_read_and_written(case: str, tmp_path: Path) -> None:
 STEP = """
 import json
 import jax
-from trainer import spec
-from trainer.parallel import mesh
-from trainer.step.train_step import Step
-from trainer.tasks.lm import NextToken
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.parallel import mesh
+from jaxlaunch.trainer.step.train_step import Step
+from jaxlaunch.trainer.tasks.lm import NextToken
 model = spec.GPT2(**json.loads(sys.argv[1]) | {"init_from": sys.argv[2]})
 train = spec.TrainSpec(task="tests:Tiny", model=model, optimizer={"name": "sgd"})  # the state is the parameters
 step = Step(NextToken(), train, mesh.build(train.mesh, jax.devices()), 1)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from jaxlaunch.trainer.huggingface import save
+from jaxlaunch.trainer.step.train_step import TrainState
 from tests.trainer import references
 from tests.trainer.references import MODELS, batch, folder, logits, step, tensors, train_spec
-from trainer.huggingface import save
-from trainer.step.train_step import TrainState
 
 WITH_GRADIENTS = [case for case in MODELS if (references.FIXTURES / case / "grads.safetensors").exists()]
 

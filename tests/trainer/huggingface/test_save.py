@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.huggingface import described, save
+from jaxlaunch.trainer.huggingface.tensors import INDEX
 from tests.trainer import made_up, peaks
 from tests.trainer.huggingface.test_load import equal, written
 from tests.trainer.references import folder, step, tensors, train_spec
-from trainer import spec
-from trainer.errors import SpecError
-from trainer.huggingface import described, save
-from trainer.huggingface.tensors import INDEX
 
 MODEL = train_spec("llama3_tiny", None).model
 

@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 
 import jaxlaunch
-from trainer.errors import CheckpointError, DataError, NotFiniteError, SpecError
+from jaxlaunch.trainer.errors import CheckpointError, DataError, NotFiniteError, SpecError
 
 pytestmark = pytest.mark.usefixtures("standard")
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import jaxlaunch
-from trainer.errors import DataError, SpecError
-from trainer.loop import step as steps
-from trainer.loop.words import is_theirs, place
+from jaxlaunch.trainer.errors import DataError, SpecError
+from jaxlaunch.trainer.loop import step as steps
+from jaxlaunch.trainer.loop.words import is_theirs, place
 
 pytestmark = pytest.mark.usefixtures("standard")
 

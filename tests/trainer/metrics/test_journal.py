@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trainer.metrics.journal import Journal, TensorBoard
+from jaxlaunch.trainer.metrics.journal import Journal, TensorBoard
 
 
 def read(path: pathlib.Path) -> list[dict[str, object]]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer import contract
-from trainer.metrics.progress import Progress
+from jaxlaunch import contract
+from jaxlaunch.trainer.metrics.progress import Progress
 
 
 class Pipe:

@@ -4,9 +4,9 @@ import subprocess
 
 import pytest
 
+from jaxlaunch import contract
+from jaxlaunch.trainer.metrics.prometheus import ROWS, Exporter, Histogram, Value
 from tests import needs
-from trainer import contract
-from trainer.metrics.prometheus import ROWS, Exporter, Histogram, Value
 
 
 def scrape(path: pathlib.Path) -> str:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import jax
 import pytest
 
-from trainer import contract
-from trainer.metrics.progress import Progress
-from trainer.metrics.prometheus import ROWS
-from trainer.metrics.recorder import Metrics, interval_line, short
+from jaxlaunch import contract
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.metrics.prometheus import ROWS
+from jaxlaunch.trainer.metrics.recorder import Metrics, interval_line, short
 
 
 class Loop:

@@ -1,8 +1,8 @@
 import json
 import math
 
-from trainer.metrics.watch import BestSteps, Patience, value_of
-from trainer.spec import Best, StopEarly
+from jaxlaunch.trainer.metrics.watch import BestSteps, Patience, value_of
+from jaxlaunch.trainer.spec import Best, StopEarly
 
 
 def seen(best: BestSteps, *values: float) -> list[int]:

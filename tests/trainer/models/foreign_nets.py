@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
+from jaxlaunch.trainer.models import custom
+from jaxlaunch.trainer.task import Loss
+from jaxlaunch.trainer.tasks.classify import Classify
 from tests.trainer import tiny
-from trainer.models import custom
-from trainer.task import Loss
-from trainer.tasks.classify import Classify
 
 
 class CNN(linen.Module):

@@ -3,9 +3,9 @@ from typing import Any
 import pytest
 from flax import nnx
 
-from trainer.errors import SpecError
-from trainer.models import custom
-from trainer.spec import TrainSpec
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.models import custom
+from jaxlaunch.trainer.spec import TrainSpec
 
 
 def build(kind: str, remat: str = "none", **keys: Any) -> nnx.Module:

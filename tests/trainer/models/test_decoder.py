@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.models.decoder import Decoder
+from jaxlaunch.trainer.models.layers import rope
+from jaxlaunch.trainer.models.options import ModelOptions
+from jaxlaunch.trainer.step.model_arrays import ModelArrays
 from tests.trainer.tiny import DECODER, WIDE, Counting, run
-from trainer import spec
-from trainer.models.decoder import Decoder
-from trainer.models.layers import rope
-from trainer.models.options import ModelOptions
-from trainer.step.model_arrays import ModelArrays
 
 TOKENS = np.random.default_rng(0).integers(0, 32, (2, 16))
 

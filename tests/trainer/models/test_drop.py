@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.models.layers import Drop
 from tests.trainer.tiny import Counting, Digits, build, compiled, run, trained
-from trainer import spec
-from trainer.models.layers import Drop
 
 GPT = spec.GPT2(layers=2, width=32, heads=4, vocab=32, length=16, dropout=0.1)
 

@@ -9,13 +9,13 @@ import pydantic
 import pytest
 from flax import nnx
 
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.models.decoder import ACTIVATIONS, Decoder
+from jaxlaunch.trainer.models.experts import LISTED, Experts, Mixture, Routed
+from jaxlaunch.trainer.parallel import dispatch
+from jaxlaunch.trainer.task import Loss
 from tests.trainer.tiny import DECODER, EXPERTS, ROWS, Counting, build, run
-from trainer import spec
-from trainer.errors import SpecError
-from trainer.models.decoder import ACTIVATIONS, Decoder
-from trainer.models.experts import LISTED, Experts, Mixture, Routed
-from trainer.parallel import dispatch
-from trainer.task import Loss
 
 MESHES: list[dict[str, int]] = [
     {"dp": 8},

@@ -10,15 +10,15 @@ import jax
 import numpy as np
 import pytest
 
+from jaxlaunch import contract
+from jaxlaunch.trainer.distributed import Stop
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.process import read_spec
+from jaxlaunch.trainer.step.train_step import Step
+from jaxlaunch.trainer.train import Place, Run
 from tests.trainer import tiny
 from tests.trainer.models import foreign_nets
-from trainer import contract
-from trainer.distributed import Stop
-from trainer.errors import SpecError
-from trainer.metrics.progress import Progress
-from trainer.process import read_spec
-from trainer.step.train_step import Step
-from trainer.train import Place, Run
 
 pytestmark = pytest.mark.usefixtures("standard")
 NETS = foreign_nets.__name__
@@ -72,7 +72,7 @@ def test_every_mesh_gives_the_losses_of_one_device(name: str) -> None:
 def test_a_run_resumes_to_the_bit_and_evaluates(name: str, tmp_path: Path) -> None:
     def run(folder: str, steps: int) -> list[dict[str, Any]]:
         train = {
-            "task": "trainer.tasks.classify:Classify",
+            "task": "classify",
             "model": {"kind": f"{NETS}:{name}"},
             "data": {"source": "synthetic", "examples": 64, "eval_examples": 24, "shape": [8, 8]},
             "batch": 16,

@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.models.gpt2 import GPT2
 from tests.trainer.tiny import Counting, run
-from trainer import spec
-from trainer.models.gpt2 import GPT2
 
 CONFIG = spec.GPT2(layers=2, width=32, heads=4, vocab=32, length=16)
 TOKENS = np.random.default_rng(0).integers(0, 32, (2, 16))

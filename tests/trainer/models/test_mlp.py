@@ -1,9 +1,9 @@
 import numpy as np
 from flax import nnx
 
-from trainer import spec
-from trainer.models.mlp import MLP
-from trainer.step.model_arrays import ModelArrays
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.models.mlp import MLP
+from jaxlaunch.trainer.step.model_arrays import ModelArrays
 
 IMAGES = np.random.default_rng(0).normal(size=(5, 4, 3)).astype(np.float32)
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.models.vit import ViT
+from jaxlaunch.trainer.tasks.classify import Classify
 from tests.trainer.tiny import Digits, run
-from trainer import spec
-from trainer.errors import SpecError
-from trainer.models.vit import ViT
-from trainer.tasks.classify import Classify
 
 CONFIG = spec.ViT(layers=2, width=32, heads=4, image=[28, 28], channels=1, patch=7)
 IMAGES = np.random.default_rng(0).normal(size=(3, 28, 28)).astype(np.float32)

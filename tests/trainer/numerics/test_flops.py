@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from trainer import spec
-from trainer.models.decoder import Decoder
-from trainer.models.gpt2 import GPT2
-from trainer.models.options import ModelOptions
-from trainer.models.vit import ViT
-from trainer.numerics import flops
-from trainer.step.model_arrays import ModelArrays
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.models.decoder import Decoder
+from jaxlaunch.trainer.models.gpt2 import GPT2
+from jaxlaunch.trainer.models.options import ModelOptions
+from jaxlaunch.trainer.models.vit import ViT
+from jaxlaunch.trainer.numerics import flops
+from jaxlaunch.trainer.step.model_arrays import ModelArrays
 
 X, W = jnp.ones((4, 8)), jnp.ones((8, 8))
 MATMUL = 2 * 4 * 8 * 8  # of X @ W

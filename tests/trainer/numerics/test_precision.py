@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.numerics import precision
-from trainer.spec import Policy
+from jaxlaunch.trainer.numerics import precision
+from jaxlaunch.trainer.spec import Policy
 
 FLOAT32, BFLOAT16, FLOAT16 = jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16")
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.models.decoder import Decoder
+from jaxlaunch.trainer.models.options import ModelOptions
+from jaxlaunch.trainer.numerics.remat import layer
+from jaxlaunch.trainer.step.model_arrays import ModelArrays
 from tests.trainer.tiny import DECODER, Counting, run
-from trainer.errors import SpecError
-from trainer.models.decoder import Decoder
-from trainer.models.options import ModelOptions
-from trainer.numerics.remat import layer
-from trainer.step.model_arrays import ModelArrays
 
 TOKENS = np.arange(128).reshape(8, 16) % 32
 

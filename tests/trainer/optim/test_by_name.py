@@ -8,12 +8,12 @@ import numpy as np
 import optax
 import pytest
 
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.numerics import memory
+from jaxlaunch.trainer.optim import optimizers, own, schedules
+from jaxlaunch.trainer.optim.optimizers import muon_axes
+from jaxlaunch.trainer.spec import OPTIMIZERS, Optimizer, Schedule
 from tests.trainer.tiny import Counting, Digits, build
-from trainer.errors import SpecError
-from trainer.numerics import memory
-from trainer.optim import optimizers, own, schedules
-from trainer.optim.optimizers import muon_axes
-from trainer.spec import OPTIMIZERS, Optimizer, Schedule
 
 MINE = "tests.gang.mine"
 STEPS = 3

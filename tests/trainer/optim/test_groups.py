@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import pytest
 
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.optim import groups, optimizers
+from jaxlaunch.trainer.spec import Optimizer, Schedule
 from tests.trainer.tiny import Digits, build, compiled
-from trainer.errors import SpecError
-from trainer.optim import groups, optimizers
-from trainer.spec import Optimizer, Schedule
 
 CONSTANT = Schedule(name="constant")
 STEPS = 20

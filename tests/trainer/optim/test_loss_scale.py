@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from jax import Array
 
+from jaxlaunch.trainer.optim import loss_scale, optimizers
+from jaxlaunch.trainer.optim.loss_scale import GROW_AFTER, LARGEST, SMALLEST, START, LossScale
+from jaxlaunch.trainer.task import Loss
 from tests.trainer.tiny import Counting, Digits, compiled, run
-from trainer.optim import loss_scale, optimizers
-from trainer.optim.loss_scale import GROW_AFTER, LARGEST, SMALLEST, START, LossScale
-from trainer.task import Loss
 
 
 def scale(value: float, sound: int = 0) -> LossScale:

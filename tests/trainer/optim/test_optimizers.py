@@ -15,8 +15,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file
 
-from trainer.optim import optimizers
-from trainer.spec import OPTIMIZERS, Optimizer, Schedule
+from jaxlaunch.trainer.optim import optimizers
+from jaxlaunch.trainer.spec import OPTIMIZERS, Optimizer, Schedule
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 DOCS = Path(__file__).parents[3] / "docs" / "optimizers.md"

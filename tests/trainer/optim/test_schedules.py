@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from trainer.errors import SpecError
-from trainer.optim import schedules
-from trainer.spec import Optimizer, Schedule
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.optim import schedules
+from jaxlaunch.trainer.spec import Optimizer, Schedule
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "schedules"
 DOCS = Path(__file__).parents[3] / "docs" / "optimizers.md"

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer import spec
 from tests.trainer.parallel import collectives
 from tests.trainer.parallel.collectives import Collective
 from tests.trainer.tiny import DECODER, EXPERTS, GPT2, VIT, Counting, Pictures, compiled
-from trainer import spec
 
 pytestmark = pytest.mark.usefixtures("named")
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax.experimental import mesh_utils
 
-from trainer import spec
-from trainer.contract import MESH_AXES
-from trainer.errors import SpecError
-from trainer.parallel import mesh
+from jaxlaunch.contract import MESH_AXES
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.parallel import mesh
 
 
 @dataclasses.dataclass(frozen=True)

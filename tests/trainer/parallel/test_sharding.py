@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 from jax import P
 
-from trainer import spec
-from trainer.errors import SpecError
-from trainer.parallel import mesh
-from trainer.parallel.sharding import by_path, constrain, state_sharding
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.parallel import mesh
+from jaxlaunch.trainer.parallel.sharding import by_path, constrain, state_sharding
 
 
 @pytest.fixture(scope="module")

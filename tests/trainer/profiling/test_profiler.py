@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.profiling import breakdown, kinds, profiler, xplane
+from jaxlaunch.trainer.profiling.breakdown import Op
+from jaxlaunch.trainer.profiling.profiler import KEPT, Profiler
+from jaxlaunch.trainer.spec import Profile
 from tests.trainer import tiny
-from trainer.metrics.progress import Progress
-from trainer.profiling import breakdown, kinds, profiler, xplane
-from trainer.profiling.breakdown import Op
-from trainer.profiling.profiler import KEPT, Profiler
-from trainer.spec import Profile
 
 PROGRAM = """HloModule jit__update
 

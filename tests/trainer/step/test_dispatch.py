@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer.step.dispatch import spans
 from tests.trainer.tiny import Counting, Digits, Pictures, compiled
-from trainer.step.dispatch import spans
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import pytest
 
-from trainer.step.executable import once
+from jaxlaunch.trainer.step.executable import once
 
 
 @pytest.mark.parametrize(("is_quick", "options"), [(False, {"xla_backend_optimization_level": 1}), (True, None)])

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.parallel import mesh
+from jaxlaunch.trainer.step.train_step import Step
+from jaxlaunch.trainer.tasks import losses
+from jaxlaunch.trainer.tasks.classify import Classify
+from jaxlaunch.trainer.tasks.lm import NextToken
 from tests.trainer import tiny
 from tests.trainer.tiny import DECODER, GPT2, VIT
-from trainer import spec
-from trainer.parallel import mesh
-from trainer.step.train_step import Step
-from trainer.tasks import losses
-from trainer.tasks.classify import Classify
-from trainer.tasks.lm import NextToken
 
 PARTS = {"smoothing": 0.1, "z": 1e-4}
 LABELLED = {"image": np.zeros((16, 16, 16), np.uint8), "label": np.zeros(16, np.int32)}

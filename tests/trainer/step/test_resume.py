@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from trainer import preflight
-from trainer.data.sources.open import open_source
-from trainer.metrics.progress import Progress
-from trainer.spec import LM, TrainSpec
-from trainer.step import resume
-from trainer.tasks.classify import Classify
-from trainer.train import Place, Run
+from jaxlaunch.trainer import preflight
+from jaxlaunch.trainer.data.sources.open import open_source
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.spec import LM, TrainSpec
+from jaxlaunch.trainer.step import resume
+from jaxlaunch.trainer.tasks.classify import Classify
+from jaxlaunch.trainer.train import Place, Run
 
-CLASSIFY = "trainer.tasks.classify:Classify"
+CLASSIFY = "classify"
 DATA = {"source": "synthetic", "examples": 64, "eval_examples": 8, "shape": [4, 4]}
 MLP = {"kind": "mlp", "layers": 1, "width": 8}
 

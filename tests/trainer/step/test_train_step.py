@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.step.executable import once
+from jaxlaunch.trainer.step.train_step import TrainState
+from jaxlaunch.trainer.task import Loss
 from tests.trainer.tiny import GPT2, Counting, Digits, MeanLoss, Pictures, build, compiled, run
-from trainer.errors import SpecError
-from trainer.step.executable import once
-from trainer.step.train_step import TrainState
-from trainer.task import Loss
 
 TASKS = {"mlp": Digits(), "decoder": Counting()}
 MODELS: dict[str, dict[str, Any]] = {"gpt2": {"model": GPT2}, "vit": {}}

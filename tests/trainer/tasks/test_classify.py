@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from trainer import spec as specs
-from trainer.data.examples import Examples, Reading
-from trainer.data.pipeline import Pipeline
-from trainer.errors import DataError, SpecError
-from trainer.models.mlp import MLP
-from trainer.models.options import ModelOptions
-from trainer.spec import TrainSpec
-from trainer.tasks.classify import Classify, standardized
+from jaxlaunch.trainer import spec as specs
+from jaxlaunch.trainer.data.examples import Examples, Reading
+from jaxlaunch.trainer.data.pipeline import Pipeline
+from jaxlaunch.trainer.errors import DataError, SpecError
+from jaxlaunch.trainer.models.mlp import MLP
+from jaxlaunch.trainer.models.options import ModelOptions
+from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.tasks.classify import Classify, standardized
 
-NAME = "trainer.tasks.classify:Classify"
+NAME = "classify"
 
 
 def test_the_model_has_the_shape_of_the_first_example() -> None:

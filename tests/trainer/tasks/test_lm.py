@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from trainer import spec as specs
-from trainer.data.pipeline import Pipeline
-from trainer.errors import DataError, SpecError
-from trainer.spec import TrainSpec
-from trainer.task import Loss
-from trainer.tasks import lm
-from trainer.tasks.lm import NextToken
+from jaxlaunch.trainer import spec as specs
+from jaxlaunch.trainer.data.pipeline import Pipeline
+from jaxlaunch.trainer.errors import DataError, SpecError
+from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.task import Loss
+from jaxlaunch.trainer.tasks import lm
+from jaxlaunch.trainer.tasks.lm import NextToken
 
-NAME = "trainer.tasks.lm:NextToken"
+NAME = "lm"
 
 
 def uniform(tokens_BL: jax.Array) -> jax.Array:

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.tasks import losses
+from jaxlaunch.trainer.tasks.losses import Options, cross_entropy, in_chunks
 from tests.trainer.tiny import Counting, build
-from trainer import spec
-from trainer.errors import SpecError
-from trainer.tasks import losses
-from trainer.tasks.losses import Options, cross_entropy, in_chunks
 
 LOGITS = np.random.default_rng(0).normal(size=(4, 3, 7)).astype(np.float32)
 LABELS = np.random.default_rng(1).integers(0, 7, (4, 3))

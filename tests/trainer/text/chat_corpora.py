@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from jaxlaunch.trainer.text import chats as templates
+from jaxlaunch.trainer.text import tokenizer
 from tests.trainer.text import corpora
-from trainer.text import chats as templates
-from trainer.text import tokenizer
 
 MARKS = "{% generation %}", "{% endgeneration %}"
 CHATML = """\

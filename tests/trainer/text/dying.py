@@ -1,4 +1,4 @@
-"""Work for the processes of `trainer.text.build`, which import it by name."""
+"""Work for the processes of `trainer/text/build`, which import it by name."""
 
 import os
 import signal

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxlaunch import contract
+from jaxlaunch.trainer.data.sources import array_record, packed
+from jaxlaunch.trainer.errors import DataError, SpecError, Stopped, StorageError
+from jaxlaunch.trainer.spec import LM, Text
+from jaxlaunch.trainer.text import build, digests, documents, parts, prepare, recipe, shards, tokenizer
 from tests.trainer.text import corpora, dying
-from trainer import contract
-from trainer.data.sources import array_record, packed
-from trainer.errors import DataError, SpecError, Stopped, StorageError
-from trainer.spec import LM, Text
-from trainer.text import build, digests, documents, parts, prepare, recipe, shards, tokenizer
 
 TEXTS = list(filter(None, corpora.texts(220, seed=3)))[:200]
 
@@ -170,7 +170,7 @@ def test_a_process_that_is_killed_leaves_what_the_next_goes_on_from(corpus: Path
     data = text(corpus, tmp_path / "killed")
     made = recipe.of(data, 32)
     folder = tmp_path / "killed" / made.address
-    command = [sys.executable, "-m", "trainer.text.build", str(folder), str(os.getpid())]
+    command = [sys.executable, "-m", "jaxlaunch.trainer.text.build", str(folder), str(os.getpid())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdin is not None
         process.stdin.write(made.to_json().encode())
@@ -310,7 +310,7 @@ def test_memory_is_that_of_a_bucket_and_each_part_is_read_once(
 @pytest.mark.parametrize("blocks", [2, 80])  # of 512 bytes: a part's file, a shard's, which another library writes
 def test_a_disk_that_is_full_is_said_in_a_sentence(corpus: Path, tmp_path: Path, blocks: int) -> None:
     made = recipe.of(text(corpus, tmp_path), 32)
-    command = [sys.executable, "-m", "trainer.text.build", str(tmp_path / made.address), str(os.getpid())]
+    command = [sys.executable, "-m", "jaxlaunch.trainer.text.build", str(tmp_path / made.address), str(os.getpid())]
     limited = ["sh", "-c", f'ulimit -f {blocks}; exec "$@"', "sh", *command]
     ended = subprocess.run(limited, input=made.to_json(), capture_output=True, text=True)
     said = json.loads(ended.stdout)
@@ -346,7 +346,8 @@ def test_one_that_is_killed_or_stopped_says_so(corpus: Path, tmp_path: Path, mon
 def test_a_signal_ends_it_at_once_with_a_sentence(corpus: Path, tmp_path: Path, number: int) -> None:
     made = recipe.of(text(corpus, tmp_path), 32)
     program = (
-        f"import os; from trainer.text import build, parts; parts.write = lambda *_: os.kill(os.getpid(), {number})\n"
+        "import os; from jaxlaunch.trainer.text import build, parts\n"
+        f"parts.write = lambda *_: os.kill(os.getpid(), {number})\n"
         "build.main()"
     )
     command = [sys.executable, "-c", program, str(tmp_path / made.address), str(os.getpid())]
@@ -412,7 +413,7 @@ def test_the_text_of_a_task_of_ours_is_prepared_before_the_processes_join(
 def test_two_at_once_do_not_disturb_each_other(corpus: Path, tmp_path: Path) -> None:
     made = recipe.of(text(corpus, tmp_path), 32)
     folder = tmp_path / made.address
-    command = [sys.executable, "-m", "trainer.text.build", str(folder), str(os.getpid())]
+    command = [sys.executable, "-m", "jaxlaunch.trainer.text.build", str(folder), str(os.getpid())]
     pipe = subprocess.PIPE
     both = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
     for process in both:

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from jaxlaunch.trainer.checkpoint import carried
+from jaxlaunch.trainer.errors import DataError, SpecError
+from jaxlaunch.trainer.spec import Mixture, Text
+from jaxlaunch.trainer.text import chats, documents, recipe, tokenizer
 from tests import environments, needs
 from tests.trainer.text import chat_corpora, corpora
 from tests.trainer.text.chat_corpora import CALLS, CHATML, TOOLS, llama
-from trainer.checkpoint import carried
-from trainer.errors import DataError, SpecError
-from trainer.spec import Mixture, Text
-from trainer.text import chats, documents, recipe, tokenizer
 
 FEW = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello \ud83d"}]
 

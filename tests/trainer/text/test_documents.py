@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.text import documents
 from tests.trainer.text import corpora
-from trainer.errors import DataError
-from trainer.text import documents
 
 TEXTS = corpora.texts(300, seed=2)
 

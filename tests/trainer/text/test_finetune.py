@@ -14,18 +14,18 @@ import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import jaxlaunch
+from jaxlaunch.trainer.data.sources import packed
+from jaxlaunch.trainer.export import export
+from jaxlaunch.trainer.huggingface import folder as weights
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.parallel import mesh
+from jaxlaunch.trainer.spec import Mesh, TrainSpec
+from jaxlaunch.trainer.tasks.lm import NextToken
+from jaxlaunch.trainer.text import build
+from jaxlaunch.trainer.train import Place, Run
 from tests import environments, needs
 from tests.trainer import references
 from tests.trainer.text import chat_corpora, corpora
-from trainer.data.sources import packed
-from trainer.export import export
-from trainer.huggingface import folder as weights
-from trainer.metrics.progress import Progress
-from trainer.parallel import mesh
-from trainer.spec import Mesh, TrainSpec
-from trainer.tasks.lm import NextToken
-from trainer.text import build
-from trainer.train import Place, Run
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 CASE, STEPS = "qwen2_tiny", 24

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from jaxlaunch.trainer.data.sources import packed
+from jaxlaunch.trainer.data.sources.share import Share
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.spec import LM, TrainSpec
+from jaxlaunch.trainer.tasks.lm import NextToken
+from jaxlaunch.trainer.text import build, tokenizer
+from jaxlaunch.trainer.train import Place, Run
 from tests.trainer.text import corpora
-from trainer.data.sources import packed
-from trainer.data.sources.share import Share
-from trainer.metrics.progress import Progress
-from trainer.spec import LM, TrainSpec
-from trainer.tasks.lm import NextToken
-from trainer.text import build, tokenizer
-from trainer.train import Place, Run
 
 LENGTH, BATCH = 48, 8
 PARTS = {name: list(filter(None, corpora.texts(count, seed=count))) for name, count in (("code", 60), ("web", 90))}

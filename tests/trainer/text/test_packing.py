@@ -3,8 +3,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from trainer.text import packing
-from trainer.text.packing import Row
+from jaxlaunch.trainer.text import packing
+from jaxlaunch.trainer.text.packing import Row
 
 PACKINGS = ("concat", "first-fit", "none")
 

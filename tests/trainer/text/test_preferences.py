@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from jaxlaunch.trainer import spec as specs
+from jaxlaunch.trainer.errors import DataError, SpecError
+from jaxlaunch.trainer.spec import DPO, LM, Text, TrainSpec
+from jaxlaunch.trainer.tasks.dpo import Preference
+from jaxlaunch.trainer.text import preferences, tokenizer
 from tests.trainer.text import chat_corpora, corpora
-from trainer import spec as specs
-from trainer.errors import DataError, SpecError
-from trainer.spec import DPO, LM, Text, TrainSpec
-from trainer.tasks.dpo import Preference
-from trainer.text import preferences, tokenizer
 
 LENGTH = 127
 ASK = [{"role": "user", "content": "Is it?"}]
@@ -158,8 +158,8 @@ def test_messages_need_a_template_and_files_of_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "keys", "words"),
     [
-        (LM, {}, "format: preference has pairs of texts, which the task trainer.tasks.dpo:Preference trains on"),
-        (DPO, {"format": "text"}, "has no pairs of texts, which trainer.tasks.dpo:Preference trains on; give source"),
+        (LM, {}, "format: preference has pairs of texts, which the task dpo trains on"),
+        (DPO, {"format": "text"}, "has no pairs of texts, which dpo trains on; give source"),
         (DPO, {"packing": "none"}, "packing is not of format: preference, whose rows have chosen and rejected"),
         (DPO, {"field": "chosen"}, "field is not of format: preference"),
     ],

@@ -3,12 +3,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from jaxlaunch.trainer.checkpoint import carried
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.text import tokenizer
+from jaxlaunch.trainer.text.documents import decoded
 from tests.trainer.text import corpora
 from tests.trainer.text.corpora import BEGIN, END
-from trainer.checkpoint import carried
-from trainer.errors import SpecError
-from trainer.text import tokenizer
-from trainer.text.documents import decoded
 
 TEXTS = corpora.texts(2000, seed=1) + ["", " ", END, f"a{END}b", decoded(b"caf\xe9 \xff\xfe\xf0\x9f ok").text]
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from jaxlaunch import contract
+from jaxlaunch.trainer import process
+from jaxlaunch.trainer.data.pipeline import Pipeline
+from jaxlaunch.trainer.data.sources import packed
+from jaxlaunch.trainer.text import build
+from jaxlaunch.trainer.train import batch_check
 from tests.trainer.text import corpora, wrong_data
 from tests.trainer.text.wrong_data import CASES, Case, rows
-from trainer import contract, process
-from trainer.data.pipeline import Pipeline
-from trainer.data.sources import packed
-from trainer.text import build
-from trainer.train import batch_check
 
 
 @pytest.fixture(scope="module")

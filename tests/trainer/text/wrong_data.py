@@ -12,9 +12,9 @@ import pyarrow as pa
 from pyarrow import parquet
 from tokenizers import Tokenizer, models
 
+from jaxlaunch.trainer.data import records
 from tests.trainer.text import chat_corpora, corpora
 from tests.trainer.text.chat_corpora import CHATML, TOOLS
-from trainer.data import records
 
 Files = dict[str, bytes | Callable[[Path], Any]]
 
@@ -28,7 +28,7 @@ class Case(NamedTuple):
     data: dict[str, Any] = {}
     files: Files = {}
     model: dict[str, Any] = {}
-    task: str = "trainer.tasks.lm:NextToken"
+    task: str = "lm"
 
 
 def rows(*found: Any) -> bytes:
@@ -124,7 +124,7 @@ A = "a.jsonl, row "
 FEW = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 CHAT = {"format": "chat"}
 PAIR = {"prompt": "p", "chosen": "a", "rejected": "b"}
-DPO = "trainer.tasks.dpo:Preference"
+DPO = "dpo"
 PAIRS: dict[str, Any] = {"format": "preference", "tokenizer": "bytes"}
 MIX: dict[str, Any] = {"source": "mixture", "path": None, "tokenizer": "bytes"}
 
@@ -376,7 +376,7 @@ FILES = [
         "text for images",
         65,
         "has no image, which the task reads; it has mask",
-        task="trainer.tasks.classify:Classify",
+        task="classify",
     ),
     Case("token of another vocabulary", 65, "token 300", RECORDS, {"a.array_record": token_300}, {"vocab": 256}),
     raw("records that are none", "a.array_record", b"no records", "a.array_record")._replace(data=RECORDS),

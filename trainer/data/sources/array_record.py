@@ -1,4 +1,4 @@
-"""Files of array_record whose records are examples of type tf.train.Example, as trainer.data.records writes them."""
+"""Files of array_record whose records are examples of type tf.train.Example, as trainer/data/records writes them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, Literal
 from array_record.python import array_record_module
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-from trainer.buckets import faults
-from trainer.data import records
-from trainer.data.source import Source
-from trainer.data.sources import files
-from trainer.data.sources.share import Share
-from trainer.errors import DataError
-from trainer.spec import ArrayRecord
+from jaxlaunch.trainer.buckets import faults
+from jaxlaunch.trainer.data import records
+from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.data.sources import files
+from jaxlaunch.trainer.data.sources.share import Share
+from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.spec import ArrayRecord
 
 # One record at a time, in the thread that asks: handing it to array_record's own threads takes longer than reading it.
 READER = "readahead_buffer_size:0,max_parallelism:0"

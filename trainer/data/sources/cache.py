@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from trainer.buckets import remote
-from trainer.errors import DataError, StorageError
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.errors import DataError, StorageError
 
 BLOCK = 1 << 20  # bytes of a ranged read: a request takes as long as a few of them
 FREE = 0.1  # share of the disk that is left

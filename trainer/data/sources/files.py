@@ -12,9 +12,9 @@ import re
 import sysconfig
 from collections.abc import Callable, Sequence
 
-from trainer.buckets import remote
-from trainer.data.sources import cache
-from trainer.errors import DataError
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.data.sources import cache
+from jaxlaunch.trainer.errors import DataError
 
 STDLIB = "stdlib://"  # the running interpreter's own library: text that is on every machine
 FOREIGN = ("site-packages", "dist-packages")  # installed beside the standard library, not part of it
@@ -110,7 +110,7 @@ def digest(paths: Sequence[str]) -> str:
 
     The folder itself is left out: the same data may be mounted elsewhere on the next machine, or be in a bucket.
 
-    Of what `prepare` and preferences read trainer.text.digests hashes every byte. What this identifies is read in
+    Of what `prepare` and preferences read trainer/text/digests hashes every byte. What this identifies is read in
     place, may be terabytes, and has no folder in which all hosts could keep digests: each process would read it all at
     every start. Another digest would also refuse every run in progress, whose checkpoint has this one.
     """

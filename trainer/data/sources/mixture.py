@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data import order
-from trainer.data.order import Indexes
-from trainer.data.source import Source
-from trainer.errors import SpecError
+from jaxlaunch.trainer.data import order
+from jaxlaunch.trainer.data.order import Indexes
+from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.errors import SpecError
 
 BLOCKS = (1000, 10_000, 100_000)  # positions
 ROUNDED = 0.01  # share of a weight by which it may be rounded, where a larger block is to be had

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from trainer.buckets import faults
-from trainer.data.source import Source
-from trainer.errors import DataError, SpecError
-from trainer.spec import ArrayRecord, Data, Mixture, Synthetic, Text, Tfds, Torch, TrainSpec
+from jaxlaunch.trainer.buckets import faults
+from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.errors import DataError, SpecError
+from jaxlaunch.trainer.spec import ArrayRecord, Data, Mixture, Synthetic, Text, Tfds, Torch, TrainSpec
 
 BYTES = 256
 
@@ -32,7 +32,7 @@ def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | No
 
 def baselines(spec: TrainSpec, train: Source, held_out: Source | None) -> dict[str, float]:
     """Metrics of simpler models on the held-out data by name, reported beside those of the evaluation."""
-    from trainer.data.sources import text
+    from jaxlaunch.trainer.data.sources import text
 
     if isinstance(train, text.Stream) and isinstance(held_out, text.Stream) and getattr(spec.data, "bigram", False):
         return {"bigram_bits_per_byte": text.bigram_bits_per_byte(train, held_out)}
@@ -41,7 +41,7 @@ def baselines(spec: TrainSpec, train: Source, held_out: Source | None) -> dict[s
 
 def tokenizer_files(data: Data) -> Mapping[str, bytes]:
     """The files of the data's tokenizer by name, which checkpoints carry; none of bytes and of other data."""
-    from trainer.text import tokenizer
+    from jaxlaunch.trainer.text import tokenizer
 
     return tokenizer.load(data.tokenizer).files if isinstance(data, Text | Mixture) else {}
 
@@ -50,11 +50,11 @@ def _opened(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
     data = spec.data
     match data:
         case Tfds():
-            from trainer.data.sources import tfds
+            from jaxlaunch.trainer.data.sources import tfds
 
             return tfds.source(data, split)
         case ArrayRecord():
-            from trainer.data.sources import array_record
+            from jaxlaunch.trainer.data.sources import array_record
 
             return array_record.source(data, split)
         case Text():
@@ -62,7 +62,7 @@ def _opened(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
         case Mixture():
             return _mixture(spec, data, split)
         case Torch():
-            from trainer.data.sources import torch
+            from jaxlaunch.trainer.data.sources import torch
 
             if split == "train":
                 return torch.source(data.dataset, data.args, shuffle=data.shuffle, workers=data.workers)
@@ -76,8 +76,8 @@ def _opened(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
 
 def _text(spec: TrainSpec, data: Text, split: Literal["train", "eval"]) -> Source | None:
     """One stream of bytes, rows of documents that are prepared once, or pairs of texts."""
-    from trainer.data.sources import packed, text
-    from trainer.text import preferences, tokenizer
+    from jaxlaunch.trainer.data.sources import packed, text
+    from jaxlaunch.trainer.text import preferences, tokenizer
 
     length, vocab = _window(spec)
     tokenizer.fits(tokenizer.load(data.tokenizer), vocab)
@@ -88,7 +88,7 @@ def _text(spec: TrainSpec, data: Text, split: Literal["train", "eval"]) -> Sourc
 
 def _mixture(spec: TrainSpec, data: Mixture, split: Literal["train", "eval"]) -> Source | None:
     """The parts that have examples of the split; all of them count in an evaluation, where each comes once."""
-    from trainer.data.sources import mixture
+    from jaxlaunch.trainer.data.sources import mixture
 
     weights = {name: part.weight for name, part in data.parts.items()}
     texts = {name: part for name, part in data.texts().items() if weights[name] or split == "eval"}
@@ -99,7 +99,7 @@ def _mixture(spec: TrainSpec, data: Mixture, split: Literal["train", "eval"]) ->
 
 def _synthetic(spec: TrainSpec, data: Synthetic, split: Literal["train", "eval"]) -> Source | None:
     """Tokens for a model that has a length, images otherwise or when a shape is given."""
-    from trainer.data.sources import synthetic
+    from jaxlaunch.trainer.data.sources import synthetic
 
     # Evaluation goes on where training ends: other examples of the same kind.
     first, examples = (0, data.examples) if split == "train" else (data.examples, data.eval_examples)

@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainer.data.sources.array_record import Records
-from trainer.errors import DataError, SpecError, Stopped, StorageError, TrainerError
-from trainer.spec import Text
-from trainer.text import build, recipe, shards
-from trainer.text.recipe import INDEX, Recipe
+from jaxlaunch.trainer.data.sources.array_record import Records
+from jaxlaunch.trainer.errors import DataError, SpecError, Stopped, StorageError, TrainerError
+from jaxlaunch.trainer.spec import Text
+from jaxlaunch.trainer.text import build, recipe, shards
+from jaxlaunch.trainer.text.recipe import INDEX, Recipe
 
 KINDS: dict[int, type[TrainerError]] = {kind.code: kind for kind in (SpecError, DataError, StorageError, Stopped)}
 POLL_S = 0.2
@@ -52,7 +52,7 @@ def prepared(data: Text, made: Recipe, *, whole: bool = False, is_stopped: Asked
 def _build(made: Recipe, folder: Path, is_stopped: Asked = lambda: False) -> None:
     """In a process of its own: this one holds jax, of which a worker needs nothing."""
     print(f"preparing text: {made.tokenizer}, packing {made.packing}, in {folder}", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "trainer.text.build", str(folder), str(os.getpid())]
+    command = [sys.executable, "-m", "jaxlaunch.trainer.text.build", str(folder), str(os.getpid())]
     pipe = subprocess.PIPE
     told: str | None = made.to_json()
     said: str | None = None
@@ -75,7 +75,7 @@ def _build(made: Recipe, folder: Path, is_stopped: Asked = lambda: False) -> Non
             "memory is short: give it more, or fewer cores; what is complete is kept, and the next start resumes"
         )
     if code:
-        raise RuntimeError(f"trainer.text.build ended with {code}; what it said is above")
+        raise RuntimeError(f"jaxlaunch.trainer.text.build ended with {code}; what it said is above")
 
 
 class Packed:

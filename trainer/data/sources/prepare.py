@@ -23,10 +23,10 @@ from typing import Any, TextIO
 
 import tensorflow_datasets as tfds
 
-from trainer.buckets import faults
-from trainer.contract import nearest
-from trainer.data.sources.without_tensorflow import without_tensorflow
-from trainer.errors import DataError
+from jaxlaunch.contract import nearest
+from jaxlaunch.trainer.buckets import faults
+from jaxlaunch.trainer.data.sources.without_tensorflow import without_tensorflow
+from jaxlaunch.trainer.errors import DataError
 
 # Random access needs array_record; the builders' default, TFRecord, has none.
 FORMAT = "array_record"
@@ -57,7 +57,7 @@ def prepared(name: str, folder: str) -> Any:
 
 def _builder(name: str, folder: str) -> Any:
     if name == OURS:
-        from trainer.data.sources.digits.digits_dataset_builder import Builder
+        from jaxlaunch.trainer.data.sources.digits.digits_dataset_builder import Builder
 
         return Builder(data_dir=folder)
     try:

@@ -13,11 +13,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.sources import files
-from trainer.data.sources.share import Share
-from trainer.errors import DataError
-from trainer.spec import Text
-from trainer.text import documents
+from jaxlaunch.trainer.data.sources import files
+from jaxlaunch.trainer.data.sources.share import Share
+from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.spec import Text
+from jaxlaunch.trainer.text import documents
 
 VOCAB = 256
 CHUNK = 16 * 2**20  # bytes counted at once

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainer.data.sources.prepare import default_folder, prepared
-from trainer.errors import DataError
-from trainer.spec import Tfds
+from jaxlaunch.trainer.data.sources.prepare import default_folder, prepared
+from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.spec import Tfds
 
 SAMPLES = 16  # examples that go into the fingerprint
 

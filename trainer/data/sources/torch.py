@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from trainer import plugin
-from trainer.buckets import faults
-from trainer.data import draws
-from trainer.data.messages import Draws, Item, Request
-from trainer.data.workers import shared
-from trainer.errors import DataError, SpecError
-from trainer.plugin import load
+from jaxlaunch.trainer import plugin
+from jaxlaunch.trainer.buckets import faults
+from jaxlaunch.trainer.data import draws
+from jaxlaunch.trainer.data.messages import Draws, Item, Request
+from jaxlaunch.trainer.data.workers import shared
+from jaxlaunch.trainer.errors import DataError, SpecError
+from jaxlaunch.trainer.plugin import load
 
 
 def source(path: str, args: Mapping[str, Any], *, shuffle: bool = False, workers: int | None = 0) -> MapStyle:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.gang import config
-from trainer import contract
-from trainer.contract import AgentJob
+from jaxlaunch import contract
+from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.agent.gang import config
 
 ENVIRON = {
     contract.LEADER: "t-w-0-0.t:9401",

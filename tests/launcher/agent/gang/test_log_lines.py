@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.agent import write_termination_message
-from launcher.agent.gang import log_lines
-from launcher.agent.gang.verdict import Verdict, of_code
+from jaxlaunch.launcher.agent.agent import write_termination_message
+from jaxlaunch.launcher.agent.gang import log_lines
+from jaxlaunch.launcher.agent.gang.verdict import Verdict, of_code
 
 
 def test_a_line_is_read_as_it_was_written() -> None:

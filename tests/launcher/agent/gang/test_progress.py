@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.agent.gang.progress import Progress, phase_timeouts
+from jaxlaunch.launcher.agent.gang.progress import Progress, phase_timeouts
 
 DEFAULTS = phase_timeouts({})
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.gang.recorded import MAX_BYTES, Recorded
-from launcher.agent.gang.verdict import of_code
+from jaxlaunch.launcher.agent.gang.recorded import MAX_BYTES, Recorded
+from jaxlaunch.launcher.agent.gang.verdict import of_code
 
 FULL = Recorded(
     "1234",

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.gang.rendezvous import Hello, names, refusal
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.rendezvous import Hello, names, refusal
 
 LEADER = Hello(0, 2, "pod-0", "a", "node-7", {"python": "3.11.7", "jax": "0.10.2", "agent": "1"}, "f" * 64, 1, 9400)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.gang import reports
-from launcher.agent.gang.progress import Progress, Status
-from launcher.agent.gang.verdict import Event, Kind, decide, verdict_of
-from launcher.agent.io import wire
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang import reports
+from jaxlaunch.launcher.agent.gang.progress import Progress, Status
+from jaxlaunch.launcher.agent.gang.verdict import Event, Kind, decide, verdict_of
+from jaxlaunch.launcher.agent.io import wire
 
 VALUES: list[Any] = [None, True, 0, -1, 2**70, 1.5, "boom", "\udce9", [], ["x"], {}, {"step": "x"}, {"type": [{}]}]
 KEYS = [

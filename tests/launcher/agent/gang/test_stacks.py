@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.agent.gang import stacks
-from launcher.agent.gang.progress import Status
+from jaxlaunch.launcher.agent.gang import stacks
+from jaxlaunch.launcher.agent.gang.progress import Status
 
 DUMP = """Thread 0x00007f01 (most recent call first):
   File "/lib/python3/threading.py", line 320 in wait

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.gang.progress import Status
-from launcher.agent.gang.verdict import Event, Kind, decide, verdict_of
-from launcher.agent.leader.attempt import BARRIER_PATIENCE_S, STACKS_S, Attempt
+from jaxlaunch.launcher.agent.gang.progress import Status
+from jaxlaunch.launcher.agent.gang.verdict import Event, Kind, decide, verdict_of
+from jaxlaunch.launcher.agent.leader.attempt import BARRIER_PATIENCE_S, STACKS_S, Attempt
 
 GLOO = {"type": "ValueError", "message": "Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:4711"}
 STEPPING = Status(phase="step", step=20, stepped=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.gang import reports
+from jaxlaunch.launcher.agent.gang import reports
 
 NONE = {"note": "rank 0 wrote a line to the progress pipe that is not JSON"}
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.gang.config import Config
-from launcher.agent.host import environment
-from trainer import contract
-from trainer.contract import AgentJob
+from jaxlaunch import contract
+from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.host import environment
 
 
 def config(**fields: Any) -> Config:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.agent.host import ephemeral
-from trainer.contract import AgentJob
+from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.agent.host import ephemeral
 
 MIB = 2**20
 

@@ -11,13 +11,13 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from launcher.agent.gang import config
-from launcher.agent.gang.rendezvous import Hello
-from launcher.agent.gang.verdict import Kind
-from launcher.agent.host.member import CHALLENGE_S, RETRY_REFUSED_S, Member
-from launcher.agent.io import link
-from trainer import contract
-from trainer.contract import AgentJob
+from jaxlaunch import contract
+from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.agent.gang import config
+from jaxlaunch.launcher.agent.gang.rendezvous import Hello
+from jaxlaunch.launcher.agent.gang.verdict import Kind
+from jaxlaunch.launcher.agent.host.member import CHALLENGE_S, RETRY_REFUSED_S, Member
+from jaxlaunch.launcher.agent.io import link
 
 
 @pytest.fixture

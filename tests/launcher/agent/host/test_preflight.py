@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.host import preflight
-from launcher.agent.io import limits
-from trainer.contract import AgentJob
+from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.agent.host import preflight
+from jaxlaunch.launcher.agent.io import limits
 
 CPU = AgentJob("t")
 TPU = AgentJob("t", platform="tpu", accelerator="v5e")

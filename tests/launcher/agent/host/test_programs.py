@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from launcher.agent.host import programs
+from jaxlaunch.launcher.agent.host import programs
 from tests.gang.agents import eventually
 
 

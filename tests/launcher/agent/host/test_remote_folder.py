@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.agent.gang import config
-from launcher.agent.host import remote_folder
-from launcher.agent.host.remote_folder import RemoteFolder
-from launcher.agent.io.loop import Loop
-from trainer import contract
-from trainer.contract import AgentJob
+from jaxlaunch import contract
+from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.agent.gang import config
+from jaxlaunch.launcher.agent.host import remote_folder
+from jaxlaunch.launcher.agent.host.remote_folder import RemoteFolder
+from jaxlaunch.launcher.agent.io.loop import Loop
 
 
 @pytest.fixture

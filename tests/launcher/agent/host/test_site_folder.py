@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.agent.host.site_folder import SiteFolder
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.host.site_folder import SiteFolder
 
 COLLECTS = "import gc; print(gc.isenabled())"
 IN_A_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {COLLECTS!r}])"

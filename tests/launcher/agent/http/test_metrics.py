@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from launcher.agent.gang.progress import Progress, phase_timeouts
-from launcher.agent.http import metrics
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.progress import Progress, phase_timeouts
+from jaxlaunch.launcher.agent.http import metrics
 
 DEFAULTS = phase_timeouts({})
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.agent.host.profiles import Profiles
-from launcher.agent.http.server import MAX_CONNECTIONS, MetricsServer
-from launcher.agent.io.loop import Loop
+from jaxlaunch.launcher.agent.host.profiles import Profiles
+from jaxlaunch.launcher.agent.http.server import MAX_CONNECTIONS, MetricsServer
+from jaxlaunch.launcher.agent.io.loop import Loop
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.io import cgroup
+from jaxlaunch.launcher.agent.io import cgroup
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    400 kB\n"
 MACHINE = {"in_use": 600 * 1024.0, "limit": 1000 * 1024.0}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.io.loop import Loop, Ready
-from launcher.agent.io.output import LAST_BYTES, MAX_QUEUED, OutputStream, RankLog, log_path
+from jaxlaunch.launcher.agent.io.loop import Loop, Ready
+from jaxlaunch.launcher.agent.io.output import LAST_BYTES, MAX_QUEUED, OutputStream, RankLog, log_path
 
 LINES, WIDTH = 40_000, 257  # of a fast writer: 10 MB, more than are kept
 

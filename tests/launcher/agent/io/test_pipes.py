@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.agent.io.loop import Loop
-from launcher.agent.io.pipes import LinePipe
+from jaxlaunch.launcher.agent.io.loop import Loop
+from jaxlaunch.launcher.agent.io.pipes import LinePipe
 
 
 class NoLoop:

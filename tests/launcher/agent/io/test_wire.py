@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.io import wire
-from launcher.agent.io.wire import MAX_DEPTH, decoded
+from jaxlaunch.launcher.agent.io import wire
+from jaxlaunch.launcher.agent.io.wire import MAX_DEPTH, decoded
 
 
 @pytest.mark.parametrize(

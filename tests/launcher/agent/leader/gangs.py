@@ -14,19 +14,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from launcher.agent.gang import config
-from launcher.agent.gang.clock import Clock
-from launcher.agent.gang.config import Config
-from launcher.agent.gang.handshake import HostSide
-from launcher.agent.gang.progress import Status
-from launcher.agent.gang.rendezvous import Hello
-from launcher.agent.gang.verdict import Verdict
-from launcher.agent.io.loop import Timer
-from launcher.agent.leader.herald import Herald
-from launcher.agent.leader.leader import Leader
-from launcher.agent.leader.run_folder import RunFolder
-from trainer import contract
-from trainer.contract import AgentJob
+from jaxlaunch import contract
+from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.agent.gang import config
+from jaxlaunch.launcher.agent.gang.clock import Clock
+from jaxlaunch.launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.gang.handshake import HostSide
+from jaxlaunch.launcher.agent.gang.progress import Status
+from jaxlaunch.launcher.agent.gang.rendezvous import Hello
+from jaxlaunch.launcher.agent.gang.verdict import Verdict
+from jaxlaunch.launcher.agent.io.loop import Timer
+from jaxlaunch.launcher.agent.leader.herald import Herald
+from jaxlaunch.launcher.agent.leader.leader import Leader
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 
 RANKS = 2  # of a host
 UID = "the-uid-of-the-run"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.gang.handshake import HostSide
-from launcher.agent.io.link import MAX_FIRST
-from launcher.agent.leader.gate import HELLO_S, LOG_S
-from launcher.agent.leader.leader import MAX_REFUSED
+from jaxlaunch.launcher.agent.gang.handshake import HostSide
+from jaxlaunch.launcher.agent.io.link import MAX_FIRST
+from jaxlaunch.launcher.agent.leader.gate import HELLO_S, LOG_S
+from jaxlaunch.launcher.agent.leader.leader import MAX_REFUSED
 from tests.launcher.agent.leader.gangs import PATIENCE_S, UID, Gang
 
 STRANGE = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.agent.gang import log_lines
-from launcher.agent.gang.progress import Status
-from launcher.agent.leader.herald import Herald, View
+from jaxlaunch.launcher.agent.gang import log_lines
+from jaxlaunch.launcher.agent.gang.progress import Status
+from jaxlaunch.launcher.agent.leader.herald import Herald, View
 
 
 class Recorded:

@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
-from launcher.agent.gang.verdict import of_code
-from launcher.agent.leader.history import (
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.verdict import of_code
+from jaxlaunch.launcher.agent.leader.history import (
     AT_ONCE_S,
     Record,
     advanced,
@@ -18,7 +19,6 @@ from launcher.agent.leader.history import (
     preemptions_without_progress,
     restarts_by_cause,
 )
-from trainer import contract
 
 
 def record(attempt: int, code: int = contract.CRASH, committed: int | None = None, generation: int = 0) -> Record:

@@ -6,8 +6,8 @@ import queue
 import threading
 from typing import Any
 
-from launcher.agent.leader.keeper import Keeper
-from launcher.agent.leader.summary import Summary
+from jaxlaunch.launcher.agent.leader.keeper import Keeper
+from jaxlaunch.launcher.agent.leader.summary import Summary
 
 PATIENCE_S = 30.0
 

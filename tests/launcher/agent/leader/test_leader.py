@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.gang.handshake import HostSide
-from launcher.agent.gang.recorded import Recorded
-from launcher.agent.leader import leader
-from launcher.agent.leader.leader import CLOSE_S
-from launcher.agent.leader.run_folder import RunFolder
-from launcher.agent.leader.summary import Summary
+from jaxlaunch import contract
+from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.agent.gang.handshake import HostSide
+from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.agent.leader import leader
+from jaxlaunch.launcher.agent.leader.leader import CLOSE_S
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.summary import Summary
 from tests.launcher.agent.leader.gangs import STEPPING, UID, Gang, opcodes, reset
-from trainer import contract
-from trainer.contract import AgentJob
 
 ECHO = {"type": "ValueError", "message": "Gloo: Connection closed by peer", "traceback": "T", "code": None}
 HANG = "the step timeout of 5 s passed first on rank 4, after 5 s"

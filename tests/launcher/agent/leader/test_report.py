@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from launcher.agent.gang.verdict import of_code
-from launcher.agent.leader.history import Record
-from launcher.agent.leader.report import carried
-from trainer import contract
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.verdict import of_code
+from jaxlaunch.launcher.agent.leader.history import Record
+from jaxlaunch.launcher.agent.leader.report import carried
 
 
 def record(started: float, ended: float, **seconds: float) -> Record:

@@ -11,11 +11,19 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.io.output import log_path
-from launcher.agent.leader import history, unfinished
-from launcher.agent.leader.history import Record
-from launcher.agent.leader.run_folder import AGENTS, ATTEMPTS, MAX_JSON, MAX_READ, TAIL_BYTES, RunFolder, agents
-from launcher.agent.leader.summary import FILE, Of, Summary, stored
+from jaxlaunch.launcher.agent.io.output import log_path
+from jaxlaunch.launcher.agent.leader import history, unfinished
+from jaxlaunch.launcher.agent.leader.history import Record
+from jaxlaunch.launcher.agent.leader.run_folder import (
+    AGENTS,
+    ATTEMPTS,
+    MAX_JSON,
+    MAX_READ,
+    TAIL_BYTES,
+    RunFolder,
+    agents,
+)
+from jaxlaunch.launcher.agent.leader.summary import FILE, Of, Summary, stored
 from tests import mutate
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from launcher.agent.gang.progress import Changes, Status
-from launcher.agent.leader.attempt import Attempt
-from launcher.agent.leader.tally import Tally
+from jaxlaunch.launcher.agent.gang.progress import Changes, Status
+from jaxlaunch.launcher.agent.leader.attempt import Attempt
+from jaxlaunch.launcher.agent.leader.tally import Tally
 
 RANKS = 24
 VALUES = {

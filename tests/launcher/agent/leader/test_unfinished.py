@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.gang import config
-from launcher.agent.gang.config import Config
-from launcher.agent.gang.verdict import of_code
-from launcher.agent.leader import unfinished
-from launcher.agent.leader.run_folder import RunFolder
-from launcher.agent.leader.summary import Of, Summary
-from launcher.agent.leader.unfinished import Reported
-from trainer import contract
-from trainer.contract import AgentJob
+from jaxlaunch import contract
+from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.agent.gang import config
+from jaxlaunch.launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.gang.verdict import of_code
+from jaxlaunch.launcher.agent.leader import unfinished
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.summary import Of, Summary
+from jaxlaunch.launcher.agent.leader.unfinished import Reported
 
 GENERATION = 1
 LOST = of_code(contract.LOST, "host 0 was lost: connection closed", rank=0, host=0)

@@ -10,12 +10,12 @@ from typing import Literal, NamedTuple
 
 import pytest
 
-from launcher.doctor import nodes
-from launcher.errors import UserError
-from launcher.job import load, profile
-from launcher.kube.objects import template
-from launcher.manifests.prepare import Prepared, prepare
-from launcher.plan.notes import notes
+from jaxlaunch.launcher.doctor import nodes
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job import load, profile
+from jaxlaunch.launcher.kube.objects import template
+from jaxlaunch.launcher.manifests.prepare import Prepared, prepare
+from jaxlaunch.launcher.plan.notes import notes
 from tests.launcher.objects import node
 
 

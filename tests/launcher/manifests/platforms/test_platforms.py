@@ -7,9 +7,9 @@ from types import ModuleType
 
 import pytest
 
-from launcher.job.accelerators import KNOWN
-from launcher.manifests.platforms import eks, facts, generic, gke, reference, runtime, table
-from launcher.manifests.platforms.facts import Source
+from jaxlaunch.launcher.job.accelerators import KNOWN
+from jaxlaunch.launcher.manifests.platforms import eks, facts, generic, gke, reference, runtime, table
+from jaxlaunch.launcher.manifests.platforms.facts import Source
 
 PAGE = Path(__file__).parents[4] / "docs" / "platforms.md"
 MODULES = (gke, eks, generic, table, runtime)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from array_record.python import array_record_module
 
-from trainer.data import records
-from trainer.data.sources import array_record
-from trainer.errors import DataError, StorageError
-from trainer.spec import ArrayRecord
+from jaxlaunch.trainer.data import records
+from jaxlaunch.trainer.data.sources import array_record
+from jaxlaunch.trainer.errors import DataError, StorageError
+from jaxlaunch.trainer.spec import ArrayRecord
 
 
 @pytest.fixture

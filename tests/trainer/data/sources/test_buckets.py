@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer import preflight
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.data import records
+from jaxlaunch.trainer.data.sources import array_record, cache, files, text
+from jaxlaunch.trainer.errors import DataError, SpecError, StorageError, TrainerError
+from jaxlaunch.trainer.spec import ArrayRecord, Text, TrainSpec
+from jaxlaunch.trainer.text import build, recipe
 from tests import bucket_server
 from tests.bucket_server import Bucket
 from tests.trainer.text import corpora
-from trainer import preflight
-from trainer.buckets import remote
-from trainer.data import records
-from trainer.data.sources import array_record, cache, files, text
-from trainer.errors import DataError, SpecError, StorageError, TrainerError
-from trainer.spec import ArrayRecord, Text, TrainSpec
-from trainer.text import build, recipe
 
 WORDS = b"".join(b"%d: the quick brown fox\n" % number for number in range(60_000))  # more than a block
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.data.sources import files
-from trainer.errors import DataError
+from jaxlaunch.trainer.data.sources import files
+from jaxlaunch.trainer.errors import DataError
 
 
 def test_files_are_sorted_and_come_once(tmp_path: Path) -> None:

@@ -5,15 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer import spec as specs
+from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
+from jaxlaunch.trainer.data.sources import mixture, packed
+from jaxlaunch.trainer.data.sources.mixture import BLOCKS, Mixture
+from jaxlaunch.trainer.data.sources.open import open_source, tokenizer_files
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.spec import LM, TrainSpec
+from jaxlaunch.trainer.text import build, prepare
 from tests.trainer.text import corpora
-from trainer import spec as specs
-from trainer.data.pipeline import Evaluation, Pipeline
-from trainer.data.sources import mixture, packed
-from trainer.data.sources.mixture import BLOCKS, Mixture
-from trainer.data.sources.open import open_source, tokenizer_files
-from trainer.errors import SpecError
-from trainer.spec import LM, TrainSpec
-from trainer.text import build, prepare
 
 BLOCK = BLOCKS[0]
 LENGTHS = {"code": 70, "web": 1000, "books": 13}

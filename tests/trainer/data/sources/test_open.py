@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
-from trainer.data.source import Source, name_of
-from trainer.data.sources import text
-from trainer.data.sources.open import baselines, open_source
-from trainer.errors import DataError, SpecError, StorageError
-from trainer.spec import TrainSpec
+from jaxlaunch.trainer.data.source import Source, name_of
+from jaxlaunch.trainer.data.sources import text
+from jaxlaunch.trainer.data.sources.open import baselines, open_source
+from jaxlaunch.trainer.errors import DataError, SpecError, StorageError
+from jaxlaunch.trainer.spec import TrainSpec
 
 
 def spec(data: dict[str, Any], model: dict[str, Any] | None = None) -> TrainSpec:

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxlaunch.trainer import spec as specs
+from jaxlaunch.trainer.attention.implementations import Visible
+from jaxlaunch.trainer.data.pipeline import Evaluation
+from jaxlaunch.trainer.data.sources import packed
+from jaxlaunch.trainer.data.sources.open import open_source, tokenizer_files
+from jaxlaunch.trainer.errors import DataError, SpecError
+from jaxlaunch.trainer.spec import LM, Text, TrainSpec
+from jaxlaunch.trainer.tasks.lm import NextToken
+from jaxlaunch.trainer.text import build, prepare, recipe
 from tests.trainer.text import corpora
-from trainer import spec as specs
-from trainer.attention.implementations import Visible
-from trainer.data.pipeline import Evaluation
-from trainer.data.sources import packed
-from trainer.data.sources.open import open_source, tokenizer_files
-from trainer.errors import DataError, SpecError
-from trainer.spec import LM, Text, TrainSpec
-from trainer.tasks.lm import NextToken
-from trainer.text import build, prepare, recipe
 
 LENGTH = 48
 TEXTS = list(filter(None, corpora.texts(60, seed=4, longest=12)))

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxlaunch.trainer import spec as specs
+from jaxlaunch.trainer.data.pipeline import Evaluation
+from jaxlaunch.trainer.data.sources import packed
+from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.spec import LM, Text, TrainSpec
+from jaxlaunch.trainer.tasks.lm import NextToken
+from jaxlaunch.trainer.text import build, recipe
 from tests.trainer.text import chat_corpora
-from trainer import spec as specs
-from trainer.data.pipeline import Evaluation
-from trainer.data.sources import packed
-from trainer.errors import DataError
-from trainer.spec import LM, Text, TrainSpec
-from trainer.tasks.lm import NextToken
-from trainer.text import build, recipe
 
 LENGTH = 64
 CHATS = chat_corpora.chats(40, seed=2)

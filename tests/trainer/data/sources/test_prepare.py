@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from tensorflow_datasets.image_classification import mnist
 
-from trainer.data.sources import prepare
-from trainer.data.sources.tfds import Split
-from trainer.errors import DataError
+from jaxlaunch.trainer.data.sources import prepare
+from jaxlaunch.trainer.data.sources.tfds import Split
+from jaxlaunch.trainer.errors import DataError
 
 PREPARE = """
 import sys
-from trainer.data.sources.tfds import Split
+from jaxlaunch.trainer.data.sources.tfds import Split
 print("ready", flush=True)
 sys.stdin.readline()
 print(Split("digits", "train", sys.argv[1]).fingerprint())

@@ -1,6 +1,6 @@
 import numpy as np
 
-from trainer.data.sources.synthetic import Images, Tokens
+from jaxlaunch.trainer.data.sources.synthetic import Images, Tokens
 
 
 def test_an_example_is_a_function_of_its_index() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.data.sources import text
-from trainer.errors import DataError
-from trainer.spec import Text
+from jaxlaunch.trainer.data.sources import text
+from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.spec import Text
 
 
 def opened(split: Any, path: Any, length: int = 8, **data: Any) -> Any:

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from trainer.data.sources import tfds
-from trainer.errors import DataError
-from trainer.spec import Tfds
+from jaxlaunch.trainer.data.sources import tfds
+from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.spec import Tfds
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_the_fingerprint_is_the_same_wherever_it_was_prepared(folder: str, tmp_p
 
 
 def test_a_format_without_random_access_is_refused(tmp_path: Path) -> None:
-    from trainer.data.sources.digits.digits_dataset_builder import Builder
+    from jaxlaunch.trainer.data.sources.digits.digits_dataset_builder import Builder
 
     folder = tmp_path / "digits" / "1.0.0"
     tfds.Split("digits", "train", str(tmp_path))

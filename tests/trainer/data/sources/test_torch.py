@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainer.data.examples import Examples, Reading
-from trainer.data.pipeline import Pipeline
-from trainer.data.sources.torch import source
-from trainer.errors import DataError, SpecError, StorageError
+from jaxlaunch.trainer.data.examples import Examples, Reading
+from jaxlaunch.trainer.data.pipeline import Pipeline
+from jaxlaunch.trainer.data.sources.torch import source
+from jaxlaunch.trainer.errors import DataError, SpecError, StorageError
 
 Pair = namedtuple("Pair", ["image", "label"])
 

@@ -93,7 +93,13 @@ class Outcome:
 DONE, BAD_SPEC, BAD_DATA, STARTUP = 0, 64, 65, 70
 NOT_FINITE, DEADLINE, NO_CHECKPOINT, NO_PROGRESS, PREEMPTED = 76, 77, 78, 79, 80
 LOST, HANG, CRASH, STORAGE, KILLED = 81, 82, 83, 84, 137
-SENTENCES = (BAD_SPEC, BAD_DATA, NOT_FINITE, NO_CHECKPOINT, STORAGE)  # of trainer.errors: what a person can fix
+SENTENCES = (
+    BAD_SPEC,
+    BAD_DATA,
+    NOT_FINITE,
+    NO_CHECKPOINT,
+    STORAGE,
+)  # of trainer/errors: what a person can fix
 
 OUTCOMES: Mapping[int, Outcome] = {
     outcome.code: outcome
