@@ -20,11 +20,13 @@ from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.huggingface import load
+from jaxlaunch.trainer.loop.driver import Loop
+from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.preflight import changes
 from jaxlaunch.trainer.spec import Lora
 from jaxlaunch.trainer.tasks.lm import NextToken
-from jaxlaunch.trainer.train import Place, Run
+from jaxlaunch.trainer.train import loop_of
 from tests.trainer import references, tiny
 from tests.trainer.adapters import folders
 
@@ -170,11 +172,11 @@ def test_a_checkpoint_of_other_adapters_is_told_in_the_job_s_words(then: Any, no
     assert changes(meta(then), meta(now)) == says
 
 
-def a_run(at: Path, weights: Path | None) -> Run:
+def a_run(at: Path, weights: Path | None) -> Loop[Any]:
     """A run of two steps on these weights, or on drawn ones; nothing of it is compiled."""
     keys = {"data": {"source": "synthetic", "examples": 64}, "batch": 8, "mesh": {"dp": 8}, "steps": 2}
     train = references.train_spec(folders.BASES[CASE], weights, lora={"rank": 2}, **keys)
-    return Run(train, NextToken(), Place(str(at)), Stop(), Progress(None))
+    return loop_of(train, NextToken(), Place(str(at)), Stop(), Progress(None))
 
 
 @pytest.mark.parametrize(
