@@ -136,4 +136,4 @@ def test_workers_that_would_not_read_the_source_of_a_task_are_refused(tmp_path: 
 def test_what_is_right_is_checked_and_built(tmp_path: Path) -> None:
     block = {"task": f"{HERE}:Task", "mesh": {"dp": jax.device_count()}, "batch": 8, "steps": 2}
     spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
-    assert loop_of(spec, task, Place(run_dir=str(tmp_path)), Stop(), Progress(None)).total == 2
+    assert loop_of(spec, task, Place(run_dir=str(tmp_path)), Stop(), Progress(None)).settings.steps == 2

@@ -76,21 +76,25 @@ class Loop(Generic[S]):
         """The state after the last step. Raises a TrainerError, such as Stopped or NotFiniteError, when the run ends
         early, and what the training raises."""
         start, state = self._restore()
+        # Ranks agree to stop by the count of their polls: each must poll equally often, and so before and after
+        # everything that can last. A restore may take minutes, and a compile, too.
         self._leave_if_stopped(start, state)
-        if self._is_over():  # an earlier attempt found that it gets no better
-            return self._finish(state)
-        self.report.phase("compile", start)
-        flops_per_step = self.training.compile(start)
-        # A compile may last for many minutes. All ranks poll after it, as they did before it: a stop is agreed on by
-        # the count of polls, so every rank must poll equally often.
-        self._leave_if_stopped(start, state)
+        if not self._is_over():  # else an earlier attempt found that the run gets no better
+            self.report.phase("compile", start)
+            flops_per_step = self.training.compile(start)
+            self._leave_if_stopped(start, state)
+            state = self._train(start, state, flops_per_step)
+        return self._finish(state)
+
+    def _train(self, start: int, state: S, flops_per_step: float | None) -> S:
+        """The state after the last step, or after the one that patience ends with."""
         settings, timer = self.settings, self.metrics.timer
         # Evaluations and saves come between dispatches, so steps that are dispatched together end where one is due.
         pauses = settings.eval_every, settings.save_every
         spans = dispatch.spans(start, settings.steps, settings.steps_per_dispatch, pauses)
         batches = self.training.iterate(spans)
         # A collection in one rank's step delays every rank, so it runs beside evaluations and saves. What is alive now
-        # stays until the end, and need never be looked at again; garbage that is frozen would stay, too.
+        # stays until the end, and need not be looked at again; garbage that is frozen would stay, too.
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -98,7 +102,8 @@ class Loop(Generic[S]):
         self.metrics.start(start, flops_per_step=flops_per_step, peak_flops=flops.peak(jax.devices()))
         for span in itertools.chain(spans, [range(settings.steps, settings.steps)]):  # the last is empty: the end
             self.done = done = span.start
-            # The evaluation comes first: a step that it finds to be one of the best is saved.
+            # Metrics are read before an evaluation and a save: what is not finite ends the run before it is kept. The
+            # evaluation comes before the save: what it finds may make this step one of the best.
             if self.training.evaluates and self._is_due(settings.eval_every, done) and done > self.evaluated:
                 self._read()
                 self._evaluate(done, state)
@@ -107,6 +112,7 @@ class Loop(Generic[S]):
                 self._save(done, state)
             if done == settings.steps or self._is_over():
                 break
+            # A stop comes after what is due at this step, so that a run that goes on from here has nothing to repeat.
             if self.stop.poll():
                 self._read()
                 self._leave(done, state)
@@ -114,14 +120,16 @@ class Loop(Generic[S]):
             self.report.phase("step", done)
             with timer.part("data"):
                 batch = self._draw(batches, done)
+            # Returns once the steps are dispatched. The state is donated: from here on the new one alone is valid.
             state, metrics = self.training.train(state, batch, span)
             self.is_stepping = True
-            # Only now, while the device computes this step, is the one before waited for.
+            # While the device is busy with these steps, the host waits for those before: it is one dispatch ahead,
+            # never more, and the device never waits for what the host does with metrics.
             with timer.part("device"):
                 self._read()
             self._pending = (span, metrics)
             timer.step_done(len(span))
-        return self._finish(state)
+        return state
 
     # --- before the first step ----------------------------------------------------------------------------------------
 
@@ -131,6 +139,7 @@ class Loop(Generic[S]):
         self.report.phase("restore", 0)
         self.store.claim()  # a folder that another run trains in is refused here
         found = self.store.restore(training.to_tree(training.abstract), training.difference)
+        # A place that another's files take is found now, and not at a save after hours.
         first = 0 if found is None else found[0] + 1
         self.store.check_free(lambda step: step >= first and self._is_due(settings.save_every, step))
         if found is None:
@@ -141,7 +150,7 @@ class Loop(Generic[S]):
             self.best.resume(meta.get(BEST), on_primary(self.store.steps))
         if self.patience is not None:
             self.patience.resume(meta.get("stop_early"))
-        changed = training.check_resumed(meta, start)
+        changed = training.check_resumed(meta, start)  # before anything is said of this attempt
         self.done = self.saved = start
         self._committed = start  # by an earlier attempt: no progress of this one
         self.evaluated = meta.get("evaluated", -1)
