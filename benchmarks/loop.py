@@ -30,7 +30,7 @@ from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.plugin import load
 from jaxlaunch.trainer.spec import CLASSIFY, TrainSpec
 from jaxlaunch.trainer.step.train_step import Step, TrainState
-from jaxlaunch.trainer.train import BuiltIn
+from jaxlaunch.trainer.train import BuiltInTraining
 
 EVERY, SAVES, WINDOW = 100, 12, 25  # steps between two saves, how many are looked at, and the steps that feel one
 SETTLE = 3  # steps at the start of a chunk that still feel the one before
@@ -61,7 +61,7 @@ class Probe:
         return False
 
     def _tight(self, training: Training[TrainState], steps: int) -> list[float]:
-        assert isinstance(training, BuiltIn)
+        assert isinstance(training, BuiltInTraining)
         if self._state is None:
             self._state, self._batch = training.init(), training.step.put(training.pipeline.batch(0))
         self._state, stamps = tight(training.step, self._state, self._batch, steps)
@@ -128,7 +128,7 @@ def train(spec: TrainSpec, chunk: int | None = None) -> tuple[Probe, Loop[TrainS
     """One run of the loop."""
     probe = Probe(chunk)
     with place() as (where, report), open(os.devnull, "w") as out, contextlib.redirect_stdout(out):
-        probe.loop = Loop(BuiltIn(spec, load(spec.task)(), where, report), where, probe, report)  # type: ignore[arg-type]
+        probe.loop = Loop(BuiltInTraining(spec, load(spec.task)(), where, report), where, probe, report)  # type: ignore[arg-type]
         probe.loop.run()
     return probe, probe.loop
 

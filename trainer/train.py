@@ -41,10 +41,10 @@ SPLITS: tuple[Split, Split] = ("train", "eval")
 
 def loop_of(spec: TrainSpec, task: Task, place: Place, stop: Stop, report: Progress) -> Loop[TrainState]:
     """The loop that trains as `spec` says, checked and ready to run. Raises a TrainerError for what cannot be."""
-    return Loop(BuiltIn(spec, task, place, report), place, stop, report)
+    return Loop(BuiltInTraining(spec, task, place, report), place, stop, report)
 
 
-class BuiltIn(Training[TrainState]):
+class BuiltInTraining(Training[TrainState]):
     """A task's model and data, trained as the spec says."""
 
     repeats_last_evaluation = True

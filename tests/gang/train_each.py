@@ -18,7 +18,7 @@ from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.process import read_spec
 from jaxlaunch.trainer.step.train_step import TrainState
-from jaxlaunch.trainer.train import BuiltIn
+from jaxlaunch.trainer.train import BuiltInTraining
 
 
 class Unsaved(Loop[TrainState]):
@@ -35,7 +35,7 @@ def main(file: Path, folder: Path) -> None:
     for name, block in json.loads(file.read_text()).items():
         spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
         here, report = dataclasses.replace(place, run_dir=str(folder / name)), Progress(None)
-        Unsaved(BuiltIn(spec, task, here, report), here, stop, report).run()
+        Unsaved(BuiltInTraining(spec, task, here, report), here, stop, report).run()
         gc.unfreeze()  # a run freezes what it finds, since its process ends with it
         gc.enable()
         gc.collect()

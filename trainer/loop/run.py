@@ -20,9 +20,9 @@ from jaxlaunch.trainer.errors import SpecError, Stopped, TrainerError
 from jaxlaunch.trainer.loop import words
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.options import Options
-from jaxlaunch.trainer.loop.own import Own
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.loop.state import Named, Tree
+from jaxlaunch.trainer.loop.user_training import UserTraining
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.process import exit_code, leave, print_error
 
@@ -46,7 +46,7 @@ def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
             stop.arm()
         place = Place.from_environ() if gang else _alone()
         folder = _checkpoints(chosen, (gang and os.environ.get(contract.RUN_URL)) or place.run_dir)
-        training = Own(step, state, data, chosen, folder, place, report)
+        training = UserTraining(step, state, data, chosen, folder, place, report)
         loop = Loop(training, place, stop, report)
         found = training.state.tree(loop.run())
         report.close()

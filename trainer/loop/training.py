@@ -1,4 +1,4 @@
-"""What the loop is given: a training. The built-in one is trainer/train, one of a program's own step is loop/own."""
+"""What the loop is given: a training, the built-in one (trainer/train) or that of a user's step (loop/user_training)."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import Mesh, TrainSpec
 from jaxlaunch.trainer.tasks.lm import NextToken
 from jaxlaunch.trainer.text import build
-from jaxlaunch.trainer.train import BuiltIn
+from jaxlaunch.trainer.train import BuiltInTraining
 from tests import environments, needs
 from tests.trainer import references
 from tests.trainer.text import chat_corpora, corpora
@@ -86,7 +86,7 @@ def job(example: str, at: Path, **keys: Any) -> TrainSpec:
     return weights.resolved(TrainSpec.model_validate(given | {"batch": 8, "steps": STEPS, "mesh": {"dp": 8}} | keys))
 
 
-def bits_per_byte(training: BuiltIn) -> float:
+def bits_per_byte(training: BuiltInTraining) -> float:
     """Of the held-out rows, before the first step."""
     assert training.evaluation is not None
     state, bits, counted = training.step.init(), 0.0, 0.0
@@ -98,7 +98,7 @@ def bits_per_byte(training: BuiltIn) -> float:
 
 
 def trained(at: Path, spec: TrainSpec) -> Trained:
-    training = BuiltIn(spec, NextToken(), Place(str(at)), Progress(None))
+    training = BuiltInTraining(spec, NextToken(), Place(str(at)), Progress(None))
     before = bits_per_byte(training)
     Loop(training, Place(str(at)), Never(), Progress(None)).run()
     last = json.loads((at / "eval.jsonl").read_text().splitlines()[-1])

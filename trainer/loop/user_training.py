@@ -23,7 +23,7 @@ from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.parallel import mesh as meshes
 
 
-class Own(Training[Named]):
+class UserTraining(Training[Named]):
     """A program's state, step, data and evaluation, checked by tracing the step once."""
 
     def __init__(
