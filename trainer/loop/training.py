@@ -1,4 +1,4 @@
-"""What the loop is given: a training, the built-in one (trainer/train) or that of a user's step (loop/user_training)."""
+"""What the loop is given: a training, the built-in one (trainer/train) or a user's own (loop/user_training)."""
 
 from __future__ import annotations
 
