@@ -48,7 +48,7 @@ def _pages() -> Iterator[tuple[str, str]]:
 
 def _comments() -> Iterator[tuple[str, str]]:
     """Of the files that users copy or configure."""
-    others = (ROOT / "helm/launcher/values.yaml", ROOT / "k8s/profile.yaml")
+    others = (ROOT / "helm/launcher/values.yaml", ROOT / "k8s/defaults.yaml")
     for path in (*sorted((ROOT / "examples").rglob("*.yaml")), *others):
         lines = (line.partition("#")[2] for line in path.read_text().splitlines())
         yield path.relative_to(ROOT).as_posix(), prose("\n".join(lines))

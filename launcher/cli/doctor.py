@@ -17,10 +17,10 @@ from jaxlaunch.launcher.doctor import checks, finding
 from jaxlaunch.launcher.doctor.finding import Finding
 from jaxlaunch.launcher.doctor.target import Checkpoints, Target
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job import profile
+from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job.load import JobFile
 from jaxlaunch.launcher.job.volumes import Claim
-from jaxlaunch.launcher.lifecycle import cluster_profile
+from jaxlaunch.launcher.lifecycle import cluster_defaults
 from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.manifests import gang_secret
 from jaxlaunch.launcher.manifests.prepare import prepare
@@ -43,7 +43,7 @@ _TEXT_AT = 26  # the column where findings begin
 @click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
 @options.place("Where jobs are to run. [default: the job's, else the context's]")
 @click.option("-q", "--queue", help="A LocalQueue. [default: the job's, else the cluster defaults']")
-@options.profile("the cluster's ConfigMap jaxlaunch")
+@options.defaults("the cluster's ConfigMap jaxlaunch")
 @options.form("text", "json", "yaml")
 def doctor_command(
     job_file: Path | None,
@@ -51,7 +51,7 @@ def doctor_command(
     namespace: str | None,
     context: str | None,
     queue: str | None,
-    profile_file: Path | None,
+    defaults_file: Path | None,
     form: str,
 ) -> int:
     """Check that the cluster can run JOB_FILE, or any job.
@@ -66,7 +66,7 @@ def doctor_command(
     where = file.spec.namespace or cluster.namespace
     found = checks.check_server(cluster)
     if finding.exit_code(found) == 0:
-        defaults = profile.load(profile_file) if profile_file is not None else cluster_profile.find(cluster, where)[0]
+        defaults = defaults.load(defaults_file) if defaults_file is not None else cluster_defaults.find(cluster, where)[0]
         job, manifests = prepare(file, defaults)
         if file.spec.gang_secret:
             manifests.append(gang_secret.made(manifests[0]))

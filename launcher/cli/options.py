@@ -39,10 +39,10 @@ def volumes(given: tuple[str, ...]) -> dict[str, Path]:
     return {name: Path(folder).absolute() for name, _, folder in pairs}
 
 
-def profile(default: str) -> Decorator:
-    """The option --profile: `profile_file`; `default` says where the cluster defaults come from without it."""
+def defaults(default: str) -> Decorator:
+    """The option --defaults: `defaults_file`; `default` says where the cluster defaults come from without it."""
     text = f"The cluster defaults: a YAML file, plain or as a ConfigMap. [default: {default}]"
-    return click.option("--profile", "profile_file", type=click.Path(path_type=Path), help=text)
+    return click.option("--defaults", "defaults_file", type=click.Path(path_type=Path), help=text)
 
 
 def place(what: str = "The job's namespace. [default: the context's]") -> Decorator:

@@ -12,7 +12,7 @@ from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cli.validate import lines, summarize
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job import profile
+from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.manifests.prepare import prepare
@@ -27,12 +27,12 @@ NO_FIT = 2  # the training does not fit, and the user can change it
 
 @click.command("plan")
 @options.job
-@options.profile("none")
+@options.defaults("none")
 @click.option("--sharding", is_flag=True, help="List every parameter, and which axes of the mesh split it.")
 @click.option("--compile", "compiled", is_flag=True, help="Compile the step for virtual CPU devices, and ask XLA.")
 @options.form("text", "json", "yaml")
 def plan_command(
-    job_file: Path, overrides: tuple[str, ...], profile_file: Path | None, sharding: bool, compiled: bool, form: str
+    job_file: Path, overrides: tuple[str, ...], defaults_file: Path | None, sharding: bool, compiled: bool, form: str
 ) -> int:
     """Estimate the memory that JOB_FILE needs, and whether it fits.
 
@@ -41,7 +41,7 @@ def plan_command(
     The bytes come from tracing the trainer here on virtual devices; nothing is allocated.
     The exit code is 2 where the training cannot fit.
     """
-    defaults = profile.load(profile_file)
+    defaults = defaults.load(defaults_file)
     file = jobs.read(job_file, overrides)
     job, manifests = prepare(file, defaults)
     found = _shapes(job.spec, file.folder, sharding=sharding, compiled=compiled)

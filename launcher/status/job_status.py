@@ -47,10 +47,10 @@ class Restarts:
 
     total: int
     charged: int  # against the limit
-    budget: int  # the limit: maxRestarts of the failure policy
+    limit: int  # maxRestarts of the failure policy
     by_cause: Mapping[str, int] | None  # attempts that ended, in place or not; None: not known
     preempted: int | None  # preemptions in a row without a newly saved step; None: not known
-    preempted_budget: int | None  # the limit of these; None: no limit
+    preempted_limit: int | None  # the limit of these; None: no limit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +240,7 @@ def _restarts(snapshot: Snapshot) -> Restarts:
     preempted = snapshot.report.preempted
     if preempted is None and not snapshot.restarts:
         preempted = 0
-    limit = _block(snapshot, contract.JOB).get("preempted_budget")
+    limit = _block(snapshot, contract.JOB).get("preempted_limit")
     limit = limit if forms.whole(limit) else None
     return Restarts(snapshot.restarts, charged, int(policy.get("maxRestarts", 0)), causes, preempted, limit)
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from jaxlaunch.launcher.job import load
-from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.kube import trim
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.resolve import resolve

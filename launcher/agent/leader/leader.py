@@ -112,7 +112,7 @@ class Leader:
         self._turn = 0  # of the hosts that are sent a beat at the next tick
         self._until = now  # when the stage ends at the latest; of KILL and LEAVE
         self._kept: tuple[int | None, Stage] | None = None  # of what the summary was written last
-        timeout_s = phase_timeouts(config.job.budgets_s)["rendezvous"]
+        timeout_s = phase_timeouts(config.job.timeouts_s)["rendezvous"]
         self._gather_until = None if timeout_s is None else now + timeout_s
 
     def begin(self) -> None:
@@ -132,9 +132,9 @@ class Leader:
     def _give_up(self) -> None:
         """Ends the gang at once, where the attempts of earlier pods already used up what may pass without progress."""
         generation, job = self._config.generation, self._config.job
-        verdict = history.given_up(self._records, generation, job.preempted_budget)
+        verdict = history.given_up(self._records, generation, job.preempted_limit)
         if job.command is None and not self._config.keeps_run:
-            verdict = history.given_up_unseen(generation, job.crash_budget, job.preempted_budget)
+            verdict = history.given_up_unseen(generation, job.crash_limit, job.preempted_limit)
         if verdict is not None:
             self._verdict, self._gather_until = verdict, time.monotonic() + LINGER_S
 
@@ -345,14 +345,14 @@ class Leader:
         else:
             self._clock.died(now)
         self._record(verdict, now)
-        move = history.next_move(self._records, self._config.job.in_place_budget, self._everyone_lives)
+        move = history.next_move(self._records, self._config.job.in_place_limit, self._everyone_lives)
         if not move.again:
             return self._end(move.verdict)
         if self._is_stopping:
             code, words = self._stopped_by
             return self._end(of_code(code, f"{words}, after: {move.verdict.message}"))
         count = history.restarts_used(self._records, self._config.generation)
-        limit = self._config.job.in_place_budget
+        limit = self._config.job.in_place_limit
         self._say(f"restarting in place: {count} of {limit} restarts (restarts.in_place) since the last committed step")
         self._start()
 
@@ -450,7 +450,7 @@ class Leader:
         if self._gather_until is not None and now >= self._gather_until:
             missing = self._missing
             refused = f"; refused: {'; '.join(self._refused)}" if self._refused else ""
-            message = f"rendezvous: {names(missing)} did not join within {waited:.0f} s (budgets.rendezvous){refused}"
+            message = f"rendezvous: {names(missing)} did not join within {waited:.0f} s (timeouts.rendezvous){refused}"
             where = {"rank": self._config.ranks(missing[0])[0], "host": missing[0]}
             return self._decide(of_code(contract.LOST, message, **where))
         if now - self._logged_at >= LOG_S:

@@ -63,9 +63,9 @@ def counters(records: Sequence[Record], generation: int, job: AgentJob) -> dict[
     last_codes = {each.generation: each.verdict["code"] for each in records if each.generation != generation}
     charged = sum(contract.outcome(code).action is Action.RESTART for code in last_codes.values())
     used = history.restarts_used(records, generation)
-    left = {"crash": max(0, job.crash_budget - charged), "in_place": max(0, job.in_place_budget - used)}
-    if job.preempted_budget is not None:
-        left["preempted"] = max(0, job.preempted_budget - history.preemptions_without_progress(records))
+    left = {"crash": max(0, job.crash_limit - charged), "in_place": max(0, job.in_place_limit - used)}
+    if job.preempted_limit is not None:
+        left["preempted"] = max(0, job.preempted_limit - history.preemptions_without_progress(records))
     return {
         "ended": history.ends_by_cause(records),
         "left": left,

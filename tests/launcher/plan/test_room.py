@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.manifests.resolve import ResolvedJob, resolve
 from jaxlaunch.launcher.plan import room
 

@@ -69,7 +69,7 @@ class Gang:
         job: AgentJob | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        job = job or AgentJob("t", ("true",), processes_per_host=RANKS, in_place_budget=0)
+        job = job or AgentJob("t", ("true",), processes_per_host=RANKS, in_place_limit=0)
         environ = {contract.LEADER: "127.0.0.1:0", contract.HOSTS: str(hosts), contract.INDEX: "0"}
         environ |= {contract.JOB: job.to_json(), contract.UID: UID, **(variables or {})}
         self.place: Config = config.read(environ)

@@ -1,6 +1,6 @@
 """The cluster defaults: what a cluster's owner sets once for every job on it. A file in, ClusterDefaults out.
 
-Its file is called a profile. It fills in what a job leaves out, and never overrules what a job gives.
+They fill in what a job leaves out, and never overrule what a job gives.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Prometheus(Block):
     labels: dict[LabelKey, LabelValue] = Field({"app.kubernetes.io/name": "prometheus"}, description="they have")
 
 
-class Profile(Block):
+class Defaults(Block):
     """The keys of the cluster defaults."""
 
     version: Literal[1] = Field(1, alias="schema", description="of this file's keys")
@@ -126,9 +126,9 @@ class Profile(Block):
 
 @dataclasses.dataclass(frozen=True)
 class ClusterDefaults:
-    """A profile, and the document that it was read from. Without arguments: of a cluster that has none."""
+    """The keys, and the document that they were read from. Without arguments: of a cluster that has none."""
 
-    values: Profile = Profile()
+    values: Defaults = Defaults()
     source: Document = dataclasses.field(default_factory=lambda: Document("cluster defaults"))
 
 
@@ -140,11 +140,11 @@ def load(path: Path | None) -> ClusterDefaults:
     if path is None:
         return ClusterDefaults()
     if not path.exists():
-        raise UserError(f"{path}: no such file.", "--profile names the file with the cluster defaults.")
+        raise UserError(f"{path}: no such file.", "--defaults names the file with the cluster defaults.")
     return _defaults(_unwrapped(reader.read(path)))
 
 
-def parse(text: str, name: str = "profile.yaml") -> ClusterDefaults:
+def parse(text: str, name: str = "defaults.yaml") -> ClusterDefaults:
     """The cluster defaults in a text. Raises JobFaults, which call it by `name`."""
     return _defaults(_unwrapped(reader.parse(text, name)))
 
@@ -164,7 +164,7 @@ def _entry(config_map: Mapping[str, Any], name: str) -> Document:
     """The only entry of a ConfigMap."""
     entries = config_map.get("data")
     if not isinstance(entries, dict) or len(entries) != 1 or not isinstance(text := next(iter(entries.values())), str):
-        raise UserError(f"{name}: a ConfigMap of cluster defaults has one entry, a text.", "data: {profile.yaml: |- …}")
+        raise UserError(f"{name}: a ConfigMap of cluster defaults has one entry, a text.", "data: {defaults.yaml: |- …}")
     return reader.parse(text, f"{name}, {next(iter(entries))}")
 
 
@@ -175,7 +175,7 @@ def _defaults(source: Document) -> ClusterDefaults:
         found.append(Fault((), "is not a block of keys.", "platform: gke"))
     if not found:
         try:
-            return ClusterDefaults(Profile.model_validate(data), source)
+            return ClusterDefaults(Defaults.model_validate(data), source)
         except ValidationError as error:
-            found.extend(messages.translate(error, source, Profile))
+            found.extend(messages.translate(error, source, Defaults))
     raise JobFaults([source.locate(fault) for fault in found])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jaxlaunch.launcher.cluster.client import ApiError, Cluster
-from jaxlaunch.launcher.job import profile
-from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.job import defaults
+from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.kube.kinds import CONFIGMAPS
 
 NAME = "jaxlaunch"  # of the ConfigMap
@@ -25,5 +25,5 @@ def find(cluster: Cluster, namespace: str) -> tuple[ClusterDefaults, str | None]
             continue  # whoever may not read it does without, as on a cluster that has none
         if found is not None:
             where = f"ConfigMap {place}/{NAME}"
-            return profile.of_config_map(found, where), where
+            return defaults.of_config_map(found, where), where
     return ClusterDefaults(), None
