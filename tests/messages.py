@@ -14,8 +14,7 @@ from pathlib import Path
 
 import click
 
-from jaxlaunch.launcher.cli import main
-from jaxlaunch.launcher.job import reference
+from jaxlaunch.launcher.cli import job_reference, main
 from tests import house
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +33,7 @@ def texts() -> Iterator[tuple[str, str]]:
     yield from _pages()
     yield from _comments()
     yield from ((name, prose(text)) for name, text in helps(main.cli, "launcher", click.Context(main.cli)))
-    yield "launcher schema", prose(reference.markdown())
+    yield "launcher schema", prose(job_reference.markdown())
     for name, text in messages():
         yield name, re.sub(r"\b(generation|verdict)\b|\{[^{}]*\}", "·", " ".join(prose(text).split()))
 

@@ -11,13 +11,13 @@ import click
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cli.validate import lines, summarize
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job import defaults
+from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.manifests.prepare import prepare
 from jaxlaunch.launcher.manifests.resolve import ResolvedJob
-from jaxlaunch.launcher.plan import estimate, room, shapes
+from jaxlaunch.launcher.plan import checkpoint_space, estimate, shapes
 from jaxlaunch.launcher.plan.notes import notes
 from jaxlaunch.launcher.wording import count, size
 from jaxlaunch.trainer.spec import TrainSpec
@@ -41,9 +41,9 @@ def plan_command(
     The bytes come from tracing the trainer here on virtual devices; nothing is allocated.
     The exit code is 2 where the training cannot fit.
     """
-    defaults = defaults.load(defaults_file)
-    file = jobs.read(job_file, overrides)
-    job, manifests = prepare(file, defaults)
+    known = defaults.load(defaults_file)
+    file = jobs.read(job_file, overrides, output.say)
+    job, manifests = prepare(file, known)
     found = _shapes(job.spec, file.folder, sharding=sharding, compiled=compiled)
     answer: dict[str, Any] = {**summarize(job.spec), "memory": None}
     if found is not None and job.spec.train is not None:
@@ -76,7 +76,7 @@ def _memory(job: ResolvedJob, train: TrainSpec, found: Mapping[str, Any], base: 
     low, high = estimate.together(found)
     judged = estimate.verdict(job.spec, train, found, job.node_labels)
     of_all = {"together": [low, high], "fits": judged.fits, "says": judged.says, "hint": judged.hint}
-    has = room.of(job, base)
+    has = checkpoint_space.of(job, base)
     checkpoints = estimate.checkpoints(train, has.folder, found) | {"room": has.bytes, "room_says": has.says}
     return {**found, **of_all, "checkpoints": checkpoints}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from jaxlaunch.launcher.cli import options, output
-from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job import defaults
+from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.manifests import gang_secret
 from jaxlaunch.launcher.manifests.prepare import prepare
 
@@ -24,8 +24,8 @@ def render(job_file: Path, overrides: tuple[str, ...], namespace: str | None, de
     `launcher render job.yaml | kubectl apply -f -`.
     """
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")
-    defaults = defaults.load(defaults_file)
-    file = jobs.read(job_file, overrides)
-    output.documents(prepare(file, defaults).manifests)
+    known = defaults.load(defaults_file)
+    file = jobs.read(job_file, overrides, output.say)
+    output.documents(prepare(file, known).manifests)
     if file.spec.gang_secret:
         output.say(gang_secret.instruction(file.spec.name))

@@ -14,8 +14,8 @@ from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.doctor import precheck
 from jaxlaunch.launcher.errors import ApiError, Unreachable, UserError
-from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job import defaults
+from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.kube.kinds import JOBSETS
 from jaxlaunch.launcher.kube.objects import Obj
@@ -75,14 +75,14 @@ def submit(
     """
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")
     is_watching = is_waiting or is_following
-    limit_s, file = _seconds(timeout, is_watching), jobs.read(job_file, overrides)
+    limit_s, file = _seconds(timeout, is_watching), jobs.read(job_file, overrides, output.say)
     if dry_run == "client" and defaults_file is not None:
         output.documents(prepare(file, defaults.load(defaults_file)).manifests)
         return 0
     cluster = Cluster.connect(context, output.say)
     where = file.spec.namespace or cluster.namespace
-    defaults = _found(cluster, where) if defaults_file is None else defaults.load(defaults_file)
-    manifests = prepare(file, defaults, where).manifests
+    known = _found(cluster, where) if defaults_file is None else defaults.load(defaults_file)
+    manifests = prepare(file, known, where).manifests
     if dry_run == "client":
         output.documents(manifests)
         return 0

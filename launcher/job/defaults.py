@@ -164,7 +164,9 @@ def _entry(config_map: Mapping[str, Any], name: str) -> Document:
     """The only entry of a ConfigMap."""
     entries = config_map.get("data")
     if not isinstance(entries, dict) or len(entries) != 1 or not isinstance(text := next(iter(entries.values())), str):
-        raise UserError(f"{name}: a ConfigMap of cluster defaults has one entry, a text.", "data: {defaults.yaml: |- …}")
+        raise UserError(
+            f"{name}: a ConfigMap of cluster defaults has one entry, a text.", "data: {defaults.yaml: |- …}"
+        )
     return reader.parse(text, f"{name}, {next(iter(entries))}")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxlaunch.launcher.errors import KeyPath
 from jaxlaunch.launcher.job.accelerators import GPUS
-from jaxlaunch.launcher.job.defaults import CheckpointUrl, ClusterDefaults, Gib, Defaults, Prometheus, Tcpxo
+from jaxlaunch.launcher.job.defaults import CheckpointUrl, ClusterDefaults, Defaults, Gib, Prometheus, Tcpxo
 from jaxlaunch.launcher.job.schema import JobSpec, Network
 from jaxlaunch.launcher.job.volumes import Volume
 from jaxlaunch.launcher.manifests import network, placement, volumes

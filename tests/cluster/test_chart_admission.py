@@ -149,8 +149,8 @@ def accepts(stage: Stage, api: Api, made: Object) -> bool:
 HOST_PATH = {"volumes": [{"name": "h", "hostPath": {"path": "/var/run"}}, {"name": "t", "emptyDir": {}}]}
 PRIVILEGED = {"name": "root", "image": "i", "securityContext": {"privileged": True}}
 ROOT = (
-    "root is not allowed in namespace NS. Set runAsNonRoot: true, or ASK name the accelerator in defaults.users, or set "
-    "admissionPolicy.root=true."
+    "root is not allowed in namespace NS. Set runAsNonRoot: true, or ASK name the accelerator in defaults.users, or "
+    "set admissionPolicy.root=true."
 )
 ADDED = (
     "to add SYS_ADMIN, IPC_LOCK is not allowed in namespace NS. Leave capabilities out, or ASK set "

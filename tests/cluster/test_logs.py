@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from jaxlaunch.contract import ANNOTATION
-from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
 from jaxlaunch.launcher.job.defaults import Defaults
 from jaxlaunch.launcher.kube.kinds import JOBSETS
 from tests.cluster import forked, preparations

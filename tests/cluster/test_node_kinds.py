@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from jaxlaunch.launcher.job import load, defaults
+from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.resolve import resolve
 from tests.cluster import nodes as others

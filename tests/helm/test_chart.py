@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jaxlaunch.launcher.job import load, defaults
+from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.job.defaults import (
     CacheClaim,
     CheckpointClaim,
@@ -148,6 +148,7 @@ def test_the_schema_has_the_very_keys_of_the_values() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert set(keys(values, SCHEMA)) <= {
         "global",
+        "profile",
         "test.resources",
         "kueue.preemption.reclaimWithinCohort",
         "kueue.preemption.borrowWithinCohort",

@@ -14,7 +14,7 @@ import yaml
 
 from jaxlaunch.launcher.doctor import controllers
 from jaxlaunch.launcher.doctor import network as doctor_network
-from jaxlaunch.launcher.job import load, defaults
+from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.job.accelerators import KNOWN
 from jaxlaunch.launcher.kube import pod_security
 from jaxlaunch.launcher.kube.kinds import JOBSETS
@@ -194,8 +194,8 @@ def tcpxo_pod(**more: Any) -> dict[str, Any]:
     fast = load.parse(
         "name: a\nimage: i\naccelerator: {type: h100, per_host: 8}\nnetwork: gpudirect-tcpxo\ncommand: [a]"
     )
-    defaults = defaults.parse(yaml.safe_dump({"platform": "gke", "tcpxo": {"image": "rxdm:1"}} | more))
-    return dict(template(jobset.render(resolve(fast, defaults))[0]))
+    known = defaults.parse(yaml.safe_dump({"platform": "gke", "tcpxo": {"image": "rxdm:1"}} | more))
+    return dict(template(jobset.render(resolve(fast, known))[0]))
 
 
 def policy_of(helm: Helm, **values: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, get_args
 
-from jaxlaunch.launcher.job import load, defaults
+from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.job.accelerators import KNOWN
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.manifests.bundle import Bundle

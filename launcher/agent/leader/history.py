@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.contract import Action
-from jaxlaunch.launcher.agent.gang import forms
+from jaxlaunch.launcher.agent.gang import record_checks
 from jaxlaunch.launcher.agent.gang.verdict import Verdict, is_full_disk, may_pass, of_code
 
 MAX_GENERATIONS_WITHOUT_PROGRESS = 3  # in a row; then the verdict is NO_PROGRESS
@@ -47,20 +47,20 @@ class Record:
         return cls(**{name: fields[name] for name in _FORMS}) if _RECORD(fields) else None
 
 
-_FORMS: Mapping[str, forms.Form] = {
-    "uid": forms.text,
-    "generation": forms.whole,
-    "attempt": forms.whole,
-    "cause": forms.text,
-    "rank": forms.or_none(forms.whole),
-    "first_committed": forms.or_none(forms.whole),
-    "last_committed": forms.or_none(forms.whole),
-    "seconds": forms.named(forms.seconds),
-    "verdict": forms.VERDICT,
-    "started": forms.seconds,
-    "ended": forms.seconds,
+_FORMS: Mapping[str, record_checks.Form] = {
+    "uid": record_checks.text,
+    "generation": record_checks.whole,
+    "attempt": record_checks.whole,
+    "cause": record_checks.text,
+    "rank": record_checks.or_none(record_checks.whole),
+    "first_committed": record_checks.or_none(record_checks.whole),
+    "last_committed": record_checks.or_none(record_checks.whole),
+    "seconds": record_checks.named(record_checks.seconds),
+    "verdict": record_checks.VERDICT,
+    "started": record_checks.seconds,
+    "ended": record_checks.seconds,
 }
-_RECORD = forms.record(_FORMS)
+_RECORD = record_checks.record(_FORMS)
 
 
 @dataclasses.dataclass(frozen=True)

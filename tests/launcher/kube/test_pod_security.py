@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job import defaults
+from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.kube import pod_security
 from jaxlaunch.launcher.kube.merge import merge
 from jaxlaunch.launcher.kube.pod_security import level, violations

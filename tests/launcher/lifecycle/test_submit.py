@@ -131,7 +131,9 @@ def test_a_fault_in_the_cluster_s_own_defaults_names_its_configmap_and_line(serv
     assert "ConfigMap team-a/jaxlaunch, defaults.yaml:3: network = efa does not exist on platform = gke." in left.err
 
 
-def test_a_dry_run_with_a_file_of_defaults_needs_no_cluster(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_with_a_file_of_defaults_needs_no_cluster(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (here / "defaults.yaml").write_text("platform: gke\n")
     monkeypatch.setenv("KUBECONFIG", "/dev/null")
     assert run("submit", "--dry-run", "job.yaml", "--defaults", "defaults.yaml").code == 0
@@ -784,7 +786,7 @@ def test_whoever_may_not_look_is_not_kept_from_submitting(server: Server, run: R
     assert "whether PriorityClass high exists is not known" in left.err
 
 
-# --- the cluster defaults ----------------------------------------------------------------------------------------------
+# --- the cluster defaults ---------------------------------------------------------------------------------------------
 
 
 def defaults(text: str) -> dict[str, Any]:

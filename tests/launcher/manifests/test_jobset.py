@@ -16,7 +16,7 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.contract import Action
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.job import load, defaults
+from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.schema import Kind
 from jaxlaunch.launcher.kube import labels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxlaunch.launcher.job import load, defaults
+from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.kube.objects import template
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.platforms import eks, gke

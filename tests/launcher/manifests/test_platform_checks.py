@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.errors import JobFaults, UserError
-from jaxlaunch.launcher.job import load, defaults
+from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.manifests.platform_checks import faults
 from jaxlaunch.launcher.manifests.platforms import eks, gke, table

@@ -24,8 +24,8 @@ from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
 from jaxlaunch.launcher.agent.gang.verdict import Verdict
 from jaxlaunch.launcher.agent.io.loop import Timer
-from jaxlaunch.launcher.agent.leader.herald import Herald
 from jaxlaunch.launcher.agent.leader.leader import Leader
+from jaxlaunch.launcher.agent.leader.pod_log import PodLog
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 
 RANKS = 2  # of a host
@@ -83,7 +83,7 @@ class Gang:
             self.hello,
             Clock(0.0),
             RunFolder(folder, self.said.append),
-            Herald(0, None),
+            PodLog(0, None),
             say=self.said.append,
             finish=self.ended.append,
         )

@@ -12,7 +12,7 @@ import pytest
 
 from jaxlaunch.launcher.doctor import nodes
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.job import load, defaults
+from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.kube.objects import template
 from jaxlaunch.launcher.manifests.prepare import Prepared, prepare
 from jaxlaunch.launcher.plan.notes import notes

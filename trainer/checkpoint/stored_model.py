@@ -9,8 +9,8 @@ import pydantic
 
 from jaxlaunch.trainer.adapters.keys import Lora
 from jaxlaunch.trainer.architectures import Model
-from jaxlaunch.trainer.checkpoint.averaged import Averaged, averaged
 from jaxlaunch.trainer.checkpoint.reader import BEST, StoredArray, StoredStep
+from jaxlaunch.trainer.checkpoint.schedule_free import Averaged, averaged
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 
 

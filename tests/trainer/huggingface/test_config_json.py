@@ -11,7 +11,7 @@ import pytest
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.architectures import PRESETS
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.huggingface import described
+from jaxlaunch.trainer.huggingface import config_json
 from jaxlaunch.trainer.huggingface.families import FAMILIES
 from jaxlaunch.trainer.huggingface.folder import resolved
 from jaxlaunch.trainer.spec import CLASSIFY, LM, TrainSpec
@@ -33,21 +33,21 @@ def test_a_folder_alone_sets_every_size_and_is_written_as_it_was_read(case: str,
     given = config(case)
     model = train(tmp_path, given, CLASSIFY if case == "vit_tiny" else LM).model
     assert model.kind == FAMILIES[given["model_type"]].kind
-    written = described.config(model)
+    written = config_json.config(model)
     assert written["model_type"] == given["model_type"]
     same = [key for key in ("layer_types", "sliding_window", "use_sliding_window", "head_dim") if key in given]
     assert [written.get(key, given[key]) for key in same if given[key] is not None] == [
         given[key] for key in same if given[key] is not None
     ]
-    assert described.differences(model, described.model(written)) == []
+    assert config_json.differences(model, config_json.model(written)) == []
 
 
 @pytest.mark.parametrize(("name", "sizes"), PRESETS.items(), ids=list(PRESETS))
 def test_a_preset_is_written_as_its_family_and_read_back(name: str, sizes: dict[str, Any]) -> None:
     model: Any = TrainSpec(task="my:Task", model={"preset": name}).model
-    written = described.config(model)
+    written = config_json.config(model)
     assert written["model_type"] == sizes.get("family", sizes["kind"])
-    assert described.differences(model, described.model(written)) == []
+    assert config_json.differences(model, config_json.model(written)) == []
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_a_preset_is_written_as_its_family_and_read_back(name: str, sizes: dict[
 )
 def test_a_key_of_theirs_is_one_of_ours(given: dict[str, Any], says: dict[str, Any]) -> None:
     dropped = {"rope_scaling", "rope_theta", "head_dim", "hidden_act"} - given.keys()
-    model = described.model({key: value for key, value in config("llama_tiny").items() if key not in dropped} | given)
+    model = config_json.model({key: value for key, value in config("llama_tiny").items() if key not in dropped} | given)
     for key, wanted in says.items():
         found = getattr(model, key)
         assert (found.model_dump(exclude_defaults=True) | {"kind": found.kind} if key == "rope_scaling" else found) == (
             wanted
         ), key
-    assert described.differences(model, described.model(described.config(model))) == []
+    assert config_json.differences(model, config_json.model(config_json.config(model))) == []
 
 
 @pytest.mark.parametrize(
@@ -172,17 +172,17 @@ def test_a_folder_that_is_not_here_is_forgiven_where_the_job_says_every_size(tmp
 def test_a_decoder_that_no_family_has_is_not_exported() -> None:
     odd = spec.Decoder(norms="both", qk_norm="whole")
     with pytest.raises(SpecError, match="Hugging Face has no such decoder, .* is nearest: .*norms is"):
-        described.config(odd)
+        config_json.config(odd)
     with pytest.raises(SpecError, match="llama is nearest: qk_norm is None, train.model.qk_norm makes it head"):
-        described.config(spec.Decoder(family="llama", qk_norm="head"))
-    assert described.config(spec.Decoder(qk_norm="head"))["architectures"] == ["Qwen3ForCausalLM"]
+        config_json.config(spec.Decoder(family="llama", qk_norm="head"))
+    assert config_json.config(spec.Decoder(qk_norm="head"))["architectures"] == ["Qwen3ForCausalLM"]
 
 
 def test_a_family_that_cannot_have_a_model_is_one_of_those_that_do_not() -> None:
     thin = spec.Decoder(width=64, heads=3, kv_heads=3, head_size=24)  # OLMo 2 has no head size of its own
-    assert described.family(thin) == "llama"
+    assert config_json.family(thin) == "llama"
     with pytest.raises(SpecError, match="olmo2 is nearest: width = 64 does not split into heads = 3"):
-        described.family(thin.model_copy(update={"family": "olmo2"}))
+        config_json.family(thin.model_copy(update={"family": "olmo2"}))
 
 
 SLIDING = {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.verdict import of_code
 from jaxlaunch.launcher.agent.leader.history import Record
-from jaxlaunch.launcher.agent.leader.report import carried
+from jaxlaunch.launcher.agent.leader.reported_fields import carried
 
 
 def record(started: float, ended: float, **seconds: float) -> Record:

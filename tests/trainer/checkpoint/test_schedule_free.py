@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxlaunch.trainer.checkpoint import reader
-from jaxlaunch.trainer.checkpoint.averaged import averaged
+from jaxlaunch.trainer.checkpoint.schedule_free import averaged
 from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError
 from tests.trainer.tiny import Digits, compiled

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import yaml
 
-from jaxlaunch.launcher.job import introspection, load, reference
+from jaxlaunch.launcher.cli import job_reference
+from jaxlaunch.launcher.job import introspection, load
 from jaxlaunch.launcher.job.schema import JobSpec
 
 PAGE = Path(__file__).parents[3] / "docs" / "job-yaml.md"
@@ -13,11 +14,11 @@ PAGE = Path(__file__).parents[3] / "docs" / "job-yaml.md"
 
 def test_the_page_is_what_the_schema_says() -> None:
     """When it is not: launcher schema --markdown > docs/job-yaml.md"""
-    assert PAGE.read_text(encoding="utf-8") == reference.markdown()
+    assert PAGE.read_text(encoding="utf-8") == job_reference.markdown()
 
 
 def test_every_key_says_what_it_means() -> None:
-    page = reference.markdown()
+    page = job_reference.markdown()
     for path, field in introspection.walk(JobSpec):
         assert field.description, path
         assert not field.description.endswith("."), path
@@ -25,16 +26,16 @@ def test_every_key_says_what_it_means() -> None:
 
 
 def test_every_block_says_what_it_is() -> None:
-    for title in reference.markdown().split("\n## ")[1:]:
+    for title in job_reference.markdown().split("\n## ")[1:]:
         assert title.split("\n")[2].endswith("."), title
 
 
 def test_a_block_of_several_kinds_is_not_called_by_one() -> None:
-    assert "\n## train.model.rope_scaling\n" in reference.markdown()
+    assert "\n## train.model.rope_scaling\n" in job_reference.markdown()
 
 
 def test_the_json_schema_is_closed_and_names_every_key() -> None:
-    schema = reference.json_schema()
+    schema = job_reference.json_schema()
     assert set(schema["properties"]) == set(introspection.fields(JobSpec))
     assert schema["required"] == ["name", "accelerator"]
     blocks = [schema, *schema["$defs"].values()]
@@ -43,7 +44,7 @@ def test_the_json_schema_is_closed_and_names_every_key() -> None:
     assert schema["properties"]["grace"]["default"] == "60s"
 
 
-SECTIONS = {part.partition("\n")[0]: part for part in reference.markdown().split("\n## ")[1:]}
+SECTIONS = {part.partition("\n")[0]: part for part in job_reference.markdown().split("\n## ")[1:]}
 LEFT_OUT = {"name": "x", "image": "registry.example/train:1.4", "accelerator": {"type": "cpu", "per_host": 8}}
 
 

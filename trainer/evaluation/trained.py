@@ -20,7 +20,7 @@ from jaxlaunch import contract
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.checkpoint import reader, trained
+from jaxlaunch.trainer.checkpoint import reader, stored_model
 from jaxlaunch.trainer.checkpoint.reader import StoredStep
 from jaxlaunch.trainer.data.pipeline import Evaluation
 from jaxlaunch.trainer.errors import SpecError, said
@@ -42,9 +42,9 @@ class Trained:
     """
 
     def __init__(self, spec: TrainSpec, task: Task, step: Step, found: StoredStep, ema: bool) -> None:
-        self.spec, self.step, self.rest = spec, found.step, _placed(trained.rest(found, ema), step.abstract.rest)
+        self.spec, self.step, self.rest = spec, found.step, _placed(stored_model.rest(found, ema), step.abstract.rest)
         self._task, self._step = task, step
-        saved: Mapping[str, Any] = trained.parameters(found, ema)
+        saved: Mapping[str, Any] = stored_model.parameters(found, ema)
         wanted = step.named(step.abstract)["params"]
         if odd := sorted(saved.keys() ^ wanted.keys()):
             raise SpecError(f"step {found.step} holds other parameters than the model of the job: {', '.join(odd[:5])}")

@@ -6,21 +6,21 @@ from typing import Any
 
 from jaxlaunch.launcher.agent.gang import log_lines
 from jaxlaunch.launcher.agent.gang.progress import Status
-from jaxlaunch.launcher.agent.leader.herald import Herald, View
+from jaxlaunch.launcher.agent.leader.pod_log import PodLog, View
 
 
 class Recorded:
-    """A herald whose lines are kept."""
+    """A pod log whose lines are kept."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.herald = Herald(0, self.lines.append)
+        self.pod_log = PodLog(0, self.lines.append)
 
     def look(self, at: float, **changes: Any) -> None:
         statuses = {rank: Status(phase=phase) for rank, phase in enumerate(changes.pop("phases", ["step"]))}
         given = dict(stage="run", attempt=1, missing=[], refused=[], step=None, committed=None, overdue=None)
         given |= {"seconds": {}, "restarts": {}, "preempted": 0, "metrics": None, "statuses": statuses, **changes}
-        self.herald.look(lambda: View(**given), at)  # type: ignore[arg-type]
+        self.pod_log.look(lambda: View(**given), at)  # type: ignore[arg-type]
 
     @property
     def beats(self) -> list[dict[str, Any]]:

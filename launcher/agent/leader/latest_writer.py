@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Keeper(Generic[T]):
+class LatestWriter(Generic[T]):
     """Calls `write` for one value at a time, in a thread that ends when there is none left; of those that wait, for
     the newest."""
 

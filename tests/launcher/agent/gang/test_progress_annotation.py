@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.gang.recorded import MAX_BYTES, Recorded
+from jaxlaunch.launcher.agent.gang.progress_annotation import MAX_BYTES, Recorded
 from jaxlaunch.launcher.agent.gang.verdict import of_code
 
 FULL = Recorded(

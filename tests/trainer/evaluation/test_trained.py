@@ -18,7 +18,7 @@ from jaxlaunch.launcher.local import run_folders, trainer_process
 from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.errors import CheckpointError
 from jaxlaunch.trainer.evaluation import __main__ as program
-from jaxlaunch.trainer.evaluation import loaded as evaluated
+from jaxlaunch.trainer.evaluation import trained as evaluated
 from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.process import read_spec

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxlaunch.trainer import plugin
+from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.errors import SpecError, first_line
 from jaxlaunch.trainer.optim.keys import Link, Optimizer
 
@@ -38,7 +38,7 @@ def transformation(
     found = _called(path, make, {**offered, **link.args})
     if isinstance(found, optax.GradientTransformation):
         return found
-    raise SpecError(f"{path} makes {plugin.kind(found)}, not an optax.GradientTransformation (a pair init, update)")
+    raise SpecError(f"{path} makes {user_code.kind(found)}, not an optax.GradientTransformation (a pair init, update)")
 
 
 def takes(link: Link) -> set[str]:
@@ -60,7 +60,7 @@ def schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
     given = {"lr": optimizer.lr, "total_steps": total_steps}
     found = _called(path, make, {key: value for key, value in given.items() if key in names} | chosen.args)
     if not callable(found):
-        raise SpecError(f"{path} makes {plugin.kind(found)}, not a schedule: a function step -> learning rate")
+        raise SpecError(f"{path} makes {user_code.kind(found)}, not a schedule: a function step -> learning rate")
     try:
         with jax.numpy_dtype_promotion("standard"):
             shape = jax.eval_shape(found, jax.ShapeDtypeStruct((), jnp.int32))
@@ -97,9 +97,9 @@ def check(whole: optax.GradientTransformation, params: Mapping[str, Any]) -> Non
 
 
 def _factory(path: str, name: str) -> tuple[Callable[..., Any], Mapping[str, inspect.Parameter]]:
-    make = plugin.load(name)
+    make = user_code.load(name)
     if not callable(make):
-        raise SpecError(f"{path} is {plugin.kind(make)}, not a function that makes one")
+        raise SpecError(f"{path} is {user_code.kind(make)}, not a function that makes one")
     try:
         return make, inspect.signature(make).parameters
     except (TypeError, ValueError):  # a builtin without one
@@ -114,4 +114,4 @@ def _called(path: str, make: Callable[..., Any], given: Mapping[str, Any]) -> An
 
 
 def _described(shape: Any) -> str:
-    return f"an array of shape {list(shape.shape)}" if hasattr(shape, "shape") else plugin.kind(shape)
+    return f"an array of shape {list(shape.shape)}" if hasattr(shape, "shape") else user_code.kind(shape)

@@ -12,7 +12,7 @@ from pathlib import Path
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.summary import Of, Summary
-from jaxlaunch.launcher.local import strays
+from jaxlaunch.launcher.local import orphans
 from jaxlaunch.launcher.local.earlier import Earlier
 
 SHELL = ["sh", "-c", "sleep 600 & echo $!; wait"]
@@ -28,7 +28,7 @@ def process(uid: str, *argv: str) -> Iterator[tuple[subprocess.Popen[str], int]]
             yield started, int(started.stdout.readline())
         finally:
             started.kill()
-            strays.end(uid)
+            orphans.end(uid)
 
 
 def lives(pid: int) -> bool:
@@ -43,9 +43,9 @@ def test_what_a_killed_wrapper_left_running_ends_and_no_other_run_s(tmp_path: Pa
     with process("uid-of-another") as (_, other), process("uid-of-this") as (wrapper, program):
         wrapper.kill()
         wrapper.wait()
-        assert lives(program) and strays.end("uid-of-this") == 1
+        assert lives(program) and orphans.end("uid-of-this") == 1
         assert not lives(program) and lives(other)
-        assert strays.end("uid-of-this") == strays.end("") == 0
+        assert orphans.end("uid-of-this") == orphans.end("") == 0
 
 
 def test_an_agent_that_lives_keeps_its_processes(tmp_path: Path) -> None:
@@ -54,10 +54,10 @@ def test_an_agent_that_lives_keeps_its_processes(tmp_path: Path) -> None:
     (package / "agent.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     program = f"cd {tmp_path} && exec {sys.executable} -m jaxlaunch.launcher.agent"
     with process("uid-of-this") as (_, below), process("uid-of-this", "sh", "-c", program) as (agent, _):
-        assert strays.end("uid-of-this") == 0 and lives(below)
+        assert orphans.end("uid-of-this") == 0 and lives(below)
         agent.kill()
         agent.wait()
-        assert strays.end("uid-of-this") == 2 and not lives(below)
+        assert orphans.end("uid-of-this") == 2 and not lives(below)
 
 
 def test_what_a_killed_run_left_running_in_a_folder_ends_before_the_next_begins(tmp_path: Path) -> None:

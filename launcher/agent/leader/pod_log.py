@@ -37,7 +37,7 @@ class View:
     metrics: Mapping[str, Any] | None
 
 
-class Herald:
+class PodLog:
     """Writes the lines by `write`; None outside of a pod, where no program reads them."""
 
     def __init__(self, generation: int, write: Callable[[str], None] | None) -> None:

@@ -7,7 +7,7 @@ import random
 
 from jaxlaunch.launcher.agent.gang.progress import Changes, Status
 from jaxlaunch.launcher.agent.leader.attempt import Attempt
-from jaxlaunch.launcher.agent.leader.tally import Tally
+from jaxlaunch.launcher.agent.leader.rank_counts import RankCounts
 
 RANKS = 24
 VALUES = {
@@ -29,20 +29,20 @@ def some_status(chance: random.Random, before: Status) -> Status:
 
 def test_the_counts_are_those_of_a_look_at_every_rank() -> None:
     chance = random.Random(7)
-    tally, committed = Tally(range(RANKS)), []
+    counts, committed = RankCounts(range(RANKS)), []
     for _ in range(2_000):
         rank = chance.randrange(RANKS)
-        alike = [other for other in range(RANKS) if tally.statuses[other] is tally.statuses[rank]]
-        tally.put(alike[: chance.randint(1, len(alike))], some_status(chance, tally.statuses[rank]))
-        statuses = tally.statuses.values()
+        alike = [other for other in range(RANKS) if counts.statuses[other] is counts.statuses[rank]]
+        counts.put(alike[: chance.randint(1, len(alike))], some_status(chance, counts.statuses[rank]))
+        statuses = counts.statuses.values()
         committed += [status.committed for status in statuses if status.committed is not None]
         steps = [status.step for status in statuses if status.step is not None]
-        assert tally.alive == sum(status.exit is None for status in statuses)
-        assert tally.staying == sum(not status.left and status.exit is None for status in statuses)
-        assert tally.unclean == sum(not status.ended_clean for status in statuses)
-        assert set(tally.versions) == {status.jax for status in statuses} - {None}
-        assert (tally.first_step, tally.last_step) == (min(steps, default=None), max(steps, default=None))
-        assert tally.committed == max(committed, default=None)
+        assert counts.alive == sum(status.exit is None for status in statuses)
+        assert counts.staying == sum(not status.left and status.exit is None for status in statuses)
+        assert counts.unclean == sum(not status.ended_clean for status in statuses)
+        assert set(counts.versions) == {status.jax for status in statuses} - {None}
+        assert (counts.first_step, counts.last_step) == (min(steps, default=None), max(steps, default=None))
+        assert counts.committed == max(committed, default=None)
 
 
 def test_what_changed_makes_of_a_leaders_statuses_those_of_the_host() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -15,6 +17,8 @@ from jaxlaunch.trainer.errors import SpecError, TrainerError
 
 # Files that are nobody's own code: the standard library, what pip installed, and this package.
 LIBRARIES = (sysconfig.get_path("stdlib"), os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)  # of a traceback in a message
 
 
 def load(path: str) -> Any:
@@ -79,14 +83,43 @@ def place(found: Any) -> str:
         file, line = inspect.getsourcefile(made), inspect.getsourcelines(made)[1]
     except (OSError, TypeError):
         return ""
-    return "" if file is None or _is_library(file) else f"{_short(file)}:{line}"
+    return "" if file is None or is_library(file) else f"{_short(file)}:{line}"
+
+
+def named(function: Any) -> str:
+    """`gan.py:31 step`: where a function is defined; its name alone where it has no source, as a method of C's."""
+    found = function
+    while True:
+        if isinstance(found, functools.partial):
+            found = found.func
+        elif hasattr(found, "__wrapped__"):  # of a decorator, jax.jit's too
+            found = found.__wrapped__
+        else:
+            break
+    name = str(getattr(found, "__name__", type(found).__name__))
+    code = getattr(inspect.unwrap(getattr(found, "__func__", found)), "__code__", None)
+    return name if code is None else f"{os.path.basename(code.co_filename)}:{code.co_firstlineno} {name}"
 
 
 def raised_at(error: BaseException) -> str:
     """`stripes.py:14 in loss`, the last line of the user's own files that `error` came through; "" without one."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _is_library(frame.filename)]
-    return f"{_short(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else ""
+    return told(error)[1]
+
+
+def told(error: BaseException) -> tuple[str, str]:
+    """What an exception says, in one line, and where the user's code raised it, as `raised_at` writes it.
+
+    What a callback of a compiled step raises comes as JAX's error, whose message holds the traceback as text.
+    """
+    said = next(iter(str(error).splitlines()), "")
+    frames = [(each.filename, each.lineno or 0, each.name) for each in traceback.extract_tb(error.__traceback__)]
+    if within := [(file, int(line), name) for file, line, name in _FRAME.findall(str(error))]:
+        frames, said = within, str(error).strip().splitlines()[-1]
+    own = [frame for frame in frames if not is_library(frame[0])]
+    if not own:
+        return said, ""
+    file, line, name = own[-1]
+    return said, f"{_short(file)}:{line} in {name}"
 
 
 @contextlib.contextmanager
@@ -100,7 +133,8 @@ def placed(found: Any) -> Iterator[None]:
         raise
 
 
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
+    """Whether a file is nobody's own code: of the interpreter, of an installed package, or ours."""
     path = os.path.abspath(file)
     is_installed = "site-packages" in path or "dist-packages" in path
     return file.startswith("<") or is_installed or any(path.startswith(root + os.sep) for root in LIBRARIES)

@@ -11,7 +11,7 @@ from jaxlaunch.launcher.agent.gang.progress import Status
 Counted = TypeVar("Counted", int, str)
 
 
-class Tally:
+class RankCounts:
     """The newest status of every rank, and counts over them."""
 
     def __init__(self, ranks: Iterable[int]) -> None:

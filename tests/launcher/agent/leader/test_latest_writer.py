@@ -6,7 +6,7 @@ import queue
 import threading
 from typing import Any
 
-from jaxlaunch.launcher.agent.leader.keeper import Keeper
+from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
 from jaxlaunch.launcher.agent.leader.summary import Summary
 
 PATIENCE_S = 30.0
@@ -32,23 +32,23 @@ def summary(step: int) -> Summary:
 
 def test_storage_that_stalls_holds_nobody_up_and_gets_the_newest_summary_next() -> None:
     folder = Stalled()
-    keeper = Keeper[Summary](lambda one: one.write(folder))  # type: ignore[arg-type]
-    keeper.keep(summary(1))
+    writer = LatestWriter[Summary](lambda one: one.write(folder))  # type: ignore[arg-type]
+    writer.keep(summary(1))
     assert folder.begun.get(timeout=PATIENCE_S) == 1
     for step in (2, 3, 4):
-        keeper.keep(summary(step), wait_s=0.01)
+        writer.keep(summary(step), wait_s=0.01)
     folder.may_end.release(2)
     assert folder.begun.get(timeout=PATIENCE_S) == 4
-    keeper.finish()
+    writer.finish()
     assert folder.written == [1, 4]
 
 
 def test_nothing_is_written_after_the_last_summary() -> None:
     folder = Stalled()
-    keeper = Keeper[Summary](lambda one: one.write(folder))  # type: ignore[arg-type]
-    keeper.keep(summary(1))
+    writer = LatestWriter[Summary](lambda one: one.write(folder))  # type: ignore[arg-type]
+    writer.keep(summary(1))
     assert folder.begun.get(timeout=PATIENCE_S) == 1
-    keeper.keep(summary(2))
+    writer.keep(summary(2))
     folder.may_end.release(1)
-    keeper.finish()
+    writer.finish()
     assert folder.written == [1]

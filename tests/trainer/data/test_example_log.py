@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from jaxlaunch.trainer.data.trace import Trace
+from jaxlaunch.trainer.data.example_log import Trace
 
 
 def lines(folder: Path, process: int) -> list[dict[str, object]]:

@@ -12,7 +12,7 @@ ENDING = ".tmp"
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def draft(path: Path) -> Iterator[Path]:
     """The path of a draft beside `path`, which takes its place at the end, and is removed where that raises.
 
     It is synced before it is renamed: else a loss of power may leave an empty file under the final name. Its name is
