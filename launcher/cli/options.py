@@ -44,7 +44,8 @@ def defaults(default: str) -> Decorator:
     """The option --defaults: `defaults_file`; `default` says where the cluster defaults come from without it."""
     text = f"The cluster defaults: a YAML file, plain or as a ConfigMap. [default: {default}]"
     option = click.option("--defaults", "defaults_file", type=click.Path(path_type=Path), is_eager=True, help=text)
-    old = click.option("--profile", type=click.Path(path_type=Path), hidden=True, expose_value=False, callback=_old)
+    text, kind = "The name of --defaults in version 0.1.", click.Path(path_type=Path)
+    old = click.option("--profile", type=kind, hidden=True, expose_value=False, callback=_old, help=text)
     return lambda command: option(old(command))
 
 

@@ -69,6 +69,34 @@ def parse(text: str, name: str = "job.yaml") -> JobSpec:
     return read_text(text, name).spec
 
 
+def _rename_keys(source: Document, say: Say) -> None:
+    """Moves what is under old keys to the new ones; it is a fault of the document to have both."""
+    for old, new in renamed.KEYS.items():
+        if not _holds(source.data, old):
+            continue
+        if _holds(source.data, new):
+            hint = f"keep {dotted(new)}, which is the new name of {dotted(old)}."
+            source.faults.append(Fault(old, f"{dotted(old)} and {dotted(new)} are both given.", hint))
+        else:
+            say(f"{_where(source, old)}: {renamed.sentence(dotted(old), dotted(new))}")
+            source.move(old, new)
+
+
+def _rename_values(source: Document, say: Say) -> None:
+    """Replaces old values by the new ones."""
+    for path, new_name in renamed.VALUES.items():
+        if _holds(source.data, path):
+            block = messages.value_at(source.data, path[:-1])
+            old, new = block[path[-1]], new_name(block[path[-1]])
+            if new != old:
+                say(f"{_where(source, path)}: {renamed.sentence(f'{dotted(path)} = {old}', new)}")
+                block[path[-1]] = new
+
+
+def _where(source: Document, path: KeyPath) -> str:
+    return source.locate(Fault(path, "")).where
+
+
 def _override(source: Document, overrides: Sequence[str], say: Say) -> None:
     """Sets each in turn; one that cannot be set is a fault of the document."""
     for argument in overrides:
@@ -89,9 +117,9 @@ def _override(source: Document, overrides: Sequence[str], say: Say) -> None:
 
 
 def _job(source: Document, overrides: Sequence[str] = (), say: Say = _silent) -> JobSpec:
-    renamed.rename_keys(source, say)
+    _rename_keys(source, say)
     _override(source, overrides, say)
-    renamed.rename_values(source, say)
+    _rename_values(source, say)
     found = [messages.with_what_is_wanted(fault) for fault in source.faults]
     spec = None
     if isinstance(source.data, dict):

@@ -108,7 +108,7 @@ def test_the_first_job_of_readme_and_notes_is_whole_with_the_chart_s_defaults(he
     ]
 
 
-def test_a_namespace_can_do_without_a_defaults_of_its_own(helm: Helm) -> None:
+def test_a_namespace_can_do_without_defaults_of_its_own(helm: Helm) -> None:
     assert "ConfigMap" not in {each["kind"] for each in helm.render({"defaults": {"enabled": False}})}
 
 
