@@ -11,15 +11,15 @@ from typing import Any
 import jax
 
 from jaxlaunch.contract import Key
-from jaxlaunch.trainer import plugin, preflight
-from jaxlaunch.trainer.checkpoint import carried
+from jaxlaunch.trainer import preflight, user_code
+from jaxlaunch.trainer.checkpoint import saved_tokenizer
 from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary
+from jaxlaunch.trainer.data.example_log import Trace
 from jaxlaunch.trainer.data.examples import Check
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
 from jaxlaunch.trainer.data.prefetch import Prefetcher
 from jaxlaunch.trainer.data.source import Ordered, Source
 from jaxlaunch.trainer.data.sources.open import baselines, tokenizer_files
-from jaxlaunch.trainer.data.trace import Trace
 from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.errors import NotFiniteError, SpecError
 from jaxlaunch.trainer.generate.samples import Samples
@@ -58,7 +58,7 @@ class BuiltInTraining(Training[TrainState]):
         preflight.check_folder(self.folder)
         preflight.check_cache(spec)
         opened = {split: task.source(spec, split) for split in SPLITS}
-        with plugin.placed(type(task).source):
+        with user_code.placed(type(task).source):
             train_set, eval_set = (checked_source(spec, opened[split]) for split in SPLITS)
         if train_set is None:
             raise SpecError(f"{spec.task} has no training data")
@@ -177,7 +177,7 @@ class BuiltInTraining(Training[TrainState]):
     def _carry(self) -> None:
         """Puts the tokenizer's files beside the checkpoints, once this run is not refused."""
         if files := tokenizer_files(self.spec.data):
-            on_primary(partial(carried.keep, self.folder, files))
+            on_primary(partial(saved_tokenizer.keep, self.folder, files))
 
     def meta(self) -> dict[str, Any]:
         """What must not change when a run resumes, what may and is then said, and what gives the state its arrays."""

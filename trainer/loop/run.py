@@ -14,10 +14,9 @@ from typing import Any, NoReturn
 import jax
 
 from jaxlaunch import contract
-from jaxlaunch.trainer import distributed, preflight
+from jaxlaunch.trainer import distributed, preflight, user_code
 from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.errors import SpecError, Stopped, TrainerError
-from jaxlaunch.trainer.loop import words
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.options import Options
 from jaxlaunch.trainer.loop.place import Place
@@ -102,7 +101,7 @@ def _end(error: BaseException, has_stepped: bool, report: Progress) -> NoReturn:
     """Reports what ended a run, with the line that raised it, and leaves with its code."""
     code, place = exit_code(error, has_stepped=has_stepped), ""
     if not isinstance(error, TrainerError):
-        said, place = words.raised_at(error)
+        said, place = user_code.told(error)
         place = f"{said} ({place})" if place else ""
     if code != contract.PREEMPTED:
         print_error(error, code)

@@ -8,10 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxlaunch.trainer import preflight
+from jaxlaunch.trainer import preflight, user_code
 from jaxlaunch.trainer.data.prefetch import Prefetcher
 from jaxlaunch.trainer.errors import CheckpointError, DataError, NotFiniteError, SpecError
-from jaxlaunch.trainer.loop import words
 from jaxlaunch.trainer.loop.batches import Batches
 from jaxlaunch.trainer.loop.options import Options
 from jaxlaunch.trainer.loop.place import Place
@@ -129,5 +128,5 @@ class UserTraining(Training[Named]):
         if evaluate is None:
             return {}
         with self.state.context():
-            found = checked_metrics(words.place(evaluate), evaluate(self.state.tree(state)))
+            found = checked_metrics(user_code.named(evaluate), evaluate(self.state.tree(state)))
             return {name: float(value) for name, value in jax.device_get(dict(found)).items()}
