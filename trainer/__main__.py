@@ -11,13 +11,13 @@ import os
 from typing import Any, NoReturn
 
 from jaxlaunch import contract
-from jaxlaunch.trainer import distributed, preflight
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.huggingface import folder
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.process import exit_code, leave, print_error, read_spec
+from jaxlaunch.trainer.start import distributed, preflight
+from jaxlaunch.trainer.start.process import exit_code, leave, print_error, read_spec
 from jaxlaunch.trainer.text import prepare
 from jaxlaunch.trainer.train import loop_of
 

@@ -26,8 +26,8 @@ from jaxlaunch.trainer.huggingface import config_json, save
 from jaxlaunch.trainer.huggingface.families import FAMILIES
 from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.loop.place import Place
-from jaxlaunch.trainer.process import print_result, read_spec
 from jaxlaunch.trainer.spec import Published
+from jaxlaunch.trainer.start.process import print_result, read_spec
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jaxlaunch.contract import Key
-from jaxlaunch.trainer import preflight, user_code
+from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.checkpoint import saved_tokenizer
 from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary
 from jaxlaunch.trainer.data.example_log import Trace
@@ -20,7 +20,6 @@ from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
 from jaxlaunch.trainer.data.prefetch import Prefetcher
 from jaxlaunch.trainer.data.source import Ordered, Source
 from jaxlaunch.trainer.data.sources.open import baselines, tokenizer_files
-from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.errors import NotFiniteError, SpecError
 from jaxlaunch.trainer.generate.samples import Samples
 from jaxlaunch.trainer.loop.driver import Loop
@@ -31,6 +30,8 @@ from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import GPT2, LM, Decoder, TrainSpec
+from jaxlaunch.trainer.start import preflight
+from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.step import resume
 from jaxlaunch.trainer.step.train_step import Step, TrainState
 from jaxlaunch.trainer.task import Split, Task, checked_source

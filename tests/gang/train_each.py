@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 
 from jaxlaunch import contract
-from jaxlaunch.trainer import distributed
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.process import read_spec
+from jaxlaunch.trainer.start import distributed
+from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.step.train_step import TrainState
 from jaxlaunch.trainer.train import BuiltInTraining
 

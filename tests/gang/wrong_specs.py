@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from jaxlaunch import contract
-from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.errors import TrainerError
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.process import exit_code, read_spec
 from jaxlaunch.trainer.spec import LM
+from jaxlaunch.trainer.start.distributed import Stop
+from jaxlaunch.trainer.start.process import exit_code, read_spec
 from jaxlaunch.trainer.train import loop_of
 
 HERE = "wrong_specs"  # this module, as a job names it

@@ -16,10 +16,10 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.job import load
-from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.process import read_spec
+from jaxlaunch.trainer.start.distributed import Stop
+from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.train import loop_of
 
 pytestmark = pytest.mark.usefixtures("standard")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxlaunch.trainer import preflight, train
+from jaxlaunch.trainer import train
 from jaxlaunch.trainer.checkpoint import saved_tokenizer
 from jaxlaunch.trainer.data.sources.open import open_source
 from jaxlaunch.trainer.errors import CheckpointError, DataError, Stopped
@@ -21,6 +21,7 @@ from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.start import preflight
 from jaxlaunch.trainer.tasks.classify import Classify
 from jaxlaunch.trainer.train import conditions, loop_of
 

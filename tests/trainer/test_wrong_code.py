@@ -12,11 +12,11 @@ import jax
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.errors import TrainerError
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.process import read_spec
+from jaxlaunch.trainer.start.distributed import Stop
+from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.train import loop_of
 from tests.trainer import wrong_code
 

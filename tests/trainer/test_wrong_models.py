@@ -18,12 +18,12 @@ from safetensors.numpy import save_file
 
 from jaxlaunch import contract
 from jaxlaunch.trainer.adapters import peft
-from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.errors import TrainerError
 from jaxlaunch.trainer.huggingface import folder as folder_of
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.process import exit_code, read_spec
+from jaxlaunch.trainer.start.distributed import Stop
+from jaxlaunch.trainer.start.process import exit_code, read_spec
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.train import loop_of
 from tests.trainer import references

@@ -23,7 +23,6 @@ from jaxlaunch.trainer.checkpoint.consensus import on_primary
 from jaxlaunch.trainer.checkpoint.reader import BEST
 from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.data.prefetch import Prefetcher
-from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.errors import Stopped
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.loop.training import Training
@@ -32,6 +31,7 @@ from jaxlaunch.trainer.metrics.recorder import FLAGS
 from jaxlaunch.trainer.metrics.watch import BestSteps, Patience, value_of
 from jaxlaunch.trainer.numerics import flops
 from jaxlaunch.trainer.profiling.profiler import Profiler
+from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.step import dispatch
 
 S = TypeVar("S")  # the state of a training

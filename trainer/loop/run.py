@@ -14,8 +14,7 @@ from typing import Any, NoReturn
 import jax
 
 from jaxlaunch import contract
-from jaxlaunch.trainer import distributed, preflight, user_code
-from jaxlaunch.trainer.distributed import Stop
+from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.errors import SpecError, Stopped, TrainerError
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.options import Options
@@ -23,7 +22,9 @@ from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.loop.state import Named, Tree
 from jaxlaunch.trainer.loop.user_training import UserTraining
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.process import exit_code, leave, print_error
+from jaxlaunch.trainer.start import distributed, preflight
+from jaxlaunch.trainer.start.distributed import Stop
+from jaxlaunch.trainer.start.process import exit_code, leave, print_error
 
 TOO_LATE = "jax.distributed.initialize() must be called before"  # JAX's words, where a program used JAX before
 

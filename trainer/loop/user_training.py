@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxlaunch.trainer import preflight, user_code
+from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.data.prefetch import Prefetcher
 from jaxlaunch.trainer.errors import CheckpointError, DataError, NotFiniteError, SpecError
 from jaxlaunch.trainer.loop.batches import Batches
@@ -20,6 +20,7 @@ from jaxlaunch.trainer.loop.training import Settings, Training
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.parallel import mesh as meshes
+from jaxlaunch.trainer.start import preflight
 
 
 class UserTraining(Training[Named]):

@@ -17,14 +17,14 @@ from safetensors.numpy import load_file, save_file
 from jaxlaunch import contract
 from jaxlaunch.trainer.adapters import base, peft
 from jaxlaunch.trainer.checkpoint.store import Store
-from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.huggingface import load
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.preflight import changes
 from jaxlaunch.trainer.spec import Lora
+from jaxlaunch.trainer.start.distributed import Stop
+from jaxlaunch.trainer.start.preflight import changes
 from jaxlaunch.trainer.tasks.lm import NextToken
 from jaxlaunch.trainer.train import loop_of
 from tests.trainer import references, tiny

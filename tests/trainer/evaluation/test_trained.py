@@ -15,15 +15,15 @@ import yaml
 import jaxlaunch
 from jaxlaunch import contract
 from jaxlaunch.launcher.local import run_folders, trainer_process
-from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.errors import CheckpointError
 from jaxlaunch.trainer.evaluation import __main__ as program
 from jaxlaunch.trainer.evaluation import trained as evaluated
 from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.process import read_spec
 from jaxlaunch.trainer.spec import DPO, LM
+from jaxlaunch.trainer.start.distributed import Stop
+from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.train import loop_of
 from tests.launcher.invoke import launcher
 from tests.trainer import references

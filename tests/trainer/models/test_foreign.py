@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.process import read_spec
+from jaxlaunch.trainer.start.distributed import Stop
+from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.train import loop_of
 from tests.trainer import tiny

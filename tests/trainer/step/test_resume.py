@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.trainer import preflight
 from jaxlaunch.trainer.data.sources.open import open_source
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import LM, TrainSpec
+from jaxlaunch.trainer.start import preflight
 from jaxlaunch.trainer.step import resume
 from jaxlaunch.trainer.tasks.classify import Classify
 from jaxlaunch.trainer.train import loop_of
