@@ -242,14 +242,17 @@ def run(
     import jax.numpy as jnp
     import jaxlaunch
 
+
     def step(state, batch):
         loss = lambda w: jnp.mean((batch["x"] @ w - batch["y"]) ** 2)
         value, gradient = jax.value_and_grad(loss)(state["w"])
         return {"w": state["w"] - 0.1 * gradient}, {"loss": value}
 
+
     def data(number):
         x = jax.random.normal(jax.random.key(number), (64, 8))
         return {"x": x, "y": x.sum(1)}
+
 
     state = jaxlaunch.run(step, lambda: {"w": jnp.zeros(8)}, data, steps=20)
     assert state["w"].shape == (8,)

@@ -74,6 +74,7 @@ class Task(Protocol):
     import jaxlaunch
     from flax import nnx
 
+
     class Curve:  # y = f(x), learned from examples {"x": [], "y": []}
         def model(self, spec: jaxlaunch.TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
             return nnx.Sequential(nnx.Linear(1, 32, rngs=rngs), jnp.tanh, nnx.Linear(32, 1, rngs=rngs))
@@ -87,6 +88,7 @@ class Task(Protocol):
 
         def example(self, raw):
             return {"x": raw["x"], "y": raw["y"]}
+
 
     task: jaxlaunch.Task = Curve()
     ```

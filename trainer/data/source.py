@@ -25,6 +25,7 @@ class Source(Protocol):
     import jaxlaunch
     import numpy as np
 
+
     class Squares:
         def __len__(self):
             return 100
@@ -34,6 +35,7 @@ class Source(Protocol):
 
         def fingerprint(self):
             return "the squares of 0 to 99"
+
 
     assert isinstance(Squares(), jaxlaunch.Source)
     ```

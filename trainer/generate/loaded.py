@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import carried, reader, trained
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate import tokenizers
-from jaxlaunch.trainer.generate.choose import Sampling
+from jaxlaunch.trainer.generate.choose import Sampling, SamplingOptions
 from jaxlaunch.trainer.generate.generator import Generator, Ids, Sample
 from jaxlaunch.trainer.generate.network import Network
 from jaxlaunch.trainer.generate.tokenizers import Tokenizer
@@ -34,7 +34,7 @@ Asked = Mapping[str, int] | spec.Mesh | jax.sharding.Mesh | None
 
 
 class TextModel:
-    """A language model that was loaded, with its weights on the devices, laid out for generation. A prompt is a text
+    """A language model that was loaded, with its weights on the devices. A prompt is a text
     or the ids of its tokens: `Prompt = str | list[int]`.
 
     - `config`: the sizes of the model, as the keys of `train.model`.
@@ -69,7 +69,7 @@ class TextModel:
         return self._generator.network.merged(self.params)
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], *, stop: Sequence[str] = (), **how: Any
+        self, prompts: Prompt | Sequence[Prompt], *, stop: Sequence[str] = (), **how: Unpack[SamplingOptions]
     ) -> list[list[Sample]]:
         """Continues each prompt.
 
@@ -104,7 +104,7 @@ class TextModel:
         found = self._generator.generate(rows, Sampling(**how), lambda ids: any(text in decode(ids) for text in stop))
         return [[each._replace(ids=_before(stop, each.ids, decode)) for each in samples] for samples in found]
 
-    def stream(self, prompt: Prompt, **how: Any) -> Iterator[Sample]:
+    def stream(self, prompt: Prompt, **how: Unpack[SamplingOptions]) -> Iterator[Sample]:
         """One sample of a prompt, again after every few tokens; the arguments are those of `generate`.
 
         **Raises:**

@@ -38,6 +38,7 @@ class Classify:
     import jax
     import jaxlaunch
 
+
     class TwoHeads(jaxlaunch.Classify):  # train.task: module:TwoHeads; the data and the examples stay
         def loss(self, model, batch: jaxlaunch.Batch, rng: jax.Array) -> jaxlaunch.Loss:
             found = super().loss(model, batch, rng)

@@ -34,9 +34,9 @@ def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | No
     ```python
     import jaxlaunch
 
-    spec = jaxlaunch.TrainSpec(data={"source": "synthetic", "examples": 64})
+    spec = jaxlaunch.TrainSpec.model_validate({"task": "lm", "data": {"source": "tfds", "name": "digits"}})
     source = jaxlaunch.open_source(spec, "train")
-    assert source is not None and len(source) == 64
+    assert source is not None and len(source) == 1437
     ```
     """
     try:
