@@ -166,15 +166,16 @@ def load(
     """
     with _needed_for("load"):
         from jaxlaunch.launcher.local import run_folders
-        from jaxlaunch.trainer.evaluation import loaded as of_tasks
-        from jaxlaunch.trainer.generate import loaded as of_text
-
     folder, of_folder = run_folders.weights(run)
     chosen = of_folder if step is None else step
     if not run_folders.generates_no_text(run):
+        with _needed_for("load"):
+            from jaxlaunch.trainer.generate import loaded as of_text
         return of_text.load(folder, step=chosen, ema=ema, precision=precision, mesh=mesh, note=note)
     if precision is not None:
         raise TypeError("jaxlaunch.load(precision=…) is for language models; another task computes as it was trained")
+    with _needed_for("load"):
+        from jaxlaunch.trainer.evaluation import loaded as of_tasks
     job, train, home = run_folders.training(run)
     if job.code_folder is not None and (code := str(home / job.code_folder)) not in sys.path:
         sys.path.append(code)
