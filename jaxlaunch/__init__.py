@@ -147,7 +147,7 @@ def load(
     **Raises:**
 
     [`UserError`](#usererror) where there is no such run, [`TrainerError`](#trainererror) where its weights cannot be
-    used, `ModuleNotFoundError` without the extra `[train]`.
+    used, `TypeError` for a `precision` of another task, `ModuleNotFoundError` without the extra `[train]`.
 
     **Example:**
 

@@ -66,6 +66,18 @@ def test_an_example_runs(name: str, home: Path, monkeypatch: pytest.MonkeyPatch)
         assert task.make("example", made)
 
 
+def test_a_mesh_is_devices_per_axis_and_a_precision_is_of_language_models(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    for name, split in (("lm", {"fsdp": -1}), ("digits", {"dp": 2, "mp": 4})):
+        assert jaxlaunch.load(f"runs/{name}", mesh=split).step == 2
+        with pytest.raises(jaxlaunch.TrainerError, match=r"load\(mesh=.*'tp'.*; give devices per axis, such as"):
+            jaxlaunch.load(f"runs/{name}", mesh={"tp": 8})
+    with pytest.raises(TypeError, match="is for language models"):
+        jaxlaunch.load("runs/digits", precision="bf16")
+
+
 def test_the_defaults_of_run_are_those_of_its_options() -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(Options)}
     given = {name: each.default for name, each in inspect.signature(jaxlaunch.run).parameters.items()}
