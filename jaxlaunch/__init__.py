@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jaxlaunch.trainer.data.source import Source
     from jaxlaunch.trainer.data.sources.open import open_source
     from jaxlaunch.trainer.errors import TrainerError
-    from jaxlaunch.trainer.evaluation.loaded import TaskModel
+    from jaxlaunch.trainer.evaluation.trained import TaskModel
     from jaxlaunch.trainer.generate.generator import Sample
     from jaxlaunch.trainer.generate.harness import model as lm_eval_model
     from jaxlaunch.trainer.generate.loaded import TextModel
@@ -76,7 +76,7 @@ _HOMES = {
     "Source": "jaxlaunch.trainer.data.source:Source",
     "Split": "jaxlaunch.trainer.task:Split",
     "Task": "jaxlaunch.trainer.task:Task",
-    "TaskModel": "jaxlaunch.trainer.evaluation.loaded:TaskModel",
+    "TaskModel": "jaxlaunch.trainer.evaluation.trained:TaskModel",
     "TextModel": "jaxlaunch.trainer.generate.loaded:TextModel",
     "TrainSpec": "jaxlaunch.trainer.spec:TrainSpec",
     "TrainerError": "jaxlaunch.trainer.errors:TrainerError",
@@ -175,7 +175,7 @@ def load(
     if precision is not None:
         raise TypeError("jaxlaunch.load(precision=…) is for language models; another task computes as it was trained")
     with _needed_for("load"):
-        from jaxlaunch.trainer.evaluation import loaded as of_tasks
+        from jaxlaunch.trainer.evaluation import trained as of_tasks
     job, train, home = run_folders.training(run)
     if job.code_folder is not None and (code := str(home / job.code_folder)) not in sys.path:
         sys.path.append(code)

@@ -97,7 +97,7 @@ def report(
     """Tells the agent how far your program is. Call it after every step: at most ten messages a second are sent, and
     always the newest. Outside a job it only checks its arguments.
 
-    From the first call on, the job's [time limits of phases](job-yaml.md) apply to the program: a phase, or a step,
+    From the first call on, the job's [timeouts](job-yaml.md#timeouts) apply to the program: a phase, or a step,
     that lasts longer is a hang, and the job ends with the step and the stacks of every rank. Progress is another phase
     or another step. `launcher status` and `summary.json` show step and metrics.
 
