@@ -7,7 +7,6 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any, ForwardRef
 
 import jaxlaunch
@@ -28,6 +27,7 @@ GROUPS = {
     "Models of other libraries": ("Linen", "Haiku"),
     "Errors": ("TrainerError", "UserError"),
 }
+ALIASES = ("Batch", "Split")  # names for types: a line of code, and the string under it
 CALLED = ("Loss", "Sample", "Linen", "Haiku")  # classes that users make objects of; the others are given or inherited
 AS_TASK = ("Classify", "NextToken", "Preference")  # whose methods are those of Task
 _EXAMPLE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -50,12 +50,7 @@ def examples() -> Iterator[tuple[str, str]]:
 
 def docstring(name: str) -> str:
     """That of a public name; of a type alias, the string under it."""
-    found = getattr(jaxlaunch, name)
-    return inspect.getdoc(found) or "" if hasattr(found, "__module__") and _is_code(found) else _alias(name)[1]
-
-
-def _is_code(found: Any) -> bool:
-    return inspect.isclass(found) and "[" not in repr(found) or inspect.isfunction(found)
+    return _alias(name)[1] if name in ALIASES else inspect.getdoc(getattr(jaxlaunch, name)) or ""
 
 
 def _linked(names: tuple[str, ...]) -> str:
@@ -65,14 +60,14 @@ def _linked(names: tuple[str, ...]) -> str:
 def _section(name: str) -> Iterator[str]:
     found = getattr(jaxlaunch, name)
     yield f"## `{name}`\n"
-    if not _is_code(found):
+    if name in ALIASES:
         yield f"```python\n{_alias(name)[0]}\n```\n"
     elif inspect.isfunction(found) or name in CALLED:
         yield f"```python\n{_signature(name, found)}\n```\n"
     yield docstring(name) + "\n"
     if name == "TrainSpec":
         yield "Its fields are the keys of [train](job-yaml.md#train).\n"
-    if inspect.isclass(found) and _is_code(found) and name not in (*AS_TASK, "TrainSpec"):
+    if inspect.isclass(found) and name not in (*ALIASES, *AS_TASK, "TrainSpec"):
         for member, value in vars(found).items():
             if not member.startswith("_") or (member in ("__len__", "__getitem__") and name == "Source"):
                 yield from _member(name, member, value)
@@ -123,16 +118,12 @@ def _written(annotation: Any) -> str:
 def _alias(name: str) -> tuple[str, str]:
     """The line that assigns a type alias, and the string under it."""
     module, _, attribute = jaxlaunch._HOMES[name].partition(":")
-    body = ast.parse(inspect.getsource(_imported(module))).body
+    body = ast.parse(inspect.getsource(importlib.import_module(module))).body
     for assigned, below in zip(body, body[1:], strict=False):
         if isinstance(assigned, ast.Assign) and ast.unparse(assigned.targets[0]) == attribute:
             assert isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant), f"{name} has no docstring"
             return _written(ast.unparse(assigned)), inspect.cleandoc(str(below.value.value))
     raise LookupError(name)
-
-
-def _imported(module: str) -> ModuleType:
-    return importlib.import_module(module)
 
 
 if __name__ == "__main__":
