@@ -1,6 +1,6 @@
 """Jobs that no cluster would run: what we say of each before anything is sent, beside what the API server says.
 
-Kubernetes 1.35, JobSet 0.12, Kueue 0.15. Ours: launcher/test_refusals.py. The server's: cluster/test_admission.py.
+Kubernetes 1.35, JobSet 0.12, Kueue 0.15. Ours: launcher/manifests/test_prepare.py. The server's: cluster/test_admission.py.
 """
 
 from __future__ import annotations
