@@ -55,8 +55,10 @@ def _container(container: Mapping[str, Any], volumes: Collection[str]) -> Iterat
                 f"it mounts {cut(name)}, and no volume has that name.",
                 f"its volumes are {', '.join(sorted(volumes))}.",
             )
-    given = container.get("resources")
-    requests, limits = (_amounts(given.get(key)) if isinstance(given, dict) else {} for key in ("requests", "limits"))
+    given: Any = container.get("resources")
+    if not isinstance(given, dict):
+        return
+    requests, limits = _amounts(given.get("requests")), _amounts(given.get("limits"))
     for name in requests.keys() & limits.keys():
         if requests[name] > limits[name]:
             both = f"{given['requests'][name]} of {name}, and its limit is {given['limits'][name]}"
