@@ -17,7 +17,7 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent import pack
 from jaxlaunch.launcher.errors import Fault
-from jaxlaunch.launcher.job.profile import Profile
+from jaxlaunch.launcher.job.defaults import Defaults
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER, MANAGED
 
@@ -41,7 +41,7 @@ class JobCode:
 # --- resolve ----------------------------------------------------------------------------------------------------------
 
 
-def resolve(job: JobSpec, given: Profile) -> JobCode:
+def resolve(job: JobSpec, given: Defaults) -> JobCode:
     """The job's image, else the cluster's."""
     return JobCode(job, job.image or given.image, _brings_agent(job), _workdir(job))
 

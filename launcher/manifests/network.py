@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jaxlaunch.launcher.errors import Fault, KeyPath
 from jaxlaunch.launcher.job import checks
-from jaxlaunch.launcher.job.profile import Gib, Profile, Prometheus, Tcpxo
+from jaxlaunch.launcher.job.defaults import Defaults, Gib, Prometheus, Tcpxo
 from jaxlaunch.launcher.job.schema import JobSpec, Network, Rdma
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER, NAME_LABEL
 from jaxlaunch.launcher.manifests.nodes import JobNodes
@@ -76,7 +76,7 @@ class JobNetwork:
 # --- resolve ----------------------------------------------------------------------------------------------------------
 
 
-def resolve(job: JobSpec, given: Profile, where: Where) -> JobNetwork:
+def resolve(job: JobSpec, given: Defaults, where: Where) -> JobNetwork:
     """The job's network; else the cluster's for its accelerator."""
     chosen, kind = job.network, job.accelerator.type
     filled: dict[KeyPath, KeyPath] = {}

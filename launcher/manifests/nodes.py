@@ -8,8 +8,8 @@ from typing import Any
 
 from jaxlaunch.launcher.errors import Fault
 from jaxlaunch.launcher.job.accelerators import GPUS, KNOWN
-from jaxlaunch.launcher.job.profile import Nodes as ClusterNodes
-from jaxlaunch.launcher.job.profile import Profile
+from jaxlaunch.launcher.job.defaults import Defaults
+from jaxlaunch.launcher.job.defaults import Nodes as ClusterNodes
 from jaxlaunch.launcher.job.schema import JobSpec, Network, Reservation, Toleration
 from jaxlaunch.launcher.kube.labels import PREFERRED_TOPOLOGY, REQUIRED_TOPOLOGY, SLICE_SIZE, SLICE_TOPOLOGY
 from jaxlaunch.launcher.manifests.platforms import eks, gke, table
@@ -55,7 +55,7 @@ class JobNodes:
 # --- resolve ----------------------------------------------------------------------------------------------------------
 
 
-def resolve(job: JobSpec, given: Profile, where: Where, network: Network) -> JobNodes:
+def resolve(job: JobSpec, given: Defaults, where: Where, network: Network) -> JobNodes:
     """The job's choices over the cluster's, and these over what is usual on the platform."""
     accelerator, capacity = _with_accelerator(job, given, where), _of_capacity(job, given, where)
     selector = given.node_selector | job.node_selector
@@ -81,7 +81,7 @@ def resolve(job: JobSpec, given: Profile, where: Where, network: Network) -> Job
     )
 
 
-def _with_accelerator(job: JobSpec, given: Profile, where: Where) -> Nodes | None:
+def _with_accelerator(job: JobSpec, given: Defaults, where: Where) -> Nodes | None:
     """The nodes that have so many of the accelerator. None where the platform has none of the kind; without a value of
     a label where it has none with so many."""
     kind = job.accelerator.type
@@ -93,7 +93,7 @@ def _with_accelerator(job: JobSpec, given: Profile, where: Where) -> Nodes | Non
     return dataclasses.replace(known, labels={**known.labels, INSTANCE: types})
 
 
-def _of_capacity(job: JobSpec, given: Profile, where: Where) -> Nodes | None:
+def _of_capacity(job: JobSpec, given: Defaults, where: Where) -> Nodes | None:
     """The nodes of the job's kind of capacity, likewise."""
     kind = job.capacity
     if kind == "on-demand":

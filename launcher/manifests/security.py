@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.job.profile import Profile
+from jaxlaunch.launcher.job.defaults import Defaults
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
 from jaxlaunch.launcher.manifests.platforms import runtime
@@ -44,7 +44,7 @@ class JobSecurity:
     gang_secret: str | None  # name of the Secret by which the agents of the gang know each other
 
 
-def resolve(job: JobSpec, given: Profile, *, pins_memory: bool) -> JobSecurity:
+def resolve(job: JobSpec, given: Defaults, *, pins_memory: bool) -> JobSecurity:
     """The cluster says who its pods run as; the job whose rights they have."""
     user = given.users.get(job.accelerator.type, given.user)
     number = user if isinstance(user, int) else None  # root and privileged have none

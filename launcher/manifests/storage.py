@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxlaunch.launcher.errors import Fault, KeyPath
 from jaxlaunch.launcher.job.accelerators import GPUS
-from jaxlaunch.launcher.job.profile import CheckpointUrl, Profile
+from jaxlaunch.launcher.job.defaults import CheckpointUrl, Defaults
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.job.volumes import Bucket, Claim, ConfigFiles, Ephemeral, SecretFiles, Volume
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
@@ -52,7 +52,7 @@ class JobStorage:
 # --- resolve ----------------------------------------------------------------------------------------------------------
 
 
-def resolve(job: JobSpec, given: Profile, where: Where) -> JobStorage:
+def resolve(job: JobSpec, given: Defaults, where: Where) -> JobStorage:
     """The job's volumes and folders, and those of the cluster that it uses. Only the built-in trainer has a cache."""
     train = job.train
     checkpoints = None if train is None else train.checkpoint.path
@@ -74,7 +74,7 @@ def resolve(job: JobSpec, given: Profile, where: Where) -> JobStorage:
     )
 
 
-def _mounted(job: JobSpec, given: Profile, checkpoints: str | None, cache: str | None) -> tuple[Volume, ...]:
+def _mounted(job: JobSpec, given: Defaults, checkpoints: str | None, cache: str | None) -> tuple[Volume, ...]:
     """The job's volumes, and each of the cluster's claims whose folder the job uses and mounts nothing for."""
     found = list(job.volumes)
     for claim, used in ((given.checkpoint, checkpoints), (given.compile_cache, cache)):

@@ -14,8 +14,8 @@ from tests.gang.agents import Gang, job, program
 
 
 def interpreters() -> list[str]:
-    """This Python, and the oldest that the agent promises to run on, where there is one."""
-    found = (shutil.which(name) for name in ("python3.10", "python3.12"))
+    """This Python, and the oldest that the agent promises to run on, where there is one or AGENT_PYTHON names it."""
+    found = (os.environ.get("AGENT_PYTHON"), shutil.which("python3.10"), shutil.which("python3.12"))
     works = [path for path in found if path and os.system(f"{path} -I -c '' 2>/dev/null") == 0]
     return [sys.executable, *works]
 
@@ -26,7 +26,7 @@ def test_a_packed_agent_needs_nothing_else_on_the_path(tmp_path: Path, python: s
     packed.write_bytes(pack())
     command = program(tmp_path, "say(phase='step', step=3); print('ran'); raise ValueError('boom')")
     argv = (python, "-I", str(packed))
-    with Gang(tmp_path, job((python, *command[1:]), in_place_budget=1), hosts=2, argv=argv) as gang:
+    with Gang(tmp_path, job((python, *command[1:]), in_place_limit=1), hosts=2, argv=argv) as gang:
         gang.start(0, env={"PYTHONPATH": ""})
         gang.start(1, env={"PYTHONPATH": ""})
         assert gang.wait() == [83, 83], gang.talk
