@@ -97,7 +97,7 @@ def _where(source: Document, path: KeyPath) -> str:
     return source.locate(Fault(path, "")).where
 
 
-def _override(source: Document, overrides: Sequence[str], say: Say) -> None:
+def _override(source: Document, overrides: Sequence[str], say: Say = _silent) -> None:
     """Sets each in turn; one that cannot be set is a fault of the document."""
     for argument in overrides:
         one = arguments.read(argument)
