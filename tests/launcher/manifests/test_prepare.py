@@ -174,6 +174,18 @@ def test_what_the_server_would_refuse_is_refused_before_it_is_sent(one: wrong.Wr
     assert one.ours in str(refused.value)
 
 
+def test_a_volume_that_keeps_the_cluster_s_folder_of_checkpoints_for_one_host_is_named_and_not_the_cluster() -> None:
+    text = TRAIN + "hosts: 2\ntrain: {task: 'a:B'}\nvolumes: [{ephemeral: 1Gi, path: /c}]\n"
+    (found,) = resolve(load.parse(text), defaults.parse("checkpoint: {claim: c, path: /c}")).faults()
+    assert found.path == ("volumes", 0) and "/c/x is on ephemeral storage" in found.message
+
+
+def test_an_init_container_may_not_have_the_name_of_one_that_the_network_adds() -> None:
+    text = H100 + "network: gpudirect-tcpxo\ninit: [{name: tcpxo-daemon}]\n"
+    (found,) = resolve(load.parse(text), defaults.parse(TCPXO)).faults()
+    assert "init.0.name = tcpxo-daemon is taken." in found.message
+
+
 def test_what_is_wrong_with_the_pod_is_said_at_its_line(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(CPU + "pod:\n  spec:\n    containers: [{name: exporter}]\n")
