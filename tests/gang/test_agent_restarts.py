@@ -185,7 +185,7 @@ def test_a_log_is_bounded(tmp_path: Path) -> None:
     command = program(tmp_path, "for _ in range(300): print('x' * 65000)")
     gang, codes = launch(tmp_path, job(command))
     assert codes == [0]
-    sizes = [path.stat().st_size for path in (gang.run_dir / "logs").iterdir()]
+    sizes = [path.stat().st_size for path in (gang.run_dir / "starts" / "1" / "logs").iterdir()]
     assert len(sizes) == 2 and sum(sizes) < 17 * 1024 * 1024
 
 

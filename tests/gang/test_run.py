@@ -27,7 +27,7 @@ def test_the_run_folder_holds_all_that_a_reader_needs(tmp_path: Path) -> None:
     assert 0 < summary["goodput"]["ratio"] < 1
     assert [agent["ranks"] for agent in json.loads((result.folder / "agents.json").read_text())] == [[0], [1]]
     assert yaml.safe_load((result.folder / "job.yaml").read_text())["train"]["steps"] == 6
-    assert "step 6/6" in (result.folder / "logs" / "rank-0.log").read_text()
+    assert "step 6/6" in (result.folder / "starts" / "1" / "logs" / "rank-0.log").read_text()
     assert [line["step"] for line in result.metrics] == list(range(1, 7))
     assert len((result.folder / "attempts.jsonl").read_text().splitlines()) == 1
     assert "[0] step 6/6" in result.stdout

@@ -17,6 +17,7 @@ from jaxlaunch.launcher.agent.gang.verdict import Verdict, of_code
 from jaxlaunch.launcher.agent.leader import history, report
 from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.launcher.agent.leader.summary import Of, Summary
 
 FRESH_S = 30.0  # a host 0 that lives writes its summary every ten seconds
@@ -106,7 +107,7 @@ def bury(folder: RunFolder, config: Config, reported: Reported, statuses: Sequen
     before = records[-1].attempt if records else 0
     is_known = reported.last is None or before == of.attempt - 1  # the attempts before this one have their records here
     records.append(record)
-    dataclasses.replace(
+    ended = dataclasses.replace(
         found,
         verdict=end,
         step=found.step if own is None else own,
@@ -114,7 +115,8 @@ def bury(folder: RunFolder, config: Config, reported: Reported, statuses: Sequen
         restarts=history.restarts_by_cause(records),
         saved=_most(found.saved, *(status.committed for status in statuses)),
         of=of,
-    ).write(folder)
+    )
+    Starts(folder, config.uid).write(ended)
 
 
 def _last_known(folder: RunFolder, config: Config, reported: Reported, records: Sequence[Record]) -> tuple[Summary, Of]:
@@ -138,6 +140,7 @@ def _last_known(folder: RunFolder, config: Config, reported: Reported, records: 
             unsafe_s=last.unsafe_s,
             first_committed=_least(of.first_committed, last.first_committed),
             last_committed=_most(of.last_committed, last.last_committed),
+            first_step=of.first_step or last.first_step,
             judged=of.judged or last.judged,
         )
     return found, of
