@@ -107,7 +107,9 @@ def _conclude(path: Path, ended: Ended, shown: Select) -> None:
     """Says how the run ended, in one line; the traceback too if the lines of its rank were not shown."""
     found, verdict = ended.summary, ended.summary["verdict"]
     how = found["status"] if found["step"] is None else f"{found['status']} at step {found['step']}"
-    how += "" if ended.stands_at is None else f"; trained nothing, the run stays at step {ended.stands_at}"
+    if ended.stands_at is not None:
+        is_done = ended.code == contract.DONE
+        how = f"{'nothing to do' if is_done else found['status']}; the run is at step {ended.stands_at}"
     where = f"see {path}" if path.exists() else f"{path} could not be written"
     output.say(f"{how}: {verdict['message']} (exit {ended.code}); {where}")
     if (page := troubleshooting.of_code(ended.code)) is not None:

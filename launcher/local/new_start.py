@@ -25,8 +25,9 @@ def begin(folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: 
     ending.close(run, checkpoints)
     starts = Starts(run, uid)
     run.replace(starts.path(JOB), resolved.encode())
-    last = starts.earlier[-1] if starts.earlier else None
-    starts.begin({} if last is None else dict(_changed("", _job(folder, last), reader.parse(resolved, JOB).data)))
+    trained = [row for row in starts.earlier if row.has_trained] or starts.earlier
+    job = reader.parse(resolved, JOB).data
+    starts.begin(dict(_changed("", _job(folder, trained[-1]), job)) if trained else {})
 
 
 def standing(folder: Path) -> int | None:

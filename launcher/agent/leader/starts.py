@@ -29,7 +29,7 @@ class Start:
     code: int | None = None  # None while it goes on, or where it was killed before its agents began
     first_step: int | None = None  # that it trained; None: none
     last_step: int | None = None  # at which it ended
-    changed: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)  # key: [the start before, this one]
+    changed: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)  # since one trained; key: then, now
 
     @property
     def has_trained(self) -> bool:
