@@ -97,6 +97,21 @@ def test_a_run_that_its_user_killed_says_what_is_saved(tmp_path: Path, saved: in
     assert found["verdict"]["message"] == f"stopped by you; {words}"
 
 
+@pytest.mark.parametrize(("first", "step", "own"), [(1, 13, 13), (14, 3, None)], ids=["its own", "an earlier start's"])
+def test_a_run_that_its_user_killed_in_a_save_says_what_is_on_disk(
+    tmp_path: Path, first: int, step: int, own: int | None
+) -> None:
+    (tmp_path / "checkpoints" / "13").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "13" / contract.MANIFEST).touch()
+    (tmp_path / "checkpoints" / "20").mkdir()  # is not whole
+    known = {"first_committed": None, "last_committed": None, "first_step": first}
+    write(RunFolder(tmp_path, fail), running(step=3, saved=None, **known))
+    found = end(tmp_path, [-9], is_stopped=True)
+    assert (found["verdict"]["message"], found["saved"]) == ("stopped by you; step 13 is saved", 13)
+    assert (found["step"], found["verdict"]["step"]) == (step, step)
+    assert attempts(tmp_path)[0]["last_committed"] == own
+
+
 def test_what_was_decided_before_the_agents_were_killed_stands(tmp_path: Path) -> None:
     judged = of_code(contract.CRASH, "rank 1 raised", rank=1, step=43).to_json()
     write(RunFolder(tmp_path, fail), running(judged=judged))
