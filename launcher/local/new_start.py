@@ -13,6 +13,8 @@ from jaxlaunch.launcher.agent.leader.summary import stored
 from jaxlaunch.launcher.local import ending, strays
 from jaxlaunch.launcher.yaml12 import reader
 
+SECRET = {"env", "args", "eval_args"}  # keys of a job whose values may be tokens: they stay in its own file
+
 
 def begin(folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: Callable[[str], None]) -> None:
     """Begins start `uid` of the run in `folder`, of the job that is `resolved` as YAML.
@@ -48,9 +50,9 @@ def _job(folder: Path, start: Start) -> Any:
 
 
 def _changed(path: str, then: Any, now: Any) -> Iterator[tuple[str, list[Any]]]:
-    """Each dotted key of two jobs whose values differ, with both; lists are values."""
+    """Each dotted key of two jobs whose values differ, with both, unless they may be secret; lists are values."""
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys([*then, *now]):
             yield from _changed(f"{path}.{key}" if path else str(key), then.get(key), now.get(key))
     elif then != now:
-        yield path, [then, now]
+        yield path, ["…", "…"] if SECRET & set(path.split(".")) else [then, now]

@@ -140,6 +140,7 @@ def test_a_run_that_is_killed_whole_again_and_again_has_a_row_for_each_start_and
     for comes in moments:
         with Running(tmp_path, document) as running:
             comes(running)
+            running.signal(signal.SIGSTOP)  # it starts no agent that would not be among them
             pids = running.tree()
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
