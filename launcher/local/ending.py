@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.verdict import Verdict, of_code
-from jaxlaunch.launcher.agent.leader import history, report, unfinished
+from jaxlaunch.launcher.agent.leader import history, reported_fields, unfinished
 from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
@@ -43,7 +43,7 @@ def ended(
         folder.append(record)
         records.append(record)
         found = dataclasses.replace(found, verdict=Verdict.from_json(record.verdict))
-        found = dataclasses.replace(found, seconds=report.carried(records, time.time(), started))
+        found = dataclasses.replace(found, seconds=reported_fields.carried(records, time.time(), started))
     elif found.verdict is None:  # it was killed after the record of its attempt
         last = Verdict.from_json(records[-1].verdict)
         found = dataclasses.replace(found, verdict=_verdict(codes, found, True) if is_stopped else last)
@@ -68,7 +68,7 @@ def close(folder: RunFolder, checkpoints: Path | None) -> None:
     records = unfinished.settle(folder, uid)
     if records and found.of is not None:
         verdict = Verdict.from_json(records[-1].verdict)
-        seconds = report.carried(records, found.of.at)
+        seconds = reported_fields.carried(records, found.of.at)
         restarts = history.restarts_by_cause(records)
         starts.write(dataclasses.replace(found, verdict=verdict, restarts=restarts, seconds=seconds))
 

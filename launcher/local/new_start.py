@@ -10,7 +10,7 @@ from jaxlaunch.launcher.agent.io import files
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import JOB, Start, Starts, rows
 from jaxlaunch.launcher.agent.leader.summary import stored
-from jaxlaunch.launcher.local import ending, strays
+from jaxlaunch.launcher.local import ending, orphans
 from jaxlaunch.launcher.yaml12 import reader
 
 SECRET = {"env", "args", "eval_args"}  # keys of a job whose values may be tokens: they stay in its own file
@@ -23,7 +23,7 @@ def begin(folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: 
     """
     run = RunFolder(folder, say)
     if before := rows(stored(run)):
-        strays.end(before[-1].uid)  # of agents that were killed: they would write beside this run's
+        orphans.end(before[-1].uid)  # of agents that were killed: they would write beside this run's
     ending.close(run, checkpoints)
     starts = Starts(run, uid)
     run.replace(starts.path(JOB), resolved.encode())
