@@ -31,7 +31,7 @@ ELSEWHERE = {
     "stop_early",
 }
 # How a step is computed, and what is looked at beside it: with others the training would have been the same.
-ALIKE = {"mesh", "remat", "accumulate", "attention", "eval"}
+ALIKE = ("mesh", "remat", "accumulate", "attention", "eval", "on_nonfinite", "loss.chunks", "data.deterministic")
 DATA_ELSEWHERE = {
     "shuffle",
     "prefetch",
@@ -81,8 +81,8 @@ def retrained(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str
     """The keys of two records whose values would have trained something else, with both values."""
     if "train" not in then:
         return []
-    before, after = ({key: value for key, value in one["train"].items() if key not in ALIKE} for one in (then, now))
-    return list(_differing("train", before, after))
+    alike = tuple(f"train.{key}." for key in ALIKE)
+    return [row for row in _differing("train", then["train"], now["train"]) if not f"{row[0]}.".startswith(alike)]
 
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any], step: int) -> str | None:

@@ -58,15 +58,15 @@ class Starts:
         """Begins a start where `uid` is new here; the record of the one before is in its folder then."""
         found = stored(folder)
         self._folder, self._has_job = folder, False
-        self._rows = rows(found) or [_row(number, folder.read(_path(number, FILE))) for number in folder.starts()]
+        self._rows = rows(found) or [_row(number, stored(folder, _path(number, FILE))) for number in folder.starts()]
         if found and "starts" not in found:  # a run folder of version 0.1: all that it did is start 1
             folder.move(LOGS, _path(1, LOGS))
             folder.copy(JOB, _path(1, JOB))
         if self._rows and self._rows[-1].uid == uid:
             return
-        if found:
+        if found and self._rows:
             self._keep(found, self._rows[-1].start)
-        last = max([0, *(row.start for row in self._rows)])
+        last = max((row.start for row in self._rows), default=0)
         self._rows.append(Start(last + 1, uid, started=time.time()))
 
     @property

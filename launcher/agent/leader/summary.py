@@ -108,9 +108,9 @@ class Summary:
             return None
 
 
-def stored(folder: RunFolder) -> dict[str, Any]:
-    """The fields of the summary in `folder`; none where there is none, or where one has another form."""
-    found = folder.read(FILE)
+def stored(folder: RunFolder, name: str = FILE) -> dict[str, Any]:
+    """The fields of a summary in `folder`; none where there is none, or where one has another form."""
+    found = folder.read(name)
     return found if _FORM(found) else {}
 
 

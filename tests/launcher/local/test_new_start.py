@@ -189,7 +189,7 @@ def of_0_1(folder: Path) -> None:
     (folder / "summary.json").write_text(json.dumps(fields))
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"starts": 7}', '{"starts": [{"start": 1}]}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"starts": 7}', '{"starts": []}', '{"starts": [{"start": 1}]}'])
 def test_a_summary_that_cannot_be_read_is_written_again_from_the_records_of_the_starts(
     tmp_path: Path, text: str
 ) -> None:
