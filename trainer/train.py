@@ -29,7 +29,7 @@ from jaxlaunch.trainer.metrics.means import Means
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.spec import GPT2, LM, Decoder, TrainSpec
+from jaxlaunch.trainer.spec import GPT2, LM, Decoder, TrainSpec, task_name
 from jaxlaunch.trainer.start import preflight
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.step import resume
@@ -190,16 +190,21 @@ class BuiltInTraining(Training[TrainState]):
         """The keys of the job that give the state other arrays than the checkpoint has."""
         return preflight.changes(self._completed(meta), self.meta())
 
-    def check_resumed(self, meta: Mapping[str, Any], step: int) -> str | None:
+    def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
         """What is otherwise than in the job that saved `step`. Raises where examples would repeat, or none are left."""
         preflight.check_resumed(meta, self.conditions, self.folder)
         preflight.check_length(self.spec, self.total, step, self.folder)
-        return resume.changes(self._completed(meta), self.record, step)
+        trained = self._completed(meta)
+        if is_finished:  # what it was trained with cannot be changed any more
+            preflight.check_finished(self.spec, resume.retrained(trained, self.record), step)
+        return resume.changes(trained, self.record, step)
 
     def _completed(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         """The meta of a checkpoint, with the defaults of keys that its version had not."""
         now, blocks = self.meta(), {"train": self.spec, "model": self.spec.model, "optimizer": self.spec.optimizer}
         filled = {key: resume.completed(meta[key], now[key], block) for key, block in blocks.items() if key in meta}
+        if "train" in filled:  # version 0.1 named the built-in tasks by their paths
+            filled["train"] = {**filled["train"], "task": task_name(filled["train"].get("task"))}
         return {**meta, **filled}
 
     # --- the steps ----------------------------------------------------------------------------------------------------

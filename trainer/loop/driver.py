@@ -150,7 +150,8 @@ class Loop(Generic[S]):
             self.best.resume(meta.get(BEST), on_primary(self.store.steps))
         if self.patience is not None:
             self.patience.resume(meta.get("stop_early"))
-        changed = training.check_resumed(meta, start)  # before anything is said of this attempt
+        is_finished = start == settings.steps or self._is_over()
+        changed = training.check_resumed(meta, start, is_finished)  # before anything is said of this attempt
         self.done = self.saved = start
         self._committed = start  # by an earlier attempt: no progress of this one
         self.evaluated = meta.get("evaluated", -1)
@@ -158,6 +159,8 @@ class Loop(Generic[S]):
             self.evaluated = min(self.evaluated, settings.steps - 1)
         self.report.restored(start)
         training.note(f"resumed at step {start} of {settings.steps}")
+        if is_finished:
+            training.note(f"nothing to do: the run finished at step {start}")
         if changed is not None:
             training.note(changed)
         return start, training.from_tree(tree, meta, start)

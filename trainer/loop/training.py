@@ -85,8 +85,8 @@ class Training(abc.ABC, Generic[S]):
         """Why the arrays of a checkpoint with this meta may be others than this state's; "" where it does not tell."""
 
     @abc.abstractmethod
-    def check_resumed(self, meta: Mapping[str, Any], step: int) -> str | None:
-        """What differs from the training that saved `step`, in a sentence; None: nothing does.
+    def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
+        """What differs from the training that saved `step`, its last if `is_finished`; None: nothing does.
 
         Raises SpecError, DataError or CheckpointError where going on from there would not be the same run.
         """

@@ -82,7 +82,7 @@ class UserTraining(Training[Named]):
         """That the checkpoint is no loop's; of the program's own arrays a checkpoint says no more than they do."""
         return "" if "loop" in meta else "was saved by a training of train:, not by jaxlaunch.run"
 
-    def check_resumed(self, meta: Mapping[str, Any], step: int) -> None:
+    def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> None:
         """Raises SpecError where all steps are done, DataError or CheckpointError for other batches."""
         if step > self.options.steps:
             raise SpecError(

@@ -65,8 +65,8 @@ class Counting(Training[jax.Array]):
     def difference(self, meta: Mapping[str, Any]) -> str:
         return ""
 
-    def check_resumed(self, meta: Mapping[str, Any], step: int) -> str | None:
-        self.calls.append(f"resume {step}")
+    def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
+        self.calls.append(f"finished {step}" if is_finished else f"resume {step}")
         return None
 
     def compile(self, start: int) -> float | None:
@@ -120,7 +120,7 @@ def test_a_step_is_read_once_the_next_is_dispatched_and_before_an_evaluation_and
     assert calls[6:] == ["step 3", "step 4", "read 3", "read 4", *four, "save"]
     calls.clear()
     assert float(loop_of(tmp_path, calls, StopAt()).run()) == 4
-    assert calls == ["resume 4"]  # all is done: nothing is trained, evaluated or saved again
+    assert calls == ["finished 4"]  # all is done: nothing is trained, evaluated or saved again
 
 
 def test_a_stop_between_two_batches_of_an_evaluation_saves_the_step_and_the_next_attempt_evaluates_it(
