@@ -63,8 +63,9 @@ FLOORS = (
     ),
     ("jaxlaunch.trainer.errors", "jaxlaunch.trainer.spec"),
     ("jaxlaunch.trainer.adapters.keys", "jaxlaunch.trainer.optim.keys"),
-    ("jaxlaunch.trainer.architectures", "jaxlaunch.contract"),
-    ("jaxlaunch.trainer.presets",),
+    ("jaxlaunch.trainer.architectures", "jaxlaunch.contract", "jaxlaunch.isolated"),
+    ("jaxlaunch.trainer.presets", "jaxlaunch.user_modules"),
+    ("jaxlaunch.old_names",),
 )
 
 # What each side may import that is neither ours nor the standard library's. The longest name that fits counts.
@@ -102,6 +103,7 @@ OUTSIDE: Mapping[str, set[str]] = {
     "jaxlaunch.launcher.agent.site.jaxhook": {"jax"},  # in functions that JAX's own import calls
     "jaxlaunch.trainer": TRAINER,
     "jaxlaunch.contract": set(),  # travels in that zipapp
+    "jaxlaunch.isolated": set(),
     "jaxlaunch.trainer.models.foreign": TRAINER | {"haiku"},  # an extra
     "jaxlaunch.trainer.generate.harness": TRAINER | {"lm_eval"},  # which calls it
     "jaxlaunch.trainer.architectures": LAUNCHER,
@@ -112,7 +114,7 @@ OUTSIDE: Mapping[str, set[str]] = {
     "jaxlaunch.trainer.errors": set(),
 }
 SHARED = {
-    "jaxlaunch.trainer": {"jaxlaunch.contract"},
+    "jaxlaunch.trainer": {"jaxlaunch.contract", "jaxlaunch.isolated", "jaxlaunch.user_modules"},
     "jaxlaunch": {
         "jaxlaunch.launcher.errors",
         "jaxlaunch.launcher.local.run_folders",
@@ -132,8 +134,8 @@ SHARED = {
         "jaxlaunch.trainer.tasks.dpo",
         "jaxlaunch.trainer.tasks.lm",
     },
-    "jaxlaunch.launcher": {"jaxlaunch.contract", "jaxlaunch.trainer.spec"},
-    "jaxlaunch.launcher.agent": {"jaxlaunch.contract"},
+    "jaxlaunch.launcher": {"jaxlaunch.contract", "jaxlaunch.isolated", "jaxlaunch.trainer.spec"},
+    "jaxlaunch.launcher.agent": {"jaxlaunch.contract", "jaxlaunch.isolated"},
 }
 
 
