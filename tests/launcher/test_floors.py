@@ -61,7 +61,9 @@ FLOORS = (
         "jaxlaunch.trainer.user_code",
     ),
     ("jaxlaunch.trainer.errors", "jaxlaunch.trainer.spec"),
-    ("jaxlaunch.contract",),
+    ("jaxlaunch.contract", "jaxlaunch.isolated"),
+    ("jaxlaunch.user_modules",),
+    ("jaxlaunch.old_names",),
 )
 
 # What each side may import that is neither ours nor the standard library's. The longest name that fits counts.
@@ -99,13 +101,14 @@ OUTSIDE: Mapping[str, set[str]] = {
     "jaxlaunch.launcher.agent.site.jaxhook": {"jax"},  # in functions that JAX's own import calls
     "jaxlaunch.trainer": TRAINER,
     "jaxlaunch.contract": set(),  # travels in that zipapp
+    "jaxlaunch.isolated": set(),
     "jaxlaunch.trainer.models.foreign": TRAINER | {"haiku"},  # an extra
     "jaxlaunch.trainer.generate.harness": TRAINER | {"lm_eval"},  # which calls it
     "jaxlaunch.trainer.spec": LAUNCHER,  # the launcher validates with it
     "jaxlaunch.trainer.errors": set(),
 }
 SHARED = {
-    "jaxlaunch.trainer": {"jaxlaunch.contract"},
+    "jaxlaunch.trainer": {"jaxlaunch.contract", "jaxlaunch.isolated", "jaxlaunch.user_modules"},
     "jaxlaunch": {
         "jaxlaunch.launcher.errors",
         "jaxlaunch.launcher.local.run_folders",
@@ -125,8 +128,8 @@ SHARED = {
         "jaxlaunch.trainer.tasks.dpo",
         "jaxlaunch.trainer.tasks.lm",
     },
-    "jaxlaunch.launcher": {"jaxlaunch.contract", "jaxlaunch.trainer.spec"},
-    "jaxlaunch.launcher.agent": {"jaxlaunch.contract"},
+    "jaxlaunch.launcher": {"jaxlaunch.contract", "jaxlaunch.isolated", "jaxlaunch.trainer.spec"},
+    "jaxlaunch.launcher.agent": {"jaxlaunch.contract", "jaxlaunch.isolated"},
 }
 
 
