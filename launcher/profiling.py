@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from jaxlaunch.launcher.agent.host.profiles import ENDED
 from jaxlaunch.launcher.agent.leader import run_folder
+from jaxlaunch.launcher.agent.leader.run_folder import Listed
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ApiError, Unreachable, UserError
 from jaxlaunch.launcher.kube.kinds import PODS
@@ -50,7 +51,7 @@ def here(folder: Path) -> list[Agent]:
         listed = run_folder.agents(folder)
     except FileNotFoundError:
         listed = []
-    agents = [Agent(f"host {one['host']}", _over_loopback(one["address"])) for one in listed if _is_alive(one)]
+    agents = [Agent(f"host {one.host}", _over_loopback(one.address)) for one in listed if _is_alive(one)]
     if not agents:
         raise UserError(
             f"{folder} is not running, or its processes have not started yet.",
@@ -59,9 +60,9 @@ def here(folder: Path) -> list[Agent]:
     return agents
 
 
-def _is_alive(agent: Mapping[str, Any]) -> bool:
+def _is_alive(agent: Listed) -> bool:
     """Whether it runs on this machine: the run folder of a job on a cluster lists agents of other hosts."""
-    return str(agent["address"]).startswith("127.0.0.1:") and Path(f"/proc/{agent['pid']}").exists()
+    return agent.address.startswith("127.0.0.1:") and Path(f"/proc/{agent.pid}").exists()
 
 
 def _over_loopback(address: str) -> Callable[[str, str], tuple[int, Answer]]:

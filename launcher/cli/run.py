@@ -12,7 +12,6 @@ import click
 
 from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
-from jaxlaunch.launcher.agent.leader import summary
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.errors import UserError
@@ -23,6 +22,7 @@ from jaxlaunch.launcher.local.run import Ended, LocalRun
 from jaxlaunch.launcher.local.run import run as run_job
 from jaxlaunch.launcher.logs import lines
 from jaxlaunch.launcher.logs.lines import Line, Select
+from jaxlaunch.records import summary
 
 RUN_DIR = "name another folder with --run-dir."
 
@@ -75,8 +75,8 @@ def _keep(job_file: Path, folder: Path) -> None:
 
 def _own(job: JobSpec, folder: Path) -> None:
     """Raises UserError where the folder has the record of another job that did something: this run would replace it."""
-    found = summary.stored(RunFolder(folder, output.say))
-    if not (found.get("step") or found.get("saved") or found.get("status") == "done"):
+    found = RunFolder(folder, output.say).summary()
+    if found is None or not found.stands:
         return
     try:
         earlier = jobs.load(folder / "job.yaml")

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxlaunch.launcher.agent.leader.run_folder import AGENTS, ATTEMPTS, RunFolder
-from jaxlaunch.launcher.agent.leader.summary import FILE, Summary, stands, stored
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.local import ending, strays
+from jaxlaunch.records.summary import FILE
 
 KEPT = ".earlier"
 JOB = "job.yaml"
@@ -40,9 +40,9 @@ class Earlier:
         if (self._kept / _SIZES).exists():  # of a launcher that was killed
             self._decide()
         ending.close(RunFolder(self._folder, lambda text: None))
-        found = stored(RunFolder(self._folder, lambda text: None))
-        self.step = next((step for step in (found.get("step"), found.get("saved")) if step), None)
-        if not stands(found):
+        found = RunFolder(self._folder, lambda text: None).summary()
+        self.step = None if found is None else found.step or found.saved or None
+        if found is None or not found.stands:
             return self.drop()
         shutil.rmtree(self._kept, ignore_errors=True)
         sizes = {}
@@ -89,15 +89,15 @@ class Earlier:
         if self._is_untouched():
             self.restore()
             return
-        summary = Summary.read(RunFolder(self._folder, lambda text: None), self._uid)
+        summary = RunFolder(self._folder, lambda text: None).summary()
         if summary is not None and summary.is_void(self._is_train()):
             self.restore()
 
     @property
     def _uid(self) -> str:
         """Of the run whose summary.json the folder has; empty where there is none."""
-        of = stored(RunFolder(self._folder, lambda text: None)).get("of") or {}
-        return str(of.get("uid", ""))
+        found = RunFolder(self._folder, lambda text: None).summary()
+        return "" if found is None or found.of is None else found.of.uid
 
     def _is_untouched(self) -> bool:
         """Whether summary.json is still, or again, that of the run whose record is kept."""

@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.verdict import Verdict, of_code
 from jaxlaunch.launcher.agent.leader import history, report, unfinished
-from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.summary import Of, Summary, stored
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.verdict import Verdict, of_code
 
 
 def ended(
@@ -24,7 +24,7 @@ def ended(
     """
     records = folder.records(uid)
     open_attempt = unfinished.find(folder, uid, records)
-    found = open_attempt[0] if open_attempt else Summary.read(folder, uid)
+    found = open_attempt[0] if open_attempt else folder.summary(uid)
     if found is None or found.of is None or found.of.generation < generation:  # not one agent wrote anything
         of = Of(uid, generation, len(records) + 1, started=time.time(), at=time.time())
         open_attempt = found, of = _before(found, records), of
@@ -32,10 +32,10 @@ def ended(
         record = unfinished.close(open_attempt[1], _verdict(codes, found, is_stopped))
         folder.append(record)
         records.append(record)
-        found = dataclasses.replace(found, verdict=Verdict.from_json(record.verdict), of=open_attempt[1])
+        found = dataclasses.replace(found, verdict=record.verdict, of=open_attempt[1])
         found = dataclasses.replace(found, seconds=report.carried(records, time.time(), started))
     elif found.verdict is None:  # it was killed after the record of its attempt
-        last = Verdict.from_json(records[-1].verdict)
+        last = records[-1].verdict
         found = dataclasses.replace(found, verdict=_verdict(codes, found, True) if is_stopped else last)
     summary = dataclasses.replace(
         found,
@@ -43,22 +43,21 @@ def ended(
         restarts=history.restarts_by_cause(records) if records else found.restarts,
         seconds=_until_now(found, started),
     )
-    summary.write(folder)
+    folder.keep(summary)
     return summary
 
 
 def close(folder: RunFolder) -> None:
     """Ends the record of a run whose agents and launcher were killed together: it is no longer running."""
-    uid = (stored(folder).get("of") or {}).get("uid", "")
-    found = Summary.read(folder, uid)
+    found = folder.summary()
     if found is None or found.of is None or found.verdict is not None:
         return
-    records = unfinished.settle(folder, uid)
+    records = unfinished.settle(folder, found.of.uid)
     if records:
-        verdict = Verdict.from_json(records[-1].verdict)
+        verdict = records[-1].verdict
         seconds = report.carried(records, found.of.at)
         restarts = history.restarts_by_cause(records)
-        dataclasses.replace(found, verdict=verdict, restarts=restarts, seconds=seconds).write(folder)
+        folder.keep(dataclasses.replace(found, verdict=verdict, restarts=restarts, seconds=seconds))
 
 
 def _before(found: Summary | None, records: Sequence[Record]) -> Summary:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch.launcher.agent.gang import log_lines
+from jaxlaunch.records import log_lines
 from tests.cluster.access import Access
 from tests.cluster.command import launcher, project
 from tests.cluster.waiting import until

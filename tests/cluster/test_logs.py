@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from jaxlaunch.contract import ANNOTATION
-from jaxlaunch.launcher.agent.gang.recorded import Recorded
 from jaxlaunch.launcher.job.profile import Profile
 from jaxlaunch.launcher.kube.kinds import JOBSETS
+from jaxlaunch.records.progress import Recorded
 from tests.cluster import forked, preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import PATIENCE_S, ROOT, Gang, Place, place, program, until

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang import log_lines
+from jaxlaunch.records import log_lines
 from tests.gang.agents import Gang, job, launch, program
 
 POD = {contract.NODE: "node-7"}

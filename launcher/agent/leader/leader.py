@@ -13,13 +13,12 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.contract import Action
-from jaxlaunch.launcher.agent.gang.clock import Clock, ratio
+from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.handshake import LeaderSide
 from jaxlaunch.launcher.agent.gang.progress import Status, phase_timeouts
-from jaxlaunch.launcher.agent.gang.recorded import Recorded
-from jaxlaunch.launcher.agent.gang.rendezvous import Hello, Refusal, names, refusal
-from jaxlaunch.launcher.agent.gang.verdict import Event, Verdict, of_code
+from jaxlaunch.launcher.agent.gang.rendezvous import Hello, Refusal, refusal
+from jaxlaunch.launcher.agent.gang.verdict import Event
 from jaxlaunch.launcher.agent.io import limits
 from jaxlaunch.launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message, encoded
 from jaxlaunch.launcher.agent.io.loop import Loop
@@ -30,7 +29,9 @@ from jaxlaunch.launcher.agent.leader.gate import Gate
 from jaxlaunch.launcher.agent.leader.herald import Herald, View
 from jaxlaunch.launcher.agent.leader.keeper import Keeper
 from jaxlaunch.launcher.agent.leader.run_folder import AGENTS, RunFolder
-from jaxlaunch.launcher.agent.leader.summary import Of, Summary, stored
+from jaxlaunch.records.progress import Recorded
+from jaxlaunch.records.summary import Of, Summary, ratio
+from jaxlaunch.records.verdict import Verdict, names, of_code
 
 TICK_S = 0.2
 TURNS = round(BEAT_S / TICK_S)  # ticks in which every host is sent a beat; a share of them at each
@@ -80,7 +81,7 @@ class Leader:
         finish: Callable[[Verdict], None],
     ) -> None:
         self._config, self._loop, self._hello = config, loop, hello
-        self._keeper = Keeper[Summary](lambda summary: summary.write(run_folder))
+        self._keeper = Keeper[Summary](run_folder.keep)
         self._annotator = jobset.keeper(config, loop, say)
         self._clock, self._run_folder, self._herald, self._say, self._finish = clock, run_folder, herald, say, finish
         self._gate = Gate(config, loop, say=say, admitted=self._greet)
@@ -97,7 +98,7 @@ class Leader:
         self._not_gone: set[int] = set()  # hosts with processes of this attempt
         self._arrived: set[int] = set()  # hosts that ever connected, refused ones included
         self._refused: dict[str, None] = {}  # the newest last
-        self._earlier = {} if config.is_launched else stored(run_folder)  # `launcher run` keeps it itself
+        self._earlier = None if config.is_launched else run_folder.summary()  # `launcher run` keeps it itself
         self._records = unfinished.settle(run_folder, config.uid)
         self._number = self._records[-1].attempt if self._records else 0
         self._attempt = Attempt(self._number, {})
@@ -122,7 +123,7 @@ class Leader:
         self._clock.carry(report.carried(self._records, began, self._config.started))
         self._seconds_before = self._clock.seconds(self._clock.began)
         for record in self._records[-3:]:
-            message = record.verdict["message"]
+            message = record.verdict.message
             self._say(f"previous attempt {record.attempt} (generation {record.generation}): {message}")
         self._herald.begin(self._records, self._run_folder, self._config.processes)
         self._keep_summary(now)
@@ -379,7 +380,8 @@ class Leader:
         """Has every agent exit with this verdict's code."""
         self._verdict, self._stage = verdict, Stage.LEAVE
         self._keeper.finish()
-        self._summary(verdict).write_after(self._earlier, self._run_folder, self._config.job.command is None)
+        is_train = self._config.job.command is None
+        self._run_folder.keep(self._summary(verdict).or_earlier(self._earlier, is_train))
         now = time.monotonic()
         self._until = now + CLOSE_S  # from here on: storage may stall
         self._herald.look(self._view, now, is_news=True)
@@ -521,7 +523,7 @@ class Leader:
 
     def _of(self, seconds: Mapping[str, float], now: float) -> Of:
         """The attempt that the summary is of."""
-        judged = self._verdict.to_json() if self._verdict is not None and self._stage is Stage.KILL else None
+        judged = self._verdict if self._stage is Stage.KILL else None
         return Of(
             uid=self._config.uid,
             generation=self._config.generation,

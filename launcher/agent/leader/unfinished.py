@@ -13,18 +13,19 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.progress import Status
-from jaxlaunch.launcher.agent.gang.verdict import Verdict, of_code
 from jaxlaunch.launcher.agent.leader import history, report
-from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.summary import Of, Summary
+from jaxlaunch.records import checked
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.verdict import Verdict, of_code
 
 FRESH_S = 30.0  # a host 0 that lives writes its summary every ten seconds
 
 
 def find(folder: RunFolder, uid: str, records: Sequence[Record]) -> tuple[Summary, Of] | None:
     """The last summary of the attempt of run `uid` that has no end among its `records`; None where each has one."""
-    found = Summary.read(folder, uid)
+    found = folder.summary(uid)
     if found is None or found.of is None or found.verdict is not None:
         return None
     if records and found.of.attempt <= records[-1].attempt:
@@ -38,7 +39,7 @@ def close(of: Of, verdict: Verdict) -> Record:
     Its steps since the last commit are lost work. It ended some time after its last summary; the seconds from there to
     the next start count as down.
     """
-    end = Verdict.from_json(of.judged) if of.judged else verdict
+    end = of.judged or verdict
     seconds = dict(of.seconds)
     lost = min(of.unsafe_s, seconds.get("step", 0.0))
     seconds["step"] = seconds.get("step", 0.0) - lost
@@ -52,7 +53,7 @@ def close(of: Of, verdict: Verdict) -> Record:
         first_committed=of.first_committed,
         last_committed=of.last_committed,
         seconds={cause: round(spent, 3) for cause, spent in seconds.items()},
-        verdict=end.to_json(),
+        verdict=end,
         started=of.started,
         ended=of.at,
     )
@@ -72,7 +73,7 @@ class Reported:
         """From host 0's last report, `gang`; empty where there was none."""
         if "of" not in gang:
             return cls(attempt, started)
-        return cls(attempt, started, Of.from_json(gang["of"]), gang["seconds"])
+        return cls(attempt, started, checked.read(Of, gang["of"]), gang["seconds"])
 
 
 def bury(folder: RunFolder, config: Config, reported: Reported, statuses: Sequence[Status], verdict: Verdict) -> None:
@@ -82,7 +83,7 @@ def bury(folder: RunFolder, config: Config, reported: Reported, statuses: Sequen
     host's own processes. The folder may be this host's copy, without what host 0 wrote since the pods started. Nothing
     is written where this host never joined a host 0 that still writes summaries.
     """
-    found = Summary.read(folder, config.uid)
+    found = folder.summary(config.uid)
     has_joined = reported.attempt > 0 or reported.last is not None
     if not has_joined and found is not None and found.of is not None:
         is_fresh = found.verdict is None and abs(time.time() - found.of.at) < FRESH_S
@@ -101,12 +102,12 @@ def bury(folder: RunFolder, config: Config, reported: Reported, statuses: Sequen
     )
     own = _least(*(status.step for status in statuses))
     record = close(of, verdict)
-    end = Verdict.from_json(record.verdict)
+    end = record.verdict
     folder.append(record)
     before = records[-1].attempt if records else 0
     is_known = reported.last is None or before == of.attempt - 1  # the attempts before this one have their records here
     records.append(record)
-    dataclasses.replace(
+    ended = dataclasses.replace(
         found,
         verdict=end,
         step=found.step if own is None else own,
@@ -114,7 +115,8 @@ def bury(folder: RunFolder, config: Config, reported: Reported, statuses: Sequen
         restarts=history.restarts_by_cause(records),
         saved=_most(found.saved, *(status.committed for status in statuses)),
         of=of,
-    ).write(folder)
+    )
+    folder.keep(ended)
 
 
 def _last_known(folder: RunFolder, config: Config, reported: Reported, records: Sequence[Record]) -> tuple[Summary, Of]:

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from jaxlaunch.launcher.agent import read_run
-from jaxlaunch.launcher.agent.gang.verdict import of_code
 from jaxlaunch.launcher.agent.io.output import RankLog, log_path
-from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import ATTEMPTS, RunFolder
-from jaxlaunch.launcher.agent.leader.summary import FILE, Of, Summary
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.status import run_files
 from jaxlaunch.launcher.status.run_files import RunFiles
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.summary import FILE, Of, Summary
+from jaxlaunch.records.verdict import of_code
 
 KEPT = 4_000  # bytes of each rank's log
 
@@ -47,13 +47,12 @@ def write(folder: Path, rank: int, lines: Iterable[str], kept: int = KEPT) -> No
 
 def told(folder: Path) -> Path:
     """A run of two attempts, the last of which was stopped at step 40."""
-    record = Record("1234", 0, 1, "crash", 1, 10, 20, {}, of_code(83, "rank 1 raised: X").to_json(), 1.0, 2.0)
+    record = Record("1234", 0, 1, "crash", 1, 10, 20, {}, of_code(83, "rank 1 raised: X"), 1.0, 2.0)
     RunFolder(folder, pytest.fail).append(record)
     of = Of("1234", 1, 2, started=3.0, at=1_795_000_000.0)
     seconds, restarts = {"init": 1.0, "step": 3.0}, {"crash": 1}
-    Summary(of_code(80, "saved at step 40"), 40, seconds, restarts, saved=40, of=of).write(
-        RunFolder(folder, pytest.fail)
-    )
+    summary = Summary(of_code(80, "saved at step 40"), 40, seconds, restarts, saved=40, of=of)
+    RunFolder(folder, pytest.fail).keep(summary)
     write(folder, 0, ["one", "two"])
     return folder
 
@@ -72,7 +71,7 @@ def test_the_stacks_of_many_ranks_keep_nothing_of_a_summary_from_being_read(tmp_
     stacks = {rank: "x" * 15_000 for rank in range(200)}
     of = Of("1234", 1, 2, started=3.0, at=1_795_000_000.0)
     hung = Summary(of_code(82, "rank 1 hangs"), 40, {"step": 3.0}, {"hang": 1}, saved=37, of=of, stacks=stacks)
-    hung.write(RunFolder(tmp_path, pytest.fail))
+    RunFolder(tmp_path, pytest.fail).keep(hung)
     assert (tmp_path / FILE).stat().st_size > 2_000_000
     found = read(tmp_path).recorded
     assert found is not None and (found.step, found.committed, found.verdict) == (40, 37, hung.verdict)

@@ -11,11 +11,8 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.gang.verdict import of_code
 from jaxlaunch.launcher.agent.io.output import RankLog
-from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.summary import Of, Summary
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job.profile import DEFAULT_USER, ClusterDefaults, Profile, User
 from jaxlaunch.launcher.job.schema import JobSpec
@@ -25,6 +22,9 @@ from jaxlaunch.launcher.kube.labels import NAME_LABEL
 from jaxlaunch.launcher.lifecycle import reader
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.verdict import of_code
 from tests.launcher import apiserver
 from tests.launcher.apiserver import Handler, Server, refuse
 from tests.launcher.invoke import Left, launcher
@@ -76,12 +76,10 @@ def folder(server: Server, tmp_path: Path) -> Path:
 
 def fill(folder: Path, uid: str) -> None:
     keeper = RunFolder(folder, pytest.fail)
-    verdict = of_code(83, "rank 1 raised: X", rank=1).to_json()
+    verdict = of_code(83, "rank 1 raised: X", rank=1)
     keeper.append(Record(uid, 0, 1, "crash", 1, 10, 20, {}, verdict, 1.0, 2.0))
     of = Of(uid, 1, 2, started=3.0, at=1_795_000_000.0)
-    Summary(of_code(80, "saved at step 40"), 40, {"step": 3.0, "init": 1.0}, {"crash": 1}, saved=40, of=of).write(
-        keeper
-    )
+    keeper.keep(Summary(of_code(80, "saved at step 40"), 40, {"step": 3.0, "init": 1.0}, {"crash": 1}, saved=40, of=of))
     for rank in range(2):
         log = RankLog(folder, rank, 1 << 20, pytest.fail)
         for number in range(3):

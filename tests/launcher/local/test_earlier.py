@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.verdict import of_code
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.summary import Of, Summary
 from jaxlaunch.launcher.local.earlier import KEPT, Earlier
+from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.verdict import of_code
 
 
 def summary(code: int | None, step: int | None, uid: str, stepped_s: float = 0.0) -> Summary:
@@ -25,7 +25,7 @@ def summary(code: int | None, step: int | None, uid: str, stepped_s: float = 0.0
 def finished(folder: Path, code: int = 0, step: int | None = 57) -> dict[str, bytes]:
     """The record of an earlier run."""
     (folder / "logs").mkdir(parents=True)
-    summary(code, step, "first", 5.0).write(RunFolder(folder, print))
+    RunFolder(folder, print).keep(summary(code, step, "first", 5.0))
     (folder / "job.yaml").write_text("name: first\n")
     (folder / "attempts.jsonl").write_text("{}\n")
     (folder / "logs/rank-0.log").write_text("step 57\n")
@@ -42,7 +42,7 @@ def refused(folder: Path, stepped_s: float = 0.0) -> Summary:
             file.write("second\n")
     (folder / "logs/rank-0.log").replace(folder / "logs/rank-0.log.1")
     found = summary(contract.NO_CHECKPOINT, 0, "second", stepped_s)
-    found.write(RunFolder(folder, print))
+    RunFolder(folder, print).keep(found)
     return found
 
 
@@ -177,7 +177,7 @@ def test_of_a_run_killed_with_its_launcher_only_a_program_that_may_have_worked_i
     Earlier(tmp_path).keep()
     (tmp_path / "job.yaml").unlink()
     (tmp_path / "job.yaml").write_text(f"name: second\naccelerator: {{type: cpu}}\n{kind}\n")
-    summary(None, None, "second").write(RunFolder(tmp_path, print))
+    RunFolder(tmp_path, print).keep(summary(None, None, "second"))
     Earlier(tmp_path).keep()
     assert json.loads((tmp_path / "summary.json").read_text())["of"]["uid"] == kept
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.verdict import of_code
 from jaxlaunch.launcher.agent.leader import report
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.summary import Of, Summary
 from jaxlaunch.launcher.cli import run as cli_run
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.local import run
 from jaxlaunch.launcher.logs.lines import Line
+from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.verdict import of_code
 from tests.launcher.invoke import launcher
 
 JOB = "name: t\nhosts: 1\naccelerator: {type: cpu, per_host: 1}\ncommand: [true]\n"
@@ -78,7 +78,7 @@ def after(
     home = folder / "run"
     (home / "logs").mkdir(parents=True)
     done = Summary(of_code(0, "done"), step=57, seconds={"step": 5.0}, restarts={}, of=Of("first", 0, 1, 1.0, 2.0))
-    done.write(RunFolder(home, print))
+    RunFolder(home, print).keep(done)
 
     def generations(*_: object) -> Summary:
         (home / "logs" / "rank-0.log").write_text("second\n")
@@ -86,7 +86,7 @@ def after(
         found = Summary(
             of_code(code, message, rank=0), None, {"init": 1.0, "step": 0.0}, {}, of=Of("second", 0, 1, 3.0, 4.0)
         )
-        found.write(RunFolder(home, print))
+        RunFolder(home, print).keep(found)
         return found
 
     said: list[str] = []

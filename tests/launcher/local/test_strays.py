@@ -11,9 +11,9 @@ from pathlib import Path
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.summary import Of, Summary
 from jaxlaunch.launcher.local import strays
 from jaxlaunch.launcher.local.earlier import Earlier
+from jaxlaunch.records.summary import Of, Summary
 
 SHELL = ["sh", "-c", "sleep 600 & echo $!; wait"]
 
@@ -62,7 +62,7 @@ def test_an_agent_that_lives_keeps_its_processes(tmp_path: Path) -> None:
 
 def test_what_a_killed_run_left_running_in_a_folder_ends_before_the_next_begins(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, print)
-    Summary(None, None, {"step": 0.0}, {}, of=Of("uid-of-this", 0, 1, 1.0, 2.0)).write(folder)
+    folder.keep(Summary(None, None, {"step": 0.0}, {}, of=Of("uid-of-this", 0, 1, 1.0, 2.0)))
     with process("uid-of-this") as (wrapper, program):
         wrapper.kill()
         Earlier(tmp_path).keep()

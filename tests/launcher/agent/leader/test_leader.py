@@ -16,11 +16,11 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang.handshake import HostSide
-from jaxlaunch.launcher.agent.gang.recorded import Recorded
 from jaxlaunch.launcher.agent.leader import leader
 from jaxlaunch.launcher.agent.leader.leader import CLOSE_S
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.summary import Summary
+from jaxlaunch.records.progress import Recorded
+from jaxlaunch.records.summary import Summary
 from tests.launcher.agent.leader.gangs import STEPPING, UID, Gang, opcodes, reset
 
 ECHO = {"type": "ValueError", "message": "Gloo: Connection closed by peer", "traceback": "T", "code": None}
@@ -169,9 +169,9 @@ def test_a_host_that_is_lost_while_another_is_refused_does_not_end_the_leader(ga
 def test_a_verdict_is_in_the_summary_before_any_host_is_told(gang: Callable[..., Gang], tmp_path: Path) -> None:
     of = gang(3)
     of.event(2, "error", error={"type": "ValueError", "message": "boom"})
-    found = Summary.read(RunFolder(tmp_path / "0", of.said.append), UID)
+    found = RunFolder(tmp_path / "0", of.said.append).summary(UID)
     assert found is not None and found.of is not None and found.of.judged is not None
-    assert "boom" in found.of.judged["message"] and found.of.attempt == 1
+    assert "boom" in found.of.judged.message and found.of.attempt == 1
 
 
 def test_a_report_to_the_hosts_says_what_the_attempt_itself_has_spent(gang: Callable[..., Gang]) -> None:
@@ -243,17 +243,17 @@ def test_the_time_for_hosts_to_leave_begins_when_the_end_is_on_storage(
 ) -> None:
     of = gang(3)
     written: list[float] = []
-    write = Summary.write_after
+    keep = RunFolder.keep
 
-    def slowly(summary: Summary, *where: Any) -> None:
-        write(summary, *where)
+    def slowly(folder: RunFolder, summary: Summary) -> None:
+        keep(folder, summary)
         written.append(time.monotonic())
 
-    monkeypatch.setattr(Summary, "write_after", slowly)
+    monkeypatch.setattr(RunFolder, "keep", slowly)
     of.event(2, "error", error={"type": "ValueError", "message": "boom"})
     for host in range(3):
         of.send(host, "gone")
-    assert of.leader._until >= written[0] + CLOSE_S
+    assert of.leader._until >= written[-1] + CLOSE_S
 
 
 def test_what_is_written_on_the_jobset_at_the_end_counts_the_last_attempt_too(
