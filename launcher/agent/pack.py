@@ -18,12 +18,17 @@ from jaxlaunch.launcher.agent.__main__ import main
 
 main()
 """
-PACKAGE = ("__init__.py", "contract.py", "reporting.py", "launcher/__init__.py")  # of jaxlaunch, beside the agent
+PACKAGE = (
+    "__init__.py",
+    "contract.py",
+    "reporting.py",
+    "launcher/__init__.py",
+)  # of jaxlaunch, beside the agent and records
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the first of the zip format: equal sources give equal bytes
 
 
 def pack() -> bytes:
-    """A zipapp that holds the agent, jaxlaunch/contract and jaxlaunch.report; equal sources give equal bytes."""
+    """A zipapp that holds the agent, jaxlaunch/contract, records and jaxlaunch.report; equal sources give equal bytes."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, text in [("__main__.py", MAIN), *_sources()]:
@@ -36,7 +41,7 @@ def pack() -> bytes:
 def _sources() -> Iterator[tuple[str, str]]:
     agent = Path(__file__).parent
     ours = agent.parents[1]  # the package jaxlaunch
-    files = [ours / name for name in PACKAGE]
-    for file in sorted([*files, *agent.rglob("*.py")]):
+    files = [*(ours / name for name in PACKAGE), *(ours / "records").glob("*.py"), *agent.rglob("*.py")]
+    for file in sorted(files):
         if file.name != Path(__file__).name:
             yield file.relative_to(ours.parent).as_posix(), file.read_text()
