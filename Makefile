@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LISTS := requirements/train.txt requirements/dev.txt
 TOOLS := requirements/tools.txt requirements/build.txt
 QUICK := tests/launcher $(addprefix tests/trainer/,checkpoint data metrics test_spec.py test_task.py)
-PROSE := README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs examples k8s helm jaxlaunch launcher trainer
+PROSE := README.md CONTRIBUTING.md CODE_OF_CONDUCT.md SECURITY.md CHANGELOG.md docs examples k8s helm jaxlaunch launcher trainer
 
 .PHONY: venv lock run test quick check bench docs cluster-up cluster-down kind-smoke clean
 
@@ -28,8 +28,8 @@ run: venv  ## train examples/digits.yaml on this machine
 test: venv  ## the whole suite: tests that wait beside tests that compute
 	$(BIN)/python -m tests.suite
 
-quick: venv  ## unit tests that compile little and start no jobs or clusters
-	$(BIN)/python -m pytest -q -n auto -m "not slow" $(QUICK)
+quick: venv  ## unit tests that compile little and start no jobs or clusters; COVERAGE=--cov prints what they cover
+	$(BIN)/python -m pytest -q -n auto -m "not slow" $(COVERAGE) $(QUICK)
 
 check: venv  ## format, lint, types, spelling, prose, links, import errors of tests, import rules of packages
 	$(BIN)/ruff format --check .

@@ -33,6 +33,7 @@ LINKED_S = 60.0  # an entry's time is that of its writing: it is visible some mo
 
 def quick_starts() -> dict[str, str]:
     """Variables for a command that starts the processes of a gang now, all of them."""
+    make_folder()  # for programs that are no test: a benchmark
     return {
         **QUICK_COMPILES,
         "JAX_SHARE_BINARY_BETWEEN_HOSTS": "1",

@@ -1,4 +1,4 @@
-"""A pytest plugin that writes the name of each test that fails to the file of an environment variable."""
+"""A pytest plugin that writes how many tests ran, and the name of each that failed, to the file of a variable."""
 
 from __future__ import annotations
 
@@ -34,16 +34,37 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
     write(report)
 
 
+@pytest.hookimpl
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    ran = sum(len(terminalreporter.getreports(outcome)) for outcome in ("passed", "failed"))
+    _append(f"RAN\t{ran}")
+
+
 def write(report: pytest.TestReport | pytest.CollectReport) -> None:
-    """Appends a line for a failed report. Of a parallel run only the controller, which hears of every test, writes."""
-    path = os.environ.get(FILE)
-    if path and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+    """Appends a line for a failed report."""
+    if report.failed:
         crash = getattr(report.longrepr, "reprcrash", None)
         reason = f": {crash.message.splitlines()[0]}" if crash and crash.message else ""
+        _append(f"FAILED\t{report.nodeid}\t({report.when or 'collection'}){reason}")
+
+
+def _append(line: str) -> None:
+    """Of a parallel run only the controller, which hears of every test, writes."""
+    path = os.environ.get(FILE)
+    if path and "PYTEST_XDIST_WORKER" not in os.environ:
         with open(path, "a") as lines:
-            lines.write(f"FAILED\t{report.nodeid}\t({report.when or 'collection'}){reason}\n")
+            lines.write(f"{line}\n")
 
 
 def read(path: Path) -> list[Failure]:
     """What such a file names, each once."""
-    return list(dict.fromkeys(Failure(*line.split("\t")[1:]) for line in path.read_text().splitlines()))
+    return list(dict.fromkeys(Failure(*fields) for kind, *fields in _lines(path) if kind == "FAILED"))
+
+
+def ran(path: Path) -> int:
+    """How many tests ran, by such a file."""
+    return sum(int(fields[0]) for kind, *fields in _lines(path) if kind == "RAN")
+
+
+def _lines(path: Path) -> list[list[str]]:
+    return [line.split("\t") for line in path.read_text().splitlines()]

@@ -14,8 +14,8 @@ from tests.gang.agents import Gang, job, program
 
 
 def interpreters() -> list[str]:
-    """This Python, and the oldest that the agent promises to run on, where there is one."""
-    found = (shutil.which(name) for name in ("python3.10", "python3.12"))
+    """This Python, and the oldest that the agent promises to run on, where there is one or AGENT_PYTHON names it."""
+    found = (os.environ.get("AGENT_PYTHON"), shutil.which("python3.10"), shutil.which("python3.12"))
     works = [path for path in found if path and os.system(f"{path} -I -c '' 2>/dev/null") == 0]
     return [sys.executable, *works]
 

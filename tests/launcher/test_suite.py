@@ -99,19 +99,30 @@ def test_fails(number):
 """
 
 
-@pytest.mark.parametrize(("count", "code"), [(suite.MAX_AGAIN, 0), (suite.MAX_AGAIN + 1, 1)])
+@pytest.mark.parametrize(
+    ("count", "in_a", "named", "code"),
+    [(suite.MAX_AGAIN, 1, True, 0), (suite.MAX_AGAIN + 1, 1, False, 1), (suite.MAX_AGAIN, 1000, True, 1)],
+)
 def test_a_few_tests_that_pass_when_they_run_alone_are_named_and_fail_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], count: int, code: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    count: int,
+    in_a: int,
+    named: bool,
+    code: int,
 ) -> None:
     one = pytest_of(tmp_path, FAILS_ONCE.format(count=count, folder=str(tmp_path)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(suite, "PYTEST", one[:-1])
+    monkeypatch.setattr(suite, "A_THOUSAND", in_a)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.setenv(failures.FILE, "")  # run() sets it, and this gives it back
     assert suite.run(prints("waits"), [one]) == code
     last = capfd.readouterr().out.splitlines()[-1]
-    assert ("when run again, alone, what failed passed: test_it.py::test_fails[0], " in last) == (code == 0)
+    assert ("when run again, alone, what failed passed: test_it.py::test_fails[0], " in last) == named
+    assert ("more than one test in 1,000" in last) == (in_a == 1000)
 
 
 def test_the_tests_of_one_file_whose_fixture_failed_count_as_one_fault() -> None:
