@@ -19,10 +19,10 @@ import jax
 from jaxlaunch.trainer.adapters import merged as merge
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.checkpoint import carried, reader, trained
+from jaxlaunch.trainer.checkpoint import reader, saved_tokenizer, stored_model
 from jaxlaunch.trainer.checkpoint.reader import StoredStep
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.huggingface import described, save
+from jaxlaunch.trainer.huggingface import config_json, save
 from jaxlaunch.trainer.huggingface.families import FAMILIES
 from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.process import print_result, read_spec
@@ -35,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m jaxlaunch.trainer.export", description=__doc__)
     parser.add_argument("folder", nargs="?", help="folder or URL of checkpoints; default: that of TRAIN_SPEC")
     parser.add_argument("--to", required=True, help="the folder to write")
-    parser.add_argument("--step", type=trained.step, help="the step to export, or best; default: the newest")
+    parser.add_argument("--step", type=stored_model.step, help="the step to export, or best; default: the newest")
     parser.add_argument("--ema", action="store_true", help="export the moving average instead of the weights")
     parser.add_argument("--merged", action="store_true", help="export adapters merged into the model they are of")
     parser.add_argument("--base", help="folder or URL of that model, where it is not train.model.init_from any more")
@@ -72,14 +72,14 @@ def export(
     notes: list[str] = []
     found = reader.find(folder, step, notes.append)
     model = _model(found)
-    params: Mapping[str, Parameter] = trained.parameters(found, ema)
-    architecture, lora = FAMILIES[described.family(model)].architecture, trained.lora(found)
+    params: Mapping[str, Parameter] = stored_model.parameters(found, ema)
+    architecture, lora = FAMILIES[config_json.family(model)].architecture, stored_model.lora(found)
     if lora is None and merged:
         raise SpecError(f"step {found.step} holds a whole model, no adapters to be merged; leave --merged out")
     if lora is not None and merged:
         at = model if base is None else model.model_copy(update={"init_from": base})
         params = merge.parameters(at, lora, found.meta.get("base"), params, f"step {found.step} of {folder}")
-    beside = carried.kept(folder)
+    beside = saved_tokenizer.kept(folder)
     if lora is None or merged:
         files = save.save(to, model, params, beside=beside)
     else:
@@ -96,7 +96,7 @@ def export(
 
 
 def _model(found: StoredStep) -> Published:
-    model = trained.model(found)
+    model = stored_model.model(found)
     if not isinstance(model, Published):
         raise SpecError(f"train.model.kind = {model.kind} has no Hugging Face form; decoder, gpt2 and vit have one")
     return model

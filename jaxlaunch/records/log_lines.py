@@ -1,7 +1,7 @@
 """What an agent in a pod reports through the Kubernetes API: lines in its log, and a termination message.
 
 Only the pods of a job with a service account hold a token, with which host 0 also writes an annotation of the JobSet
-(jaxlaunch/records/progress). Both the writer and the parser of the two formats are here. Pure.
+(jaxlaunch/records/progress_annotation). Both the writer and the parser of the two formats are here. Pure.
 
 A line of host 0's log for programs is `jaxlaunch: KIND JSON`; a program's own lines begin with `[rank] `, so that they
 cannot be mistaken for one. Each has `at` (Unix time), `attempt` and `generation`, and by its kind, where there is a

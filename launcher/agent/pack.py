@@ -28,7 +28,7 @@ EPOCH = (1980, 1, 1, 0, 0, 0)  # the first of the zip format: equal sources give
 
 
 def pack() -> bytes:
-    """A zipapp that holds the agent, jaxlaunch/contract, records and jaxlaunch.report; equal sources give equal bytes."""
+    """A zipapp that holds the agent, and what PACKAGE and jaxlaunch/records have; equal sources give equal bytes."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, text in [("__main__.py", MAIN), *_sources()]:

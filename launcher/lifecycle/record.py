@@ -13,7 +13,7 @@ from jaxlaunch.launcher.kube.kinds import JOBSETS
 from jaxlaunch.launcher.status import agent_report, leader_log
 from jaxlaunch.launcher.status.snapshot import Snapshot
 from jaxlaunch.records.log_lines import Beat, Line
-from jaxlaunch.records.progress import Recorded
+from jaxlaunch.records.progress_annotation import Recorded
 
 _GONE = (404, 409)  # the JobSet, or one of its name came after it
 _MAX_REFUSAL = 240  # characters

@@ -16,7 +16,7 @@ from pathlib import Path
 from jaxlaunch.launcher.agent.leader.run_folder import AGENTS, ATTEMPTS, RunFolder
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.local import ending, strays
+from jaxlaunch.launcher.local import ending, orphans
 from jaxlaunch.records.summary import FILE
 
 KEPT = ".earlier"
@@ -36,7 +36,7 @@ class Earlier:
     def keep(self) -> None:
         """Keeps the record, where that run has done anything. Links, no copies: what replaces a file leaves the link,
         and what appends to one is cut off again."""
-        strays.end(self._uid)  # of agents that were killed: they would write beside this run's
+        orphans.end(self._uid)  # of agents that were killed: they would write beside this run's
         if (self._kept / _SIZES).exists():  # of a launcher that was killed
             self._decide()
         ending.close(RunFolder(self._folder, lambda text: None))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.leader import history, report, unfinished
+from jaxlaunch.launcher.agent.leader import history, reported_fields, unfinished
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.summary import Of, Summary
@@ -33,7 +33,7 @@ def ended(
         folder.append(record)
         records.append(record)
         found = dataclasses.replace(found, verdict=record.verdict, of=open_attempt[1])
-        found = dataclasses.replace(found, seconds=report.carried(records, time.time(), started))
+        found = dataclasses.replace(found, seconds=reported_fields.carried(records, time.time(), started))
     elif found.verdict is None:  # it was killed after the record of its attempt
         last = records[-1].verdict
         found = dataclasses.replace(found, verdict=_verdict(codes, found, True) if is_stopped else last)
@@ -55,7 +55,7 @@ def close(folder: RunFolder) -> None:
     records = unfinished.settle(folder, found.of.uid)
     if records:
         verdict = records[-1].verdict
-        seconds = report.carried(records, found.of.at)
+        seconds = reported_fields.carried(records, found.of.at)
         restarts = history.restarts_by_cause(records)
         folder.keep(dataclasses.replace(found, verdict=verdict, restarts=restarts, seconds=seconds))
 

@@ -15,7 +15,7 @@ from jaxlaunch.launcher.status import hosts
 from jaxlaunch.launcher.status.snapshot import Snapshot
 from jaxlaunch.records import checked
 from jaxlaunch.records.log_lines import Beat
-from jaxlaunch.records.progress import WHEN
+from jaxlaunch.records.progress_annotation import WHEN
 
 _EXIT_CODE = re.compile(r"failed with exit code (\d{1,3})\b")  # in the condition of a Job, by its pod failure policy
 
@@ -48,10 +48,10 @@ class Restarts:
 
     total: int
     charged: int  # against the limit
-    budget: int  # the limit: maxRestarts of the failure policy
+    limit: int  # maxRestarts of the failure policy
     by_cause: Mapping[str, int] | None  # attempts that ended, in place or not; None: not known
     preempted: int | None  # preemptions in a row without a newly saved step; None: not known
-    preempted_budget: int | None  # the limit of these; None: no limit
+    preempted_limit: int | None  # the limit of these; None: no limit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +241,7 @@ def _restarts(snapshot: Snapshot) -> Restarts:
     preempted = snapshot.report.preempted
     if preempted is None and not snapshot.restarts:
         preempted = 0
-    limit = _number(snapshot, contract.JOB, "preempted_budget")
+    limit = _number(snapshot, contract.JOB, "preempted_limit")
     return Restarts(snapshot.restarts, charged, int(policy.get("maxRestarts", 0)), causes, preempted, limit)
 
 

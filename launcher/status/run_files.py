@@ -21,7 +21,7 @@ from jaxlaunch.launcher.status.agent_report import AttemptEnd
 from jaxlaunch.records import checked, wire
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.checked import Malformed, Whole
-from jaxlaunch.records.progress import Recorded, shortened
+from jaxlaunch.records.progress_annotation import Recorded, shortened
 from jaxlaunch.records.summary import Summary, ratio
 
 MAX_LOGS = 16 * 1024 * 1024  # bytes of all logs together

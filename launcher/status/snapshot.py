@@ -13,7 +13,7 @@ from jaxlaunch.launcher.status import agent_report, hosts
 from jaxlaunch.launcher.status.agent_report import AgentReport
 from jaxlaunch.launcher.status.hosts import Host
 from jaxlaunch.records.log_lines import Line
-from jaxlaunch.records.progress import Recorded
+from jaxlaunch.records.progress_annotation import Recorded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Snapshot:
     now: datetime
     jobset: Obj
     jobs: tuple[Obj, ...] = ()
-    pods: tuple[Obj, ...] = ()  # as launcher/kube/trim leaves them
+    pods: tuple[Obj, ...] = ()  # as launcher/kube/kept_fields leaves them
     events: tuple[Obj, ...] = ()  # folded, the newest first
     workload: Obj | None = None
     ending_namespace: Obj | None = None  # where it is being deleted

@@ -40,7 +40,7 @@ time.sleep(3600)
 
 
 def test_host_0_writes_the_state_of_the_gang_and_how_it_ended(tmp_path: Path) -> None:
-    gang, codes = launch(tmp_path, job(program(tmp_path, CRASH_LATER), in_place_budget=0), hosts=2, env=POD)
+    gang, codes = launch(tmp_path, job(program(tmp_path, CRASH_LATER), in_place_limit=0), hosts=2, env=POD)
     assert codes == [83, 83]
     log = log_of_leader(gang)
     (verdict,) = lines(log, Judged)

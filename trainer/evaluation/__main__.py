@@ -12,9 +12,9 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.contract import Key
-from jaxlaunch.trainer.checkpoint import trained
+from jaxlaunch.trainer.checkpoint import stored_model
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.evaluation.loaded import load
+from jaxlaunch.trainer.evaluation.trained import load
 from jaxlaunch.trainer.metrics.progress import finite
 from jaxlaunch.trainer.process import print_result
 
@@ -23,7 +23,7 @@ def main() -> int:
     """Evaluates as the arguments say and prints the means as JSON; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m jaxlaunch.trainer.evaluation", description=__doc__)
     parser.add_argument("folder", help="folder or URL of checkpoints")
-    parser.add_argument("--step", type=trained.step, help="the step to evaluate, or best; default: the newest")
+    parser.add_argument("--step", type=stored_model.step, help="the step to evaluate, or best; default: the newest")
     parser.add_argument("--ema", action="store_true", help="the moving average instead of the weights")
     options = parser.parse_args()
 

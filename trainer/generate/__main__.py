@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.checkpoint import trained
+from jaxlaunch.trainer.checkpoint import stored_model
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate.generator import Ids, Sample
 from jaxlaunch.trainer.generate.loaded import Loaded, Prompt, described, load
@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("folder", help="folder or URL of checkpoints, or of a Hugging Face model")
     parser.add_argument("--prompt", action="append", default=[], help="text to continue; may be repeated")
     parser.add_argument("--ids", action="append", default=[], help="a prompt as token ids, '1 2 3'; may be repeated")
-    parser.add_argument("--step", type=trained.step, help="the step to load, or best; default: the newest")
+    parser.add_argument("--step", type=stored_model.step, help="the step to load, or best; default: the newest")
     parser.add_argument("--ema", action="store_true", help="the moving average instead of the weights")
     parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), help="default: that of the training, or fp32")
     parser.add_argument("--n", type=int, help="samples of each prompt")

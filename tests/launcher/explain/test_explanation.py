@@ -13,10 +13,10 @@ import pytest
 from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.explain.explanation import MAX_EVIDENCE, explain
 from jaxlaunch.launcher.explain.situations import SITUATIONS
-from jaxlaunch.launcher.kube import trim
+from jaxlaunch.launcher.kube import kept_fields
 from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.records.log_lines import Past
-from jaxlaunch.records.progress import Recorded
+from jaxlaunch.records.progress_annotation import Recorded
 from jaxlaunch.records.verdict import of_code
 from tests.found import shows
 from tests.launcher import objects
@@ -1109,7 +1109,9 @@ def test_a_name_that_does_not_exist_suggests_similar_ones() -> None:
 
 
 def test_a_job_that_is_gone_is_told_by_what_is_left_of_it() -> None:
-    done = trim.folded([trim.event(event("JobSet", "lm", "AllJobsCompleted", "jobset completed", last=ago(minutes=5)))])
+    done = kept_fields.folded(
+        [kept_fields.event(event("JobSet", "lm", "AllJobsCompleted", "jobset completed", last=ago(minutes=5)))]
+    )
     assert explain(NoSuchJob("team", "lm", tuple(done), now=objects.NOW)).headline == (
         f"job lm not found in namespace team: it completed at {ago(minutes=5)}, and was deleted since "
         "(by its ttl, or by hand)"

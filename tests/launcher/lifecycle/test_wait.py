@@ -22,7 +22,7 @@ from jaxlaunch.launcher.lifecycle.wait import Timeout, wait
 from jaxlaunch.launcher.logs.follow import DRAIN_S
 from jaxlaunch.launcher.status.job_status import State
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.progress import Recorded
+from jaxlaunch.records.progress_annotation import Recorded
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Fault, Handler, Server, drop, refuse
 from tests.launcher.invoke import Left, launcher

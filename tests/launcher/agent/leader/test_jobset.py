@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch.launcher.agent.leader.jobset import JobSet, has_token
-from jaxlaunch.records.progress import Recorded
+from jaxlaunch.records.progress_annotation import Recorded
 
 KNOWN = Recorded("1234", 1.0, "running", 1, 0, step=7)
 
