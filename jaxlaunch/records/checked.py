@@ -10,7 +10,6 @@ import collections.abc
 import dataclasses
 import enum
 import functools
-import json
 import re
 import types
 import typing
@@ -24,81 +23,68 @@ MAX_NUMBER = 2**63 - 1  # of steps and exit codes: a float holds it, and so do t
 FAR_S = 60_000_000_000  # seconds; as Unix time the year 3871: beyond 9999 there is no datetime
 MAX_SHOWN = 200  # characters of a wrong value, in a message
 
-Reader = Callable[[Any], Any]
+Reader = Callable[[Any], Any]  # returns what a record holds of a value, or raises Malformed
 R = TypeVar("R")
 
 
 class Malformed(ValueError):
-    """A value that is not what its record says: which field it is of, and what it must be."""
+    """A value that is not what its record says: which `field` it is of, and what it must be."""
 
-    def __init__(self, needed: str, value: Any, field: str = "") -> None:
-        self.needed, self.value, self.field = needed, value, field
-        super().__init__(self.rule + ("" if value is dataclasses.MISSING else f", not {shown(value)}"))
+    def __init__(self, needed: str, value: Any) -> None:
+        super().__init__(needed, value)
+        self.needed, self.value, self.field = needed, value, ""
 
-    @property
-    def rule(self) -> str:
-        """What the field must be, without the value."""
-        return f"{self.field or 'it'} must be {self.needed}"
-
-    def within(self, field: str) -> Malformed:
-        """The same, as the error of the record that has it in `field`."""
-        return Malformed(self.needed, self.value, f"{field}.{self.field}" if self.field else field)
-
-
-@dataclasses.dataclass(frozen=True)
-class Within:
-    """The least and the greatest number."""
-
-    least: float
-    most: float
-
-
-@dataclasses.dataclass(frozen=True)
-class AtMost:
-    """How many characters a text may have, or how many values a mapping."""
-
-    count: int
-
-
-@dataclasses.dataclass(frozen=True)
-class AtMostBytes:
-    """How long an object may be as JSON."""
-
-    count: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Keeping:
-    """A record whose fields an object has, and keeps with its others."""
-
-    record: type
-
-
-@dataclasses.dataclass(frozen=True)
-class Cut:
-    """How many characters of a text are kept: its first, or its last where the number is negative."""
-
-    chars: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Like:
-    """The pattern of a text."""
-
-    pattern: str
-
-
-Whole = Annotated[int, Within(0, MAX_NUMBER)]  # steps, attempts, ranks, hosts
-Exit = Annotated[int, Within(-MAX_NUMBER, MAX_NUMBER)]  # an exit code, or minus the signal
-ExitCode = Annotated[int, Within(0, 255)]
-Seconds = Annotated[float, Within(-FAR_S, FAR_S)]  # a time span
-Time = Annotated[float, Within(0, FAR_S)]  # Unix time
-Cause = Annotated[str, Like("[a-z_]{1,32}")]  # of contract.OUTCOMES, or of a newer version's
+    def __str__(self) -> str:
+        return f"{self.field or 'it'} must be {self.needed}, not {shown(self.value)}"
 
 
 def shown(value: Any) -> str:
     """A wrong value, at a length that a message can hold."""
     return repr(value)[:MAX_SHOWN]
+
+
+# --- what an annotation may add to a type: Annotated[int, within(0, 255)] ---------------------------------------------
+
+
+def within(least: float, most: float) -> Reader:
+    """A number in these bounds, so not NaN."""
+    to = "on" if most == MAX_NUMBER else f"to {most}"
+    return _holds(lambda value: least <= value <= most, f"a number from {least} {to}")
+
+
+def at_most(count: int) -> Reader:
+    """A text of so many characters, or an object of so many values."""
+    return _holds(lambda value: len(value) <= count, f"no longer than {count}")
+
+
+def like(pattern: str) -> Reader:
+    """A text that the pattern describes."""
+    return _holds(lambda value: re.fullmatch(pattern, value) is not None, f"a text like {pattern}")
+
+
+def cut(chars: int) -> Reader:
+    """The first characters of a text, or its last where the number is negative."""
+    return lambda text: text[:chars] if chars >= 0 else text[chars:]
+
+
+def _holds(is_right: Callable[[Any], bool], needed: str) -> Reader:
+    def check(value: Any) -> Any:
+        if is_right(value):
+            return value
+        raise Malformed(needed, value)
+
+    return check
+
+
+Whole = Annotated[int, within(0, MAX_NUMBER)]  # steps, attempts, ranks, hosts
+Exit = Annotated[int, within(-MAX_NUMBER, MAX_NUMBER)]  # an exit code, or minus the signal
+ExitCode = Annotated[int, within(0, 255)]
+Seconds = Annotated[float, within(-FAR_S, FAR_S)]  # a time span
+Time = Annotated[float, within(0, FAR_S)]  # Unix time
+Cause = Annotated[str, like("[a-z_]{1,32}")]  # of contract.OUTCOMES, or of a newer version's
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def decoded(data: bytes | str) -> Any:
@@ -108,13 +94,13 @@ def decoded(data: bytes | str) -> Any:
     return wire.decoded(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
 
 
-def decoded_object(data: bytes | str) -> dict[str, Any]:
-    """The object in a record of JSON; an empty one where there is none."""
+def number_in(data: str, key: str) -> int | None:
+    """The whole number of a key in a record of JSON; None where there is none."""
     try:
-        value = decoded(data)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        found: int = reader(Whole)(decoded(data).get(key))
+    except (ValueError, AttributeError):
+        return None
+    return found
 
 
 def read(record: type[R], fields: Any) -> R:
@@ -123,29 +109,10 @@ def read(record: type[R], fields: Any) -> R:
     return found
 
 
-def read_or_none(record: type[R], fields: Any) -> R | None:
-    """The same; None where a field is wrong."""
-    try:
-        return read(record, fields)
-    except Malformed:
-        return None
-
-
 def read_some(record: type, fields: Any) -> dict[str, Any]:
     """The fields of the record that are given, each read. Raises Malformed."""
-    known, of = {}, readers(record)
-    for name, value in _object(fields).items():
-        if name in of:
-            try:
-                known[name] = of[name](value)
-            except Malformed as error:
-                raise error.within(name) from None
-    return known
-
-
-def whole_or_none(value: Any) -> int | None:
-    """A whole number from 0 on; None for any other value."""
-    return value if type(value) is int and 0 <= value <= MAX_NUMBER else None
+    known = readers(record)
+    return {name: _read_in(name, known[name], value) for name, value in _object(fields).items() if name in known}
 
 
 def fields_of(record: Any) -> dict[str, Any]:
@@ -162,160 +129,85 @@ def readers(record: type) -> Mapping[str, Reader]:
 
 @functools.cache
 def reader(hint: Any) -> Reader:
-    """What reads a value of an annotation: returns it, or raises Malformed."""
+    """What reads a value of an annotation."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return lambda value: value
     if origin is Annotated:
-        return _bounded(inner[0], inner[1])
+        read_plain, bound = reader(inner[0]), inner[1]
+        return lambda value: bound(read_plain(value))
     if origin in (typing.Union, types.UnionType):
         return _optional(reader(next(each for each in inner if each is not type(None))))
     if origin is collections.abc.Mapping:
-        return _mapping(*inner)
+        return _mapping(_number if inner[0] is int else reader(inner[0]), reader(inner[1]))
     if origin is collections.abc.Sequence:
-        return _list(reader(inner[0]))
+        read_each, read_list = reader(inner[0]), _holds(lambda value: isinstance(value, list), "a list")
+        return lambda value: [read_each(each) for each in read_list(value)]
     if dataclasses.is_dataclass(hint):
         return _record(hint)  # type: ignore[arg-type]
-    return _enum(hint) if issubclass(hint, enum.Enum) else _plain(hint)
+    return _enum(hint) if issubclass(hint, enum.Enum) else _PLAIN[hint]
 
 
 @functools.cache
 def _record(record: Any) -> Reader:
-    needed = {
-        field.name
-        for field in dataclasses.fields(record)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    }
+    missing = dataclasses.MISSING
+    needed = [one.name for one in dataclasses.fields(record) if one.default is missing is one.default_factory]
 
     def read(value: Any) -> Any:
         known = read_some(record, value)
-        for name in needed - known.keys():
-            raise Malformed("given", dataclasses.MISSING, name)
+        for name in needed:
+            if name not in known:
+                _read_in(name, _holds(bool, "given"), None)
         return record(**known)
 
     return read
 
 
-def _object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise Malformed("an object", value)
-    return value
+def _read_in(field: str, read: Reader, value: Any) -> Any:
+    """What `read` returns. Raises Malformed, which names the field."""
+    try:
+        return read(value)
+    except Malformed as error:
+        error.field = f"{field}.{error.field}" if error.field else field
+        raise
 
 
 def _optional(read: Reader) -> Reader:
     def read_optional(value: Any) -> Any:
-        if value is None:
-            return None
         try:
-            return read(value)
+            return None if value is None else read(value)
         except Malformed as error:
-            raise Malformed(f"{error.needed} or null", error.value, error.field) from None
+            error.needed += "" if error.field else " or null"
+            raise
 
     return read_optional
 
 
-def _mapping(of_key: Any, of_value: Any) -> Reader:
-    read_key, read_value = _key(of_key), reader(of_value)
-
+def _mapping(read_key: Reader, read_value: Reader) -> Reader:
     def read(value: Any) -> Any:
-        found = {}
-        for key, each in _object(value).items():
-            try:
-                found[read_key(key)] = read_value(each)
-            except Malformed as error:
-                raise error.within(shown(key)) from None
-        return found
-
-    return read if (of_key, of_value) != (str, Any) else _object
-
-
-def _key(hint: Any) -> Reader:
-    """What reads a key, which JSON has as a text."""
-    if hint is not int:
-        return reader(hint)
-
-    def read(key: str) -> int:
-        if not (key.isdecimal() and len(key) < 19):
-            raise Malformed("a number", key)
-        return int(key)
+        fields = _object(value).items()
+        return {_read_in("a key", read_key, key): _read_in(shown(key), read_value, each) for key, each in fields}
 
     return read
 
 
-def _list(read_each: Reader) -> Reader:
-    def read(value: Any) -> Any:
-        if not isinstance(value, list):
-            raise Malformed("a list", value)
-        return [read_each(each) for each in value]
-
-    return read
+def _number(key: str) -> int:
+    """The number in a key, which JSON has as a text."""
+    if not (key.isdecimal() and len(key) < 19):
+        raise Malformed("a number", key)
+    return int(key)
 
 
 def _enum(of: Any) -> Reader:
-    def read(value: Any) -> Any:
-        try:
-            return of(value)
-        except ValueError:
-            raise Malformed(f"one of {', '.join(str(each.value) for each in of)}", value) from None
-
-    return read
+    values = [each.value for each in of]
+    is_known = _holds(lambda value: value in values, f"one of {', '.join(values)}")
+    return lambda value: of(is_known(value))
 
 
-_WORDS: Mapping[Any, str] = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
-
-
-def _plain(of: type) -> Reader:
-    """Of exactly that type: a bool is no number. A whole number is a number too."""
-    allowed, words = (int, float) if of is float else (of,), _WORDS[of]
-
-    def read(value: Any) -> Any:
-        if type(value) not in allowed:
-            raise Malformed(words, value)
-        return value
-
-    return read
-
-
-def _bounded(of: Any, bound: Any) -> Reader:
-    """A value of a type that is within its bound, or cut to it."""
-    read_plain, words = reader(of), _WORDS.get(of, "an object")
-
-    def at_most(value: Any) -> Any:
-        if len(read_plain(value)) <= bound.count:
-            return value
-        raise Malformed(f"{words} of at most {bound.count} {'characters' if of is str else 'values'}", value)
-
-    def at_most_bytes(value: Any) -> Any:
-        if len(json.dumps(read_plain(value))) <= bound.count:
-            return value
-        raise Malformed(f"{words} of at most {bound.count} bytes", value)
-
-    def keeping(value: Any) -> Any:
-        read(bound.record, value)
-        return value
-
-    def cut(value: Any) -> Any:
-        text = read_plain(value)
-        return text[: bound.chars] if bound.chars >= 0 else text[bound.chars :]
-
-    def like(value: Any) -> Any:
-        if re.fullmatch(bound.pattern, read_plain(value)) is not None:
-            return value
-        raise Malformed(f"{words} like {bound.pattern}", value)
-
-    if isinstance(bound, Within):
-        return _number(of, bound.least, bound.most)
-    reads = {AtMost: at_most, AtMostBytes: at_most_bytes, Keeping: keeping, Cut: cut, Like: like}
-    return reads[type(bound)]
-
-
-def _number(of: type, least: float, most: float) -> Reader:
-    allowed = (int, float) if of is float else (int,)
-    words = f"{_WORDS[of]} from {least} {'on' if most == MAX_NUMBER else f'to {most}'}"
-
-    def read(value: Any) -> Any:
-        if type(value) in allowed and least <= value <= most:  # never of NaN
-            return value
-        raise Malformed(words, value)
-
-    return read
+_object = _holds(lambda value: isinstance(value, dict), "an object")
+_PLAIN: Mapping[Any, Reader] = {  # of exactly that type: a bool is no number
+    str: _holds(lambda value: type(value) is str, "a string"),
+    int: _holds(lambda value: type(value) is int, "a whole number"),
+    float: _holds(lambda value: type(value) in (int, float), "a number"),
+    bool: _holds(lambda value: type(value) is bool, "true or false"),
+}

@@ -154,8 +154,11 @@ def termination_message(end: Termination) -> str:
 
 def parse_termination_message(message: str | None) -> Termination | None:
     """What an agent's termination message says; None for the end of a log, or another program's message."""
-    fields = checked.decoded_object(message or "")
-    return checked.read_or_none(Termination, fields) if fields.get("jaxlaunch") == VERSION else None
+    try:
+        fields = checked.decoded(message or "")
+        return checked.read(Termination, fields) if fields["jaxlaunch"] == VERSION else None
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _json(value: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from jaxlaunch.records import checked
-from jaxlaunch.records.checked import AtMost, Cause, Like, Malformed, Time, Whole, Within
+from jaxlaunch.records.checked import Cause, Time, Whole, at_most, like, within
 from jaxlaunch.records.verdict import Verdict
 
 MAX_BYTES = 2_000
@@ -34,13 +34,13 @@ class Recorded:
 
     uid: str  # of its JobSet
     at: Time
-    when: Annotated[str, Like("|".join(WHEN))]
+    when: Annotated[str, like("|".join(WHEN))]
     attempt: Whole
     generation: Whole
     step: Whole | None = None  # complete on every rank
     committed: Whole | None = None  # the newest step whose checkpoint is complete on storage
-    goodput: Annotated[float, Within(0, 1)] | None = None  # the share of all seconds that went into steps that count
-    ends: Annotated[Mapping[Cause, Whole], AtMost(_MAX_CAUSES)] | None = None  # how many attempts ended, by cause
+    goodput: Annotated[float, within(0, 1)] | None = None  # the share of all seconds that went into steps that count
+    ends: Annotated[Mapping[Cause, Whole], at_most(_MAX_CAUSES)] | None = None  # how many attempts ended, by cause
     verdict: Verdict | None = None  # on the newest attempt that ended, without its traceback
 
     @property
@@ -62,16 +62,16 @@ class Recorded:
     def from_json(cls, text: str, uid: str) -> Recorded | None:
         """What `to_json` wrote of the JobSet with that uid; None for anything else."""
         try:
-            return cls.checked(checked.decoded(text), uid) if len(text) <= MAX_BYTES else None
+            return cls.read(checked.decoded(text), uid) if len(text) <= MAX_BYTES else None
         except ValueError:
             return None
 
     @classmethod
-    def checked(cls, fields: Any, uid: str) -> Recorded:
-        """These fields, as JSON gives them. Raises Malformed unless each is what it should be, of this JobSet."""
+    def read(cls, fields: Any, uid: str) -> Recorded:
+        """These fields, as JSON gives them. Raises ValueError unless each is what it should be, of this JobSet."""
         found = checked.read(cls, fields)
         if found.uid != uid:
-            raise Malformed(f"that of JobSet {uid}", found.uid, "uid")
+            raise ValueError("it is not of this JobSet")
         return found if found.verdict is None else dataclasses.replace(found, verdict=shortened(found.verdict))
 
 

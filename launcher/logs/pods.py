@@ -47,8 +47,7 @@ EVERYTHING = Window()
 
 def processes_per_host(jobset: Obj) -> int:
     """As the JobSet's environment says; 1 for a JobSet of another tool."""
-    job = checked.decoded_object(hosts.environment(jobset).get(contract.JOB) or "{}")
-    return checked.whole_or_none(job.get("processes_per_host")) or 1
+    return checked.number_in(hosts.environment(jobset).get(contract.JOB, ""), "processes_per_host") or 1
 
 
 def source(jobset: Obj, host: Host) -> Source:

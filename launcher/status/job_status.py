@@ -223,13 +223,11 @@ def _age(at: datetime | None, now: datetime) -> float | None:
 
 def _steps(snapshot: Snapshot) -> int | None:
     """The last step of the whole run, where the job has a `train:` block."""
-    return _number(snapshot, contract.TRAIN_SPEC, "steps")
+    return checked.number_in(_variable(snapshot, contract.TRAIN_SPEC), "steps")
 
 
-def _number(snapshot: Snapshot, variable: str, key: str) -> int | None:
-    """A number in the JSON of a variable of the pods; None where there is none."""
-    fields = checked.decoded_object(hosts.environment(snapshot.jobset).get(variable, "{}"))
-    return checked.whole_or_none(fields.get(key))
+def _variable(snapshot: Snapshot, name: str) -> str:
+    return hosts.environment(snapshot.jobset).get(name, "")
 
 
 def _restarts(snapshot: Snapshot) -> Restarts:
@@ -241,7 +239,7 @@ def _restarts(snapshot: Snapshot) -> Restarts:
     preempted = snapshot.report.preempted
     if preempted is None and not snapshot.restarts:
         preempted = 0
-    limit = _number(snapshot, contract.JOB, "preempted_limit")
+    limit = checked.number_in(_variable(snapshot, contract.JOB), "preempted_limit")
     return Restarts(snapshot.restarts, charged, int(policy.get("maxRestarts", 0)), causes, preempted, limit)
 
 

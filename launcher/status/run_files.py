@@ -101,7 +101,7 @@ def _recorded(text: Any, uid: str) -> Recorded | None:
             return None
         of, verdict = checked.fields_of(found.of), found.verdict and found.verdict.to_json()
         reached = {"step": found.step, "committed": found.saved, "goodput": ratio(found.seconds)}
-        return Recorded.checked({**of, **reached, "when": "volume", "ends": found.restarts, "verdict": verdict}, uid)
+        return Recorded.read({**of, **reached, "when": "volume", "ends": found.restarts, "verdict": verdict}, uid)
     except (ValueError, AttributeError):
         return None
 

@@ -61,8 +61,8 @@ def test_host_0_names_the_hosts_that_are_missing(tmp_path: Path) -> None:
 
 def test_a_later_generation_writes_the_attempts_of_earlier_ones(tmp_path: Path) -> None:
     command = program(tmp_path, CRASH_LATER)
-    launch(tmp_path, job(command, in_place_budget=1), hosts=2, env=POD)
-    gang, _ = launch(tmp_path, job(command, in_place_budget=0), hosts=2, env=POD, generation=1)
+    launch(tmp_path, job(command, in_place_limit=1), hosts=2, env=POD)
+    gang, _ = launch(tmp_path, job(command, in_place_limit=0), hosts=2, env=POD, generation=1)
     total, *each = lines(log := log_of_leader(gang), Past)
     assert (total.attempts, total.ends, total.unknown) == (2, {"crash": 2}, None)
     assert [(one.attempt, one.generation) for one in each] == [(1, 0), (2, 0)]

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import Config, versions
 from jaxlaunch.records import checked
-from jaxlaunch.records.checked import AtMost, Within
+from jaxlaunch.records.checked import at_most, within
 
-Text = Annotated[str, AtMost(1_000)]
-Number = Annotated[int, Within(0, 2**31)]
+Text = Annotated[str, at_most(1_000)]
+Number = Annotated[int, within(0, 2**31)]
 
 
 @dataclasses.dataclass(frozen=True)

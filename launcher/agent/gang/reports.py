@@ -7,13 +7,14 @@ may end its agent, or reach the leader in a form that the leader does not expect
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from jaxlaunch import contract
 from jaxlaunch.records import checked, wire
-from jaxlaunch.records.checked import AtMostBytes, Cut, ExitCode, Keeping, Malformed, Whole
+from jaxlaunch.records.checked import ExitCode, Malformed, Whole, cut
 
 UNSTARTABLE = "unstartable"  # key of the line with which the forked agent reports that exec failed
 # How a line begins.
@@ -40,7 +41,8 @@ def read(line: bytes, rank: int) -> dict[str, Any]:
         try:
             message[key] = _plain(_READERS[key](value))
         except Malformed as error:
-            note = f"rank {rank} wrote `{key}`: {checked.shown(value)} to the progress pipe; {error.rule}"
+            wrong = f"rank {rank} wrote `{key}`: {checked.shown(value)} to the progress pipe"
+            note = f"{wrong}; {error.field or 'it'} must be {error.needed}"
             message.setdefault("note", note)
     return message
 
@@ -63,14 +65,14 @@ def _whole(line: bytes) -> Any:
     raise ValueError("no value in it")
 
 
-_Label = Annotated[str, Cut(MAX_LABEL)]
+_Label = Annotated[str, cut(MAX_LABEL)]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Error:
     type: _Label = "an error"
-    message: Annotated[str, Cut(contract.MESSAGE_CHARS)] = ""
-    traceback: Annotated[str, Cut(-contract.TRACEBACK_CHARS)] | None = None
+    message: Annotated[str, cut(contract.MESSAGE_CHARS)] = ""
+    traceback: Annotated[str, cut(-contract.TRACEBACK_CHARS)] | None = None
     code: ExitCode | None = None
 
 
@@ -78,12 +80,19 @@ class _Error:
 class _Stopped:
     step: Whole = 0
     saved: bool = False
-    note: Annotated[str, Cut(contract.MESSAGE_CHARS)] = ""
+    note: Annotated[str, cut(contract.MESSAGE_CHARS)] = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Profile:
-    state: str
+def _fits(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+    if len(json.dumps(metrics)) > MAX_METRICS:
+        raise Malformed(f"an object of at most {MAX_METRICS} bytes", metrics)
+    return metrics
+
+
+def _has_state(profile: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(profile.get("state"), str):
+        raise Malformed("an object with a string `state`", profile)
+    return profile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +107,9 @@ class _Line:
     step: Whole | None
     committed: Whole
     restored: Whole
-    metrics: Annotated[Mapping[str, Any], AtMostBytes(MAX_METRICS)]
+    metrics: Annotated[Mapping[str, Any], _fits]
     stopped: _Stopped
-    profile: Annotated[Mapping[str, Any], Keeping(_Profile)]
+    profile: Annotated[Mapping[str, Any], _has_state]
     note: str
     error: _Error
     atexit: Any

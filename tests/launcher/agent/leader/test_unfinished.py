@@ -87,7 +87,7 @@ def test_an_attempt_of_a_host_0_that_never_reported_is_not_stored_without_its_se
     (record,) = folder.records("u")
     assert 90 <= record.seconds["rendezvous"] <= time.time() - began
     found = folder.summary("u")
-    assert found is not None and 90 <= sum(found.seconds.values()) <= time.time() - began
+    assert found is not None and 90 <= sum(found.seconds.values()) <= time.time() - began + 0.001  # rounded
 
 
 def test_the_seconds_of_a_report_of_the_attempt_before_are_not_counted_twice(place: Config, folder: RunFolder) -> None:
