@@ -56,6 +56,7 @@ HEARTBEAT_TIMEOUT_S = 30  # JAX's own default of 100 s would be slower than ever
 SHUTDOWN_TIMEOUT_S = 10  # JAX's own default of 300 s delays the exit code by five minutes
 
 PROFILE_STEPS = 100  # most steps of one profile: a trace is in memory until it ends
+PROFILED = ("done", "failed", "gone")  # final states of a rank that is profiled; the others are asked and tracing
 
 MESH_AXES = ("dp", "fsdp", "ep", "mp")  # outermost first: mp neighbours are the closest devices
 BATCH_AXES = MESH_AXES[:3]  # those that split a batch

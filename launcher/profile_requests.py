@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxlaunch.launcher.agent.host.profiles import ENDED
+from jaxlaunch import contract
 from jaxlaunch.launcher.agent.leader import run_folder
 from jaxlaunch.launcher.agent.leader.run_folder import Listed
 from jaxlaunch.launcher.cluster.client import Cluster
@@ -154,7 +154,7 @@ def _poll(agent: Agent, number: int, before: Mapping[int, Answer]) -> dict[int, 
             raise Gone("another profile was requested since, or the agent restarted")
         return _ranks(answer)
     except Gone:
-        return {rank: one if one["state"] in ENDED else {"state": "gone"} for rank, one in before.items()}
+        return {rank: one if one["state"] in contract.PROFILED else {"state": "gone"} for rank, one in before.items()}
 
 
 def _ranks(answer: Answer) -> dict[int, Answer]:
@@ -162,4 +162,4 @@ def _ranks(answer: Answer) -> dict[int, Answer]:
 
 
 def _has_ended(ranks: Mapping[int, Answer]) -> bool:
-    return all(one["state"] in ENDED for one in ranks.values())
+    return all(one["state"] in contract.PROFILED for one in ranks.values())

@@ -13,7 +13,8 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from jaxlaunch.records import wire
@@ -68,12 +69,13 @@ def cut(chars: int) -> Reader:
 
 
 def _holds(is_right: Callable[[Any], bool], needed: str) -> Reader:
-    def check(value: Any) -> Any:
-        if is_right(value):
-            return value
-        raise Malformed(needed, value)
+    return partial(_checked, is_right, needed)
 
-    return check
+
+def _checked(is_right: Callable[[Any], bool], needed: str, value: Any) -> Any:
+    if is_right(value):
+        return value
+    raise Malformed(needed, value)
 
 
 Whole = Annotated[int, within(0, MAX_NUMBER)]  # steps, attempts, ranks, hosts
@@ -137,9 +139,9 @@ def reader(hint: Any) -> Reader:
         read_plain, bound = reader(inner[0]), inner[1]
         return lambda value: bound(read_plain(value))
     if origin in (typing.Union, types.UnionType):
-        return _optional(reader(next(each for each in inner if each is not type(None))))
+        return partial(_optional, reader(next(each for each in inner if each is not type(None))))
     if origin is collections.abc.Mapping:
-        return _mapping(_number if inner[0] is int else reader(inner[0]), reader(inner[1]))
+        return partial(_mapping, _number if inner[0] is int else reader(inner[0]), reader(inner[1]))
     if origin is collections.abc.Sequence:
         read_each, read_list = reader(inner[0]), _holds(lambda value: isinstance(value, list), "a list")
         return lambda value: [read_each(each) for each in read_list(value)]
@@ -152,15 +154,15 @@ def reader(hint: Any) -> Reader:
 def _record(record: Any) -> Reader:
     missing = dataclasses.MISSING
     needed = [one.name for one in dataclasses.fields(record) if one.default is missing is one.default_factory]
+    return partial(_read_record, record, needed)
 
-    def read(value: Any) -> Any:
-        known = read_some(record, value)
-        for name in needed:
-            if name not in known:
-                _read_in(name, _holds(bool, "given"), None)
-        return record(**known)
 
-    return read
+def _read_record(record: Any, needed: Sequence[str], value: Any) -> Any:
+    known = read_some(record, value)
+    for name in needed:
+        if name not in known:
+            _read_in(name, _holds(bool, "given"), None)
+    return record(**known)
 
 
 def _read_in(field: str, read: Reader, value: Any) -> Any:
@@ -172,23 +174,17 @@ def _read_in(field: str, read: Reader, value: Any) -> Any:
         raise
 
 
-def _optional(read: Reader) -> Reader:
-    def read_optional(value: Any) -> Any:
-        try:
-            return None if value is None else read(value)
-        except Malformed as error:
-            error.needed += "" if error.field else " or null"
-            raise
-
-    return read_optional
+def _optional(read: Reader, value: Any) -> Any:
+    try:
+        return None if value is None else read(value)
+    except Malformed as error:
+        error.needed += "" if error.field else " or null"
+        raise
 
 
-def _mapping(read_key: Reader, read_value: Reader) -> Reader:
-    def read(value: Any) -> Any:
-        fields = _object(value).items()
-        return {_read_in("a key", read_key, key): _read_in(shown(key), read_value, each) for key, each in fields}
-
-    return read
+def _mapping(read_key: Reader, read_value: Reader, value: Any) -> Any:
+    fields = _object(value).items()
+    return {_read_in("a key", read_key, key): _read_in(shown(key), read_value, each) for key, each in fields}
 
 
 def _number(key: str) -> int:

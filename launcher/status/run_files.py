@@ -1,4 +1,4 @@
-"""What the run folder of a job holds, as launcher/agent/read_run answers it from a pod. Pure.
+"""What the run folder of a job holds, as launcher/status/read_run answers it from a pod. Pure.
 
 The files are on a volume that others may write, and the program runs in the job's own image: everything is checked.
 """
@@ -15,8 +15,8 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
-from jaxlaunch.launcher.agent import read_run
 from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.status import read_run
 from jaxlaunch.launcher.status.agent_report import AttemptEnd
 from jaxlaunch.records import checked, wire
 from jaxlaunch.records.attempt import Record

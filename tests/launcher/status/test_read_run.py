@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent import read_run
 from jaxlaunch.launcher.agent.io.output import RankLog, log_path
 from jaxlaunch.launcher.agent.leader.run_folder import ATTEMPTS, RunFolder
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.status import run_files
+from jaxlaunch.launcher.status import read_run, run_files
 from jaxlaunch.launcher.status.run_files import RunFiles
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.summary import FILE, Of, Summary
