@@ -1,4 +1,5 @@
-"""summary.json: the state of a run while it goes on, and how it ended. Pure.
+"""summary.json: the state of a run while it goes on, and how it ended. Pure; launcher/agent/leader/starts
+alone writes it.
 
 Host 0's agent writes it, host 1's when host 0 is lost, and `launcher run` at the end. It begins as the start record of
 an attempt: one whose end is not in attempts.jsonl died with its agent (launcher/agent/leader/unfinished).
@@ -7,16 +8,16 @@ an attempt: one whose end is not in attempts.jsonl died with its agent (launcher
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.records import checked
 from jaxlaunch.records.checked import Seconds, Time, Whole
-from jaxlaunch.records.verdict import Verdict, is_unstartable
+from jaxlaunch.records.verdict import Verdict
 
 FILE = "summary.json"
-_REFUSALS = (contract.BAD_SPEC, contract.BAD_DATA, contract.STARTUP, contract.NO_CHECKPOINT)
 _STATUS = {contract.DONE: "done", contract.PREEMPTED: "stopped", contract.DEADLINE: "stopped"}
 
 
@@ -33,12 +34,46 @@ class Of:
     first_committed: Whole | None = None  # by this attempt, as the next
     last_committed: Whole | None = None
     unsafe_s: Seconds = 0.0  # of stepping since the last commit
+    first_step: Whole | None = None  # that it trains; None: it has not said so far
     judged: Verdict | None = None  # on it, until its end is on record
 
     def to_json(self, has_ended: bool) -> dict[str, Any]:
         """The fields, without those that only an attempt's record needs once it has one."""
         fields = dataclasses.asdict(self)
         return {name: fields[name] for name in fields if not (has_ended and name in ("seconds", "unsafe_s", "judged"))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A row of summary.json: what a start of the run trained."""
+
+    start: Whole  # K, from 1
+    uid: str
+    started: Time
+    ended: Time | None = None
+    code: Whole | None = None  # None while it goes on, or where it was killed before its agents began
+    first_step: Whole | None = None  # that it trained; None: none
+    last_step: Whole | None = None  # at which it ended
+    changed: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)  # since one trained; key: then, now
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether it trained a step, or is a program that finished without telling of steps."""
+        return self.first_step is not None or (self.code == contract.DONE and self.last_step is None)
+
+    def after(self, summary: Summary) -> Start:
+        """The row when the start has got as far as `summary` says."""
+        code = None if summary.verdict is None else summary.verdict.code
+        first = None if summary.of is None else summary.of.first_step
+        has_stepped = first is not None and summary.step is not None and summary.step >= first
+        is_known = has_stepped or self.first_step is None  # else it is restoring what it trained before
+        return dataclasses.replace(
+            self,
+            ended=time.time() if code is not None else None,
+            code=code,
+            first_step=first if has_stepped and self.first_step is None else self.first_step,
+            last_step=(summary.step or None) if is_known else self.last_step,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,33 +89,12 @@ class Summary:
     notes: Sequence[str] = ()
     stacks: Mapping[int, str] = dataclasses.field(default_factory=dict)  # by rank, after a hang
     of: Of | None = None
+    starts: Sequence[Start] = ()  # of the run, the newest last; none in version 0.1, and in what a start keeps
 
     @property
     def status(self) -> str:
         """One of running, done, stopped, failed."""
         return "running" if self.verdict is None else _STATUS.get(self.verdict.code, "failed")
-
-    @property
-    def has_done_anything(self) -> bool:
-        """Whether the run stepped, or committed a step."""
-        has_committed = self.of is not None and self.of.first_committed is not None
-        return has_committed or self.seconds.get("step", 0.0) + self.seconds.get("lost_work", 0.0) > 0
-
-    def is_refused(self, is_train: bool) -> bool:
-        """Whether the run ended as wrong in itself before its first step; `is_train`: it is one of the trainer.
-
-        A job's own program that ran has done something, although it need not report a step.
-        """
-        if self.verdict is None or self.verdict.code not in _REFUSALS or self.has_done_anything:
-            return False
-        has_run = bool(self.restarts) or (self.verdict.code == contract.STARTUP and not is_unstartable(self.verdict))
-        return is_train or not has_run
-
-    def is_void(self, is_train: bool) -> bool:
-        """Whether the run left nothing that is worth the record of one before it: however it ended, a run of the
-        trainer that neither stepped nor finished is."""
-        is_done = self.verdict is not None and self.verdict.code == contract.DONE
-        return self.is_refused(is_train) or (is_train and not is_done and not self.has_done_anything)
 
     def to_json(self) -> dict[str, Any]:
         """The keys of the file, in its order."""
@@ -96,23 +110,17 @@ class Summary:
             "notes": list(self.notes),
             **({"stacks": {str(rank): self.stacks[rank] for rank in sorted(self.stacks)}} if self.stacks else {}),
             "of": self.of.to_json(has_ended=self.verdict is not None) if self.of else None,
+            **({"starts": [dataclasses.asdict(one) for one in self.starts]} if self.starts else {}),
         }
 
     @classmethod
     def from_json(cls, fields: Any) -> Summary:
         """What `to_json` gave. Raises Malformed where a field is wrong."""
         goodput = checked.read(_Goodput, fields.get("goodput") if isinstance(fields, dict) else None)
-        return checked.read(cls, {**fields, "seconds": goodput.seconds})
-
-    def or_earlier(self, earlier: Summary | None, is_train: bool) -> Summary:
-        """The summary to keep: `earlier`, another run's, where this run is refused and that one stands."""
-        is_other = earlier is not None and (earlier.of and earlier.of.uid) != (self.of and self.of.uid)
-        return earlier if earlier is not None and is_other and earlier.stands and self.is_refused(is_train) else self
-
-    @property
-    def stands(self) -> bool:
-        """Whether the run left anything that is worth keeping."""
-        return self.status == "done" or bool(self.step or self.saved)
+        found = checked.read(cls, {**fields, "seconds": goodput.seconds})
+        if found.of is None or "first_step" in fields["of"]:
+            return found
+        return dataclasses.replace(found, of=dataclasses.replace(found.of, first_step=1))  # version 0.1 does not say
 
 
 @dataclasses.dataclass(frozen=True)

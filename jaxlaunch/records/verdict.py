@@ -10,7 +10,6 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.records.checked import Cause, ExitCode, Whole
 
-UNSTARTED = "could not be started"  # of the message, behind the rank
 FULL_DISK = re.compile(
     r"no space left on device|disk quota exceeded|of ephemeral storage|\b(ENOSPC|EDQUOT)\b", re.IGNORECASE
 )
@@ -41,11 +40,6 @@ def of_code(code: int, message: str, **where: Any) -> Verdict:
 def is_full_disk(verdict: Verdict) -> bool:
     """Whether storage failed for want of space, or a pod took too much: it will be as full at the next attempt."""
     return verdict.code == contract.STORAGE and FULL_DISK.search(verdict.message) is not None
-
-
-def is_unstartable(verdict: Verdict) -> bool:
-    """Whether the program was never run: there is none of that name, or it cannot be executed."""
-    return verdict.code == contract.STARTUP and verdict.message.startswith(f"rank {verdict.rank} {UNSTARTED}: ")
 
 
 def names(numbers: Sequence[int], noun: str = "host") -> str:

@@ -239,6 +239,7 @@ def test_the_launcher_takes_of_the_agent_what_no_record_says() -> None:
     assert {name.removeprefix(own[0]) for name in found if name.startswith(own[0])} == {
         ".host.environment",
         ".leader.run_folder",
+        ".leader.starts",
         ".pack",
     }
 

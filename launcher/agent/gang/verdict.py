@@ -17,7 +17,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.records import checked
 from jaxlaunch.records.checked import Exit, Whole
-from jaxlaunch.records.verdict import UNSTARTED, Verdict, of_code
+from jaxlaunch.records.verdict import Verdict, of_code
 
 # How a peer's death appears on the surviving ranks (jax 0.10 and 0.11; Gloo, NCCL, gRPC, the coordination service).
 # Phrases, not a pattern: when a host dies thousands of ranks send 16,000 characters each.
@@ -55,6 +55,7 @@ MISSED = re.compile(r"tasks are unhealthy \(stopped sending heartbeats\):\s*(\d+
 _RAISED = re.compile(r" raised(?: [^:]*)?: ([\w.]+)(?:: (.*))?")  # of a verdict's message: type, what it says
 _ENDED = re.compile(r" ended with exit code \d+")
 LAST_SIGNAL = 64  # of Linux: SIGRTMAX
+UNSTARTED = "could not be started"  # of a verdict's message, behind the rank
 NOT_FOUND = (126, 127)  # a shell's exit codes of a command that it cannot start
 TAIL_CHARS = 8_000  # of a traceback or a log's end, kept in a verdict
 WHOLE, CUT_CHARS = 64, 500  # events of each closeness that are kept whole; characters that are kept of the others

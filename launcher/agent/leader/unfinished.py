@@ -15,6 +15,7 @@ from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.leader import history, reported_fields
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.records import checked
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.summary import Of, Summary
@@ -120,7 +121,7 @@ def record_lost_leader(
         saved=_most(found.saved, *(status.committed for status in statuses)),
         of=of,
     )
-    folder.keep(ended)
+    Starts(folder, config.uid).write(ended)
 
 
 def _last_known(folder: RunFolder, config: Config, reported: Reported, records: Sequence[Record]) -> tuple[Summary, Of]:
@@ -144,6 +145,7 @@ def _last_known(folder: RunFolder, config: Config, reported: Reported, records: 
             unsafe_s=last.unsafe_s,
             first_committed=_least(of.first_committed, last.first_committed),
             last_committed=_most(of.last_committed, last.last_committed),
+            first_step=of.first_step or last.first_step,
             judged=of.judged or last.judged,
         )
     return found, of

@@ -19,6 +19,7 @@ from jaxlaunch.launcher.agent.gang.handshake import HostSide
 from jaxlaunch.launcher.agent.leader import leader
 from jaxlaunch.launcher.agent.leader.leader import CLOSE_S
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.records.progress_annotation import Recorded
 from jaxlaunch.records.summary import Summary
 from tests.launcher.agent.leader.gangs import STEPPING, UID, Gang, opcodes, reset
@@ -243,13 +244,13 @@ def test_the_time_for_hosts_to_leave_begins_when_the_end_is_on_storage(
 ) -> None:
     of = gang(3)
     written: list[float] = []
-    keep = RunFolder.keep
+    write = Starts.write
 
-    def slowly(folder: RunFolder, summary: Summary) -> None:
-        keep(folder, summary)
+    def slowly(starts: Starts, summary: Summary) -> None:
+        write(starts, summary)
         written.append(time.monotonic())
 
-    monkeypatch.setattr(RunFolder, "keep", slowly)
+    monkeypatch.setattr(Starts, "write", slowly)
     of.event(2, "error", error={"type": "ValueError", "message": "boom"})
     for host in range(3):
         of.send(host, "gone")

@@ -15,6 +15,7 @@ from jaxlaunch.launcher.agent.gang import config
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.leader import unfinished
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.launcher.agent.leader.unfinished import Reported
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import of_code
@@ -41,7 +42,7 @@ def of(attempt: int, generation: int = GENERATION, **changes: Any) -> Of:
 
 
 def keep(folder: RunFolder, of: Of) -> None:
-    folder.keep(Summary(None, step=7, seconds=of.seconds, restarts={}, of=of))
+    Starts(folder, of.uid).write(Summary(None, step=7, seconds=of.seconds, restarts={}, of=of))
 
 
 def gang(last: Of, seconds: dict[str, float]) -> dict[str, Any]:

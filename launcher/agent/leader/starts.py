@@ -1,0 +1,104 @@
+"""The starts of a run: each keeps its record in starts/K of the run folder, which no later start changes.
+
+summary.json of the run folder is that of the newest start, with a row for every start. job.yaml beside it is the job of
+the newest start that trained: the one that the checkpoints are of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.records.summary import FILE, Start, Summary
+
+JOB, LOGS = "job.yaml", "logs"
+
+
+class Starts:
+    """The rows of a run, the last of which is that of start `uid`, and its files."""
+
+    def __init__(self, folder: RunFolder, uid: str) -> None:
+        """Begins a start where `uid` is new here; the record of the one before is in its folder then."""
+        found = folder.summary()
+        self._folder, self._has_job = folder, False
+        self._rows = rows(found) or [
+            _row(number, folder.summary(name=_path(number, FILE))) for number in folder.starts()
+        ]
+        if found is not None and not found.starts:  # a run folder of version 0.1: all that it did is start 1
+            folder.move(LOGS, _path(1, LOGS))
+            folder.copy(JOB, _path(1, JOB))
+        if self._rows and self._rows[-1].uid == uid:
+            return
+        if found is not None and self._rows:
+            self._keep(found, self._rows[-1].start)
+        last = max((row.start for row in self._rows), default=0)
+        self._rows.append(Start(last + 1, uid, started=time.time()))
+
+    @property
+    def number(self) -> int:
+        """K of this start."""
+        return self._rows[-1].start
+
+    @property
+    def earlier(self) -> Sequence[Start]:
+        """The rows of the starts before this one."""
+        return self._rows[:-1]
+
+    def begin(self, changed: Mapping[str, Sequence[Any]]) -> None:
+        """Puts the row of this start on storage, before its agents begin."""
+        self._rows[-1] = dataclasses.replace(self._rows[-1], changed=changed)
+        if not any(row.has_trained for row in self.earlier):
+            self._folder.copy(self.path(JOB), JOB)
+        self.write(Summary(None, step=None, seconds={}, restarts={}))
+
+    def write(self, summary: Summary) -> None:
+        """Replaces summary.json of the run, and at its end that of the start."""
+        self._rows[-1] = self._rows[-1].after(summary)
+        if self._rows[-1].has_trained and not self._has_job:
+            self._folder.copy(self.path(JOB), JOB)
+            self._has_job = True
+        if summary.verdict is not None:
+            self._folder.write(self.path(FILE), dataclasses.replace(summary, starts=()).to_json())
+        self._folder.write(FILE, dataclasses.replace(summary, starts=self._rows).to_json())
+
+    def path(self, name: str) -> str:
+        """A file of this start, below the run folder."""
+        return _path(self.number, name)
+
+    def _keep(self, found: Summary, number: int) -> None:
+        """Puts the record of the start before into its folder, where a kill or an earlier version did not."""
+        record, name = dataclasses.replace(found, starts=()), _path(number, FILE)
+        has_begun = found.of is not None or not found.starts  # else it was killed before its agents began
+        if has_begun and self._folder.summary(name=name) != record:
+            self._folder.write(name, record.to_json())
+
+
+def rows(found: Summary | None) -> list[Start]:
+    """The starts of a run, given by its summary; none where there is none."""
+    if found is None:
+        return []
+    return list(found.starts) or [_row(1, found)]
+
+
+def _row(number: int, found: Summary | None) -> Start:
+    """The row of a start, by its own summary."""
+    if found is None:
+        return Start(number, "", 0.0)
+    of, last = found.of, found.step or found.saved or None
+    first = 1 if of is None else of.first_step
+    return Start(
+        number,
+        "" if of is None else of.uid,
+        0.0 if of is None else of.started,
+        None if of is None else of.at,
+        None if found.verdict is None else found.verdict.code,
+        first_step=first if first is not None and last is not None and last >= first else None,
+        last_step=last,
+    )
+
+
+def _path(number: int, name: str) -> str:
+    return f"starts/{number}/{name}"
