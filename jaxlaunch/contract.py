@@ -12,7 +12,7 @@ import os
 import re
 import select
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 # Environment variables: who sets them -> who reads them.
@@ -60,6 +60,7 @@ MANIFEST = (
 )
 
 PROFILE_STEPS = 100  # most steps of one profile: a trace is in memory until it ends
+PROFILED = ("done", "failed", "gone")  # final states of a rank that is profiled; the others are asked and tracing
 
 MESH_AXES = ("dp", "fsdp", "ep", "mp")  # outermost first: mp neighbours are the closest devices
 BATCH_AXES = MESH_AXES[:3]  # those that split a batch
@@ -365,24 +366,12 @@ def error_line(error: BaseException, code: int | None, said: str = "") -> dict[s
     return {"error": {**found, "traceback": text[-TRACEBACK_CHARS // 4 :]}}  # twelve bytes a character, as of emoji
 
 
-_REFUSAL = re.compile(rf"trainer: (.*) \(exit ({'|'.join(map(str, SENTENCES))})\)")
+REFUSAL = re.compile(rf"trainer: (.*) \(exit ({'|'.join(map(str, SENTENCES))})\)")  # what `refusal_line` writes
 
 
 def refusal_line(message: str, code: int) -> str:
     """The line in a rank's log that says why it ends with `code`, where a person can fix that."""
     return f"trainer: {in_one_line(message)} (exit {code})"
-
-
-def is_refusal_line(text: str) -> bool:
-    """Whether `refusal_line` wrote it: who shows the verdict need not show it as well."""
-    return _REFUSAL.fullmatch(text) is not None
-
-
-def refusal_in(log: str) -> str:
-    """The message of the last line that `refusal_line` wrote into a log; the log's last line where it wrote none."""
-    lines = log.strip().splitlines() or [""]
-    found = next((match for line in reversed(lines) if (match := _REFUSAL.fullmatch(line))), None)
-    return lines[-1] if found is None else found[1]
 
 
 def in_one_line(text: str) -> str:
@@ -419,23 +408,3 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
     if len(data) < len(whole):
         (_torn.add if data else _torn.discard)(fd)
     return not data
-
-
-def nearest(word: str, options: Iterable[str], most: int = 1) -> list[str]:
-    """The options that `word` was probably meant to be, at `most` so many, the nearest first."""
-    import difflib  # only for words that are wrong
-
-    written = {option.lower(): option for option in options}
-    return [written[found] for found in difflib.get_close_matches(word.lower(), written, most, cutoff=0.7)]
-
-
-def in_full(word: str, options: Iterable[str], most: int = 1) -> list[str]:
-    """The options that `word` is short for: their beginning, or some of their letters in order (bf16, bfloat16)."""
-    spelled = word.lower()
-    begun = [option for option in options if len(spelled) > 1 and option.lower().startswith(spelled)]
-    return (begun or [option for option in options if _is_short_for(spelled, option.lower())])[:most]
-
-
-def _is_short_for(word: str, option: str) -> bool:
-    letters = iter(option)
-    return len(word) > 3 and word[0] == option[:1] and all(letter in letters for letter in word)

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxlaunch.launcher.agent.host.profiles import ENDED
+from jaxlaunch import contract
 from jaxlaunch.launcher.agent.leader import run_folder
+from jaxlaunch.launcher.agent.leader.run_folder import Listed
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ApiError, Unreachable, UserError
 from jaxlaunch.launcher.kube.kinds import PODS
@@ -50,7 +51,7 @@ def here(folder: Path) -> list[Agent]:
         listed = run_folder.agents(folder)
     except FileNotFoundError:
         listed = []
-    agents = [Agent(f"host {one['host']}", _over_loopback(one["address"])) for one in listed if _is_alive(one)]
+    agents = [Agent(f"host {one.host}", _over_loopback(one.address)) for one in listed if _is_alive(one)]
     if not agents:
         raise UserError(
             f"{folder} is not running, or its processes have not started yet.",
@@ -59,9 +60,9 @@ def here(folder: Path) -> list[Agent]:
     return agents
 
 
-def _is_alive(agent: Mapping[str, Any]) -> bool:
+def _is_alive(agent: Listed) -> bool:
     """Whether it runs on this machine: the run folder of a job on a cluster lists agents of other hosts."""
-    return str(agent["address"]).startswith("127.0.0.1:") and Path(f"/proc/{agent['pid']}").exists()
+    return agent.address.startswith("127.0.0.1:") and Path(f"/proc/{agent.pid}").exists()
 
 
 def _over_loopback(address: str) -> Callable[[str, str], tuple[int, Answer]]:
@@ -153,7 +154,7 @@ def _poll(agent: Agent, number: int, before: Mapping[int, Answer]) -> dict[int, 
             raise Gone("another profile was requested since, or the agent restarted")
         return _ranks(answer)
     except Gone:
-        return {rank: one if one["state"] in ENDED else {"state": "gone"} for rank, one in before.items()}
+        return {rank: one if one["state"] in contract.PROFILED else {"state": "gone"} for rank, one in before.items()}
 
 
 def _ranks(answer: Answer) -> dict[int, Answer]:
@@ -161,4 +162,4 @@ def _ranks(answer: Answer) -> dict[int, Answer]:
 
 
 def _has_ended(ranks: Mapping[int, Answer]) -> bool:
-    return all(one["state"] in ENDED for one in ranks.values())
+    return all(one["state"] in contract.PROFILED for one in ranks.values())

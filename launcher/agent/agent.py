@@ -11,11 +11,9 @@ from collections.abc import Sequence
 
 from jaxlaunch import contract
 from jaxlaunch.contract import Action
-from jaxlaunch.launcher.agent.gang import log_lines
 from jaxlaunch.launcher.agent.gang.clock import Clock, process_age_s
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
-from jaxlaunch.launcher.agent.gang.verdict import Verdict
 from jaxlaunch.launcher.agent.host.child import die_with_parent
 from jaxlaunch.launcher.agent.host.member import Member
 from jaxlaunch.launcher.agent.host.site_folder import SiteFolder
@@ -28,6 +26,9 @@ from jaxlaunch.launcher.agent.leader import unfinished
 from jaxlaunch.launcher.agent.leader.leader import Leader
 from jaxlaunch.launcher.agent.leader.pod_log import PodLog
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.records import log_lines
+from jaxlaunch.records.log_lines import Termination
+from jaxlaunch.records.verdict import Verdict
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 FLUSH_S = 2.0  # for slow readers of stdout and stderr, at the end
@@ -155,7 +156,7 @@ class Agent:
 def write_termination_message(verdict: Verdict, host: int | None, generation: int, attempt: int) -> None:
     """Writes the pod's termination message into the file that the kubelet made, in place of what a program may have
     written there; an error is only logged."""
-    message = log_lines.termination_message(verdict.to_json(), host, generation, attempt)
+    message = log_lines.termination_message(Termination(verdict, host, generation, attempt))
     try:
         with open(log_lines.TERMINATION_LOG, "r+") as file:
             file.truncate()

@@ -12,9 +12,9 @@ from jaxlaunch.launcher.agent import unpack
 from jaxlaunch.launcher.agent.agent import Agent, write_termination_message
 from jaxlaunch.launcher.agent.gang import config
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.verdict import of_code
 from jaxlaunch.launcher.agent.host import preflight
 from jaxlaunch.launcher.agent.host.remote_folder import FolderError, RemoteFolder
+from jaxlaunch.records.verdict import of_code
 
 
 def start() -> int:

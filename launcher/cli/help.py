@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from jaxlaunch.contract import in_full, nearest
 from jaxlaunch.launcher.cli import output, pages
 from jaxlaunch.launcher.cli.main import COMMANDS
 from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.spelling import in_full, nearest
 
 _WIDEST = 100  # columns of a paragraph that is read with ease
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import click
 
-from jaxlaunch.launcher.agent.gang import log_lines
 from jaxlaunch.launcher.cli import from_volume, options
 from jaxlaunch.launcher.cli.output import Printer, say
 from jaxlaunch.launcher.cluster.client import Cluster
@@ -22,6 +21,7 @@ from jaxlaunch.launcher.status import collect
 from jaxlaunch.launcher.status.hosts import Host
 from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.wording import placed
+from jaxlaunch.records import log_lines
 
 HEAD_BYTES = 256 * 1024  # of host 0's log: what it writes first is how the generation before ended
 

@@ -86,7 +86,7 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click's, but for a name that does not exist it suggests one that does."""
         if args and args[0] not in COMMANDS and not ctx.resilient_parsing:
-            from jaxlaunch.contract import in_full, nearest  # only here: --help need not wait for it
+            from jaxlaunch.spelling import in_full, nearest  # only here: --help need not wait for it
 
             near = nearest(args[0], COMMANDS) or in_full(args[0], COMMANDS)
             ctx.fail(f"No such command '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else ""))
@@ -140,7 +140,7 @@ def _explained(error: click.ClickException) -> click.ClickException:
     """The error, with the nearest option in place of one that does not exist, or how a key of a job is written."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return error
-    from jaxlaunch.contract import nearest  # as above
+    from jaxlaunch.spelling import nearest  # as above
 
     name, parameters = error.option_name, error.ctx.command.params
     options = [one for parameter in parameters if isinstance(parameter, click.Option) for one in parameter.opts]

@@ -53,7 +53,7 @@ class Bar:
     def _read(self) -> dict[str, float]:
         """Samples of rank 0; none while no agent answers."""
         try:
-            address = run_folder.agents(self._folder)[0]["address"]
+            address = run_folder.agents(self._folder)[0].address
             with urllib.request.urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as answer:
                 text = answer.read().decode()
             values = {name: float(value) for name, value in _SAMPLE.findall(text)}

@@ -12,7 +12,7 @@ import click
 
 from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
-from jaxlaunch.launcher.agent.leader import starts, summary
+from jaxlaunch.launcher.agent.leader import starts
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.errors import UserError
@@ -23,6 +23,7 @@ from jaxlaunch.launcher.local.run import Ended, LocalRun
 from jaxlaunch.launcher.local.run import run as run_job
 from jaxlaunch.launcher.logs import lines
 from jaxlaunch.launcher.logs.lines import Line, Select
+from jaxlaunch.records import summary
 
 RUN_DIR = "name another folder with --run-dir."
 
@@ -75,7 +76,7 @@ def _keep(job_file: Path, folder: Path) -> None:
 
 def _own(job: JobSpec, folder: Path) -> None:
     """Raises UserError where another job trained in the folder: this run would go on from its checkpoints."""
-    if not any(start.has_trained for start in starts.rows(summary.stored(RunFolder(folder, output.say)))):
+    if not any(start.has_trained for start in starts.rows(RunFolder(folder, output.say).summary())):
         return
     try:
         earlier = jobs.load(folder / "job.yaml")
@@ -90,7 +91,7 @@ def _own(job: JobSpec, folder: Path) -> None:
 
 def _show(printer: output.Printer, line: Line) -> None:
     """Shows a line of the trainer's unless the verdict, which is said at the end, repeats it."""
-    if line.rank is None or not contract.is_refusal_line(line.text):
+    if line.rank is None or contract.REFUSAL.fullmatch(line.text) is None:
         printer.show(line)
 
 

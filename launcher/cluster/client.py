@@ -12,11 +12,11 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxlaunch.launcher.agent.io.lines import Lines
 from jaxlaunch.launcher.cluster import kubeconfig
 from jaxlaunch.launcher.cluster.watch import Event, Watch
 from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
 from jaxlaunch.launcher.kube.kinds import ACCESS_REVIEWS, PODS, Kind
+from jaxlaunch.records.lines import Lines
 
 if TYPE_CHECKING:
     from jaxlaunch.launcher.cluster.transport import Transport

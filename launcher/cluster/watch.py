@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from jaxlaunch.launcher.agent.io.lines import Lines
 from jaxlaunch.launcher.errors import ApiError, Unreachable
+from jaxlaunch.records.lines import Lines
 
 LASTS_S = 20  # the server ends a watch after this; one that is silent for longer is dead
 SILENCE_S = LASTS_S + 5.0

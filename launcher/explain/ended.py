@@ -109,7 +109,8 @@ def _done(snapshot: Snapshot) -> Answer:
 
 def _numbers(snapshot: Snapshot) -> tuple[str, ...]:
     """The last metrics that rank 0 reported, as far as they are numbers."""
-    metrics = (snapshot.report.heartbeat or {}).get("metrics") or {}
+    beat = snapshot.report.heartbeat
+    metrics = {} if beat is None else beat.metrics or {}
     texts = [f"{name} {value:.6g}" for name, value in metrics.items() if isinstance(value, int | float)]
     return (", ".join(texts),) if texts else ()
 

@@ -9,7 +9,6 @@ import dataclasses
 from datetime import datetime
 from typing import Any
 
-from jaxlaunch.contract import in_full, nearest
 from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.explain import admission, containers, ended, failed, gang, images, queue, scheduling, unread
 from jaxlaunch.launcher.explain.answer import Answer, Cause, first
@@ -17,6 +16,7 @@ from jaxlaunch.launcher.kube.objects import age
 from jaxlaunch.launcher.status.job_status import JobStatus, as_of_line, status_of
 from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.wording import placed
+from jaxlaunch.spelling import in_full, nearest
 
 MAX_EVIDENCE = 24
 

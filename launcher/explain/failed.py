@@ -85,7 +85,7 @@ def _by_verdict(snapshot: Snapshot) -> Answer | None:
 
 def _not_joined(snapshot: Snapshot) -> str:
     """Why a host did not join, in its own words: the leader only knows that it did not."""
-    own = [(host, report["verdict"]["message"]) for host in snapshot.hosts if (report := host.termination_report)]
+    own = [(host, report.verdict.message) for host in snapshot.hosts if (report := host.termination_report)]
     last = snapshot.report.verdict
     found = next(((host, text) for host, text in own if text.startswith(_CANNOT_JOIN)), None)
     if (

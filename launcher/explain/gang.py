@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.rendezvous import names
 from jaxlaunch.launcher.explain import admission, unread
 from jaxlaunch.launcher.explain.answer import LIVENESS, Answer, are, is_liveness, one_line, quoted, were, which
 from jaxlaunch.launcher.explain.ended import stuck
@@ -13,6 +12,7 @@ from jaxlaunch.launcher.status.agent_report import AttemptEnd
 from jaxlaunch.launcher.status.job_status import JobStatus, State, status_of
 from jaxlaunch.launcher.status.snapshot import Snapshot
 from jaxlaunch.launcher.wording import count
+from jaxlaunch.records.verdict import names
 
 _LOOPS = 2  # charged restarts without a committed step that make a crash loop
 _RECENT_S = 60.0  # since a probe failed
@@ -146,8 +146,8 @@ def gathering(snapshot: Snapshot) -> Answer | None:
     report, beat = snapshot.report, snapshot.report.heartbeat
     if report.stage != "gather" or beat is None:
         return None
-    missing, total = report.missing, int(beat.get("missing_count") or len(report.missing))
-    refused = tuple(one_line(text) for text in beat.get("refused") or ())
+    missing, total = report.missing, beat.missing_count or len(report.missing)
+    refused = tuple(one_line(text) for text in beat.refused)
     if not missing:
         return Answer("gathering", "is about to start: all hosts are connected", refused)
     waited = (seconds_since(_leader_started(snapshot), snapshot.now)) or 0.0
@@ -190,10 +190,10 @@ def _next_for_missing(snapshot: Snapshot, missing: list[int]) -> str:
 
 def hanging(snapshot: Snapshot) -> Answer | None:
     """A rank exceeded one of its timeouts."""
-    beat = snapshot.report.heartbeat or {}
-    if snapshot.report.verdict is not None or not beat.get("overdue"):
+    beat = snapshot.report.heartbeat
+    if snapshot.report.verdict is not None or beat is None or not beat.overdue:
         return None
-    headline = f"hangs: {one_line(str(beat['overdue']))}"
+    headline = f"hangs: {one_line(beat.overdue)}"
     return Answer(
         "hang",
         headline,
@@ -252,21 +252,20 @@ def _in(phase: str) -> str:
 
 def _again(snapshot: Snapshot) -> str:
     """ " again after hang (82): …", in the attempt right after a failure."""
-    last, beat = snapshot.report.last, snapshot.report.heartbeat or {}
-    if last is None or last.attempt + 1 != beat.get("attempt"):
+    last, beat = snapshot.report.last, snapshot.report.heartbeat
+    if last is None or beat is None or last.attempt + 1 != beat.attempt:
         return ""
     return f" again after {last.result}: {one_line(last.verdict.message)[:200]}"
 
 
 def _ranks(snapshot: Snapshot) -> tuple[str, ...]:
     """How many ranks are in which phase, where they differ."""
-    counts = (snapshot.report.heartbeat or {}).get("counts") or {}
-    phases = (snapshot.report.heartbeat or {}).get("phases") or {}
-    if len(counts) < 2:
+    beat = snapshot.report.heartbeat
+    if beat is None or len(beat.counts) < 2:
         return ()
     parts = (
-        f"{count(many, 'rank')} {_in(phase)} ({', '.join(map(str, phases.get(phase, ())))})"
-        for phase, many in counts.items()
+        f"{count(many, 'rank')} {_in(phase)} ({', '.join(map(str, beat.phases.get(phase, ())))})"
+        for phase, many in beat.counts.items()
     )
     return ("; ".join(parts),)
 

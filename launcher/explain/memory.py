@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.verdict import Verdict
 from jaxlaunch.launcher.explain.answer import Answer, one_line, were, which
 from jaxlaunch.launcher.kube.objects import template
 from jaxlaunch.launcher.status import hosts
 from jaxlaunch.launcher.status.hosts import Host
 from jaxlaunch.launcher.status.snapshot import Snapshot
+from jaxlaunch.records.verdict import Verdict
 
 
 def _oom_killed(snapshot: Snapshot) -> list[Host]:

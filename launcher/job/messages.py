@@ -14,7 +14,6 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from jaxlaunch.contract import in_full, nearest
 from jaxlaunch.launcher.errors import SHOWN_FAULTS, Fault, KeyPath
 from jaxlaunch.launcher.job import credentials, introspection
 from jaxlaunch.launcher.job.introspection import Spot, Type, Words
@@ -22,6 +21,7 @@ from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.wording import LONGEST_SHOWN, cut, dotted, either
 from jaxlaunch.launcher.yaml12 import scalars
 from jaxlaunch.launcher.yaml12.reader import Document
+from jaxlaunch.spelling import in_full, nearest
 
 _LONGEST_SEARCHED = 1000
 _FOLLOWS = "default_factory_not_called"  # a default that rests on another key, itself wrong

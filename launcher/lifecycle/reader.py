@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent import read_run
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
 from jaxlaunch.launcher.kube.kinds import JOBSETS, PODS
@@ -30,7 +29,7 @@ from jaxlaunch.launcher.kube.labels import (
 from jaxlaunch.launcher.kube.objects import Obj, template
 from jaxlaunch.launcher.lifecycle.submit import owner
 from jaxlaunch.launcher.manifests.security import RESTRICTED
-from jaxlaunch.launcher.status import hosts, run_files
+from jaxlaunch.launcher.status import hosts, read_run, run_files
 from jaxlaunch.launcher.status.run_files import RunFiles
 
 START_S = 120.0  # until its pod starts

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable
 
 from jaxlaunch.contract import ANNOTATION
-from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ApiError, ClusterError
 from jaxlaunch.launcher.kube.kinds import JOBSETS
 from jaxlaunch.launcher.status import agent_report, leader_log
-from jaxlaunch.launcher.status.agent_report import Record
 from jaxlaunch.launcher.status.snapshot import Snapshot
+from jaxlaunch.records.log_lines import Beat, Line
+from jaxlaunch.records.progress_annotation import Recorded
 
 _GONE = (404, 409)  # the JobSet, or one of its name came after it
 _MAX_REFUSAL = 240  # characters
@@ -25,13 +25,13 @@ def of(seen: Snapshot, when: str) -> Recorded | None:
     newest = report.verdict if when in ("stopped", "ended") else report.last
     if report.heartbeat is None and newest is None:
         return None
-    beat = report.heartbeat or {}
+    beat = report.heartbeat or Beat()
     found = Recorded(
         uid=seen.jobset["metadata"].get("uid", ""),
         at=seen.now.timestamp(),
         when=when,
-        attempt=max(beat.get("attempt", 0), 0 if newest is None else newest.attempt),
-        generation=max(beat.get("generation", 0), 0 if newest is None else newest.generation),
+        attempt=max(beat.attempt, 0 if newest is None else newest.attempt),
+        generation=max(beat.generation, 0 if newest is None else newest.generation),
         step=report.step,
         committed=report.committed,
         goodput=report.goodput,
@@ -69,7 +69,7 @@ class LastWords:
         self._thread = threading.Thread(target=self._listen, name="last words", daemon=True)
         self._thread.start()
 
-    def heard(self, wait_s: float = 2.0) -> tuple[Record, ...]:
+    def heard(self, wait_s: float = 2.0) -> tuple[Line, ...]:
         """All records so far; waits for the end of the log, `wait_s` seconds at most."""
         self._thread.join(wait_s)
         return tuple(self._records)

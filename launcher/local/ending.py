@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.verdict import Verdict, of_code
 from jaxlaunch.launcher.agent.leader import history, reported_fields, unfinished
-from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
-from jaxlaunch.launcher.agent.leader.summary import Of, Summary, stored
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.verdict import Verdict, of_code
 
 
 def ended(
@@ -32,7 +32,7 @@ def ended(
     `is_stopped`: the user stopped it. `started`: when the run did, in Unix time; all seconds since then are counted.
     """
     records = folder.records(uid)
-    found, is_open = Summary.read(folder, uid), unfinished.find(folder, uid, records) is not None
+    found, is_open = folder.summary(uid), unfinished.find(folder, uid, records) is not None
     if found is None or found.of is None or found.of.generation < generation:  # not one agent wrote anything
         of = Of(uid, generation, len(records) + 1, started=time.time(), at=time.time())
         found, is_open = dataclasses.replace(_before(found, records), of=of), True
@@ -42,10 +42,10 @@ def ended(
         record = unfinished.close(found.of, _verdict(codes, found, is_stopped))
         folder.append(record)
         records.append(record)
-        found = dataclasses.replace(found, verdict=Verdict.from_json(record.verdict))
+        found = dataclasses.replace(found, verdict=record.verdict)
         found = dataclasses.replace(found, seconds=reported_fields.carried(records, time.time(), started))
     elif found.verdict is None:  # it was killed after the record of its attempt
-        last = Verdict.from_json(records[-1].verdict)
+        last = records[-1].verdict
         found = dataclasses.replace(found, verdict=_verdict(codes, found, True) if is_stopped else last)
     summary = dataclasses.replace(
         found,
@@ -59,15 +59,15 @@ def ended(
 
 def close(folder: RunFolder, checkpoints: Path | None) -> None:
     """Ends the record of a run whose agents and launcher were killed together: it is no longer running."""
-    uid = (stored(folder).get("of") or {}).get("uid", "")
-    found = Summary.read(folder, uid)
+    found = folder.summary()
     if found is None or found.of is None or found.verdict is not None:
         return
+    uid = found.of.uid
     found, starts = _with_saved(found, checkpoints), Starts(folder, uid)
     starts.write(found)
     records = unfinished.settle(folder, uid)
     if records and found.of is not None:
-        verdict = Verdict.from_json(records[-1].verdict)
+        verdict = records[-1].verdict
         seconds = reported_fields.carried(records, found.of.at)
         restarts = history.restarts_by_cause(records)
         starts.write(dataclasses.replace(found, verdict=verdict, restarts=restarts, seconds=seconds))

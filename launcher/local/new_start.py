@@ -8,10 +8,10 @@ from typing import Any
 
 from jaxlaunch.launcher.agent.io import files
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.starts import JOB, Start, Starts, rows
-from jaxlaunch.launcher.agent.leader.summary import stored
+from jaxlaunch.launcher.agent.leader.starts import JOB, Starts, rows
 from jaxlaunch.launcher.local import ending, orphans
 from jaxlaunch.launcher.yaml12 import reader
+from jaxlaunch.records.summary import Start
 
 SECRET = {"env", "args", "eval_args"}  # keys of a job whose values may be tokens: they stay in its own file
 
@@ -22,7 +22,7 @@ def begin(folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: 
     A kill at any point leaves a folder from which the next start begins: `summary.json` is replaced last.
     """
     run = RunFolder(folder, say)
-    if before := rows(stored(run)):
+    if before := rows(run.summary()):
         orphans.end(before[-1].uid)  # of agents that were killed: they would write beside this run's
     ending.close(run, checkpoints)
     starts = Starts(run, uid)
@@ -34,7 +34,7 @@ def begin(folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: 
 
 def standing(folder: Path) -> int | None:
     """The step at which earlier starts left the run, where the newest one trained nothing; None where it did."""
-    found = rows(stored(RunFolder(folder, lambda text: None)))
+    found = rows(RunFolder(folder, lambda text: None).summary())
     if not found or found[-1].has_trained:
         return None
     return next((row.last_step for row in reversed(found) if row.has_trained), None)

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from jaxlaunch.contract import nearest
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.job.schema import Code
 from jaxlaunch.launcher.job.volumes import Ephemeral, Volume
 from jaxlaunch.launcher.wording import either
+from jaxlaunch.spelling import nearest
 from jaxlaunch.trainer.spec import CustomModel, Mixture, Published, Text, Torch, TrainSpec
 
 Source = tuple[str, str, str]  # of a volume's data: name, kind and keys

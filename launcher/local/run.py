@@ -22,12 +22,9 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.contract import Action, AgentJob
 from jaxlaunch.launcher.agent.gang.clock import process_age_s
-from jaxlaunch.launcher.agent.gang.verdict import is_full_disk
-from jaxlaunch.launcher.agent.io.lines import Lines
 from jaxlaunch.launcher.agent.io.ports import free_port
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import JOB, Starts
-from jaxlaunch.launcher.agent.leader.summary import Summary
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
@@ -35,6 +32,9 @@ from jaxlaunch.launcher.local import agent_file, ending, folders, new_start, orp
 from jaxlaunch.launcher.local.lock import Lock, locked
 from jaxlaunch.launcher.local.paths import Paths, of
 from jaxlaunch.launcher.logs.lines import Line, parse
+from jaxlaunch.records.lines import Lines
+from jaxlaunch.records.summary import Summary
+from jaxlaunch.records.verdict import is_full_disk
 
 Show = Callable[[Line], None]
 _LONGEST_LINE = 2 * contract.MAX_LINE  # the agents cut at the half, and put the rank before it

@@ -67,7 +67,7 @@ def _shown(
         assert child.stdout is not None and child.stderr is not None
         for line in child.stderr:  # its result is one line, which its pipe holds meanwhile
             said.append(line)
-            if not contract.is_refusal_line(line.rstrip()):
+            if not contract.REFUSAL.fullmatch(line.rstrip()):
                 show(line.rstrip())
         printed = child.stdout.read()
     return subprocess.CompletedProcess(command, child.returncode, printed, "".join(said))
@@ -93,6 +93,13 @@ def events(module: str, *arguments: str, environ: Mapping[str, str]) -> Iterator
 
 def _check(module: str, code: int, said: str, hint: str | None) -> None:
     if code in contract.SENTENCES:
-        raise UserError(contract.refusal_in(said), hint)
+        raise UserError(_refusal_in(said), hint)
     if code:
         raise UserError(f"{said.strip()}\n`python -m {module}` failed (exit {code}).")
+
+
+def _refusal_in(log: str) -> str:
+    """The message of the last refusal in a log; the log's last line where it has none."""
+    lines = log.strip().splitlines() or [""]
+    found = next((match for line in reversed(lines) if (match := contract.REFUSAL.fullmatch(line))), None)
+    return lines[-1] if found is None else found[1]

@@ -72,7 +72,7 @@ class Notices:
             self._generation = host.generation
         if host.termination_report is not None and host.generation not in self._ended:
             self._ended.add(host.generation)
-            yield f"generation {host.generation} ended: {host.termination_report['verdict']['message']}"
+            yield f"generation {host.generation} ended: {host.termination_report.verdict.message}"
 
     def of_jobset(self, jobset: Obj) -> Iterator[str]:
         """That the JobSet was suspended, once each time."""

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
-from jaxlaunch.launcher.agent.io.lines import CONTINUED
 from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.records.lines import CONTINUED
 
 _RANKED = re.compile(r"\[(\d+)\] ?(.*)", re.DOTALL)
 _TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)"

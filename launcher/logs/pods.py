@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang import log_lines, record_checks
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ApiError
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
@@ -17,6 +16,7 @@ from jaxlaunch.launcher.logs import lines as logs
 from jaxlaunch.launcher.logs.lines import Line, Select
 from jaxlaunch.launcher.status import hosts
 from jaxlaunch.launcher.status.hosts import Host
+from jaxlaunch.records import checked, log_lines
 
 STREAMS = 64  # pods that are read at once, line by line
 READERS = 16  # requests at once where there are more
@@ -47,8 +47,7 @@ EVERYTHING = Window()
 
 def processes_per_host(jobset: Obj) -> int:
     """As the JobSet's environment says; 1 for a JobSet of another tool."""
-    count = (record_checks.read(hosts.environment(jobset).get(contract.JOB) or "{}") or {}).get("processes_per_host")
-    return count if record_checks.whole(count) and count else 1
+    return checked.number_in(hosts.environment(jobset).get(contract.JOB, ""), "processes_per_host") or 1
 
 
 def source(jobset: Obj, host: Host) -> Source:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from jaxlaunch.launcher.logs.lines import Line
-from jaxlaunch.launcher.status.agent_report import Record
+from jaxlaunch.records import log_lines
+from jaxlaunch.records.log_lines import Tail
 
 
-def lines(records: Iterable[Record], processes_per_host: int) -> Iterator[Line]:
+def lines(records: Iterable[log_lines.Line], processes_per_host: int) -> Iterator[Line]:
     """The last lines of each rank, the failing rank's first."""
-    for kind, tail in records:
-        if kind == "tail":
-            rank = int(tail["rank"])
-            for text in tail["lines"]:
-                yield Line(rank // processes_per_host, rank, text, generation=int(tail["generation"]))
+    for tail in records:
+        if isinstance(tail, Tail):
+            for text in tail.lines:
+                yield Line(tail.rank // processes_per_host, tail.rank, text, generation=tail.generation)

@@ -32,9 +32,9 @@ from jaxlaunch.launcher.kube.kinds import (
 from jaxlaunch.launcher.kube.labels import JOB_UID, NAME_LABEL, OWN_LABEL, QUEUE, REPLICATED_JOB
 from jaxlaunch.launcher.kube.objects import Obj, condition, is_suspended, is_true, replicated
 from jaxlaunch.launcher.status import hosts, leader_log
-from jaxlaunch.launcher.status.agent_report import Record
 from jaxlaunch.launcher.status.hosts import Host
 from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
+from jaxlaunch.records.log_lines import Line
 
 MAX_PAGES_OF_EVENTS = 10
 MAX_LOGS = 16  # leaders whose log is read for a list of all jobs, for the step they are at
@@ -186,7 +186,7 @@ class _Reader:
             self._add_unread("nodes", error, "nodes")
             return None
 
-    def _records(self, jobset: Obj, newest: list[Host], is_queued: bool) -> list[Record]:
+    def _records(self, jobset: Obj, newest: list[Host], is_queued: bool) -> list[Line]:
         """What host 0's agent reports; its earlier attempts only where the queues were not read, to save a call."""
         leader = next((host for host in newest if host.number == 0 and host.has_started), None)
         if leader is None or OWN_LABEL not in jobset["metadata"].get("labels", {}):

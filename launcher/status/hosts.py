@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jaxlaunch.launcher.agent.gang import log_lines
 from jaxlaunch.launcher.kube.labels import GENERATION_LABEL, INDEX_LABEL, MAIN_CONTAINER, REPLICATED_LABEL, SLICE_LABEL
 from jaxlaunch.launcher.kube.objects import Obj, condition, is_true, replicated, template
+from jaxlaunch.records import log_lines
+from jaxlaunch.records.log_lines import Termination
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
@@ -55,8 +56,8 @@ class Host:
         return self.ended or self.before
 
     @property
-    def termination_report(self) -> dict[str, Any] | None:
-        """What its agent wrote as the container's termination message: `verdict`, `attempt`, `generation`, `host`."""
+    def termination_report(self) -> Termination | None:
+        """What its agent wrote as the container's termination message."""
         return log_lines.parse_termination_message(self.termination_message)
 
     @property

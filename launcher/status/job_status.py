@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang import record_checks
-from jaxlaunch.launcher.agent.gang.progress_annotation import WHEN
 from jaxlaunch.launcher.kube.objects import age, condition, is_true, moment, seconds_since, terminal_state
 from jaxlaunch.launcher.status import hosts
 from jaxlaunch.launcher.status.snapshot import Snapshot
+from jaxlaunch.records import checked
+from jaxlaunch.records.log_lines import Beat
+from jaxlaunch.records.progress_annotation import WHEN
 
 _EXIT_CODE = re.compile(r"failed with exit code (\d{1,3})\b")  # in the condition of a Job, by its pod failure policy
 
@@ -89,7 +90,7 @@ class JobStatus:
 
 def status_of(snapshot: Snapshot) -> JobStatus:
     """The status of one job."""
-    report, beat = snapshot.report, snapshot.report.heartbeat or {}
+    report, beat = snapshot.report, snapshot.report.heartbeat or Beat()
     state = state_of(snapshot)
     is_live = state in (State.RUNNING, State.GATHERING) and not _is_any_lost(snapshot) and not report.is_judged
     return JobStatus(
@@ -101,9 +102,9 @@ def status_of(snapshot: Snapshot) -> JobStatus:
         hosts=snapshot.expected_hosts,
         ready=None if "pods" in snapshot.not_read else sum(host.is_ready for host in snapshot.hosts),
         generation=snapshot.restarts,
-        attempt=beat.get("attempt") or (report.verdict.attempt if report.verdict else None),
+        attempt=beat.attempt or (report.verdict.attempt if report.verdict else None),
         phase=_phase(snapshot) if is_live else None,
-        phase_s=_age(_utc(beat.get("since")), snapshot.now) if is_live else None,
+        phase_s=_age(_utc(beat.since), snapshot.now) if is_live else None,
         missing=tuple(report.missing),
         step=report.step,
         steps=_steps(snapshot),
@@ -192,7 +193,7 @@ def _phase(snapshot: Snapshot) -> str | None:
     """The phase of most ranks; before they start, rendezvous."""
     if snapshot.report.stage == "gather":
         return "rendezvous"
-    return (snapshot.report.heartbeat or {}).get("phase")
+    return (snapshot.report.heartbeat or Beat()).phase
 
 
 def _as_of(snapshot: Snapshot) -> Mapping[str, str] | None:
@@ -222,13 +223,11 @@ def _age(at: datetime | None, now: datetime) -> float | None:
 
 def _steps(snapshot: Snapshot) -> int | None:
     """The last step of the whole run, where the job has a `train:` block."""
-    steps = _block(snapshot, contract.TRAIN_SPEC).get("steps")
-    return steps if record_checks.whole(steps) else None
+    return checked.number_in(_variable(snapshot, contract.TRAIN_SPEC), "steps")
 
 
-def _block(snapshot: Snapshot, variable: str) -> Mapping[str, Any]:
-    """What a variable of the pods holds as JSON; empty where they have none."""
-    return record_checks.read(hosts.environment(snapshot.jobset).get(variable, "{}")) or {}
+def _variable(snapshot: Snapshot, name: str) -> str:
+    return hosts.environment(snapshot.jobset).get(name, "")
 
 
 def _restarts(snapshot: Snapshot) -> Restarts:
@@ -240,8 +239,7 @@ def _restarts(snapshot: Snapshot) -> Restarts:
     preempted = snapshot.report.preempted
     if preempted is None and not snapshot.restarts:
         preempted = 0
-    limit = contract.agent_fields(_block(snapshot, contract.JOB)).get("preempted_limit")
-    limit = limit if record_checks.whole(limit) else None
+    limit = checked.number_in(_variable(snapshot, contract.JOB), "preempted_limit")
     return Restarts(snapshot.restarts, charged, int(policy.get("maxRestarts", 0)), causes, preempted, limit)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from jaxlaunch.launcher.agent.gang import log_lines
 from jaxlaunch.launcher.cluster.client import Cluster
-from jaxlaunch.launcher.status.agent_report import Record
 from jaxlaunch.launcher.status.hosts import Host
+from jaxlaunch.records import log_lines
+from jaxlaunch.records.log_lines import Line, Past, Tail
 
 _RECENT_S = 45  # of a running leader's log: it writes a heartbeat every 15 s
 _TAIL = 400  # lines of the log of a leader that ended
@@ -15,33 +15,33 @@ TIMEOUT_S = 8.0  # of a node that does not answer: the rest of the snapshot must
 _HEAD_BYTES = 256 * 1024  # where it writes how earlier attempts ended
 
 
-def recent(cluster: Cluster, namespace: str, leader: Host, timeout_s: float = TIMEOUT_S) -> list[Record]:
+def recent(cluster: Cluster, namespace: str, leader: Host, timeout_s: float = TIMEOUT_S) -> list[Line]:
     """The newest heartbeats of its gang, or its verdict. Raises ClusterError when its log cannot be read."""
     if leader.ended:
         return _read(cluster, namespace, leader, timeout_s, tail=_TAIL)
     return _read(cluster, namespace, leader, timeout_s, since_s=_RECENT_S)
 
 
-def full(cluster: Cluster, namespace: str, leader: Host) -> list[Record]:
+def full(cluster: Cluster, namespace: str, leader: Host) -> list[Line]:
     """The same, and the records of earlier attempts before it; two calls where the log is long. Raises ClusterError."""
     found = recent(cluster, namespace, leader)
-    if any(kind == "past" for kind, _ in found):
+    if any(isinstance(one, Past) for one in found):
         return found
     return [*_read(cluster, namespace, leader, TIMEOUT_S, limit_bytes=_HEAD_BYTES), *found]
 
 
-def followed(cluster: Cluster, namespace: str, leader: Host) -> Iterator[Record]:
+def followed(cluster: Cluster, namespace: str, leader: Host) -> Iterator[Line]:
     """The records that it writes from now on, until its log ends. Raises ClusterError when that cannot be read."""
     return _records(cluster.log(namespace, leader.pod, container=leader.container, follow=True, since_s=1))
 
 
-def _read(cluster: Cluster, namespace: str, leader: Host, timeout_s: float, **part: int) -> list[Record]:
+def _read(cluster: Cluster, namespace: str, leader: Host, timeout_s: float, **part: int) -> list[Line]:
     lines = cluster.log(namespace, leader.pod, container=leader.container, patience_s=timeout_s, **part)  # type: ignore[arg-type]
     return list(_records(lines))
 
 
-def _records(lines: Iterable[str]) -> Iterator[Record]:
+def _records(lines: Iterable[str]) -> Iterator[Line]:
     for line in lines:
         record = log_lines.parse(line)
-        if record is not None and record[0] != "tail":  # the end of an older log is as long as a log
+        if record is not None and not isinstance(record, Tail):  # the end of an older log is as long as a log
             yield record

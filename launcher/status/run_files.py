@@ -1,4 +1,4 @@
-"""What the run folder of a job holds, as launcher/agent/read_run answers it from a pod. Pure.
+"""What the run folder of a job holds, as launcher/status/read_run answers it from a pod. Pure.
 
 The files are on a volume that others may write, and the program runs in the job's own image: everything is checked.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -14,11 +15,14 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
-from jaxlaunch.launcher.agent import read_run
-from jaxlaunch.launcher.agent.gang import progress_annotation
-from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
 from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.status import read_run
 from jaxlaunch.launcher.status.agent_report import AttemptEnd
+from jaxlaunch.records import checked, wire
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.checked import Malformed, Whole
+from jaxlaunch.records.progress_annotation import Recorded, shortened
+from jaxlaunch.records.summary import Summary, ratio
 
 MAX_LOGS = 16 * 1024 * 1024  # bytes of all logs together
 _MAX_ANSWER = 8 * MAX_LOGS  # bytes of JSON, in which a letter may take six
@@ -29,9 +33,14 @@ _MAX_ATTEMPTS = 20  # the newest
 class RankText:
     """The last lines of a rank, of all attempts; `left_out` bytes are before them."""
 
-    rank: int
-    lines: tuple[str, ...]
-    left_out: int
+    rank: Whole
+    text: str
+    left_out: Whole
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines of the text."""
+        return tuple(self.text.splitlines())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +55,10 @@ class RunFiles:
 def read(lines: Iterable[str], uid: str) -> RunFiles:
     """The answer in a pod's log, of the job whose JobSet has this uid. Raises UserError when it is not whole."""
     answer = _answer(lines)
-    logs = answer.get("logs")
     return RunFiles(
         _recorded(answer.get("summary"), uid),
         tuple(_attempts(answer.get("attempts"), uid))[-_MAX_ATTEMPTS:],
-        tuple(_log(one) for one in logs) if isinstance(logs, list) else (),
+        _logs(answer.get("logs")),
     )
 
 
@@ -88,35 +96,28 @@ def _broken(why: str) -> UserError:
 def _recorded(text: Any, uid: str) -> Recorded | None:
     """What summary.json says; None for another run's, and for what is no such file."""
     try:
-        fields = json.loads(text)
-        of, verdict = fields["of"], fields["verdict"]
-        known = {name: of[name] for name in ("uid", "at", "attempt", "generation")}
-        known |= {"when": "volume", "step": fields["step"], "committed": fields["saved"], "verdict": verdict}
-        return Recorded.checked(known | {"goodput": fields["goodput"]["ratio"], "ends": fields["restarts"]}, uid)
-    except (ValueError, RecursionError, KeyError, TypeError):
+        found = Summary.from_json(wire.decoded(text.encode()))
+        if found.of is None:
+            return None
+        of, verdict = checked.fields_of(found.of), found.verdict and found.verdict.to_json()
+        reached = {"step": found.step, "committed": found.saved, "goodput": ratio(found.seconds)}
+        return Recorded.read({**of, **reached, "when": "volume", "ends": found.restarts, "verdict": verdict}, uid)
+    except (ValueError, AttributeError):
         return None
 
 
 def _attempts(text: Any, uid: str) -> Iterable[AttemptEnd]:
     """The attempts of this job in attempts.jsonl, the oldest first; what is no such line is left out."""
     for line in text.splitlines() if isinstance(text, str) else ():
-        try:
-            fields = json.loads(line)
-            known = {name: fields[name] for name in ("uid", "attempt", "generation", "verdict")}
-            one = Recorded.checked(known | {"at": fields["ended"], "when": "volume"}, uid)
-        except (ValueError, RecursionError, KeyError, TypeError):
-            continue
-        if one.verdict is not None:
-            yield AttemptEnd(one.verdict, one.attempt, one.generation, one.at)
+        with contextlib.suppress(ValueError):
+            one = checked.read(Record, checked.decoded(line))
+            if one.uid == uid:
+                yield AttemptEnd(shortened(one.verdict), one.attempt, one.generation, one.ended)
 
 
-def _log(fields: Any) -> RankText:
-    """One rank's. Raises UserError when it is none."""
+def _logs(found: Any) -> tuple[RankText, ...]:
+    """The logs of the ranks. Raises UserError when they are none."""
     try:
-        return RankText(
-            progress_annotation.whole(fields["rank"]),
-            tuple(str(fields["text"]).splitlines()),
-            progress_annotation.whole(fields["left_out"]),
-        )
-    except (ValueError, KeyError, TypeError):
-        raise _broken("a log does not have the expected form") from None
+        return tuple(checked.read(RankText, one) for one in found) if isinstance(found, list) else ()
+    except Malformed as error:
+        raise _broken(f"of a log {error}") from None

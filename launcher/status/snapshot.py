@@ -7,12 +7,13 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 from jaxlaunch.contract import ANNOTATION
-from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
 from jaxlaunch.launcher.kube.labels import OWN_LABEL, QUEUE
 from jaxlaunch.launcher.kube.objects import Obj, is_suspended, terminal_state
 from jaxlaunch.launcher.status import agent_report, hosts
-from jaxlaunch.launcher.status.agent_report import AgentReport, Record
+from jaxlaunch.launcher.status.agent_report import AgentReport
 from jaxlaunch.launcher.status.hosts import Host
+from jaxlaunch.records.log_lines import Line
+from jaxlaunch.records.progress_annotation import Recorded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Snapshot:
     local_queue: Obj | None = None
     cluster_queue: Obj | None = None
     nodes: tuple[Obj, ...] | None = None
-    records: tuple[Record, ...] = ()  # of the leader's log
+    records: tuple[Line, ...] = ()  # of the leader's log
     unread: tuple[str, ...] = ()  # what could not be read, and why
     not_read: frozenset[str] = frozenset()  # of it the kinds, such as pods; log is the leader's. Empty is unknown then
     forbidden: frozenset[str] = frozenset()  # of these kinds, those that the user has no permission to read

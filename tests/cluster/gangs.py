@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.resolve import resolve
 from jaxlaunch.launcher.status import hosts
 from jaxlaunch.launcher.status.hosts import Host
+from jaxlaunch.records.verdict import Verdict
 from tests.cluster import forked, preparations, waiting
 from tests.cluster.access import Access
 
@@ -150,6 +151,6 @@ def without_agent(command: list[str]) -> Change:
     return change
 
 
-def verdicts(found: list[Host]) -> list[Mapping[str, Any]]:
+def verdicts(found: list[Host]) -> list[Verdict]:
     """What the agents of these hosts left at their end."""
-    return [report["verdict"] for host in found if (report := host.termination_report) is not None]
+    return [report.verdict for host in found if (report := host.termination_report) is not None]

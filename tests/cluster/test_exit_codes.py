@@ -70,7 +70,7 @@ def test_a_jobset_ends_and_restarts_as_the_table_says(gangs: Mapping[int | str, 
     assert (gang.ended(), gang.counters) == (end, counters)
     last = contract.DONE if code == contract.PREEMPTED else code
     assert {host.ended["exitCode"] for host in gang.hosts} == {last}
-    assert {verdict["code"] for verdict in verdicts(gang.hosts)} == ({last} if code in contract.OUTCOMES else set())
+    assert {verdict.code for verdict in verdicts(gang.hosts)} == ({last} if code in contract.OUTCOMES else set())
 
 
 @pytest.mark.parametrize("whole", ["child", "container"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch.launcher.agent.gang import log_lines
+from jaxlaunch.records import log_lines
+from jaxlaunch.records.log_lines import Past, Tail
 from tests.cluster.access import Access
 from tests.cluster.command import launcher, project
 from tests.cluster.waiting import until
@@ -119,8 +120,8 @@ def test_every_pod_that_is_left_has_the_verdict(
         log_lines.parse_termination_message(state(pod)["terminated"]["message"]) for pod in pods(cluster, namespace)
     ]
     # The Job controller deletes pods that still end when it sees the first that failed.
-    assert left and {one["host"] for one in left if one is not None} <= {0, 1, 2} and None not in left
-    assert {one["verdict"]["message"] for one in left if one is not None} == {"rank 1 raised: ValueError: boom"}
+    assert left and {one.host for one in left if one is not None} <= {0, 1, 2} and None not in left
+    assert {one.verdict.message for one in left if one is not None} == {"rank 1 raised: ValueError: boom"}
 
 
 def test_a_later_generation_tells_what_the_pods_before_it_knew(
@@ -136,11 +137,11 @@ def test_a_later_generation_tells_what_the_pods_before_it_knew(
     (pod,) = pods(cluster, namespace)
     log = cluster.kubectl("logs", "-n", namespace, pod["metadata"]["name"])
     said = [found for line in log.splitlines() if (found := log_lines.parse(line)) is not None]
-    total, one = (word for kind, word in said if kind == "past")
-    assert (total["ends"], total["unknown"]) == ({"crash": 1}, None)
-    assert (one["generation"], one["verdict"]["message"]) == (0, "rank 0 raised: ValueError: boom")
-    (tail,) = (word for kind, word in said if kind == "tail")
-    assert tail["rank"] == 0 and tail["lines"][0] == long and tail["lines"][-1] == "ValueError: boom"
+    total, one = (line for line in said if isinstance(line, Past))
+    assert (total.ends, total.unknown) == ({"crash": 1}, None)
+    assert one.verdict is not None and one.verdict.message == "rank 0 raised: ValueError: boom" and one.generation == 0
+    (tail,) = (line for line in said if isinstance(line, Tail))
+    assert tail.rank == 0 and tail.lines[0] == long and tail.lines[-1] == "ValueError: boom"
 
 
 def test_an_image_without_python_says_what_it_lacks(cluster: Access, namespace: str, tmp_path: Path) -> None:

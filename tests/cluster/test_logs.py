@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from jaxlaunch.contract import ANNOTATION
-from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
 from jaxlaunch.launcher.job.defaults import Defaults
 from jaxlaunch.launcher.kube.kinds import JOBSETS
+from jaxlaunch.records.progress_annotation import Recorded
 from tests.cluster import forked, preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import PATIENCE_S, ROOT, Gang, Place, place, program, until

@@ -97,9 +97,9 @@ def refusal(gang: Gang) -> str:
     """The message of a job that failed before its program started."""
     assert gang.ended() == "Failed"
     verdict, *_ = verdicts(gang.hosts)
-    assert verdict["code"] == contract.BAD_SPEC
+    assert verdict.code == contract.BAD_SPEC
     assert not [line for line in gang.lines() if "found {" in line.text]
-    return str(verdict["message"])
+    return verdict.message
 
 
 def test_devices_and_pinned_memory_are_looked_at_before_the_program_and_the_user_that_is_said_mends_it(

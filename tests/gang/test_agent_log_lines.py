@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang import log_lines
+from jaxlaunch.records import log_lines
+from jaxlaunch.records.log_lines import Beat, Judged, Past, Tail
 from tests.gang.agents import Gang, job, launch, program
 
+L = TypeVar("L", Past, Tail, Beat, Judged)
 POD = {contract.NODE: "node-7"}
 
 
-def lines(text: str, kind: str) -> list[dict[str, Any]]:
-    """The fields of every line of a kind in a log."""
-    found = map(log_lines.parse, text.splitlines())
-    return [parsed[1] for parsed in found if parsed is not None and parsed[0] == kind]
+def lines(text: str, kind: type[L]) -> list[L]:
+    """Every line of a kind in a log."""
+    return [found for found in map(log_lines.parse, text.splitlines()) if isinstance(found, kind)]
 
 
 def log_of_leader(gang: Gang) -> str:
@@ -42,41 +43,41 @@ def test_host_0_writes_the_state_of_the_gang_and_how_it_ended(tmp_path: Path) ->
     gang, codes = launch(tmp_path, job(program(tmp_path, CRASH_LATER), in_place_limit=0), hosts=2, env=POD)
     assert codes == [83, 83]
     log = log_of_leader(gang)
-    (verdict,) = lines(log, "verdict")
-    assert verdict["verdict"]["message"] == "rank 1 raised at step 5: ValueError: fault 1"
-    assert (verdict["attempt"], verdict["generation"]) == (1, 0)
-    last = lines(log, "beat")[-1]
-    assert (last["stage"], last["step"], last["committed"]) == ("leave", 5, 1)
-    assert not lines(log, "past") and not lines(log, "tail")
+    (verdict,) = lines(log, Judged)
+    assert verdict.verdict.message == "rank 1 raised at step 5: ValueError: fault 1"
+    assert (verdict.attempt, verdict.generation) == (1, 0)
+    last = lines(log, Beat)[-1]
+    assert (last.stage, last.step, last.committed) == ("leave", 5, 1)
+    assert not lines(log, Past) and not lines(log, Tail)
     assert log_lines.PREFIX not in (tmp_path / "agent-0-1.err").read_text()
 
 
 def test_host_0_names_the_hosts_that_are_missing(tmp_path: Path) -> None:
     with Gang(tmp_path, job(program(tmp_path, "pass")), hosts=3, env=POD) as gang:
         gang.start(0)
-        beat = gang.until("a beat", lambda: lines(log_of_leader(gang), "beat"))[0]
-        assert beat["stage"] == "gather" and beat["missing_count"] in (2, 3) and set(beat["missing"]) >= {1, 2}
+        beat = gang.until("a beat", lambda: lines(log_of_leader(gang), Beat))[0]
+        assert beat.stage == "gather" and beat.missing_count in (2, 3) and set(beat.missing) >= {1, 2}
 
 
 def test_a_later_generation_writes_the_attempts_of_earlier_ones(tmp_path: Path) -> None:
     command = program(tmp_path, CRASH_LATER)
     launch(tmp_path, job(command, in_place_limit=1), hosts=2, env=POD)
     gang, _ = launch(tmp_path, job(command, in_place_limit=0), hosts=2, env=POD, generation=1)
-    total, *each = lines(log := log_of_leader(gang), "past")
-    assert (total["attempts"], total["ends"], total["unknown"]) == (2, {"crash": 2}, None)
-    assert [(one["attempt"], one["generation"]) for one in each] == [(1, 0), (2, 0)]
-    assert each[1]["verdict"]["message"] == "rank 1 raised at step 6: ValueError: fault 2"
-    tails = lines(log, "tail")
-    assert [tail["rank"] for tail in tails] == [1, 0]
-    assert [line for line in tails[0]["lines"] if line.startswith("line of")] == [
+    total, *each = lines(log := log_of_leader(gang), Past)
+    assert (total.attempts, total.ends, total.unknown) == (2, {"crash": 2}, None)
+    assert [(one.attempt, one.generation) for one in each] == [(1, 0), (2, 0)]
+    assert each[1].verdict is not None and each[1].verdict.message == "rank 1 raised at step 6: ValueError: fault 2"
+    tails = lines(log, Tail)
+    assert [tail.rank for tail in tails] == [1, 0]
+    assert [line for line in tails[0].lines if line.startswith("line of")] == [
         "line of attempt 1",
         "line of attempt 2",
     ]
-    assert tails[0]["lines"][-1] == "ValueError: fault 2"
+    assert tails[0].lines[-1] == "ValueError: fault 2"
 
 
 def test_without_a_shared_folder_the_reason_for_unknown_attempts_is_written(tmp_path: Path) -> None:
     env = {**POD, contract.RUN_DIR: "gs://bucket/run"}
     gang, _ = launch(tmp_path, job(program(tmp_path, "pass")), env=env, generation=1)
-    (past,) = lines(log_of_leader(gang), "past")
-    assert past["unknown"] == "the job has no run folder on storage that outlives its pods"
+    (past,) = lines(log_of_leader(gang), Past)
+    assert past.unknown == "the job has no run folder on storage that outlives its pods"

@@ -13,8 +13,10 @@ from jaxlaunch.launcher.kube import kept_fields
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.resolve import resolve
 from jaxlaunch.launcher.status import collect
-from jaxlaunch.launcher.status.agent_report import Record
 from jaxlaunch.launcher.status.snapshot import Snapshot
+from jaxlaunch.records import log_lines
+from jaxlaunch.records.log_lines import Beat, Judged, Past, Termination
+from jaxlaunch.records.verdict import of_code
 
 Object = dict[str, Any]
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -184,56 +186,36 @@ def node(
     }
 
 
-def verdict(code: int, message: str = "it ended", **more: Any) -> Object:
-    from jaxlaunch.launcher.agent.gang.verdict import of_code
-
-    return of_code(code, message, **more).to_json()
-
-
 def farewell(code: int, message: str = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any) -> str:
     """The termination message of an agent."""
-    from jaxlaunch.launcher.agent.gang import log_lines
-
-    return log_lines.termination_message(verdict(code, message, **more), 0, generation, attempt)
+    return log_lines.termination_message(Termination(of_code(code, message, **more), 0, generation, attempt))
 
 
-def beat(at: float = -5, *, attempt: int = 1, generation: int = 0, **fields: Any) -> Record:
+def beat(at: float = -5, **fields: Any) -> Beat:
     """How a leader says that its gang stands; `at` is in seconds from NOW."""
-    usual = {
+    usual: dict[str, Any] = {
+        "attempt": 1,
         "stage": "run",
-        "missing": [],
-        "missing_count": 0,
-        "refused": [],
         "step": 40,
         "phase": "step",
         "since": NOW.timestamp() - 60,
         "phases": {"step": [0, 1]},
         "counts": {"step": 2},
-        "committed": None,
-        "committed_at": None,
         "seconds": {"init": 10.0, "step": 90.0},
         "restarts": {},
-        "overdue": None,
-        "metrics": None,
     }
-    return "beat", {"at": NOW.timestamp() + at, "attempt": attempt, "generation": generation, **usual, **fields}
+    return Beat(at=NOW.timestamp() + at, **{**usual, **fields})
 
 
-def past(code: int, message: str = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any) -> Record:
+def past(code: int, message: str = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any) -> Past:
     """An earlier attempt, as a leader tells of it."""
-    fields = {"verdict": verdict(code, message, **more), "seconds": {}, "first_committed": None, "last_committed": None}
-    return "past", {
-        "at": NOW.timestamp() - 300,
-        "attempt": attempt,
-        "generation": generation,
-        "ended": NOW.timestamp() - 320,
-        **fields,
-    }
+    about = {"attempt": attempt, "generation": generation, "verdict": of_code(code, message, **more)}
+    return Past(at=NOW.timestamp() - 300, ended=NOW.timestamp() - 320, **about)  # type: ignore[arg-type]
 
 
-def judged(code: int, message: str = "it ended", *, attempt: int = 1, at: float = -4, **more: Any) -> Record:
-    fields = {"verdict": verdict(code, message, **more), "step": more.get("step"), "committed": None}
-    return "verdict", {"at": NOW.timestamp() + at, "attempt": attempt, "generation": 0, **fields}
+def judged(code: int, message: str = "it ended", *, attempt: int = 1, at: float = -4, **more: Any) -> Judged:
+    found = of_code(code, message, **more)
+    return Judged(at=NOW.timestamp() + at, attempt=attempt, verdict=found, step=found.step)
 
 
 def snapshot(of: Object | None = None, *pods: Object, events: tuple[Object, ...] = (), **more: Any) -> Snapshot:

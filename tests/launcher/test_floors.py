@@ -61,7 +61,8 @@ FLOORS = (
         "jaxlaunch.trainer.user_code",
     ),
     ("jaxlaunch.trainer.errors", "jaxlaunch.trainer.spec"),
-    ("jaxlaunch.contract", "jaxlaunch.isolated"),
+    ("jaxlaunch.records",),
+    ("jaxlaunch.contract", "jaxlaunch.isolated", "jaxlaunch.spelling"),
     ("jaxlaunch.user_modules",),
     ("jaxlaunch.old_names",),
 )
@@ -100,7 +101,7 @@ OUTSIDE: Mapping[str, set[str]] = {
     "jaxlaunch.launcher.agent": set(),  # runs in images that hold nothing of ours but its zipapp
     "jaxlaunch.launcher.agent.site.jaxhook": {"jax"},  # in functions that JAX's own import calls
     "jaxlaunch.trainer": TRAINER,
-    "jaxlaunch.contract": set(),  # travels in that zipapp
+    "jaxlaunch.contract": set(),  # travels in that zipapp, as records do
     "jaxlaunch.isolated": set(),
     "jaxlaunch.trainer.models.foreign": TRAINER | {"haiku"},  # an extra
     "jaxlaunch.trainer.generate.harness": TRAINER | {"lm_eval"},  # which calls it
@@ -108,7 +109,12 @@ OUTSIDE: Mapping[str, set[str]] = {
     "jaxlaunch.trainer.errors": set(),
 }
 SHARED = {
-    "jaxlaunch.trainer": {"jaxlaunch.contract", "jaxlaunch.isolated", "jaxlaunch.user_modules"},
+    "jaxlaunch.trainer": {
+        "jaxlaunch.contract",
+        "jaxlaunch.isolated",
+        "jaxlaunch.spelling",
+        "jaxlaunch.user_modules",
+    },
     "jaxlaunch": {
         "jaxlaunch.launcher.errors",
         "jaxlaunch.launcher.local.run_folders",
@@ -128,8 +134,14 @@ SHARED = {
         "jaxlaunch.trainer.tasks.dpo",
         "jaxlaunch.trainer.tasks.lm",
     },
-    "jaxlaunch.launcher": {"jaxlaunch.contract", "jaxlaunch.isolated", "jaxlaunch.trainer.spec"},
-    "jaxlaunch.launcher.agent": {"jaxlaunch.contract", "jaxlaunch.isolated"},
+    "jaxlaunch.launcher": {
+        "jaxlaunch.contract",
+        "jaxlaunch.isolated",
+        "jaxlaunch.records",
+        "jaxlaunch.spelling",
+        "jaxlaunch.trainer.spec",
+    },
+    "jaxlaunch.launcher.agent": {"jaxlaunch.contract", "jaxlaunch.isolated", "jaxlaunch.records"},
 }
 
 
@@ -212,7 +224,7 @@ def test_no_file_imports_upward(module: str) -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_a_side_imports_of_the_other_only_what_is_shared(module: str) -> None:
     shared = SHARED.get(longest(module, SHARED) or "", set())
-    assert {name for name in OURS[module] if side(name) != side(module)} <= shared
+    assert {name for name in OURS[module] if side(name) != side(module) and longest(name, shared) is None} == set()
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -227,6 +239,18 @@ def test_the_agent_imports_nothing_of_the_launcher_but_itself() -> None:
     assert {name for name in found if not name.startswith("jaxlaunch.launcher.agent")} == set()
 
 
+def test_the_launcher_takes_of_the_agent_what_no_record_says() -> None:
+    """`local` runs agents on this machine, and so uses more of them."""
+    own = ("jaxlaunch.launcher.agent", "jaxlaunch.launcher.local")
+    found = {name for module in MODULES if not module.startswith(own) for name in OURS[module]}
+    assert {name.removeprefix(own[0]) for name in found if name.startswith(own[0])} == {
+        ".host.environment",
+        ".leader.run_folder",
+        ".leader.starts",
+        ".pack",
+    }
+
+
 def test_the_agents_hook_does_not_import_jax_before_the_program_does() -> None:
     tree = ast.parse(SOURCES["jaxlaunch.launcher.agent.site.jaxhook"].read_text())
     at_once = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -236,7 +260,7 @@ def test_the_agents_hook_does_not_import_jax_before_the_program_does() -> None:
 def package(module: str) -> str:
     """The last name of a module's package; a file of its own at the top is its own."""
     names = module.split(".")
-    return names[-1] if len(names) <= 3 else names[-2]
+    return names[-1] if len(names) <= 3 and "records" not in names else names[-2]
 
 
 def test_every_arrow_of_the_architecture_is_an_import() -> None:

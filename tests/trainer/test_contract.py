@@ -38,28 +38,6 @@ def test_an_error_line_is_never_cut_by_the_pipe(fill: str) -> None:
         assert json.loads(pipe.readline()) == line
 
 
-@pytest.mark.parametrize(
-    ("word", "options", "meant"),
-    [
-        ("digts", ["dices", "digits", "dsprites"], ["digits"]),
-        ("steps", ["name", "hosts", "slices"], []),
-        ("stesp", ["seed", "steps"], ["steps"]),
-        ("host", ["hosts", "ttl"], ["hosts"]),
-        ("readonly", ["path", "read_only"], ["read_only"]),
-        ("lr", ["lt", "log_every"], []),
-    ],
-)
-def test_a_mistyped_word_is_near_by_its_letters(word: str, options: list[str], meant: list[str]) -> None:
-    assert contract.nearest(word, options, 3)[: len(meant)] == meant
-    assert bool(contract.nearest(word, options)) == bool(meant)
-
-
-def test_a_short_form_is_written_in_full() -> None:
-    assert contract.in_full("bf16", ["float32", "bfloat16"]) == ["bfloat16"]
-    assert contract.in_full("cos", ["constant", "cosine"]) == ["cosine"]
-    assert contract.in_full("lr", ["log_every"]) == []
-
-
 def test_a_line_that_waits_for_its_reader_is_sent_on_any_descriptor() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, limits[1]), limits[1]))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from jaxlaunch.contract import in_full, nearest
+from jaxlaunch.spelling import in_full, nearest
 from jaxlaunch.trainer.spec.block import Block, Fraction, Natural, Positive, Rate, Weight
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]

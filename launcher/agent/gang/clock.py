@@ -74,12 +74,6 @@ class Clock:
         self._since = now
 
 
-def ratio(seconds: Mapping[str, float]) -> float | None:
-    """The goodput ratio: the share of all seconds in steps that count; None before the first step."""
-    total = sum(seconds.values())
-    return seconds["step"] / total if total > 0 and seconds["step"] > 0 else None
-
-
 def process_age_s() -> float:
     """Seconds since this process started: the imports before its first line are part of the run."""
     try:

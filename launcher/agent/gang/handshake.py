@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from jaxlaunch.launcher.agent.io import wire
+from jaxlaunch.records import wire
 
 NONCE_BYTES = 16
 _NONCE_CHARS = 2 * NONCE_BYTES

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.io import wire
+from jaxlaunch.records import checked
+from jaxlaunch.records.checked import MAX_NUMBER, Exit, Whole
 
 # Seconds that a phase may last, unless the job's `timeouts` say otherwise. It ends with the next line that changes the
 # phase or its step.
@@ -25,7 +26,6 @@ TIMEOUTS_S: Mapping[str, float | None] = {
     "save": 1200.0,
     "done": 300.0,  # a process that has finished must also leave
 }
-MAX_NUMBER = 2**63 - 1  # of steps and exit codes: a float holds it, and so do the readers of metrics
 STEP_FLOOR_S, STEP_FACTOR = 60.0, 10.0  # the learned timeout of a step: max(60 s, 10 × median)
 
 
@@ -39,18 +39,18 @@ class Status:
     """The state of a rank, as its agent sends it to the leader."""
 
     phase: str | None = None
-    step: int | None = None
-    committed: int | None = None  # the newest step on storage, restored or committed
-    first_committed: int | None = None  # the first that this attempt committed
+    step: Whole | None = None
+    committed: Whole | None = None  # the newest step on storage, restored or committed
+    first_committed: Whole | None = None  # the first that this attempt committed
     trainer: bool = False  # it is the built-in trainer, or trains as that does: its exit code is the contract's
     stepped: bool = False  # it reported a step in this attempt
-    first_step: int | None = None  # the first that it trains: the one after what it restored
+    first_step: Whole | None = None  # the first that it trains: the one after what it restored
     left: bool = False  # its interpreter is exiting by itself
     waits: bool = False  # ... and is in JAX's shutdown barrier
     done: bool = False
     jax: str | None = None  # the version that the program imported
     stopped: Mapping[str, Any] | None = None
-    exit: int | None = None  # exit code, minus the signal; None while it lives
+    exit: Exit | None = None  # exit code, minus the signal; None while it lives
 
     @classmethod
     def from_wire(cls, fields: Mapping[str, Any]) -> Status:
@@ -62,17 +62,8 @@ class Status:
         return dict(vars(self))
 
     def changed(self, fields: Mapping[str, Any]) -> Status:
-        """The status with these fields of a message; unknown ones are ignored. Raises TypeError for a wrong type."""
-        if not isinstance(fields, dict):
-            raise TypeError(f"a status is {fields!r}")
-        known = {}
-        for name, value in fields.items():
-            types = _TYPES.get(name)
-            if types is None:
-                continue
-            if type(value) not in types or (type(value) is int and abs(value) > MAX_NUMBER):
-                raise TypeError(f"{name} of a status is {value!r}")
-            known[name] = value
+        """The status with these fields of a message; unknown ones are ignored. Raises Malformed for a wrong one."""
+        known = checked.read_some(Status, fields)
         after = object.__new__(Status)  # dataclasses.replace takes five times as long, and a leader does this all day
         vars(after).update(vars(self), **known)
         return after
@@ -97,7 +88,6 @@ class Status:
 
 
 _UNKNOWN = Status()
-_TYPES = wire.types_of(Status)
 
 
 class Changes:

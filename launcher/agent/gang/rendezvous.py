@@ -5,30 +5,32 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import Config, versions
-from jaxlaunch.launcher.agent.io import wire
+from jaxlaunch.records import checked
+from jaxlaunch.records.checked import at_most, within
 
-MAX_TEXT, MAX_NUMBER = 1_000, 2**31  # characters of a text in a hello, and the greatest number
+Text = Annotated[str, at_most(1_000)]
+Number = Annotated[int, within(0, 2**31)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Hello:
     """The first message of an agent to the leader."""
 
-    host: int
-    generation: int
-    pod: str
-    hostname: str
-    node: str
-    versions: Mapping[str, str | None]
-    spec: str
-    pid: int
-    metrics_port: int
-    fault: str | None = None
+    host: Number
+    generation: Number
+    pod: Text
+    hostname: Text
+    node: Text
+    versions: Mapping[Text, Text | None]
+    spec: Text
+    pid: Number
+    metrics_port: Number
+    fault: Text | None = None
 
     @classmethod
     def of(cls, config: Config, metrics_port: int) -> Hello:
@@ -48,19 +50,8 @@ class Hello:
 
     @classmethod
     def from_wire(cls, fields: Mapping[str, Any]) -> Hello:
-        """Raises KeyError, TypeError or ValueError when the fields are not a hello's."""
-        found = {field.name: fields[field.name] for field in dataclasses.fields(cls)}
-        for name, value in found.items():
-            if type(value) not in _TYPES[name]:
-                raise TypeError(f"{name} of a hello is {value!r}")
-        if not all(type(version) in wire.TYPES["str | None"] for version in found["versions"].values()):
-            raise TypeError(f"versions of a hello are {found['versions']!r}")
-        for value in (*found.values(), *found["versions"], *found["versions"].values()):
-            if isinstance(value, str) and len(value) > MAX_TEXT:
-                raise ValueError(f"a text of a hello has {len(value)} characters, and {MAX_TEXT} are allowed")
-            if isinstance(value, int) and not 0 <= value <= MAX_NUMBER:
-                raise ValueError(f"a number of a hello is not in 0 to {MAX_NUMBER}")
-        return cls(**found)
+        """Raises Malformed when the fields are not a hello's."""
+        return checked.read(cls, fields)
 
     def to_wire(self) -> dict[str, Any]:
         """The fields for a message between agents."""
@@ -71,9 +62,6 @@ class Hello:
         """The host with its hostname, node and pod, for a message."""
         node = f" on {self.node}" if self.node else ""
         return f"host {self.host} ({self.hostname}{node}, pod {self.pod})"
-
-
-_TYPES = wire.types_of(Hello)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,11 +101,3 @@ def refusal(hello: Hello, leader: Hello, present: Mapping[int, Hello], hosts: in
         message = f"host {hello.host} has a different job: spec {hello.spec[:12]}, host 0 has {leader.spec[:12]}"
         return Refusal(message, ends_gang=True)
     return None
-
-
-def names(numbers: Sequence[int], noun: str = "host") -> str:
-    """ "host 3" or "hosts 2, 5"; after 20 the list is cut."""
-    if len(numbers) == 1:
-        return f"{noun} {numbers[0]}"
-    shown = ", ".join(map(str, numbers[:20]))
-    return f"{noun}s {shown}" + (f" and {len(numbers) - 20} more" if len(numbers) > 20 else "")

@@ -15,6 +15,9 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.progress import Status
+from jaxlaunch.records import checked
+from jaxlaunch.records.checked import Exit, Whole
+from jaxlaunch.records.verdict import Verdict, of_code
 
 # How a peer's death appears on the surviving ranks (jax 0.10 and 0.11; Gloo, NCCL, gRPC, the coordination service).
 # Phrases, not a pattern: when a host dies thousands of ranks send 16,000 characters each.
@@ -51,9 +54,6 @@ OF_GLOO = re.compile(r"^Gloo [\w-]+ (failed|timed out)|/gloo/transport/")
 MISSED = re.compile(r"tasks are unhealthy \(stopped sending heartbeats\):\s*(\d+)")
 _RAISED = re.compile(r" raised(?: [^:]*)?: ([\w.]+)(?:: (.*))?")  # of a verdict's message: type, what it says
 _ENDED = re.compile(r" ended with exit code \d+")
-FULL_DISK = re.compile(
-    r"no space left on device|disk quota exceeded|of ephemeral storage|\b(ENOSPC|EDQUOT)\b", re.IGNORECASE
-)
 LAST_SIGNAL = 64  # of Linux: SIGRTMAX
 UNSTARTED = "could not be started"  # of a verdict's message, behind the rank
 NOT_FOUND = (126, 127)  # a shell's exit codes of a command that it cannot start
@@ -101,10 +101,10 @@ class Event:
     """One symptom, as it reached the leader."""
 
     kind: Kind
-    host: int
-    rank: int
+    host: Whole
+    rank: Whole
     status: Status = Status()
-    exit: int = 0  # EXIT: exit code, or minus the signal
+    exit: Exit = 0  # EXIT: exit code, or minus the signal
     oom: bool = False  # EXIT: the OOM killer sent the signal
     error: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # ERROR: type, message, traceback, code
     text: str = ""  # EXIT: the last lines of output; else the message
@@ -112,52 +112,13 @@ class Event:
 
     @classmethod
     def from_wire(cls, host: int, fields: Mapping[str, Any]) -> Event:
-        """The event in a message of `host`. Raises KeyError, TypeError or ValueError when it is not one."""
-        error = fields.get("error") or {}
-        if not isinstance(error, Mapping):
-            raise TypeError(f"the error of an event is {error!r}")
-        return cls(
-            kind=Kind(fields["kind"]),
-            host=host,
-            rank=int(fields["rank"]),
-            status=Status.from_wire(fields["status"]),
-            exit=int(fields.get("exit", 0)),
-            oom=bool(fields.get("oom", False)),
-            error=error,
-            text=str(fields.get("text", "")),
-        )
+        """The event in a message of `host`. Raises Malformed when it is not one."""
+        return checked.read(cls, {**fields, "host": host, "is_alone": False})
 
     def cut(self) -> Event:
         """The event without most of its texts."""
         error = {name: value[-CUT_CHARS:] if isinstance(value, str) else value for name, value in self.error.items()}
         return dataclasses.replace(self, text=self.text[-CUT_CHARS:], error=error)
-
-
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """How an attempt or a run ended, and where the cause was."""
-
-    cause: str
-    code: int
-    message: str
-    rank: int | None = None
-    host: int | None = None
-    step: int | None = None
-    traceback: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields, as in summary.json, attempts.jsonl, log lines and messages between agents."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Verdict:
-        """The verdict with these fields; a missing one is None, an unknown one is ignored."""
-        return cls(**{field.name: fields.get(field.name) for field in dataclasses.fields(cls)})  # type: ignore[arg-type]
-
-
-def of_code(code: int, message: str, **where: Any) -> Verdict:
-    """A verdict whose cause is its code's."""
-    return Verdict(contract.outcome(code).cause, code, message, **where)
 
 
 def echoes(text: str) -> bool:
@@ -178,11 +139,6 @@ def may_pass(verdict: Verdict) -> bool:
     kind, message = raised[1], raised[2] or ""
     is_echo = kind in OF_JAX_OR_OS and echoes(message)
     return is_echo or kind in OF_A_CONNECTION or OF_GLOO.search(message) is not None
-
-
-def is_full_disk(verdict: Verdict) -> bool:
-    """Whether storage failed for want of space, or a pod took too much: it will be as full at the next attempt."""
-    return verdict.code == contract.STORAGE and FULL_DISK.search(verdict.message) is not None
 
 
 def closeness(event: Event) -> Closeness | None:

@@ -19,7 +19,7 @@ from jaxlaunch.launcher.agent.gang.progress import Changes, phase_timeouts
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
 from jaxlaunch.launcher.agent.gang.reports import UNSTARTABLE
 from jaxlaunch.launcher.agent.gang.stacks import MAX_CHARS
-from jaxlaunch.launcher.agent.gang.verdict import Kind, Verdict, is_signals, of_code
+from jaxlaunch.launcher.agent.gang.verdict import Kind, is_signals
 from jaxlaunch.launcher.agent.host import ephemeral
 from jaxlaunch.launcher.agent.host.child import Child
 from jaxlaunch.launcher.agent.host.processes import Processes
@@ -30,6 +30,8 @@ from jaxlaunch.launcher.agent.io.dial import RETRY_S, Dialer
 from jaxlaunch.launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.output import OutputStream
+from jaxlaunch.records import checked
+from jaxlaunch.records.verdict import Verdict, of_code
 
 TICK_S = 0.2
 CHALLENGE_S = 60.0  # the leader's silence on a new connection: it may have thousands to accept before this one
@@ -237,13 +239,13 @@ class Member:
         self._stacks_until, self._stacks = time.monotonic() + STACKS_S, {}
 
     def _judged(self, link: Link, message: Message) -> None:
-        self._attempt, self._verdict = message["attempt"], Verdict.from_json(message["verdict"])
+        self._attempt, self._verdict = message["attempt"], checked.read(Verdict, message["verdict"])
         self.processes.kill()
         self._report_gone()
 
     def _leave(self, link: Link, message: Message) -> None:
         if not self._config.is_leader:  # host 0 stays until every host has this message
-            self._finish(Verdict.from_json(message["verdict"]))
+            self._finish(checked.read(Verdict, message["verdict"]))
 
     # --- the processes ------------------------------------------------------------------------------------------------
 

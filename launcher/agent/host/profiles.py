@@ -17,7 +17,6 @@ from urllib.parse import parse_qs
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.host.child import Child
 
-ENDED = ("done", "failed", "gone")  # final states of a rank; the others are asked and tracing
 STEPS = 5  # the default
 MAX_SHOWN = 60  # characters of a wrong value
 _STEPS = re.compile(r"[0-9]{1,9}")  # int() raises for thousands of digits
@@ -66,7 +65,7 @@ class Profiles:
             return f"this job runs its own command; only the built-in trainer can be profiled, {trains}"
         if not any(True for _ in self._alive()):
             return "no process is running"
-        busy = [rank for rank, one in self._state()["ranks"].items() if one["state"] not in ENDED]
+        busy = [rank for rank, one in self._state()["ranks"].items() if one["state"] not in contract.PROFILED]
         return f"a profile is already being taken, on rank {', '.join(busy)}" if busy else None
 
     def _request(self, steps: int) -> Reply:
@@ -87,7 +86,7 @@ class Profiles:
 
     def _of(self, child: Child) -> Mapping[str, Any]:
         answer = self._answers.get(child.rank, {"state": "asked"})
-        is_gone = child.progress.status.exit is not None and answer["state"] not in ENDED
+        is_gone = child.progress.status.exit is not None and answer["state"] not in contract.PROFILED
         return {"state": "gone"} if is_gone else answer
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.clock import ratio
 from jaxlaunch.launcher.agent.gang.config import PROTOCOL
 from jaxlaunch.launcher.agent.gang.progress import Progress
+from jaxlaunch.records.summary import ratio
 
 NAN = float("nan")
 _SAMPLE = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")  # how one begins

@@ -11,8 +11,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from jaxlaunch.launcher.agent.io import wire
 from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop
+from jaxlaunch.records import wire
 
 MAX_LINE = 256 * 1024  # bytes; the longest lines are one rank's stacks or traceback, bounded where they are made
 MAX_FIRST = 16 * 1024  # ... until the epoch is known: whoever sends it may be a stranger

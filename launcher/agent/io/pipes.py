@@ -8,8 +8,8 @@ import os
 import termios
 from collections.abc import Callable
 
-from jaxlaunch.launcher.agent.io.lines import Lines
 from jaxlaunch.launcher.agent.io.loop import READ, Loop
+from jaxlaunch.records.lines import Lines
 
 CHUNK = 65536
 

@@ -11,19 +11,9 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang import stacks
 from jaxlaunch.launcher.agent.gang.progress import Status, ranks_of
-from jaxlaunch.launcher.agent.gang.rendezvous import names
-from jaxlaunch.launcher.agent.gang.verdict import (
-    Closeness,
-    Event,
-    Kind,
-    Symptoms,
-    Verdict,
-    decide,
-    of_code,
-    settle_s,
-    verdict_of,
-)
+from jaxlaunch.launcher.agent.gang.verdict import Closeness, Event, Kind, Symptoms, decide, settle_s, verdict_of
 from jaxlaunch.launcher.agent.leader.rank_counts import RankCounts
+from jaxlaunch.records.verdict import Verdict, names, of_code
 
 BARRIER_PATIENCE_S = contract.SHUTDOWN_TIMEOUT_S - 2.0  # less than JAX waits: after that all ranks abort alike
 _OF_A_LOST_HOST = (Closeness.ABORT, Closeness.ECHO)  # how the death of one host reads on the others

@@ -6,61 +6,19 @@ import dataclasses
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from jaxlaunch import contract
 from jaxlaunch.contract import Action
-from jaxlaunch.launcher.agent.gang import record_checks
-from jaxlaunch.launcher.agent.gang.verdict import Verdict, is_full_disk, may_pass, of_code
+from jaxlaunch.launcher.agent.gang.verdict import may_pass
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.verdict import Verdict, is_full_disk, of_code
 
 MAX_GENERATIONS_WITHOUT_PROGRESS = 3  # in a row; then the verdict is NO_PROGRESS
 AT_ONCE_S = 600.0  # a program that ran longer has done something, although it reported nothing
 _WAITS = ("rendezvous", "down")  # of contract.CLOCK: no process runs
 _PLACE = re.compile(r'^ *File ".*", line \d+.*$', re.MULTILINE)  # of a traceback; the last is where it was raised
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")  # addresses, pids, times: not what an exception says
-
-
-@dataclasses.dataclass(frozen=True)
-class Record:
-    """One line of attempts.jsonl: an attempt that ended. What it restored is not among what it committed."""
-
-    uid: str
-    generation: int
-    attempt: int
-    cause: str
-    rank: int | None
-    first_committed: int | None  # in this attempt
-    last_committed: int | None
-    seconds: Mapping[str, float]  # by contract.CLOCK, this attempt only
-    verdict: Mapping[str, Any]
-    started: float  # Unix time
-    ended: float
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields, as in attempts.jsonl."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Record | None:
-        """The record of these fields; None where one is missing or has another form. Unknown ones are ignored."""
-        return cls(**{name: fields[name] for name in _FORMS}) if _RECORD(fields) else None
-
-
-_FORMS: Mapping[str, record_checks.Form] = {
-    "uid": record_checks.text,
-    "generation": record_checks.whole,
-    "attempt": record_checks.whole,
-    "cause": record_checks.text,
-    "rank": record_checks.or_none(record_checks.whole),
-    "first_committed": record_checks.or_none(record_checks.whole),
-    "last_committed": record_checks.or_none(record_checks.whole),
-    "seconds": record_checks.named(record_checks.seconds),
-    "verdict": record_checks.VERDICT,
-    "started": record_checks.seconds,
-    "ended": record_checks.seconds,
-}
-_RECORD = record_checks.record(_FORMS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +43,7 @@ def next_move(records: Sequence[Record], in_place_limit: int, everyone_lives: bo
     """What follows the last of `records`, all of one uid. The first error since the last progress is reported, unless
     the last one alone tells why no other attempt helps."""
     last = records[-1]
-    verdict = Verdict.from_json(last.verdict)
+    verdict = last.verdict
     outcome = contract.outcome(verdict.code)
     if not outcome.in_place:
         return Next(False, verdict)
@@ -117,7 +75,7 @@ def _has_repeated(records: Sequence[Record]) -> bool:
 
 def _failure(record: Record) -> tuple[str, str] | None:
     """What failed and where, whichever the rank was; None where there was progress, or where it may pass by itself."""
-    verdict = Verdict.from_json(record.verdict)
+    verdict = record.verdict
     has_progress = record.last_committed is not None or verdict.step is not None
     if verdict.code != contract.CRASH or has_progress or record.ended - record.started > AT_ONCE_S or may_pass(verdict):
         return None
@@ -149,14 +107,14 @@ def restarts_used(records: Sequence[Record], generation: int) -> int:
 
 def first_error(records: Sequence[Record]) -> Verdict:
     """The first error since the last newly committed step."""
-    faults = [record for record in _since_progress(records) if contract.outcome(record.verdict["code"]).in_place]
-    return Verdict.from_json(faults[0].verdict)
+    faults = [record for record in _since_progress(records) if contract.outcome(record.verdict.code).in_place]
+    return faults[0].verdict
 
 
 def generations_without_progress(records: Sequence[Record]) -> int:
     """Generations in a row, the last one included, that committed no new step; those that were stopped do not count."""
     with_progress = {record.generation for record, ahead in zip(records, advanced(records), strict=True) if ahead}
-    ends = {record.generation: record.verdict["code"] for record in records}
+    ends = {record.generation: record.verdict.code for record in records}
     count = 0
     for generation in sorted(ends, reverse=True):
         if generation in with_progress:
@@ -172,7 +130,7 @@ def given_up(records: Sequence[Record], generation: int, preempted_limit: int | 
         return None
     free = preemptions_without_progress(records)
     if preempted_limit is not None and free >= preempted_limit:
-        return _too_often_preempted(f"in {free} preemptions", preempted_limit, records[-1].verdict["message"])
+        return _too_often_preempted(f"in {free} preemptions", preempted_limit, records[-1].verdict.message)
     if records[-1].generation == generation:
         return None
     verdict = next_move(records, 0, everyone_lives=False).verdict
@@ -201,7 +159,7 @@ def preemptions_without_progress(records: Sequence[Record]) -> int:
 
 def _is_fruitless_preemption(record: Record) -> bool:
     """Whether an attempt was stopped and left nothing. A program that reports no step has, once it ran for long."""
-    verdict = Verdict.from_json(record.verdict)
+    verdict = record.verdict
     is_silent = verdict.step is None and record.last_committed is None
     has_run = is_silent and not _has_only_waited(record) and record.ended - record.started > AT_ONCE_S
     return contract.outcome(verdict.code).action is Action.RESTART_UNCHARGED and not has_run

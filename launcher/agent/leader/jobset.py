@@ -10,9 +10,9 @@ from pathlib import Path
 
 from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
+from jaxlaunch.records.progress_annotation import Recorded
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where Kubernetes mounts it
 _PATH = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets/{}?fieldManager=jaxlaunch-agent"

@@ -13,13 +13,12 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.contract import Action
-from jaxlaunch.launcher.agent.gang.clock import Clock, ratio
+from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.handshake import LeaderSide
 from jaxlaunch.launcher.agent.gang.progress import Status, phase_timeouts
-from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
-from jaxlaunch.launcher.agent.gang.rendezvous import Hello, Refusal, names, refusal
-from jaxlaunch.launcher.agent.gang.verdict import Event, Verdict, of_code
+from jaxlaunch.launcher.agent.gang.rendezvous import Hello, Refusal, refusal
+from jaxlaunch.launcher.agent.gang.verdict import Event
 from jaxlaunch.launcher.agent.io import limits
 from jaxlaunch.launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message, encoded
 from jaxlaunch.launcher.agent.io.loop import Loop
@@ -31,7 +30,9 @@ from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
 from jaxlaunch.launcher.agent.leader.pod_log import PodLog, View
 from jaxlaunch.launcher.agent.leader.run_folder import AGENTS, RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
-from jaxlaunch.launcher.agent.leader.summary import Of, Summary
+from jaxlaunch.records.progress_annotation import Recorded
+from jaxlaunch.records.summary import Of, Summary, ratio
+from jaxlaunch.records.verdict import Verdict, names, of_code
 
 TICK_S = 0.2
 TURNS = round(BEAT_S / TICK_S)  # ticks in which every host is sent a beat; a share of them at each
@@ -123,7 +124,7 @@ class Leader:
         self._clock.carry(reported_fields.carried(self._records, began, self._config.started))
         self._seconds_before = self._clock.seconds(self._clock.began)
         for record in self._records[-3:]:
-            message = record.verdict["message"]
+            message = record.verdict.message
             self._say(f"previous attempt {record.attempt} (generation {record.generation}): {message}")
         self._pod_log.begin(self._records, self._run_folder, self._starts.number, self._config.processes)
         self._keep_summary(now)
@@ -522,7 +523,7 @@ class Leader:
 
     def _of(self, seconds: Mapping[str, float], now: float) -> Of:
         """The attempt that the summary is of."""
-        judged = self._verdict.to_json() if self._verdict is not None and self._stage is Stage.KILL else None
+        judged = self._verdict if self._stage is Stage.KILL else None
         return Of(
             uid=self._config.uid,
             generation=self._config.generation,

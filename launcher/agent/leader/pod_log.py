@@ -1,4 +1,4 @@
-"""When host 0 writes a line for programs to its pod's log, and what is in it. See launcher/agent/gang/log_lines."""
+"""When host 0 writes a line for programs to its pod's log, and what is in it. See jaxlaunch/records/log_lines."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxlaunch.launcher.agent.gang import log_lines
 from jaxlaunch.launcher.agent.gang.progress import Status
-from jaxlaunch.launcher.agent.gang.verdict import Verdict
 from jaxlaunch.launcher.agent.leader import history
-from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.records import log_lines
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.log_lines import Beat, Judged, Line, Past, Tail
+from jaxlaunch.records.verdict import Verdict
 
 PAST = 3  # attempts that have a line each
 CHANGE_S, BEAT_S = 2.0, 15.0  # a line at most this often after changes; this often without
@@ -59,12 +60,13 @@ class PodLog:
         self._committed = max((one.last_committed for one in records if one.last_committed is not None), default=None)
         last, failing = (records[-1].attempt, records[-1].rank) if records else (0, None)
         before = records[-1].generation if records else self._generation - 1
-        self._log("past", last, ends=history.ends_by_cause(records), attempts=len(records), unknown=run_folder.gap)
+        ends = history.ends_by_cause(records)
+        self._log(Past(**self._about(last), ends=ends, attempts=len(records), unknown=run_folder.gap))
         for one in records[-PAST:]:
             fields = {name: getattr(one, name) for name in ("verdict", "seconds", "first_committed", "last_committed")}
-            self._log("past", one.attempt, one.generation, **fields, ended=one.ended)
+            self._log(Past(**self._about(one.attempt, one.generation), **fields, ended=one.ended))
         for rank, lines in run_folder.tails(start, sorted(range(processes), key=lambda rank: rank != failing)):
-            self._log("tail", last, before, rank=rank, lines=lines)
+            self._log(Tail(**self._about(last, before), rank=rank, lines=lines))
 
     def look(self, read: Callable[[], View], now: float, is_news: bool = False) -> None:
         """Writes a beat, if something changed or BEAT_S have passed; `now` in monotonic seconds."""
@@ -79,11 +81,11 @@ class PodLog:
         if state == self._beat_state and not is_due:
             return
         self._beat_state, self._beat_at = state, now
-        self._log("beat", view.attempt, **self._beat(view, phase, phases))
+        self._log(self._beat(view, phase, phases))
 
     def judged(self, verdict: Verdict, attempt: int) -> None:
         """Writes the verdict on an attempt."""
-        self._log("verdict", attempt, verdict=verdict.to_json())
+        self._log(Judged(**self._about(attempt), verdict=verdict))
 
     def _track(self, view: View, phase: str | None) -> None:
         """Notes when the phase and the newest committed step last changed."""
@@ -92,32 +94,34 @@ class PodLog:
         if view.committed is not None and view.committed > (-1 if self._committed is None else self._committed):
             self._committed, self._committed_at = view.committed, time.time()
 
-    def _beat(self, view: View, phase: str | None, phases: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-        return {
-            "stage": view.stage,
-            "missing": list(view.missing[: log_lines.MAX_LISTED]),
-            "missing_count": len(view.missing),
-            "refused": list(view.refused),
-            "step": view.step,
-            "phase": phase,
-            "since": round(self._phase_since, 1),
-            "phases": {name: list(ranks[: log_lines.MAX_LISTED]) for name, ranks in phases.items()},
-            "counts": {name: len(ranks) for name, ranks in phases.items()},
-            "committed": self._committed,
-            "committed_at": self._committed_at and round(self._committed_at, 1),
-            "seconds": {cause: round(spent, 1) for cause, spent in view.seconds.items() if spent},
-            "restarts": dict(view.restarts),
-            "preempted": view.preempted,
-            "overdue": view.overdue,
-            "metrics": view.metrics,
-        }
+    def _beat(self, view: View, phase: str | None, phases: Mapping[str, Sequence[int]]) -> Beat:
+        return Beat(
+            **self._about(view.attempt),
+            stage=view.stage,
+            missing=view.missing[: log_lines.MAX_LISTED],
+            missing_count=len(view.missing),
+            refused=view.refused,
+            step=view.step,
+            phase=phase,
+            since=round(self._phase_since, 1),
+            phases={name: ranks[: log_lines.MAX_LISTED] for name, ranks in phases.items()},
+            counts={name: len(ranks) for name, ranks in phases.items()},
+            committed=self._committed,
+            committed_at=self._committed_at and round(self._committed_at, 1),
+            seconds={cause: round(spent, 1) for cause, spent in view.seconds.items() if spent},
+            restarts=view.restarts,
+            preempted=view.preempted,
+            overdue=view.overdue,
+            metrics=view.metrics,
+        )
 
-    def _log(self, kind: str, attempt: int, generation: int | None = None, **fields: Any) -> None:
+    def _about(self, attempt: int, generation: int | None = None) -> dict[str, Any]:
+        of = self._generation if generation is None else generation
+        return {"at": round(time.time(), 1), "attempt": attempt, "generation": of}
+
+    def _log(self, line: Line) -> None:
         if self._write is not None:
-            of = self._generation if generation is None else generation
-            self._write(
-                log_lines.line(kind, {"at": round(time.time(), 1), "attempt": attempt, "generation": of, **fields})
-            )
+            self._write(log_lines.line(line))
 
 
 def _phases(statuses: Mapping[int, Status]) -> dict[str, list[int]]:

@@ -10,9 +10,9 @@ from jaxlaunch import contract
 from jaxlaunch.contract import Action, AgentJob
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
-from jaxlaunch.launcher.agent.gang.verdict import Verdict
 from jaxlaunch.launcher.agent.leader import history
-from jaxlaunch.launcher.agent.leader.history import Record
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.verdict import Verdict
 
 
 def record(
@@ -35,7 +35,7 @@ def record(
         first_committed=first_committed,
         last_committed=last_committed,
         seconds={cause: round(spent, 3) for cause, spent in seconds.items()},
-        verdict=verdict.to_json(),
+        verdict=verdict,
         started=started,
         ended=time.time(),
     )
@@ -60,7 +60,7 @@ def carried(records: Sequence[Record], now: float, started: float | None = None)
 
 def counters(records: Sequence[Record], generation: int, job: AgentJob) -> dict[str, Any]:
     """For the metrics of every agent: ends by cause, restarts left by limit, and the newest verdict's code."""
-    last_codes = {each.generation: each.verdict["code"] for each in records if each.generation != generation}
+    last_codes = {each.generation: each.verdict.code for each in records if each.generation != generation}
     charged = sum(contract.outcome(code).action is Action.RESTART for code in last_codes.values())
     used = history.restarts_used(records, generation)
     left = {"crash": max(0, job.crash_limit - charged), "in_place": max(0, job.in_place_limit - used)}
@@ -69,7 +69,7 @@ def counters(records: Sequence[Record], generation: int, job: AgentJob) -> dict[
     return {
         "ended": history.ends_by_cause(records),
         "left": left,
-        "code": records[-1].verdict["code"] if records else None,
+        "code": records[-1].verdict.code if records else None,
     }
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jaxlaunch.launcher.agent.gang import record_checks
-from jaxlaunch.launcher.agent.io import files, wire
+from jaxlaunch.launcher.agent.io import files
 from jaxlaunch.launcher.agent.io.output import log_path, start_folder
-from jaxlaunch.launcher.agent.leader.history import Record
+from jaxlaunch.records import checked, wire
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.checked import Whole
+from jaxlaunch.records.summary import FILE, Summary
 
 ATTEMPTS, AGENTS, RECORDS = "attempts.jsonl", "agents.json", "starts/*/summary.json"
 # What is read of one file, in bytes and in values: who shares the storage can write as much as it holds.
@@ -50,11 +53,9 @@ class RunFolder:
             return []
         records = []
         for line in lines:
-            fields = record_checks.read(line)
-            record = None if fields is None else Record.from_json(fields)
-            if record is not None and record.uid == uid:
-                records.append(record)
-        return records
+            with contextlib.suppress(ValueError):
+                records.append(checked.read(Record, checked.decoded(line)))
+        return [record for record in records if record.uid == uid]
 
     def append(self, record: Record) -> None:
         """Adds an attempt to attempts.jsonl, on storage before this returns."""
@@ -107,6 +108,14 @@ class RunFolder:
         names = (path.parent.name for path in self._folder.glob(RECORDS))
         return sorted(int(name) for name in names if name.isdecimal())
 
+    def summary(self, uid: str | None = None, name: str = FILE) -> Summary | None:
+        """The summary in a file, of run `uid` or of any; None where there is none, or another run's."""
+        try:
+            found = Summary.from_json(self.read(name))
+        except ValueError:
+            return None
+        return found if uid is None or (found.of is not None and found.of.uid == uid) else None
+
     def read(self, name: str) -> dict[str, Any]:
         """What `write` put into a file; nothing where there is none, or one of more than MAX_JSON bytes."""
         if self._folder is None:
@@ -141,21 +150,25 @@ class RunFolder:
             self._say(f"{self._fault}; its summary and attempts will be incomplete")
 
 
-def agents(folder: Path) -> list[dict[str, Any]]:
-    """Where each host's agent answers, host 0's first: `host`, `address`, `pid`; empty where agents.json does not say.
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """Where the agent of a host answers."""
+
+    host: Whole
+    address: str
+    pid: Whole
+
+
+def agents(folder: Path) -> list[Listed]:
+    """Where each host's agent answers, host 0's first; empty where agents.json does not say.
 
     Raises OSError when it cannot be read.
     """
     try:
-        found = _json(folder / AGENTS)
+        found: list[Listed] = checked.reader(Sequence[Listed])(_json(folder / AGENTS))
     except ValueError:  # half written
         return []
-    return found if _AGENTS(found) else []
-
-
-_AGENTS = record_checks.each(
-    record_checks.record({"host": record_checks.whole, "address": record_checks.text, "pid": record_checks.whole})
-)
+    return found
 
 
 def _json(path: Path) -> Any:

@@ -13,19 +13,20 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.progress import Status
-from jaxlaunch.launcher.agent.gang.verdict import Verdict, of_code
 from jaxlaunch.launcher.agent.leader import history, reported_fields
-from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
-from jaxlaunch.launcher.agent.leader.summary import Of, Summary
+from jaxlaunch.records import checked
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.verdict import Verdict, of_code
 
 FRESH_S = 30.0  # a host 0 that lives writes its summary every ten seconds
 
 
 def find(folder: RunFolder, uid: str, records: Sequence[Record]) -> tuple[Summary, Of] | None:
     """The last summary of the attempt of run `uid` that has no end among its `records`; None where each has one."""
-    found = Summary.read(folder, uid)
+    found = folder.summary(uid)
     if found is None or found.of is None or found.verdict is not None:
         return None
     if records and found.of.attempt <= records[-1].attempt:
@@ -39,7 +40,7 @@ def close(of: Of, verdict: Verdict) -> Record:
     Its steps since the last commit are lost work. It ended some time after its last summary; the seconds from there to
     the next start count as down.
     """
-    end = Verdict.from_json(of.judged) if of.judged else verdict
+    end = of.judged or verdict
     seconds = dict(of.seconds)
     lost = min(of.unsafe_s, seconds.get("step", 0.0))
     seconds["step"] = seconds.get("step", 0.0) - lost
@@ -53,7 +54,7 @@ def close(of: Of, verdict: Verdict) -> Record:
         first_committed=of.first_committed,
         last_committed=of.last_committed,
         seconds={cause: round(spent, 3) for cause, spent in seconds.items()},
-        verdict=end.to_json(),
+        verdict=end,
         started=of.started,
         ended=of.at,
     )
@@ -73,7 +74,7 @@ class Reported:
         """From host 0's last report, `gang`; empty where there was none."""
         if "of" not in gang:
             return cls(attempt, started)
-        return cls(attempt, started, Of.from_json(gang["of"]), gang["seconds"])
+        return cls(attempt, started, checked.read(Of, gang["of"]), gang["seconds"])
 
 
 def record_lost_leader(
@@ -85,7 +86,7 @@ def record_lost_leader(
     host's own processes. The folder may be this host's copy, without what host 0 wrote since the pods started. Nothing
     is written where this host never joined a host 0 that still writes summaries.
     """
-    found = Summary.read(folder, config.uid)
+    found = folder.summary(config.uid)
     has_joined = reported.attempt > 0 or reported.last is not None
     if not has_joined and found is not None and found.of is not None:
         is_fresh = found.verdict is None and abs(time.time() - found.of.at) < FRESH_S
@@ -104,7 +105,7 @@ def record_lost_leader(
     )
     own = _least(*(status.step for status in statuses))
     record = close(of, verdict)
-    end = Verdict.from_json(record.verdict)
+    end = record.verdict
     folder.append(record)
     before = records[-1].attempt if records else 0
     is_known = reported.last is None or before == of.attempt - 1  # the attempts before this one have their records here

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from jaxlaunch.contract import ANNOTATION
-from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
-from jaxlaunch.launcher.agent.gang.verdict import of_code
 from jaxlaunch.launcher.explain.explanation import MAX_EVIDENCE, explain
 from jaxlaunch.launcher.explain.situations import SITUATIONS
 from jaxlaunch.launcher.kube import kept_fields
 from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
+from jaxlaunch.records.log_lines import Past
+from jaxlaunch.records.progress_annotation import Recorded
+from jaxlaunch.records.verdict import of_code
 from tests.found import shows
 from tests.launcher import objects
 from tests.launcher.objects import (
@@ -1076,10 +1077,7 @@ def test_numbers_that_outlived_the_pods_come_with_their_time() -> None:
 
 
 def test_what_is_not_known_is_named() -> None:
-    summary = (
-        "past",
-        {"at": 0.0, "attempt": 1, "generation": 0, "ends": {}, "attempts": 0, "unknown": "no shared folder"},
-    )
+    summary = Past(attempt=1, unknown="no shared folder")
     job = snapshot(jobset(1), pod(0), records=(summary, beat()), unread=("nodes could not be read: forbidden",))
     assert explain(job).facts == (
         "earlier attempts are not known: no shared folder",

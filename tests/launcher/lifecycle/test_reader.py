@@ -11,12 +11,9 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.gang.verdict import of_code
 from jaxlaunch.launcher.agent.io.output import RankLog, start_folder
-from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
-from jaxlaunch.launcher.agent.leader.summary import Of, Summary
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job.defaults import DEFAULT_USER, ClusterDefaults, Defaults, User
 from jaxlaunch.launcher.job.schema import JobSpec
@@ -26,6 +23,9 @@ from jaxlaunch.launcher.kube.labels import NAME_LABEL
 from jaxlaunch.launcher.lifecycle import reader
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.verdict import of_code
 from tests.launcher import apiserver
 from tests.launcher.apiserver import Handler, Server, refuse
 from tests.launcher.invoke import Left, launcher
@@ -77,7 +77,7 @@ def folder(server: Server, tmp_path: Path) -> Path:
 
 def fill(folder: Path, uid: str) -> None:
     keeper = RunFolder(folder, pytest.fail)
-    verdict = of_code(83, "rank 1 raised: X", rank=1).to_json()
+    verdict = of_code(83, "rank 1 raised: X", rank=1)
     keeper.append(Record(uid, 0, 1, "crash", 1, 10, 20, {}, verdict, 1.0, 2.0))
     of = Of(uid, 1, 2, started=3.0, at=1_795_000_000.0)
     seconds = {"step": 3.0, "init": 1.0}

@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 
 from jaxlaunch.contract import ANNOTATION
-from jaxlaunch.launcher.agent.gang import log_lines
-from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
 from jaxlaunch.launcher.cluster import transport
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.kube.kinds import JOBSETS, NAMESPACES, PODS, WORKLOADS
@@ -23,6 +21,8 @@ from jaxlaunch.launcher.kube.labels import JOB_UID
 from jaxlaunch.launcher.lifecycle.wait import Timeout, wait
 from jaxlaunch.launcher.logs.follow import DRAIN_S
 from jaxlaunch.launcher.status.job_status import State
+from jaxlaunch.records import log_lines
+from jaxlaunch.records.progress_annotation import Recorded
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Fault, Handler, Server, drop, refuse
 from tests.launcher.invoke import Left, launcher
@@ -212,7 +212,7 @@ def test_how_far_a_job_was_is_written_down_when_its_queue_takes_its_place(
     server.put(WORKLOADS.path("team", "jobset-lm"), workload)
     name = objects.pod(0)["metadata"]["name"]
     server.put(PODS.path("team", name), objects.pod(0))
-    server.put(PODS.path("team", name, "log"), {"text": f"{log_lines.line(*objects.beat(step=40))}\n"})
+    server.put(PODS.path("team", name, "log"), {"text": f"{log_lines.line(objects.beat(step=40))}\n"})
     done = {"status": {"terminalState": "Completed"}}
 
     def admitted(handler: Handler) -> bool:
@@ -233,7 +233,7 @@ def test_how_far_a_job_is_is_written_down_when_nobody_waits_any_longer(
     made = server.put(AT, objects.jobset(1))
     name = objects.pod(0)["metadata"]["name"]
     server.put(PODS.path("team", name), objects.pod(0))
-    server.put(PODS.path("team", name, "log"), {"text": f"{log_lines.line(*objects.beat(step=40))}\n"})
+    server.put(PODS.path("team", name, "log"), {"text": f"{log_lines.line(objects.beat(step=40))}\n"})
     with pytest.raises(Timeout):
         wait(Cluster.connect(), made, 0.5)
     known = json.loads(server.objects[AT]["metadata"]["annotations"][ANNOTATION])

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.verdict import of_code
 from jaxlaunch.launcher.agent.leader import unfinished
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
-from jaxlaunch.launcher.agent.leader.summary import Of, Summary
 from jaxlaunch.launcher.local.ending import close, ended
+from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.verdict import of_code
 
 STARTED = 1_000_000.0  # long before any end
 
@@ -113,10 +113,10 @@ def test_a_run_that_its_user_killed_in_a_save_says_what_is_on_disk(
 
 
 def test_what_was_decided_before_the_agents_were_killed_stands(tmp_path: Path) -> None:
-    judged = of_code(contract.CRASH, "rank 1 raised", rank=1, step=43).to_json()
+    judged = of_code(contract.CRASH, "rank 1 raised", rank=1, step=43)
     write(RunFolder(tmp_path, fail), running(judged=judged))
     found = end(tmp_path, [-9])
-    assert found["verdict"] == judged and attempts(tmp_path)[0]["cause"] == "crash"
+    assert found["verdict"] == judged.to_json() and attempts(tmp_path)[0]["cause"] == "crash"
 
 
 def test_a_job_result_is_final(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_full_disk_ends_the_run_as_that_after_another_failure_too(tmp_path: Pa
         ("rank 0 raised: KeyError: 3", "rank 0 raised: OSError: No space left on device")
     ):
         code = (contract.CRASH, contract.STORAGE)[generation]
-        judged = of_code(code, words, rank=0, step=43).to_json()
+        judged = of_code(code, words, rank=0, step=43)
         write(RunFolder(tmp_path, fail), running(generation + 1, generation, judged=judged, first_committed=None))
         found = end(tmp_path, [-9], generation)
     assert found["verdict"]["code"] == contract.STORAGE and "No space left" in found["verdict"]["message"]

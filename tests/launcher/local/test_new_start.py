@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.verdict import of_code
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
-from jaxlaunch.launcher.agent.leader.summary import Of, Summary
 from jaxlaunch.launcher.local import new_start
+from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.verdict import of_code
 
 
 def job(lr: float, **keys: Any) -> str:

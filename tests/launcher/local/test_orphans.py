@@ -12,8 +12,8 @@ from pathlib import Path
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
-from jaxlaunch.launcher.agent.leader.summary import Of, Summary
 from jaxlaunch.launcher.local import agent_file, new_start, orphans
+from jaxlaunch.records.summary import Of, Summary
 
 SHELL = ["sh", "-c", "sleep 600 & echo $!; wait"]
 

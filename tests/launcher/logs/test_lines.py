@@ -3,15 +3,16 @@ import re
 
 import pytest
 
-from jaxlaunch.launcher.agent.gang import log_lines
-from jaxlaunch.launcher.agent.gang.verdict import of_code
-from jaxlaunch.launcher.agent.io.lines import CONTINUED, Lines
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.logs import previous
 from jaxlaunch.launcher.logs.follow import Notices, Shown
 from jaxlaunch.launcher.logs.lines import Line, exist, merged, parse, select, stamped
 from jaxlaunch.launcher.logs.pods import source
 from jaxlaunch.launcher.status.hosts import Host, newest
+from jaxlaunch.records import log_lines
+from jaxlaunch.records.lines import CONTINUED, Lines
+from jaxlaunch.records.log_lines import Past, Tail, Termination
+from jaxlaunch.records.verdict import of_code
 
 
 def test_a_ranked_line_is_a_process_s_and_every_other_the_agent_s() -> None:
@@ -88,8 +89,9 @@ def host(number: int = 0, generation: int = 0, state: dict | None = None) -> Hos
 
 def ended(text: str, code: int = 83, rank: int = 0, host: int = 0, generation: int = 0) -> dict:
     """The state of a container whose agent left a verdict."""
-    verdict = of_code(code, text, rank=rank, host=rank).to_json()
-    return {"terminated": {"exitCode": code, "message": log_lines.termination_message(verdict, host, generation, 1)}}
+    verdict = of_code(code, text, rank=rank, host=rank)
+    message = log_lines.termination_message(Termination(verdict, host, generation, 1))
+    return {"terminated": {"exitCode": code, "message": message}}
 
 
 def test_the_kubelet_s_timestamp_comes_before_the_rank() -> None:
@@ -169,13 +171,8 @@ def test_a_source_knows_the_ranks_of_its_host() -> None:
 
 def test_the_ends_of_earlier_logs_are_what_the_leader_says_at_its_start() -> None:
     ends = {3: ["ValueError: x", "[0] odd"], 0: ["step 7"]}
-    about = {"at": 1.0, "attempt": 1, "generation": 0}
-    records = [log_lines.line("tail", about | {"rank": rank, "lines": lines}) for rank, lines in ends.items()]
-    found = list(
-        previous.lines(
-            filter(None, map(log_lines.parse, [*records, log_lines.line("past", about)])), processes_per_host=2
-        )
-    )
+    tails = [Tail(at=1.0, attempt=1, generation=0, rank=rank, lines=lines) for rank, lines in ends.items()]
+    found = list(previous.lines([*tails, Past(attempt=1)], processes_per_host=2))
     assert [line.prefixed() for line in found] == ["[3] ValueError: x", "[3] [0] odd", "[0] step 7"]
     assert [(line.host, line.generation) for line in found] == [(1, 0), (1, 0), (0, 0)]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.agent.io.lines import CONTINUED
 from jaxlaunch.launcher.kube.kinds import JOBSETS, PODS
+from jaxlaunch.records.lines import CONTINUED
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Server
 from tests.launcher.invoke import Left, launcher

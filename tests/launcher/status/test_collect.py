@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.agent.gang import log_lines
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ApiError, ClusterError
 from jaxlaunch.launcher.explain.explanation import explain
@@ -16,6 +15,7 @@ from jaxlaunch.launcher.kube.labels import OWN_LABEL
 from jaxlaunch.launcher.status import collect
 from jaxlaunch.launcher.status.job_status import State, status_of
 from jaxlaunch.launcher.status.snapshot import NoSuchJob
+from jaxlaunch.records import log_lines
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Fault, Handler, Server, refuse
 from tests.launcher.objects import cluster_queue, jobset, local_queue, node, pending, pod, workload
@@ -32,8 +32,8 @@ def put(server: Server, kind: Kind, *found: objects.Object) -> None:
         server.put(kind.path("team", one["metadata"]["name"]), one)
 
 
-def write_log(server: Server, host: objects.Object, *records: tuple[str, objects.Object]) -> None:
-    lines = [log_lines.line(kind, fields) for kind, fields in records]
+def write_log(server: Server, host: objects.Object, *records: log_lines.Line) -> None:
+    lines = [log_lines.line(record) for record in records]
     server.put(PODS.path("team", host["metadata"]["name"], "log"), {"text": "\n".join(["[0] hello", *lines, ""])})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -250,11 +251,11 @@ def test_a_job_that_is_done_has_code_0_and_one_that_runs_none() -> None:
 
 
 def test_what_a_verdict_says_of_the_last_commit_is_newer_than_the_beat_before_it() -> None:
-    kind, fields = judged(80, "stopped", step=130)
+    end = dataclasses.replace(judged(80, "stopped", step=130), committed=130)
     job = snapshot(
         jobset(1, suspend=True),
         over(0, 80, message=farewell(80)),
-        records=(beat(committed=100), (kind, fields | {"committed": 130})),
+        records=(beat(committed=100), end),
     )
     assert status_of(job).committed == 130
 
@@ -359,7 +360,7 @@ def test_a_condition_that_was_never_set_is_empty() -> None:
 def test_the_verdict_is_read_from_the_main_container_whatever_a_sidecar_does() -> None:
     sidecar = [{"name": "proxy", "ready": False, "state": {"running": {}}}]
     (host,) = hosts.newest(jobset(1), [over(0, 83, message=farewell(83, "it ended"), initContainerStatuses=sidecar)])
-    assert host.termination_report is not None and host.termination_report["verdict"]["code"] == 83
+    assert host.termination_report is not None and host.termination_report.verdict.code == 83
 
 
 @pytest.mark.parametrize("state", [{"running": {}}, {"terminated": {"exitCode": 137}}])

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.gang import log_lines
 from jaxlaunch.launcher.kube import kinds
 from jaxlaunch.launcher.kube.kinds import CLUSTER_QUEUES, EVENTS, JOBS, JOBSETS, LOCAL_QUEUES, PODS, WORKLOADS, Kind
 from jaxlaunch.launcher.kube.labels import OWN_LABEL
 from jaxlaunch.launcher.status.job_status import State, exit_code
+from jaxlaunch.records import log_lines
 from tests.found import shows
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Handler, Server
@@ -62,7 +62,7 @@ def event(kind: str, name: str, reason: str, message: str) -> tuple[kinds.Kind, 
 
 def leader(**fields: Any) -> tuple[kinds.Kind, objects.Object]:
     """What host 0's log says, in place of training at step 40."""
-    return LOG, {"text": log_lines.line(*objects.beat(**fields))}
+    return LOG, {"text": log_lines.line(objects.beat(**fields))}
 
 
 # What there is of a job, in each of several situations. Its queue is called research, the ClusterQueue shared.
@@ -176,7 +176,7 @@ def call(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
 def put(server: Server, situation: str) -> None:
     """What there is of the job, and the log of its leader where it runs."""
     things = SITUATIONS[situation]
-    records = next((one["text"] for kind, one in things if kind is LOG), log_lines.line(*objects.beat()))
+    records = next((one["text"] for kind, one in things if kind is LOG), log_lines.line(objects.beat()))
     for kind, one in things:
         if kind is LOG:
             continue

@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 import tensorflow_datasets as tfds
 
-from jaxlaunch.contract import nearest
+from jaxlaunch.spelling import nearest
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data.sources.without_tensorflow import without_tensorflow
 from jaxlaunch.trainer.errors import DataError

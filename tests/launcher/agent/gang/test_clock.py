@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jaxlaunch.launcher.agent.gang.clock import Clock, ratio
+from jaxlaunch.launcher.agent.gang.clock import Clock
+from jaxlaunch.records.summary import ratio
 
 
 def test_every_second_has_one_cause_and_uncommitted_steps_are_lost_when_an_attempt_dies() -> None:

@@ -22,11 +22,11 @@ from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.handshake import HostSide
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
-from jaxlaunch.launcher.agent.gang.verdict import Verdict
 from jaxlaunch.launcher.agent.io.loop import Timer
 from jaxlaunch.launcher.agent.leader.leader import Leader
 from jaxlaunch.launcher.agent.leader.pod_log import PodLog
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.records.verdict import Verdict
 
 RANKS = 2  # of a host
 UID = "the-uid-of-the-run"

@@ -171,4 +171,4 @@ def test_a_host_whose_hello_has_another_form_is_named_by_its_address(gang: Calla
     of.join(2, spec=3)
     assert received(of.hosts[2][0]) == b""
     of.leader._gate.tick(time.monotonic())
-    assert of.said == ["closed a connection from 127.0.0.1: its hello is invalid: spec of a hello is 3"]
+    assert of.said == ["closed a connection from 127.0.0.1: its hello is invalid: spec must be a string, not 3"]

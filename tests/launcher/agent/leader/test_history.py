@@ -7,10 +7,8 @@ import dataclasses
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.verdict import of_code
 from jaxlaunch.launcher.agent.leader.history import (
     AT_ONCE_S,
-    Record,
     advanced,
     generations_without_progress,
     given_up,
@@ -19,13 +17,13 @@ from jaxlaunch.launcher.agent.leader.history import (
     preemptions_without_progress,
     restarts_by_cause,
 )
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.verdict import of_code
 
 
 def record(attempt: int, code: int = contract.CRASH, committed: int | None = None, generation: int = 0) -> Record:
     verdict = of_code(code, f"error {attempt}", rank=1)
-    return Record(
-        "u", generation, attempt, verdict.cause, 1, committed, committed, {}, verdict.to_json(), attempt, attempt
-    )
+    return Record("u", generation, attempt, verdict.cause, 1, committed, committed, {}, verdict, attempt, attempt)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +108,7 @@ def test_a_newly_committed_step_ends_a_row_of_preemptions_and_a_crash_does_not()
 def test_a_program_that_reports_no_step_and_ran_for_long_before_its_preemption_was_not_fruitless() -> None:
     long = dataclasses.replace(preempted(1), ended=1 + AT_ONCE_S + 1)
     assert preemptions_without_progress([long]) == 0
-    stepped = dataclasses.replace(long, verdict=of_code(contract.PREEMPTED, "stopped", step=5).to_json())
+    stepped = dataclasses.replace(long, verdict=of_code(contract.PREEMPTED, "stopped", step=5))
     assert preemptions_without_progress([stepped]) == 1
 
 
@@ -141,8 +139,7 @@ def failed(
 ) -> Record:
     """An attempt that crashed, `took_s` seconds after its start."""
     verdict = of_code(code, f"rank {rank} {said}", rank=rank, step=step, traceback=trace)
-    cause, fields = verdict.cause, verdict.to_json()
-    return Record("u", attempt, attempt, cause, rank, committed, committed, {}, fields, 100.0, 100.0 + took_s)
+    return Record("u", attempt, attempt, verdict.cause, rank, committed, committed, {}, verdict, 100.0, 100.0 + took_s)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +157,8 @@ def failed(
 def test_what_fails_twice_alike_before_any_progress_is_not_tried_a_third_time(records: list[Record]) -> None:
     move = next_move(records, 3, True)
     assert (move.again, move.verdict.code) == (False, contract.STARTUP)
-    assert move.verdict.message.startswith(records[-1].verdict["message"])
-    assert move.verdict.traceback == (records[-1].verdict["traceback"])
+    assert move.verdict.message.startswith(records[-1].verdict.message)
+    assert move.verdict.traceback == records[-1].verdict.traceback
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import Any
 
 from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
-from jaxlaunch.launcher.agent.leader.summary import FILE, Summary
+from jaxlaunch.records.summary import Summary
 
 PATIENCE_S = 30.0
 
@@ -20,10 +19,11 @@ class Stalled:
         self.may_end = threading.Semaphore(0)
         self.written: list[int] = []
 
-    def write(self, name: str, value: dict[str, Any]) -> None:
-        self.begun.put(value["step"])
+    def keep(self, summary: Summary) -> None:
+        assert summary.step is not None
+        self.begun.put(summary.step)
         assert self.may_end.acquire(timeout=PATIENCE_S)
-        self.written.append(value["step"])
+        self.written.append(summary.step)
 
 
 def summary(step: int) -> Summary:
@@ -32,7 +32,7 @@ def summary(step: int) -> Summary:
 
 def test_storage_that_stalls_holds_nobody_up_and_gets_the_newest_summary_next() -> None:
     folder = Stalled()
-    writer = LatestWriter[Summary](lambda one: folder.write(FILE, one.to_json()))
+    writer = LatestWriter[Summary](folder.keep)
     writer.keep(summary(1))
     assert folder.begun.get(timeout=PATIENCE_S) == 1
     for step in (2, 3, 4):
@@ -45,7 +45,7 @@ def test_storage_that_stalls_holds_nobody_up_and_gets_the_newest_summary_next() 
 
 def test_nothing_is_written_after_the_last_summary() -> None:
     folder = Stalled()
-    writer = LatestWriter[Summary](lambda one: folder.write(FILE, one.to_json()))
+    writer = LatestWriter[Summary](folder.keep)
     writer.keep(summary(1))
     assert folder.begun.get(timeout=PATIENCE_S) == 1
     writer.keep(summary(2))

@@ -16,12 +16,12 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang.handshake import HostSide
-from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
 from jaxlaunch.launcher.agent.leader import leader
 from jaxlaunch.launcher.agent.leader.leader import CLOSE_S
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
-from jaxlaunch.launcher.agent.leader.summary import Summary
+from jaxlaunch.records.progress_annotation import Recorded
+from jaxlaunch.records.summary import Summary
 from tests.launcher.agent.leader.gangs import STEPPING, UID, Gang, opcodes, reset
 
 ECHO = {"type": "ValueError", "message": "Gloo: Connection closed by peer", "traceback": "T", "code": None}
@@ -170,9 +170,9 @@ def test_a_host_that_is_lost_while_another_is_refused_does_not_end_the_leader(ga
 def test_a_verdict_is_in_the_summary_before_any_host_is_told(gang: Callable[..., Gang], tmp_path: Path) -> None:
     of = gang(3)
     of.event(2, "error", error={"type": "ValueError", "message": "boom"})
-    found = Summary.read(RunFolder(tmp_path / "0", of.said.append), UID)
+    found = RunFolder(tmp_path / "0", of.said.append).summary(UID)
     assert found is not None and found.of is not None and found.of.judged is not None
-    assert "boom" in found.of.judged["message"] and found.of.attempt == 1
+    assert "boom" in found.of.judged.message and found.of.attempt == 1
 
 
 def test_a_report_to_the_hosts_says_what_the_attempt_itself_has_spent(gang: Callable[..., Gang]) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.verdict import of_code
-from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.reported_fields import carried
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.verdict import of_code
 
 
 def record(started: float, ended: float, **seconds: float) -> Record:
     verdict = of_code(contract.LOST, "host 0 was lost")
-    return Record("u", 0, 1, verdict.cause, 0, None, None, seconds, verdict.to_json(), started, ended)
+    return Record("u", 0, 1, verdict.cause, 0, None, None, seconds, verdict, started, ended)
 
 
 def test_gaps_between_attempts_belong_to_down() -> None:

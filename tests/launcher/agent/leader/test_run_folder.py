@@ -13,7 +13,6 @@ import pytest
 
 from jaxlaunch.launcher.agent.io.output import log_path, start_folder
 from jaxlaunch.launcher.agent.leader import history, unfinished
-from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import (
     AGENTS,
     ATTEMPTS,
@@ -24,7 +23,9 @@ from jaxlaunch.launcher.agent.leader.run_folder import (
     agents,
 )
 from jaxlaunch.launcher.agent.leader.starts import Starts
-from jaxlaunch.launcher.agent.leader.summary import FILE, Of, Summary, stored
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.summary import FILE, Of, Summary
+from jaxlaunch.records.verdict import Verdict
 from tests import mutate
 
 
@@ -39,7 +40,7 @@ def test_tails_of_many_ranks_stay_bounded(tmp_path: Path) -> None:
 
 
 def record(attempt: int) -> Record:
-    verdict = {"cause": "crash", "code": 83, "message": "rank 1 raised"}
+    verdict = Verdict("crash", 83, "rank 1 raised")
     return Record("uid", 0, attempt, "crash", None, None, None, {"step": 1.5}, verdict, 1.0, 2.0)
 
 
@@ -108,7 +109,7 @@ def test_a_file_of_more_values_than_ours_get_takes_no_memory_of_its_agent(tmp_pa
     for data in (b"[" * MAX_JSON, b"[" + b"[]," * (MAX_JSON // 3 - 9) + b"0]", b"1" * (2 * MAX_JSON)):
         (tmp_path / FILE).write_bytes(data)
         tracemalloc.start()
-        assert stored(RunFolder(tmp_path, print)) == {}
+        assert RunFolder(tmp_path, print).summary() is None
         assert tracemalloc.get_traced_memory()[1] < 64 * 1024 * 1024
         tracemalloc.stop()
 
@@ -118,13 +119,13 @@ def test_the_summary_of_a_large_gang_that_hung_is_read(tmp_path: Path) -> None:
     stacks = {rank: '  File "train.py", line 3, in f\n' * 60 for rank in range(4_000)}
     summary = Summary(None, 1, {"step": 1.0}, {}, stacks=stacks, of=of)
     Starts(folder := RunFolder(tmp_path, print), "uid").write(summary)
-    found = Summary.read(folder, "uid")
+    found = folder.summary("uid")
     assert found is not None and found.stacks == stacks
 
 
 def test_records_and_summaries_that_were_changed_anywhere_are_read_or_left_out(tmp_path: Path) -> None:
     folder, chance = RunFolder(tmp_path, print), random.Random(19)
-    of = Of("uid", 1, 4, 1.0, 2.0, {"step": 1.0}, 3, 5, 0.5, record(4).to_json()["verdict"])
+    of = Of("uid", 1, 4, 1.0, 2.0, {"step": 1.0}, 3, 5, 0.5, record(4).verdict)
     summary = Summary(None, 5, {"step": 1.0}, {"crash": 3}, 5, {"loss": 1.0}, ["a note"], {0: "a stack"}, of).to_json()
     seeds = [json.dumps(record(number).to_json()).encode() for number in (1, 2, 3)]
     whole = json.dumps(summary).encode()
@@ -135,4 +136,5 @@ def test_records_and_summaries_that_were_changed_anywhere_are_read_or_left_out(t
         if records:
             json.dumps(history.next_move(records, 3, everyone_lives=True).verdict.to_json(), allow_nan=False)
             assert sum(history.ends_by_cause(records).values()) == len(records)
-        assert isinstance(stored(folder).get("of", {}), dict | None)
+        found = folder.summary()
+        assert found is None or found.to_json()["of"] is None or found.of

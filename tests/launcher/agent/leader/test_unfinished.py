@@ -13,12 +13,12 @@ from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang import config
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.verdict import of_code
 from jaxlaunch.launcher.agent.leader import unfinished
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
-from jaxlaunch.launcher.agent.leader.summary import Of, Summary
 from jaxlaunch.launcher.agent.leader.unfinished import Reported
+from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.verdict import of_code
 
 GENERATION = 1
 LOST = of_code(contract.LOST, "host 0 was lost: connection closed", rank=0, host=0)
@@ -59,7 +59,7 @@ def test_the_attempt_that_ran_is_ended_and_not_an_older_one_of_an_own_copy_of_th
     (record,) = folder.records("u")
     assert (record.generation, record.attempt, record.started) == (1, 3, last.started)
     assert (record.seconds["step"], record.seconds["lost_work"], record.seconds["init"]) == (35.0, 5.0, 10.0)
-    found = Summary.read(folder, "u")
+    found = folder.summary("u")
     assert found is not None and found.of is not None and found.of.attempt == 3
     assert found.seconds["step"] + found.seconds["lost_work"] == 700.0
 
@@ -70,7 +70,7 @@ def test_the_summary_of_the_same_attempt_on_shared_storage_is_ended(place: Confi
     (record,) = folder.records("u")
     assert (record.attempt, record.first_committed, record.last_committed) == (1, 2, 6)
     assert record.seconds["step"] == 40.0  # as reported later than written
-    found = Summary.read(folder, "u")
+    found = folder.summary("u")
     assert found is not None and found.step == 7
 
 
@@ -87,8 +87,8 @@ def test_an_attempt_of_a_host_0_that_never_reported_is_not_stored_without_its_se
     unfinished.record_lost_leader(folder, place, Reported.of({}, 0, began), [], LOST)
     (record,) = folder.records("u")
     assert 90 <= record.seconds["rendezvous"] <= time.time() - began
-    found = Summary.read(folder, "u")
-    assert found is not None and 90 <= sum(found.seconds.values()) <= time.time() - began
+    found = folder.summary("u")
+    assert found is not None and 90 <= sum(found.seconds.values()) <= time.time() - began + 0.001  # rounded
 
 
 def test_the_seconds_of_a_report_of_the_attempt_before_are_not_counted_twice(place: Config, folder: RunFolder) -> None:
@@ -106,7 +106,7 @@ def test_the_seconds_of_a_report_of_the_attempt_before_are_not_counted_twice(pla
 def test_a_host_that_never_joined_ends_no_attempt_of_a_host_0_that_lives(place: Config, folder: RunFolder) -> None:
     keep(folder, of(4))
     unfinished.record_lost_leader(folder, place, Reported.of({}, 0, time.time()), [], LOST)
-    found = Summary.read(folder, "u")
+    found = folder.summary("u")
     assert not folder.records("u") and found is not None and found.verdict is None
 
 
@@ -115,7 +115,7 @@ def test_a_host_that_joined_ends_the_attempt_that_host_0_started_and_never_repor
 ) -> None:
     keep(folder, of(1))
     unfinished.record_lost_leader(folder, place, Reported.of({}, 1, time.time()), [], LOST)
-    found = Summary.read(folder, "u")
+    found = folder.summary("u")
     assert [record.attempt for record in folder.records("u")] == [1]
     assert found is not None and found.verdict is not None
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from jaxlaunch.launcher.agent.agent import write_termination_message
-from jaxlaunch.launcher.agent.gang import log_lines
-from jaxlaunch.launcher.agent.gang.verdict import Verdict, of_code
+from jaxlaunch.records import log_lines
+from jaxlaunch.records.log_lines import Beat, Judged, Tail, Termination
+from jaxlaunch.records.verdict import of_code
 
 
 def test_a_line_is_read_as_it_was_written() -> None:
-    assert log_lines.parse(log_lines.line("beat", {"step": 3, "phase": "data"})) == (
-        "beat",
-        {"step": 3, "phase": "data"},
-    )
+    beat = Beat(at=1.5, attempt=2, step=3, phase="data", phases={"data": [0, 1]}, metrics={"loss": 1.5})
+    assert log_lines.parse(log_lines.line(beat)) == dataclasses.replace(beat, missing=[], refused=[])
 
 
 @pytest.mark.parametrize(
@@ -28,23 +27,23 @@ def test_any_other_line_is_none(line: str) -> None:
 
 
 def test_a_program_cannot_pass_for_the_agent() -> None:
-    assert not log_lines.is_for_programs("[0] " + log_lines.line("verdict", {}))
+    assert not log_lines.is_for_programs("[0] " + log_lines.line(Judged(verdict=of_code(83, "x"))))
 
 
 def test_a_line_that_was_truncated_is_still_not_for_people() -> None:
-    assert log_lines.is_for_programs(log_lines.line("tail", {"lines": ["a" * 50]})[:40])
+    assert log_lines.is_for_programs(log_lines.line(Tail(generation=0, rank=0, lines=["a" * 50]))[:40])
 
 
 @pytest.mark.parametrize("fill", ["x", "\n", "\x00", "é", "🦊"])
 @pytest.mark.parametrize("length", [0, 100, 3_000, 50_000])
 def test_a_termination_message_fits_whatever_the_program_printed(fill: str, length: int) -> None:
     verdict = of_code(83, "rank 1 raised: " + fill * length, rank=1, traceback=fill * length + "\nValueError: last")
-    text = log_lines.termination_message(verdict.to_json(), host=1, generation=2, attempt=3)
+    text = log_lines.termination_message(Termination(verdict, host=1, generation=2, attempt=3))
     assert len(text.encode()) <= log_lines.MAX_MESSAGE
     read = log_lines.parse_termination_message(text)
-    assert read is not None and (read["host"], read["generation"], read["attempt"]) == (1, 2, 3)
-    assert read["verdict"]["code"] == 83 and read["verdict"]["message"].startswith("rank 1 raised: ")
-    assert read["verdict"]["traceback"].endswith("ValueError: last")
+    assert read is not None and (read.host, read.generation, read.attempt) == (1, 2, 3)
+    assert read.verdict.code == 83 and read.verdict.message.startswith("rank 1 raised: ")
+    assert read.verdict.traceback is not None and read.verdict.traceback.endswith("ValueError: last")
 
 
 @pytest.mark.parametrize("message", [None, "", "Killed", "[1, 2]", '{"verdict": {}}', '{"jaxlaunch": 1}'])
@@ -54,8 +53,8 @@ def test_anothers_termination_message_is_none(message: str | None) -> None:
 
 def test_a_verdict_is_the_same_after_a_termination_message() -> None:
     verdict = of_code(83, "rank 1 raised", rank=1, host=0, step=3, traceback="Traceback\nValueError")
-    read = log_lines.parse_termination_message(log_lines.termination_message(verdict.to_json(), 0, 0, 1))
-    assert read is not None and Verdict.from_json(json.loads(json.dumps(read["verdict"]))) == verdict
+    read = log_lines.parse_termination_message(log_lines.termination_message(Termination(verdict, 0, 0, 1)))
+    assert read is not None and read.verdict == verdict
 
 
 def test_what_a_program_wrote_in_its_place_is_no_part_of_the_termination_message(
@@ -65,4 +64,4 @@ def test_what_a_program_wrote_in_its_place_is_no_part_of_the_termination_message
     (tmp_path / "log").write_text("x" * 100_000)
     write_termination_message(of_code(83, "rank 1 raised", rank=1), 0, 0, 1)
     read = log_lines.parse_termination_message((tmp_path / "log").read_text())
-    assert read is not None and read["verdict"]["message"] == "rank 1 raised"
+    assert read is not None and read.verdict.message == "rank 1 raised"

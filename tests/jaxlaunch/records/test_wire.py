@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.io import wire
-from jaxlaunch.launcher.agent.io.wire import MAX_DEPTH, decoded
+from jaxlaunch.records import wire
+from jaxlaunch.records.wire import MAX_DEPTH, decoded
 
 
 @pytest.mark.parametrize(

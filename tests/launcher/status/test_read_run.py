@@ -13,16 +13,15 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent import read_run
-from jaxlaunch.launcher.agent.gang.verdict import of_code
 from jaxlaunch.launcher.agent.io.output import RankLog, log_path, start_folder
-from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import ATTEMPTS, RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
-from jaxlaunch.launcher.agent.leader.summary import FILE, Of, Summary
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.status import run_files
+from jaxlaunch.launcher.status import read_run, run_files
 from jaxlaunch.launcher.status.run_files import RunFiles
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.summary import FILE, Of, Summary
+from jaxlaunch.records.verdict import of_code
 
 KEPT = 4_000  # bytes of each rank's log
 
@@ -48,7 +47,7 @@ def write(folder: Path, rank: int, lines: Iterable[str], kept: int = KEPT) -> No
 
 def told(folder: Path) -> Path:
     """A run of two attempts, the last of which was stopped at step 40."""
-    record = Record("1234", 0, 1, "crash", 1, 10, 20, {}, of_code(83, "rank 1 raised: X").to_json(), 1.0, 2.0)
+    record = Record("1234", 0, 1, "crash", 1, 10, 20, {}, of_code(83, "rank 1 raised: X"), 1.0, 2.0)
     RunFolder(folder, pytest.fail).append(record)
     of = Of("1234", 1, 2, started=3.0, at=1_795_000_000.0)
     seconds, restarts = {"init": 1.0, "step": 3.0}, {"crash": 1}

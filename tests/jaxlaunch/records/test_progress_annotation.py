@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.gang.progress_annotation import MAX_BYTES, Recorded
-from jaxlaunch.launcher.agent.gang.verdict import of_code
+from jaxlaunch.records.progress_annotation import MAX_BYTES, Recorded
+from jaxlaunch.records.verdict import of_code
 
 FULL = Recorded(
     "1234",
@@ -54,7 +54,7 @@ WRONG: dict[str, Any] = {
     "a step below 0": {"step": -1},
     "a step of 5,000 digits": {"step": 10**4999 // 7},
     "a goodput above 1": {"goodput": 7.0},
-    "a goodput that is no number": {"goodput": float("nan")},
+    "a goodput that is no number": {"goodput": "nan"},
     "ends that are a list": {"ends": ["crash"]},
     "a cause that is a sentence": {"ends": {"crash; rm -rf": 1}},
     "a count that is text": {"ends": {"crash": "1"}},

@@ -6,31 +6,14 @@ JSON passes on lone surrogates (`os.listdir` makes them of a file name in Latin-
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 MAX_DEPTH = 32  # of lists and objects in each other; json itself gives up somewhere around a thousand
-
-
-TYPES: Mapping[str, tuple[type, ...]] = {  # of a message's fields by annotation, and exactly: a bool is no number
-    "int": (int,),
-    "int | None": (int, type(None)),
-    "str": (str,),
-    "str | None": (str, type(None)),
-    "bool": (bool,),
-    "Mapping[str, Any] | None": (dict, type(None)),
-    "Mapping[str, str | None]": (dict,),
-}
-
-
-def types_of(message: type) -> dict[str, tuple[type, ...]]:
-    """The types that JSON may give each field of a dataclass, whose annotations are texts."""
-    return {field.name: TYPES[str(field.type)] for field in dataclasses.fields(message)}
 
 
 def encodable(text: str) -> str:

@@ -1,0 +1,31 @@
+"""The record of an attempt that ended: one line of attempts.jsonl. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxlaunch.records.checked import Cause, Seconds, Time, Whole
+from jaxlaunch.records.verdict import Verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """An attempt that ended. What it restored is not among what it committed."""
+
+    uid: str
+    generation: Whole
+    attempt: Whole
+    cause: Cause
+    rank: Whole | None
+    first_committed: Whole | None  # in this attempt
+    last_committed: Whole | None
+    seconds: Mapping[str, Seconds]  # by contract.CLOCK, this attempt only
+    verdict: Verdict
+    started: Time
+    ended: Time
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON has them."""
+        return dataclasses.asdict(self)

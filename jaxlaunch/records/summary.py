@@ -1,0 +1,134 @@
+"""summary.json: the state of a run while it goes on, and how it ended. Pure; launcher/agent/leader/starts
+alone writes it.
+
+Host 0's agent writes it, host 1's when host 0 is lost, and `launcher run` at the end. It begins as the start record of
+an attempt: one whose end is not in attempts.jsonl died with its agent (launcher/agent/leader/unfinished).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxlaunch import contract
+from jaxlaunch.records import checked
+from jaxlaunch.records.checked import Seconds, Time, Whole
+from jaxlaunch.records.verdict import Verdict
+
+FILE = "summary.json"
+_STATUS = {contract.DONE: "done", contract.PREEMPTED: "stopped", contract.DEADLINE: "stopped"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Of:
+    """The attempt that a summary is of, and when it was true."""
+
+    uid: str
+    generation: Whole
+    attempt: Whole
+    started: Time
+    at: Time
+    seconds: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)  # of this attempt alone, by contract.CLOCK
+    first_committed: Whole | None = None  # by this attempt, as the next
+    last_committed: Whole | None = None
+    unsafe_s: Seconds = 0.0  # of stepping since the last commit
+    first_step: Whole | None = None  # that it trains; None: it has not said so far
+    judged: Verdict | None = None  # on it, until its end is on record
+
+    def to_json(self, has_ended: bool) -> dict[str, Any]:
+        """The fields, without those that only an attempt's record needs once it has one."""
+        fields = dataclasses.asdict(self)
+        return {name: fields[name] for name in fields if not (has_ended and name in ("seconds", "unsafe_s", "judged"))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A row of summary.json: what a start of the run trained."""
+
+    start: Whole  # K, from 1
+    uid: str
+    started: Time
+    ended: Time | None = None
+    code: Whole | None = None  # None while it goes on, or where it was killed before its agents began
+    first_step: Whole | None = None  # that it trained; None: none
+    last_step: Whole | None = None  # at which it ended
+    changed: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)  # since one trained; key: then, now
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether it trained a step, or is a program that finished without telling of steps."""
+        return self.first_step is not None or (self.code == contract.DONE and self.last_step is None)
+
+    def after(self, summary: Summary) -> Start:
+        """The row when the start has got as far as `summary` says."""
+        code = None if summary.verdict is None else summary.verdict.code
+        first = None if summary.of is None else summary.of.first_step
+        has_stepped = first is not None and summary.step is not None and summary.step >= first
+        is_known = has_stepped or self.first_step is None  # else it is restoring what it trained before
+        return dataclasses.replace(
+            self,
+            ended=time.time() if code is not None else None,
+            code=code,
+            first_step=first if has_stepped and self.first_step is None else self.first_step,
+            last_step=(summary.step or None) if is_known else self.last_step,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What a reader of the run folder wants to know first."""
+
+    verdict: Verdict | None  # None while the run goes on
+    step: Whole | None  # complete on every rank that reports
+    seconds: Mapping[str, Seconds]  # of the whole run, by contract.CLOCK
+    restarts: Mapping[str, Whole]  # by cause
+    saved: Whole | None = None  # the newest step on storage that the run knows of
+    metrics: Mapping[str, Any] | None = None  # rank 0's newest
+    notes: Sequence[str] = ()
+    stacks: Mapping[int, str] = dataclasses.field(default_factory=dict)  # by rank, after a hang
+    of: Of | None = None
+    starts: Sequence[Start] = ()  # of the run, the newest last; none in version 0.1, and in what a start keeps
+
+    @property
+    def status(self) -> str:
+        """One of running, done, stopped, failed."""
+        return "running" if self.verdict is None else _STATUS.get(self.verdict.code, "failed")
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of the file, in its order."""
+        seconds = {cause: round(spent, 3) for cause, spent in self.seconds.items()}
+        return {
+            "status": self.status,
+            "step": self.step,
+            "saved": self.saved,
+            "verdict": self.verdict.to_json() if self.verdict else None,
+            "metrics": self.metrics,
+            "goodput": {"ratio": ratio(self.seconds), "seconds": seconds},
+            "restarts": dict(self.restarts),
+            "notes": list(self.notes),
+            **({"stacks": {str(rank): self.stacks[rank] for rank in sorted(self.stacks)}} if self.stacks else {}),
+            "of": self.of.to_json(has_ended=self.verdict is not None) if self.of else None,
+            **({"starts": [dataclasses.asdict(one) for one in self.starts]} if self.starts else {}),
+        }
+
+    @classmethod
+    def from_json(cls, fields: Any) -> Summary:
+        """What `to_json` gave. Raises Malformed where a field is wrong."""
+        goodput = checked.read(_Goodput, fields.get("goodput") if isinstance(fields, dict) else None)
+        found = checked.read(cls, {**fields, "seconds": goodput.seconds})
+        if found.of is None or "first_step" in fields["of"]:
+            return found
+        return dataclasses.replace(found, of=dataclasses.replace(found.of, first_step=1))  # version 0.1 does not say
+
+
+@dataclasses.dataclass(frozen=True)
+class _Goodput:
+    seconds: Mapping[str, Seconds]
+
+
+def ratio(seconds: Mapping[str, float]) -> float | None:
+    """The goodput ratio: the share of all seconds in steps that count; None before the first step."""
+    total, steps = sum(seconds.values()), seconds.get("step", 0.0)
+    return steps / total if total > 0 and steps > 0 else None

@@ -1,0 +1,29 @@
+"""What a mistyped or shortened word was meant to be."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxlaunch import spelling
+
+
+@pytest.mark.parametrize(
+    ("word", "options", "meant"),
+    [
+        ("digts", ["dices", "digits", "dsprites"], ["digits"]),
+        ("steps", ["name", "hosts", "slices"], []),
+        ("stesp", ["seed", "steps"], ["steps"]),
+        ("host", ["hosts", "ttl"], ["hosts"]),
+        ("readonly", ["path", "read_only"], ["read_only"]),
+        ("lr", ["lt", "log_every"], []),
+    ],
+)
+def test_a_mistyped_word_is_near_by_its_letters(word: str, options: list[str], meant: list[str]) -> None:
+    assert spelling.nearest(word, options, 3)[: len(meant)] == meant
+    assert bool(spelling.nearest(word, options)) == bool(meant)
+
+
+def test_a_short_form_is_written_in_full() -> None:
+    assert spelling.in_full("bf16", ["float32", "bfloat16"]) == ["bfloat16"]
+    assert spelling.in_full("cos", ["constant", "cosine"]) == ["cosine"]
+    assert spelling.in_full("lr", ["log_every"]) == []
