@@ -10,12 +10,12 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxlaunch.launcher.job.accelerators import Platform
+from jaxlaunch.accelerators import Platform
 from jaxlaunch.launcher.job.profile import Gib, Prometheus, Tcpxo
 from jaxlaunch.launcher.job.schema import Network, Rdma
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
 from jaxlaunch.launcher.manifests.platforms import eks, gke, runtime
-from jaxlaunch.launcher.manifests.platforms.facts import Where
+from jaxlaunch.launcher.manifests.platforms.table import Where
 
 METRICS_PORT = 9400
 LEADER_PORT = 9401

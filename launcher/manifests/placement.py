@@ -9,12 +9,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxlaunch.launcher.job.accelerators import KNOWN
+from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.launcher.job.profile import Nodes as ClusterNodes
 from jaxlaunch.launcher.job.schema import Accelerator, Capacity, Network, Placement, Reservation, Toleration
 from jaxlaunch.launcher.kube.labels import PREFERRED_TOPOLOGY, REQUIRED_TOPOLOGY, SLICE_SIZE, SLICE_TOPOLOGY
 from jaxlaunch.launcher.manifests.platforms import eks, gke, table
-from jaxlaunch.launcher.manifests.platforms.eks import Provisioner
 from jaxlaunch.launcher.manifests.platforms.facts import (
     BLOCK,
     GKE_GPU,
@@ -25,8 +24,9 @@ from jaxlaunch.launcher.manifests.platforms.facts import (
     PROJECT,
     SUB_BLOCK,
     Nodes,
-    Where,
+    Provisioner,
 )
+from jaxlaunch.launcher.manifests.platforms.table import Where
 
 # Kubernetes waits five minutes for a node that is gone; the gang knows after seconds and waits for its pod's end.
 _GONE_NODE = tuple(

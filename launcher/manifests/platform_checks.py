@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from jaxlaunch.accelerators import GPUS
 from jaxlaunch.launcher.errors import Fault, KeyPath
 from jaxlaunch.launcher.job import checks
-from jaxlaunch.launcher.job.accelerators import GPUS
 from jaxlaunch.launcher.job.schema import Reservation
 from jaxlaunch.launcher.job.volumes import Bucket, Ephemeral
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER

@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from jaxlaunch.accelerators import GPUS
 from jaxlaunch.launcher.errors import KeyPath
-from jaxlaunch.launcher.job.accelerators import GPUS
 from jaxlaunch.launcher.job.profile import CheckpointUrl, ClusterDefaults, Gib, Profile, Prometheus, Tcpxo
 from jaxlaunch.launcher.job.schema import JobSpec, Network
 from jaxlaunch.launcher.job.volumes import Volume
 from jaxlaunch.launcher.manifests import network, placement, volumes
 from jaxlaunch.launcher.manifests.network import Ports
 from jaxlaunch.launcher.manifests.platforms import gke, table
-from jaxlaunch.launcher.manifests.platforms.eks import Provisioner
-from jaxlaunch.launcher.manifests.platforms.facts import Nodes, Where
+from jaxlaunch.launcher.manifests.platforms.facts import Nodes, Provisioner
+from jaxlaunch.launcher.manifests.platforms.table import Where
 
 CODE = "/code"  # where a pod unpacks the code that a job brings
 RUN_FOLDER = ".jaxlaunch"  # below the checkpoints: what must outlive a pod
@@ -163,11 +163,12 @@ def _compile_cache(job: JobSpec, given: Profile) -> str | None:
 
 
 def _slice_label(where: Where) -> str | None:
-    return table.SLICE_LABEL[where].value if where in table.SLICE_LABEL else None
+    known = table.PLATFORMS[where].slice_label
+    return None if known is None else known.value
 
 
 def _search_paths(where: Where, job: JobSpec) -> Mapping[str, str]:
-    known = table.SEARCH_PATHS.get((where, job.accelerator.platform))
+    known = table.PLATFORMS[where].search_paths.get(job.accelerator.platform)
     return {} if known is None else known.value
 
 

@@ -25,7 +25,12 @@ FLOORS = (
     ),
     ("jaxlaunch.launcher.manifests", "jaxlaunch.launcher.status"),
     ("jaxlaunch.launcher.cluster", "jaxlaunch.launcher.job"),
-    ("jaxlaunch.launcher.agent", "jaxlaunch.launcher.kube", "jaxlaunch.launcher.yaml12"),
+    (
+        "jaxlaunch.launcher.agent",
+        "jaxlaunch.launcher.kube",
+        "jaxlaunch.launcher.manifests.platforms",
+        "jaxlaunch.launcher.yaml12",
+    ),
     ("jaxlaunch.launcher.troubleshooting", "jaxlaunch.launcher.wording"),
     ("jaxlaunch.launcher.errors",),
     ("jaxlaunch.trainer.__main__",),
@@ -64,7 +69,7 @@ FLOORS = (
     ("jaxlaunch.trainer.errors", "jaxlaunch.trainer.spec"),
     ("jaxlaunch.trainer.adapters.keys", "jaxlaunch.trainer.optim.keys"),
     ("jaxlaunch.trainer.architectures", "jaxlaunch.contract"),
-    ("jaxlaunch.trainer.presets",),
+    ("jaxlaunch.accelerators", "jaxlaunch.trainer.presets"),
 )
 
 # What each side may import that is neither ours nor the standard library's. The longest name that fits counts.
@@ -111,14 +116,14 @@ OUTSIDE: Mapping[str, set[str]] = {
     "jaxlaunch.trainer.errors": set(),
 }
 SHARED = {
-    "jaxlaunch.trainer": {"jaxlaunch.contract"},
+    "jaxlaunch.trainer": {"jaxlaunch.accelerators", "jaxlaunch.contract"},
     "jaxlaunch": {
         "jaxlaunch.launcher.local.run_folders",
         "jaxlaunch.trainer.evaluation.loaded",
         "jaxlaunch.trainer.generate.loaded",
         "jaxlaunch.trainer.loop.run",
     },
-    "jaxlaunch.launcher": {"jaxlaunch.contract", "jaxlaunch.trainer.spec"},
+    "jaxlaunch.launcher": {"jaxlaunch.accelerators", "jaxlaunch.contract", "jaxlaunch.trainer.spec"},
     "jaxlaunch.launcher.agent": {"jaxlaunch.contract"},
 }
 

@@ -1,9 +1,9 @@
 import pytest
 from pydantic import TypeAdapter
 
+from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.launcher.errors import JobFaults
 from jaxlaunch.launcher.job import accelerators, credentials, load, units
-from jaxlaunch.launcher.job.accelerators import KNOWN
 from jaxlaunch.launcher.job.units import Quantity
 
 

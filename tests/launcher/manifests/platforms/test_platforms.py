@@ -7,9 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from jaxlaunch.launcher.job.accelerators import KNOWN
+from jaxlaunch.accelerators import KNOWN, Source
 from jaxlaunch.launcher.manifests.platforms import eks, facts, generic, gke, reference, runtime, table
-from jaxlaunch.launcher.manifests.platforms.facts import Source
 
 PAGE = Path(__file__).parents[4] / "docs" / "platforms.md"
 MODULES = (gke, eks, generic, table, runtime)
