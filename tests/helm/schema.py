@@ -1,0 +1,39 @@
+"""values.schema.json about the cluster defaults, from their own keys: `python -m tests.helm.schema` writes it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from jaxlaunch.launcher.job.profile import Profile
+from tests.helm.charts import CHART
+
+PATH = CHART / "values.schema.json"
+
+
+def made() -> str:
+    """The file as it is to be: what is said of the chart's other values stays as it is written there."""
+    schema = json.loads(PATH.read_text(encoding="utf-8"))
+    wanted = _plain(Profile.model_json_schema(by_alias=True))
+    schema["$defs"] |= wanted.pop("$defs")
+    del wanted["properties"]["schema"]
+    wanted["properties"] = {"enabled": {"type": "boolean"}, **wanted["properties"]}
+    schema["properties"]["profile"] = wanted
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+
+
+def _plain(schema: Any, *, of_names: bool = False) -> Any:
+    """A JSON schema without what only explains."""
+    if isinstance(schema, list):
+        return [_plain(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _plain(value, of_names=key in ("properties", "$defs"))
+        for key, value in schema.items()
+        if of_names or key not in ("title", "description", "default")
+    }
+
+
+if __name__ == "__main__":
+    PATH.write_text(made(), encoding="utf-8")
