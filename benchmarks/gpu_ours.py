@@ -25,7 +25,7 @@ from jaxlaunch.trainer.numerics import flops
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.plugin import load
 from jaxlaunch.trainer.profiling.profiler import Profiler
-from jaxlaunch.trainer.spec import CLASSIFY, LM, ArrayRecord, Profile, TrainSpec
+from jaxlaunch.trainer.spec import CLASSIFY, LM, TASKS, ArrayRecord, Profile, TrainSpec
 from jaxlaunch.trainer.step.train_step import Step
 
 OURS = ("kind", "batch", "small", "lr", "clip")  # of what is given, beside the model's sizes
@@ -54,7 +54,7 @@ class Speed:
         spec, note = with_fallback(spec, jax.devices()[0])
         if note:
             log(note)
-        task = load(spec.task)()
+        task = load(TASKS.get(spec.task, spec.task))()
         source = task.source(spec, "train")
         assert source is not None, "synthetic data has training examples"
         self.spec, self.task, self.source = spec, task, source

@@ -25,7 +25,7 @@ from benchmarks.table import Row, emit, log, median, ms
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.plugin import load
-from jaxlaunch.trainer.spec import CLASSIFY, TrainSpec
+from jaxlaunch.trainer.spec import CLASSIFY, TASKS, TrainSpec
 from jaxlaunch.trainer.step.train_step import Step, TrainState
 from jaxlaunch.trainer.train import Place, Run
 
@@ -111,7 +111,7 @@ def width_for(batch: int, target_s: float) -> int:
     """The first width whose bare step takes `target_s` here, or almost."""
     for width in WIDTHS:
         spec = spec_of(batch, width)
-        step = Step(load(spec.task)(), spec, mesh.build(spec.mesh), 1)
+        step = Step(load(TASKS.get(spec.task, spec.task))(), spec, mesh.build(spec.mesh), 1)
         images = np.zeros((batch, 28, 28), np.uint8)
         fed = step.put({"image": images, "label": np.zeros(batch, np.int32), "weight": np.ones(batch, np.float32)})
         step.compile_train(fed)
@@ -125,7 +125,7 @@ def train(spec: TrainSpec, chunk: int | None = None) -> tuple[Probe, Run]:
     """One run of the loop."""
     probe = Probe(chunk)
     with place() as (where, report), open(os.devnull, "w") as out, contextlib.redirect_stdout(out):
-        run = Run(spec, load(spec.task)(), where, probe, report)  # type: ignore[arg-type]
+        run = Run(spec, load(TASKS.get(spec.task, spec.task))(), where, probe, report)  # type: ignore[arg-type]
         probe.run = run
         run.run()
     return probe, run
