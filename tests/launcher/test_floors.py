@@ -69,7 +69,7 @@ FLOORS = (
     ("jaxlaunch.trainer.errors", "jaxlaunch.trainer.spec"),
     ("jaxlaunch.trainer.adapters.keys", "jaxlaunch.trainer.optim.keys"),
     ("jaxlaunch.trainer.architectures", "jaxlaunch.contract"),
-    ("jaxlaunch.accelerators", "jaxlaunch.trainer.presets"),
+    ("jaxlaunch.accelerators", "jaxlaunch.programs", "jaxlaunch.trainer.presets"),
 )
 
 # What each side may import that is neither ours nor the standard library's. The longest name that fits counts.
@@ -116,14 +116,19 @@ OUTSIDE: Mapping[str, set[str]] = {
     "jaxlaunch.trainer.errors": set(),
 }
 SHARED = {
-    "jaxlaunch.trainer": {"jaxlaunch.accelerators", "jaxlaunch.contract"},
+    "jaxlaunch.trainer": {"jaxlaunch.accelerators", "jaxlaunch.contract", "jaxlaunch.programs"},
     "jaxlaunch": {
         "jaxlaunch.launcher.local.run_folders",
         "jaxlaunch.trainer.evaluation.loaded",
         "jaxlaunch.trainer.generate.loaded",
         "jaxlaunch.trainer.loop.run",
     },
-    "jaxlaunch.launcher": {"jaxlaunch.accelerators", "jaxlaunch.contract", "jaxlaunch.trainer.spec"},
+    "jaxlaunch.launcher": {
+        "jaxlaunch.accelerators",
+        "jaxlaunch.contract",
+        "jaxlaunch.programs",
+        "jaxlaunch.trainer.spec",
+    },
     "jaxlaunch.launcher.agent": {"jaxlaunch.contract"},
 }
 
