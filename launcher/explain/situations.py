@@ -1,14 +1,13 @@
 """Every situation that `explain` knows, one row each: its key, for scripts, what it means, what to do next, and the
 section of docs/troubleshooting.md.
 
-The table of docs/explain.md is made from the rows: `python -m jaxlaunch.launcher.explain.situations` writes it.
+The table of docs/explain.md is made from the rows.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from jaxlaunch.launcher import troubleshooting
@@ -213,7 +212,6 @@ SITUATIONS: Mapping[str, Situation] = {
     ),
 }
 
-_PAGE = Path("docs/explain.md")
 _HEAD = "| situation | what it means | what to do next | see |\n|---|---|---|---|\n"
 
 
@@ -240,7 +238,3 @@ def page(text: str) -> str:
     )
     table = _HEAD + "".join(rows)
     return re.sub(r"\| situation \|.*\n(?:\|.*\n)+", lambda _: table, text, count=1)
-
-
-if __name__ == "__main__":
-    _PAGE.write_text(page(_PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""values.schema.json about the cluster defaults, from their own keys: `python -m tests.helm.schema` writes it."""
+"""What values.schema.json says of the cluster defaults, from their own keys: `make generated` writes it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tests.helm.charts import CHART
 PATH = CHART / "values.schema.json"
 
 
-def made() -> str:
-    """The file as it is to be: what is said of the chart's other values stays as it is written there."""
-    schema = json.loads(PATH.read_text(encoding="utf-8"))
+def made(text: str) -> str:
+    """The file as it is to be: what `text` says of the chart's other values stays."""
+    schema = json.loads(text)
     wanted = _plain(Profile.model_json_schema(by_alias=True))
     schema["$defs"] |= wanted.pop("$defs")
     del wanted["properties"]["schema"]
@@ -33,7 +33,3 @@ def _plain(schema: Any, *, of_names: bool = False) -> Any:
         for key, value in schema.items()
         if of_names or key not in ("title", "description", "default")
     }
-
-
-if __name__ == "__main__":
-    PATH.write_text(made(), encoding="utf-8")

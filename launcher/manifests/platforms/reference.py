@@ -42,6 +42,11 @@ that of dense bf16, which MFU is a part of; several, where devices of several na
 _TABLES = ("NODES", "CAPACITY", "IN_RESERVATION", "INSTANCES", "PLATFORM")
 
 
+def module(where: str) -> ModuleType:
+    """The file of a platform's facts, which has its name."""
+    return import_module(f"jaxlaunch.launcher.manifests.platforms.{where}")
+
+
 def sources(module: ModuleType) -> list[Source]:
     """Every source of a platform's facts, in the order of its file."""
     return [value for value in vars(module).values() if isinstance(value, Source)]
@@ -62,9 +67,9 @@ def markdown() -> str:
     """The page."""
     parts = [_INTRODUCTION, "\n".join(_accelerators())]
     for where, row in table.PLATFORMS.items():
-        module = import_module(f"{__package__}.{where}")
-        numbers = {source: number for number, source in enumerate([*sources(module), table.PLUGINS], 1)}
-        parts.append(f"## {where}\n\n" + "\n".join(_platform(row, module, numbers)))
+        file = module(where)
+        numbers = {source: number for number, source in enumerate([*sources(file), table.PLUGINS], 1)}
+        parts.append(f"## {where}\n\n" + "\n".join(_platform(row, file, numbers)))
     numbers = {source: number for number, source in enumerate(sources(runtime), 1)}
     parts.append("## The pods' user\n\n" + "\n".join(_users(numbers)))
     return "\n".join(parts)
