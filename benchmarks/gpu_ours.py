@@ -23,10 +23,10 @@ from jaxlaunch.trainer.data.sources import array_record
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.numerics import flops
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.plugin import load
 from jaxlaunch.trainer.profiling.profiler import Profiler
 from jaxlaunch.trainer.spec import CLASSIFY, LM, TASKS, ArrayRecord, Profile, TrainSpec
 from jaxlaunch.trainer.step.train_step import Step
+from jaxlaunch.trainer.user_code import load
 
 OURS = ("kind", "batch", "small", "lr", "clip")  # of what is given, beside the model's sizes
 FIRST, TRACED = 3, 5  # steps of the trace

@@ -199,7 +199,7 @@ class Measured:
 
 def measure(hosts: int, ranks: int, seconds: float, folder: pathlib.Path) -> Measured:
     """Runs one gang, its beats watched for `seconds`; its logs are in `folder`."""
-    job = AgentJob("leader", ("sleep", "86400"), processes_per_host=ranks, in_place_budget=0)
+    job = AgentJob("leader", ("sleep", "86400"), processes_per_host=ranks, in_place_limit=0)
     environ = os.environ | {
         contract.LEADER: f"127.0.0.1:{free_port()}",
         contract.HOSTS: str(hosts),

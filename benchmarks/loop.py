@@ -24,10 +24,10 @@ import numpy as np
 from benchmarks.table import Row, emit, log, median, ms
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.plugin import load
 from jaxlaunch.trainer.spec import CLASSIFY, TASKS, TrainSpec
 from jaxlaunch.trainer.step.train_step import Step, TrainState
 from jaxlaunch.trainer.train import Place, Run
+from jaxlaunch.trainer.user_code import load
 
 EVERY, SAVES, WINDOW = 100, 12, 25  # steps between two saves, how many are looked at, and the steps that feel one
 SETTLE = 3  # steps at the start of a chunk that still feel the one before

@@ -15,9 +15,9 @@ import numpy as np
 
 from benchmarks.table import Row, emit, log
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.plugin import load
 from jaxlaunch.trainer.spec import LM, TrainSpec
 from jaxlaunch.trainer.step.train_step import Step
+from jaxlaunch.trainer.user_code import load
 
 STEPS = 5
 SIZES: dict[str, int] = {"layers": 4, "width": 64, "heads": 4, "vocab": 256, "length": 128}

@@ -13,9 +13,9 @@ import numpy as np
 from benchmarks.side import serve
 from jaxlaunch.trainer.huggingface import save
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.plugin import load
 from jaxlaunch.trainer.spec import CLASSIFY, TrainSpec, ViT
 from jaxlaunch.trainer.step.train_step import Step
+from jaxlaunch.trainer.user_code import load
 
 WEIGHTS, BATCH, SIZES = "weights", "batch.npz", "sizes.json"  # in the folder that the sides share
 SHIFT, SCALE = 128.0, 64.0  # pixel = (byte - SHIFT) / SCALE

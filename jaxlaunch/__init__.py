@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jaxlaunch.reporting import report
 
 if TYPE_CHECKING:
-    from jaxlaunch.trainer.evaluation.loaded import Trained
+    from jaxlaunch.trainer.evaluation.trained import Trained
     from jaxlaunch.trainer.generate.loaded import Loaded
 
 __all__ = ["load", "report", "run"]
@@ -26,7 +26,7 @@ def load(run: str, *, step: int | Literal["best"] | None = None, **options: Any)
     jaxlaunch.trainer.generate.loaded.load.
 
     Of any other task, of the name or folder of a run: `.model`, `.params`, `.predict(arrays)`, `.held_out()`,
-    `.evaluate()`. `options` are `ema`, `mesh` and `note` of jaxlaunch.trainer.evaluation.loaded.load. The job's
+    `.evaluate()`. `options` are `ema`, `mesh` and `note` of jaxlaunch.trainer.evaluation.trained.load. The job's
     code is imported, from a folder that is added to sys.path.
 
     Raises jaxlaunch.launcher.errors.UserError where there is no such run, and a TrainerError where its weights cannot
@@ -37,12 +37,12 @@ def load(run: str, *, step: int | Literal["best"] | None = None, **options: Any)
     folder, of_folder = run_folders.weights(run)
     chosen = of_folder if step is None else step
     if run_folders.generates_no_text(run):
-        from jaxlaunch.trainer.evaluation import loaded as evaluated
+        from jaxlaunch.trainer.evaluation import trained
 
         job, train, home = run_folders.training(run)
         if job.code_folder is not None and (code := str(home / job.code_folder)) not in sys.path:
             sys.path.append(code)
-        return evaluated.load(folder, train.model_dump_json(exclude_unset=True), step=chosen, **options)
+        return trained.load(folder, train.model_dump_json(exclude_unset=True), step=chosen, **options)
     from jaxlaunch.trainer.generate import loaded
 
     return loaded.load(folder, step=chosen, **options)

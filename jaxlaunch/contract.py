@@ -138,10 +138,10 @@ class AgentJob:
     processes_per_host: int = 1
     platform: str = "cpu"  # cpu | cuda | rocm | tpu: which device variable a child gets
     devices_per_process: int = 1
-    budgets_s: Mapping[str, float | None] = dataclasses.field(default_factory=dict)  # None: learned (step), or endless
-    crash_budget: int = 5  # generations, counted by JobSet or run
-    in_place_budget: int = 3
-    preempted_budget: int | None = None  # preemptions in a row without a newly committed step; None: no limit
+    timeouts_s: Mapping[str, float | None] = dataclasses.field(default_factory=dict)  # None: learned (step), or endless
+    crash_limit: int = 5  # generations, counted by JobSet or run
+    in_place_limit: int = 3
+    preempted_limit: int | None = None  # preemptions in a row without a newly committed step; None: no limit
     grace_s: float = 60.0
     deadline_s: float | None = None  # of the whole job, all of its generations; None: no limit
     metrics_port: int = 0  # 0: any free port
@@ -160,9 +160,23 @@ class AgentJob:
     @classmethod
     def from_json(cls, text: str) -> AgentJob:
         """The job of a text that `to_json` wrote."""
-        fields = json.loads(text)
+        fields = agent_fields(json.loads(text))
         command = fields.pop("command", None)
         return cls(command=None if command is None else tuple(command), **fields)
+
+
+# Fields of an AgentJob in version 0.1, whose JobSets and run folders may still be read; until version 0.3.
+_RENAMED = {
+    "budgets_s": "timeouts_s",
+    "crash_budget": "crash_limit",
+    "in_place_budget": "in_place_limit",
+    "preempted_budget": "preempted_limit",
+}
+
+
+def agent_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an AgentJob by the names that they have now."""
+    return {_RENAMED.get(name, name): value for name, value in fields.items()}
 
 
 class Key:
@@ -213,7 +227,7 @@ PROMETHEUS: tuple[Metric, ...] = (
         "Attempts that ended, by the cause of the job result.",
         "cause",
     ),
-    _agent("jaxlaunch_restarts_left", "gauge", "restarts", "Restarts left before the run fails.", "budget"),
+    _agent("jaxlaunch_restarts_left", "gauge", "restarts", "Restarts left before the run fails.", "limit"),
     _agent("jaxlaunch_last_verdict_code", "gauge", "exit code", "Exit code of the newest job result."),
     _agent("jaxlaunch_generation", "gauge", "", "Which set of pods this is."),
     _agent("jaxlaunch_attempt", "gauge", "", "Which start of the processes this is, across JobSet restarts."),
@@ -226,7 +240,7 @@ PROMETHEUS: tuple[Metric, ...] = (
     ),
     _agent("jaxlaunch_host_memory_bytes", "gauge", "bytes", "Memory of this container: in_use, limit.", "kind"),
     _agent("jaxlaunch_phase", "gauge", "", "1 for the phase a rank is in, 0 for the others.", "rank", "phase"),
-    _agent("jaxlaunch_phase_budget_left_seconds", "gauge", "seconds", "Until a rank counts as hung.", "rank"),
+    _agent("jaxlaunch_phase_timeout_left_seconds", "gauge", "seconds", "Until a rank counts as hung.", "rank"),
     _agent("jaxlaunch_rank_step", "gauge", "steps", "Steps a rank has reported as complete.", "rank"),
     _agent("jaxlaunch_rank_lag_steps", "gauge", "steps", "Steps a rank is behind the one that is furthest.", "rank"),
     _trainer(

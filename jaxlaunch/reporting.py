@@ -96,9 +96,9 @@ def report(
 ) -> None:
     """Tells the agent that `step` steps are complete and which phase the program is in now.
 
-    From the first call on the job's `budgets` hold for the program: a phase, or a step, that lasts longer is a hang,
+    From the first call on the job's `timeouts` hold for the program: a phase, or a step, that lasts longer is a hang,
     and the gang ends with the step and the stacks of every rank. Progress is another phase or another step, not the
-    same again; after the last step `report(phase="done")` ends the budgets. `launcher status`, the progress
+    same again; after the last step `report(phase="done")` ends the timeouts. `launcher status`, the progress
     annotation and summary.json show step and metrics; lost work is counted from `committed`, the step of the newest
     checkpoint that is complete on storage.
 

@@ -28,14 +28,14 @@ def metrics(page: str) -> str:
 
 def _files() -> Mapping[str, Callable[[str], str]]:
     """Path → the file's text from its text so far, which pages around a table keep."""
+    from jaxlaunch.launcher.cli import job_reference
     from jaxlaunch.launcher.cli import reference as commands
     from jaxlaunch.launcher.explain import situations
-    from jaxlaunch.launcher.job import reference as keys
     from jaxlaunch.launcher.manifests.platforms import reference as platforms
     from tests.helm import readme, schema
 
     return {
-        "docs/job-yaml.md": lambda _: keys.markdown(),
+        "docs/job-yaml.md": lambda _: job_reference.markdown(),
         "docs/cli.md": lambda _: commands.markdown(),
         "docs/platforms.md": lambda _: platforms.markdown(),
         "docs/explain.md": situations.page,

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 JOB = ROOT / "k8s" / "examples" / "gke-gpu.yaml"
 CLIENT = "cluster/client.py"
 BESIDE = ("kube/", "cluster/transport.py")
-CARRIERS = {"Document", "JobFile", "JobSpec", "ResolvedJob", "Profile", "ClusterDefaults", "Bundle", "Prepared"}
+CARRIERS = {"Document", "JobFile", "JobSpec", "ResolvedJob", "Defaults", "ClusterDefaults", "Bundle", "Prepared"}
 MANIFESTS = ("JobSet", "NetworkPolicy", "ConfigMap")
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import click
 
-from jaxlaunch.launcher.cli import main
-from jaxlaunch.launcher.job import reference
+from jaxlaunch.launcher.cli import job_reference, main
 from tests import house
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +33,7 @@ def texts() -> Iterator[tuple[str, str]]:
     yield from _pages()
     yield from _comments()
     yield from ((name, prose(text)) for name, text in helps(main.cli, "launcher", click.Context(main.cli)))
-    yield "launcher schema", prose(reference.markdown())
+    yield "launcher schema", prose(job_reference.markdown())
     for name, text in messages():
         yield name, re.sub(r"\b(generation|verdict)\b|\{[^{}]*\}", "·", " ".join(prose(text).split()))
 
@@ -48,7 +47,7 @@ def _pages() -> Iterator[tuple[str, str]]:
 
 def _comments() -> Iterator[tuple[str, str]]:
     """Of the files that users copy or configure."""
-    others = (ROOT / "helm/launcher/values.yaml", ROOT / "k8s/profile.yaml")
+    others = (ROOT / "helm/launcher/values.yaml", ROOT / "k8s/defaults.yaml")
     for path in (*sorted((ROOT / "examples").rglob("*.yaml")), *others):
         lines = (line.partition("#")[2] for line in path.read_text().splitlines())
         yield path.relative_to(ROOT).as_posix(), prose("\n".join(lines))

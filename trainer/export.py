@@ -19,10 +19,10 @@ from jaxlaunch import programs
 from jaxlaunch.trainer.adapters import merged as merge
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.checkpoint import carried, reader, trained
+from jaxlaunch.trainer.checkpoint import reader, saved_tokenizer, stored_model
 from jaxlaunch.trainer.checkpoint.reader import StoredStep
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.huggingface import described, save
+from jaxlaunch.trainer.huggingface import config_json, save
 from jaxlaunch.trainer.huggingface.families import FAMILIES
 from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.process import print_result, read_spec
@@ -64,14 +64,14 @@ def export(
     notes: list[str] = []
     found = reader.find(folder, step, notes.append)
     model = _model(found)
-    params: Mapping[str, Parameter] = trained.parameters(found, ema)
-    architecture, lora = FAMILIES[described.family(model)].architecture, trained.lora(found)
+    params: Mapping[str, Parameter] = stored_model.parameters(found, ema)
+    architecture, lora = FAMILIES[config_json.family(model)].architecture, stored_model.lora(found)
     if lora is None and merged:
         raise SpecError(f"step {found.step} holds a whole model, no adapters to be merged; leave --merged out")
     if lora is not None and merged:
         at = model if base is None else model.model_copy(update={"init_from": base})
         params = merge.parameters(at, lora, found.meta.get("base"), params, f"step {found.step} of {folder}")
-    beside = carried.kept(folder)
+    beside = saved_tokenizer.kept(folder)
     if lora is None or merged:
         files = save.save(to, model, params, beside=beside)
     else:
@@ -88,7 +88,7 @@ def export(
 
 
 def _model(found: StoredStep) -> Published:
-    model = trained.model(found)
+    model = stored_model.model(found)
     if not isinstance(model, Published):
         raise SpecError(f"train.model.kind = {model.kind} has no Hugging Face form; decoder, gpt2 and vit have one")
     return model

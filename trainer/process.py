@@ -19,9 +19,9 @@ from jaxlaunch.trainer import distributed
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.errors import SpecError, TrainerError, said
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.plugin import load
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS, TrainSpec, over_task, task_name
 from jaxlaunch.trainer.task import Task, defaults, make
+from jaxlaunch.trainer.user_code import load
 
 
 def print_result(find: Callable[[], Mapping[str, Any]]) -> int:

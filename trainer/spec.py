@@ -540,7 +540,7 @@ class Checkpoint(Block):
     """
 
     path: Place | None = Field(
-        None, description="a folder or gs://, s3:// URL; default the run folder, or the profile's volume"
+        None, description="a folder or gs://, s3:// URL; default the run folder, or the volume of the cluster defaults"
     )
     every: Positive | None = Field(500, description="steps between saves; null: only at the end")
     keep: Positive = Field(3, description="newest verified steps kept")

@@ -16,7 +16,7 @@ from flax import nnx
 from jax import Array
 
 from jaxlaunch import contract
-from jaxlaunch.trainer import plugin
+from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.data.source import Source
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.spec import TrainSpec
@@ -64,15 +64,15 @@ def defaults(name: str, found: Any) -> Mapping[str, Any]:
     """The train block that the task class `found` brings. Raises SpecError where its `defaults` are no mapping."""
     given = getattr(found, "defaults", {})
     if not isinstance(given, Mapping):
-        raise SpecError(f"train.task = {name}: its defaults are {plugin.kind(given)}, not a dict of keys of train")
+        raise SpecError(f"train.task = {name}: its defaults are {user_code.kind(given)}, not a dict of keys of train")
     return given
 
 
 def make(name: str, found: Any) -> Task:
     """The task of the class `found`, which `name` (`module:Name`) names. Raises SpecError for what is no task."""
     if not isinstance(found, type):
-        raise SpecError(f"train.task = {name} is {plugin.kind(found)}, not a class with {_listed(PARTS)}")
-    if issubclass(found, nnx.Module) or plugin.is_linen(found):
+        raise SpecError(f"train.task = {name} is {user_code.kind(found)}, not a class with {_listed(PARTS)}")
+    if issubclass(found, nnx.Module) or user_code.is_linen(found):
         hint = "a task's `model` makes one; with a task of ours name it as train.model.kind"
         raise SpecError(f"train.task = {name} is a model, not a task: {hint}")
     if missing := [part for part in PARTS if not callable(getattr(found, part, None))]:
@@ -90,9 +90,11 @@ def checked_model(name: str, model: Any) -> nnx.Module:
     if isinstance(model, nnx.Module):
         return model
     hint = (
-        "; return jaxlaunch.trainer.models.foreign.Linen(module, inputs, rngs=rngs)" if plugin.is_linen(model) else ""
+        "; return jaxlaunch.trainer.models.foreign.Linen(module, inputs, rngs=rngs)"
+        if user_code.is_linen(model)
+        else ""
     )
-    raise SpecError(f"{name}: model returned {plugin.kind(model)}, not a flax.nnx.Module{hint}")
+    raise SpecError(f"{name}: model returned {user_code.kind(model)}, not a flax.nnx.Module{hint}")
 
 
 def check_arrays(name: str, model: nnx.Module) -> None:
@@ -102,13 +104,15 @@ def check_arrays(name: str, model: nnx.Module) -> None:
         where = ".".join(str(getattr(key, "key", key)) for key in path)
         value = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
         if not isinstance(leaf, nnx.Variable) or isinstance(value, str):
-            what = plugin.kind(value)
+            what = user_code.kind(value)
             raise SpecError(f"{name}: the model's {where} is {what}; make it nnx.Param(array), or nnx.Variable(array)")
         if isinstance(leaf, nnx.Param) and not jnp.issubdtype(value.dtype, jnp.inexact):
             what = f"{value.dtype}{list(value.shape)} in an nnx.Param"
             raise SpecError(f"{name}: the model's {where} is {what}; only floats are trained, so make it nnx.Variable")
     if not any(isinstance(leaf, nnx.Param) for _, leaf in leaves):
-        raise SpecError(f"{name}: the model, {plugin.kind(model)}, has no parameters; make them nnx.Param in __init__")
+        raise SpecError(
+            f"{name}: the model, {user_code.kind(model)}, has no parameters; make them nnx.Param in __init__"
+        )
 
 
 def checked_source(spec: TrainSpec, source: Any) -> Source | None:
@@ -120,12 +124,12 @@ def checked_source(spec: TrainSpec, source: Any) -> Source | None:
         return None
     if not isinstance(source, Source):
         needed = "a source has __len__, __getitem__ and fingerprint (jaxlaunch.trainer.data.source)"
-        raise SpecError(f"{spec.task}: source returned {plugin.kind(source)}; {needed}")
+        raise SpecError(f"{spec.task}: source returned {user_code.kind(source)}; {needed}")
     workers = getattr(spec.data, "workers", None)
     if workers and getattr(source, "workers", 0) != workers:
         raise SpecError(
-            f"{spec.task}: source returned {plugin.kind(source)}, which the {workers} processes of train.data.workers "
-            "do not read; they read what data.source: torch opens. Remove data.workers, or return "
+            f"{spec.task}: source returned {user_code.kind(source)}, which the {workers} processes of "
+            "train.data.workers do not read; they read what data.source: torch opens. Remove data.workers, or return "
             "jaxlaunch.trainer.data.sources.open.open_source(spec, split)"
         )
     return source
@@ -144,7 +148,7 @@ def checked_loss(name: str, loss: Any) -> Loss | Array:
         _check_scalar(name, f"Loss.{part} is", getattr(loss, part), "it is the sum over the batch")
     _check_real(name, "Loss.sum is", loss.sum)
     if not isinstance(loss.metrics, Mapping):
-        raise SpecError(f"{name}: Loss.metrics is {plugin.kind(loss.metrics)}, not a dict {{name: (sum, weight)}}")
+        raise SpecError(f"{name}: Loss.metrics is {user_code.kind(loss.metrics)}, not a dict {{name: (sum, weight)}}")
     for metric, pair in loss.metrics.items():
         _check_name(name, metric)
         if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -164,16 +168,16 @@ def checked_logits(model: Any, logits: Any, label: Array) -> Array:
     if isinstance(logits, tuple | list):
         what = f"a {type(logits).__name__} of {len(logits)}"
     else:
-        what = f"{logits.dtype}{list(logits.shape)}" if is_array else plugin.kind(logits)
+        what = f"{logits.dtype}{list(logits.shape)}" if is_array else user_code.kind(logits)
     wanted = f"[{', '.join(map(str, label.shape))}, classes]"
-    with plugin.placed(made):
-        raise SpecError(f"the model, {plugin.kind(made)}, returned {what}; return real logits {wanted}, an array")
+    with user_code.placed(made):
+        raise SpecError(f"the model, {user_code.kind(made)}, returned {what}; return real logits {wanted}, an array")
 
 
 def _check_name(name: str, metric: Any) -> None:
     """Records hold a task's metrics beside the trainer's own, by name."""
     if not isinstance(metric, str):
-        raise SpecError(f"{name}: the name of metric {metric!r} is {plugin.kind(metric)}, not text")
+        raise SpecError(f"{name}: the name of metric {metric!r} is {user_code.kind(metric)}, not text")
     if not metric.strip() or not metric.isprintable():
         raise SpecError(f"{name}: a metric is named {metric!r}; name it in one line of text, as 'accuracy'")
     if metric in contract.RESERVED_METRICS or metric.startswith(contract.HELD_OUT):
@@ -200,7 +204,7 @@ def _is_number(value: Any) -> bool:
 def _described(value: Any) -> str:
     """`an array of shape [128]`, `a dict`."""
     if not _is_number(value):
-        return plugin.kind(value)
+        return user_code.kind(value)
     return f"an array of shape {list(np.shape(value))}" if np.shape(value) else f"the number {value}"
 
 

@@ -23,18 +23,18 @@ import numpy as np
 
 from jaxlaunch import contract
 from jaxlaunch.contract import Key
-from jaxlaunch.trainer import plugin, preflight
-from jaxlaunch.trainer.checkpoint import carried
+from jaxlaunch.trainer import preflight, user_code
+from jaxlaunch.trainer.checkpoint import saved_tokenizer
 from jaxlaunch.trainer.checkpoint.attempt import Attempt
 from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary
 from jaxlaunch.trainer.checkpoint.reader import BEST
 from jaxlaunch.trainer.checkpoint.store import Store
+from jaxlaunch.trainer.data.example_log import Trace
 from jaxlaunch.trainer.data.examples import Check
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
 from jaxlaunch.trainer.data.prefetch import Prefetcher
 from jaxlaunch.trainer.data.source import Ordered, Source
 from jaxlaunch.trainer.data.sources.open import baselines, tokenizer_files
-from jaxlaunch.trainer.data.trace import Trace
 from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.errors import NotFiniteError, SpecError
 from jaxlaunch.trainer.generate.samples import Samples
@@ -97,7 +97,7 @@ class Run(Attempt[TrainState]):
         preflight.check_folder(self.folder)
         preflight.check_cache(spec)
         opened = {split: task.source(spec, split) for split in SPLITS}
-        with plugin.placed(type(task).source):
+        with user_code.placed(type(task).source):
             train_set, eval_set = (checked_source(spec, opened[split]) for split in SPLITS)
         if train_set is None:
             raise SpecError(f"{spec.task} has no training data")
@@ -274,7 +274,7 @@ class Run(Attempt[TrainState]):
     def _carry(self) -> None:
         """Puts the tokenizer's files beside the checkpoints, once this run is not refused."""
         if files := tokenizer_files(self.spec.data):
-            on_primary(partial(carried.keep, self.folder, files))
+            on_primary(partial(saved_tokenizer.keep, self.folder, files))
 
     def _compile(self, start: int) -> float | None:
         """Compiles every step ahead of time, for batches like the first; returns the FLOPs of a train step."""

@@ -3,7 +3,7 @@
 Why one would: the loop exists already, is not JAX's usual one, or is to stay free of everything but JAX. What it owes
 the gang is one line, `jax.distributed.initialize()`, which the agent has set the environment for; what it gets is two
 hosts that start, fail and end together. `jaxlaunch.report` is a line more. It is importable in every image, since the
-agent brings it, and tells how far the program is: a hang is then found within the budget of its phase and named with
+agent brings it, and tells how far the program is: a hang is then found within the timeout of its phase and named with
 its step, `launcher status` shows step and loss, and the work that a restart loses is counted. Without it the agent
 knows only that the processes live. Saving stays the program's own: `jaxlaunch.run` is a loop that has it, in gan.py.
 In this folder: `launcher run mine.yaml`. It is the program of docs/your-script.md, which also has it on a cluster.

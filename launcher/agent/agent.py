@@ -25,8 +25,8 @@ from jaxlaunch.launcher.agent.io import cgroup
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.output import OutputStream
 from jaxlaunch.launcher.agent.leader import unfinished
-from jaxlaunch.launcher.agent.leader.herald import Herald
 from jaxlaunch.launcher.agent.leader.leader import Leader
+from jaxlaunch.launcher.agent.leader.pod_log import PodLog
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
@@ -69,9 +69,9 @@ class Agent:
         )
         self._leader: Leader | None = None
         if clock is not None:
-            herald = Herald(config.generation, self._write_log_line if config.is_pod else None)
+            pod_log = PodLog(config.generation, self._write_log_line if config.is_pod else None)
             self._leader = Leader(
-                config, self._loop, hello, clock, self._run_folder, herald, say=self.say, finish=self._finish
+                config, self._loop, hello, clock, self._run_folder, pod_log, say=self.say, finish=self._finish
             )
 
         if copier is not None:
@@ -138,7 +138,7 @@ class Agent:
             member = self._member
             statuses = [child.progress.status for child in member.processes.children.values()]
             reported = unfinished.Reported.of(member.gang, member.attempt, self._started)
-            unfinished.bury(self._run_folder, self._config, reported, statuses, verdict)
+            unfinished.record_lost_leader(self._run_folder, self._config, reported, statuses, verdict)
 
     def _child_sockets(self) -> Sequence[str]:
         return [child.metrics_path for child in self._member.processes.alive()]

@@ -16,16 +16,16 @@ from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.doctor import checks, finding
 from jaxlaunch.launcher.doctor.finding import Finding
 from jaxlaunch.launcher.doctor.target import Checkpoints, Target
+from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job import profile
 from jaxlaunch.launcher.job.load import JobFile
 from jaxlaunch.launcher.job.volumes import Claim
-from jaxlaunch.launcher.lifecycle import cluster_profile
+from jaxlaunch.launcher.lifecycle import cluster_defaults
 from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.manifests import gang_secret
 from jaxlaunch.launcher.manifests.prepare import prepare
 from jaxlaunch.launcher.manifests.resolve import ResolvedJob
-from jaxlaunch.launcher.plan import estimate, room, shapes
+from jaxlaunch.launcher.plan import checkpoint_space, estimate, shapes
 from jaxlaunch.launcher.wording import count
 
 # Stands in for a job where none is named: it asks for nothing that a cluster may lack.
@@ -43,7 +43,7 @@ _TEXT_AT = 26  # the column where findings begin
 @click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
 @options.place("Where jobs are to run. [default: the job's, else the context's]")
 @click.option("-q", "--queue", help="A LocalQueue. [default: the job's, else the cluster defaults']")
-@options.profile("the cluster's ConfigMap jaxlaunch")
+@options.defaults("the cluster's ConfigMap jaxlaunch")
 @options.form("text", "json", "yaml")
 def doctor_command(
     job_file: Path | None,
@@ -51,7 +51,7 @@ def doctor_command(
     namespace: str | None,
     context: str | None,
     queue: str | None,
-    profile_file: Path | None,
+    defaults_file: Path | None,
     form: str,
 ) -> int:
     """Check that the cluster can run JOB_FILE, or any job.
@@ -66,8 +66,8 @@ def doctor_command(
     where = file.spec.namespace or cluster.namespace
     found = checks.check_server(cluster)
     if finding.exit_code(found) == 0:
-        defaults = profile.load(profile_file) if profile_file is not None else cluster_profile.find(cluster, where)[0]
-        job, manifests = prepare(file, defaults)
+        known = cluster_defaults.find(cluster, where)[0] if defaults_file is None else defaults.load(defaults_file)
+        job, manifests = prepare(file, known)
         if file.spec.gang_secret:
             manifests.append(gang_secret.made(manifests[0]))
         sizes = partial(_checkpoints, job, file.folder)
@@ -83,13 +83,13 @@ def doctor_command(
 def _file(job_file: Path | None, overrides: tuple[str, ...], given: Mapping[str, str]) -> JobFile:
     """The job, in the namespace and queue that are given; the smallest where no file is named."""
     if job_file is not None:
-        return jobs.read(job_file, (*overrides, *(f"{key}={value}" for key, value in given.items())))
+        return jobs.read(job_file, (*overrides, *(f"{key}={value}" for key, value in given.items())), output.say)
     return jobs.read_text(SMALLEST + "".join(f"{key}: {value}\n" for key, value in given.items()), "the smallest job")
 
 
 def _checkpoints(job: ResolvedJob, base: Path) -> Checkpoints | None:
     """What the job's checkpoints take of a claim, by the trainer's own shapes; None where they are on none."""
-    volume = room.volume_of(job)
+    volume = checkpoint_space.volume_of(job)
     if not isinstance(volume, Claim) or job.spec.train is None or not trainer_process.is_installed():
         return None
     traced = shapes.of(job.spec, job.spec.train, base)

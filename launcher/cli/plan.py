@@ -11,13 +11,13 @@ import click
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cli.validate import lines, summarize
 from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job import profile
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.manifests.prepare import prepare
 from jaxlaunch.launcher.manifests.resolve import ResolvedJob
-from jaxlaunch.launcher.plan import estimate, room, shapes
+from jaxlaunch.launcher.plan import checkpoint_space, estimate, shapes
 from jaxlaunch.launcher.plan.notes import notes
 from jaxlaunch.launcher.wording import count, size
 from jaxlaunch.trainer.spec import TrainSpec
@@ -27,12 +27,12 @@ NO_FIT = 2  # the training does not fit, and the user can change it
 
 @click.command("plan")
 @options.job
-@options.profile("none")
+@options.defaults("none")
 @click.option("--sharding", is_flag=True, help="List every parameter, and which axes of the mesh split it.")
 @click.option("--compile", "compiled", is_flag=True, help="Compile the step for virtual CPU devices, and ask XLA.")
 @options.form("text", "json", "yaml")
 def plan_command(
-    job_file: Path, overrides: tuple[str, ...], profile_file: Path | None, sharding: bool, compiled: bool, form: str
+    job_file: Path, overrides: tuple[str, ...], defaults_file: Path | None, sharding: bool, compiled: bool, form: str
 ) -> int:
     """Estimate the memory that JOB_FILE needs, and whether it fits.
 
@@ -41,9 +41,9 @@ def plan_command(
     The bytes come from tracing the trainer here on virtual devices; nothing is allocated.
     The exit code is 2 where the training cannot fit.
     """
-    defaults = profile.load(profile_file)
-    file = jobs.read(job_file, overrides)
-    job, manifests = prepare(file, defaults)
+    known = defaults.load(defaults_file)
+    file = jobs.read(job_file, overrides, output.say)
+    job, manifests = prepare(file, known)
     found = _shapes(job.spec, file.folder, sharding=sharding, compiled=compiled)
     answer: dict[str, Any] = {**summarize(job.spec), "memory": None}
     if found is not None and job.spec.train is not None:
@@ -76,7 +76,7 @@ def _memory(job: ResolvedJob, train: TrainSpec, found: Mapping[str, Any], base: 
     low, high = estimate.together(found)
     judged = estimate.verdict(job.spec, train, found, job.node_labels)
     of_all = {"together": [low, high], "fits": judged.fits, "says": judged.says, "hint": judged.hint}
-    has = room.of(job, base)
+    has = checkpoint_space.of(job, base)
     checkpoints = estimate.checkpoints(train, has.folder, found) | {"room": has.bytes, "room_says": has.says}
     return {**found, **of_all, "checkpoints": checkpoints}
 

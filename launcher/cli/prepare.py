@@ -30,7 +30,7 @@ def prepare_command(
     by what it was made of: files, tokenizer, packing. After an interruption it resumes; what is there already is
     verified to the byte. Prints how many documents and tokens there are, how long they are, and how full the rows.
     """
-    job = jobs.load(job_file, overrides)
+    job = jobs.load(job_file, overrides, output.say)
     if job.train is None:
         raise UserError("prepare reads train.data; this job has a command.")
     if not trainer_process.is_installed():

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 import click
 
 from jaxlaunch.contract import PROFILE_STEPS
-from jaxlaunch.launcher import profiling
+from jaxlaunch.launcher import profile_requests
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.local import run_folders
-from jaxlaunch.launcher.profiling import Answer
+from jaxlaunch.launcher.profile_requests import Answer
 
 
 @click.command("profile")
@@ -27,7 +27,7 @@ def profile_command(run: str, namespace: str | None, context: str | None, steps:
     cluster: always with -n or --context, else if there is no such folder. The job is not interrupted; the trace is
     written to its run folder.
     """
-    answers = profiling.profile(_agents(run, namespace, context), steps, output.say)
+    answers = profile_requests.profile(_agents(run, namespace, context), steps, output.say)
     if form == "json":
         output.data({"ranks": {str(rank): one for rank, one in answers.items()}}, form)
     else:
@@ -36,17 +36,17 @@ def profile_command(run: str, namespace: str | None, context: str | None, steps:
         raise UserError("\n".join(["No rank was profiled.", *_why(answers)]))
 
 
-def _agents(run: str, namespace: str | None, context: str | None) -> list[profiling.Agent]:
+def _agents(run: str, namespace: str | None, context: str | None) -> list[profile_requests.Agent]:
     is_remote = namespace is not None or context is not None
     if not is_remote and (folder := run_folders.find(run)) is not None:
-        return profiling.here(folder)
+        return profile_requests.here(folder)
     try:
         cluster = Cluster.connect(context, output.say)
     except ClusterError as error:
         if is_remote:
             raise
         raise UserError(f"There is no run folder {run} or runs/{run} here, and no cluster: {error.message}") from None
-    return profiling.on_cluster(cluster, namespace or cluster.namespace, run)
+    return profile_requests.on_cluster(cluster, namespace or cluster.namespace, run)
 
 
 def _lines(answers: Mapping[int, Answer]) -> Iterator[str]:

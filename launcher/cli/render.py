@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job import profile
 from jaxlaunch.launcher.manifests import gang_secret
 from jaxlaunch.launcher.manifests.prepare import prepare
 
@@ -16,16 +16,16 @@ from jaxlaunch.launcher.manifests.prepare import prepare
 @click.command()
 @options.job
 @click.option("-n", "--namespace", help="Where it is to run. [default: the job's]")
-@options.profile("none")
-def render(job_file: Path, overrides: tuple[str, ...], namespace: str | None, profile_file: Path | None) -> None:
+@options.defaults("none")
+def render(job_file: Path, overrides: tuple[str, ...], namespace: str | None, defaults_file: Path | None) -> None:
     """Print JOB_FILE as Kubernetes manifests.
 
     Does not contact a cluster. The same job, code and cluster defaults give the same text:
     `launcher render job.yaml | kubectl apply -f -`.
     """
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")
-    defaults = profile.load(profile_file)
-    file = jobs.read(job_file, overrides)
-    output.documents(prepare(file, defaults).manifests)
+    known = defaults.load(defaults_file)
+    file = jobs.read(job_file, overrides, output.say)
+    output.documents(prepare(file, known).manifests)
     if file.spec.gang_secret:
         output.say(gang_secret.instruction(file.spec.name))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from jaxlaunch.launcher.cli import output
-from jaxlaunch.launcher.job import reference
+from jaxlaunch.launcher.cli import job_reference, output
 
 
 @click.command()
@@ -16,6 +15,6 @@ def schema(markdown: bool) -> None:
     Editors complete and check by it: put `# yaml-language-server: $schema=FILE` at the top of a job.
     """
     if markdown:
-        output.show(reference.markdown().removesuffix("\n"))
+        output.show(job_reference.markdown().removesuffix("\n"))
     else:
-        output.data(reference.json_schema(), "json")
+        output.data(job_reference.json_schema(), "json")

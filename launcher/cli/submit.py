@@ -14,12 +14,12 @@ from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.doctor import precheck
 from jaxlaunch.launcher.errors import ApiError, Unreachable, UserError
+from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job import profile
-from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.kube.kinds import JOBSETS
 from jaxlaunch.launcher.kube.objects import Obj
-from jaxlaunch.launcher.lifecycle import cluster_profile
+from jaxlaunch.launcher.lifecycle import cluster_defaults
 from jaxlaunch.launcher.lifecycle.submit import Submission, Submitted
 from jaxlaunch.launcher.lifecycle.wait import Timeout, Waiting, quietly
 from jaxlaunch.launcher.logs import follow, lines, pods
@@ -41,7 +41,7 @@ class Submit(click.Command):
 @click.command(cls=Submit)
 @options.job
 @options.place("Where it runs. [default: the job's, else the context's]")
-@options.profile("the cluster's ConfigMap jaxlaunch")
+@options.defaults("the cluster's ConfigMap jaxlaunch")
 @click.option(
     "--dry-run",
     type=click.Choice(["client", "server"]),
@@ -59,7 +59,7 @@ def submit(
     overrides: tuple[str, ...],
     namespace: str | None,
     context: str | None,
-    profile_file: Path | None,
+    defaults_file: Path | None,
     dry_run: str | None,
     is_following: bool,
     is_waiting: bool,
@@ -75,14 +75,14 @@ def submit(
     """
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")
     is_watching = is_waiting or is_following
-    limit_s, file = _seconds(timeout, is_watching), jobs.read(job_file, overrides)
-    if dry_run == "client" and profile_file is not None:
-        output.documents(prepare(file, profile.load(profile_file)).manifests)
+    limit_s, file = _seconds(timeout, is_watching), jobs.read(job_file, overrides, output.say)
+    if dry_run == "client" and defaults_file is not None:
+        output.documents(prepare(file, defaults.load(defaults_file)).manifests)
         return 0
     cluster = Cluster.connect(context, output.say)
     where = file.spec.namespace or cluster.namespace
-    defaults = _found(cluster, where) if profile_file is None else profile.load(profile_file)
-    manifests = prepare(file, defaults, where).manifests
+    known = _found(cluster, where) if defaults_file is None else defaults.load(defaults_file)
+    manifests = prepare(file, known, where).manifests
     if dry_run == "client":
         output.documents(manifests)
         return 0
@@ -112,7 +112,7 @@ def _seconds(timeout: str | None, is_watching: bool) -> float | None:
 
 def _found(cluster: Cluster, namespace: str) -> ClusterDefaults:
     """The cluster's own defaults; reports where they are, because the job is checked against them."""
-    found, where = cluster_profile.find(cluster, namespace)
+    found, where = cluster_defaults.find(cluster, namespace)
     if where is not None:
         output.say(f"the cluster defaults are in {where}")
     return found

@@ -26,7 +26,7 @@ def validate(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
     Needs no cluster and no accelerator. KEY=VALUE sets a key, as in train.steps=100. Every error is reported
     at once, with its line; the exit code is then 2.
     """
-    job = jobs.load(job_file, overrides)
+    job = jobs.load(job_file, overrides, output.say)
     summary = summarize(job)
     if form in ("json", "yaml"):
         output.data(summary, form)

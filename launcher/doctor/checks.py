@@ -16,7 +16,7 @@ from jaxlaunch.launcher.doctor import controllers, namespace, network, nodes, qu
 from jaxlaunch.launcher.doctor.finding import Finding, Findings, fail_admin, unknown
 from jaxlaunch.launcher.doctor.target import Obj, Target
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
-from jaxlaunch.launcher.kube import kinds, trim
+from jaxlaunch.launcher.kube import kept_fields, kinds
 from jaxlaunch.launcher.kube.kinds import Kind
 from jaxlaunch.launcher.kube.labels import NAME_LABEL, OWN_LABEL
 from jaxlaunch.launcher.kube.objects import template
@@ -209,7 +209,7 @@ def _pod(target: Target) -> Obj:
 
 
 def _nodes(target: Target) -> Findings:
-    listed = target.cluster.list(kinds.NODES, keep=trim.node)
+    listed = target.cluster.list(kinds.NODES, keep=kept_fields.node)
     yield nodes.accelerators(listed)
     if missing := target.unrequested:
         yield nodes.unrequested(missing, is_known=target.defaulted is not None)

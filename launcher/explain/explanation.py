@@ -160,13 +160,13 @@ def restarts_line(status: JobStatus) -> str:
     and how many preemptions in a row were without progress."""
     restarts = status.restarts
     verb = "counts" if restarts.charged == 1 else "count"
-    text = f"restarts: {restarts.total}, of which {restarts.charged} {verb} against the limit of {restarts.budget}"
+    text = f"restarts: {restarts.total}, of which {restarts.charged} {verb} against the limit of {restarts.limit}"
     if restarts.by_cause:
         text += "; attempts ended by " + ", ".join(
             f"{cause} {many}" for cause, many in sorted(restarts.by_cause.items())
         )
     if restarts.preempted:
-        of = "" if restarts.preempted_budget is None else f" of {restarts.preempted_budget}"
+        of = "" if restarts.preempted_limit is None else f" of {restarts.preempted_limit}"
         text += f"; {restarts.preempted}{of} preemptions in a row without a newly saved step"
     return text
 

@@ -122,7 +122,7 @@ def crash_loop(snapshot: Snapshot) -> Answer | None:
         or _is_beyond(status, last)
     ):
         return None
-    used = f"{status.restarts.charged} of {status.restarts.budget} restarts are used up"
+    used = f"{status.restarts.charged} of {status.restarts.limit} restarts are used up"
     why = f"; last: {last.result}: {one_line(last.verdict.message)}" if last else ""
     if (evicted := excess_before(snapshot)) is not None:
         why += f"; {evicted}"

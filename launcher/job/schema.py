@@ -157,11 +157,11 @@ class Restarts(Block):
     )
 
 
-class Budgets(Block):
+class Timeouts(Block):
     """Timeouts: how long a phase may take before it counts as a hang. null: none.
 
     ```yaml
-    budgets:
+    timeouts:
       compile: 1h     # a large model
       step: 5m        # fixed; auto follows the median
       pending: 2h     # give up when no node is free by then
@@ -311,7 +311,7 @@ class JobSpec(Block):
     ttl: Duration | None = Field(
         "3d", validate_default=True, description="how long a finished job is kept; null: without limit"
     )
-    budgets: Budgets = Field(Budgets(), description="timeout of each phase")
+    timeouts: Timeouts = Field(Timeouts(), description="timeout of each phase")
     logs: Logs = Field(Logs(), description="how much of the output is kept in addition to the pods' own logs")
     volumes: list[Volume] = Field([], description="storage, mounted in every pod; `run` maps each to a folder")
     env: dict[Variable, Text] = Field({}, description="environment variables, values as written; no credentials")
@@ -401,10 +401,10 @@ class JobSpec(Block):
             processes_per_host=self.process_count_per_host,
             platform=platform,
             devices_per_process=self.devices_per_process,
-            budgets_s=self.budgets.seconds(),
-            crash_budget=self.restarts.crash,
-            in_place_budget=self.restarts.in_place,
-            preempted_budget=None if self.restarts.preempted == "unlimited" else self.restarts.preempted,
+            timeouts_s=self.timeouts.seconds(),
+            crash_limit=self.restarts.crash,
+            in_place_limit=self.restarts.in_place,
+            preempted_limit=None if self.restarts.preempted == "unlimited" else self.restarts.preempted,
             grace_s=self.grace,
             deadline_s=self.deadline,
             metrics_port=metrics_port,

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from jaxlaunch.contract import ANNOTATION
-from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ApiError, ClusterError
 from jaxlaunch.launcher.kube.kinds import JOBSETS

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from jaxlaunch.launcher.cluster.client import Cluster
-from jaxlaunch.launcher.kube import labels, trim
+from jaxlaunch.launcher.kube import kept_fields, labels
 from jaxlaunch.launcher.kube.kinds import JOBSETS, PODS, WORKLOADS
 from jaxlaunch.launcher.kube.labels import NAME_LABEL
 from jaxlaunch.launcher.kube.objects import Obj, is_suspended, template
@@ -20,7 +20,7 @@ class Stopped(NamedTuple):
     """How a stop ended."""
 
     is_over: bool  # no pod is left
-    pods: tuple[Obj, ...]  # each as it was seen last, as launcher/kube/trim leaves it
+    pods: tuple[Obj, ...]  # each as it was seen last, as launcher/kube/kept_fields leaves it
 
 
 def grace_s(jobset: Obj) -> float:
@@ -89,7 +89,7 @@ class Leaving:
         return Stopped(not self._left, tuple(self._pods.values()))
 
     def _look(self) -> tuple[set[str], str]:
-        pods, since = self._cluster.listed(PODS, self._namespace, self._labels, keep=trim.pod)
+        pods, since = self._cluster.listed(PODS, self._namespace, self._labels, keep=kept_fields.pod)
         self._pods |= {pod["metadata"]["uid"]: pod for pod in pods}
         return _living(pods), since
 
@@ -97,7 +97,7 @@ class Leaving:
         watched = self._cluster.watch(PODS, self._namespace, labels=self._labels, since=self._since, limit_s=limit_s)
         for event, pod in watched:
             if "status" in pod:  # else it was deleted while the watch was interrupted: only its name is known
-                self._pods[pod["metadata"]["uid"]] = trim.pod(pod)
+                self._pods[pod["metadata"]["uid"]] = kept_fields.pod(pod)
             if event == "DELETED" or not _living([pod]):
                 self._left.discard(pod["metadata"]["uid"])
             if not self._left:

@@ -17,7 +17,7 @@ from jaxlaunch.launcher.agent.leader.run_folder import AGENTS, ATTEMPTS, RunFold
 from jaxlaunch.launcher.agent.leader.summary import FILE, Summary, stands, stored
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.local import ending, strays
+from jaxlaunch.launcher.local import ending, orphans
 
 KEPT = ".earlier"
 JOB = "job.yaml"
@@ -36,7 +36,7 @@ class Earlier:
     def keep(self) -> None:
         """Keeps the record, where that run has done anything. Links, no copies: what replaces a file leaves the link,
         and what appends to one is cut off again."""
-        strays.end(self._uid)  # of agents that were killed: they would write beside this run's
+        orphans.end(self._uid)  # of agents that were killed: they would write beside this run's
         if (self._kept / _SIZES).exists():  # of a launcher that was killed
             self._decide()
         ending.close(RunFolder(self._folder, lambda text: None))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.verdict import Verdict, of_code
-from jaxlaunch.launcher.agent.leader import history, report, unfinished
+from jaxlaunch.launcher.agent.leader import history, reported_fields, unfinished
 from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.summary import Of, Summary, stored
@@ -33,7 +33,7 @@ def ended(
         folder.append(record)
         records.append(record)
         found = dataclasses.replace(found, verdict=Verdict.from_json(record.verdict), of=open_attempt[1])
-        found = dataclasses.replace(found, seconds=report.carried(records, time.time(), started))
+        found = dataclasses.replace(found, seconds=reported_fields.carried(records, time.time(), started))
     elif found.verdict is None:  # it was killed after the record of its attempt
         last = Verdict.from_json(records[-1].verdict)
         found = dataclasses.replace(found, verdict=_verdict(codes, found, True) if is_stopped else last)
@@ -56,7 +56,7 @@ def close(folder: RunFolder) -> None:
     records = unfinished.settle(folder, uid)
     if records:
         verdict = Verdict.from_json(records[-1].verdict)
-        seconds = report.carried(records, found.of.at)
+        seconds = reported_fields.carried(records, found.of.at)
         restarts = history.restarts_by_cause(records)
         dataclasses.replace(found, verdict=verdict, restarts=restarts, seconds=seconds).write(folder)
 

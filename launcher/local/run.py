@@ -30,7 +30,7 @@ from jaxlaunch.launcher.agent.leader.summary import Summary
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.local import ending, folders, strays
+from jaxlaunch.launcher.local import ending, folders, orphans
 from jaxlaunch.launcher.local.earlier import JOB, Earlier
 from jaxlaunch.launcher.local.lock import Lock, locked
 from jaxlaunch.launcher.local.paths import Paths, of
@@ -234,7 +234,7 @@ def generations(
         if signals.received:
             gang.signal(signal.SIGTERM)  # it came while they were started
         codes = gang.follow(show)
-        strays.end(environ[contract.UID])
+        orphans.end(environ[contract.UID])
         summary = ending.ended(
             folder,
             environ[contract.UID],

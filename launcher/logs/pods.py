@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang import forms, log_lines
+from jaxlaunch.launcher.agent.gang import log_lines, record_checks
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ApiError
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
@@ -47,8 +47,8 @@ EVERYTHING = Window()
 
 def processes_per_host(jobset: Obj) -> int:
     """As the JobSet's environment says; 1 for a JobSet of another tool."""
-    count = (forms.read(hosts.environment(jobset).get(contract.JOB) or "{}") or {}).get("processes_per_host")
-    return count if forms.whole(count) and count else 1
+    count = (record_checks.read(hosts.environment(jobset).get(contract.JOB) or "{}") or {}).get("processes_per_host")
+    return count if record_checks.whole(count) and count else 1
 
 
 def source(jobset: Obj, host: Host) -> Source:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxlaunch.accelerators import Platform
-from jaxlaunch.launcher.job.profile import Gib, Prometheus, Tcpxo
+from jaxlaunch.launcher.job.defaults import Gib, Prometheus, Tcpxo
 from jaxlaunch.launcher.job.schema import Network, Rdma
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
 from jaxlaunch.launcher.manifests.platforms import eks, gke, runtime

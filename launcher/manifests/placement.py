@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxlaunch.accelerators import KNOWN
-from jaxlaunch.launcher.job.profile import Nodes as ClusterNodes
+from jaxlaunch.launcher.job.defaults import Nodes as ClusterNodes
 from jaxlaunch.launcher.job.schema import Accelerator, Capacity, Network, Placement, Reservation, Toleration
 from jaxlaunch.launcher.kube.labels import PREFERRED_TOPOLOGY, REQUIRED_TOPOLOGY, SLICE_SIZE, SLICE_TOPOLOGY
 from jaxlaunch.launcher.manifests.platforms import eks, gke, table

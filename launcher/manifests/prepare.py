@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jaxlaunch.launcher.errors import Fault, JobFaults, KeyPath
+from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.load import JobFile
-from jaxlaunch.launcher.job.profile import ClusterDefaults
 from jaxlaunch.launcher.kube import objects, pod_validation
 from jaxlaunch.launcher.manifests import bundle, jobset, platform_checks
 from jaxlaunch.launcher.manifests.resolve import ResolvedJob, resolve

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxlaunch.accelerators import GPUS
 from jaxlaunch.launcher.errors import KeyPath
-from jaxlaunch.launcher.job.profile import CheckpointUrl, ClusterDefaults, Gib, Profile, Prometheus, Tcpxo
+from jaxlaunch.launcher.job.defaults import CheckpointUrl, ClusterDefaults, Defaults, Gib, Prometheus, Tcpxo
 from jaxlaunch.launcher.job.schema import JobSpec, Network
 from jaxlaunch.launcher.job.volumes import Volume
 from jaxlaunch.launcher.manifests import network, placement, volumes
@@ -118,14 +118,14 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
     )
 
 
-def _network_env(job: JobSpec, connected: Network, where: Where, given: Profile) -> dict[str, str]:
+def _network_env(job: JobSpec, connected: Network, where: Where, given: Defaults) -> dict[str, str]:
     # A job sets NCCL's plugins up itself by a variable, or by gIB's folder in its pod or command.
     brings_gib = "NCCL_NET" in {*job.env, *job.secrets} or gke.GIB_FOLDER.value in f"{job.pod} {job.command}"
     has_hugepages, kind = job.resources.hugepages is not None, job.accelerator.type
     return network.environment(connected, where, kind, given.tcpxo, has_hugepages=has_hugepages, brings_gib=brings_gib)
 
 
-def _filled(job: JobSpec, given: Profile) -> Iterator[tuple[KeyPath, KeyPath]]:
+def _filled(job: JobSpec, given: Defaults) -> Iterator[tuple[KeyPath, KeyPath]]:
     """Where the values come from that the cluster defaults give and the job does not."""
     for key in ("platform", "image", "queue", "service_account"):
         if not getattr(job, key) and key in given.model_fields_set:
@@ -138,12 +138,12 @@ def _filled(job: JobSpec, given: Profile) -> Iterator[tuple[KeyPath, KeyPath]]:
         yield ("train", "compile_cache"), ("compile_cache",)
 
 
-def _network(job: JobSpec, given: Profile) -> Network:
+def _network(job: JobSpec, given: Defaults) -> Network:
     """The job's; else the cluster's for its accelerator."""
     return job.network if "network" in job.model_fields_set else given.network.get(job.accelerator.type, job.network)
 
 
-def _checkpoints(job: JobSpec, given: Profile) -> str | None:
+def _checkpoints(job: JobSpec, given: Defaults) -> str | None:
     """The folder of the job's checkpoints, or a URL."""
     if job.train is not None and job.train.checkpoint.path is not None:
         return job.train.checkpoint.path
@@ -153,7 +153,7 @@ def _checkpoints(job: JobSpec, given: Profile) -> str | None:
     return f"{root.rstrip('/')}/{job.name}"
 
 
-def _compile_cache(job: JobSpec, given: Profile) -> str | None:
+def _compile_cache(job: JobSpec, given: Defaults) -> str | None:
     """The folder of XLA's compilation cache, or a URL; only the built-in trainer has one."""
     if job.train is None:
         return None

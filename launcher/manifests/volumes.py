@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from jaxlaunch.launcher.job.profile import CacheClaim, Checkpoint, CheckpointUrl
+from jaxlaunch.launcher.job.defaults import CacheClaim, Checkpoint, CheckpointUrl
 from jaxlaunch.launcher.job.volumes import Bucket, Claim, ConfigFiles, Ephemeral, SecretFiles, Volume
 from jaxlaunch.launcher.kube.quantity import amount
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.clock import ratio
-from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
 from jaxlaunch.launcher.agent.gang.verdict import Verdict
 from jaxlaunch.launcher.status.hosts import Host
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ApiError, ClusterError
-from jaxlaunch.launcher.kube import queues, trim
+from jaxlaunch.launcher.kube import kept_fields, queues
 from jaxlaunch.launcher.kube.kinds import (
     CLUSTER_QUEUES,
     EVENTS,
@@ -70,7 +70,7 @@ class _Reader:
         events = self._events(jobset)
         if jobset is None:
             return self._none(now, events)
-        pods = self._list(PODS, f"{NAME_LABEL}={self._name}", keep=trim.pod)
+        pods = self._list(PODS, f"{NAME_LABEL}={self._name}", keep=kept_fields.pod)
         newest = hosts.newest(jobset, pods)
         workload = self._workload(jobset)
         is_held = is_suspended(jobset) and workload is not None and not is_true(workload, "Admitted")
@@ -120,7 +120,7 @@ class _Reader:
     def _none(self, now: datetime, events: Sequence[Obj]) -> NoSuchJob:
         """There is no job of that name; its pods and Jobs may be left."""
         names, labels = self._names(), f"{NAME_LABEL}={self._name}"
-        left = [("pod", one) for one in self._list(PODS, labels, keep=trim.pod)]
+        left = [("pod", one) for one in self._list(PODS, labels, keep=kept_fields.pod)]
         left += [("Job", one) for one in self._list(JOBS, labels)]
         ending = self._ending_namespace()
         unread = tuple(self._unread)
@@ -136,15 +136,15 @@ class _Reader:
 
     def _events(self, jobset: Obj | None) -> list[Obj]:
         """Events about this job and what is made of it, since it was created."""
-        fields = ",".join(f"reason!={reason}" for reason in trim.QUIET)
+        fields = ",".join(f"reason!={reason}" for reason in kept_fields.QUIET)
         try:
             found = self._cluster.list(
-                EVENTS, self._namespace, fields=fields, pages=MAX_PAGES_OF_EVENTS, keep=trim.event
+                EVENTS, self._namespace, fields=fields, pages=MAX_PAGES_OF_EVENTS, keep=kept_fields.event
             )
         except ApiError as error:
             self._add_unread("events", error, "events")
             return []
-        return trim.folded(about(found, self._name, jobset))
+        return kept_fields.folded(about(found, self._name, jobset))
 
     # --- what is read only sometimes ----------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class _Reader:
 
     def _nodes(self) -> tuple[Obj, ...] | None:
         try:
-            return tuple(self._cluster.list(NODES, keep=trim.node))
+            return tuple(self._cluster.list(NODES, keep=kept_fields.node))
         except ApiError as error:
             self._add_unread("nodes", error, "nodes")
             return None
@@ -299,7 +299,7 @@ def _jobsets(cluster: Cluster, namespace: str | None, labels: str = "") -> list[
 
 def _pods(cluster: Cluster, namespace: str | None) -> dict[_Place, list[Obj]]:
     found: dict[_Place, list[Obj]] = defaultdict(list)
-    for pod in cluster.list(PODS, namespace, labels=f"{OWN_LABEL},{NAME_LABEL}", keep=trim.pod):
+    for pod in cluster.list(PODS, namespace, labels=f"{OWN_LABEL},{NAME_LABEL}", keep=kept_fields.pod):
         found[pod["metadata"]["namespace"], pod["metadata"]["labels"][NAME_LABEL]].append(pod)
     return found
 

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang import forms
-from jaxlaunch.launcher.agent.gang.recorded import WHEN
+from jaxlaunch.launcher.agent.gang import record_checks
+from jaxlaunch.launcher.agent.gang.progress_annotation import WHEN
 from jaxlaunch.launcher.kube.objects import age, condition, is_true, moment, seconds_since, terminal_state
 from jaxlaunch.launcher.status import hosts
 from jaxlaunch.launcher.status.snapshot import Snapshot
@@ -47,10 +47,10 @@ class Restarts:
 
     total: int
     charged: int  # against the limit
-    budget: int  # the limit: maxRestarts of the failure policy
+    limit: int  # maxRestarts of the failure policy
     by_cause: Mapping[str, int] | None  # attempts that ended, in place or not; None: not known
     preempted: int | None  # preemptions in a row without a newly saved step; None: not known
-    preempted_budget: int | None  # the limit of these; None: no limit
+    preempted_limit: int | None  # the limit of these; None: no limit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,12 +223,12 @@ def _age(at: datetime | None, now: datetime) -> float | None:
 def _steps(snapshot: Snapshot) -> int | None:
     """The last step of the whole run, where the job has a `train:` block."""
     steps = _block(snapshot, contract.TRAIN_SPEC).get("steps")
-    return steps if forms.whole(steps) else None
+    return steps if record_checks.whole(steps) else None
 
 
 def _block(snapshot: Snapshot, variable: str) -> Mapping[str, Any]:
     """What a variable of the pods holds as JSON; empty where they have none."""
-    return forms.read(hosts.environment(snapshot.jobset).get(variable, "{}")) or {}
+    return record_checks.read(hosts.environment(snapshot.jobset).get(variable, "{}")) or {}
 
 
 def _restarts(snapshot: Snapshot) -> Restarts:
@@ -240,8 +240,8 @@ def _restarts(snapshot: Snapshot) -> Restarts:
     preempted = snapshot.report.preempted
     if preempted is None and not snapshot.restarts:
         preempted = 0
-    limit = _block(snapshot, contract.JOB).get("preempted_budget")
-    limit = limit if forms.whole(limit) else None
+    limit = contract.agent_fields(_block(snapshot, contract.JOB)).get("preempted_limit")
+    limit = limit if record_checks.whole(limit) else None
     return Restarts(snapshot.restarts, charged, int(policy.get("maxRestarts", 0)), causes, preempted, limit)
 
 

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxlaunch.launcher.agent import read_run
-from jaxlaunch.launcher.agent.gang import recorded
-from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.agent.gang import progress_annotation
+from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.status.agent_report import AttemptEnd
 
@@ -114,7 +114,9 @@ def _log(fields: Any) -> RankText:
     """One rank's. Raises UserError when it is none."""
     try:
         return RankText(
-            recorded.whole(fields["rank"]), tuple(str(fields["text"]).splitlines()), recorded.whole(fields["left_out"])
+            progress_annotation.whole(fields["rank"]),
+            tuple(str(fields["text"]).splitlines()),
+            progress_annotation.whole(fields["left_out"]),
         )
     except (ValueError, KeyError, TypeError):
         raise _broken("a log does not have the expected form") from None

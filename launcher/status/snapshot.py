@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 from jaxlaunch.contract import ANNOTATION
-from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
 from jaxlaunch.launcher.kube.labels import OWN_LABEL, QUEUE
 from jaxlaunch.launcher.kube.objects import Obj, is_suspended, terminal_state
 from jaxlaunch.launcher.status import agent_report, hosts
@@ -38,7 +38,7 @@ class Snapshot:
     now: datetime
     jobset: Obj
     jobs: tuple[Obj, ...] = ()
-    pods: tuple[Obj, ...] = ()  # as launcher/kube/trim leaves them
+    pods: tuple[Obj, ...] = ()  # as launcher/kube/kept_fields leaves them
     events: tuple[Obj, ...] = ()  # folded, the newest first
     workload: Obj | None = None
     ending_namespace: Obj | None = None  # where it is being deleted

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from jaxlaunch.launcher.cluster.client import Cluster
-from jaxlaunch.launcher.job.profile import ClusterDefaults, Profile
+from jaxlaunch.launcher.job.defaults import ClusterDefaults, Defaults
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.kube.kinds import JOBSETS, PODS
 from jaxlaunch.launcher.kube.labels import NAME_LABEL
@@ -62,7 +62,7 @@ class Gang:
 
     @property
     def counters(self) -> tuple[int, int]:
-        """Restarts, and those that count towards the budget."""
+        """Restarts, and those that count toward the limit."""
         status = self.status
         return status.get("restarts", 0), status.get("restartsCountTowardsMax", 0)
 
@@ -115,11 +115,11 @@ class Place:
         self.access, self.namespace, self.image = access, namespace, image
         self.cluster = Cluster.connect()
 
-    def start(self, name: str, profile: Profile, change: Change = lambda jobset: None, **job: Any) -> Gang:
+    def start(self, name: str, defaults: Defaults, change: Change = lambda jobset: None, **job: Any) -> Gang:
         """Submits a job; `change` may alter its JobSet before."""
         document = {"name": name, "namespace": self.namespace, "image": self.image, "accelerator": {"type": "cpu"}}
         spec = JobSpec.model_validate(document | job)
-        resolved = resolve(spec, ClusterDefaults(profile))
+        resolved = resolve(spec, ClusterDefaults(defaults))
         manifests = render(resolved, bundle.of(resolved, Path()))
         change(manifests[0])
         Submission(self.cluster, manifests, lambda text: None).run()

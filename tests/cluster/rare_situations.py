@@ -447,7 +447,7 @@ RARE: Mapping[str, Situation] = {
     "unhealthy": Situation("its liveness probe fails", {"restarts": {"in_place": 0, "crash": 0}}, change=unhealthy),
     "deaf": Situation(
         "rendezvous: (hosts 0, 1 did not join|.*name not resolved)",
-        {"hosts": 2, "budgets": {"rendezvous": "5s"}},
+        {"hosts": 2, "timeouts": {"rendezvous": "5s"}},
         change=unresolved,
     ),
     # queues

@@ -28,7 +28,7 @@ def values(cluster: Access, image: str | None = None, **more: Any) -> dict[str, 
     """Values for this cluster, `more` in the place of ours."""
     found: dict[str, Any] = {**SMALL, **more}
     if image is not None:
-        found["profile"] = {"image": image, **more.get("profile", {})}
+        found["defaults"] = {"image": image, **more.get("defaults", {})}
     if cluster.is_ours:  # it has no Service network
         server = urlsplit(cluster.api.server.geturl())
         found["test"] = {"apiServer": {"host": server.hostname, "port": server.port}}

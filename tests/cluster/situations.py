@@ -249,7 +249,7 @@ SITUATIONS: Mapping[str, Situation] = {
         {"command": program("ends.py", "83"), "restarts": {"in_place": 0, "crash": 9}},
     ),
     "hangs": Situation(
-        "failed: hang \\(exit 82\\): ", {"command": program("stumbles.py", "hang"), "budgets": {"step": "2s"}}
+        "failed: hang \\(exit 82\\): ", {"command": program("stumbles.py", "hang"), "timeouts": {"step": "2s"}}
     ),
     "again": Situation(
         "runs again after crash \\(83\\): .*at step 3",

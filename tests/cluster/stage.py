@@ -18,7 +18,7 @@ import pytest
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import Unreachable
 from jaxlaunch.launcher.explain import explanation
-from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.kube.kinds import CONFIGMAPS, JOBSETS
 from jaxlaunch.launcher.manifests import bundle

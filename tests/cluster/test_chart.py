@@ -100,7 +100,7 @@ def test_helm_s_test_fails_where_a_right_or_the_queue_is_missing(
     assert "does not exist in namespace" in cluster.kubectl("logs", "pod/team-test", "--namespace", namespace)
 
 
-def test_five_lines_run_to_completion_through_the_profile_s_queue_image_and_volumes(
+def test_five_lines_run_to_completion_through_the_cluster_defaults_queue_image_and_volumes(
     cluster: Access, namespace: str, release: Release, image: str, tmp_path: Path
 ) -> None:
     kept = preparations.make_volume(cluster, namespace, "team-checkpoints")
@@ -266,7 +266,7 @@ def test_two_releases_in_two_namespaces_and_two_in_one_do_not_collide(
         with pytest.raises(Refused, match='"jaxlaunch" .*exists'):
             beside.install(values(cluster))
         assert not [name for name in everything(cluster, namespace) if name.endswith("/second-jobs")]
-        beside.install(values(cluster, profile={"enabled": False}))
+        beside.install(values(cluster, defaults={"enabled": False}))
         first, second = (
             {name for name in everything(cluster, namespace) if f"{own}" in name} for own in ("team", "second")
         )

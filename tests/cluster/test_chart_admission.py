@@ -149,8 +149,8 @@ def accepts(stage: Stage, api: Api, made: Object) -> bool:
 HOST_PATH = {"volumes": [{"name": "h", "hostPath": {"path": "/var/run"}}, {"name": "t", "emptyDir": {}}]}
 PRIVILEGED = {"name": "root", "image": "i", "securityContext": {"privileged": True}}
 ROOT = (
-    "root is not allowed in namespace NS. Set runAsNonRoot: true, or ASK name the accelerator in profile.users, or set "
-    "admissionPolicy.root=true."
+    "root is not allowed in namespace NS. Set runAsNonRoot: true, or ASK name the accelerator in defaults.users, or "
+    "set admissionPolicy.root=true."
 )
 ADDED = (
     "to add SYS_ADMIN, IPC_LOCK is not allowed in namespace NS. Leave capabilities out, or ASK set "
@@ -278,21 +278,21 @@ def test_a_submitter_may_change_and_delete_what_is_a_job_s(stage: Stage) -> None
     api.delete(stage.path("ConfigMap", "jaxlaunch-0123456789ab"))
 
 
-def test_the_profile_and_the_default_deny_stay_as_they_are(stage: Stage) -> None:
+def test_the_cluster_defaults_and_the_default_deny_stay_as_they_are(stage: Stage) -> None:
     """A label of ours does not make them a job's."""
     alice, relabel = stage.access(ALICE).api, {"metadata": {"labels": OURS}}
-    profile, deny = stage.path("ConfigMap", "jaxlaunch"), stage.path("NetworkPolicy", "team-default-deny")
-    changed = {"data": {"profile.yaml": "image: evil"}}
+    defaults, deny = stage.path("ConfigMap", "jaxlaunch"), stage.path("NetworkPolicy", "team-default-deny")
+    changed = {"data": {"defaults.yaml": "image: evil"}}
     for kind, call in (
-        ("ConfigMap", Call("PATCH", profile, changed, MERGE)),
-        ("ConfigMap", Call("PATCH", profile, relabel, MERGE)),
-        ("ConfigMap", Call("DELETE", profile)),
+        ("ConfigMap", Call("PATCH", defaults, changed, MERGE)),
+        ("ConfigMap", Call("PATCH", defaults, relabel, MERGE)),
+        ("ConfigMap", Call("DELETE", defaults)),
         ("NetworkPolicy", Call("DELETE", deny)),
         ("NetworkPolicy", Call("PATCH", deny, relabel, MERGE)),
     ):
         name = call.path.rpartition("/")[2]
         assert stage.refusal(alice, call) == full(stage, f"{kind} {name}: {ONLY_OURS[kind]}")
-    assert "evil" not in stage.cluster.api.get(profile)["data"]["profile.yaml"]
+    assert "evil" not in stage.cluster.api.get(defaults)["data"]["defaults.yaml"]
     assert stage.cluster.api.get(deny)["spec"]["policyTypes"] == ["Ingress"]
 
 
@@ -372,7 +372,7 @@ def test_root_is_let_through_where_the_cluster_defaults_give_it_and_nowhere_else
     """Changes the release, as the next one does."""
     people = {"submitters": [{"kind": "User", "name": ALICE}]}
     more = {"users": {"v5e": "root", "v4": 2000, "h100": "privileged"}}
-    stage.release.upgrade(values(stage.cluster, kueue={"enabled": False}, rbac=people, profile=more))
+    stage.release.upgrade(values(stage.cluster, kueue={"enabled": False}, rbac=people, defaults=more))
     alice = stage.access(ALICE).api
     may_become: Object = {"runAsUser": 0, "runAsNonRoot": False}
     root: Object = {**may_become, "allowPrivilegeEscalation": False}
@@ -426,7 +426,7 @@ def with_daemon(amount: str = "8", volume: Object = LIBRARIES, **changes: Any) -
 def test_the_tcpxo_daemon_is_root_and_nothing_else_of_its_image(stage: Stage) -> None:
     """Changes the release, as the next one does."""
     people, more = {"submitters": [{"kind": "User", "name": ALICE}]}, {"tcpxo": {"image": "rxdm:1"}}
-    stage.release.upgrade(values(stage.cluster, kueue={"enabled": False}, rbac=people, profile=more))
+    stage.release.upgrade(values(stage.cluster, kueue={"enabled": False}, rbac=people, defaults=more))
     alice = stage.access(ALICE).api
     until(lambda: all(accepts(stage, alice, made) for made in with_daemon()), bool, "the new policy is in force")
     security = DAEMON["securityContext"]
@@ -453,7 +453,7 @@ def test_what_the_values_allow_is_let_through(stage: Stage) -> None:
     allowed = {"hostPaths": ["/mnt/data"], "serviceAccounts": [], "privileged": True}
     people = {"submitters": [{"kind": "User", "name": ALICE}]}
     stage.release.upgrade(
-        values(stage.cluster, kueue={"enabled": False}, rbac=people, profile=more, admissionPolicy=allowed)
+        values(stage.cluster, kueue={"enabled": False}, rbac=people, defaults=more, admissionPolicy=allowed)
     )
     alice = stage.access(ALICE).api
     volumes = [{"name": name, "hostPath": {"path": path}} for name, path in (("a", "/sys"), ("b", "/mnt/data"))]

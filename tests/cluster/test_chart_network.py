@@ -40,7 +40,7 @@ LEADER, METRICS, OTHER = 9401, 9400, 9000
 def release(helm: Helm, cluster: Access, namespace: str) -> Iterator[Release]:
     found = Release(helm, cluster, namespace)
     here = {"prometheus": {"namespace": namespace}}
-    found.install(values(cluster, kueue={"enabled": False}, profile=here))
+    found.install(values(cluster, kueue={"enabled": False}, defaults=here))
     yield found
     found.uninstall()
 

@@ -149,8 +149,8 @@ def test_who_is_bound_may_do_what_is_listed_and_nothing_else(
     assert answered(api, within) == listed
     assert answered(api, list(tries(WITHIN, "default"))) == set()
     assert answered(api, list(tries(OUTSIDE, None))) == set()
-    profile = api.get(f"/api/v1/namespaces/{namespace}/configmaps/jaxlaunch")
-    assert "claim: team-checkpoints" in profile["data"]["profile.yaml"]
+    defaults = api.get(f"/api/v1/namespaces/{namespace}/configmaps/jaxlaunch")
+    assert "claim: team-checkpoints" in defaults["data"]["defaults.yaml"]
 
 
 def test_who_is_not_bound_may_do_nothing(

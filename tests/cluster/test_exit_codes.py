@@ -8,12 +8,12 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.contract import Action
-from jaxlaunch.launcher.job.profile import Profile
+from jaxlaunch.launcher.job.defaults import Defaults
 from tests.cluster.access import Access
 from tests.cluster.gangs import Gang, Place, place, program, verdicts, without_agent
 
 UNLISTED = 42  # a code that nobody promised
-BUDGET = 1  # restarts that count
+LIMIT = 1  # restarts that count
 # Most gangs are one host; these are two, in one Job or in two.
 SHAPES = {
     contract.STARTUP: {"hosts": 2},
@@ -29,7 +29,7 @@ TABLE = {
     Action.COMPLETE: ("Completed", (0, 0)),
     Action.FAIL: ("Failed", (0, 0)),
     Action.RESTART_UNCHARGED: ("Completed", (1, 0)),
-    Action.RESTART: ("Failed", (BUDGET, BUDGET)),
+    Action.RESTART: ("Failed", (LIMIT, LIMIT)),
 }
 # Gangs that run out of memory: what it takes, and who is named.
 HUNGRY = {
@@ -50,16 +50,16 @@ def here(cluster: Access, base_image: str) -> Iterator[Place]:
 @pytest.fixture(scope="module")
 def gangs(here: Place) -> Mapping[int | str, Gang]:
     """A gang for each code and for each way to run out of memory, all at once."""
-    plain = {"restarts": {"in_place": 0, "crash": BUDGET}, "resources": {"cpu": "10m"}}
+    plain = {"restarts": {"in_place": 0, "crash": LIMIT}, "resources": {"cpu": "10m"}}
     started: dict[int | str, Gang] = {}
     for code in contract.OUTCOMES:
         shape = SHAPES.get(code, {})
-        started[code] = here.start(f"ends-{code}", Profile(), command=program("ends.py", str(code)), **shape, **plain)
+        started[code] = here.start(f"ends-{code}", Defaults(), command=program("ends.py", str(code)), **shape, **plain)
     alone = without_agent(["python", "-c", f"raise SystemExit({UNLISTED})"])
-    started[UNLISTED] = here.start(f"ends-{UNLISTED}", Profile(), alone, command=["true"], **plain)
+    started[UNLISTED] = here.start(f"ends-{UNLISTED}", Defaults(), alone, command=["true"], **plain)
     for name, (whole, _) in HUNGRY.items():
         command = program("grows.py", whole, "1")
-        started[name] = here.start(name, Profile(), hosts=2, command=command, **STRICT)
+        started[name] = here.start(name, Defaults(), hosts=2, command=command, **STRICT)
     return started
 
 

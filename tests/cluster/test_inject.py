@@ -84,7 +84,7 @@ time.sleep(3600)
 def test_a_program_that_reports_and_hangs_is_named_with_its_step_where_nothing_is_ours(
     cluster: Access, namespace: str, bare_image: str, tmp_path: Path
 ) -> None:
-    keys = {"image": bare_image, "budgets": {"step": "5s"}, "restarts": {"crash": 0, "in_place": 0}}
+    keys = {"image": bare_image, "timeouts": {"step": "5s"}, "restarts": {"crash": 0, "in_place": 0}}
     project(tmp_path, namespace, {"train.py": HANGS}, code=".", hosts=2, **keys)
     ended = launcher(cluster, tmp_path, "submit", "job.yaml", "--wait", "--follow")
     assert ended.returncode == 82, ended.stderr
@@ -128,10 +128,10 @@ def test_a_later_generation_tells_what_the_pods_before_it_knew(
 ) -> None:
     long = "é" * 4_000  # as JSON it is longer than what a container runtime keeps in one piece
     program = f"print('{long}')\nraise ValueError('boom')"
-    profile = {"profile.yaml": "checkpoint: {claim: checkpoints, path: /checkpoints}"}
+    defaults = {"defaults.yaml": "checkpoint: {claim: checkpoints, path: /checkpoints}"}
     restarts = {"crash": 1, "in_place": 0}
-    project(tmp_path, namespace, {"train.py": program, **profile}, code=".", image=base_image, restarts=restarts)
-    ended = launcher(cluster, tmp_path, "submit", "job.yaml", "--profile", "profile.yaml", "--wait")
+    project(tmp_path, namespace, {"train.py": program, **defaults}, code=".", image=base_image, restarts=restarts)
+    ended = launcher(cluster, tmp_path, "submit", "job.yaml", "--defaults", "defaults.yaml", "--wait")
     assert ended.returncode == 70, ended.stderr  # the same exception from the same place, twice, is final
     (pod,) = pods(cluster, namespace)
     log = cluster.kubectl("logs", "-n", namespace, pod["metadata"]["name"])

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from jaxlaunch.contract import ANNOTATION
-from jaxlaunch.launcher.agent.gang.recorded import Recorded
-from jaxlaunch.launcher.job.profile import Profile
+from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
+from jaxlaunch.launcher.job.defaults import Defaults
 from jaxlaunch.launcher.kube.kinds import JOBSETS
 from tests.cluster import forked, preparations
 from tests.cluster.access import Access
@@ -26,7 +26,7 @@ from tests.launcher import apiserver
 from tests.launcher.apiserver import Handler
 
 INSTALL = ROOT / "k8s" / "install.yaml"
-SAVED = Profile.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
+SAVED = Defaults.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 TALKS = """
 import json, os, time
 rank, generation = int(os.environ["JAX_PROCESS_ID"]), int(os.environ["JAXLAUNCH_GENERATION"])
@@ -149,7 +149,7 @@ def test_the_generation_before_is_told_by_the_next(here: Place, followed: tuple[
 
 def test_what_cannot_be_known_is_said(here: Place) -> None:
     common = {"hosts": 1, "resources": {"cpu": "10m"}, "restarts": {"in_place": 0, "crash": 1}}
-    gang = here.start("forgets", Profile(), command=program("ends.py", "83"), **common)
+    gang = here.start("forgets", Defaults(), command=program("ends.py", "83"), **common)
     assert gang.ended() == "Failed"
     done = here.launcher("logs", gang.name, "--previous")
     assert (done.returncode, done.stdout) == (0, "")
@@ -220,8 +220,8 @@ def test_a_leader_with_a_service_account_that_may_writes_on_its_jobset_how_far_i
     here.access.api.create(f"{roles}/rolebindings", {"metadata": about, **of, "subjects": [subject]})
     host, port = SERVER.removeprefix("https://").split(":")  # no kube-proxy is here, which makes the usual address work
     where = {"env": {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}, "resources": {"cpu": "10m"}}
-    may = here.start("may", Profile(), command=["true"], service_account="writer", **where)
-    may_not = here.start("may-not", Profile(), command=["true"], service_account="default", **where)
+    may = here.start("may", Defaults(), command=["true"], service_account="writer", **where)
+    may_not = here.start("may-not", Defaults(), command=["true"], service_account="default", **where)
     assert (may.ended(), may_not.ended()) == ("Completed", "Completed")
     known = Recorded.from_json(may.jobset["metadata"]["annotations"][ANNOTATION], may.jobset["metadata"]["uid"])
     assert known is not None and known.verdict is not None
@@ -237,7 +237,7 @@ def test_a_name_that_is_not_there_is_refused(here: Place) -> None:
 
 
 def test_a_job_without_pods_says_where_to_look(here: Place) -> None:
-    gang = here.start("large", Profile(), command=["true"], resources={"cpu": 500})
+    gang = here.start("large", Defaults(), command=["true"], resources={"cpu": 500})
     until("its pod is there", lambda: gang.pods)
     done = here.launcher("logs", gang.name)
     assert (done.returncode, done.stdout) == (0, "")
@@ -260,7 +260,7 @@ def broken_off(handler: Handler) -> bool:
 
 def test_a_stream_that_breaks_is_taken_up_where_it_broke(here: Place, tmp_path: Path) -> None:
     counts = ["python", "-u", "-c", "import time\nfor n in range(60): print('line', n); time.sleep(0.2)"]
-    gang = here.start("broken", Profile(), command=counts, resources={"cpu": "10m"})
+    gang = here.start("broken", Defaults(), command=counts, resources={"cpu": "10m"})
     with apiserver.serving(Proxy(here.access.api)) as proxy:
         proxy.on("GET", "/log", *[broken_off] * 6)
         env = here.access.env | {"KUBECONFIG": str(proxy.kubeconfig(tmp_path, here.namespace))}

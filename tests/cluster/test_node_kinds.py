@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from jaxlaunch.launcher.job import load, profile
+from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.resolve import resolve
 from tests.cluster import nodes as others
@@ -96,7 +96,7 @@ def rendered(platform: Platform, where: str, job: str) -> Object:
     """The pods of a job, as the launcher renders them."""
     first = where.partition(" ")[0]
     text = f"name: x\nimage: registry.example/train:1\nplatform: {first}\ncommand: [a]\n{platform.jobs[job]}\n"
-    manifests = render(resolve(load.parse(text), profile.parse(platform.profile)), None)
+    manifests = render(resolve(load.parse(text), defaults.parse(platform.defaults)), None)
     return test_jobset.pod_of(manifests[0])
 
 

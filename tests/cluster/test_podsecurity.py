@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job import profile
 from jaxlaunch.launcher.kube import pod_security
 from jaxlaunch.launcher.kube.merge import merge
 from jaxlaunch.launcher.manifests import jobset
@@ -56,7 +56,7 @@ RENDERED = {
 
 def template(name: str) -> dict[str, Any]:
     more, known = RENDERED.get(name, ("", ""))
-    manifest = jobset.render(resolve(jobs.parse(JOB + more), profile.parse(known or "{}")))[0]
+    manifest = jobset.render(resolve(jobs.parse(JOB + more), defaults.parse(known or "{}")))[0]
     found = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     return merge(found, {"spec": BY_HAND[name]}) if name in BY_HAND else found
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.job.profile import Profile
+from jaxlaunch.launcher.job.defaults import Defaults
 from tests.cluster import nodes, preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import Gang, Place, place, until
 from tests.compiled import QUICK_COMPILES
 from tests.trainer.text import corpora
 
-SAVED = Profile.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
+SAVED = Defaults.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 STEPS = 60
 # The image has no tokenizers: a byte is a token.
 TRAIN: dict[str, Any] = {

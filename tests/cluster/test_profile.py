@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jaxlaunch.launcher.job.profile import Profile
+from jaxlaunch.launcher.job.defaults import Defaults
 from jaxlaunch.launcher.kube.labels import INDEX_LABEL
 from tests.cluster import preparations, processes
 from tests.cluster.access import Access
@@ -18,7 +18,7 @@ from tests.cluster.gangs import ROOT, Place, place
 from tests.compiled import QUICK_COMPILES
 from tests.gang.runs import digits
 
-SAVED = Profile.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
+SAVED = Defaults.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 SMALL: dict[str, Any] = {"resources": {"cpu": "50m", "memory": "2Gi"}, "grace": "20s", "env": QUICK_COMPILES}
 TRAIN = digits(steps=1_000_000, log_every=10, optimizer={})
 
@@ -45,7 +45,7 @@ def as_a_user(here: Place, folder: Path) -> None:
 
 def test_an_agent_in_a_pod_answers_whoever_may_run_jobs(programs_place: Place, tmp_path: Path) -> None:
     here = programs_place
-    gang = here.start("own", Profile(), command=["sh", "-c", "echo begun; exec sleep 600"], **SMALL)
+    gang = here.start("own", Defaults(), command=["sh", "-c", "echo begun; exec sleep 600"], **SMALL)
     gang.says("begun")  # from now on its agent answers
     as_a_user(here, tmp_path)
     refused = here.launcher("profile", "own")

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from jaxlaunch.launcher.job.profile import Profile
+from jaxlaunch.launcher.job.defaults import Defaults
 from tests.cluster import nodes, preparations, processes
 from tests.cluster.access import Access
 from tests.cluster.gangs import PATIENCE_S, PROGRAMS, Gang, Place, place, until
 from tests.compiled import QUICK_COMPILES
 from tests.gang.runs import digits
 
-SAVED = Profile.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
+SAVED = Defaults.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 STEPS, EVERY = 120, 10
 TRAIN = digits(
     task="held:Held",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.job.profile import Profile
+from jaxlaunch.launcher.job.defaults import Defaults
 from jaxlaunch.launcher.kube.kinds import JOBSETS, PODS, WORKLOADS
 from jaxlaunch.launcher.kube.labels import JOB_UID
 from tests.cluster import nodes, preparations
@@ -18,7 +18,7 @@ from tests.cluster.harness.places import NODE
 
 SEAT = "jaxlaunch.test/seat"  # a resource of the node that our jobs alone ask for
 COUNTED = re.compile(r"begins at step (\d+)")
-SAVED = Profile.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
+SAVED = Defaults.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 
 
 def evicted(here: Place, gang: Gang) -> None:
@@ -71,7 +71,7 @@ def suspended_by_kueue(here: Place, gang: Gang) -> None:
 
 def preempted(here: Place, gang: Gang) -> None:
     """A job that matters more takes a seat, and is soon done."""
-    more = here.start("more", Profile(), priority=here.namespace, command=["true"], **seated(1), **COMMON)
+    more = here.start("more", Defaults(), priority=here.namespace, command=["true"], **seated(1), **COMMON)
     assert more.ended() == "Completed"
 
 

@@ -162,15 +162,15 @@ def test_the_server_judges_a_dry_run_and_keeps_nothing(here: Here) -> None:
     assert here.there(JOBSETS) == here.there(CONFIGMAPS) == here.there(NETWORK_POLICIES) == []
 
 
-def test_the_clusters_profile_stands_in_for_what_the_job_leaves_out(here: Here) -> None:
-    profile = {"profile.yaml": yaml.safe_dump({"image": here.image, "labels": {"of": "the-profile"}})}
+def test_the_cluster_defaults_supply_what_the_job_leaves_out(here: Here) -> None:
+    defaults = {"defaults.yaml": yaml.safe_dump({"image": here.image, "labels": {"of": "the-defaults"}})}
     metadata = {"name": "jaxlaunch", "namespace": here.namespace}
-    here.cluster.create(CONFIGMAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": profile})
+    here.cluster.create(CONFIGMAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": defaults})
     here.write(command=QUICK, image=None, agent="inject", **NOWHERE)
     done = here.submit()
     assert done.returncode == 0, done.stderr
     assert f"the cluster defaults are in ConfigMap {here.namespace}/jaxlaunch" in done.stderr
-    assert here.gang.jobset["metadata"]["labels"]["of"] == "the-profile"
+    assert here.gang.jobset["metadata"]["labels"]["of"] == "the-defaults"
 
 
 # --- what is asked before ---------------------------------------------------------------------------------------------

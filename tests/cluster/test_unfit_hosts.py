@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.job.profile import Profile
+from jaxlaunch.launcher.job.defaults import Defaults
 from jaxlaunch.launcher.kube.objects import template
 from tests import needs
 from tests.cluster import preparations
@@ -106,12 +106,12 @@ def test_devices_and_pinned_memory_are_looked_at_before_the_program_and_the_user
     here: Place,
 ) -> None:
     """Five jobs side by side: four are refused or found fit by what their container is, one only has search paths."""
-    root = Profile(users={"v5e": "root", "h100": "root"})
+    root = Defaults(users={"v5e": "root", "h100": "root"})
     fast: dict[str, Any] = {"accelerator": {"type": "h100"}, "hosts": 2, "network": RDMA}
     own = {"LD_LIBRARY_PATH": "/opt/own/lib"}
-    paths = here.start("paths", Profile(), anywhere, **PROGRAM, platform="gke", accelerator={"type": "l4"}, env=own)
-    closed = here.start("closed", Profile(), anywhere, **PROGRAM, **V5E, **CLOSED)
-    small = here.start("small", Profile(), pinning(64), **PROGRAM, **fast)
+    paths = here.start("paths", Defaults(), anywhere, **PROGRAM, platform="gke", accelerator={"type": "l4"}, env=own)
+    closed = here.start("closed", Defaults(), anywhere, **PROGRAM, **V5E, **CLOSED)
+    small = here.start("small", Defaults(), pinning(64), **PROGRAM, **fast)
     mended = here.start("mended", root, anywhere, **PROGRAM, **V5E, **CLOSED)
     pins = here.start("pins", root, pinning(64), **PROGRAM, **fast)
 
@@ -139,7 +139,7 @@ def test_an_old_driver_is_told_before_jax_starts(here: Place, image: str, tmp_pa
     data = {"source": "tfds", "name": "digits"}
     train = {"task": "classify", "data": data, "checkpoint": {"path": "/tmp/x"}}
     gang = here.start(
-        "old", Profile(), anywhere, image=image, code=str(code), env={"LD_LIBRARY_PATH": "/code"},
+        "old", Defaults(), anywhere, image=image, code=str(code), env={"LD_LIBRARY_PATH": "/code"},
         accelerator={"type": "l4"}, train=train, grace="2s",
     )  # fmt: skip
     said = refusal(gang)

@@ -165,7 +165,7 @@ class Gang:
 
 def job(command: Sequence[str] | None, **fields: Any) -> AgentJob:
     """A job of one process per host that is given up at its first fault."""
-    return AgentJob("t", None if command is None else tuple(command), **({"in_place_budget": 0} | fields))
+    return AgentJob("t", None if command is None else tuple(command), **({"in_place_limit": 0} | fields))
 
 
 def launch(folder: Path, of: AgentJob, hosts: int = 1, **fields: Any) -> tuple[Gang, list[int]]:

@@ -123,8 +123,8 @@ class Place:
         self.env = {"TRUTH": str(self.truth), "MARKS": str(self.folder)}
 
     def document(self) -> dict[str, Any]:
-        budget = 2 if self.kill.recovers else 0
-        keys: dict[str, Any] = {"restarts": {"crash": budget, "in_place": budget}, "budgets": {"rendezvous": "20s"}}
+        limit = 2 if self.kill.recovers else 0
+        keys: dict[str, Any] = {"restarts": {"crash": limit, "in_place": limit}, "timeouts": {"rendezvous": "20s"}}
         if self.kill.is_trainer:
             train = digits(steps=TRAINER_STEPS, checkpoint={"every": TRAINER_EVERY, "keep": 3})
             return job(train, hosts=self.kill.hosts, per_host=1, **keys)

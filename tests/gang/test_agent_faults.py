@@ -104,7 +104,7 @@ def test_a_command_that_cannot_start_is_named_and_no_reason_to_try_again(
     script(tmp_path, "", "not-executable")
     script(tmp_path, "#!/bin/no-such-shell\n", "no-interpreter").chmod(0o755)
     script(tmp_path, "echo there\n", "no-first-line").chmod(0o755)
-    gang, codes = launch(tmp_path, job(command, in_place_budget=3))
+    gang, codes = launch(tmp_path, job(command, in_place_limit=3))
     assert codes == [70]
     assert gang.verdict["message"].startswith("rank 0 could not be started: ") and words in gang.verdict["message"]
     assert len(gang.attempts) == 1
@@ -129,7 +129,7 @@ def test_a_rank_that_makes_no_progress_is_named_with_every_ranks_stack(tmp_path:
         read_batch() if RANK == 3 else all_gather()
         """,
     )
-    gang, codes = launch(tmp_path, job(command, processes_per_host=2, budgets_s={"step": 2.0}), hosts=2)
+    gang, codes = launch(tmp_path, job(command, processes_per_host=2, timeouts_s={"step": 2.0}), hosts=2)
     assert codes == [82, 82]
     verdict, stacks = gang.verdict, gang.summary["stacks"]
     assert (verdict["cause"], verdict["rank"], verdict["host"], verdict["step"]) == ("hang", 3, 1, 20)
@@ -141,7 +141,7 @@ def test_a_rank_that_makes_no_progress_is_named_with_every_ranks_stack(tmp_path:
 @pytest.mark.parametrize("phase", ["compile", "restore", "save"])
 def test_a_phase_that_takes_longer_than_its_timeout_is_named(phase: str, tmp_path: Path) -> None:
     command = program(tmp_path, f"say(phase='{phase}', step=20)\n{FOREVER}")
-    gang, codes = launch(tmp_path, job(command, budgets_s={phase: 1.0}))
+    gang, codes = launch(tmp_path, job(command, timeouts_s={phase: 1.0}))
     assert codes == [82]
     assert f"the {phase} timeout of 1 s passed first on rank 0" in gang.verdict["message"]
     if phase == "compile":
@@ -154,7 +154,7 @@ def test_a_process_that_was_stopped_is_the_one_that_hangs(tmp_path: Path) -> Non
     command = program(
         tmp_path, f"say(phase='step', step=20)\nif RANK == 1: os.kill(os.getpid(), signal.SIGSTOP)\n{FOREVER}"
     )
-    gang, codes = launch(tmp_path, job(command, budgets_s={"step": 1.0}), hosts=2)
+    gang, codes = launch(tmp_path, job(command, timeouts_s={"step": 1.0}), hosts=2)
     assert codes == [82, 82]
     assert gang.verdict["rank"] == 1 and "without a stack" in gang.verdict["message"]
 
@@ -221,7 +221,7 @@ def test_a_wrapper_around_the_program_is_not_mistaken_for_it(tmp_path: Path) -> 
     all_gather()
     """
     command = ("sh", "-c", '"$@"; exit $?', "sh", *program(tmp_path, text))
-    gang, codes = launch(tmp_path, job(command, budgets_s={"step": 1.0}))
+    gang, codes = launch(tmp_path, job(command, timeouts_s={"step": 1.0}))
     assert codes == [82]
     assert "in all_gather (program.py" in gang.verdict["message"]
 

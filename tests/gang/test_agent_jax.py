@@ -84,7 +84,7 @@ def test_timeouts_the_program_gives_are_kept_the_others_are_ours_and_it_may_call
         print("said", error)
     joined.client = None
     """
-    gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, text))), budgets_s={"rendezvous": 77.0}))
+    gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, text))), timeouts_s={"rendezvous": 77.0}))
     assert codes == [0]
     assert "got 77 7 10 None" in gang.out
     assert "got 77 30 10 [::]:1234" in gang.out  # the program's own coordinator listens where JAX has it listen
@@ -179,7 +179,7 @@ alone() if rank == 1 else together(1)
 """
     )
     command = (sys.executable, str(script(tmp_path, hangs)))
-    gang, codes = launch(tmp_path, job(command, budgets_s={"step": 2.0}), hosts=SIZE)
+    gang, codes = launch(tmp_path, job(command, timeouts_s={"step": 2.0}), hosts=SIZE)
     assert codes == [82] * SIZE
     assert gang.verdict["rank"] == 1 and "rank 1 in step in alone (script.py" in gang.verdict["message"]
     assert "2 ranks in step in " in gang.verdict["message"]

@@ -39,7 +39,7 @@ time.sleep(3600)
 
 
 def test_host_0_writes_the_state_of_the_gang_and_how_it_ended(tmp_path: Path) -> None:
-    gang, codes = launch(tmp_path, job(program(tmp_path, CRASH_LATER), in_place_budget=0), hosts=2, env=POD)
+    gang, codes = launch(tmp_path, job(program(tmp_path, CRASH_LATER), in_place_limit=0), hosts=2, env=POD)
     assert codes == [83, 83]
     log = log_of_leader(gang)
     (verdict,) = lines(log, "verdict")
@@ -60,8 +60,8 @@ def test_host_0_names_the_hosts_that_are_missing(tmp_path: Path) -> None:
 
 def test_a_later_generation_writes_the_attempts_of_earlier_ones(tmp_path: Path) -> None:
     command = program(tmp_path, CRASH_LATER)
-    launch(tmp_path, job(command, in_place_budget=1), hosts=2, env=POD)
-    gang, _ = launch(tmp_path, job(command, in_place_budget=0), hosts=2, env=POD, generation=1)
+    launch(tmp_path, job(command, in_place_limit=1), hosts=2, env=POD)
+    gang, _ = launch(tmp_path, job(command, in_place_limit=0), hosts=2, env=POD, generation=1)
     total, *each = lines(log := log_of_leader(gang), "past")
     assert (total["attempts"], total["ends"], total["unknown"]) == (2, {"crash": 2}, None)
     assert [(one["attempt"], one["generation"]) for one in each] == [(1, 0), (2, 0)]

@@ -26,7 +26,7 @@ def test_a_packed_agent_needs_nothing_else_on_the_path(tmp_path: Path, python: s
     packed.write_bytes(pack())
     command = program(tmp_path, "say(phase='step', step=3); print('ran'); raise ValueError('boom')")
     argv = (python, "-I", str(packed))
-    with Gang(tmp_path, job((python, *command[1:]), in_place_budget=1), hosts=2, argv=argv) as gang:
+    with Gang(tmp_path, job((python, *command[1:]), in_place_limit=1), hosts=2, argv=argv) as gang:
         gang.start(0, env={"PYTHONPATH": ""})
         gang.start(1, env={"PYTHONPATH": ""})
         assert gang.wait() == [83, 83], gang.talk

@@ -21,7 +21,7 @@ SHORT = {"rendezvous": 2.0}
     [((0, 2), "rendezvous: host 1 did not join"), ((1,), "rendezvous: hosts 0, 2 did not join"), ((0,), "hosts 1, 2")],
 )
 def test_hosts_that_do_not_join_are_named(tmp_path: Path, present: tuple[int, ...], words: str) -> None:
-    with Gang(tmp_path, job(program(tmp_path, ""), budgets_s=SHORT), hosts=3) as gang:
+    with Gang(tmp_path, job(program(tmp_path, ""), timeouts_s=SHORT), hosts=3) as gang:
         codes = gang.start(*present).wait()
     assert codes == [81] * len(present)
     if 0 not in present:
@@ -36,7 +36,7 @@ def test_hosts_that_do_not_join_are_named(tmp_path: Path, present: tuple[int, ..
 
 
 def test_a_leader_whose_name_does_not_resolve_is_reported(tmp_path: Path) -> None:
-    with Gang(tmp_path, job(program(tmp_path, ""), budgets_s=SHORT), hosts=2) as gang:
+    with Gang(tmp_path, job(program(tmp_path, ""), timeouts_s=SHORT), hosts=2) as gang:
         codes = gang.start(1, env={contract.LEADER: "no-such-host.invalid:4711"}).wait()
     assert codes == [81]
     assert "cannot join host 0 at no-such-host.invalid:4711: name not resolved for" in gang.talk
@@ -88,7 +88,7 @@ def test_a_tpu_worker_whose_number_is_not_ours_is_refused(tmp_path: Path) -> Non
 
 def test_hosts_of_another_generation_or_run_do_not_disturb_the_gang(tmp_path: Path) -> None:
     command = program(tmp_path, "mark('up'); wait_for('go')")
-    with Gang(tmp_path, job(command, budgets_s={"rendezvous": 60.0}), hosts=2) as gang:
+    with Gang(tmp_path, job(command, timeouts_s={"rendezvous": 60.0}), hosts=2) as gang:
         gang.start(0)
         gang.start(1, env={contract.GENERATION: "7"}, name="stray")
         gang.until("the refusal", lambda: "belongs to another set of pods: it has generation 7" in gang.talk)

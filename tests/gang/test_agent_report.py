@@ -29,7 +29,7 @@ def test_a_program_that_hangs_is_named_with_its_step(tmp_path: Path) -> None:
     packed = tmp_path / "agent.pyz"
     packed.write_bytes(pack())
     command = (PYTHON, str(script(tmp_path, REPORTS)))
-    hangs = job(command, budgets_s={"step": 2.0}, in_place_budget=0)
+    hangs = job(command, timeouts_s={"step": 2.0}, in_place_limit=0)
     with Gang(tmp_path, hangs, hosts=2, argv=(PYTHON, "-I", str(packed))) as gang:
         gang.start(env={"PYTHONPATH": ""})
         assert gang.wait() == [82, 82], gang.talk

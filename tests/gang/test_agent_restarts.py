@@ -21,7 +21,7 @@ if ATTEMPT < 3:
 
 
 def test_a_fault_that_passes_is_restarted_in_the_same_agents(tmp_path: Path) -> None:
-    gang, codes = launch(tmp_path, job(program(tmp_path, CRASH_TWICE), in_place_budget=2), hosts=2)
+    gang, codes = launch(tmp_path, job(program(tmp_path, CRASH_TWICE), in_place_limit=2), hosts=2)
     assert codes == [0, 0]
     assert gang.summary["restarts"] == {"crash": 2} and gang.verdict["cause"] == "done"
     assert [attempt["cause"] for attempt in gang.attempts] == ["crash", "crash", "done"]
@@ -31,7 +31,7 @@ def test_a_fault_that_passes_is_restarted_in_the_same_agents(tmp_path: Path) -> 
 
 
 def test_after_the_last_restart_the_first_error_is_reported(tmp_path: Path) -> None:
-    gang, codes = launch(tmp_path, job(program(tmp_path, CRASH_TWICE), in_place_budget=1), hosts=2)
+    gang, codes = launch(tmp_path, job(program(tmp_path, CRASH_TWICE), in_place_limit=1), hosts=2)
     assert codes == [83, 83]
     assert gang.verdict["message"] == "rank 1 raised at step 5: ValueError: fault 1"
     assert len(gang.attempts) == 2
@@ -46,7 +46,7 @@ def test_a_newly_committed_step_resets_the_count_of_restarts(tmp_path: Path) -> 
         if ATTEMPT < 5: os._exit(3)
         """,
     )
-    gang, codes = launch(tmp_path, job(command, in_place_budget=1))
+    gang, codes = launch(tmp_path, job(command, in_place_limit=1))
     assert codes == [0]
     assert [attempt["last_committed"] for attempt in gang.attempts] == [1, 2, 3, 4, 5]
 
@@ -61,7 +61,7 @@ def test_a_fault_that_does_not_pass_is_not_tried_again(tmp_path: Path) -> None:
         os._exit(65)
         """,
     )
-    gang, codes = launch(tmp_path, job(command, in_place_budget=3))
+    gang, codes = launch(tmp_path, job(command, in_place_limit=3))
     assert codes == [65]
     assert gang.verdict["cause"] == "bad_data" and len(gang.attempts) == 1
 
@@ -80,7 +80,7 @@ def test_a_program_that_fails_at_once_and_alike_is_not_started_a_third_time(
     command = program(tmp_path, text or "")
     if text is None:
         (tmp_path / "program.py").unlink()  # the interpreter cannot open it
-    gang, codes = launch(tmp_path, job(command, in_place_budget=3))
+    gang, codes = launch(tmp_path, job(command, in_place_limit=3))
     assert codes == [70] and len(gang.attempts) == 2
     assert gang.verdict["cause"] == "startup" and words in gang.verdict["message"]
     assert "program.py" in gang.verdict["traceback"]
@@ -132,11 +132,11 @@ def test_lost_pods_end_as_no_progress_in_the_ones_after_them(tmp_path: Path) -> 
 def test_preemptions_in_a_row_end_as_no_progress_in_the_pods_after_them(tmp_path: Path) -> None:
     command = program(tmp_path, "say(phase='step', step=1); mark(f'up{ATTEMPT}'); time.sleep(3600)")
     for generation in range(2):
-        with Gang(tmp_path, job(command, preempted_budget=2), generation=generation) as gang:
+        with Gang(tmp_path, job(command, preempted_limit=2), generation=generation) as gang:
             gang.start().until_marked(f"up{generation + 1}-0")
             gang.signal(0, signal.SIGTERM)
             assert gang.wait() == [80]
-    gang, codes = launch(tmp_path, job(command, preempted_budget=2), generation=2)
+    gang, codes = launch(tmp_path, job(command, preempted_limit=2), generation=2)
     assert codes == [79] and "in 2 preemptions in a row, of 2 (restarts.preempted)" in gang.verdict["message"]
     assert [attempt["cause"] for attempt in gang.attempts] == ["preempted", "preempted", "no_progress"]
 
@@ -217,7 +217,7 @@ def fake_trainer(folder: Path, text: str = TRAINER) -> dict[str, str]:
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(text)
-    return {"JAXLAUNCH_JOB": job(None, in_place_budget=1, workdir=str(package.parent)).to_json()}
+    return {"JAXLAUNCH_JOB": job(None, in_place_limit=1, workdir=str(package.parent)).to_json()}
 
 
 def test_a_restart_takes_the_standby_process_with_its_imports_done(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_standby_process_that_fails_only_makes_restarts_slower(tmp_path: Path)
 
 def test_a_job_that_may_not_restart_in_place_keeps_no_standby_process(tmp_path: Path) -> None:
     env = fake_trainer(tmp_path)
-    env["JAXLAUNCH_JOB"] = env["JAXLAUNCH_JOB"].replace('"in_place_budget": 1', '"in_place_budget": 0')
+    env["JAXLAUNCH_JOB"] = env["JAXLAUNCH_JOB"].replace('"in_place_limit": 1', '"in_place_limit": 0')
     with Gang(tmp_path, job(None), env=env) as gang:
         gang.start()
         gang.until("the first step", lambda: "attempt 1" in gang.out)
@@ -263,7 +263,7 @@ os._exit(84)
 
 
 def test_a_full_disk_is_said_at_once_and_not_tried_again_on_the_same_hosts(tmp_path: Path) -> None:
-    gang, codes = launch(tmp_path, job(program(tmp_path, FULL), in_place_budget=3))
+    gang, codes = launch(tmp_path, job(program(tmp_path, FULL), in_place_limit=3))
     assert codes == [84] and len(gang.attempts) == 1
     assert gang.verdict["cause"] == "storage" and "No space left on device: saving step 5" in gang.verdict["message"]
 
@@ -273,7 +273,7 @@ def test_a_pod_that_is_evicted_for_its_own_excess_is_charged_and_named_with_the_
     (tmp_path / "scratch").mkdir()
     (tmp_path / "scratch" / "block").write_bytes(os.urandom(2**21))
     command = program(tmp_path, "say(phase='step', step=4); mark('up'); time.sleep(3600)")
-    of = job(command, in_place_budget=3, ephemeral_bytes=2**20, scratch={str(tmp_path / "scratch"): None})
+    of = job(command, in_place_limit=3, ephemeral_bytes=2**20, scratch={str(tmp_path / "scratch"): None})
     with Gang(tmp_path, of, hosts=2) as gang:
         gang.start().until_marked("up-0", "up-1")
         gang.signal(host)

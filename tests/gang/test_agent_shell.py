@@ -80,7 +80,7 @@ def test_a_later_failure_is_not_told_by_an_exception_that_was_handled(tmp_path: 
 def test_the_end_of_a_first_python_is_not_the_end_of_the_rank_and_the_next_can_hang(tmp_path: Path) -> None:
     second = "say(phase='step', step=2)\ntime.sleep(3600)"
     command = shell(tmp_path, "$first; $second", first="say(phase='data', step=1)", second=second)
-    gang, codes = launch(tmp_path, job(command, budgets_s={"step": 1.0}), hosts=2)
+    gang, codes = launch(tmp_path, job(command, timeouts_s={"step": 1.0}), hosts=2)
     assert codes == [82, 82]
     assert "makes no progress" in gang.verdict["message"] and "second.py" in gang.verdict["message"]
 
@@ -88,7 +88,7 @@ def test_the_end_of_a_first_python_is_not_the_end_of_the_rank_and_the_next_can_h
 @pytest.mark.parametrize("ends", ["", "\nos._exit(0)", "\nraise ValueError('handled')"])
 def test_the_phase_of_a_python_that_has_ended_does_not_hang(tmp_path: Path, ends: str) -> None:
     command = shell(tmp_path, "$first; sleep 2; true", first=f"say(phase='step', step=2){ends}")
-    _, codes = launch(tmp_path, job(command, budgets_s={"step": 1.0}))
+    _, codes = launch(tmp_path, job(command, timeouts_s={"step": 1.0}))
     assert codes == [0]
 
 
@@ -113,6 +113,6 @@ def test_a_program_that_executes_itself_anew_is_still_heard(tmp_path: Path) -> N
 
 def test_a_request_for_stacks_does_not_end_a_program_that_has_executed_itself_anew(tmp_path: Path) -> None:
     command = program(tmp_path, f"OPTIONS, HANGS = ['-I', '-S'], True\n{REEXECUTED}")
-    gang, codes = launch(tmp_path, job(command, budgets_s={"step": 1.0}))
+    gang, codes = launch(tmp_path, job(command, timeouts_s={"step": 1.0}))
     assert codes == [82]
     assert "SIGUSR1" not in gang.talk and "rank 0 makes no progress" in gang.verdict["message"]

@@ -68,7 +68,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running
                 "straggling",
                 plain,
                 every_step | {"seconds": 0.2, "rank": 1},
-                budgets={"step": "30s"},
+                timeouts={"step": "30s"},
                 restarts={"in_place": 10},
             ),
         }

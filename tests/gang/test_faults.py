@@ -76,7 +76,7 @@ def test_a_lost_agent_is_named(tmp_path: Path) -> None:
 
 
 def test_a_hang_is_told_with_the_stacks_of_every_rank(tmp_path: Path) -> None:
-    slow = document(budgets={"step": "15s"})
+    slow = document(timeouts={"step": "15s"})
     result = launch(tmp_path, slow, env=faulty(tmp_path, "hang", rank=1, step=21))
     assert result.code == 82
     assert result.verdict["rank"] == 1
@@ -97,7 +97,7 @@ def test_a_rank_that_crashes_once_is_restarted_in_place(tmp_path: Path) -> None:
     assert len(agents) == 2
 
 
-def test_after_the_budget_the_first_error_is_reported(tmp_path: Path) -> None:
+def test_after_the_timeout_the_first_error_is_reported(tmp_path: Path) -> None:
     small = job(train(), restarts={"crash": 1, "in_place": 1})
     result = launch(tmp_path, small, env=faulty(tmp_path, "raise", step=6))
     assert result.code == 83

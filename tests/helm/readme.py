@@ -18,7 +18,7 @@ HEAD = """\
 
 ```sh
 helm install team-a helm/launcher --namespace team-a --create-namespace \\
-  --set profile.image=registry.example/train:1 \\
+  --set defaults.image=registry.example/train:1 \\
   --set-json 'rbac.submitters=[{{"kind": "Group", "name": "team-a"}}]'
 helm test team-a --namespace team-a
 ```
@@ -43,7 +43,7 @@ rights that its Roles grant, and the right to create a ValidatingAdmissionPolicy
 
 `helm uninstall` keeps PersistentVolumeClaims and namespaces (`helm.sh/resource-policy: keep`) and deletes everything
 else. Cluster-scoped objects are named NAMESPACE.RELEASE, so that two releases never share one. A namespace has one
-ConfigMap of cluster defaults: with two releases in it, set `profile.enabled=false` and `admissionPolicy.enabled=false`
+ConfigMap of cluster defaults: with two releases in it, set `defaults.enabled=false` and `admissionPolicy.enabled=false`
 in one of them.
 
 ## Values

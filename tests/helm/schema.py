@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from jaxlaunch.launcher.job.profile import Profile
+from jaxlaunch.launcher.job.defaults import Defaults
 from tests.helm.charts import CHART
 
 PATH = CHART / "values.schema.json"
@@ -14,11 +14,11 @@ PATH = CHART / "values.schema.json"
 def made(text: str) -> str:
     """The file as it is to be: what `text` says of the chart's other values stays."""
     schema = json.loads(text)
-    wanted = _plain(Profile.model_json_schema(by_alias=True))
+    wanted = _plain(Defaults.model_json_schema(by_alias=True))
     schema["$defs"] |= wanted.pop("$defs")
     del wanted["properties"]["schema"]
     wanted["properties"] = {"enabled": {"type": "boolean"}, **wanted["properties"]}
-    schema["properties"]["profile"] = wanted
+    schema["properties"]["defaults"] = wanted
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import yaml
 
-from jaxlaunch.launcher.job import load, profile
-from jaxlaunch.launcher.job.profile import (
+from jaxlaunch.launcher.job import defaults, load
+from jaxlaunch.launcher.job.defaults import (
     CacheClaim,
     CheckpointClaim,
     CheckpointUrl,
     ClusterDefaults,
-    Profile,
+    Defaults,
     Prometheus,
 )
 from jaxlaunch.launcher.job.schema import Rdma
-from jaxlaunch.launcher.lifecycle import cluster_profile
+from jaxlaunch.launcher.lifecycle import cluster_defaults
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.resolve import resolve
 from tests.helm import readme, schema
@@ -61,24 +61,24 @@ def test_every_value_is_described() -> None:
     assert len(readme.described()) >= 50
 
 
-# --- the profile ------------------------------------------------------------------------------------------------------
+# --- the defaults -----------------------------------------------------------------------------------------------------
 
 
-def profile_of(helm: Helm, values: dict[str, Any]) -> Profile:
-    config_map = one(helm.render(values), "ConfigMap", cluster_profile.NAME)
+def defaults_of(helm: Helm, values: dict[str, Any]) -> Defaults:
+    config_map = one(helm.render(values), "ConfigMap", cluster_defaults.NAME)
     assert config_map["metadata"]["namespace"] == "ns"
-    return profile.of_config_map(config_map, "the chart's").values
+    return defaults.of_config_map(config_map, "the chart's").values
 
 
-def test_the_commands_read_the_chart_s_profile(helm: Helm) -> None:
-    plain = profile_of(helm, {})
-    assert plain == Profile(
+def test_the_commands_read_the_chart_s_defaults(helm: Helm) -> None:
+    plain = defaults_of(helm, {})
+    assert plain == Defaults(
         checkpoint=CheckpointClaim(claim="team-checkpoints"),
         service_account="team-jobs",
-        user=profile.DEFAULT_USER,
+        user=defaults.DEFAULT_USER,
         prometheus=Prometheus(namespace="monitoring"),
     )
-    full = profile_of(helm, EVERYTHING)
+    full = defaults_of(helm, EVERYTHING)
     assert (full.image, full.queue, full.image_pull_secrets) == ("registry.example/train:1", "team", ["registry"])
     assert full.compile_cache == CacheClaim(claim="team-compile-cache")
     assert full.nodes["h100"].node_selector == {"pool": "fast"}
@@ -87,16 +87,16 @@ def test_the_commands_read_the_chart_s_profile(helm: Helm) -> None:
     assert full.prometheus.namespace == "monitoring"
 
 
-def test_what_the_values_say_of_the_profile_counts_before_what_the_chart_makes(helm: Helm) -> None:
+def test_what_the_values_say_of_the_defaults_counts_before_what_the_chart_makes(helm: Helm) -> None:
     own = {"queue": "mine", "checkpoint": {"url": "gs://runs"}, "service_account": "me", "platform": "gke"}
-    said = profile_of(helm, {"profile": own, "kueue": {"enabled": True}})
+    said = defaults_of(helm, {"defaults": own, "kueue": {"enabled": True}})
     assert (said.queue, said.service_account, said.platform) == ("mine", "me", "gke")
     assert said.checkpoint == CheckpointUrl(url="gs://runs")
 
 
-def test_the_first_job_of_readme_and_notes_is_whole_with_the_chart_s_profile(helm: Helm) -> None:
-    values = {"profile": {"image": "i"}}
-    known = profile_of(helm, values)
+def test_the_first_job_of_readme_and_notes_is_whole_with_the_chart_s_defaults(helm: Helm) -> None:
+    values = {"defaults": {"image": "i"}}
+    known = defaults_of(helm, values)
     block = re.search(r"```yaml\n(.*?)```", readme.text(), re.DOTALL)
     notes = re.search(r"job\.yaml:\n\n(.*?)\n\n", helm.files(values)["NOTES.txt"], re.DOTALL)
     assert block is not None and notes is not None
@@ -108,11 +108,11 @@ def test_the_first_job_of_readme_and_notes_is_whole_with_the_chart_s_profile(hel
     ]
 
 
-def test_a_namespace_can_do_without_a_profile_of_its_own(helm: Helm) -> None:
-    assert "ConfigMap" not in {each["kind"] for each in helm.render({"profile": {"enabled": False}})}
+def test_a_namespace_can_do_without_defaults_of_its_own(helm: Helm) -> None:
+    assert "ConfigMap" not in {each["kind"] for each in helm.render({"defaults": {"enabled": False}})}
 
 
-def test_the_values_of_the_profile_are_the_profile_s_keys() -> None:
+def test_the_values_of_the_defaults_are_the_keys_of_the_defaults() -> None:
     text = schema.PATH.read_text(encoding="utf-8")
     assert text == schema.made(text)
 
@@ -131,6 +131,7 @@ def test_the_schema_has_the_very_keys_of_the_values() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert set(keys(values, SCHEMA)) <= {
         "global",
+        "profile",
         "test.resources",
         "kueue.preemption.reclaimWithinCohort",
         "kueue.preemption.borrowWithinCohort",
@@ -166,7 +167,7 @@ def test_the_notes_say_what_was_left_out_and_what_stays(helm: Helm) -> None:
         "scraping (podMonitor.enabled)",
         "alerts (alerts.enabled)",
         "dashboards (dashboards.enabled)",
-        "helm test: needs profile.image or test.image",
+        "helm test: needs defaults.image or test.image",
         "It names no image",
         "The Role team-submitter has no subjects yet",
         "The ValidatingAdmissionPolicy ns.team limits what everyone",

@@ -15,7 +15,7 @@ import yaml
 from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.launcher.doctor import controllers
 from jaxlaunch.launcher.doctor import network as doctor_network
-from jaxlaunch.launcher.job import load, profile
+from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.kube import pod_security
 from jaxlaunch.launcher.kube.kinds import JOBSETS
 from jaxlaunch.launcher.kube.labels import OWN_LABEL
@@ -91,7 +91,7 @@ def test_everything_is_labelled(objects: list[Object]) -> None:
 
 
 def test_what_needs_a_crd_or_reaches_beyond_the_namespace_but_the_admission_policy_is_off(helm: Helm) -> None:
-    made = helm.render({"profile": {"image": "i"}})
+    made = helm.render({"defaults": {"image": "i"}})
     assert not [each for each in made if each["apiVersion"] in FOREIGN]
     beyond = {each["kind"] for each in made if each["metadata"].get("namespace") != "ns"}
     assert beyond == {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
@@ -194,8 +194,8 @@ def tcpxo_pod(**more: Any) -> dict[str, Any]:
     fast = load.parse(
         "name: a\nimage: i\naccelerator: {type: h100, per_host: 8}\nnetwork: gpudirect-tcpxo\ncommand: [a]"
     )
-    defaults = profile.parse(yaml.safe_dump({"platform": "gke", "tcpxo": {"image": "rxdm:1"}} | more))
-    return dict(template(jobset.render(resolve(fast, defaults))[0]))
+    known = defaults.parse(yaml.safe_dump({"platform": "gke", "tcpxo": {"image": "rxdm:1"}} | more))
+    return dict(template(jobset.render(resolve(fast, known))[0]))
 
 
 def policy_of(helm: Helm, **values: Any) -> dict[str, Any]:
@@ -211,10 +211,10 @@ def test_the_admission_policy_lets_through_what_the_cluster_defaults_make_jobs_n
     closed = policy_of(helm)
     assert has(closed, "hostNetwork") and has(closed, "hostPID") and has(closed, "hostIPC")
     opened = policy_of(
-        helm, profile={"network": {"h100": "hostnetwork", "a100": {"profile": "rdma", "resource": "rdma/ib"}}}
+        helm, defaults={"network": {"h100": "hostnetwork", "a100": {"profile": "rdma", "resource": "rdma/ib"}}}
     )
     assert not has(opened, "hostNetwork") and has(opened, "hostPID") and has(opened, "hostIPC")
-    tcpxo = policy_of(helm, profile={"tcpxo": {"image": "rxdm:1"}})
+    tcpxo = policy_of(helm, defaults={"tcpxo": {"image": "rxdm:1"}})
     mounted = [volume for volume in tcpxo_pod()["spec"]["volumes"] if "hostPath" in volume]
     assert len(mounted) == 4
     for volume in mounted:
@@ -225,16 +225,16 @@ def test_the_admission_policy_lets_through_what_the_cluster_defaults_make_jobs_n
         {"network": {"h200": "gpudirect-rdma"}},
     ):
         for path in gke.GIB_FOLDERS.value:
-            assert has(policy_of(helm, profile=asked), json.dumps(json.dumps(path))[1:-1])
+            assert has(policy_of(helm, defaults=asked), json.dumps(json.dumps(path))[1:-1])
     account = json.dumps(json.dumps("trainer"))[1:-1]
-    assert has(policy_of(helm, profile={"service_account": "trainer"}), account) and not has(closed, account)
+    assert has(policy_of(helm, defaults={"service_account": "trainer"}), account) and not has(closed, account)
 
 
 @pytest.mark.parametrize("kind", KNOWN)
 def test_the_admission_policy_lets_pods_be_root_that_request_the_accelerator_alone(helm: Helm, kind: str) -> None:
     resource = table.RESOURCE.get(KNOWN[kind].platform)
     for user, may in (("root", ["roots"]), ("privileged", ["roots", "privileged"]), (2000, [])):
-        spec = policy_of(helm, profile={"users": {kind: user}})
+        spec = policy_of(helm, defaults={"users": {kind: user}})
         found = expressions(spec)
         validations = str(spec["validations"])
         judged = {name for name in ("roots", "privileged") if f"size(variables.{name}) == 0" in validations}
@@ -251,7 +251,7 @@ def test_the_admission_policy_lets_pods_be_root_that_request_the_accelerator_alo
 
 def test_the_admission_policy_exempts_the_tcpxo_daemon_as_jobs_have_it_and_no_other_container(helm: Helm) -> None:
     assert "filter" not in expressions(policy_of(helm))["judged"]
-    judged = expressions(policy_of(helm, profile={"tcpxo": {"image": "rxdm:1"}}))["judged"]
+    judged = expressions(policy_of(helm, defaults={"tcpxo": {"image": "rxdm:1"}}))["judged"]
     pod = tcpxo_pod()["spec"]
     (daemon,) = pod["initContainers"]
     host = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
@@ -278,8 +278,8 @@ def test_the_admission_policy_exempts_the_tcpxo_daemon_as_jobs_have_it_and_no_ot
 
 
 def test_the_admission_policy_refuses_what_may_become_root_where_the_level_does_not(helm: Helm) -> None:
-    def refuses(profile: dict[str, Any], **policy: bool) -> bool:
-        made = policy_of(helm, profile=profile, admissionPolicy=policy)
+    def refuses(defaults: dict[str, Any], **policy: bool) -> bool:
+        made = policy_of(helm, defaults=defaults, admissionPolicy=policy)
         return "size(variables.escalating) == 0" in json.dumps(made["validations"])
 
     tcpxo = {"tcpxo": {"image": "rxdm:1"}}
@@ -317,8 +317,8 @@ def test_the_admission_policy_is_for_the_release_s_namespaces_alone(helm: Helm) 
 
 
 def test_only_prometheus_of_the_namespace_that_the_values_name_may_scrape(helm: Helm) -> None:
-    for values, named in (({}, "monitoring"), ({"profile": {"prometheus": {"namespace": "metrics"}}}, "metrics")):
-        known = profile.of_config_map(one(helm.render(values), "ConfigMap"), "the chart's")
+    for values, named in (({}, "monitoring"), ({"defaults": {"prometheus": {"namespace": "metrics"}}}, "metrics")):
+        known = defaults.of_config_map(one(helm.render(values), "ConfigMap"), "the chart's")
         job = load.parse("name: a\nimage: i\nhosts: 2\naccelerator: {type: cpu}\ncommand: [a]")
         policy = one(jobset.render(resolve(job, known)), "NetworkPolicy")
         _, scrapes = policy["spec"]["ingress"]
@@ -380,9 +380,9 @@ def test_a_namespace_of_the_chart_has_the_level_of_the_jobs_that_the_cluster_def
 ) -> None:
     spec = load.parse(f"name: a\nimage: i\naccelerator: {accelerator}\ncommand: [a]")
     values = {"platform": "gke"} | given
-    cluster = profile.ClusterDefaults(profile.Profile.model_validate(values))
+    cluster = defaults.ClusterDefaults(defaults.Defaults.model_validate(values))
     assert pod_security.level(template(jobset.render(resolve(spec, cluster))[0])) == expected
-    rendered = {"namespaces": ["scratch"], "profile": values}
+    rendered = {"namespaces": ["scratch"], "defaults": values}
     made = one(helm.render(rendered), "Namespace", "scratch")
     assert made["metadata"]["labels"][pod_security.ENFORCE] == expected
     assert f"pod-security.kubernetes.io/enforce={expected}\n" in helm.files(rendered)["NOTES.txt"]
@@ -394,7 +394,7 @@ def test_a_namespace_of_the_chart_has_the_level_of_the_jobs_that_the_cluster_def
 def test_a_namespace_of_the_chart_admits_the_networks_that_jobs_may_choose_by_the_cluster_defaults(
     helm: Helm, given: dict[str, Any]
 ) -> None:
-    made = one(helm.render({"namespaces": ["scratch"], "profile": given}), "Namespace", "scratch")
+    made = one(helm.render({"namespaces": ["scratch"], "defaults": given}), "Namespace", "scratch")
     assert made["metadata"]["labels"][pod_security.ENFORCE] == "privileged"
 
 
@@ -434,10 +434,10 @@ def test_no_two_releases_share_an_object(helm: Helm) -> None:
         assert not {each for each in one_s & other_s if each[2] != "jaxlaunch"}
 
 
-def test_two_releases_in_one_namespace_share_nothing_where_one_of_them_has_the_profile(helm: Helm) -> None:
+def test_two_releases_in_one_namespace_share_nothing_where_one_of_them_has_the_defaults(helm: Helm) -> None:
     values = {**EVERYTHING, "namespaces": []}
     first = identities(helm.render(values, "first", "ns"))
-    second = identities(helm.render({**values, "profile": {**values["profile"], "enabled": False}}, "second", "ns"))
+    second = identities(helm.render({**values, "defaults": {**values["defaults"], "enabled": False}}, "second", "ns"))
     assert not first & second and len(first) == len(second) + 1
 
 

@@ -10,26 +10,26 @@ from tests.helm.charts import Helm, Refused
 
 # Values, and the key that the refusal names.
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"profil": {}}, "profil"),
-    ({"profile": {"platfrom": "gke"}}, "platfrom"),
-    ({"profile": {"platform": "gce"}}, "/profile/platform"),
-    ({"profile": {"image": 7}}, "/profile/image"),
-    ({"profile": {"image": "two words"}}, "/profile/image"),
-    ({"profile": {"image_pull_secrets": "registry"}}, "/profile/image_pull_secrets"),
-    ({"profile": {"image_pull_secrets": ["Not_A_Name"]}}, "/profile/image_pull_secrets/0"),
-    ({"profile": {"queue": "No Queue"}}, "/profile/queue"),
-    ({"profile": {"checkpoint": {"claim": "a", "url": "gs://b"}}}, "/profile/checkpoint"),
-    ({"profile": {"checkpoint": {"url": "http://b"}}}, "/profile/checkpoint"),
-    ({"profile": {"compile_cache": {"path": "/cache"}}}, "/profile/compile_cache"),
-    ({"profile": {"user": 0}}, "/profile/user"),
-    ({"profile": {"nodes": {"h1000": {}}}}, "h1000"),
-    ({"profile": {"nodes": {"h100": {"selector": {}}}}}, "/profile/nodes/h100"),
-    ({"profile": {"network": {"h100": "infiniband"}}}, "/profile/network/h100"),
-    ({"profile": {"capacity": {"cheap": {}}}}, "cheap"),
-    ({"profile": {"tcpxo": {"image": "i", "networks": ["one"]}}}, "/profile/tcpxo"),
-    ({"profile": {"tolerations": [{"operator": "Maybe"}]}}, "/profile/tolerations/0/operator"),
-    ({"profile": {"prometheus": {"port": 1}}}, "port"),
-    ({"profile": {"enabled": "yes"}}, "/profile/enabled"),
+    ({"default": {}}, "default"),
+    ({"defaults": {"platfrom": "gke"}}, "platfrom"),
+    ({"defaults": {"platform": "gce"}}, "/defaults/platform"),
+    ({"defaults": {"image": 7}}, "/defaults/image"),
+    ({"defaults": {"image": "two words"}}, "/defaults/image"),
+    ({"defaults": {"image_pull_secrets": "registry"}}, "/defaults/image_pull_secrets"),
+    ({"defaults": {"image_pull_secrets": ["Not_A_Name"]}}, "/defaults/image_pull_secrets/0"),
+    ({"defaults": {"queue": "No Queue"}}, "/defaults/queue"),
+    ({"defaults": {"checkpoint": {"claim": "a", "url": "gs://b"}}}, "/defaults/checkpoint"),
+    ({"defaults": {"checkpoint": {"url": "http://b"}}}, "/defaults/checkpoint"),
+    ({"defaults": {"compile_cache": {"path": "/cache"}}}, "/defaults/compile_cache"),
+    ({"defaults": {"user": 0}}, "/defaults/user"),
+    ({"defaults": {"nodes": {"h1000": {}}}}, "h1000"),
+    ({"defaults": {"nodes": {"h100": {"selector": {}}}}}, "/defaults/nodes/h100"),
+    ({"defaults": {"network": {"h100": "infiniband"}}}, "/defaults/network/h100"),
+    ({"defaults": {"capacity": {"cheap": {}}}}, "cheap"),
+    ({"defaults": {"tcpxo": {"image": "i", "networks": ["one"]}}}, "/defaults/tcpxo"),
+    ({"defaults": {"tolerations": [{"operator": "Maybe"}]}}, "/defaults/tolerations/0/operator"),
+    ({"defaults": {"prometheus": {"port": 1}}}, "port"),
+    ({"defaults": {"enabled": "yes"}}, "/defaults/enabled"),
     ({"commonLabels": {"team": 7}}, "/commonLabels/team"),
     ({"commonLabels": {"team": "a b"}}, "/commonLabels/team"),
     ({"namespaces": ["Team"]}, "/namespaces/0"),
@@ -79,6 +79,19 @@ def test_a_wrong_value_is_refused_by_its_key(helm: Helm, values: dict[str, Any],
     with pytest.raises(Refused) as refused:
         helm.render(values)
     assert key.replace("/", ".").lstrip(".") in str(refused.value).replace("/", "."), refused.value
+
+
+@pytest.mark.parametrize(
+    ("old", "told"),
+    [
+        ({"image": "i", "queue": "q"}, "profile.image is now defaults.image: write defaults in place of profile"),
+        ("i", "profile is now defaults: write defaults in place of profile in the values."),
+    ],
+)
+def test_the_defaults_by_their_old_name_are_refused_with_the_new_one(helm: Helm, old: Any, told: str) -> None:
+    with pytest.raises(Refused) as refused:
+        helm.render({"profile": old, "defaults": {"enabled": False}})
+    assert told in str(refused.value)
 
 
 def test_enough_is_refused() -> None:

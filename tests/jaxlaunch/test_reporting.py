@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import jaxlaunch
-from jaxlaunch import contract
-from jaxlaunch.trainer import reporting
+from jaxlaunch import contract, reporting
 
 
 class Pipe:

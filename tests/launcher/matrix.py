@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jaxlaunch.accelerators import KNOWN
-from jaxlaunch.launcher.job import load, profile
+from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.manifests.bundle import Bundle
 from jaxlaunch.launcher.manifests.jobset import render
@@ -43,7 +43,7 @@ OPTIONS: Mapping[str, str] = {
     "{secret: keys, path: /keys}, {configmap: settings, path: /settings}]\nresources: {cpu: 4, memory: 16Gi}\n" + TRAIN,
     "inject": "agent: inject\ncode: .\nsecrets: {TOKEN: {name: hub, key: token}}\nimage_pull_secrets: [registry]\n",
 }
-PROFILE = "{tcpxo: {image: 'registry.example/rxdm:1'}, prometheus: {namespace: monitoring}}"
+DEFAULTS = "{tcpxo: {image: 'registry.example/rxdm:1'}, prometheus: {namespace: monitoring}}"
 
 
 class Combination(NamedTuple):
@@ -77,7 +77,7 @@ class Combination(NamedTuple):
 
     def manifests(self) -> list[dict[str, Any]]:
         spec = self.job()
-        return render(resolve(spec, profile.parse(PROFILE)), Bundle(b"agent", b"code") if spec.code else None)
+        return render(resolve(spec, defaults.parse(DEFAULTS)), Bundle(b"agent", b"code") if spec.code else None)
 
 
 # The plainest job on each kind of device, from which the golden files of all others say how they differ.

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from jaxlaunch.launcher.job import load
-from jaxlaunch.launcher.job.profile import ClusterDefaults
-from jaxlaunch.launcher.kube import trim
+from jaxlaunch.launcher.job.defaults import ClusterDefaults
+from jaxlaunch.launcher.kube import kept_fields
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.resolve import resolve
 from jaxlaunch.launcher.status import collect
@@ -78,7 +78,7 @@ def condition(kind: str, status: str = "True", reason: str = "", message: str = 
 
 
 def pod(host: int = 0, *, generation: int = 0, node: str | None = "node-1", part: str = "w", **parts: Any) -> Object:
-    """The pod of a host, as it runs; `parts` change that. As launcher/kube/trim leaves it."""
+    """The pod of a host, as it runs; `parts` change that. As launcher/kube/kept_fields leaves it."""
     state = parts.pop("state", {"running": {"startedAt": ago(minutes=9)}})
     phase = parts.pop("phase", "Running" if node and "running" in state else "Pending")
     conditions = parts.pop("conditions", [condition("Ready", "True" if "running" in state else "False")])
@@ -106,7 +106,7 @@ def pod(host: int = 0, *, generation: int = 0, node: str | None = "node-1", part
             **parts,
         },
     }
-    return trim.pod(full)
+    return kept_fields.pod(full)
 
 
 def pending(host: int = 0, message: str = "", reason: str = "Unschedulable") -> Object:
@@ -239,6 +239,6 @@ def judged(code: int, message: str = "it ended", *, attempt: int = 1, at: float 
 def snapshot(of: Object | None = None, *pods: Object, events: tuple[Object, ...] = (), **more: Any) -> Snapshot:
     """All that was seen of job lm; whatever is not said is as in a job that was just made."""
     found = jobset(max(1, len(pods))) if of is None else of
-    folded = trim.folded(collect.about(map(trim.event, events), "lm", found))
+    folded = kept_fields.folded(collect.about(map(kept_fields.event, events), "lm", found))
     given = {"jobs": (job_object(),), **more}
     return Snapshot("team", "lm", NOW, jobset=found, pods=pods, events=tuple(folded), **given)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 FLOORS = (
     ("jaxlaunch", "jaxlaunch.launcher.cli"),
     ("jaxlaunch.launcher.plan",),
-    ("jaxlaunch.launcher.local", "jaxlaunch.launcher.profiling"),
+    ("jaxlaunch.launcher.local", "jaxlaunch.launcher.profile_requests"),
     (
         "jaxlaunch.launcher.doctor",
         "jaxlaunch.launcher.explain",
@@ -64,7 +64,7 @@ FLOORS = (
         "jaxlaunch.trainer.distributed",
         "jaxlaunch.trainer.metrics",
         "jaxlaunch.trainer.buckets",
-        "jaxlaunch.trainer.plugin",
+        "jaxlaunch.trainer.user_code",
     ),
     ("jaxlaunch.trainer.errors", "jaxlaunch.trainer.spec"),
     ("jaxlaunch.trainer.adapters.keys", "jaxlaunch.trainer.optim.keys"),
@@ -119,7 +119,7 @@ SHARED = {
     "jaxlaunch.trainer": {"jaxlaunch.accelerators", "jaxlaunch.contract", "jaxlaunch.programs"},
     "jaxlaunch": {
         "jaxlaunch.launcher.local.run_folders",
-        "jaxlaunch.trainer.evaluation.loaded",
+        "jaxlaunch.trainer.evaluation.trained",
         "jaxlaunch.trainer.generate.loaded",
         "jaxlaunch.trainer.loop.run",
     },

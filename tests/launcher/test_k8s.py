@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from jaxlaunch.launcher.doctor import namespace
-from jaxlaunch.launcher.job import profile
+from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.kube.rights import Right
-from jaxlaunch.launcher.lifecycle import cluster_profile
+from jaxlaunch.launcher.lifecycle import cluster_defaults
 
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
@@ -44,10 +44,10 @@ def test_a_user_s_role_has_every_right_that_the_commands_use_and_never_reads_a_s
             assert not {"secrets", "*"} & {*rule["resources"], *rule["verbs"], *rule["apiGroups"]}
 
 
-def test_the_cluster_s_profile_is_where_the_commands_look_for_it() -> None:
-    found = installed("ConfigMap", cluster_profile.NAME)
-    assert found["metadata"]["namespace"] == cluster_profile.SYSTEM
-    assert profile.of_config_map(found, "here").values == profile.Profile()
+def test_the_cluster_defaults_are_where_the_commands_look_for_it() -> None:
+    found = installed("ConfigMap", cluster_defaults.NAME)
+    assert found["metadata"]["namespace"] == cluster_defaults.SYSTEM
+    assert defaults.of_config_map(found, "here").values == defaults.Defaults()
 
 
 @pytest.mark.parametrize("name", ["jobset", "kueue"])

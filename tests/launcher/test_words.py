@@ -36,7 +36,7 @@ FORBIDDEN: Mapping[str, str] = {
     r"who(so)?ever": "anyone who, the user who",
     r"one's own": "your own",
     r"thereof|therein|whence|hence|hitherto|lest|ere": "plain words",
-    r"restart budgets?": "restart limits; budgets are timeouts",
+    r"(?<!virtual-time-)budgets?(?! is now timeouts)": "timeouts of phases, or restart limits",
     r"(un)?charged": "(does not) count toward the limit",
     r"verdicts?": "job result; `verdict` only as the name of the field",
     r"(?<!TPU )generations?(?! of (TPU|text))": "JobSet restart; `generation` only as the name of the field",

@@ -21,7 +21,7 @@ import numpy as np
 from flax import nnx
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.huggingface import described
+from jaxlaunch.trainer.huggingface import config_json
 from jaxlaunch.trainer.step.model_arrays import ModelArrays
 from jaxlaunch.trainer.tasks.lm import NextToken
 
@@ -76,7 +76,7 @@ def main() -> None:
     each, source, to = params(model), options.folder / "in", options.folder / "out"
     size = sum(int(np.prod(leaf.shape)) for leaf in each.values())
     source.mkdir(parents=True)
-    (source / "config.json").write_text(json.dumps(described.config(model)))
+    (source / "config.json").write_text(json.dumps(config_json.config(model)))
     plan, memory = planned(str(source))
     print(f"{size:,} parameters; largest tensor {largest(each) / 1e6:.0f} MB", flush=True)
     print(f"plan: {plan['parameters']:,} parameters, its process {memory / 1e6:.0f} MB at most", flush=True)

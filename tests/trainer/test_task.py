@@ -17,10 +17,10 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.metrics.timer import StepTimer
-from jaxlaunch.trainer.plugin import load
 from jaxlaunch.trainer.process import read_spec
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS
 from jaxlaunch.trainer.task import PARTS, Loss
+from jaxlaunch.trainer.user_code import load
 from tests.trainer import tiny
 
 

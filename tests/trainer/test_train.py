@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxlaunch.trainer import preflight, train
-from jaxlaunch.trainer.checkpoint import carried
+from jaxlaunch.trainer.checkpoint import saved_tokenizer
 from jaxlaunch.trainer.data.sources.open import open_source
 from jaxlaunch.trainer.errors import CheckpointError, DataError, Stopped
 from jaxlaunch.trainer.metrics.progress import Progress
@@ -131,7 +131,7 @@ def test_a_run_that_is_refused_leaves_the_tokenizer_beside_the_checkpoints(
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
     spec = TrainSpec.model_validate({"task": "classify", **keys})
     monkeypatch.setattr(train, "tokenizer_files", lambda data: {"tokenizer.json": b"another"})
-    carried.keep(str(tmp_path / "checkpoints"), {"tokenizer.json": b"its own"})
+    saved_tokenizer.keep(str(tmp_path / "checkpoints"), {"tokenizer.json": b"its own"})
     run = Run(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None))
     monkeypatch.setattr(run.store, "restore", lambda *_: (4, {}, {"conditions": {}}))
 
@@ -141,7 +141,7 @@ def test_a_run_that_is_refused_leaves_the_tokenizer_beside_the_checkpoints(
     monkeypatch.setattr(preflight, "check_resumed", refused)
     with pytest.raises(CheckpointError, match="another batch"):
         run.run()
-    assert carried.kept(str(tmp_path / "checkpoints")) == {"tokenizer.json": b"its own"}
+    assert saved_tokenizer.kept(str(tmp_path / "checkpoints")) == {"tokenizer.json": b"its own"}
 
 
 def test_a_stop_where_the_place_of_the_step_is_another_s_is_a_stop(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.adapters import reference, targets
+from jaxlaunch.trainer.adapters import reference_model, targets
 from jaxlaunch.trainer.adapters.kernel import unquantized
 from jaxlaunch.trainer.adapters.keys import Lora
 
@@ -39,7 +39,7 @@ class Merging(dict[str, Array]):
 
 
 def _is_beside(name: str, ends: tuple[str, ...]) -> bool:
-    return name.startswith(reference.PREFIX) or name.endswith(ends)
+    return name.startswith(reference_model.PREFIX) or name.endswith(ends)
 
 
 @partial(jax.jit, static_argnums=(4, 5))

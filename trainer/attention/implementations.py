@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxlaunch.trainer.attention import stand_in
+from jaxlaunch.trainer.attention import placeholder_kernel
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.numerics import flops
 
@@ -208,4 +208,4 @@ def _splash(
 
 
 ATTENTION: dict[str, Callable[..., Array]] = {"auto": _xla, "xla": _xla, "cudnn": _cudnn, "splash": _splash}
-TRACED = {**ATTENTION, FUSED: stand_in.fused(_xla)}
+TRACED = {**ATTENTION, FUSED: placeholder_kernel.fused(_xla)}

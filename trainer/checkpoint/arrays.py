@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 import tensorstore
 from etils import epath
 
-from jaxlaunch.trainer.checkpoint import begun, s3
+from jaxlaunch.trainer.checkpoint import own_steps, s3
 from jaxlaunch.trainer.checkpoint.manifest import each, is_remote
 
 STATE, META = "state", "meta"  # the two items of a step
@@ -93,9 +93,9 @@ class _Marked:
 
     async def create(self) -> epath.Path:
         """Makes the folder. Raises FileExistsError when something is there already."""
-        await asyncio.to_thread(begun.begin, self._tmp_path)
+        await asyncio.to_thread(own_steps.begin, self._tmp_path)
         self._checkpoint_metadata_store.write(
-            file_path=self._tmp_path / begun.METADATA, metadata={"init_timestamp_nsecs": time.time_ns()}
+            file_path=self._tmp_path / own_steps.METADATA, metadata={"init_timestamp_nsecs": time.time_ns()}
         )
         return self._tmp_path
 

@@ -22,7 +22,7 @@ import jax
 from etils import epath
 
 from jaxlaunch.trainer.buckets import faults
-from jaxlaunch.trainer.checkpoint import arrays, begun, carried, manifest
+from jaxlaunch.trainer.checkpoint import arrays, manifest, own_steps, saved_tokenizer
 from jaxlaunch.trainer.checkpoint.arrays import STATE, TIMEOUT_S, Arrays
 from jaxlaunch.trainer.checkpoint.consensus import gather, on_primary
 from jaxlaunch.trainer.checkpoint.manifest import STEP, Damaged, Entry, Manifest, is_remote
@@ -77,7 +77,7 @@ class Store:
         with _storage(f"claiming {self._folder}", OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             message = self._owner.claim(self._take_over)
-            left = begun.clear(self._folder)
+            left = own_steps.clear(self._folder)
             if (posts := self._folder / DIGESTS).is_dir():
                 for post in posts.iterdir():
                     if POST.fullmatch(post.name):
@@ -94,8 +94,10 @@ class Store:
         """Steps whose place another has, and the name: also that of an unfinished save without our mark."""
         names = [(step, f"{step}") for step, is_own in self._named().items() if not is_own]
         if not is_remote(self._folder):
-            every = (child.name for child in self._folder.iterdir() if begun.UNFINISHED.fullmatch(child.name))
-            names += [(int(name.removesuffix(begun.MAKING)), name) for name in every if name.endswith(begun.MAKING)]
+            every = (child.name for child in self._folder.iterdir() if own_steps.UNFINISHED.fullmatch(child.name))
+            names += [
+                (int(name.removesuffix(own_steps.MAKING)), name) for name in every if name.endswith(own_steps.MAKING)
+            ]
         return sorted(names)
 
     def taken(self, step: int) -> str:
@@ -108,9 +110,9 @@ class Store:
             raise self._in_the_way(taken)
 
     def _taken(self, step: int) -> list[str]:
-        unfinished = self._folder / f"{step}{begun.MAKING}"
-        if unfinished.exists() and begun.is_begun(unfinished):
-            begun.remove(unfinished)  # of a save of this process that failed
+        unfinished = self._folder / f"{step}{own_steps.MAKING}"
+        if unfinished.exists() and own_steps.is_begun(unfinished):
+            own_steps.remove(unfinished)  # of a save of this process that failed
         places = [self._step(step)] if is_remote(self._folder) else [self._step(step), unfinished]
         return [path.name for path in places if path.exists()]
 
@@ -123,7 +125,7 @@ class Store:
     def _named(self) -> dict[int, bool]:
         """What is named like a step, and whether it is this product's, or an empty folder."""
         named = {int(child.name): child for child in self._folder.iterdir() if STEP.fullmatch(child.name)}
-        return {step: begun.is_own(child) or _is_empty(child) for step, child in named.items()}
+        return {step: own_steps.is_own(child) or _is_empty(child) for step, child in named.items()}
 
     # Restoring.
 
@@ -161,12 +163,12 @@ class Store:
         steps, foreign = [], []
         for child in sorted(self._folder.iterdir()):
             if STEP.fullmatch(child.name):
-                if not child.is_dir() or begun.is_step(child) or _is_empty(child):
+                if not child.is_dir() or own_steps.is_step(child) or _is_empty(child):
                     steps.append(int(child.name))
             elif not (
-                child.name.startswith((".", OWNER, DIGESTS, carried.FOLDER))
+                child.name.startswith((".", OWNER, DIGESTS, saved_tokenizer.FOLDER))
                 or ASIDE.fullmatch(child.name)
-                or begun.UNFINISHED.fullmatch(child.name)
+                or own_steps.UNFINISHED.fullmatch(child.name)
             ):
                 foreign.append(f"{child.name}/" if child.is_dir() else child.name)
         return steps, foreign
@@ -247,7 +249,7 @@ class Store:
                 self._note(f"step {step}: {fault}; using step {good} ({step} is left: no run saved it)")
                 continue
             aside = next(path for n in range(1, 1000) if not (path := self._folder / f"{step}.bad-{n}").exists())
-            begun.move(self._step(step), aside)
+            own_steps.move(self._step(step), aside)
             self._note(f"step {step}: {fault}; using step {good} ({step} is kept as {aside.name})")
 
     # Saving.
@@ -332,7 +334,7 @@ class Store:
         for step in self.steps()[: -self._keep]:
             if step in besides:
                 continue
-            if left := begun.remove(self._step(step)):
+            if left := own_steps.remove(self._step(step)):
                 self._note(f"step {step} was removed, except for files that no save wrote: {_some(left)}")
 
     # Reading.

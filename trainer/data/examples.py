@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxlaunch.trainer import plugin
+from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.buckets import faults
-from jaxlaunch.trainer.data import draws
+from jaxlaunch.trainer.data import example_rng
 from jaxlaunch.trainer.data.messages import Draws, Item
 from jaxlaunch.trainer.data.order import Indexes
 from jaxlaunch.trainer.data.source import Apart, Source, name_of
@@ -44,7 +44,7 @@ class Reading(NamedTuple):
     """How the examples of a run are read, beside from where."""
 
     seed: int = 0
-    purpose: int = draws.TRAIN
+    purpose: int = example_rng.TRAIN
     deterministic: bool | None = None  # None: only this program's own sources and tasks are known to be
     check: Check | None = None
 
@@ -55,7 +55,7 @@ ANYHOW = Reading()
 class Examples:
     """`example(source[i])` for many i at once. Raises DataError that names source and index; threads may share one.
 
-    Examples that may be drawn at random are made anew each time, each from generators of its own (trainer/data/draws).
+    Examples that may be drawn at random are made anew each time, by their own generators (trainer/data/example_rng).
     """
 
     def __init__(self, source: Source, example: Example, reading: Reading = ANYHOW) -> None:
@@ -63,7 +63,7 @@ class Examples:
         self._length = len(source)
         if not self._length:
             raise DataError(f"{name_of(source)} has no examples")
-        self._takes_rng = _takes_rng(source), draws.takes_rng(example)
+        self._takes_rng = _takes_rng(source), example_rng.takes_rng(example)
         ours = _is_ours(source), getattr(example, "__module__", "").startswith("jaxlaunch.trainer.")
         is_known = all(ours) if reading.deterministic is None else reading.deterministic
         self._is_drawn = not is_known
@@ -155,7 +155,7 @@ class Examples:
             else:
                 made = self._drawn(index, position) if is_drawn else self._example(self._source[index])
             if not isinstance(made, Mapping):
-                raise Unusable(f"become {plugin.kind(made)}; {BY_NAME}")
+                raise Unusable(f"become {user_code.kind(made)}; {BY_NAME}")
             return {key: np.asarray(value) for key, value in made.items()}
         except TrainerError:
             raise
@@ -166,19 +166,19 @@ class Examples:
 
     def _drawn(self, index: int, position: int) -> Mapping[str, Any]:
         """The example, its random numbers those of its position."""
-        start = draws.entropy(self._reading.seed, self._reading.purpose, position)
+        start = example_rng.entropy(self._reading.seed, self._reading.purpose, position)
         rng: dict[str, Any] = {"rng": np.random.default_rng(start)} if any(self._takes_rng) else {}
         of_source, of_example = (rng if takes else {} for takes in self._takes_rng)
-        with draws.seeded(start) if self._is_seeded else contextlib.nullcontext():
+        with example_rng.seeded(start) if self._is_seeded else contextlib.nullcontext():
             return self._example(self._source.__getitem__(index, **of_source), **of_example)
 
     def _finished(self, position: int, item: Item) -> Mapping[str, Any]:
         """The example of an item that another process read, which draws on from where that left the generators."""
         rng: dict[str, Any] = {}
         if self._takes_rng[1]:
-            start = draws.entropy(self._reading.seed, self._reading.purpose, position)
+            start = example_rng.entropy(self._reading.seed, self._reading.purpose, position)
             rng["rng"] = np.random.default_rng(start) if item.rng is None else item.rng
-        with contextlib.nullcontext() if item.state is None else draws.goes_on(item.state):
+        with contextlib.nullcontext() if item.state is None else example_rng.goes_on(item.state):
             return self._example(item.value, **rng)
 
     def _first(self) -> dict[str, Form]:
@@ -200,7 +200,7 @@ class Examples:
 
     def _place(self) -> str:
         """Where a user defines what makes the examples, their task or else their dataset."""
-        where = plugin.place(getattr(self._example, "__func__", self._example))
+        where = user_code.place(getattr(self._example, "__func__", self._example))
         return f" ({where})" if where else _place_of(self._source)
 
     def _allocated(self, rows: int) -> Batch:
@@ -223,7 +223,7 @@ def unreadable(source: Source, index: int, error: Exception, place: str = "") ->
     `place` is said where the error came through none of them; by default it is that of the dataset.
     """
     fault = faults.unreadable(f"{name_of(source)}: example {index} cannot be read", error)
-    where = plugin.raised_at(error)
+    where = user_code.raised_at(error)
     fault.args = (f"{fault}{f' ({where})' if where else place or _place_of(source)}",)
     return fault
 
@@ -240,7 +240,7 @@ def _listed(keys: Mapping[str, Any]) -> str:
 def _takes_rng(source: Source) -> bool:
     """Whether reading `source` takes a generator: what wraps a dataset of the user's says it itself."""
     said = getattr(source, "takes_rng", None)
-    return draws.takes_rng(source.__getitem__) if said is None else bool(said)
+    return example_rng.takes_rng(source.__getitem__) if said is None else bool(said)
 
 
 def _is_ours(source: Source) -> bool:

@@ -20,7 +20,7 @@ COUNT = struct.Struct("<Q")
 
 
 class Draws(NamedTuple):
-    """How the examples of a set take their random numbers (trainer/data/draws)."""
+    """How the examples of a set take their random numbers (trainer/data/example_rng)."""
 
     seed: int
     purpose: int

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from jaxlaunch.trainer.data import draws, order, reader
+from jaxlaunch.trainer.data import example_rng, order, reader
 from jaxlaunch.trainer.data.examples import Batch, Check, Example, Examples, Form, Reading, narrow
 from jaxlaunch.trainer.data.prefetch import Prefetcher
 from jaxlaunch.trainer.data.source import Ordered, Parted, Source
@@ -41,7 +41,7 @@ class Pipeline:
         deterministic: bool | None = None,
         check: Check | None = None,
     ) -> None:
-        self._examples = Examples(source, example, Reading(seed, draws.TRAIN, deterministic, check))
+        self._examples = Examples(source, example, Reading(seed, example_rng.TRAIN, deterministic, check))
         self._order = source if isinstance(source, Ordered) else None
         self._batch, self._rows = batch, _contiguous(rows, batch)
         self._seed, self._shuffle = seed, shuffle
@@ -124,7 +124,7 @@ class Evaluation:
         deterministic: bool | None = None,
         check: Check | None = None,
     ) -> None:
-        self._examples = Examples(source, example, Reading(seed, draws.EVAL, deterministic, check))
+        self._examples = Examples(source, example, Reading(seed, example_rng.EVAL, deterministic, check))
         self._batch, self._rows = batch, _contiguous(rows, batch)
         self._threads = self._examples.threads(threads)
         parts = source.evaluated_parts if isinstance(source, Parted) else {None: range(len(self._examples))}

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxlaunch.trainer.data import drafts
+from jaxlaunch.trainer.data import atomic_write
 
 ANY_TEXT = "surrogatepass"  # strings of numpy may hold lone surrogates
 ARRAYS = "jaxlaunch/arrays"  # the feature that says of which dtype and shape each array is
@@ -40,7 +40,7 @@ def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -
     from array_record.python import array_record_module
 
     count = 0
-    with drafts.whole(Path(path)) as unfinished:
+    with atomic_write.draft(Path(path)) as unfinished:
         # One: records are read at random.
         writer = array_record_module.ArrayRecordWriter(str(unfinished), "group_size:1")
         try:

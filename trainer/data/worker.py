@@ -19,12 +19,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from jaxlaunch.trainer.data import draws, messages
+from jaxlaunch.trainer.data import example_rng, messages
 from jaxlaunch.trainer.data.examples import unreadable
 from jaxlaunch.trainer.data.messages import Draws, Item, Request
 from jaxlaunch.trainer.data.source import Source
 from jaxlaunch.trainer.errors import DataError, TrainerError
-from jaxlaunch.trainer.plugin import load
+from jaxlaunch.trainer.user_code import load
 
 Sources = dict[str, Source]
 UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError)  # what pickle raises of what it cannot take
@@ -63,15 +63,15 @@ def answer(request: Request, sources: Sources) -> list[Item] | TrainerError:
 
 def _item(source: Source, index: int, position: int, how: Draws) -> Item:
     """One item, its random numbers those of its position."""
-    start = draws.entropy(how.seed, how.purpose, position)
+    start = example_rng.entropy(how.seed, how.purpose, position)
     rng = np.random.default_rng(start) if getattr(source, "takes_rng", False) else None
     drawn: dict[str, Any] = {} if rng is None else {"rng": rng}
     try:
-        with draws.seeded(start) if how.is_seeded else contextlib.nullcontext():
+        with example_rng.seeded(start) if how.is_seeded else contextlib.nullcontext():
             value = source.__getitem__(index, **drawn)
             if not how.goes_on:
                 return Item(value)
-            return Item(value, copy.deepcopy(rng), draws.state() if how.is_seeded else None)
+            return Item(value, copy.deepcopy(rng), example_rng.state() if how.is_seeded else None)
     except TrainerError:
         raise
     except Exception as error:

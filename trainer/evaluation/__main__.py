@@ -12,7 +12,7 @@ from typing import Any
 from jaxlaunch import contract, programs
 from jaxlaunch.contract import Key
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.evaluation.loaded import load
+from jaxlaunch.trainer.evaluation.trained import load
 from jaxlaunch.trainer.metrics.progress import finite
 from jaxlaunch.trainer.process import print_result
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxlaunch.trainer.generate import strips
+from jaxlaunch.trainer.generate import kernel_strips
 from jaxlaunch.trainer.models.layers import product
 
 # Name of the whole -> the names of its parts, in a layer of a decoder. An MLP of experts has no such products.
@@ -49,7 +49,7 @@ class Part:
         if self._stored.ndim == 2:
             made_BLO = product(x_BLD, self._stored)
         else:
-            made_BLO = strips.product(x_BLD.reshape(-1, x_BLD.shape[2]), self._stored).reshape(*x.shape[:2], -1)
+            made_BLO = kernel_strips.product(x_BLD.reshape(-1, x_BLD.shape[2]), self._stored).reshape(*x.shape[:2], -1)
         end = self._start + math.prod(self._outputs)
         return made_BLO[:, :, self._start : end].reshape(*x.shape[:2], *self._outputs)
 
@@ -62,7 +62,7 @@ def together(layer: dict[str, Array], *, in_strips: bool) -> Shapes:
             shapes |= {name: layer[name].shape for name in names}
             layer[whole] = _stored(tuple(layer.pop(name) for name in names), 1, in_strips)
     for name, axes in ALONE.items():
-        if in_strips and _is_kernel(name, layer) and strips.fits(layer[name].shape[axes:]):
+        if in_strips and _is_kernel(name, layer) and kernel_strips.fits(layer[name].shape[axes:]):
             shapes[name] = layer[name].shape
             layer[name] = _stored((layer[name],), axes, in_strips)
     return shapes
@@ -85,10 +85,10 @@ def apart(layer: Mapping[str, Array], shapes: Shapes) -> dict[str, Array]:
     found = {name: each for name, each in layer.items() if name not in TOGETHER and name not in shapes}
     for name in shapes:
         if name in layer:
-            found[name] = strips.whole(layer[name]).reshape(shapes[name])
+            found[name] = kernel_strips.whole(layer[name]).reshape(shapes[name])
     for whole, names in TOGETHER.items():
         if whole in layer:
-            kernel_DO = strips.whole(layer[whole])
+            kernel_DO = kernel_strips.whole(layer[whole])
             for name, start in zip(names, _starts(names, shapes), strict=True):
                 shape = shapes[name]
                 found[name] = kernel_DO[:, start : start + math.prod(shape[1:])].reshape(shape)
@@ -110,4 +110,4 @@ def _stored(kernels: tuple[Array, ...], axes: int, in_strips: bool) -> Array:
     """The kernels, whose first axes are inputs, side by side."""
     flat = [each.reshape(math.prod(each.shape[:axes]), -1) for each in kernels]
     kernel_DO = jnp.concatenate(flat, axis=1)
-    return strips.cut(kernel_DO) if in_strips and strips.fits(kernel_DO.shape[1:]) else kernel_DO
+    return kernel_strips.cut(kernel_DO) if in_strips and kernel_strips.fits(kernel_DO.shape[1:]) else kernel_DO

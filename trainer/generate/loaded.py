@@ -16,7 +16,7 @@ from jax import Array
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.adapters import merged as adapters
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.checkpoint import carried, reader, trained
+from jaxlaunch.trainer.checkpoint import reader, saved_tokenizer, stored_model
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate import tokenizers
 from jaxlaunch.trainer.generate.choose import Sampling
@@ -25,7 +25,7 @@ from jaxlaunch.trainer.generate.network import Network
 from jaxlaunch.trainer.generate.tokenizers import Tokenizer
 from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.huggingface import load as published
-from jaxlaunch.trainer.huggingface import special
+from jaxlaunch.trainer.huggingface import special_tokens
 from jaxlaunch.trainer.models.language_model import LanguageModel
 from jaxlaunch.trainer.parallel import mesh as meshes
 
@@ -149,13 +149,13 @@ def _published(folder: str, precision: spec.Precision, mesh: spec.Mesh | jax.sha
     config = folders.described_by(folder).model_copy(update={"init_from": folder})
     network = Network(config, _mesh(mesh, None), precision)
     weights = network.laid_out(published.load(config, network.abstract))
-    tokenizer = tokenizers.of(network.config.vocab, None, carried.read(epath.Path(folder)), folder)
+    tokenizer = tokenizers.of(network.config.vocab, None, saved_tokenizer.read(epath.Path(folder)), folder)
     return Loaded(Generator(network, weights, _ends(folder, tokenizer)), tokenizer, None)
 
 
 def _ends(folder: str | None, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     """The tokens that end a text: as the folder says, and as the tokenizer does."""
-    return tuple({*(special.ends(folder) if folder else ()), *(tokenizer.ends if tokenizer else ())})
+    return tuple({*(special_tokens.ends(folder) if folder else ()), *(tokenizer.ends if tokenizer else ())})
 
 
 def _checkpoint(
@@ -167,16 +167,16 @@ def _checkpoint(
     note: Callable[[str], None],
 ) -> Loaded:
     found = reader.find(folder, step, note)
-    config = trained.model(found)
+    config = stored_model.model(found)
     recorded = found.meta.get("train", {})
     of: Any = precision or pydantic.TypeAdapter(spec.Precision).validate_python(found.meta.get("precision", "fp32"))
     network = Network(config, _mesh(mesh, recorded.get("mesh")), of)
-    stored: Mapping[str, Any] = trained.parameters(found, ema)
-    if (lora := trained.lora(found)) is not None:
+    stored: Mapping[str, Any] = stored_model.parameters(found, ema)
+    if (lora := stored_model.lora(found)) is not None:
         where = f"step {found.step} of {folder}"
         stored = adapters.parameters(network.config, lora, found.meta.get("base"), stored, where)
     weights = network.laid_out(_Read(network, stored))
-    tokenizer = tokenizers.of(config.vocab, recorded.get("data"), carried.kept(folder), folder)
+    tokenizer = tokenizers.of(config.vocab, recorded.get("data"), saved_tokenizer.kept(folder), folder)
     return Loaded(Generator(network, weights, _ends(config.init_from, tokenizer)), tokenizer, found.step)
 
 

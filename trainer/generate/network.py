@@ -22,7 +22,7 @@ from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.attention import implementations
 from jaxlaunch.trainer.attention.implementations import Attention, Keys, Visible
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.generate import fused, strips
+from jaxlaunch.trainer.generate import fused, kernel_strips
 from jaxlaunch.trainer.generate.cache import Cache, OfPrompts, OfToken
 from jaxlaunch.trainer.models.decoder import Block, Decoder, Look
 from jaxlaunch.trainer.models.experts import Mixture, Routed
@@ -110,11 +110,11 @@ class Network:
             for layer, part in zip(self._stacks[stack], parts, strict=True):
                 layers[layer][rest] = part
         if self.mesh.size == 1:
-            in_strips = strips.helps(self.mesh.devices.item(), self._precision.compute)
+            in_strips = kernel_strips.helps(self.mesh.devices.item(), self._precision.compute)
             with self.context():
                 self._parts = [fused.together(layer, in_strips=in_strips) for layer in layers]
-                if in_strips and "head" in outer and strips.fits(outer["head"].shape[1:]):
-                    outer["head"] = jax.jit(strips.cut)(outer["head"])
+                if in_strips and "head" in outer and kernel_strips.fits(outer["head"].shape[1:]):
+                    outer["head"] = jax.jit(kernel_strips.cut)(outer["head"])
         return Weights(outer, layers)
 
     def stacked(self, weights: Weights) -> dict[str, Array]:
@@ -124,7 +124,7 @@ class Network:
             """One of them."""
             stack, _, rest = name.partition(".")
             if stack not in self._stacks:
-                return strips.whole(weights.outer[name])
+                return kernel_strips.whole(weights.outer[name])
             return jnp.stack([layers[layer][rest] for layer in self._stacks[stack]])
 
         with self.context():

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from jaxlaunch.trainer.checkpoint.carried import MAIN
+from jaxlaunch.trainer.checkpoint.saved_tokenizer import MAIN
 from jaxlaunch.trainer.text import tokenizer as texts
 
 LOST = "\ufffd".encode()

@@ -10,7 +10,7 @@ from etils import epath
 
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError, said
-from jaxlaunch.trainer.huggingface import described
+from jaxlaunch.trainer.huggingface import config_json
 from jaxlaunch.trainer.spec import Decoder, Published, TrainSpec
 
 
@@ -29,7 +29,7 @@ def resolved(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
     given = {key: getattr(model, key) for key in model.model_fields_set}
     theirs = described_by(folder)
     check(model, theirs, folder, set(given))
-    own = {key: value for key, value in given.items() if key in described.OWN and key in type(theirs).model_fields}
+    own = {key: value for key, value in given.items() if key in config_json.OWN and key in type(theirs).model_fields}
     keys = {key: getattr(train, key) for key in train.model_fields_set} | {"model": _with(theirs, own)}
     try:
         return TrainSpec.model_validate(keys)
@@ -73,13 +73,13 @@ def described_by(folder: str) -> Published:
     if not isinstance(given, dict):
         raise SpecError(f"{_config_of(folder)} is not a block of keys, as transformers writes it")
     try:
-        return described.model(given)
+        return config_json.model(given)
     except SpecError as error:
         raise SpecError(f"{_config_of(folder)}: {error}") from None
 
 
 def check(mine: Published, theirs: Published, folder: str, keys: set[str] | None = None) -> None:
     """Raises SpecError where keys, by default all, of `mine` differ from the model of the folder."""
-    differing = described.differences(mine, theirs, keys)
+    differing = config_json.differences(mine, theirs, keys)
     if differing:
         raise SpecError(f"{_config_of(folder)} describes another model than train.model: {'; '.join(differing)}")

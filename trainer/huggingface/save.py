@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple, Protocol
 import numpy as np
 
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.huggingface import described, names, special
+from jaxlaunch.trainer.huggingface import config_json, names, special_tokens
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.tensors import INDEX
 from jaxlaunch.trainer.spec import GPT2, Published, ViT
@@ -74,10 +74,10 @@ def save(
     """
     leaves = names.leaves(model)
     _check(model, leaves, params)
-    generation = {**special.of_tokenizer(beside), **special.generation(model.init_from)}
+    generation = {**special_tokens.of_tokenizer(beside), **special_tokens.generation(model.init_from)}
     dtype = next(iter(params.values())).dtype.name
-    config = described.config(model) | _special(model, generation) | {"dtype": dtype}
-    said = {"config.json": config} | ({} if isinstance(model, ViT) else {special.GENERATION: generation})
+    config = config_json.config(model) | _special(model, generation) | {"dtype": dtype}
+    said = {"config.json": config} | ({} if isinstance(model, ViT) else {special_tokens.GENERATION: generation})
     return write(to, leaves, params, {**said, **beside}, file_bytes=file_bytes)
 
 
@@ -113,9 +113,9 @@ def _special(model: Published, generation: Mapping[str, Any]) -> dict[str, Any]:
     """The tokens that begin, end and pad a text; null where not known: left out, transformers takes its own."""
     if isinstance(model, ViT):
         return {}
-    theirs = isinstance(model, GPT2) and model.vocab > described.GPT2_END  # where its own vocabulary has them
-    known = {key: generation[key] for key in special.KEYS if key in generation}
-    return {**({} if theirs else dict.fromkeys(special.KEYS)), **known}
+    theirs = isinstance(model, GPT2) and model.vocab > config_json.GPT2_END  # where its own vocabulary has them
+    known = {key: generation[key] for key in special_tokens.KEYS if key in generation}
+    return {**({} if theirs else dict.fromkeys(special_tokens.KEYS)), **known}
 
 
 def _check(model: Published, leaves: Mapping[str, Leaf], params: Mapping[str, Parameter]) -> None:

@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxlaunch.trainer.data import draws, reader
+from jaxlaunch.trainer import user_code
+from jaxlaunch.trainer.data import example_rng, reader
 from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.data.prefetch import Prefetcher
 from jaxlaunch.trainer.data.sources.torch import MapStyle
 from jaxlaunch.trainer.errors import DataError, SpecError
-from jaxlaunch.trainer.loop import words
+from jaxlaunch.trainer.loop import trees
 from jaxlaunch.trainer.loop.options import Options
 from jaxlaunch.trainer.parallel import mesh as meshes
 
@@ -59,7 +60,7 @@ class Batches:
         """Raises DataError where the first batch, asked for again, is another: a resumed run would see other data."""
         if self._pipeline is not None or not self._is_asked_twice:
             return
-        then, now = words.named(self._first), words.named(self._batch(0))
+        then, now = trees.named(self._first), trees.named(self._batch(0))
         for name, leaf in then.items():
             if not np.array_equal(leaf, now[name], equal_nan=leaf.dtype.kind in "fc"):
                 raise DataError(
@@ -93,8 +94,8 @@ class Batches:
         missing = [name for name in ("__len__", "__getitem__") if not hasattr(data, name)]
         if missing or isinstance(data, Mapping):
             raise SpecError(
-                f"jaxlaunch.run(batch={options.batch}) takes examples of a dataset, and data is {words.kind(data)}"
-                f"{f' without {words.listed(missing)}' if missing else ''}; leave batch out for {FORMS}"
+                f"jaxlaunch.run(batch={options.batch}) takes examples of a dataset, and data is {trees.kind(data)}"
+                f"{f' without {trees.listed(missing)}' if missing else ''}; leave batch out for {FORMS}"
             )
         assert options.batch is not None
         source = _Items(data)
@@ -126,17 +127,17 @@ class Batches:
         """The global batch of a step, as numpy arrays. Raises what the program does, DataError where it differs."""
         made = self._made(step)
         if inspect.isgenerator(made) or isinstance(made, Iterator):
-            raise SpecError(f"{self.name}: the batch of step {step} is {words.kind(made)}; return its arrays")
-        leaves = words.named(made)
+            raise SpecError(f"{self.name}: the batch of step {step} is {trees.kind(made)}; return its arrays")
+        leaves = trees.named(made)
         wrong = {name: leaf for name, leaf in leaves.items() if not _is_numbers(leaf)}
         if wrong or not leaves:
-            what = f"{next(iter(wrong))} is {words.form(next(iter(wrong.values())))}" if wrong else words.kind(made)
+            what = f"{next(iter(wrong))} is {trees.form(next(iter(wrong.values())))}" if wrong else trees.kind(made)
             raise SpecError(
                 f"{self.name}: in the batch of step {step} {what}; a batch is a pytree of arrays of numbers"
             )
         batch = jax.tree.map(_narrow, made)
         if hasattr(self, "_first"):
-            difference = words.differing(words.named(self._first), words.named(batch))
+            difference = trees.differing(trees.named(self._first), trees.named(batch))
             if difference is not None:
                 raise DataError(
                     f"{self.name}: the batch of step {step} has {difference}, as that of step 0; every batch has the "
@@ -145,9 +146,9 @@ class Batches:
         return batch
 
     def _rows_of(self, batch: Tree) -> int:
-        rows = {name: leaf.shape[0] for name, leaf in words.named(batch).items() if leaf.ndim}
+        rows = {name: leaf.shape[0] for name, leaf in trees.named(batch).items() if leaf.ndim}
         if len(set(rows.values())) != 1 or 0 in rows.values():
-            each = words.listed(f"{name} {count}" for name, count in rows.items()) or "no array with rows"
+            each = trees.listed(f"{name} {count}" for name, count in rows.items()) or "no array with rows"
             raise SpecError(
                 f"{self.name}: the arrays of a batch have one number of rows, their first dimension, and here they "
                 f"have: {each}"
@@ -169,33 +170,35 @@ class _Items(MapStyle):
 
     def __init__(self, dataset: Any) -> None:
         self.name, self._args, self._dataset = type(dataset).__name__, {}, dataset
-        self.takes_rng = draws.takes_rng(dataset.__getitem__)
+        self.takes_rng = example_rng.takes_rng(dataset.__getitem__)
 
 
 def _function(data: Any) -> tuple[Callable[[int], Tree], str, bool]:
     """What makes the batch of a step, its name, and whether it is to repeat itself. Raises SpecError."""
     if isinstance(data, Iterator) or inspect.isgeneratorfunction(data):
         raise SpecError(
-            f"jaxlaunch.run(data=…) is {words.kind(data)}, which cannot go back to the batch of a step when the run "
+            f"jaxlaunch.run(data=…) is {trees.kind(data)}, which cannot go back to the batch of a step when the run "
             f"resumes; give {FORMS}"
         )
     if not isinstance(data, type) and callable(getattr(data, "batch", None)) and not hasattr(data, "__getitem__"):
         return data.batch, f"{type(data).__name__}.batch", True
     if inspect.isroutine(data) or (callable(data) and not hasattr(data, "__getitem__") and not isinstance(data, type)):
         _check_signature(data)
-        return data, words.place(data), True
+        return data, user_code.named(data), True
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping | str | bytes):
         if not len(data):
-            raise DataError(f"jaxlaunch.run(data=…) is {words.kind(data)} without an item")
+            raise DataError(f"jaxlaunch.run(data=…) is {trees.kind(data)} without an item")
         return lambda step: data[step % len(data)], f"{type(data).__name__}[step]", False
-    raise SpecError(f"jaxlaunch.run(data=…) is {words.kind(data)}; give {FORMS}")
+    raise SpecError(f"jaxlaunch.run(data=…) is {trees.kind(data)}; give {FORMS}")
 
 
 def _check_signature(data: Callable[..., Any]) -> None:
     try:
         inspect.signature(data).bind(0)
     except TypeError as error:
-        raise SpecError(f"{words.place(data)} is called with the step, data(step), and that fails: {error}") from None
+        raise SpecError(
+            f"{user_code.named(data)} is called with the step, data(step), and that fails: {error}"
+        ) from None
     except ValueError:
         return  # C's functions may have no signature
 

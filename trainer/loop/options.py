@@ -11,7 +11,7 @@ import pydantic
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError, said
-from jaxlaunch.trainer.loop import words
+from jaxlaunch.trainer.loop import trees
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Options:
                 raise SpecError(f"jaxlaunch.run({name}=0): a whole number above 0, or None")
         if self.evaluate is not None and not callable(self.evaluate):
             raise SpecError(
-                f"jaxlaunch.run(evaluate=…) is {words.kind(self.evaluate)}, not a function of the state that returns "
+                f"jaxlaunch.run(evaluate=…) is {trees.kind(self.evaluate)}, not a function of the state that returns "
                 "a dict of numbers"
             )
         _ = self.axes

@@ -19,12 +19,11 @@ import jax
 import numpy as np
 
 from jaxlaunch import contract
-from jaxlaunch.trainer import distributed, preflight
+from jaxlaunch.trainer import distributed, preflight, user_code
 from jaxlaunch.trainer.checkpoint.attempt import Attempt
 from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.errors import CheckpointError, DataError, NotFiniteError, SpecError, Stopped, TrainerError
-from jaxlaunch.trainer.loop import words
 from jaxlaunch.trainer.loop.batches import Batches
 from jaxlaunch.trainer.loop.options import Options
 from jaxlaunch.trainer.loop.state import Named, State, Tree
@@ -105,7 +104,7 @@ def _end(error: BaseException, has_stepped: bool, report: Progress) -> NoReturn:
     """Reports what ended a run, with the line that raised it, and leaves with its code."""
     code, place = exit_code(error, has_stepped=has_stepped), ""
     if not isinstance(error, TrainerError):
-        said, place = words.raised_at(error)
+        said, place = user_code.told(error)
         place = f"{said} ({place})" if place else ""
     if code != contract.PREEMPTED:
         print_error(error, code)
@@ -287,7 +286,7 @@ class Loop(Attempt[Named]):
             return
         self.report.phase("eval", done)
         with self.profiler.pause(), self.metrics.timer.part("eval"), self.state.context():
-            found = checked_metrics(words.place(evaluate), evaluate(self.state.tree(state)))
+            found = checked_metrics(user_code.named(evaluate), evaluate(self.state.tree(state)))
             means = {name: float(value) for name, value in jax.device_get(dict(found)).items()}
             gc.collect()
         self.evaluated = done

@@ -16,8 +16,9 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 
+from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.loop import words
+from jaxlaunch.trainer.loop import trees
 from jaxlaunch.trainer.parallel import sharding
 from jaxlaunch.trainer.step.executable import once
 
@@ -37,7 +38,7 @@ class State:
     ) -> None:
         self._given, self._mesh = given, mesh
         self._make: Callable[[], Tree] | None = given if is_function(given) else None
-        self.name = words.place(given) if self._make is not None else "jaxlaunch.run(state=…)"
+        self.name = user_code.named(given) if self._make is not None else "jaxlaunch.run(state=…)"
         made = given if self._make is None else self._traced(self._make)
         leaves = _checked(self.name, made)
         axes = sharding.by_path(rules or {}, dict.fromkeys(leaves))
@@ -54,11 +55,11 @@ class State:
         """The arrays before the first step: made on the devices by the function, or copied there."""
         like = self.stored(self.abstract)
         if self._make is None:
-            given = {name: _placed(leaf, like[name]) for name, leaf in words.named(self._given).items()}
+            given = {name: _placed(leaf, like[name]) for name, leaf in trees.named(self._given).items()}
             made: Callable[..., Named] = lambda stored: self.of_stored(jax.tree.map(jnp.copy, stored))  # noqa: E731
         else:
             make, given = self._make, {}
-            made = lambda stored: strong(words.named(make()))  # noqa: E731
+            made = lambda stored: strong(trees.named(make()))  # noqa: E731
         with self.context():
             found: Named = jax.jit(made, out_shardings=self.shardings, compiler_options=once(self._mesh))(given)
         return found
@@ -77,8 +78,8 @@ class State:
 
     def checked(self, who: str, tree: Tree) -> Named:
         """The arrays of what the function `who` returned. Raises SpecError when they are not those of this state."""
-        found = words.named(tree)
-        if (difference := words.differing(self.abstract, found)) is not None:
+        found = trees.named(tree)
+        if (difference := trees.differing(self.abstract, found)) is not None:
             raise SpecError(f"{who}: the state that it returns has {difference}; return the arrays that it was given")
         return strong(found)
 
@@ -117,12 +118,12 @@ def _checked(who: str, tree: Tree) -> dict[str, jax.ShapeDtypeStruct]:
     """Shape and dtype of each leaf by name. Raises SpecError where one is no array, or two have one name."""
     flat = jax.tree_util.tree_flatten_with_path(tree)[0]
     if not flat:
-        raise SpecError(f"{who} gives {words.kind(tree)} without an array; {HINT}")
+        raise SpecError(f"{who} gives {trees.kind(tree)} without an array; {HINT}")
     found: dict[str, jax.ShapeDtypeStruct] = {}
     for path, leaf in flat:
-        name = words.name_of(path)
+        name = trees.name_of(path)
         if not _is_array(leaf):
-            raise SpecError(f"{who}: {name} is {words.kind(leaf)}, not an array; {HINT}")
+            raise SpecError(f"{who}: {name} is {trees.kind(leaf)}, not an array; {HINT}")
         if name in found:
             raise SpecError(f"{who}: two arrays of the state have the name {name}; rename a key of theirs")
         found[name] = jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype if _is_key(leaf) else jnp.result_type(leaf))

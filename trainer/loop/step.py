@@ -12,8 +12,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxlaunch import contract
 from jaxlaunch.contract import Key
+from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.loop import words
+from jaxlaunch.trainer.loop import trees
 from jaxlaunch.trainer.loop.state import Named, State
 from jaxlaunch.trainer.step.executable import Executable
 
@@ -33,9 +34,9 @@ class LoopStep:
     def __init__(self, step: Any, state: State, batch: Tree | None, mesh: jax.sharding.Mesh) -> None:
         if not callable(step):
             raise SpecError(
-                f"jaxlaunch.run(step=…) is {words.kind(step)}, not a function; it is called step(state, batch)"
+                f"jaxlaunch.run(step=…) is {trees.kind(step)}, not a function; it is called step(state, batch)"
             )
-        self.name = words.place(step)
+        self.name = user_code.named(step)
         self._step, self._state, self._mesh = step, state, mesh
         self._arguments = (state.abstract,) if batch is None else (state.abstract, batch)
         _check_signature(
@@ -67,7 +68,7 @@ class LoopStep:
     def _update(self, named: Named, *batch: Tree) -> tuple[Named, dict[str, Any]]:
         found = self._step(self._state.tree(named), *batch)
         if not isinstance(found, tuple) or len(found) != 2:
-            raise SpecError(f"{self.name}: it returned {words.kind(found)}; {RETURNS}")
+            raise SpecError(f"{self.name}: it returned {trees.kind(found)}; {RETURNS}")
         new, metrics = self._state.checked(self.name, found[0]), found[1]
         checked_metrics(self.name, metrics)
         scalars = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
@@ -89,16 +90,16 @@ def _check_signature(name: str, step: Callable[..., Any], called: str, count: in
 def checked_metrics(who: str, metrics: Any) -> Mapping[str, Any]:
     """`metrics`, which the program's function `who` returned. Raises SpecError where it is no dict of real scalars."""
     if not isinstance(metrics, Mapping):
-        raise SpecError(f"{who}: its metrics are {words.kind(metrics)}, not a dict of scalars; {RETURNS}")
+        raise SpecError(f"{who}: its metrics are {trees.kind(metrics)}, not a dict of scalars; {RETURNS}")
     for name, value in metrics.items():
         if not isinstance(name, str):
-            raise SpecError(f"{who}: the name of metric {name!r} is {words.kind(name)}, not text")
+            raise SpecError(f"{who}: the name of metric {name!r} is {trees.kind(name)}, not text")
         if name in RESERVED or name.startswith(contract.HELD_OUT):
             taken = f"{', '.join(sorted(RESERVED))}, and what begins with {contract.HELD_OUT}"
             raise SpecError(f"{who}: a metric cannot be named {name!r}; the records of a run use {taken}")
         is_number = isinstance(value, bool | int | float) or (hasattr(value, "shape") and hasattr(value, "dtype"))
         if not is_number or jnp.shape(value) != () or jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
             raise SpecError(
-                f"{who}: metric {name!r} is {words.form(value)}, not a real scalar; return its mean over the batch"
+                f"{who}: metric {name!r} is {trees.form(value)}, not a real scalar; return its mean over the batch"
             )
     return metrics

@@ -9,7 +9,7 @@ from typing import Any
 from flax import nnx
 from jax import Array
 
-from jaxlaunch.trainer import plugin
+from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models import foreign
 from jaxlaunch.trainer.spec import CustomModel, Loss, TrainSpec
@@ -31,24 +31,24 @@ def build(spec: TrainSpec, config: CustomModel, rngs: nnx.Rngs, sample: Sample |
             f"train.remat = {spec.remat}: {config.kind} is not a built-in model and rematerializes by itself; "
             "leave remat out"
         )
-    make = plugin.load(config.kind)
-    with plugin.placed(make):
+    make = user_code.load(config.kind)
+    with user_code.placed(make):
         return _made(config, make, rngs, sample)
 
 
 def _made(config: CustomModel, make: Any, rngs: nnx.Rngs, sample: Sample | None) -> nnx.Module:
     keys = config.model_extra or {}
-    if plugin.is_haiku(make):
+    if user_code.is_haiku(make):
         return foreign.Haiku(foreign.of_haiku(make, keys), *_inputs(config, sample), rngs=rngs)
-    if not isinstance(make, type) and (plugin.is_linen(make) or isinstance(make, nnx.Module)):
-        what = f"train.model: {config.kind} is an object, {plugin.kind(make)}"
+    if not isinstance(make, type) and (user_code.is_linen(make) or isinstance(make, nnx.Module)):
+        what = f"train.model: {config.kind} is an object, {user_code.kind(make)}"
         raise SpecError(f"{what}; name its class, or a function that returns one")
-    given = {**keys, "rngs": rngs} if not plugin.is_linen(make) and _takes_rngs(make) else dict(keys)
+    given = {**keys, "rngs": rngs} if not user_code.is_linen(make) and _takes_rngs(make) else dict(keys)
     try:
         model = make(**given)
     except TypeError as error:
         raise SpecError(f"train.model: {config.kind}({', '.join(given)}) failed: {error}") from error
-    if plugin.is_linen(model):
+    if user_code.is_linen(model):
         return foreign.Linen(model, *_inputs(config, sample), rngs=rngs)
     if not isinstance(model, nnx.Module):
         made = type(model).__name__

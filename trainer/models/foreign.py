@@ -16,7 +16,7 @@ from flax import nnx
 from flax.core.scope import DenyList
 
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.plugin import kind
+from jaxlaunch.trainer.user_code import kind
 
 SOWN = "intermediates"  # linen's default collection of what `sow` keeps
 

@@ -17,7 +17,7 @@ from optax.contrib import MuonDimensionNumbers
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.optim import groups, own, schedules
+from jaxlaunch.trainer.optim import groups, schedules, user_optimizers
 from jaxlaunch.trainer.optim.groups import Axes, Named
 from jaxlaunch.trainer.optim.keys import SCHEDULE_FREE, Link, is_own
 
@@ -48,7 +48,7 @@ def build(optimizer: spec.Optimizer, total_steps: int, axes: Axes | None = None)
 def check(optimizer: spec.Optimizer, built: optax.GradientTransformation, params: Mapping[str, Any]) -> None:
     """Raises SpecError where a transformation of the user's does not update `params`, ShapeDtypeStructs by name."""
     if any(is_own(link.name) for link in optimizer.links()):
-        own.check(built, params)
+        user_optimizers.check(built, params)
 
 
 def notes(optimizer: spec.Optimizer, params: Mapping[str, Any], axes: Axes) -> list[str]:
@@ -58,7 +58,7 @@ def notes(optimizer: spec.Optimizer, params: Mapping[str, Any], axes: Axes) -> l
     decayed = [name for name, leaf in trained.items() if _decays(optimizer, name, leaf, axes)]
     if optimizer.decay_on == "matrices" and decayed:
         found.append(f"weight decay on matrices alone: {len(decayed)} of {len(trained)} arrays")
-    if all(is_own(link.name) and not own.takes(link).intersection(own.RATES) for link in links):
+    if all(is_own(link.name) and not user_optimizers.takes(link).intersection(user_optimizers.RATES) for link in links):
         names = ", ".join(link.name for link in links)
         found.append(f"train.optimizer.lr and schedule have no effect: {names} takes no learning_rate")
     return found
@@ -75,7 +75,7 @@ def _decay(optimizer: spec.Optimizer, at: int | None) -> float | None:
 def _decays(optimizer: spec.Optimizer, name: str, leaf: Any, axes: Axes) -> bool:
     """Whether a parameter decays under decay_on: matrices."""
     decay, links = _decay(optimizer, groups.of(name, optimizer.groups)), optimizer.links()
-    if not (decay or any(is_own(link.name) and own.decays(link, decay) for link in links)):
+    if not (decay or any(is_own(link.name) and user_optimizers.decays(link, decay) for link in links)):
         return False
     of_muon = any(link.name == "muon" for link in links)
     return muon_axes(name, leaf, axes) is not None if of_muon else groups.is_matrix(name, leaf, axes)
@@ -91,7 +91,7 @@ def _chain(optimizer: spec.Optimizer, rate: optax.Schedule, at: int | None, axes
     mask: Mask = None
     if optimizer.decay_on == "matrices":
         mask = lambda params: {name: groups.is_matrix(name, leaf, axes) for name, leaf in params.items()}  # noqa: E731
-    if decay and all(is_own(link.name) and "weight_decay" not in own.takes(link) for link in links):
+    if decay and all(is_own(link.name) and "weight_decay" not in user_optimizers.takes(link) for link in links):
         names = ", ".join(link.name for link in links)
         group = "" if at is None or optimizer.groups[at].weight_decay is None else f".groups.{at}"
         raise SpecError(
@@ -106,7 +106,7 @@ def _link(
     link: Link, rate: optax.Schedule, decay: float | None, mask: Mask, axes: Axes
 ) -> optax.GradientTransformation:
     if is_own(link.name):
-        return own.transformation(link, rate, decay, mask)
+        return user_optimizers.transformation(link, rate, decay, mask)
     if link.name == "muon":
         return _muon(rate, decay or 0.0, mask, axes, link.options())
     return MAKERS[link.name](rate, decay or 0.0, mask, link.options())

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.optim import own
+from jaxlaunch.trainer.optim import user_optimizers
 from jaxlaunch.trainer.optim.keys import is_own
 from jaxlaunch.trainer.spec import Optimizer
 
@@ -21,7 +21,7 @@ def build(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
     """
     lr, schedule = optimizer.lr, optimizer.schedule
     if is_own(schedule.name):
-        return own.schedule(optimizer, total_steps)
+        return user_optimizers.schedule(optimizer, total_steps)
     try:
         decay = schedule.decay_steps(total_steps)
     except ValueError as error:

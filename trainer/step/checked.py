@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxlaunch.trainer import plugin
+from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.errors import SpecError, TrainerError, first_line
 
 
@@ -18,12 +18,12 @@ def told(name: str, task: Any, batch: Mapping[str, Any], model: Any = None) -> I
     no file of the user's is our bug and stays as it is.
     """
     try:
-        with plugin.placed(type(task).loss):
+        with user_code.placed(type(task).loss):
             yield
     except TrainerError:
         raise
     except Exception as error:
-        where = plugin.raised_at(error)
+        where = user_code.raised_at(error)
         if not where and isinstance(error, TypeError) and (called := _called(error, task, model)):
             takes = "a loss is called with (model, batch, rng), a model as its task's loss calls it"
             raise SpecError(f"{name}: {first_line(error)} ({called}); {takes}") from error
@@ -37,9 +37,9 @@ def _called(error: TypeError, task: Any, model: Any) -> str:
     """Where the user defines what does not take the call that `error` is about; "" where it is about neither."""
     told = str(error)
     if f"{type(task).__name__}.loss()" in told:
-        return plugin.place(type(task).loss)
+        return user_code.place(type(task).loss)
     is_of_model = model is not None and getattr(model, "__name__", "?") in told
-    return plugin.place(model) if is_of_model else ""
+    return user_code.place(model) if is_of_model else ""
 
 
 def kept(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:

@@ -20,8 +20,8 @@ from jax.extend.core import Jaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxlaunch.contract import BATCH_AXES, Key
-from jaxlaunch.trainer import plugin
-from jaxlaunch.trainer.adapters import base, reference
+from jaxlaunch.trainer import user_code
+from jaxlaunch.trainer.adapters import base, reference_model
 from jaxlaunch.trainer.adapters.attach import Adapters
 from jaxlaunch.trainer.adapters.targets import is_adapter
 from jaxlaunch.trainer.attention import availability
@@ -74,7 +74,7 @@ class Step:
             spec.model, CustomModel
         )
         self._adapters = Adapters.of(spec, self._precision.params)
-        self._has_copy = self._adapters is None and reference.is_wanted(task)
+        self._has_copy = self._adapters is None and reference_model.is_wanted(task)
         self.base: dict[str, Any] | None = None  # what a checkpoint says of the base, once it was read from a folder
         with self.context():
             self._arrays = ModelArrays(nnx.eval_shape(self._model))
@@ -178,10 +178,10 @@ class Step:
         if self._is_ours:
             return
         like, model = self._like(batch), self._spec.model
-        own = plugin.load(model.kind) if isinstance(model, CustomModel) else None
+        own = user_code.load(model.kind) if isinstance(model, CustomModel) else None
         with self.context(), checked.told(self._spec.task, self._task, like, own):
             rest = jax.eval_shape(self._loss, *self._arguments(batch))[1][1]
-            with plugin.placed(type(self._task) if own is None else own):
+            with user_code.placed(type(self._task) if own is None else own):
                 checked.kept(self._spec.task, self.abstract.rest, rest)
             jax.eval_shape(self._sums, self.abstract, like)
 
@@ -469,14 +469,14 @@ class Step:
 
     def _model(self) -> nnx.Module:
         made: Any = self._task.model(self._spec, nnx.Rngs(self._keys()[0]))
-        with plugin.placed(type(self._task).model):
+        with user_code.placed(type(self._task).model):
             model = checked_model(self._spec.task, made)
-        with plugin.placed(model):
+        with user_code.placed(model):
             check_arrays(self._spec.task, model)
         if self._adapters is not None:
             self._adapters.attach(model, self._keys()[0])
         if self._has_copy:  # of the same key: the same weights
-            reference.put(model, self._task.model(self._spec, nnx.Rngs(self._keys()[0])))
+            reference_model.put(model, self._task.model(self._spec, nnx.Rngs(self._keys()[0])))
         return model
 
     @property
@@ -486,7 +486,9 @@ class Step:
 
     def _is_of_base(self, name: str) -> bool:
         return (
-            name.startswith(reference.PREFIX) if self._has_copy else self._adapters is not None and not is_adapter(name)
+            name.startswith(reference_model.PREFIX)
+            if self._has_copy
+            else self._adapters is not None and not is_adapter(name)
         )
 
     def _base(self) -> Named:
@@ -495,7 +497,7 @@ class Step:
         if not like:
             return {}
         if isinstance(model, Published) and model.init_from is not None:
-            prefix = reference.PREFIX if self._has_copy else ""
+            prefix = reference_model.PREFIX if self._has_copy else ""
             params, self.base = base.read(model, {name.removeprefix(prefix): leaf for name, leaf in like.items()})
             return {prefix + name: param for name, param in params.items()}
         where = {name: leaf.sharding for name, leaf in like.items()}

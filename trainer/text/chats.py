@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxlaunch.trainer.checkpoint import carried
+from jaxlaunch.trainer.checkpoint import saved_tokenizer
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.text import documents, tokenizer
 from jaxlaunch.trainer.text.documents import Document, Unfit, kind_of_value
@@ -144,9 +144,9 @@ def tools(given: Any) -> list[Any] | None:
 def _sources(of: tokenizer.Tokenizer) -> dict[str, str]:
     """The texts of the template, and of that for rows with tools where it is another. Raises SpecError."""
     named = {
-        name.removeprefix(carried.TEMPLATES).removesuffix(".jinja"): text.decode(errors="replace")
+        name.removeprefix(saved_tokenizer.TEMPLATES).removesuffix(".jinja"): text.decode(errors="replace")
         for name, text in of.files.items()
-        if name.startswith(carried.TEMPLATES)
+        if name.startswith(saved_tokenizer.TEMPLATES)
     }
     if FILE in of.files:
         named[DEFAULT] = of.files[FILE].decode(errors="replace")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.data import drafts
+from jaxlaunch.trainer.data import atomic_write
 from jaxlaunch.trainer.data.sources import cache, files
 from jaxlaunch.trainer.errors import DataError, Stopped
 
@@ -102,5 +102,5 @@ def _keep(path: Path, found: Known) -> None:
     _hashed.update(settled)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with drafts.whole(path) as draft:
+        with atomic_write.draft(path) as draft:
             draft.write_text(json.dumps(list(settled.items())))

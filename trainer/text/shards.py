@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxlaunch.trainer.data import drafts, records
+from jaxlaunch.trainer.data import atomic_write, records
 from jaxlaunch.trainer.data.sources.share import Share
 from jaxlaunch.trainer.text import packing, parts
 from jaxlaunch.trainer.text.recipe import Recipe
@@ -171,5 +171,5 @@ def digest(path: Path) -> str:
 
 def write_json(path: Path, content: Any) -> None:
     """Writes a file of JSON, whole or not at all."""
-    with drafts.whole(path) as draft:
+    with atomic_write.draft(path) as draft:
         draft.write_text(json.dumps(content, indent=1) + "\n")

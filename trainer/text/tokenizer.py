@@ -17,8 +17,8 @@ import numpy.typing as npt
 from etils import epath
 
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.checkpoint import carried
-from jaxlaunch.trainer.checkpoint.carried import FILES, MAIN
+from jaxlaunch.trainer.checkpoint import saved_tokenizer
+from jaxlaunch.trainer.checkpoint.saved_tokenizer import FILES, MAIN
 from jaxlaunch.trainer.errors import SpecError
 
 BYTES = "bytes"  # the tokenizer whose tokens are bytes
@@ -187,7 +187,7 @@ def _read(name: str) -> dict[str, bytes]:
             there = f"it holds {', '.join(sorted(each.name for each in place.iterdir())[:5]) or 'nothing'}"
         hint = f"{there}; transformers' save_pretrained of a fast tokenizer writes {MAIN}"
         raise SpecError(f"data.tokenizer = {name} is neither bytes nor a folder or file of a {MAIN}; {hint}")
-    return {MAIN: bytes(main.read_bytes()), **carried.read(main.parent, FILES[1:])}
+    return {MAIN: bytes(main.read_bytes()), **saved_tokenizer.read(main.parent, FILES[1:])}
 
 
 def _parsed(name: str, text: bytes) -> Any:

@@ -1,7 +1,7 @@
 """What an agent in a pod reports through the Kubernetes API: lines in its log, and a termination message.
 
 Only the pods of a job with a service account hold a token, with which host 0 also writes an annotation of the JobSet
-(launcher/agent/gang/recorded). Both the writer and the parser of the two formats are here. Pure.
+(launcher/agent/gang/progress_annotation). Both the writer and the parser of the two formats are here. Pure.
 
 A line of host 0's log for programs is `jaxlaunch: KIND JSON`; a program's own lines begin with `[rank] `, so that they
 cannot be mistaken for one. Each has `at` (Unix time), `attempt` and `generation`, and by its kind:
@@ -26,7 +26,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from jaxlaunch.launcher.agent.gang import forms
+from jaxlaunch.launcher.agent.gang import record_checks
 
 PREFIX = "jaxlaunch: "
 STAGES = ("gather", "run", "kill", "leave")
@@ -35,49 +35,61 @@ MAX_MESSAGE = 3_900  # bytes; the kubelet cuts a termination message at 4,096
 MAX_CUT = 100  # characters; a shorter traceback is not cut
 VERSION = 1  # of the termination message
 
-_ABOUT = {"at": forms.seconds, "attempt": forms.whole, "generation": forms.whole}
-_COMMITTED = {name: forms.or_none(forms.whole) for name in ("step", "committed", "first_committed", "last_committed")}
-_SECONDS = {"seconds": forms.named(forms.seconds)}
-_FORMS: Mapping[str, forms.Form] = {
-    "past": forms.record(
+_ABOUT = {"at": record_checks.seconds, "attempt": record_checks.whole, "generation": record_checks.whole}
+_COMMITTED = {
+    name: record_checks.or_none(record_checks.whole)
+    for name in ("step", "committed", "first_committed", "last_committed")
+}
+_SECONDS = {"seconds": record_checks.named(record_checks.seconds)}
+_FORMS: Mapping[str, record_checks.Form] = {
+    "past": record_checks.record(
         {},
         {
             **_ABOUT,
             **_COMMITTED,
             **_SECONDS,
-            "attempts": forms.whole,
-            "ends": forms.named(forms.whole),
-            "unknown": forms.or_none(forms.text),
-            "verdict": forms.VERDICT,
-            "ended": forms.seconds,
+            "attempts": record_checks.whole,
+            "ends": record_checks.named(record_checks.whole),
+            "unknown": record_checks.or_none(record_checks.text),
+            "verdict": record_checks.VERDICT,
+            "ended": record_checks.seconds,
         },
     ),
-    "tail": forms.record({"generation": forms.whole, "rank": forms.whole, "lines": forms.each(forms.text)}, _ABOUT),
-    "beat": forms.record(
+    "tail": record_checks.record(
+        {
+            "generation": record_checks.whole,
+            "rank": record_checks.whole,
+            "lines": record_checks.each(record_checks.text),
+        },
+        _ABOUT,
+    ),
+    "beat": record_checks.record(
         {},
         {
             **_ABOUT,
             **_COMMITTED,
             **_SECONDS,
-            "stage": forms.text,
-            "missing": forms.each(forms.whole),
-            "missing_count": forms.whole,
-            "refused": forms.each(forms.text),
-            "phase": forms.or_none(forms.text),
-            "since": forms.or_none(forms.seconds),
-            "phases": forms.named(forms.each(forms.whole)),
-            "counts": forms.named(forms.whole),
-            "committed_at": forms.or_none(forms.seconds),
-            "restarts": forms.named(forms.whole),
-            "preempted": forms.or_none(forms.whole),
-            "overdue": forms.or_none(forms.text),
-            "metrics": forms.or_none(forms.named()),
+            "stage": record_checks.text,
+            "missing": record_checks.each(record_checks.whole),
+            "missing_count": record_checks.whole,
+            "refused": record_checks.each(record_checks.text),
+            "phase": record_checks.or_none(record_checks.text),
+            "since": record_checks.or_none(record_checks.seconds),
+            "phases": record_checks.named(record_checks.each(record_checks.whole)),
+            "counts": record_checks.named(record_checks.whole),
+            "committed_at": record_checks.or_none(record_checks.seconds),
+            "restarts": record_checks.named(record_checks.whole),
+            "preempted": record_checks.or_none(record_checks.whole),
+            "overdue": record_checks.or_none(record_checks.text),
+            "metrics": record_checks.or_none(record_checks.named()),
         },
     ),
-    "verdict": forms.record({"verdict": forms.VERDICT}, {**_ABOUT, **_COMMITTED}),
+    "verdict": record_checks.record({"verdict": record_checks.VERDICT}, {**_ABOUT, **_COMMITTED}),
 }
 KINDS = tuple(_FORMS)
-_TERMINATION = forms.record({"verdict": forms.VERDICT}, {**_ABOUT, "host": forms.or_none(forms.whole)})
+_TERMINATION = record_checks.record(
+    {"verdict": record_checks.VERDICT}, {**_ABOUT, "host": record_checks.or_none(record_checks.whole)}
+)
 
 TERMINATION_LOG = "/dev/termination-log"  # Kubernetes' default terminationMessagePath
 
@@ -93,7 +105,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]] | None:
     if not text.startswith(PREFIX):
         return None
     kind, _, value = text[len(PREFIX) :].partition(" ")
-    fields = forms.read(value) if kind in KINDS else None
+    fields = record_checks.read(value) if kind in KINDS else None
     return (kind, fields) if fields is not None and _FORMS[kind](fields) else None
 
 
@@ -119,7 +131,7 @@ def termination_message(verdict: Mapping[str, Any], host: int | None, generation
 
 def parse_termination_message(message: str | None) -> dict[str, Any] | None:
     """The fields of an agent's termination message; None for the end of a log, or another program's message."""
-    fields = forms.read(message or "")
+    fields = record_checks.read(message or "")
     return fields if fields is not None and fields.get("jaxlaunch") == VERSION and _TERMINATION(fields) else None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.io import wire
 
-# Seconds that a phase may last, unless `budgets` of the job says otherwise. It ends with the next line that changes the
+# Seconds that a phase may last, unless the job's `timeouts` say otherwise. It ends with the next line that changes the
 # phase or its step.
 TIMEOUTS_S: Mapping[str, float | None] = {
     "rendezvous": 1800.0,

@@ -39,7 +39,7 @@ def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> di
     if contract.TRAIN_SPEC in base:
         environ |= {name: value for name, value in TRAINER.get(job.platform, {}).items() if not _is_set(base, name)}
     paths = {name: _before(folder, base.get(name) or _EMPTY.get(name)) for name, folder in job.search_paths.items()}
-    timeout = phase_timeouts(job.budgets_s)["rendezvous"]
+    timeout = phase_timeouts(job.timeouts_s)["rendezvous"]
     return {
         **environ,
         **base,

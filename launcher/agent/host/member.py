@@ -60,7 +60,7 @@ class Member:
     ) -> None:
         self.gang: Mapping[str, Any] = {}  # the leader's last report of all hosts
         self.last_message_at = time.monotonic()
-        self.timeouts_s = phase_timeouts(config.job.budgets_s)
+        self.timeouts_s = phase_timeouts(config.job.timeouts_s)
         self._config, self._loop, self._hello, self._clock = config, loop, hello, clock
         self._say, self._finish, self._orphaned = say, finish, orphaned
         self.processes = Processes(

@@ -120,7 +120,7 @@ class Processes:
 
     def keep_standbys(self) -> None:
         """Starts the standby processes that are missing. Called once the ranks step, so that it delays no start."""
-        if self._config.job.command is not None or self._config.job.in_place_budget == 0 or self._has_failed_standby:
+        if self._config.job.command is not None or self._config.job.in_place_limit == 0 or self._has_failed_standby:
             return
         for rank in self._config.ranks():
             if rank not in self._standbys:

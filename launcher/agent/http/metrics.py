@@ -73,7 +73,7 @@ def _of_gang(generation: int, gang: Mapping[str, Any], silence_s: float) -> dict
         "jaxlaunch_clock_seconds": {(cause,): spent for cause, spent in seconds.items()},
         "jaxlaunch_restarts_total": {(cause,): float(gang.get("ended", {}).get(cause, 0)) for cause in causes},
         "jaxlaunch_restarts_left": {
-            (budget,): float(gang.get("left", {}).get(budget, NAN)) for budget in ("crash", "in_place", "preempted")
+            (limit,): float(gang.get("left", {}).get(limit, NAN)) for limit in ("crash", "in_place", "preempted")
         },
         "jaxlaunch_last_verdict_code": _one(gang.get("code")),
         "jaxlaunch_generation": _one(generation),
@@ -98,7 +98,7 @@ def _of_ranks(
     return {
         "jaxlaunch_children_up": _one(sum(progress.status.exit is None for progress in ranks.values())),
         "jaxlaunch_phase": phases,
-        "jaxlaunch_phase_budget_left_seconds": left,
+        "jaxlaunch_phase_timeout_left_seconds": left,
         "jaxlaunch_rank_step": steps,
         "jaxlaunch_rank_lag_steps": lags,
     }

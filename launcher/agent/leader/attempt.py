@@ -23,7 +23,7 @@ from jaxlaunch.launcher.agent.gang.verdict import (
     settle_s,
     verdict_of,
 )
-from jaxlaunch.launcher.agent.leader.tally import Tally
+from jaxlaunch.launcher.agent.leader.rank_counts import RankCounts
 
 BARRIER_PATIENCE_S = contract.SHUTDOWN_TIMEOUT_S - 2.0  # less than JAX waits: after that all ranks abort alike
 _OF_A_LOST_HOST = (Closeness.ABORT, Closeness.ECHO)  # how the death of one host reads on the others
@@ -38,7 +38,7 @@ class Attempt:
 
     def __init__(self, number: int, ranks: Mapping[int, range]) -> None:
         self.number = number
-        self._tally = Tally(rank for of_host in ranks.values() for rank in of_host)
+        self._counts = RankCounts(rank for of_host in ranks.values() for rank in of_host)
         self.stacks: dict[int, str] = {}
         self._stack_chars = 0
         self._ranks = ranks
@@ -56,16 +56,16 @@ class Attempt:
     @property
     def statuses(self) -> Mapping[int, Status]:
         """The newest status of every rank."""
-        return self._tally.statuses
+        return self._counts.statuses
 
     def update(self, statuses: Mapping[int, Status]) -> None:
         """Takes in the newest status of some ranks."""
         for rank, status in statuses.items():
-            self._tally.put((rank,), status)
+            self._counts.put((rank,), status)
 
     def merge(self, host: int, changes: Mapping[str, Mapping[str, Any]]) -> None:
         """Takes in what changed on a host, as progress.Changes wrote it. Raises TypeError or ValueError for others."""
-        statuses = self._tally.statuses
+        statuses = self._counts.statuses
         known = given = after = None
         for key, fields in changes.items():
             ranks: Sequence[int] = ranks_of(key, self._ranks[host])
@@ -74,7 +74,7 @@ class Attempt:
                 alike = next((at for at, rank in enumerate(ranks) if statuses[rank] is not before), len(ranks))
                 if after is None or before is not known or fields != given:
                     known, given, after = before, fields, before.changed(fields)
-                self._tally.put(ranks[:alike], after)
+                self._counts.put(ranks[:alike], after)
                 ranks = ranks[alike:]
 
     def add(self, event: Event, now: float) -> None:
@@ -124,12 +124,12 @@ class Attempt:
     @property
     def committed(self) -> int | None:
         """The newest step on storage: restored, or committed by any rank."""
-        return self._tally.committed
+        return self._counts.committed
 
     @property
     def first_committed(self) -> int | None:
         """The first step that this attempt committed; what it restored is none."""
-        return self._tally.first_committed
+        return self._counts.first_committed
 
     @property
     def last_committed(self) -> int | None:
@@ -139,26 +139,26 @@ class Attempt:
     @property
     def step(self) -> int | None:
         """Steps complete on every rank that reports."""
-        return self._tally.first_step
+        return self._counts.first_step
 
     @property
     def foremost(self) -> int | None:
         """Steps complete on the rank that is furthest."""
-        return self._tally.last_step
+        return self._counts.last_step
 
     def verdict(self, now: float, last_message_at: Mapping[int, float]) -> Verdict | None:
         """How the attempt ends, or None: it goes on, or the cause of a symptom may still arrive.
 
         `last_message_at` has the time of the last message of each host that is not lost.
         """
-        everyone_ended = self._tally.alive == 0
+        everyone_ended = self._counts.alive == 0
         if self._stop_by is not None:
             if everyone_ended or now >= self._stop_by:
                 return self._stopped(everyone_ended)
             return None
-        if self._tally.unclean == 0:
+        if self._counts.unclean == 0:
             return self._ended()
-        mixed = self._mixed_versions() if len(self._tally.versions) > 1 else None
+        mixed = self._mixed_versions() if len(self._counts.versions) > 1 else None
         if mixed is not None:
             return mixed
         found = self._nearest(now)
@@ -187,7 +187,7 @@ class Attempt:
 
     def _nearest(self, now: float) -> tuple[float, Event, Closeness] | None:
         """The symptom nearest to the cause, and when it arrived."""
-        everyone_left = self._tally.staying == 0  # the end of the program: who left first means nothing
+        everyone_left = self._counts.staying == 0  # the end of the program: who left first means nothing
         found = self._symptoms.nearest(self._is_withdrawn, but=Closeness.LEFT if everyone_left else None)
         hang = self._hang(now)
         return found if hang is None or (found is not None and found[2] < Closeness.HANG) else (now, *hang)

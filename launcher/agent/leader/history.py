@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.contract import Action
-from jaxlaunch.launcher.agent.gang import forms
+from jaxlaunch.launcher.agent.gang import record_checks
 from jaxlaunch.launcher.agent.gang.verdict import Verdict, is_full_disk, may_pass, of_code
 
 MAX_GENERATIONS_WITHOUT_PROGRESS = 3  # in a row; then the verdict is NO_PROGRESS
@@ -47,20 +47,20 @@ class Record:
         return cls(**{name: fields[name] for name in _FORMS}) if _RECORD(fields) else None
 
 
-_FORMS: Mapping[str, forms.Form] = {
-    "uid": forms.text,
-    "generation": forms.whole,
-    "attempt": forms.whole,
-    "cause": forms.text,
-    "rank": forms.or_none(forms.whole),
-    "first_committed": forms.or_none(forms.whole),
-    "last_committed": forms.or_none(forms.whole),
-    "seconds": forms.named(forms.seconds),
-    "verdict": forms.VERDICT,
-    "started": forms.seconds,
-    "ended": forms.seconds,
+_FORMS: Mapping[str, record_checks.Form] = {
+    "uid": record_checks.text,
+    "generation": record_checks.whole,
+    "attempt": record_checks.whole,
+    "cause": record_checks.text,
+    "rank": record_checks.or_none(record_checks.whole),
+    "first_committed": record_checks.or_none(record_checks.whole),
+    "last_committed": record_checks.or_none(record_checks.whole),
+    "seconds": record_checks.named(record_checks.seconds),
+    "verdict": record_checks.VERDICT,
+    "started": record_checks.seconds,
+    "ended": record_checks.seconds,
 }
-_RECORD = forms.record(_FORMS)
+_RECORD = record_checks.record(_FORMS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ def advanced(records: Sequence[Record]) -> list[bool]:
     return result
 
 
-def next_move(records: Sequence[Record], in_place_budget: int, everyone_lives: bool) -> Next:
+def next_move(records: Sequence[Record], in_place_limit: int, everyone_lives: bool) -> Next:
     """What follows the last of `records`, all of one uid. The first error since the last progress is reported, unless
     the last one alone tells why no other attempt helps."""
     last = records[-1]
@@ -98,7 +98,7 @@ def next_move(records: Sequence[Record], in_place_budget: int, everyone_lives: b
         return Next(False, of_code(contract.STARTUP, message, **where))
     if is_full_disk(verdict):
         return Next(False, verdict)  # whatever came before it: this is what to mend
-    if everyone_lives and restarts_before(records) < in_place_budget:
+    if everyone_lives and restarts_before(records) < in_place_limit:
         return Next(True, verdict)
     first = first_error(records)
     count = generations_without_progress(records)
@@ -165,31 +165,31 @@ def generations_without_progress(records: Sequence[Record]) -> int:
     return count
 
 
-def given_up(records: Sequence[Record], generation: int, preempted_budget: int | None) -> Verdict | None:
+def given_up(records: Sequence[Record], generation: int, preempted_limit: int | None) -> Verdict | None:
     """The verdict on pods of `generation` that have not started yet, where the attempts before them used up what may
     pass without progress: pods that were lost or preempted could not say so. None: they may start."""
     if not records:
         return None
     free = preemptions_without_progress(records)
-    if preempted_budget is not None and free >= preempted_budget:
-        return _too_often_preempted(f"in {free} preemptions", preempted_budget, records[-1].verdict["message"])
+    if preempted_limit is not None and free >= preempted_limit:
+        return _too_often_preempted(f"in {free} preemptions", preempted_limit, records[-1].verdict["message"])
     if records[-1].generation == generation:
         return None
     verdict = next_move(records, 0, everyone_lives=False).verdict
     return verdict if verdict.code == contract.NO_PROGRESS else None
 
 
-def given_up_unseen(generation: int, crash_budget: int, preempted_budget: int | None) -> Verdict | None:
+def given_up_unseen(generation: int, crash_limit: int, preempted_limit: int | None) -> Verdict | None:
     """The same of a trainer that keeps no checkpoints, and so no record of earlier pods: the restarts that brought it
-    to `generation` beyond `crash_budget` were free."""
-    free = generation - crash_budget
-    if preempted_budget is None or free < preempted_budget:
+    to `generation` beyond `crash_limit` were free."""
+    free = generation - crash_limit
+    if preempted_limit is None or free < preempted_limit:
         return None
-    return _too_often_preempted(f"in at least {free} preemptions", preempted_budget, "the job keeps no checkpoints")
+    return _too_often_preempted(f"in at least {free} preemptions", preempted_limit, "the job keeps no checkpoints")
 
 
-def _too_often_preempted(how_often: str, budget: int, last: str) -> Verdict:
-    message = f"no newly committed step {how_often} in a row, of {budget} (restarts.preempted): {last}"
+def _too_often_preempted(how_often: str, limit: int, last: str) -> Verdict:
+    message = f"no newly committed step {how_often} in a row, of {limit} (restarts.preempted): {last}"
     return of_code(contract.NO_PROGRESS, message)
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
 from jaxlaunch.launcher.agent.io.loop import Loop
-from jaxlaunch.launcher.agent.leader.keeper import Keeper
+from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where Kubernetes mounts it
 _PATH = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets/{}?fieldManager=jaxlaunch-agent"
@@ -24,7 +24,7 @@ def has_token(account: Path = ACCOUNT) -> bool:
     return (account / "token").is_file()
 
 
-def keeper(config: Config, loop: Loop, say: Callable[[str], None]) -> Keeper[Recorded] | None:
+def writer(config: Config, loop: Loop, say: Callable[[str], None]) -> LatestWriter[Recorded] | None:
     """What writes on the JobSet of a pod's job beside the loop; None where there is no token for that."""
     if not (config.is_pod and has_token()):
         return None
@@ -33,7 +33,7 @@ def keeper(config: Config, loop: Loop, say: Callable[[str], None]) -> Keeper[Rec
         """The streams are the loop's alone."""
         loop.after(0.0, lambda: say(text))
 
-    return Keeper(JobSet(config.job.name, say_from_a_thread).annotate)
+    return LatestWriter(JobSet(config.job.name, say_from_a_thread).annotate)
 
 
 class JobSet:

@@ -17,18 +17,18 @@ from jaxlaunch.launcher.agent.gang.clock import Clock, ratio
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.handshake import LeaderSide
 from jaxlaunch.launcher.agent.gang.progress import Status, phase_timeouts
-from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello, Refusal, names, refusal
 from jaxlaunch.launcher.agent.gang.verdict import Event, Verdict, of_code
 from jaxlaunch.launcher.agent.io import limits
 from jaxlaunch.launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message, encoded
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.ports import bracketed, free_port
-from jaxlaunch.launcher.agent.leader import history, jobset, report, unfinished
+from jaxlaunch.launcher.agent.leader import history, jobset, reported_fields, unfinished
 from jaxlaunch.launcher.agent.leader.attempt import STOPPED, Attempt
-from jaxlaunch.launcher.agent.leader.gate import Gate
-from jaxlaunch.launcher.agent.leader.herald import Herald, View
-from jaxlaunch.launcher.agent.leader.keeper import Keeper
+from jaxlaunch.launcher.agent.leader.connections import Gate
+from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
+from jaxlaunch.launcher.agent.leader.pod_log import PodLog, View
 from jaxlaunch.launcher.agent.leader.run_folder import AGENTS, RunFolder
 from jaxlaunch.launcher.agent.leader.summary import Of, Summary, stored
 
@@ -74,15 +74,15 @@ class Leader:
         hello: Hello,
         clock: Clock,
         run_folder: RunFolder,
-        herald: Herald,
+        pod_log: PodLog,
         *,
         say: Callable[[str], None],
         finish: Callable[[Verdict], None],
     ) -> None:
         self._config, self._loop, self._hello = config, loop, hello
-        self._keeper = Keeper[Summary](lambda summary: summary.write(run_folder))
-        self._annotator = jobset.keeper(config, loop, say)
-        self._clock, self._run_folder, self._herald, self._say, self._finish = clock, run_folder, herald, say, finish
+        self._summary_writer = LatestWriter[Summary](lambda summary: summary.write(run_folder))
+        self._annotator = jobset.writer(config, loop, say)
+        self._clock, self._run_folder, self._pod_log, self._say, self._finish = clock, run_folder, pod_log, say, finish
         self._gate = Gate(config, loop, say=say, admitted=self._greet)
         most = limits.allow_connections(config.hosts)
         if most is not None:
@@ -112,19 +112,19 @@ class Leader:
         self._turn = 0  # of the hosts that are sent a beat at the next tick
         self._until = now  # when the stage ends at the latest; of KILL and LEAVE
         self._kept: tuple[int | None, Stage] | None = None  # of what the summary was written last
-        timeout_s = phase_timeouts(config.job.budgets_s)["rendezvous"]
+        timeout_s = phase_timeouts(config.job.timeouts_s)["rendezvous"]
         self._gather_until = None if timeout_s is None else now + timeout_s
 
     def begin(self) -> None:
         """Reads the attempts of earlier pods, and starts to wait for every host."""
         now = time.monotonic()
         began = time.time() - (now - self._clock.began)
-        self._clock.carry(report.carried(self._records, began, self._config.started))
+        self._clock.carry(reported_fields.carried(self._records, began, self._config.started))
         self._seconds_before = self._clock.seconds(self._clock.began)
         for record in self._records[-3:]:
             message = record.verdict["message"]
             self._say(f"previous attempt {record.attempt} (generation {record.generation}): {message}")
-        self._herald.begin(self._records, self._run_folder, self._config.processes)
+        self._pod_log.begin(self._records, self._run_folder, self._config.processes)
         self._keep_summary(now)
         self._give_up()
         self._loop.every(TICK_S, self._tick)
@@ -132,9 +132,9 @@ class Leader:
     def _give_up(self) -> None:
         """Ends the gang at once, where the attempts of earlier pods already used up what may pass without progress."""
         generation, job = self._config.generation, self._config.job
-        verdict = history.given_up(self._records, generation, job.preempted_budget)
+        verdict = history.given_up(self._records, generation, job.preempted_limit)
         if job.command is None and not self._config.keeps_run:
-            verdict = history.given_up_unseen(generation, job.crash_budget, job.preempted_budget)
+            verdict = history.given_up_unseen(generation, job.crash_limit, job.preempted_limit)
         if verdict is not None:
             self._verdict, self._gather_until = verdict, time.monotonic() + LINGER_S
 
@@ -331,7 +331,7 @@ class Leader:
             self._say(f"{verdict.cause} ({verdict.code}): {verdict.message}")
         if self._stage is Stage.GATHER:
             self._number += 1  # it ended before its processes started, and counts as an attempt
-        self._herald.judged(verdict, self._number)
+        self._pod_log.judged(verdict, self._number)
         now = time.monotonic()
         self._stage, self._until = Stage.KILL, now + GONE_S
         self._keep_summary(now, is_urgent=True)  # first: who is killed from here on has died of this verdict
@@ -345,14 +345,14 @@ class Leader:
         else:
             self._clock.died(now)
         self._record(verdict, now)
-        move = history.next_move(self._records, self._config.job.in_place_budget, self._everyone_lives)
+        move = history.next_move(self._records, self._config.job.in_place_limit, self._everyone_lives)
         if not move.again:
             return self._end(move.verdict)
         if self._is_stopping:
             code, words = self._stopped_by
             return self._end(of_code(code, f"{words}, after: {move.verdict.message}"))
         count = history.restarts_used(self._records, self._config.generation)
-        limit = self._config.job.in_place_budget
+        limit = self._config.job.in_place_limit
         self._say(f"restarting in place: {count} of {limit} restarts (restarts.in_place) since the last committed step")
         self._start()
 
@@ -362,7 +362,7 @@ class Leader:
 
     def _record(self, verdict: Verdict, now: float) -> None:
         seconds = self._clock.seconds(now)
-        record = report.record(
+        record = reported_fields.record(
             self._config,
             self._number,
             verdict,
@@ -378,11 +378,11 @@ class Leader:
     def _end(self, verdict: Verdict) -> None:
         """Has every agent exit with this verdict's code."""
         self._verdict, self._stage = verdict, Stage.LEAVE
-        self._keeper.finish()
+        self._summary_writer.finish()
         self._summary(verdict).write_after(self._earlier, self._run_folder, self._config.job.command is None)
         now = time.monotonic()
         self._until = now + CLOSE_S  # from here on: storage may stall
-        self._herald.look(self._view, now, is_news=True)
+        self._pod_log.look(self._view, now, is_news=True)
         self._broadcast("ping", gang=self._gang(now))
         self._broadcast("leave", verdict=verdict.to_json())
         is_final = contract.outcome(verdict.code).action in (Action.FAIL, Action.COMPLETE)
@@ -417,7 +417,7 @@ class Leader:
                 peer.link.close()
                 self._disconnected(peer.link, f"no message for {SILENCE_S:.0f} s")
         self._beat(now)
-        self._herald.look(self._view, now)
+        self._pod_log.look(self._view, now)
         self._consider()
         self._check_deadline(now)
         state = self._attempt.committed, self._stage
@@ -450,7 +450,7 @@ class Leader:
         if self._gather_until is not None and now >= self._gather_until:
             missing = self._missing
             refused = f"; refused: {'; '.join(self._refused)}" if self._refused else ""
-            message = f"rendezvous: {names(missing)} did not join within {waited:.0f} s (budgets.rendezvous){refused}"
+            message = f"rendezvous: {names(missing)} did not join within {waited:.0f} s (timeouts.rendezvous){refused}"
             where = {"rank": self._config.ranks(missing[0])[0], "host": missing[0]}
             return self._decide(of_code(contract.LOST, message, **where))
         if now - self._logged_at >= LOG_S:
@@ -470,7 +470,7 @@ class Leader:
             "unsafe_s": self._clock.unsafe_s(now),
             "foremost": self._attempt.foremost,
             "silence_s": now - oldest,
-            **report.counters(self._records, self._config.generation, self._config.job),
+            **reported_fields.counters(self._records, self._config.generation, self._config.job),
         }
 
     def _view(self) -> View:
@@ -497,7 +497,7 @@ class Leader:
         Storage that stalls delays this a second at most, and only where it is urgent or the folder is on this machine.
         """
         self._kept, self._kept_at = (self._attempt.committed, self._stage), now
-        self._keeper.keep(self._summary(None), wait_s=KEEP_S if self._config.is_local or is_urgent else 0.0)
+        self._summary_writer.keep(self._summary(None), wait_s=KEEP_S if self._config.is_local or is_urgent else 0.0)
 
     def _annotate(self, when: str, verdict: Verdict | None) -> None:
         """Writes on the JobSet how far the job is, where its service account may."""
@@ -553,4 +553,4 @@ class Leader:
 
     def _addresses(self) -> list[dict[str, Any]]:
         peers = sorted(self._peers.items())
-        return [report.address(peer.hello, peer.link.peer, self._config.ranks(host)) for host, peer in peers]
+        return [reported_fields.address(peer.hello, peer.link.peer, self._config.ranks(host)) for host, peer in peers]

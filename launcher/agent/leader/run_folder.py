@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jaxlaunch.launcher.agent.gang import forms
+from jaxlaunch.launcher.agent.gang import record_checks
 from jaxlaunch.launcher.agent.io import files, wire
 from jaxlaunch.launcher.agent.io.output import log_path
 from jaxlaunch.launcher.agent.leader.history import Record
@@ -49,7 +49,7 @@ class RunFolder:
             return []
         records = []
         for line in lines:
-            fields = forms.read(line)
+            fields = record_checks.read(line)
             record = None if fields is None else Record.from_json(fields)
             if record is not None and record.uid == uid:
                 records.append(record)
@@ -127,7 +127,9 @@ def agents(folder: Path) -> list[dict[str, Any]]:
     return found if _AGENTS(found) else []
 
 
-_AGENTS = forms.each(forms.record({"host": forms.whole, "address": forms.text, "pid": forms.whole}))
+_AGENTS = record_checks.each(
+    record_checks.record({"host": record_checks.whole, "address": record_checks.text, "pid": record_checks.whole})
+)
 
 
 def _json(path: Path) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang import forms
+from jaxlaunch.launcher.agent.gang import record_checks
 from jaxlaunch.launcher.agent.gang.clock import ratio
 from jaxlaunch.launcher.agent.gang.verdict import Verdict, is_unstartable
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
@@ -145,34 +145,34 @@ def stored(folder: RunFolder) -> dict[str, Any]:
     return found if _FORM(found) else {}
 
 
-_OF = forms.record(
+_OF = record_checks.record(
     {},
     {
-        "uid": forms.text,
-        "generation": forms.whole,
-        "attempt": forms.whole,
-        "started": forms.seconds,
-        "at": forms.seconds,
-        "seconds": forms.named(forms.seconds),
-        "first_committed": forms.or_none(forms.whole),
-        "last_committed": forms.or_none(forms.whole),
-        "unsafe_s": forms.seconds,
-        "judged": forms.or_none(forms.VERDICT),
+        "uid": record_checks.text,
+        "generation": record_checks.whole,
+        "attempt": record_checks.whole,
+        "started": record_checks.seconds,
+        "at": record_checks.seconds,
+        "seconds": record_checks.named(record_checks.seconds),
+        "first_committed": record_checks.or_none(record_checks.whole),
+        "last_committed": record_checks.or_none(record_checks.whole),
+        "unsafe_s": record_checks.seconds,
+        "judged": record_checks.or_none(record_checks.VERDICT),
     },
 )
-_FORM = forms.record(
+_FORM = record_checks.record(
     {},
     {
-        "status": forms.text,
-        "step": forms.or_none(forms.whole),
-        "saved": forms.or_none(forms.whole),
-        "verdict": forms.or_none(forms.VERDICT),
-        "metrics": forms.or_none(forms.named()),
-        "goodput": forms.record({}, {"seconds": forms.named(forms.seconds)}),
-        "restarts": forms.named(forms.whole),
-        "notes": forms.each(forms.text),
-        "stacks": forms.named(forms.text),
-        "of": forms.or_none(_OF),
+        "status": record_checks.text,
+        "step": record_checks.or_none(record_checks.whole),
+        "saved": record_checks.or_none(record_checks.whole),
+        "verdict": record_checks.or_none(record_checks.VERDICT),
+        "metrics": record_checks.or_none(record_checks.named()),
+        "goodput": record_checks.record({}, {"seconds": record_checks.named(record_checks.seconds)}),
+        "restarts": record_checks.named(record_checks.whole),
+        "notes": record_checks.each(record_checks.text),
+        "stacks": record_checks.named(record_checks.text),
+        "of": record_checks.or_none(_OF),
     },
 )
 

@@ -14,7 +14,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.gang.verdict import Verdict, of_code
-from jaxlaunch.launcher.agent.leader import history, report
+from jaxlaunch.launcher.agent.leader import history, reported_fields
 from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.summary import Of, Summary
@@ -75,7 +75,9 @@ class Reported:
         return cls(attempt, started, Of.from_json(gang["of"]), gang["seconds"])
 
 
-def bury(folder: RunFolder, config: Config, reported: Reported, statuses: Sequence[Status], verdict: Verdict) -> None:
+def record_lost_leader(
+    folder: RunFolder, config: Config, reported: Reported, statuses: Sequence[Status], verdict: Verdict
+) -> None:
     """Writes the end of the attempt in place of host 0, which was lost, from what another host knows of it.
 
     That is host 0's last report; the last summary in `folder`, if it is of the same attempt; and the statuses of this
@@ -110,7 +112,9 @@ def bury(folder: RunFolder, config: Config, reported: Reported, statuses: Sequen
         found,
         verdict=end,
         step=found.step if own is None else own,
-        seconds=report.carried(records, time.time(), config.started) if is_known else _of_run(reported, record),
+        seconds=reported_fields.carried(records, time.time(), config.started)
+        if is_known
+        else _of_run(reported, record),
         restarts=history.restarts_by_cause(records),
         saved=_most(found.saved, *(status.committed for status in statuses)),
         of=of,

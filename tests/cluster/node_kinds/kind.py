@@ -30,7 +30,7 @@ class Platform:
 
     kinds: tuple[Kind, ...]
     jobs: Mapping[str, str]  # name -> lines of its YAML
-    profile: str = ""
+    defaults: str = ""
 
     def meant_for(self, job: str) -> list[str]:
         """The kinds that are meant for a job."""

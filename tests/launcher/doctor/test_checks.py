@@ -19,7 +19,7 @@ from jaxlaunch.launcher.doctor.finding import Finding
 from jaxlaunch.launcher.doctor.target import Checkpoints, Target
 from jaxlaunch.launcher.errors import ApiError, UserError
 from jaxlaunch.launcher.job import load
-from jaxlaunch.launcher.job.profile import ClusterDefaults, Profile
+from jaxlaunch.launcher.job.defaults import ClusterDefaults, Defaults
 from jaxlaunch.launcher.kube import kinds
 from jaxlaunch.launcher.kube.objects import template
 from jaxlaunch.launcher.manifests import jobset
@@ -427,7 +427,7 @@ def test_a_driver_that_is_too_old_for_the_cuda_of_the_image_is_named(
 
 def pod_of(more: str, users: dict[Any, Any]) -> dict[str, Any]:
     spec = load.parse(f"name: a\nimage: i\nplatform: gke\ncommand: [a]\n{more}")
-    made = jobset.render(resolve(spec, ClusterDefaults(Profile(users=users))))[0]
+    made = jobset.render(resolve(spec, ClusterDefaults(Defaults(users=users))))[0]
     return dict(template(made)["spec"])
 
 

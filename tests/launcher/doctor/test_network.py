@@ -14,7 +14,7 @@ from jaxlaunch.launcher.doctor.checks import CHECKS
 from jaxlaunch.launcher.doctor.finding import Finding
 from jaxlaunch.launcher.doctor.target import Target
 from jaxlaunch.launcher.job import load
-from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.kube.kinds import NAMESPACES, NETWORK_POLICIES
 from jaxlaunch.launcher.kube.objects import template
 from jaxlaunch.launcher.kube.requests import together

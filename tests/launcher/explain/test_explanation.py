@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from jaxlaunch.contract import ANNOTATION
-from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
 from jaxlaunch.launcher.agent.gang.verdict import of_code
 from jaxlaunch.launcher.explain import situations
 from jaxlaunch.launcher.explain.explanation import MAX_EVIDENCE, explain
 from jaxlaunch.launcher.explain.situations import SITUATIONS
-from jaxlaunch.launcher.kube import trim
+from jaxlaunch.launcher.kube import kept_fields
 from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
 from tests.found import shows
 from tests.launcher import objects
@@ -1112,7 +1112,9 @@ def test_a_name_that_does_not_exist_suggests_similar_ones() -> None:
 
 
 def test_a_job_that_is_gone_is_told_by_what_is_left_of_it() -> None:
-    done = trim.folded([trim.event(event("JobSet", "lm", "AllJobsCompleted", "jobset completed", last=ago(minutes=5)))])
+    done = kept_fields.folded(
+        [kept_fields.event(event("JobSet", "lm", "AllJobsCompleted", "jobset completed", last=ago(minutes=5)))]
+    )
     assert explain(NoSuchJob("team", "lm", tuple(done), now=objects.NOW)).headline == (
         f"job lm not found in namespace team: it completed at {ago(minutes=5)}, and was deleted since "
         "(by its ttl, or by hand)"

@@ -39,7 +39,7 @@ restarts: {crash: 5, in_place: 3}
 grace: 60s
 deadline: 2d
 ttl: 3d
-budgets: {rendezvous: 30m, init: 5m, restore: 10m, compile: 30m, step: auto, data: 10m, eval: 30m, save: 20m}
+timeouts: {rendezvous: 30m, init: 5m, restore: 10m, compile: 30m, step: auto, data: 10m, eval: 30m, save: 20m}
 volumes:
   - {claim: ckpt, path: /ckpt}
   - {bucket: gs://b, path: /data, read_only: true}
@@ -183,11 +183,11 @@ def test_devices_and_processes_follow_from_the_accelerator(
     assert (whole.hosts, whole.devices, whole.processes, whole.devices_per_process) == (hosts, devices, processes, each)
 
 
-def test_the_agents_budgets_are_seconds_and_the_learned_one_is_none() -> None:
-    budgets = job(budgets={"init": "90s", "save": None, "step": 5}).budgets.seconds()
-    assert (budgets["init"], budgets["save"], budgets["step"], budgets["compile"]) == (90.0, None, 5.0, 1800.0)
-    assert "pending" not in budgets
-    assert job().budgets.seconds()["step"] is None
+def test_the_agents_timeouts_are_seconds_and_the_learned_one_is_none() -> None:
+    timeouts = job(timeouts={"init": "90s", "save": None, "step": 5}).timeouts.seconds()
+    assert (timeouts["init"], timeouts["save"], timeouts["step"], timeouts["compile"]) == (90.0, None, 5.0, 1800.0)
+    assert "pending" not in timeouts
+    assert job().timeouts.seconds()["step"] is None
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job import profile
 from jaxlaunch.launcher.kube import pod_security
 from jaxlaunch.launcher.kube.merge import merge
 from jaxlaunch.launcher.kube.pod_security import level, violations
@@ -26,7 +26,7 @@ agent: image
 
 
 def template(more: str = "", cluster: str = "") -> dict[str, Any]:
-    manifest = jobset.render(resolve(jobs.parse(JOB + more), profile.parse(cluster or "{}")))[0]
+    manifest = jobset.render(resolve(jobs.parse(JOB + more), defaults.parse(cluster or "{}")))[0]
     found: dict[str, Any] = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch.launcher.explain.explanation import explain
-from jaxlaunch.launcher.kube import node_fit, requests, trim
+from jaxlaunch.launcher.kube import kept_fields, node_fit, requests
 from tests.launcher import objects
 
 
@@ -47,7 +47,7 @@ def test_explain_counts_what_admission_added_to_a_pod_that_waits() -> None:
     """An injected sidecar, a RuntimeClass's overhead and a LimitRange's defaults are in the pod, not in the JobSet."""
     spec = {"containers": [container("6")], "initContainers": [container("2", sidecar=True)], "overhead": {"cpu": "1"}}
     waits = objects.pending(0, "0/1 nodes are available: 1 Insufficient cpu.")
-    waits |= {"spec": trim.pod({"metadata": {"name": "p"}, "spec": spec})["spec"]}
+    waits |= {"spec": kept_fields.pod({"metadata": {"name": "p"}, "spec": spec})["spec"]}
     found = explain(objects.snapshot(objects.jobset(1), waits, nodes=(objects.node(),)))
     assert "each host requests 9 cpu, the largest node has 8" in found.headline
-    assert "containers" not in trim.pod({"metadata": {}, "spec": {**spec, "nodeName": "n"}})["spec"]
+    assert "containers" not in kept_fields.pod({"metadata": {}, "spec": {**spec, "nodeName": "n"}})["spec"]

@@ -17,7 +17,7 @@ from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.summary import Of, Summary
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.job.profile import DEFAULT_USER, ClusterDefaults, Profile, User
+from jaxlaunch.launcher.job.defaults import DEFAULT_USER, ClusterDefaults, Defaults, User
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.kube import pod_security
 from jaxlaunch.launcher.kube.kinds import JOBSETS, PODS
@@ -29,16 +29,16 @@ from tests.launcher import apiserver
 from tests.launcher.apiserver import Handler, Server, refuse
 from tests.launcher.invoke import Left, launcher
 
-SAVED = Profile.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
+SAVED = Defaults.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 AT = JOBSETS.path("team", "lm")
 Call = Callable[..., Left]
 
 
-def jobset(profile: Profile = SAVED, **keys: Any) -> dict[str, Any]:
+def jobset(defaults: Defaults = SAVED, **keys: Any) -> dict[str, Any]:
     """A stopped job of two hosts, without pods."""
     document = {"name": "lm", "namespace": "team", "image": "i", "hosts": 2, "accelerator": {"type": "cpu"}}
     spec = JobSpec.model_validate({**document, "command": ["a"], **keys})
-    made = render(resolve(spec, ClusterDefaults(profile)))[0]
+    made = render(resolve(spec, ClusterDefaults(defaults)))[0]
     made["spec"]["suspend"] = True
     return made
 
@@ -179,18 +179,18 @@ def test_the_pod_of_a_job_that_is_root_is_not(chosen: User) -> None:
 
 
 @pytest.mark.parametrize(
-    ("profile", "message"),
+    ("defaults", "message"),
     [
-        (Profile(), "has no run folder on a volume"),
-        (Profile.model_validate({"checkpoint": {"url": "gs://bucket/x"}}), "is in a bucket"),
+        (Defaults(), "has no run folder on a volume"),
+        (Defaults.model_validate({"checkpoint": {"url": "gs://bucket/x"}}), "is in a bucket"),
     ],
     ids=["none", "bucket"],
 )
 def test_a_job_without_a_run_folder_on_a_volume_is_refused_before_anything_is_created(
-    profile: Profile, message: str
+    defaults: Defaults, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        reader.manifest(jobset(profile), {})
+        reader.manifest(jobset(defaults), {})
 
 
 @pytest.mark.parametrize("options", [("-f",), ("--since", "5m")])

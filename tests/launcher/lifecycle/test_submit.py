@@ -125,16 +125,18 @@ def test_a_dry_run_prints_the_manifests_and_writes_nothing(server: Server, run: 
 
 def test_a_fault_in_the_cluster_s_own_defaults_names_its_configmap_and_line(server: Server, run: Run) -> None:
     text = "image: i\nplatform: gke\nnetwork: {h100: efa}\n"
-    server.put(CONFIGMAPS.path("team-a", "jaxlaunch"), profile(text))
+    server.put(CONFIGMAPS.path("team-a", "jaxlaunch"), defaults(text))
     left = submit(run, "accelerator.type=h100")
     assert left.code == 2 and writes(server) == []
-    assert "ConfigMap team-a/jaxlaunch, profile.yaml:3: network = efa does not exist on platform = gke." in left.err
+    assert "ConfigMap team-a/jaxlaunch, defaults.yaml:3: network = efa does not exist on platform = gke." in left.err
 
 
-def test_a_dry_run_with_a_profile_needs_no_cluster(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "profile.yaml").write_text("platform: gke\n")
+def test_a_dry_run_with_a_file_of_defaults_needs_no_cluster(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "defaults.yaml").write_text("platform: gke\n")
     monkeypatch.setenv("KUBECONFIG", "/dev/null")
-    assert run("submit", "--dry-run", "job.yaml", "--profile", "profile.yaml").code == 0
+    assert run("submit", "--dry-run", "job.yaml", "--defaults", "defaults.yaml").code == 0
 
 
 def test_a_servers_dry_run_asks_it_and_keeps_nothing(server: Server, run: Run) -> None:
@@ -784,28 +786,28 @@ def test_whoever_may_not_look_is_not_kept_from_submitting(server: Server, run: R
     assert "whether PriorityClass high exists is not known" in left.err
 
 
-# --- the cluster's profile --------------------------------------------------------------------------------------------
+# --- the cluster defaults ---------------------------------------------------------------------------------------------
 
 
-def profile(text: str) -> dict[str, Any]:
-    return {"data": {"profile.yaml": text}}
+def defaults(text: str) -> dict[str, Any]:
+    return {"data": {"defaults.yaml": text}}
 
 
-def test_the_namespaces_profile_comes_before_the_clusters(server: Server, run: Run, here: Path) -> None:
+def test_the_defaults_of_the_namespace_come_before_the_cluster_s(server: Server, run: Run, here: Path) -> None:
     (here / "job.yaml").write_text(JOB.replace("image: i\n", ""))
-    server.put(CONFIGMAPS.path("jaxlaunch-system", "jaxlaunch"), profile("image: of-all\n"))
+    server.put(CONFIGMAPS.path("jaxlaunch-system", "jaxlaunch"), defaults("image: of-all\n"))
     assert "image: of-all" in submit(run, "--dry-run").out
-    server.put(CONFIGMAPS.path("team-a", "jaxlaunch"), profile("image: of-team\n"))
+    server.put(CONFIGMAPS.path("team-a", "jaxlaunch"), defaults("image: of-team\n"))
     left = submit(run, "--dry-run")
     assert "image: of-team" in left.out
     assert left.err == "launcher: the cluster defaults are in ConfigMap team-a/jaxlaunch\n"
 
 
-def test_a_wrong_profile_is_named(server: Server, run: Run) -> None:
-    server.put(CONFIGMAPS.path("team-a", "jaxlaunch"), profile("platform: gce\n"))
+def test_wrong_defaults_are_named(server: Server, run: Run) -> None:
+    server.put(CONFIGMAPS.path("team-a", "jaxlaunch"), defaults("platform: gce\n"))
     left = submit(run)
     assert left.code == 2
-    assert "ConfigMap team-a/jaxlaunch, profile.yaml:1: platform = gce is not one of" in left.err
+    assert "ConfigMap team-a/jaxlaunch, defaults.yaml:1: platform = gce is not one of" in left.err
 
 
 # --- stop, delete, wait -----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 
 from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.agent.gang import log_lines
-from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
 from jaxlaunch.launcher.cluster import transport
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.kube.kinds import JOBSETS, NAMESPACES, PODS, WORKLOADS

@@ -6,8 +6,8 @@ import pytest
 
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.job.profile import ClusterDefaults
 from jaxlaunch.launcher.local import paths, run
 from jaxlaunch.launcher.manifests.resolve import resolve
 from jaxlaunch.trainer.spec import Mixture, Text

@@ -12,7 +12,7 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.verdict import of_code
-from jaxlaunch.launcher.agent.leader import report
+from jaxlaunch.launcher.agent.leader import reported_fields
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.summary import Of, Summary
 from jaxlaunch.launcher.cli import run as cli_run
@@ -29,7 +29,7 @@ JOB = "name: t\nhosts: 1\naccelerator: {type: cpu, per_host: 1}\ncommand: [true]
     ("code", "status"), [(0, "done"), (77, "stopped"), (80, "stopped"), (81, "failed"), (70, "failed")]
 )
 def test_the_status_follows_from_the_verdict(code: int, status: str) -> None:
-    summary = Summary(of_code(code, "it ended"), step=None, seconds=report.carried([], 0.0), restarts={})
+    summary = Summary(of_code(code, "it ended"), step=None, seconds=reported_fields.carried([], 0.0), restarts={})
     assert summary.to_json()["status"] == status
 
 

@@ -17,8 +17,8 @@ from jaxlaunch import contract
 from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.contract import Action
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.job import load, profile
-from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.job import defaults, load
+from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.kube import labels
 from jaxlaunch.launcher.manifests import bundle, network
 from jaxlaunch.launcher.manifests.bundle import Bundle
@@ -34,11 +34,11 @@ ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parent / "golden"
 CASES = Path(__file__).parent / "cases"
 EXAMPLES = ROOT / "k8s" / "examples"
-PROFILE = ".profile.yaml"
+DEFAULTS = ".defaults.yaml"
 
 
 def jobs_in(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.glob("*.yaml")) if not path.name.endswith(PROFILE)]
+    return [path for path in sorted(folder.glob("*.yaml")) if not path.name.endswith(DEFAULTS)]
 
 
 FILES = [*jobs_in(CASES), *jobs_in(EXAMPLES)]
@@ -53,9 +53,9 @@ PRIVILEGED = {"cpu-hostnetwork", "h100-tcpxo-gke", "h200-gib-gke", "b200-gib-gke
 
 
 def manifests(path: Path) -> list[dict[str, Any]]:
-    beside = path.with_name(path.stem + PROFILE)
+    beside = path.with_name(path.stem + DEFAULTS)
     spec = load.load(path)
-    return render(resolve(spec, profile.load(beside if beside.exists() else None)), brought(spec))
+    return render(resolve(spec, defaults.load(beside if beside.exists() else None)), brought(spec))
 
 
 def brought(spec: load.JobSpec) -> Bundle | None:
@@ -126,8 +126,8 @@ def test_every_golden_file_has_its_job() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_rendering_twice_gives_the_same_and_changes_nothing(path: Path) -> None:
     spec, cluster = load.load(path), ClusterDefaults()
-    if (beside := path.with_name(path.stem + PROFILE)).exists():
-        cluster = profile.load(beside)
+    if (beside := path.with_name(path.stem + DEFAULTS)).exists():
+        cluster = defaults.load(beside)
     before = spec.model_dump_json(), cluster.values.model_dump_json()
     first, second = (render(resolve(spec, cluster), brought(spec)) for _ in range(2))
     assert first == second
@@ -235,7 +235,7 @@ def test_values_reach_the_program_as_they_are_written() -> None:
 
 def test_the_train_block_reaches_the_pod_with_its_checkpoint_folder() -> None:
     text = "name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine, steps: 10}\n"
-    cluster = profile.parse("{image: i, checkpoint: {claim: runs, path: /runs}}")
+    cluster = defaults.parse("{image: i, checkpoint: {claim: runs, path: /runs}}")
     manifest = rendered(text, cluster)
     spec = json.loads(env_of(manifest)[contract.TRAIN_SPEC])
     assert spec == {"task": "my.tasks:Mine", "steps": 10, "checkpoint": {"path": "/runs/x"}}
@@ -245,15 +245,15 @@ def test_the_train_block_reaches_the_pod_with_its_checkpoint_folder() -> None:
 
 
 def test_a_bucket_is_no_folder_but_keeps_the_run_s_memory() -> None:
-    cluster = profile.parse("{image: i, checkpoint: {url: gs://runs/all}}")
+    cluster = defaults.parse("{image: i, checkpoint: {url: gs://runs/all}}")
     manifest = rendered("name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine, steps: 10}\n", cluster)
     assert json.loads(env_of(manifest)[contract.TRAIN_SPEC])["checkpoint"] == {"path": "gs://runs/all/x"}
     assert contract.RUN_DIR not in env_of(manifest)
     assert env_of(manifest)[contract.RUN_URL] == "gs://runs/all/x/.jaxlaunch"
 
 
-def test_a_profile_s_claim_is_mounted_once_where_a_checkpoint_lies_on_it() -> None:
-    cluster = profile.parse("{image: i, checkpoint: {claim: runs, path: /runs}}")
+def test_the_cluster_defaults_claim_is_mounted_once_where_a_checkpoint_lies_on_it() -> None:
+    cluster = defaults.parse("{image: i, checkpoint: {claim: runs, path: /runs}}")
     text = "name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine, checkpoint: {path: %s}}\n"
     assert len(pod_of(rendered(text % "/runs/other", cluster))["volumes"]) == 2
     mounted = text % "/runs/other" + "volumes: [{claim: mine, path: /runs}]\n"
@@ -271,8 +271,8 @@ def test_a_secret_appears_by_reference_only(monkeypatch: pytest.MonkeyPatch) -> 
     assert env_of(manifests(case)[0])["WANDB_API_KEY"] == reference
 
 
-def test_a_profile_s_compile_cache_is_mounted_and_told_to_jobs_that_name_none() -> None:
-    cluster = profile.parse("{image: i, checkpoint: {url: gs://runs}, compile_cache: {claim: compiled}}")
+def test_the_cluster_defaults_compile_cache_is_mounted_and_told_to_jobs_that_name_none() -> None:
+    cluster = defaults.parse("{image: i, checkpoint: {url: gs://runs}, compile_cache: {claim: compiled}}")
     text = "name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine}\n"
     manifest = rendered(text, cluster)
     assert json.loads(env_of(manifest)[contract.TRAIN_SPEC])["compile_cache"] == "/compile-cache"
@@ -285,16 +285,16 @@ def test_a_profile_s_compile_cache_is_mounted_and_told_to_jobs_that_name_none() 
     assert [volume["name"] for volume in pod_of(own)["volumes"]] == ["tmp"]
 
 
-def test_a_profile_s_service_account_is_for_jobs_that_name_none_and_mounts_no_token() -> None:
-    cluster = profile.parse("{image: i, service_account: everyone}")
+def test_the_cluster_defaults_service_account_is_for_jobs_that_name_none_and_mounts_no_token() -> None:
+    cluster = defaults.parse("{image: i, service_account: everyone}")
     pod = pod_of(rendered(SMALL, cluster))
     assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("everyone", False)
     pod = pod_of(rendered(SMALL + "service_account: mine\n", cluster))
     assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("mine", True)
 
 
-def test_a_profile_s_network_is_for_jobs_on_its_accelerator_that_name_none() -> None:
-    cluster = profile.parse("{image: i, network: {h100: hostnetwork, a100: {profile: rdma, resource: rdma/ib}}}")
+def test_the_cluster_defaults_network_is_for_jobs_on_its_accelerator_that_name_none() -> None:
+    cluster = defaults.parse("{image: i, network: {h100: hostnetwork, a100: {profile: rdma, resource: rdma/ib}}}")
     h100 = "name: x\naccelerator: {type: h100}\ncommand: [python, train.py]\n"
     assert pod_of(rendered(h100, cluster))["hostNetwork"] is True
     assert "hostNetwork" not in pod_of(rendered(h100 + "network: default\n", cluster))
@@ -383,7 +383,7 @@ def test_jobs_that_share_hosts_do_not_share_ports() -> None:
 
 
 def test_the_policy_lets_in_the_gang_and_prometheus() -> None:
-    _, policy = render(resolve(load.parse(SMALL), profile.parse("prometheus: {namespace: monitoring}")))
+    _, policy = render(resolve(load.parse(SMALL), defaults.parse("prometheus: {namespace: monitoring}")))
     gang = {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": "x"}}
     own, scrape = policy["spec"]["ingress"]
     assert policy["spec"]["podSelector"] == gang and own == {"from": [{"podSelector": gang}]}
@@ -422,7 +422,7 @@ def test_an_image_of_the_jobs_own_gets_the_agent_that_travels_with_it() -> None:
     [
         (SMALL, True),
         (SMALL + "agent: image\n", False),
-        (SMALL.replace("image: registry.example/train:1\n", ""), False),  # the profile's holds us
+        (SMALL.replace("image: registry.example/train:1\n", ""), False),  # that of the defaults holds us
         (SMALL.replace("command: [python, train.py]", "train: {task: 'a:B'}"), False),  # the trainer's holds us
         (SMALL.replace("command: [python, train.py]", "train: {task: 'a:B'}") + "agent: inject\n", True),
     ],
@@ -465,6 +465,6 @@ def test_a_single_host_of_efa_asks_for_the_least_interfaces_and_pins_nothing() -
 @pytest.mark.parametrize(("network", "added"), [("default", ["DAC_OVERRIDE"]), ("efa", ["DAC_OVERRIDE", "IPC_LOCK"])])
 def test_root_goes_on_with_the_files_of_another_user(network: str, added: list[str]) -> None:
     text = f"name: x\nimage: i\ncommand: [a]\naccelerator: {{type: h100}}\nhosts: 2\nnetwork: {network}\n"
-    cluster = profile.parse("{platform: eks, users: {h100: root}}")
+    cluster = defaults.parse("{platform: eks, users: {h100: root}}")
     (pod,) = [job["template"]["spec"]["template"]["spec"] for job in rendered(text, cluster)["spec"]["replicatedJobs"]]
     assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": added}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxlaunch.launcher.job import load, profile
+from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.kube.objects import template
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.platforms import eks, gke
@@ -19,7 +19,7 @@ UNUSED = dict(gke.WITHOUT_GIB.value)
 
 def environment(text: str, cluster: str) -> dict[str, str]:
     """The variables of the main container that are about the network, as the manifest has them."""
-    spec = template(render(resolve(load.parse(text), profile.parse(cluster)))[0])["spec"]
+    spec = template(render(resolve(load.parse(text), defaults.parse(cluster)))[0])["spec"]
     found = {one["name"]: one.get("value", "") for one in spec["containers"][0]["env"]}
     return {name: value for name, value in found.items() if name.startswith(("NCCL_", "FI_", "CUDA_"))}
 
@@ -53,6 +53,6 @@ def test_gib_is_tuned_for_its_machine_and_a_job_may_set_each_variable_otherwise(
 
 def test_a_secret_counts_before_the_variable_of_a_network() -> None:
     text = H200 + "secrets: {NCCL_NET_PLUGIN: {name: s, key: k}}\n"
-    spec = template(render(resolve(load.parse(text), profile.parse("platform: gke")))[0])["spec"]
+    spec = template(render(resolve(load.parse(text), defaults.parse("platform: gke")))[0])["spec"]
     (one,) = (one for one in spec["containers"][0]["env"] if one["name"] == "NCCL_NET_PLUGIN")
     assert "valueFrom" in one

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.errors import JobFaults, UserError
-from jaxlaunch.launcher.job import load, profile
-from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.job import defaults, load
+from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.manifests.platform_checks import faults
 from jaxlaunch.launcher.manifests.platforms import eks, gke, table
 from jaxlaunch.launcher.manifests.platforms.facts import GKE_TPU, INSTANCE
@@ -126,7 +126,7 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
     ],
 )
 def test_a_job_is_refused_by_name(text: str, cluster: str, said: str) -> None:
-    found = list(faults(resolve(load.parse(text), profile.parse(cluster))))
+    found = list(faults(resolve(load.parse(text), defaults.parse(cluster))))
     assert [fault for fault in found if said in fault.message], found
     assert len(found) == 1 and found[0].hint
 
@@ -164,8 +164,8 @@ def test_a_job_is_refused_by_name(text: str, cluster: str, said: str) -> None:
         ),
     ],
 )
-def test_what_the_platform_or_the_profile_knows_is_taken(text: str, cluster: str) -> None:
-    assert list(faults(resolve(load.parse(text), profile.parse(cluster)))) == []
+def test_what_the_platform_or_the_defaults_know_is_taken(text: str, cluster: str) -> None:
+    assert list(faults(resolve(load.parse(text), defaults.parse(cluster)))) == []
 
 
 @pytest.mark.parametrize("one", wrong.TABLE, ids=lambda one: one.lines.replace("\n", ", ")[:60])
@@ -211,7 +211,7 @@ def test_a_slice_of_one_host_or_of_two_asks_for_the_chips_of_its_hosts(
 ) -> None:
     """Where the platform's usual labels are not overruled."""
     spec = load.parse(SMALL + f"accelerator: {accelerator}\nplatform: gke\n")
-    assert resolve(spec, profile.parse(cluster)).node_labels.get(gke.CHIPS_LABEL.value) == chips
+    assert resolve(spec, defaults.parse(cluster)).node_labels.get(gke.CHIPS_LABEL.value) == chips
 
 
 def test_the_gpus_of_every_instance_type_are_known() -> None:

@@ -17,24 +17,41 @@ JOB = "name: x\naccelerator: {type: cpu}\ncommand: [python, train.py]\n"
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text(JOB)
-    (tmp_path / "profile.yaml").write_text("image: registry.example/train:1\n")
+    (tmp_path / "defaults.yaml").write_text("image: registry.example/train:1\n")
     return tmp_path
 
 
 def test_manifests_go_to_stdout_and_nothing_else(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = launcher(capsys, monkeypatch, "render", "job.yaml", "hosts=3", "--profile", "profile.yaml")
+    left = launcher(capsys, monkeypatch, "render", "job.yaml", "hosts=3", "--defaults", "defaults.yaml")
     assert (left.code, left.err) == (0, "")
     jobset, policy = yaml.safe_load_all(left.out)
     assert (jobset["kind"], policy["kind"]) == ("JobSet", "NetworkPolicy")
     assert jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["completions"] == 3
 
 
+def test_names_of_version_0_1_are_read_and_the_new_ones_given(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = launcher(capsys, monkeypatch, "render", "job.yaml", "timeouts.step=1m", "--defaults", "defaults.yaml")
+    (here / "job.yaml").write_text(JOB + "budgets: {step: 1m}\n")
+    old = launcher(capsys, monkeypatch, "render", "job.yaml", "--profile", "defaults.yaml")
+    read = "the old name is read until version 0.3."
+    assert (old.code, old.out) == (0, new.out)
+    assert old.err.splitlines() == [
+        f"launcher: --profile is now --defaults; {read}",
+        f"launcher: job.yaml:4: budgets is now timeouts; {read}",
+    ]
+    for both in (("--profile", "a", "--defaults", "b"), ("--defaults", "b", "--profile", "a")):
+        refused = launcher(capsys, monkeypatch, "render", "job.yaml", *both)
+        assert refused.code == 2 and "--profile and --defaults are both given." in refused.err
+
+
 def test_the_gang_s_secret_is_mounted_and_what_must_be_made_is_said_and_not_printed(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = launcher(capsys, monkeypatch, "render", "job.yaml", "gang_secret=true", "--profile", "profile.yaml")
+    left = launcher(capsys, monkeypatch, "render", "job.yaml", "gang_secret=true", "--defaults", "defaults.yaml")
     jobset, policy = yaml.safe_load_all(left.out)
     assert (jobset["kind"], policy["kind"]) == ("JobSet", "NetworkPolicy")
     told = "the pods wait for Secret x-gang, which is not printed: `openssl rand 32 | kubectl create secret generic"
@@ -68,12 +85,12 @@ def test_a_fault_in_the_cluster_defaults_is_named_with_their_line(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "job.yaml").write_text(JOB.replace("cpu", "h100") + "placement: {preferred: rack}\n")
-    (here / "profile.yaml").write_text("image: i\nplatform: gke\nnetwork:\n  l4: default\n  h100: efa\n")
-    left = launcher(capsys, monkeypatch, "render", "job.yaml", "--profile", "profile.yaml")
+    (here / "defaults.yaml").write_text("image: i\nplatform: gke\nnetwork:\n  l4: default\n  h100: efa\n")
+    left = launcher(capsys, monkeypatch, "render", "job.yaml", "--defaults", "defaults.yaml")
     assert left.code == 2
     own, of_cluster = (line for line in left.err.splitlines() if "hint" not in line)
     assert own.startswith("job.yaml:4: placement is done by Kueue")
-    assert of_cluster == "profile.yaml:5: network = efa does not exist on platform = gke."
+    assert of_cluster == "defaults.yaml:5: network = efa does not exist on platform = gke."
 
 
 def test_a_fault_is_named_where_its_hint_applies(
@@ -81,8 +98,8 @@ def test_a_fault_is_named_where_its_hint_applies(
 ) -> None:
     text = JOB.replace("cpu", "h100") + "resources:\n  hugepages: 5Gi\n"
     (here / "job.yaml").write_text(text)
-    (here / "profile.yaml").write_text("image: i\nplatform: eks\nnetwork: {h100: efa}\n")
-    left = launcher(capsys, monkeypatch, "render", "job.yaml", "--profile", "profile.yaml")
+    (here / "defaults.yaml").write_text("image: i\nplatform: eks\nnetwork: {h100: efa}\n")
+    left = launcher(capsys, monkeypatch, "render", "job.yaml", "--defaults", "defaults.yaml")
     found = next(line for line in left.err.splitlines() if "hugepages" in line)
     assert found.startswith(f"job.yaml:{text[: text.index('resources')].count(chr(10)) + 1}: ")
 
@@ -120,17 +137,17 @@ def test_a_folder_that_cannot_travel_is_refused(
     assert left.err.startswith(f"code: {here / 'nowhere'} is not a folder.")
 
 
-def test_a_wrong_profile_is_said_with_its_line(
+def test_wrong_defaults_are_reported_with_their_line(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (here / "profile.yaml").write_text("image: i\nplatform: gce\n")
-    left = launcher(capsys, monkeypatch, "render", "job.yaml", "--profile", "profile.yaml")
+    (here / "defaults.yaml").write_text("image: i\nplatform: gce\n")
+    left = launcher(capsys, monkeypatch, "render", "job.yaml", "--defaults", "defaults.yaml")
     assert left.code == 2
-    assert "profile.yaml:2: platform = gce is not one of gke, eks, generic." in left.err
+    assert "defaults.yaml:2: platform = gce is not one of gke, eks, generic." in left.err
 
 
 def test_a_namespace_is_named_as_for_every_other_command(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = launcher(capsys, monkeypatch, "render", "job.yaml", "-n", "team-b", "--profile", "profile.yaml")
+    left = launcher(capsys, monkeypatch, "render", "job.yaml", "-n", "team-b", "--defaults", "defaults.yaml")
     assert [one["metadata"]["namespace"] for one in yaml.safe_load_all(left.out)] == ["team-b", "team-b"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from jaxlaunch.launcher.job import load, profile
+from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.resolve import resolve
 
@@ -40,7 +40,7 @@ def text(lines: str) -> str:
 
 def jobset(path: str, value: Any) -> dict[str, Any]:
     """The JobSet of a good job, with this value put where it would arrive."""
-    (manifest, _) = render(resolve(load.parse(text("")), profile.ClusterDefaults()))
+    (manifest, _) = render(resolve(load.parse(text("")), defaults.ClusterDefaults()))
     *way, last = [key.replace("~", ".") for key in path.split(".")]
     place: Any = manifest
     for key in way:

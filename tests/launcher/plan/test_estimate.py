@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from jaxlaunch.accelerators import KNOWN
+from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job import profile
-from jaxlaunch.launcher.job.profile import ClusterDefaults
+from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.kube import requests
 from jaxlaunch.launcher.manifests import jobset
@@ -124,7 +124,7 @@ def test_the_memory_is_that_of_the_nodes_that_job_or_cluster_defaults_choose(
     platform: str, accelerator: str, cluster: str, usable: list[float]
 ) -> None:
     text = f"name: x\nimage: i\ncommand: [a]\nplatform: {platform}\naccelerator: {accelerator}\n"
-    given = resolve(jobs.parse(text), profile.parse(cluster))
+    given = resolve(jobs.parse(text), defaults.parse(cluster))
     found = estimate.memory(given.spec, given.node_labels)
     assert found is not None and found.usable == pytest.approx([size * 0.9 * GIB for size in usable])
 
@@ -156,7 +156,7 @@ def test_every_accelerator_says_its_memory() -> None:
 
 
 def test_the_cluster_is_asked_for_the_sum_of_what_is_rendered() -> None:
-    given = resolve(job("slices: 2", "hosts: 1"), profile.parse("queue: research"))
+    given = resolve(job("slices: 2", "hosts: 1"), defaults.parse("queue: research"))
     assert estimate.asked(given, jobset.render(given)[0]) == {
         "platform": "generic",
         "queue": "research",
@@ -245,7 +245,7 @@ def test_the_trainer_is_told_on_which_devices_the_job_will_run(
     ],
 )
 def test_a_plan_tells_what_protects_a_job_s_ports_and_what_does_not(line: str, told: str) -> None:
-    resolved = resolve(job(line), profile.parse("prometheus: {namespace: monitoring}"))
+    resolved = resolve(job(line), defaults.parse("prometheus: {namespace: monitoring}"))
     assert estimate.ingress(resolved).startswith(told)
     policies = [one for one in jobset.render(resolved) if one["kind"] == "NetworkPolicy"]
     assert bool(policies) == told.startswith("its own hosts")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxlaunch.launcher.job import load
-from jaxlaunch.launcher.job.profile import ClusterDefaults, Profile, User
+from jaxlaunch.launcher.job.defaults import ClusterDefaults, Defaults, User
 from jaxlaunch.launcher.job.schema import Kind
 from jaxlaunch.launcher.manifests.resolve import resolve
 from jaxlaunch.launcher.plan.notes import notes
@@ -61,7 +61,7 @@ def test_what_the_pods_user_needs_of_the_nodes_is_noted(text: str, users: dict[K
 
 
 def judge(text: str, said: list[str], users: dict[Kind, User]) -> None:
-    found = list(notes(resolve(load.parse(text), ClusterDefaults(Profile(users=users)))))
+    found = list(notes(resolve(load.parse(text), ClusterDefaults(Defaults(users=users)))))
     assert len(found) == len(said)
     for note, begins in zip(found, said, strict=True):
         assert note.startswith(begins)

@@ -109,7 +109,7 @@ def test_the_status_holds_everything_that_is_known() -> None:
     assert (status.hosts, status.ready, status.generation, status.attempt) == (2, 2, 2, 3)
     assert (status.phase, status.step, status.committed, status.committed_age_s) == ("step", 130, 120, 30.0)
     assert status.goodput == 0.75
-    assert (status.restarts.total, status.restarts.charged, status.restarts.budget) == (2, 1, 5)
+    assert (status.restarts.total, status.restarts.charged, status.restarts.limit) == (2, 1, 5)
     assert status.restarts.by_cause == {"preempted": 1, "hang": 1}
     assert status.verdict is not None and status.verdict["cause"] == "hang"
     assert (status.queue, status.nodes, status.age_s) == ("research", ("node-1", "node-2"), 600.0)
@@ -225,9 +225,9 @@ def test_the_phase_of_the_attempt_after_a_loss_is_shown() -> None:
 def test_json_has_every_field_and_no_object_of_ours() -> None:
     found = json.loads(json.dumps(status_of(everything()).to_json()))
     assert found["state"] == "Running"
-    assert found["restarts"] == {"total": 2, "charged": 1, "budget": 5, "by_cause": {"preempted": 1, "hang": 1}} | {
+    assert found["restarts"] == {"total": 2, "charged": 1, "limit": 5, "by_cause": {"preempted": 1, "hang": 1}} | {
         "preempted": 1,
-        "preempted_budget": 20,
+        "preempted_limit": 20,
     }
 
 

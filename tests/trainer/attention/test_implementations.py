@@ -20,7 +20,7 @@ from jax import Array
 from jax._src.cudnn import fused_attention_stablehlo
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.attention import implementations, splash, stand_in
+from jaxlaunch.trainer.attention import implementations, placeholder_kernel, splash
 from jaxlaunch.trainer.attention.implementations import Keys, Visible, causal, full
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.parallel import mesh
@@ -270,6 +270,6 @@ def test_the_stand_in_of_a_kernel_can_be_mapped_over_and_differentiated() -> Non
         given = query if axes[0] == 0 else query[0], jnp.moveaxis(key, 0, axes[1]), value
         found, wanted = (
             jax.jit(jax.vmap(jax.grad(partial(summed, attend), argnums=(0, 1, 2)), axes))(*given)  # noqa: B023
-            for attend in (stand_in.fused(plain), plain)
+            for attend in (placeholder_kernel.fused(plain), plain)
         )
         jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5), found, wanted)

@@ -8,7 +8,7 @@ import random
 import pytest
 from etils import epath
 
-from jaxlaunch.trainer.checkpoint import begun, manifest
+from jaxlaunch.trainer.checkpoint import manifest, own_steps
 from jaxlaunch.trainer.checkpoint.manifest import Damaged, Entry, Manifest
 from tests import mutate
 
@@ -128,8 +128,8 @@ def test_a_manifest_or_a_mark_that_is_a_fifo_or_a_device_is_none(folder, make):
     make(folder / manifest.NAME)
     with pytest.raises(Damaged, match="is not a regular file"):
         manifest.read(folder)
-    make(folder / begun.NAME)
-    assert not begun.is_begun(folder)
+    make(folder / own_steps.NAME)
+    assert not own_steps.is_begun(folder)
 
 
 def test_a_file_that_grew_by_a_terabyte_is_not_read(folder):

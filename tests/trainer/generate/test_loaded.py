@@ -14,13 +14,13 @@ from etils import epath
 import jaxlaunch
 from jaxlaunch import contract
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.checkpoint import carried
+from jaxlaunch.trainer.checkpoint import saved_tokenizer
 from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.generate import __main__ as program
 from jaxlaunch.trainer.generate import tokenizers
 from jaxlaunch.trainer.generate.choose import Sampling
-from jaxlaunch.trainer.huggingface import save, special
+from jaxlaunch.trainer.huggingface import save, special_tokens
 from tests.trainer.generate.generators import bytes_model, one_device
 from tests.trainer.text import corpora
 
@@ -97,28 +97,28 @@ def test_all_devices_share_a_model_whose_mesh_is_not_here(exported: Path) -> Non
 
 def test_an_export_says_which_tokens_are_special(exported: Path, tmp_path: Path) -> None:
     config = json.loads((exported / "config.json").read_text())
-    assert [config[key] for key in special.KEYS] == [None] * 3
-    assert json.loads((exported / special.GENERATION).read_text()) == {}
-    assert (config["max_position_embeddings"], special.ends(str(exported))) == (64, ())
+    assert [config[key] for key in special_tokens.KEYS] == [None] * 3
+    assert json.loads((exported / special_tokens.GENERATION).read_text()) == {}
+    assert (config["max_position_embeddings"], special_tokens.ends(str(exported))) == (64, ())
     (exported.parent / "source").mkdir()
     said = {"eos_token_id": [3, 4], "temperature": 0.6}
-    (exported.parent / "source" / special.GENERATION).write_text(json.dumps(said))
+    (exported.parent / "source" / special_tokens.GENERATION).write_text(json.dumps(said))
     (exported.parent / "source" / "config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 3}))
     source = str(exported.parent / "source")
     save.save(str(tmp_path / "out"), bytes_model().network.config.model_copy(update={"init_from": source}), params())
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert [config[key] for key in special.KEYS] == [1, [3, 4], None]
-    assert json.loads((tmp_path / "out" / special.GENERATION).read_text()) == {"bos_token_id": 1, **said}
-    assert special.ends(source) == (3, 4)
+    assert [config[key] for key in special_tokens.KEYS] == [1, [3, 4], None]
+    assert json.loads((tmp_path / "out" / special_tokens.GENERATION).read_text()) == {"bos_token_id": 1, **said}
+    assert special_tokens.ends(source) == (3, 4)
 
 
 def test_an_export_takes_special_tokens_of_the_tokenizer_that_it_carries(tmp_path: Path) -> None:
-    files = carried.read(epath.Path(corpora.saved(tmp_path, bos_token=corpora.BEGIN)))
+    files = saved_tokenizer.read(epath.Path(corpora.saved(tmp_path, bos_token=corpora.BEGIN)))
     save.save(str(tmp_path / "out"), bytes_model().network.config, params(), beside=files)
-    for name in ("config.json", special.GENERATION):
+    for name in ("config.json", special_tokens.GENERATION):
         found = json.loads((tmp_path / "out" / name).read_text())
         assert (found["bos_token_id"], found["eos_token_id"], found.get("pad_token_id")) == (1, 0, None), name
-    assert special.of_tokenizer({"tokenizer.json": b"no JSON", "tokenizer_config.json": b"[]"}) == {}
+    assert special_tokens.of_tokenizer({"tokenizer.json": b"no JSON", "tokenizer_config.json": b"[]"}) == {}
 
 
 def test_a_stream_is_of_one_sample(trained: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_stream_is_of_one_sample(trained: Path) -> None:
 
 def test_a_tokenizer_beside_the_weights_is_used_and_ends_a_text(tmp_path: Path) -> None:
     place = corpora.saved(tmp_path, bos_token=corpora.BEGIN)
-    found = tokenizers.of(256, None, carried.read(epath.Path(place)), place)
+    found = tokenizers.of(256, None, saved_tokenizer.read(epath.Path(place)), place)
     assert found is not None
     ids = found.encode("return x ** 2")
     assert (ids[0], found.ends, found.decode(ids)) == (1, (0,), "return x ** 2")

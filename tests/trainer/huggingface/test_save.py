@@ -8,7 +8,7 @@ import pytest
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.huggingface import described, save
+from jaxlaunch.trainer.huggingface import config_json, save
 from jaxlaunch.trainer.huggingface.tensors import INDEX
 from tests.trainer import made_up, peaks
 from tests.trainer.huggingface.test_load import equal, written
@@ -103,8 +103,8 @@ def test_what_has_no_form_there_is_refused(model: Any, given: dict[str, Any], sa
 
 
 def test_a_small_gpt2_has_no_token_that_ends_it() -> None:
-    assert described.config(spec.GPT2(kind="gpt2", vocab=256))["eos_token_id"] is None
-    assert "eos_token_id" not in described.config(spec.GPT2(kind="gpt2", preset="gpt2-124m"))
+    assert config_json.config(spec.GPT2(kind="gpt2", vocab=256))["eos_token_id"] is None
+    assert "eos_token_id" not in config_json.config(spec.GPT2(kind="gpt2", preset="gpt2-124m"))
 
 
 def test_made_up_weights_are_written_within_twice_the_largest_tensor(tmp_path: Path) -> None:

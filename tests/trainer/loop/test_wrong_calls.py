@@ -15,7 +15,7 @@ import pytest
 import jaxlaunch
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.loop import step as steps
-from jaxlaunch.trainer.loop.words import is_theirs, place
+from jaxlaunch.trainer.user_code import is_library, named
 
 pytestmark = pytest.mark.usefixtures("standard")
 
@@ -147,5 +147,5 @@ def test_an_option_that_does_not_exist_is_named() -> None:
 
 
 def test_whose_line_it_is_is_known() -> None:
-    assert place(step) == f"{HERE}:{step.__code__.co_firstlineno} step" and is_theirs(__file__)
-    assert not any(map(is_theirs, (np.__file__, steps.__file__, json.__file__)))
+    assert named(step) == f"{HERE}:{step.__code__.co_firstlineno} step" and not is_library(__file__)
+    assert all(map(is_library, (np.__file__, steps.__file__, json.__file__)))

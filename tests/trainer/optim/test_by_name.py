@@ -10,7 +10,7 @@ import pytest
 
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.numerics import memory
-from jaxlaunch.trainer.optim import optimizers, own, schedules
+from jaxlaunch.trainer.optim import optimizers, schedules, user_optimizers
 from jaxlaunch.trainer.optim.optimizers import muon_axes
 from jaxlaunch.trainer.spec import OPTIMIZERS, Optimizer, Schedule
 from tests.trainer.tiny import Counting, Digits, build
@@ -185,8 +185,8 @@ def test_an_update_that_does_not_fit_the_parameters_is_refused() -> None:
         ("raising", "KeyError"),
     ):
         with pytest.raises(SpecError, match=f"train.optimizer: the update .*{message}"):
-            own.check(built(name=f"{MINE}:{name}"), params)
-    own.check(built(name=f"{MINE}:momentum"), params)
+            user_optimizers.check(built(name=f"{MINE}:{name}"), params)
+    user_optimizers.check(built(name=f"{MINE}:momentum"), params)
 
 
 def test_a_rate_that_reaches_nothing_is_said() -> None:

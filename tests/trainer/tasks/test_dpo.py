@@ -16,7 +16,7 @@ import yaml
 from flax import nnx
 
 from jaxlaunch.trainer import spec as specs
-from jaxlaunch.trainer.adapters import base, reference
+from jaxlaunch.trainer.adapters import base, reference_model
 from jaxlaunch.trainer.data.examples import Unusable
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.export import export
@@ -96,7 +96,7 @@ def test_loss_and_gradients_are_those_of_the_paper(of: specs.Dpo) -> None:
     @jax.jit
     def loss(table_VV: Any) -> Any:
         model = Bigram(table_VV)
-        reference.put(model, Bigram(theirs_VV))
+        reference_model.put(model, Bigram(theirs_VV))
         found = task.loss(model, batch, jax.random.key(0))
         return found.sum / found.weight, {name: total / weight for name, (total, weight) in found.metrics.items()}
 

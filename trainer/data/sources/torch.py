@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxlaunch.trainer import plugin
+from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.buckets import faults
-from jaxlaunch.trainer.data import draws
+from jaxlaunch.trainer.data import example_rng
 from jaxlaunch.trainer.data.messages import Draws, Item, Request
 from jaxlaunch.trainer.data.workers import shared
 from jaxlaunch.trainer.errors import DataError, SpecError
-from jaxlaunch.trainer.plugin import load
+from jaxlaunch.trainer.user_code import load
 
 
 def source(path: str, args: Mapping[str, Any], *, shuffle: bool = False, workers: int | None = 0) -> MapStyle:
@@ -24,12 +24,12 @@ def source(path: str, args: Mapping[str, Any], *, shuffle: bool = False, workers
     iterable one whose order is not stated, or that processes are to read.
     """
     found = load(path)
-    with plugin.placed(found):
+    with user_code.placed(found):
         built = _built(path, found, args)
         dataset = _dataset(path, built)
         if hasattr(dataset, "__getitem__"):
             asked = getattr(built, "num_workers", 0) if workers is None and dataset is not built else workers
-            return MapStyle(path, args, dataset, plugin.place(found), asked or 0)
+            return MapStyle(path, args, dataset, user_code.place(found), asked or 0)
         if workers:
             raise SpecError(
                 f"{path} is iterable: no example can be read without those before it, so {workers} processes would "
@@ -41,14 +41,14 @@ def source(path: str, args: Mapping[str, Any], *, shuffle: bool = False, workers
                 "Set data.shuffle: false to have it in that order; each process then reads all of it and keeps its own "
                 "rows, and a run that resumes reads what it has seen again to skip it"
             )
-        return Stream(path, args, dataset, plugin.place(found))
+        return Stream(path, args, dataset, user_code.place(found))
 
 
 def _built(path: str, found: Any, args: Mapping[str, Any]) -> Any:
     """What the class or function `found` makes of `args`; an object as it is."""
     if not (isinstance(found, type) or callable(found) and not hasattr(found, "__len__")):
         if args:
-            raise SpecError(f"{path} is {plugin.kind(found)} and no class, so it takes no args; leave data.args out")
+            raise SpecError(f"{path} is {user_code.kind(found)} and no class, so it takes no args; leave data.args out")
         return found
     try:
         return found(**args)
@@ -83,7 +83,7 @@ class MapStyle:
     def __init__(self, path: str, args: Mapping[str, Any], dataset: Any, place: str, workers: int = 0) -> None:
         self.name, self.place, self.workers = path, place, workers
         self._args, self._dataset = dict(args), dataset
-        self.takes_rng = hasattr(dataset, "__getitem__") and draws.takes_rng(dataset.__getitem__)
+        self.takes_rng = hasattr(dataset, "__getitem__") and example_rng.takes_rng(dataset.__getitem__)
 
     def __len__(self) -> int:
         try:

@@ -39,26 +39,26 @@ request.kind.kind == "JobSet" ? dyn({{ . }}).spec.?replicatedJobs.orValue([])
 {{- define "launcher.celServiceAccounts" -}}
 {{- $own := list -}}
 {{- if .Values.serviceAccount.create -}}{{- $own = append $own (include "launcher.serviceAccount" .) -}}{{- end -}}
-{{- with .Values.profile.service_account -}}{{- $own = append $own . -}}{{- end -}}
+{{- with .Values.defaults.service_account -}}{{- $own = append $own . -}}{{- end -}}
 {{- concat $own .Values.admissionPolicy.serviceAccounts | uniq | toJson -}}
 {{- end -}}
 
 {{/* CEL list of the host paths that pods may mount: those of the networks of GKE are in launcher/manifests/network.py. */}}
 {{- define "launcher.celHostPaths" -}}
 {{- $own := list -}}
-{{- if .Values.profile.tcpxo -}}
+{{- if .Values.defaults.tcpxo -}}
 {{- $own = list "/home/kubernetes/bin/nvidia" "/sys" "/proc/sys" "/dev/aperture_devices" -}}
 {{- end -}}
-{{- if or .Values.profile.gib (has "gpudirect-rdma" (values .Values.profile.network)) -}}
+{{- if or .Values.defaults.gib (has "gpudirect-rdma" (values .Values.defaults.network)) -}}
 {{- $own = concat $own (list "/home/kubernetes/bin/nvidia" "/home/kubernetes/bin/gib") -}}
 {{- end -}}
 {{- concat $own .Values.admissionPolicy.hostPaths | uniq | toJson -}}
 {{- end -}}
 
-{{/* JSON list of the resources whose pods may be one of `users`, by profile.users; of "cpu", which has none, "". */}}
+{{/* JSON list of the resources whose pods may be one of `users`, by defaults.users; of "cpu", which has none, "". */}}
 {{- define "launcher.resourcesOf" -}}
 {{- $found := list -}}
-{{- range $kind, $user := .root.Values.profile.users -}}
+{{- range $kind, $user := .root.Values.defaults.users -}}
 {{- if has $user $.users -}}
 {{- if eq $kind "cpu" -}}{{- $found = append $found "" -}}
 {{- else if regexMatch "^(v[0-9]|7x|tpu)" $kind -}}{{- $found = append $found "google.com/tpu" -}}
@@ -79,7 +79,7 @@ p.spec.containers.exists(main, main.?resources.?limits.orValue({}).exists(name, 
 {{/* CEL list of the capabilities that containers may add: those of the baseline Pod Security level, and for root that pins memory. */}}
 {{- define "launcher.celCapabilities" -}}
 {{- $baseline := splitList " " "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE SETFCAP SETGID SETPCAP SETUID SYS_CHROOT" -}}
-{{- $pinning := ternary (list "IPC_LOCK") (list) (has "root" (values .Values.profile.users)) -}}
+{{- $pinning := ternary (list "IPC_LOCK") (list) (has "root" (values .Values.defaults.users)) -}}
 {{- concat $baseline $pinning | toJson -}}
 {{- end -}}
 
@@ -99,25 +99,25 @@ c.name == "tcpxo-daemon" && c.?image.orValue("") == {{ toJson .image }}
 && {{ include "launcher.celRequests" (list "nvidia.com/gpu" | toJson) }}
 {{- end -}}
 
-{{/* The Pod Security level that the pods of jobs meet by profile: their users, and their networks' host paths, host network and IPC_LOCK. */}}
+{{/* The Pod Security level that the pods of jobs meet by the cluster defaults: their users, and their networks' host paths, host network and IPC_LOCK. */}}
 {{- define "launcher.podSecurity" -}}
-{{- $networks := .Values.profile.network -}}
-{{- $privileged := or .Values.profile.tcpxo .Values.profile.gib (has "privileged" (values .Values.profile.users)) -}}
+{{- $networks := .Values.defaults.network -}}
+{{- $privileged := or .Values.defaults.tcpxo .Values.defaults.gib (has "privileged" (values .Values.defaults.users)) -}}
 {{- range list "hostnetwork" "gpudirect-tcpxo" "gpudirect-rdma" -}}
 {{- if has . (values $networks) -}}{{- $privileged = true -}}{{- end -}}
 {{- end -}}
-{{- range $kind, $user := .Values.profile.users -}}
+{{- range $kind, $user := .Values.defaults.users -}}
 {{- $network := get $networks $kind -}}
 {{- if and (eq (toString $user) "root") (or (kindIs "map" $network) (eq (toString $network) "efa")) -}}{{- $privileged = true -}}{{- end -}}
 {{- end -}}
 {{- if $privileged -}}privileged
-{{- else if has "root" (values .Values.profile.users) -}}baseline
+{{- else if has "root" (values .Values.defaults.users) -}}baseline
 {{- else -}}restricted
 {{- end -}}
 {{- end -}}
 
 {{/* The fields of a pod that give it a namespace of its host, and that this release allows to nobody. */}}
 {{- define "launcher.hostNamespaces" -}}
-{{- $allowed := or .Values.admissionPolicy.hostNetwork (has "hostnetwork" (values .Values.profile.network)) -}}
+{{- $allowed := or .Values.admissionPolicy.hostNetwork (has "hostnetwork" (values .Values.defaults.network)) -}}
 {{- concat (list "hostPID" "hostIPC") (ternary (list) (list "hostNetwork") $allowed) | toJson -}}
 {{- end -}}

@@ -1,5 +1,5 @@
 {{- define "launcher.testImage" -}}
-{{- .Values.test.image | default .Values.profile.image | default "" -}}
+{{- .Values.test.image | default .Values.defaults.image | default "" -}}
 {{- end -}}
 
 {{- define "launcher.testName" -}}

@@ -24,8 +24,8 @@ from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
 from jaxlaunch.launcher.agent.gang.verdict import Verdict
 from jaxlaunch.launcher.agent.io.loop import Timer
-from jaxlaunch.launcher.agent.leader.herald import Herald
 from jaxlaunch.launcher.agent.leader.leader import Leader
+from jaxlaunch.launcher.agent.leader.pod_log import PodLog
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 
 RANKS = 2  # of a host
@@ -69,7 +69,7 @@ class Gang:
         job: AgentJob | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        job = job or AgentJob("t", ("true",), processes_per_host=RANKS, in_place_budget=0)
+        job = job or AgentJob("t", ("true",), processes_per_host=RANKS, in_place_limit=0)
         environ = {contract.LEADER: "127.0.0.1:0", contract.HOSTS: str(hosts), contract.INDEX: "0"}
         environ |= {contract.JOB: job.to_json(), contract.UID: UID, **(variables or {})}
         self.place: Config = config.read(environ)
@@ -83,7 +83,7 @@ class Gang:
             self.hello,
             Clock(0.0),
             RunFolder(folder, self.said.append),
-            Herald(0, None),
+            PodLog(0, None),
             say=self.said.append,
             finish=self.ended.append,
         )

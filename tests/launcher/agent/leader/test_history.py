@@ -29,7 +29,7 @@ def record(attempt: int, code: int = contract.CRASH, committed: int | None = Non
 
 
 @pytest.mark.parametrize(
-    ("records", "budget", "again", "code", "message"),
+    ("records", "limit", "again", "code", "message"),
     [
         ([record(1)], 3, True, 83, "error 1"),
         ([record(1)], 0, False, 83, "error 1"),
@@ -56,8 +56,8 @@ def record(attempt: int, code: int = contract.CRASH, committed: int | None = Non
         ),
     ],
 )
-def test_what_follows_an_attempt(records: list[Record], budget: int, again: bool, code: int, message: str) -> None:
-    move = next_move(records, budget, everyone_lives=True)
+def test_what_follows_an_attempt(records: list[Record], limit: int, again: bool, code: int, message: str) -> None:
+    move = next_move(records, limit, everyone_lives=True)
     assert (move.again, move.verdict.code) == (again, code)
     assert message in move.verdict.message
 
@@ -93,9 +93,9 @@ def test_preemptions_in_a_row_without_a_newly_committed_step_end_as_no_progress_
 
 
 def test_a_trainer_without_checkpoints_is_given_up_after_as_many_free_restarts() -> None:
-    assert given_up_unseen(generation=24, crash_budget=5, preempted_budget=20) is None
-    assert given_up_unseen(generation=99, crash_budget=5, preempted_budget=None) is None
-    verdict = given_up_unseen(generation=25, crash_budget=5, preempted_budget=20)
+    assert given_up_unseen(generation=24, crash_limit=5, preempted_limit=20) is None
+    assert given_up_unseen(generation=99, crash_limit=5, preempted_limit=None) is None
+    verdict = given_up_unseen(generation=25, crash_limit=5, preempted_limit=20)
     assert verdict is not None and verdict.code == contract.NO_PROGRESS
     assert "in at least 20 preemptions in a row, of 20 (restarts.preempted): the job keeps no" in verdict.message
 

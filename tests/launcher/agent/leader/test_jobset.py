@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
 from jaxlaunch.launcher.agent.leader.jobset import JobSet, has_token
 
 KNOWN = Recorded("1234", 1.0, "running", 1, 0, step=7)

@@ -16,7 +16,7 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang.handshake import HostSide
-from jaxlaunch.launcher.agent.gang.recorded import Recorded
+from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
 from jaxlaunch.launcher.agent.leader import leader
 from jaxlaunch.launcher.agent.leader.leader import CLOSE_S
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
@@ -198,7 +198,7 @@ def test_a_deadline_that_passes_when_the_run_has_ended_stops_nothing(gang: Calla
 def test_a_late_generation_is_given_up_where_no_checkpoints_are_kept_and_not_where_their_bucket_is_out_of_reach(
     gang: Callable[..., Gang], variables: dict[str, str], is_given_up: bool
 ) -> None:
-    job = AgentJob("t", processes_per_host=2, crash_budget=5, preempted_budget=20)
+    job = AgentJob("t", processes_per_host=2, crash_limit=5, preempted_limit=20)
     of = gang(2, joined=0, job=job, variables={contract.GENERATION: "25", **variables})
     assert of.place.run_dir is None and (of.leader._verdict is not None) is is_given_up
 

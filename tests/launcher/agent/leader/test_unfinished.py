@@ -54,7 +54,7 @@ def test_the_attempt_that_ran_is_ended_and_not_an_older_one_of_an_own_copy_of_th
     keep(folder, of(1, generation=0, seconds={"step": 500.0}))  # as of when the pods started
     last = of(3, unsafe_s=5.0)
     said = gang(last, {"step": 700.0, "init": 30.0})  # of all three attempts
-    unfinished.bury(folder, place, Reported.of(said, 3, 0.0), [], LOST)
+    unfinished.record_lost_leader(folder, place, Reported.of(said, 3, 0.0), [], LOST)
     (record,) = folder.records("u")
     assert (record.generation, record.attempt, record.started) == (1, 3, last.started)
     assert (record.seconds["step"], record.seconds["lost_work"], record.seconds["init"]) == (35.0, 5.0, 10.0)
@@ -65,7 +65,7 @@ def test_the_attempt_that_ran_is_ended_and_not_an_older_one_of_an_own_copy_of_th
 
 def test_the_summary_of_the_same_attempt_on_shared_storage_is_ended(place: Config, folder: RunFolder) -> None:
     keep(folder, of(1, seconds={"step": 31.0}, last_committed=6, first_committed=2))
-    unfinished.bury(folder, place, Reported.of(gang(of(1), {"step": 40.0}), 1, 0.0), [], LOST)
+    unfinished.record_lost_leader(folder, place, Reported.of(gang(of(1), {"step": 40.0}), 1, 0.0), [], LOST)
     (record,) = folder.records("u")
     assert (record.attempt, record.first_committed, record.last_committed) == (1, 2, 6)
     assert record.seconds["step"] == 40.0  # as reported later than written
@@ -74,8 +74,8 @@ def test_the_summary_of_the_same_attempt_on_shared_storage_is_ended(place: Confi
 
 
 def test_an_attempt_has_a_number_after_the_last_where_host_0_never_reported(place: Config, folder: RunFolder) -> None:
-    unfinished.bury(folder, place, Reported.of({}, 0, time.time()), [], LOST)
-    unfinished.bury(folder, place, Reported.of({}, 0, time.time()), [], LOST)
+    unfinished.record_lost_leader(folder, place, Reported.of({}, 0, time.time()), [], LOST)
+    unfinished.record_lost_leader(folder, place, Reported.of({}, 0, time.time()), [], LOST)
     assert [record.attempt for record in folder.records("u")] == [1, 2]
 
 
@@ -83,7 +83,7 @@ def test_an_attempt_of_a_host_0_that_never_reported_is_not_stored_without_its_se
     place: Config, folder: RunFolder
 ) -> None:
     began = time.time() - 90
-    unfinished.bury(folder, place, Reported.of({}, 0, began), [], LOST)
+    unfinished.record_lost_leader(folder, place, Reported.of({}, 0, began), [], LOST)
     (record,) = folder.records("u")
     assert 90 <= record.seconds["rendezvous"] <= time.time() - began
     found = Summary.read(folder, "u")
@@ -93,8 +93,10 @@ def test_an_attempt_of_a_host_0_that_never_reported_is_not_stored_without_its_se
 def test_the_seconds_of_a_report_of_the_attempt_before_are_not_counted_twice(place: Config, folder: RunFolder) -> None:
     keep(folder, of(1))
     said = gang(of(1), {"step": 40.0})
-    unfinished.bury(folder, place, Reported.of(said, 1, 0.0), [], LOST)
-    unfinished.bury(folder, place, Reported.of(said, 2, 0.0), [], LOST)  # lost before it said anything of attempt 2
+    unfinished.record_lost_leader(folder, place, Reported.of(said, 1, 0.0), [], LOST)
+    unfinished.record_lost_leader(
+        folder, place, Reported.of(said, 2, 0.0), [], LOST
+    )  # lost before it said anything of attempt 2
     records = folder.records("u")
     assert [record.attempt for record in records] == [1, 2]
     assert sum(record.seconds.get("step", 0.0) for record in records) == 40.0
@@ -102,7 +104,7 @@ def test_the_seconds_of_a_report_of_the_attempt_before_are_not_counted_twice(pla
 
 def test_a_host_that_never_joined_ends_no_attempt_of_a_host_0_that_lives(place: Config, folder: RunFolder) -> None:
     keep(folder, of(4))
-    unfinished.bury(folder, place, Reported.of({}, 0, time.time()), [], LOST)
+    unfinished.record_lost_leader(folder, place, Reported.of({}, 0, time.time()), [], LOST)
     found = Summary.read(folder, "u")
     assert not folder.records("u") and found is not None and found.verdict is None
 
@@ -111,7 +113,7 @@ def test_a_host_that_joined_ends_the_attempt_that_host_0_started_and_never_repor
     place: Config, folder: RunFolder
 ) -> None:
     keep(folder, of(1))
-    unfinished.bury(folder, place, Reported.of({}, 1, time.time()), [], LOST)
+    unfinished.record_lost_leader(folder, place, Reported.of({}, 1, time.time()), [], LOST)
     found = Summary.read(folder, "u")
     assert [record.attempt for record in folder.records("u")] == [1]
     assert found is not None and found.verdict is not None
@@ -121,5 +123,5 @@ def test_a_host_that_never_joined_ends_what_earlier_pods_left_and_its_own_attemp
     place: Config, folder: RunFolder
 ) -> None:
     keep(folder, of(4, generation=0))
-    unfinished.bury(folder, place, Reported.of({}, 0, time.time()), [], LOST)
+    unfinished.record_lost_leader(folder, place, Reported.of({}, 0, time.time()), [], LOST)
     assert [(record.generation, record.attempt) for record in folder.records("u")] == [(0, 4), (1, 5)]

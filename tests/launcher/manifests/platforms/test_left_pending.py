@@ -12,7 +12,7 @@ import pytest
 
 from jaxlaunch.launcher.doctor import nodes
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.job import load, profile
+from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.kube.objects import template
 from jaxlaunch.launcher.manifests.prepare import Prepared, prepare
 from jaxlaunch.launcher.plan.notes import notes
@@ -90,7 +90,7 @@ def said(broken: Broken) -> tuple[str, str]:
     except UserError as refused:
         return "validate", str(refused)
     try:
-        ready = prepare(file, profile.parse(broken.cluster))
+        ready = prepare(file, defaults.parse(broken.cluster))
     except UserError as refused:
         return "plan", str(refused)
     found = "\n".join(notes(ready.job))

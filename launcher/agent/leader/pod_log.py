@@ -1,0 +1,129 @@
+"""When host 0 writes a line for programs to its pod's log, and what is in it. See launcher/agent/gang/log_lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxlaunch.launcher.agent.gang import log_lines
+from jaxlaunch.launcher.agent.gang.progress import Status
+from jaxlaunch.launcher.agent.gang.verdict import Verdict
+from jaxlaunch.launcher.agent.leader import history
+from jaxlaunch.launcher.agent.leader.history import Record
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+
+PAST = 3  # attempts that have a line each
+CHANGE_S, BEAT_S = 2.0, 15.0  # a line at most this often after changes; this often without
+LOOP = frozenset({"step", "data", "eval", "save"})  # of the training loop: to go from one to another is no change
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """The state of all hosts, as the leader knows it now."""
+
+    stage: str
+    attempt: int
+    missing: Sequence[int]
+    refused: Sequence[str]
+    step: int | None
+    committed: int | None
+    statuses: Mapping[int, Status]
+    overdue: str | None
+    seconds: Mapping[str, float]
+    restarts: Mapping[str, int]
+    preempted: int | None  # preemptions in a row without a newly committed step; None: not known
+    metrics: Mapping[str, Any] | None
+
+
+class PodLog:
+    """Writes the lines by `write`; None outside of a pod, where no program reads them."""
+
+    def __init__(self, generation: int, write: Callable[[str], None] | None) -> None:
+        self._generation, self._write = generation, write
+        self._looked_at = self._beat_at = float("-inf")
+        self._beat_state: Any = None  # of the last beat: a change of it is written early
+        self._phase: Any = None
+        self._phase_since = time.time()
+        self._committed: int | None = None
+        self._committed_at: float | None = None
+
+    def begin(self, records: Sequence[Record], run_folder: RunFolder, processes: int) -> None:
+        """Writes the attempts of earlier pods, and the ends of their logs, which were deleted with them.
+
+        A job that was suspended gets new pods of the same generation.
+        """
+        if self._write is None or not (self._generation or records):
+            return
+        self._committed = max((one.last_committed for one in records if one.last_committed is not None), default=None)
+        last, failing = (records[-1].attempt, records[-1].rank) if records else (0, None)
+        before = records[-1].generation if records else self._generation - 1
+        self._log("past", last, ends=history.ends_by_cause(records), attempts=len(records), unknown=run_folder.gap)
+        for one in records[-PAST:]:
+            fields = {name: getattr(one, name) for name in ("verdict", "seconds", "first_committed", "last_committed")}
+            self._log("past", one.attempt, one.generation, **fields, ended=one.ended)
+        for rank, lines in run_folder.tails(sorted(range(processes), key=lambda rank: rank != failing)):
+            self._log("tail", last, before, rank=rank, lines=lines)
+
+    def look(self, read: Callable[[], View], now: float, is_news: bool = False) -> None:
+        """Writes a beat, if something changed or BEAT_S have passed; `now` in monotonic seconds."""
+        is_due = is_news or now - self._beat_at >= BEAT_S
+        if self._write is None or not (is_due or now - self._looked_at >= CHANGE_S):
+            return
+        self._looked_at, view = now, read()
+        phases = _phases(view.statuses)
+        phase = max(phases, key=lambda name: len(phases[name]), default=None)
+        self._track(view, phase)
+        state = (view.stage, view.attempt, tuple(view.missing), view.overdue, "loop" if phase in LOOP else phase)
+        if state == self._beat_state and not is_due:
+            return
+        self._beat_state, self._beat_at = state, now
+        self._log("beat", view.attempt, **self._beat(view, phase, phases))
+
+    def judged(self, verdict: Verdict, attempt: int) -> None:
+        """Writes the verdict on an attempt."""
+        self._log("verdict", attempt, verdict=verdict.to_json())
+
+    def _track(self, view: View, phase: str | None) -> None:
+        """Notes when the phase and the newest committed step last changed."""
+        if (view.attempt, phase) != self._phase:
+            self._phase, self._phase_since = (view.attempt, phase), time.time()
+        if view.committed is not None and view.committed > (-1 if self._committed is None else self._committed):
+            self._committed, self._committed_at = view.committed, time.time()
+
+    def _beat(self, view: View, phase: str | None, phases: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+        return {
+            "stage": view.stage,
+            "missing": list(view.missing[: log_lines.MAX_LISTED]),
+            "missing_count": len(view.missing),
+            "refused": list(view.refused),
+            "step": view.step,
+            "phase": phase,
+            "since": round(self._phase_since, 1),
+            "phases": {name: list(ranks[: log_lines.MAX_LISTED]) for name, ranks in phases.items()},
+            "counts": {name: len(ranks) for name, ranks in phases.items()},
+            "committed": self._committed,
+            "committed_at": self._committed_at and round(self._committed_at, 1),
+            "seconds": {cause: round(spent, 1) for cause, spent in view.seconds.items() if spent},
+            "restarts": dict(view.restarts),
+            "preempted": view.preempted,
+            "overdue": view.overdue,
+            "metrics": view.metrics,
+        }
+
+    def _log(self, kind: str, attempt: int, generation: int | None = None, **fields: Any) -> None:
+        if self._write is not None:
+            of = self._generation if generation is None else generation
+            self._write(
+                log_lines.line(kind, {"at": round(time.time(), 1), "attempt": attempt, "generation": of, **fields})
+            )
+
+
+def _phases(statuses: Mapping[int, Status]) -> dict[str, list[int]]:
+    """The ranks in each phase; "unsaid" has those without a report, "ended" those whose process has ended."""
+    found: dict[str, list[int]] = {}
+    for rank in sorted(statuses):
+        status = statuses[rank]
+        found.setdefault("ended" if status.exit is not None else status.phase or "unsaid", []).append(rank)
+    return found

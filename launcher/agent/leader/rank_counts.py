@@ -1,0 +1,68 @@
+"""Counts over the statuses of all ranks, kept as they change: no message may cost a look at every rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from jaxlaunch.launcher.agent.gang.progress import Status
+
+Counted = TypeVar("Counted", int, str)
+
+
+class RankCounts:
+    """The newest status of every rank, and counts over them."""
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.statuses = dict.fromkeys(ranks, Status())
+        self.alive = self.staying = self.unclean = len(self.statuses)  # not ended; nor leaving; not ended clean
+        self.committed: int | None = None  # the newest step on storage, of any rank
+        self.first_committed: int | None = None  # the first that this attempt committed
+        self.versions: Counter[str] = Counter()  # of JAX
+        self._steps: Counter[int] = Counter()
+
+    @property
+    def first_step(self) -> int | None:
+        """The step that is complete on every rank that reports one."""
+        return min(self._steps, default=None)
+
+    @property
+    def last_step(self) -> int | None:
+        """The step of the foremost rank."""
+        return max(self._steps, default=None)
+
+    def put(self, ranks: Sequence[int], after: Status) -> None:
+        """Replaces the status of ranks, which all had the same one: most ranks of a host change alike."""
+        before, count = self.statuses[ranks[0]], len(ranks)
+        if after is before:
+            return
+        self.statuses.update(dict.fromkeys(ranks, after))
+        if after.step != before.step:
+            _move(self._steps, before.step, after.step, count)
+        if after.jax != before.jax:
+            _move(self.versions, before.jax, after.jax, count)
+        if after.committed is not None and (self.committed is None or after.committed > self.committed):
+            self.committed = after.committed
+        first = after.first_committed
+        if first is not None and (self.first_committed is None or first < self.first_committed):
+            self.first_committed = first
+        if (after.exit, after.left, after.done) != (before.exit, before.left, before.done):
+            self.alive += count * ((after.exit is None) - (before.exit is None))
+            self.staying += count * (_stays(after) - _stays(before))
+        if after.exit is not None or before.exit is not None:
+            self.unclean += count * (before.ended_clean - after.ended_clean)
+
+
+def _stays(status: Status) -> bool:
+    return not status.left and status.exit is None
+
+
+def _move(counts: Counter[Counted], before: Counted | None, after: Counted | None, ranks: int) -> None:
+    """Counts `ranks` less at `before` and more at `after`; a count of 0 is no entry."""
+    if after is not None:
+        counts[after] += ranks
+    if before is not None:
+        counts[before] -= ranks
+        if not counts[before]:
+            del counts[before]

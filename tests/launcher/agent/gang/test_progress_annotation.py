@@ -1,0 +1,87 @@
+"""The annotation that outlives the pods: bounded when written, and believed only as far as it is well formed."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from jaxlaunch.launcher.agent.gang.progress_annotation import MAX_BYTES, Recorded
+from jaxlaunch.launcher.agent.gang.verdict import of_code
+
+FULL = Recorded(
+    "1234",
+    1_795_000_000.0,
+    "stopped",
+    attempt=3,
+    generation=1,
+    step=40,
+    committed=37,
+    goodput=0.8125,
+    ends={"crash": 1, "preempted": 1},
+    verdict=of_code(80, "saved at step 37", rank=0, step=37),
+)
+
+
+@pytest.mark.parametrize("known", [FULL, Recorded("1234", 1.0, "running", 0, 0)], ids=["all", "nothing"])
+def test_what_is_written_is_read_again(known: Recorded) -> None:
+    assert Recorded.from_json(known.to_json(), "1234") == known
+
+
+@pytest.mark.parametrize("letter", ["x", "ü", "😀", '"', "\x1b"])
+def test_it_is_bounded_however_long_the_message_is(letter: str) -> None:
+    ends = {
+        f"cause_{'x' * 20}_{number}".translate(str.maketrans("0123456789", "abcdefghij")): 2**50 for number in range(20)
+    }
+    verdict = of_code(83, letter * 100_000, rank=0, traceback="x" * 100_000)
+    text = Recorded("1234", 1.0, "ended", 3, 1, ends=ends, verdict=verdict).to_json()
+    assert len(text) <= MAX_BYTES
+    found = Recorded.from_json(text, "1234")
+    assert found is not None and found.ends == ends and "\x1b" not in found.verdict.message  # type: ignore[union-attr]
+
+
+WRONG: dict[str, Any] = {
+    "another's": {"uid": "5678"},
+    "a time of no year": {"at": 1e300},
+    "no time": {"at": None},
+    "a time that is none": {"at": "now"},
+    "a word nobody knows": {"when": "soon"},
+    "a list of words": {"when": ["stopped"]},
+    "a step that is text": {"step": "40"},
+    "a step that is true": {"step": True},
+    "a step below 0": {"step": -1},
+    "a step of 5,000 digits": {"step": 10**4999 // 7},
+    "a goodput above 1": {"goodput": 7.0},
+    "a goodput that is no number": {"goodput": float("nan")},
+    "ends that are a list": {"ends": ["crash"]},
+    "a cause that is a sentence": {"ends": {"crash; rm -rf": 1}},
+    "a count that is text": {"ends": {"crash": "1"}},
+    "a verdict that is text": {"verdict": "done"},
+    "a verdict without a message": {"verdict": {"cause": "crash", "code": 83}},
+    "a verdict whose code is no exit code": {"verdict": {"cause": "crash", "code": 8300, "message": "x"}},
+    "a verdict whose rank is a list": {"verdict": {"cause": "crash", "code": 83, "message": "x", "rank": [0]}},
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_one_field_that_is_wrong_makes_all_of_it_unknown(case: str) -> None:
+    changed = json.loads(FULL.to_json()) | WRONG[case]
+    text = json.dumps(changed) if "digits" not in case else FULL.to_json().replace('"step":40', f'"step":{"7" * 1900}')
+    assert Recorded.from_json(text, "1234") is None
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "{", "[" * 1_999, '"x"', "{}" + " " * 3_000, "\ud800"])
+def test_what_is_no_such_object_is_unknown(text: str) -> None:
+    assert Recorded.from_json(text, "1234") is None
+
+
+def test_no_change_of_it_is_more_than_unknown_or_well_formed() -> None:
+    generator, text = random.Random(13), FULL.to_json()
+    for _ in range(3_000):
+        letters = list(text)
+        for _ in range(generator.randrange(1, 4)):
+            letters[generator.randrange(len(letters))] = generator.choice('0123456789eE+-.,:{}[]"\\ntfu \x00\ud800')
+        found = Recorded.from_json("".join(letters), "1234")
+        assert found is None or Recorded.from_json(found.to_json(), "1234") is not None

@@ -1,0 +1,54 @@
+"""Summaries that are written beside the loop."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
+from jaxlaunch.launcher.agent.leader.summary import Summary
+
+PATIENCE_S = 30.0
+
+
+class Stalled:
+    """A run folder whose storage takes each file when the test lets it."""
+
+    def __init__(self) -> None:
+        self.begun: queue.Queue[int] = queue.Queue()
+        self.may_end = threading.Semaphore(0)
+        self.written: list[int] = []
+
+    def write(self, name: str, value: dict[str, Any]) -> None:
+        self.begun.put(value["step"])
+        assert self.may_end.acquire(timeout=PATIENCE_S)
+        self.written.append(value["step"])
+
+
+def summary(step: int) -> Summary:
+    return Summary(None, step=step, seconds={}, restarts={})
+
+
+def test_storage_that_stalls_holds_nobody_up_and_gets_the_newest_summary_next() -> None:
+    folder = Stalled()
+    writer = LatestWriter[Summary](lambda one: one.write(folder))  # type: ignore[arg-type]
+    writer.keep(summary(1))
+    assert folder.begun.get(timeout=PATIENCE_S) == 1
+    for step in (2, 3, 4):
+        writer.keep(summary(step), wait_s=0.01)
+    folder.may_end.release(2)
+    assert folder.begun.get(timeout=PATIENCE_S) == 4
+    writer.finish()
+    assert folder.written == [1, 4]
+
+
+def test_nothing_is_written_after_the_last_summary() -> None:
+    folder = Stalled()
+    writer = LatestWriter[Summary](lambda one: one.write(folder))  # type: ignore[arg-type]
+    writer.keep(summary(1))
+    assert folder.begun.get(timeout=PATIENCE_S) == 1
+    writer.keep(summary(2))
+    folder.may_end.release(1)
+    writer.finish()
+    assert folder.written == [1]

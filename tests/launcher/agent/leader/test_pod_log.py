@@ -1,0 +1,76 @@
+"""When host 0 writes a line for programs, and what is in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxlaunch.launcher.agent.gang import log_lines
+from jaxlaunch.launcher.agent.gang.progress import Status
+from jaxlaunch.launcher.agent.leader.pod_log import PodLog, View
+
+
+class Recorded:
+    """A pod log whose lines are kept."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.pod_log = PodLog(0, self.lines.append)
+
+    def look(self, at: float, **changes: Any) -> None:
+        statuses = {rank: Status(phase=phase) for rank, phase in enumerate(changes.pop("phases", ["step"]))}
+        given = dict(stage="run", attempt=1, missing=[], refused=[], step=None, committed=None, overdue=None)
+        given |= {"seconds": {}, "restarts": {}, "preempted": 0, "metrics": None, "statuses": statuses, **changes}
+        self.pod_log.look(lambda: View(**given), at)  # type: ignore[arg-type]
+
+    @property
+    def beats(self) -> list[dict[str, Any]]:
+        found = map(log_lines.parse, self.lines)
+        return [parsed[1] for parsed in found if parsed is not None and parsed[0] == "beat"]
+
+
+def test_a_change_of_phase_is_written_and_the_loop_of_training_is_not() -> None:
+    recorded = Recorded()
+    for at, phase in enumerate(["init", "init", "compile", "step", "data", "save", "step"]):
+        recorded.look(3.0 * at, phases=[phase] * 2)
+    assert [beat["phase"] for beat in recorded.beats] == ["init", "compile", "step"]
+
+
+def test_quick_changes_are_written_once() -> None:
+    recorded = Recorded()
+    for tick in range(10):
+        recorded.look(0.2 * tick, stage="gather", missing=list(range(10 - tick)))
+    assert len(recorded.beats) == 1
+
+
+def test_a_line_is_written_at_least_every_fifteen_seconds() -> None:
+    recorded = Recorded()
+    for second in range(61):
+        recorded.look(float(second), step=second)
+    assert [beat["step"] for beat in recorded.beats] == [0, 15, 30, 45, 60]
+
+
+def test_a_beat_of_ten_thousand_ranks_is_short() -> None:
+    recorded = Recorded()
+    recorded.look(0.0, phases=["step"] * 9_999 + ["data"], missing=list(range(5_000)))
+    (beat,) = recorded.beats
+    assert len(recorded.lines[0]) < 2_000
+    assert beat["counts"] == {"step": 9_999, "data": 1} and beat["phases"]["data"] == [9_999]
+    assert beat["missing_count"] == 5_000
+
+
+def test_only_a_newer_commit_has_a_time() -> None:
+    recorded = Recorded()
+    recorded.look(0.0)
+    recorded.look(20.0, committed=7)
+    recorded.look(40.0, committed=7)
+    none, first, second = recorded.beats
+    assert (none["committed"], none["committed_at"]) == (None, None)
+    assert first["committed"] == 7 and first["committed_at"] == second["committed_at"] > 0
+
+
+def test_every_field_of_a_beat_is_read_only_in_its_form() -> None:
+    recorded = Recorded()
+    recorded.look(0.0)
+    (beat,) = recorded.beats
+    unchecked = [name for name in beat if log_lines.parse(log_lines.line("beat", {**beat, name: True})) is not None]
+    assert not unchecked

@@ -1,0 +1,73 @@
+"""Counts over all ranks, kept as their statuses change."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+from jaxlaunch.launcher.agent.gang.progress import Changes, Status
+from jaxlaunch.launcher.agent.leader.attempt import Attempt
+from jaxlaunch.launcher.agent.leader.rank_counts import RankCounts
+
+RANKS = 24
+VALUES = {
+    "phase": [None, "init", "step", "done"],
+    "step": [None, 0, 1, 2, 3],
+    "committed": [None, 1, 2],
+    "trainer": [False, True],
+    "left": [False, True],
+    "done": [False, True],
+    "jax": [None, "0.10.2", "0.11.2"],
+    "exit": [None, 0, 80, -9],
+}
+
+
+def some_status(chance: random.Random, before: Status) -> Status:
+    names = chance.sample(sorted(VALUES), chance.randint(0, 3))
+    return dataclasses.replace(before, **{name: chance.choice(VALUES[name]) for name in names})
+
+
+def test_the_counts_are_those_of_a_look_at_every_rank() -> None:
+    chance = random.Random(7)
+    counts, committed = RankCounts(range(RANKS)), []
+    for _ in range(2_000):
+        rank = chance.randrange(RANKS)
+        alike = [other for other in range(RANKS) if counts.statuses[other] is counts.statuses[rank]]
+        counts.put(alike[: chance.randint(1, len(alike))], some_status(chance, counts.statuses[rank]))
+        statuses = counts.statuses.values()
+        committed += [status.committed for status in statuses if status.committed is not None]
+        steps = [status.step for status in statuses if status.step is not None]
+        assert counts.alive == sum(status.exit is None for status in statuses)
+        assert counts.staying == sum(not status.left and status.exit is None for status in statuses)
+        assert counts.unclean == sum(not status.ended_clean for status in statuses)
+        assert set(counts.versions) == {status.jax for status in statuses} - {None}
+        assert (counts.first_step, counts.last_step) == (min(steps, default=None), max(steps, default=None))
+        assert counts.committed == max(committed, default=None)
+
+
+def test_what_changed_makes_of_a_leaders_statuses_those_of_the_host() -> None:
+    chance = random.Random(8)
+    attempt, changes = Attempt(1, {0: range(4), 1: range(4, 12)}), Changes()
+    own = {rank: Status() for rank in range(4, 12)}
+    for turn in range(500):
+        if turn % 3:
+            status = some_status(chance, own[4])
+            own = dict.fromkeys(own, status)
+        else:
+            rank = chance.choice(sorted(own))
+            own[rank] = some_status(chance, own[rank])
+        if turn % 5 == 0:  # an event carries the whole status of its rank, outside of a beat
+            changes.told(7, own[7])
+            attempt.update({7: own[7]})
+        attempt.merge(1, changes.take(own))
+        assert {rank: attempt.statuses[rank] for rank in own} == own
+        assert changes.take(own) == {}
+
+
+def test_ranks_that_change_alike_are_one_entry() -> None:
+    changes = Changes()
+    own = dict.fromkeys(range(8, 16), Status(phase="step", step=1, stepped=True))
+    changes.take(own)
+    stepped = {rank: dataclasses.replace(status, step=2) for rank, status in own.items()}
+    assert changes.take(stepped) == {"8-15": {"step": 2}}
+    assert changes.take(stepped | {11: dataclasses.replace(stepped[11], step=3)}) == {"11": {"step": 3}}

@@ -1,0 +1,69 @@
+"""What agents that were killed left running."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.summary import Of, Summary
+from jaxlaunch.launcher.local import orphans
+from jaxlaunch.launcher.local.earlier import Earlier
+
+SHELL = ["sh", "-c", "sleep 600 & echo $!; wait"]
+
+
+@contextmanager
+def process(uid: str, *argv: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process of run `uid`, and the number of the one below it."""
+    environ = os.environ | {contract.UID: uid}
+    with subprocess.Popen(argv or SHELL, env=environ, stdout=subprocess.PIPE, text=True) as started:
+        try:
+            assert started.stdout is not None
+            yield started, int(started.stdout.readline())
+        finally:
+            started.kill()
+            orphans.end(uid)
+
+
+def lives(pid: int) -> bool:
+    """Whether it runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_what_a_killed_wrapper_left_running_ends_and_no_other_run_s(tmp_path: Path) -> None:
+    with process("uid-of-another") as (_, other), process("uid-of-this") as (wrapper, program):
+        wrapper.kill()
+        wrapper.wait()
+        assert lives(program) and orphans.end("uid-of-this") == 1
+        assert not lives(program) and lives(other)
+        assert orphans.end("uid-of-this") == orphans.end("") == 0
+
+
+def test_an_agent_that_lives_keeps_its_processes(tmp_path: Path) -> None:
+    package = tmp_path / "jaxlaunch" / "launcher"
+    package.mkdir(parents=True)
+    (package / "agent.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    program = f"cd {tmp_path} && exec {sys.executable} -m jaxlaunch.launcher.agent"
+    with process("uid-of-this") as (_, below), process("uid-of-this", "sh", "-c", program) as (agent, _):
+        assert orphans.end("uid-of-this") == 0 and lives(below)
+        agent.kill()
+        agent.wait()
+        assert orphans.end("uid-of-this") == 2 and not lives(below)
+
+
+def test_what_a_killed_run_left_running_in_a_folder_ends_before_the_next_begins(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, print)
+    Summary(None, None, {"step": 0.0}, {}, of=Of("uid-of-this", 0, 1, 1.0, 2.0)).write(folder)
+    with process("uid-of-this") as (wrapper, program):
+        wrapper.kill()
+        Earlier(tmp_path).keep()
+        assert not lives(program)

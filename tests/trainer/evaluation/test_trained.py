@@ -1,0 +1,123 @@
+"""`launcher eval` and `jaxlaunch.load` on runs of language models: what was logged, computed again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import jaxlaunch
+from jaxlaunch import contract
+from jaxlaunch.launcher.local import run_folders, trainer_process
+from jaxlaunch.trainer.distributed import Stop
+from jaxlaunch.trainer.errors import CheckpointError
+from jaxlaunch.trainer.evaluation import __main__ as program
+from jaxlaunch.trainer.evaluation import trained as evaluated
+from jaxlaunch.trainer.huggingface import folder as folders
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.process import read_spec
+from jaxlaunch.trainer.spec import DPO, LM
+from jaxlaunch.trainer.train import Place, Run
+from tests.launcher.invoke import launcher
+from tests.trainer import references
+
+PAIRS = Path(__file__).parents[3] / "examples" / "preferences.jsonl"
+DECODER = {"kind": "decoder", "layers": 1, "width": 16, "heads": 2, "vocab": 256, "length": 31}
+TRAINS: Mapping[str, dict[str, Any]] = {
+    "lm": {
+        "task": LM,
+        "model": DECODER,
+        "data": {"source": "text", "path": "stdlib://json/*.py", "eval_split": 0.05},
+        "eval": {"every": None, "batches": 3},
+    },
+    "lora": {
+        "task": LM,
+        "model": {"init_from": "weights", "length": 15},
+        "lora": {"rank": 2, "targets": ["q", "v"]},
+        "data": {"source": "synthetic", "examples": 64, "eval_examples": 20},
+    },
+    "dpo": {
+        "task": DPO,
+        "model": DECODER | {"length": 63},
+        "data": {"source": "text", "format": "preference", "path": str(PAIRS), "eval_split": 0.25},
+    },
+}
+
+
+@pytest.fixture(scope="module", params=TRAINS)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two steps on eight devices, as `launcher run` leaves it."""
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    train = {"batch": 8, "steps": 2, "eval": {"every": None}, "optimizer": {"lr": 0.05}} | TRAINS[request.param]
+    if request.param == "lora":
+        train["model"] |= {"init_from": str(references.folder("qwen2_tiny", folder / "weights"))}
+    spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
+    Run(folders.resolved(spec), task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
+    document = {"name": "run", "accelerator": {"type": "cpu", "per_host": 8}, "train": train}
+    (folder / "job.yaml").write_text(yaml.safe_dump(document))
+    (folder / ".lock").touch()
+    return folder
+
+
+def logged(run: Path) -> dict[str, float]:
+    """The last evaluation, without the step and the model that others are compared with."""
+    last: dict[str, float] = json.loads((run / "eval.jsonl").read_text().splitlines()[-1])
+    assert last.pop("step") == 2
+    return {name: value for name, value in last.items() if not name.startswith("bigram") and name != "time"}
+
+
+def test_the_command_finds_what_a_language_model_s_run_logged(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def here(module: str, *arguments: str, environ: Mapping[str, str]) -> Any:
+        """The program in this process."""
+        assert module == "jaxlaunch.trainer.evaluation"
+        monkeypatch.setenv(contract.TRAIN_SPEC, environ[contract.TRAIN_SPEC])
+        monkeypatch.setattr(sys, "argv", [module, *arguments])
+        capsys.readouterr()
+        assert program.main() == 0
+        return json.loads(capsys.readouterr().out)
+
+    monkeypatch.setattr(trainer_process, "run", here)
+    found = json.loads(launcher(capsys, monkeypatch, "eval", str(run), "-o", "json").out)
+    wanted = logged(run)
+    assert (found["step"], found["examples"]) == (2, wanted.pop("examples")) and wanted["loss"] > 0
+    assert found["metrics"] == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+
+
+def test_a_program_gets_the_model_that_was_trained(run: Path) -> None:
+    loaded = jaxlaunch.load(str(run))
+    assert loaded.step == 2
+    _, train, _ = run_folders.training(str(run))
+    trained = evaluated.load(str(run / "checkpoints"), train.model_dump_json(exclude_unset=True))
+    batches = list(trained.held_out())
+    tokens, mask = (np.concatenate([batch[key] for batch in batches]) for key in ("tokens", "mask"))
+    tokens, mask = tokens.reshape(-1, tokens.shape[-1])[:4], mask.reshape(-1, mask.shape[-1])[:4]
+    logits = np.asarray(trained.model(tokens[:, :-1]), np.float64)
+    likely = np.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0] - np.log(np.exp(logits).sum(-1))
+    found = np.stack(loaded.logprobs(tokens.tolist()))
+    assert mask.any()
+    np.testing.assert_allclose(found * mask, likely * mask, rtol=0, atol=1e-4)
+    (sample,) = loaded.generate([tokens[0, :4].tolist()], max_tokens=3)[0]
+    assert len(sample.ids) == 3
+
+
+@pytest.mark.parametrize("run", ["lora"], indirect=True)
+def test_adapters_of_weights_that_changed_since_are_not_evaluated(tmp_path: Path, run: Path) -> None:
+    _, train, _ = run_folders.training(str(run))
+    other = references.folder("qwen2_tiny", tmp_path / "weights")
+    (file,) = other.glob("*.safetensors")
+    changed = bytearray(file.read_bytes())
+    changed[-2] ^= 64
+    file.unlink()  # a link to the fixture
+    file.write_bytes(changed)
+    given = train.model_dump(exclude_unset=True, mode="json")
+    given["model"]["init_from"] = str(other)
+    with pytest.raises(CheckpointError, match="step 2 holds adapters of the weights of .* name the folder that they"):
+        evaluated.load(str(run / "checkpoints"), json.dumps(given))

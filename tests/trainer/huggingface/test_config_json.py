@@ -1,0 +1,266 @@
+"""config.json, read as our keys and written from them; and what a folder says that a job does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.architectures import PRESETS
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.huggingface import config_json
+from jaxlaunch.trainer.huggingface.families import FAMILIES
+from jaxlaunch.trainer.huggingface.folder import resolved
+from jaxlaunch.trainer.spec import CLASSIFY, LM, TrainSpec
+from tests.trainer.references import config
+
+DECODERS = ["llama3_tiny", "qwen2_tiny", "qwen3_tiny", "mistral_tiny", "gemma2_tiny", "gemma3_tiny", "olmo2_tiny"]
+DECODERS += ["mixtral_tiny", "mixtral_tiny_aux", "qwen3_moe_tiny"]
+
+
+def train(folder: Path, given: dict[str, Any], task: str = LM, **model: Any) -> TrainSpec:
+    """The spec of a job that starts from a folder of this config.json."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(given))
+    return resolved(TrainSpec(task=task, model={"init_from": str(folder), **model}))
+
+
+@pytest.mark.parametrize("case", [*DECODERS, "gpt2_tiny", "vit_tiny"])
+def test_a_folder_alone_sets_every_size_and_is_written_as_it_was_read(case: str, tmp_path: Path) -> None:
+    given = config(case)
+    model = train(tmp_path, given, CLASSIFY if case == "vit_tiny" else LM).model
+    assert model.kind == FAMILIES[given["model_type"]].kind
+    written = config_json.config(model)
+    assert written["model_type"] == given["model_type"]
+    same = [key for key in ("layer_types", "sliding_window", "use_sliding_window", "head_dim") if key in given]
+    assert [written.get(key, given[key]) for key in same if given[key] is not None] == [
+        given[key] for key in same if given[key] is not None
+    ]
+    assert config_json.differences(model, config_json.model(written)) == []
+
+
+@pytest.mark.parametrize(("name", "sizes"), PRESETS.items(), ids=list(PRESETS))
+def test_a_preset_is_written_as_its_family_and_read_back(name: str, sizes: dict[str, Any]) -> None:
+    model: Any = TrainSpec(task="my:Task", model={"preset": name}).model
+    written = config_json.config(model)
+    assert written["model_type"] == sizes.get("family", sizes["kind"])
+    assert config_json.differences(model, config_json.model(written)) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"attention_bias": True}, {"biases": ["qkv", "out"]}),
+        ({"attention_bias": True, "mlp_bias": True}, {"biases": ["qkv", "out", "mlp"]}),
+        ({"head_dim": 32}, {"head_size": 32}),
+        ({"num_key_value_heads": None}, {"kv_heads": None, "groups": 4}),
+        ({"hidden_act": "gelu_new"}, {"activation": "gelu_tanh"}),
+        ({"rope_scaling": {"type": "linear", "factor": 4}}, {"rope_scaling": {"kind": "linear", "factor": 4.0}}),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "factor": 4,
+                    "rope_theta": 7.0,
+                    "mscale": 1,
+                    "mscale_all_dim": 1,
+                }
+            },
+            {
+                "rope_theta": 7.0,
+                "rope_scaling": {"kind": "yarn", "factor": 4.0, "attention_factor": 1.0, "original_length": 128},
+            },
+        ),
+        ({"model_type": "mistral", "sliding_window": 8}, {"looks": ("window",), "window": 8}),
+        ({"model_type": "mistral", "sliding_window": None}, {"looks": ("full",), "window": None}),
+        ({"model_type": "qwen2", "sliding_window": 8}, {"window": None}),
+        (
+            {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
+            {"looks": ("full", "window"), "window": 8},
+        ),
+        (
+            {"model_type": "mixtral", "num_local_experts": 4, "sliding_window": 8, "router_aux_loss_coef": 0.5},
+            {"experts": 4, "experts_per_token": 2, "expert_units": 160, "window": 8, "balance": 0.0},
+        ),
+        (
+            {
+                "model_type": "qwen3_moe",
+                "num_hidden_layers": 5,
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "mlp_only_layers": [1],
+                "decoder_sparse_step": 2,
+                "output_router_logits": True,
+                "router_aux_loss_coef": 0.5,
+            },
+            {"sparse_layers": (3,), "experts_normalized": False, "expert_units": 768, "units": 160, "balance": 0.5},
+        ),
+        ({"model_type": "gemma2"}, {"looks": ("window", "full"), "window": 4096, "size": 256, "score_cap": 50.0}),
+        (
+            {"model_type": "gemma3_text", "num_hidden_layers": 8},
+            {"looks": ("window",) * 5 + ("full",), "rope_theta": 1e6, "rope_local_theta": 1e4, "tied": False},
+        ),
+    ],
+    ids=str,
+)
+def test_a_key_of_theirs_is_one_of_ours(given: dict[str, Any], says: dict[str, Any]) -> None:
+    dropped = {"rope_scaling", "rope_theta", "head_dim", "hidden_act"} - given.keys()
+    model = config_json.model({key: value for key, value in config("llama_tiny").items() if key not in dropped} | given)
+    for key, wanted in says.items():
+        found = getattr(model, key)
+        assert (found.model_dump(exclude_defaults=True) | {"kind": found.kind} if key == "rope_scaling" else found) == (
+            wanted
+        ), key
+    assert config_json.differences(model, config_json.model(config_json.config(model))) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"model_type": "phi3", "resid_pdrop": 0.0, "embd_scale": 2}, "model_type is phi3, and only llama, mistral"),
+        ({"model_type": "phi3", "embd_scale": 2}, "; keys that these do not have: embd_scale"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5: partial rotary embeddings are"),
+        ({"quantization_config": {"bits": 4}}, "quantized weights are not supported"),
+        (
+            {"model_type": "mixtral", "router_jitter_noise": 0.1},
+            "router_jitter_noise is 0.1, and only 0.0 is supported",
+        ),
+        ({"model_type": "mixtral", "num_local_experts": 1}, "num_local_experts is 1: Input should be greater"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "experts_per_token = 9 is more than experts = 8"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": 1}, "mlp_only_layers is 1, not a list of layers"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [0, 1]}, "dense_layers has all 2 layers, which leaves none"),
+        ({"hidden_act": "relu2"}, "hidden_act is relu2: of activations silu, gelu"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is dynamic: of rotary scalings default"),
+        ({"head_dim": 15}, "head_size = 15 is odd"),
+        ({"num_key_value_heads": 3}, "kv_heads = 3 does not divide heads = 4"),
+        ({"model_type": "gpt2", "n_layer": 1, "activation_function": "relu"}, "activation_function is relu, and only"),
+    ],
+)
+def test_what_is_not_supported_is_said(given: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as error:
+        train(tmp_path, config("llama_tiny") | given)
+    assert says in str(error.value) and str(tmp_path / "config.json") in str(error.value)
+
+
+def test_what_the_job_says_besides_must_agree(tmp_path: Path) -> None:
+    gpt2 = config("gpt2_tiny")
+    assert train(tmp_path, gpt2, layers=2, length=32).model.kind == "gpt2"
+    with pytest.raises(SpecError, match=r"n_layer is 2, train\.model\.layers makes it 3"):
+        train(tmp_path, gpt2, layers=3)
+    with pytest.raises(SpecError, match=r"train\.model\.kv_heads does not apply to a model of the kind gpt2"):
+        train(tmp_path, gpt2, kv_heads=2)
+    with pytest.raises(SpecError, match="kind gpt2, train.model.kind is decoder"):
+        train(tmp_path, gpt2, kind="decoder")
+    with pytest.raises(SpecError, match="length = 65 is more than positions = 64"):
+        train(tmp_path, gpt2, length=65)
+    with pytest.raises(SpecError, match=r"hidden_size is 64, train\.model\.width makes it 2048"):
+        train(tmp_path, config("llama_tiny"), preset="llama-1b")
+
+
+def test_a_folder_that_is_not_here_is_forgiven_where_the_job_says_every_size(tmp_path: Path) -> None:
+    away = str(tmp_path / "nowhere")
+    whole = TrainSpec(task=LM, model={"preset": "llama-1b", "init_from": away})
+    assert resolved(whole, is_here=False) == whole
+    for job, is_here in ((whole, True), (TrainSpec(task=LM, model={"init_from": away}), False)):
+        with pytest.raises(SpecError, match=r"nowhere: config\.json cannot be read"):
+            resolved(job, is_here=is_here)
+
+
+def test_a_decoder_that_no_family_has_is_not_exported() -> None:
+    odd = spec.Decoder(norms="both", qk_norm="whole")
+    with pytest.raises(SpecError, match="Hugging Face has no such decoder, .* is nearest: .*norms is"):
+        config_json.config(odd)
+    with pytest.raises(SpecError, match="llama is nearest: qk_norm is None, train.model.qk_norm makes it head"):
+        config_json.config(spec.Decoder(family="llama", qk_norm="head"))
+    assert config_json.config(spec.Decoder(qk_norm="head"))["architectures"] == ["Qwen3ForCausalLM"]
+
+
+def test_a_family_that_cannot_have_a_model_is_one_of_those_that_do_not() -> None:
+    thin = spec.Decoder(width=64, heads=3, kv_heads=3, head_size=24)  # OLMo 2 has no head size of its own
+    assert config_json.family(thin) == "llama"
+    with pytest.raises(SpecError, match="olmo2 is nearest: width = 64 does not split into heads = 3"):
+        config_json.family(thin.model_copy(update={"family": "olmo2"}))
+
+
+SLIDING = {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True}
+
+
+@pytest.mark.parametrize(
+    ("case", "given", "says"),
+    [
+        ("llama_tiny", {"num_hidden_layers": ...}, "it does not say num_hidden_layers"),
+        ("llama_tiny", {"num_attention_heads": ..., "vocab_size": None}, "not say num_attention_heads, vocab_size"),
+        (
+            "llama_tiny",
+            {"hidden_size": ..., "intermediate_size": ...},
+            "it does not say hidden_size, intermediate_size",
+        ),
+        ("gpt2_tiny", {"n_layer": ..., "n_embd": ...}, "it does not say n_layer, n_embd"),
+        ("vit_tiny", {"hidden_size": ...}, "it does not say hidden_size"),
+        ("llama_tiny", {"num_hidden_layers": "2"}, 'num_hidden_layers is "2", not a whole number above 0'),
+        ("llama_tiny", {"num_key_value_heads": "2"}, 'num_key_value_heads is "2": Input should be a valid integer'),
+        ("llama_tiny", {"max_position_embeddings": "64"}, 'max_position_embeddings is "64", not a whole number'),
+        ("llama_tiny", {"tie_word_embeddings": None}, "tie_word_embeddings is null: Input should be a valid boolean"),
+        ("llama_tiny", {"rms_norm_eps": None}, "rms_norm_eps is null, not a number"),
+        ("llama_tiny", {"rms_norm_eps": "small"}, 'rms_norm_eps is "small", not a number'),
+        ("llama_tiny", {"rope_theta": None}, "rope_theta is null, not a number"),
+        ("llama_tiny", {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is null, not a number"),
+        ("llama_tiny", {"rope_scaling": "yarn"}, 'rope_scaling is "yarn", not a block of keys'),
+        ("llama_tiny", {"rope_parameters": {"rope_type": "yarn", "factor": "4"}}, 'rope_parameters.factor is "4"'),
+        ("qwen2_tiny", {**SLIDING, "layer_types": ..., "max_window_layers": None}, "max_window_layers is null"),
+        (
+            "qwen2_tiny",
+            {**SLIDING, "layer_types": ["sliding_attention"]},
+            "layer_types has 1 layers, num_hidden_layers",
+        ),
+        ("qwen2_tiny", {**SLIDING, "layer_types": ["linear_attention"] * 2}, "kinds of layers sliding_attention, full"),
+        ("mistral_tiny", {"sliding_window": "8"}, 'sliding_window is "8": Input should be a valid integer'),
+    ],
+    ids=str,
+)
+def test_a_broken_config_is_one_sentence_with_its_key(
+    case: str, given: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    broken = {key: value for key, value in (config(case) | given).items() if value is not ...}
+    with pytest.raises(SpecError) as error:
+        train(tmp_path, broken, CLASSIFY if case == "vit_tiny" else LM)
+    assert says in str(error.value) and str(error.value).startswith(str(tmp_path / "config.json"))
+
+
+def test_a_part_of_what_the_folder_says_agrees_with_it(tmp_path: Path) -> None:
+    looks = ["sliding_attention"] * 5 + ["full_attention"]
+    gemma = config("gemma3_tiny") | {"num_hidden_layers": 6, "sliding_window": 8, "layer_types": looks}
+    pattern = ["window"] * 5 + ["full"]
+    for said in ({"window": 8, "pattern": pattern}, {"pattern": pattern}, {"window": 8}):
+        assert train(tmp_path, gemma, **said).model.looks == tuple(pattern)
+    with pytest.raises(SpecError, match="layer_types is .*, train.model.pattern makes it"):
+        train(tmp_path, gemma, pattern=["window", "full"])
+    nulls = dict.fromkeys(("kv_heads", "hidden", "head_size", "query_scalar", "pattern", "positions"))
+    assert train(tmp_path, gemma, **nulls).model == train(tmp_path, gemma).model
+
+
+def test_the_positions_of_a_decoder_are_the_folder_s(tmp_path: Path) -> None:
+    model = train(tmp_path, config("llama_tiny") | {"max_position_embeddings": 32768}, positions=131072).model
+    assert (model.positions, model.length) == (32768, 2048)
+    given = {key: value for key, value in config("llama_tiny").items() if key != "max_position_embeddings"}
+    assert train(tmp_path, given).model.length == 2048
+    with pytest.raises(SpecError, match="n_positions is 64, train.model.positions makes it 128"):
+        train(tmp_path, config("gpt2_tiny"), positions=128)
+
+
+@pytest.mark.parametrize("missing", ["vocab", "hidden", "length"])
+def test_a_folder_that_is_not_here_is_not_forgiven_where_a_size_is_missing(missing: str, tmp_path: Path) -> None:
+    sizes = {"layers": 2, "width": 64, "heads": 4, "hidden": 160, "vocab": 97, "length": 32}
+    model = {"kind": "decoder", "init_from": str(tmp_path / "nowhere"), **sizes}
+    whole = TrainSpec(task=LM, model=model)
+    assert resolved(whole, is_here=False) == whole
+    with pytest.raises(SpecError, match=r"nowhere: config\.json cannot be read"):
+        resolved(TrainSpec(task=LM, model={k: v for k, v in model.items() if k != missing}), is_here=False)
+
+
+def test_a_vit_of_two_labels_names_none(tmp_path: Path) -> None:
+    given = {key: value for key, value in config("vit_tiny").items() if key not in ("id2label", "label2id")}
+    assert train(tmp_path, given, CLASSIFY).model.classes == 2

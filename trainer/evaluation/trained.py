@@ -1,0 +1,204 @@
+"""A trained model and its evaluation, whatever its task: `jaxlaunch.load`, and the program behind `launcher eval`.
+
+The numbers are those that the training logged, because the step, the data and the task are: what is held out, in which
+batches, with which weights. The mesh may be another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import pydantic
+from flax import nnx
+from jax import Array
+
+from jaxlaunch import contract
+from jaxlaunch.trainer import spec as specs
+from jaxlaunch.trainer.adapters import peft
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.checkpoint import reader, stored_model
+from jaxlaunch.trainer.checkpoint.reader import StoredStep
+from jaxlaunch.trainer.data.pipeline import Evaluation
+from jaxlaunch.trainer.errors import SpecError, said
+from jaxlaunch.trainer.huggingface import folder as folders
+from jaxlaunch.trainer.metrics.means import Means
+from jaxlaunch.trainer.parallel import mesh as meshes
+from jaxlaunch.trainer.process import read_spec
+from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.step.model_arrays import Named
+from jaxlaunch.trainer.step.train_step import Step
+from jaxlaunch.trainer.task import Task, checked_source
+from jaxlaunch.trainer.train import batch_check
+
+
+class Trained:
+    """A model with its parameters on the devices, and what its training evaluates.
+
+    `spec` is its train block, `step` the step of the checkpoint, `params` and `rest` are its arrays by name.
+    """
+
+    def __init__(self, spec: TrainSpec, task: Task, step: Step, found: StoredStep, ema: bool) -> None:
+        self.spec, self.step, self.rest = spec, found.step, _placed(stored_model.rest(found, ema), step.abstract.rest)
+        self._task, self._step = task, step
+        saved: Mapping[str, Any] = stored_model.parameters(found, ema)
+        wanted = step.named(step.abstract)["params"]
+        if odd := sorted(saved.keys() ^ wanted.keys()):
+            raise SpecError(f"step {found.step} holds other parameters than the model of the job: {', '.join(odd[:5])}")
+        with step.checks_base(found.meta.get("base"), f"step {found.step}"):
+            self.params: Named = step.with_base(_placed(saved, wanted))
+        self._predicts: Any = None
+
+    @property
+    def model(self) -> nnx.Module:
+        """The flax.nnx module with these parameters, as it evaluates: without dropout."""
+        with self._step.context():
+            return self._step.merged(self.params, self.rest)
+
+    def predict(self, inputs: Any) -> Any:
+        """What the model says of `inputs`, rows [N, ...]; logits [N, V] of a classification, as numpy arrays.
+
+        `inputs` is an array or a dict of arrays as the task's examples have them (`image`); they are put through what
+        the task does to them (its `predict`), and the model is called with them where the task has none.
+        """
+        batch = inputs if isinstance(inputs, Mapping) else {"image": inputs}
+        rows = {name: np.asarray(each) for name, each in batch.items()}
+        counts = {len(each) if each.ndim else 0 for each in rows.values()}
+        if len(counts) != 1 or 0 in counts:
+            what = ", ".join(f"{name} of shape {list(each.shape)}" for name, each in rows.items())
+            raise SpecError(f"predict takes arrays of one number of rows, [N, ...], not {what or 'none'}")
+        count, most = counts.pop(), self.spec.batch
+        if self._predicts is None:
+            self._predicts = jax.jit(lambda *arrays: self._said(inputs, *arrays))
+        size = min(most, -(-count // self._step.shards) * self._step.shards)
+        parts = [self._part(rows, start, size) for start in range(0, count, size)]
+        return jax.tree.map(lambda *each: np.concatenate(each)[:count], *parts)
+
+    def held_out(self, data: Mapping[str, Any] | None = None) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
+        """The batches of the evaluation as numpy arrays, in order: this process's rows, of weight 0 where filled up.
+
+        `data` replaces keys of train.data, such as {"eval_split": "test[:10]"}. Raises SpecError where there is none.
+        """
+        for batch in self._evaluation(data):
+            yield dict(batch)
+
+    def evaluate(self, data: Mapping[str, Any] | None = None) -> dict[str, float]:
+        """The means over the held-out data, each example once, and `examples`: what the training logs at this step.
+
+        `data` as in `held_out`.
+        """
+        means = Means(getattr(self._task, "derived", None))
+        evaluation, compiled = self._evaluation(data), None
+        for part, batch in zip(evaluation.parts, evaluation.iterate(self._step.put), strict=True):
+            compiled = compiled or self._step.evaluator(batch)
+            means.add(part, jax.device_get(compiled(self.params, self.rest, batch)))
+        return means.all()
+
+    def _evaluation(self, data: Mapping[str, Any] | None) -> Evaluation:
+        spec = self.spec if data is None else _with_data(self.spec, data)
+        source = checked_source(spec, self._task.source(spec, "eval"))
+        if source is None or len(source) == 0:
+            raise SpecError("train.data has no held-out examples; name some, as eval_split or eval_path")
+        return Evaluation(
+            source,
+            self._task.example,
+            batch=spec.batch,
+            rows=meshes.rows(self._step.mesh, spec.batch),
+            batches=spec.eval.batches,
+            threads=spec.data.threads,
+            seed=spec.seed,
+            deterministic=spec.data.deterministic,
+            check=batch_check(self._task, spec),
+        )
+
+    def _part(self, rows: Mapping[str, np.ndarray[Any, Any]], start: int, size: int) -> Any:
+        """The predictions of `size` rows from `start` on, filled up with the first ones."""
+        where = meshes.batch_sharding(self._step.mesh)
+        take = np.arange(start, start + size) % len(next(iter(rows.values())))
+        batch = {name: jax.device_put(each[take], where) for name, each in rows.items()}
+        with self._step.context():
+            return jax.device_get(self._predicts(self.params, self.rest, batch))
+
+    def _said(self, inputs: Any, params: Named, rest: Named, batch: Named) -> Any:
+        model: Any = self._step.merged(params, rest)
+        predict = getattr(self._task, "predict", None)
+        if predict is not None:
+            return predict(model, batch)
+        return model(**batch) if isinstance(inputs, Mapping) else model(batch["image"])
+
+
+def load(
+    folder: str,
+    train: str,
+    *,
+    step: int | Literal["best"] | None = None,
+    ema: bool = False,
+    mesh: specs.Mesh | None = None,
+    note: Callable[[str], None] = print,
+) -> Trained:
+    """The model of a folder of checkpoints whose training has the train block `train`, as JSON; by default its newest
+    undamaged step.
+
+    `ema` takes the moving average. The mesh is the training's where it fits the devices that are here, else all of them
+    split the batch, or the first alone has it. Raises CheckpointError, DataError, SpecError and StorageError.
+    """
+    if remote.is_remote(folder):
+        remote.check("the folder of checkpoints", folder)
+    spec, task = read_spec({contract.TRAIN_SPEC: train})
+    found = reader.find(folder, step, note)
+    if "loop" in found.meta:
+        raise SpecError(f"step {found.step} of {folder} is of a program's own step; jaxlaunch.run returns its state")
+    spec = peft.resolved(folders.resolved(spec)).model_copy(update={"accumulate": 1, "attention": "xla"})
+    built = _mesh(spec, mesh)
+    compiled = Step(task, spec, built, int(found.meta.get("total_steps", 1)))
+    if not ema and found.part("ema"):
+        note(f"step {found.step} has a moving average, which its training evaluates: take it with ema")
+    return Trained(spec, task, compiled, found, ema)
+
+
+def _placed(stored: Mapping[str, Any], like: Named) -> Named:
+    """Stored arrays on the devices, each read whole and by itself. Raises StorageError."""
+    found: dict[str, Array] = {}
+    for name, leaf in like.items():
+        if name not in stored:
+            raise SpecError(f"the checkpoint does not hold {name} of the model")
+        if tuple(stored[name].shape) != tuple(leaf.shape):
+            raise SpecError(
+                f"{name} is {list(stored[name].shape)} in the checkpoint and {list(leaf.shape)} in the model"
+            )
+        whole = np.asarray(stored[name][...])
+        found[name] = jax.make_array_from_callback(
+            leaf.shape, leaf.sharding, partial(_part_of, whole.astype(leaf.dtype))
+        )
+    return found
+
+
+def _mesh(spec: TrainSpec, asked: specs.Mesh | None) -> jax.sharding.Mesh:
+    """The mesh asked for; else the training's where it fits, all devices where they divide the batch, or the first."""
+    if asked is not None:
+        return meshes.build(asked)
+    count = jax.device_count()
+    try:
+        spec.mesh.resolve(count)
+        return meshes.build(spec.mesh)
+    except (ValueError, SpecError):
+        pass
+    return meshes.build(specs.Mesh(dp=-1), jax.devices() if spec.batch % count == 0 else jax.devices()[:1])
+
+
+def _with_data(spec: TrainSpec, data: Mapping[str, Any]) -> TrainSpec:
+    """The train block with other keys of its data."""
+    try:
+        block = type(spec.data).model_validate(spec.data.model_dump(exclude_unset=True) | dict(data))
+    except pydantic.ValidationError as error:
+        wrong = error.errors()[0]
+        raise SpecError(f"train.data.{'.'.join(map(str, wrong['loc']))}: {said(wrong)}") from None
+    return spec.model_copy(update={"data": block})
+
+
+def _part_of(whole: np.ndarray[Any, Any], at: Any) -> np.ndarray[Any, Any]:
+    part: np.ndarray[Any, Any] = whole[at]
+    return part
