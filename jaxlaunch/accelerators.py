@@ -157,7 +157,7 @@ PEAK_FLOPS: Mapping[str, float] = {
 
 
 def usual_hosts() -> str:
-    """The default of `per_host` as prose, of all but TPUs: "cpu and l4 1, gb200 4, other GPUs 8"."""
+    """Says the default of `per_host` for all but TPUs: "cpu and l4 1, gb200 4, other GPUs 8"."""
     kinds: dict[int, list[str]] = {}
     for name, one in KNOWN.items():
         if one.platform != "tpu":

@@ -27,8 +27,10 @@ def step(text: str) -> Step:
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What a command line says and checks of a field. A field that is False by default is a flag, one that is ()
-    may be repeated."""
+    """How a command line explains and checks a field.
+
+    A field that is False by default is a flag, and one that is an empty tuple may be repeated.
+    """
 
     help: str
     metavar: str | None = None
@@ -55,7 +57,7 @@ def flag(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Of `jaxlaunch.trainer.generate`."""
+    """The options of `jaxlaunch.trainer.generate`."""
 
     folder: str
     prompt: tuple[str, ...] = _option((), "The text to continue; may be repeated.", "TEXT")
@@ -83,7 +85,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Of `jaxlaunch.trainer.evaluation`."""
+    """The options of `jaxlaunch.trainer.evaluation`."""
 
     folder: str
     step: Step | None = _option(None, "The step to evaluate. [default: the newest]", "N|best", type=step)
@@ -92,7 +94,7 @@ class Evaluate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export:
-    """Of `jaxlaunch.trainer.export`; without a folder, that of TRAIN_SPEC."""
+    """The options of `jaxlaunch.trainer.export`, which without a folder takes that of TRAIN_SPEC."""
 
     folder: str | None = None
     to: str = _option(dataclasses.MISSING, "The folder to write.", "DIR")
@@ -106,12 +108,12 @@ Asked = TypeVar("Asked", Sample, Evaluate, Export)
 
 
 def arguments(asked: Sample | Evaluate | Export) -> tuple[str, str]:
-    """The arguments from which `read` makes the same again."""
+    """Returns the arguments from which `read` makes the same options again."""
     return JSON, json.dumps(dataclasses.asdict(asked))
 
 
 def read(kind: type[Asked], program: str, about: str | None) -> Asked:
-    """What the arguments of this process ask for, written out or as JSON."""
+    """Reads the options from the arguments of this process, which are written out or JSON."""
     given, values = sys.argv[1:], dict[str, Any]()
     if given[:1] == [JSON]:
         values |= json.loads(given[1])
@@ -126,7 +128,7 @@ def _parser(kind: type[Asked], program: str, about: str | None) -> argparse.Argu
     for field in dataclasses.fields(kind):
         option, is_required = option_of(field), field.default is dataclasses.MISSING
         if option is None:
-            parser.add_argument(field.name, nargs=None if is_required else "?", help="of checkpoints, or its URL")
+            parser.add_argument(field.name, nargs=None if is_required else "?", help="the folder to read, or its URL")
         elif field.default is False:
             parser.add_argument(flag(field.name), action="store_true", help=option.help)
         else:

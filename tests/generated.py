@@ -1,4 +1,4 @@
-"""What is made from the code, written anew: `python -m tests.generated`, or `make generated`; then read the diff.
+"""Writes what is made from the code: `python -m tests.generated`, or `make generated`. Read the diff afterwards.
 
 Pages and tables of docs/, the chart's README and schema, and the golden manifests. Tests say where one is not current.
 """

@@ -103,9 +103,10 @@ class _Step(click.ParamType[programs.Step]):
 
 
 def of_program(kind: type[programs.Sample | programs.Evaluate | programs.Export]) -> Decorator:
-    """The options of a program of the trainer."""
+    """Adds the options of a program of the trainer, each under the name of its field."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        """Adds them in their order."""
         for field in reversed(dataclasses.fields(kind)):
             if (option := programs.option_of(field)) is None:
                 continue

@@ -14,7 +14,7 @@ from jaxlaunch.launcher import troubleshooting
 
 
 class Situation(NamedTuple):
-    """One row."""
+    """What a situation means, and what helps."""
 
     meaning: str
     section: str | None = None  # None: nothing is wrong
