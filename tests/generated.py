@@ -32,9 +32,11 @@ def _files() -> Mapping[str, Callable[[str], str]]:
     from jaxlaunch.launcher.cli import reference as commands
     from jaxlaunch.launcher.explain import situations
     from jaxlaunch.launcher.manifests.platforms import reference as platforms
+    from tests import api
     from tests.helm import readme, schema
 
     return {
+        "docs/api.md": lambda _: api.markdown(),
         "docs/job-yaml.md": lambda _: job_reference.markdown(),
         "docs/cli.md": lambda _: commands.markdown(),
         "docs/platforms.md": lambda _: platforms.markdown(),
