@@ -7,7 +7,6 @@ JSON object; exits with a code of the contract.
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import sys
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 import jax
 
+from jaxlaunch import programs
 from jaxlaunch.trainer.adapters import merged as merge
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.buckets import remote
@@ -32,22 +32,14 @@ from jaxlaunch.trainer.start.process import print_result, read_spec
 
 def main() -> int:
     """Exports as the arguments say and prints what was written as JSON; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m jaxlaunch.trainer.export", description=__doc__)
-    parser.add_argument("folder", nargs="?", help="folder or URL of checkpoints; default: that of TRAIN_SPEC")
-    parser.add_argument("--to", required=True, help="the folder to write")
-    parser.add_argument("--step", type=stored_model.step, help="the step to export, or best; default: the newest")
-    parser.add_argument("--ema", action="store_true", help="export the moving average instead of the weights")
-    parser.add_argument("--merged", action="store_true", help="export adapters merged into the model they are of")
-    parser.add_argument("--base", help="folder or URL of that model, where it is not train.model.init_from any more")
-    options = parser.parse_args()
+    asked = programs.read(programs.Export, "jaxlaunch.trainer.export", __doc__)
     jax.config.update("jax_platforms", "cpu")
 
     def find() -> dict[str, Any]:
-        folder = options.folder or Place.from_environ().checkpoints(read_spec(os.environ)[0])
+        folder = asked.folder or Place.from_environ().checkpoints(read_spec(os.environ)[0])
         if remote.is_remote(folder):
             remote.check("the folder of checkpoints", folder)
-        what = {"step": options.step, "ema": options.ema, "merged": options.merged, "base": options.base}
-        return export(folder, options.to, **what)
+        return export(folder, asked.to, step=asked.step, ema=asked.ema, merged=asked.merged, base=asked.base)
 
     return print_result(find)
 

@@ -6,8 +6,8 @@ import os
 
 import click
 
+from jaxlaunch import programs
 from jaxlaunch.launcher.cli import options, output
-from jaxlaunch.launcher.cli.export import Step
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import run_folders, trainer_process
 
@@ -15,11 +15,10 @@ from jaxlaunch.launcher.local import run_folders, trainer_process
 @click.command("eval")
 @click.argument("run")
 @click.option("--data", "keys", multiple=True, metavar="KEY=VALUE", help="A key of train.data to replace; may repeat.")
-@click.option("--step", type=Step(), metavar="N|best", help="The step to evaluate. [default: the newest]")
+@options.of_program(programs.Evaluate)
 @click.option("--best", is_flag=True, help="The step that evaluated best: --step best.")
-@click.option("--ema", is_flag=True, help="Take the moving average instead of the weights.")
 @options.form("text", "json", "yaml")
-def eval_command(run: str, keys: tuple[str, ...], step: str | None, best: bool, ema: bool, form: str) -> None:
+def eval_command(run: str, keys: tuple[str, ...], step: programs.Step | None, best: bool, ema: bool, form: str) -> None:
     """Evaluate a checkpoint of RUN on its held-out data.
 
     RUN is the name of a run on this machine, or its folder. The metrics are those that its training logs: task, model,
@@ -29,16 +28,14 @@ def eval_command(run: str, keys: tuple[str, ...], step: str | None, best: bool, 
     """
     if not trainer_process.is_installed():
         raise UserError("eval runs models with the trainer, which is not installed.", trainer_process.INSTALL)
-    if best and step not in (None, "best"):
+    if best and step not in (None, programs.BEST):
         raise UserError(f"--best and --step {step} name two steps.", "give one of them.")
     job, train, home = run_folders.training(run, [f"train.data.{key}" for key in keys])
-    arguments = [run_folders.checkpoints(run)]
-    arguments += ["--step", "best"] if best else [] if step is None else ["--step", step]
-    arguments += ["--ema"] if ema else []
+    asked = programs.Evaluate(folder=run_folders.checkpoints(run), step="best" if best else step, ema=ema)
     environ = trainer_process.environ(job, train, home)
     if job.accelerator.platform != "cpu":  # where the weights may need accelerators
         environ |= {"JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "")}
-    found = trainer_process.run("jaxlaunch.trainer.evaluation", *arguments, environ=environ)
+    found = trainer_process.run("jaxlaunch.trainer.evaluation", *programs.arguments(asked), environ=environ)
     for note in found["notes"]:
         output.say(note)
     if form != "text":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from jaxlaunch import programs
 from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import renamed, units
@@ -85,6 +87,51 @@ def from_volume(command: Callable[..., Any]) -> Callable[..., Any]:
     """The option --from-volume: `is_from_volume`."""
     text = "Read the job's run folder on its volume through a short-lived pod; the job's own pods may be deleted."
     return click.option("--from-volume", "is_from_volume", is_flag=True, help=text)(command)
+
+
+class _Step(click.ParamType[programs.Step]):
+    """The number of a step, or `best`."""
+
+    name = "step"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> programs.Step:
+        """The step. Fails for anything else."""
+        try:
+            return programs.step(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither the number of a step nor best.", param, ctx)
+
+
+def of_program(kind: type[programs.Sample | programs.Evaluate | programs.Export]) -> Decorator:
+    """Adds the options of a program of the trainer, each under the name of its field."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        """Adds them in their order."""
+        for field in reversed(dataclasses.fields(kind)):
+            if (option := programs.option_of(field)) is None:
+                continue
+            how: dict[str, Any] = {"is_flag": True} if field.default is False else {"type": _type(option)}
+            if field.default is dataclasses.MISSING or field.default == ():
+                how |= {"multiple": True} if field.default == () else {"required": True}
+            names = (programs.flag(field.name), field.name)
+            command = click.option(*names, metavar=option.metavar, help=option.help, **how)(command)
+        return command
+
+    return add
+
+
+def _type(option: programs.Option) -> click.ParamType[Any] | None:
+    """How click reads and checks a value; None for text."""
+    if option.choices:
+        return click.Choice(option.choices)
+    if option.type is programs.step:
+        return _Step()
+    low = option.least if option.above is None else option.above
+    if option.type is int:
+        return click.IntRange(low, option.most)
+    if option.type is float:
+        return click.FloatRange(low, option.most, min_open=option.above is not None)
+    return None
 
 
 def seconds(option: str, given: str | None) -> float | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from jaxlaunch import programs
 from jaxlaunch.launcher.cli import options, output
-from jaxlaunch.launcher.cli.export import Step
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import run_folders, trainer_process
 from jaxlaunch.launcher.wording import count
@@ -17,27 +17,7 @@ from jaxlaunch.launcher.wording import count
 
 @click.command("sample")
 @click.argument("run")
-@click.option("--prompt", multiple=True, metavar="TEXT", help="The text to continue; may be repeated.")
-@click.option("--ids", multiple=True, metavar="'1 2 3'", help="A prompt as token ids, for a model without tokenizer.")
-@click.option("-n", type=click.IntRange(1), metavar="N", help="Samples of each prompt. [default: 1]")
-@click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Tokens of a sample. [default: 128]")
-@click.option("--temperature", type=click.FloatRange(0), metavar="T", help="Temperature; 0: greedy. [default: 0]")
-@click.option(
-    "--top-p",
-    type=click.FloatRange(0, 1, min_open=True),
-    metavar="P",
-    help="Sample from the most likely tokens whose probabilities sum to P.",
-)
-@click.option("--top-k", type=click.IntRange(1), metavar="K", help="Sample only from the K most likely tokens.")
-@click.option("--beams", type=click.IntRange(1), metavar="K", help="Beam search with K beams.")
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), metavar="N", help="Random seed. [default: 0]")
-@click.option("--step", type=Step(), metavar="N|best", help="The step to load. [default: the newest]")
-@click.option("--ema", is_flag=True, help="Take the moving average instead of the weights.")
-@click.option(
-    "--precision",
-    type=click.Choice(["fp32", "tf32", "bf16"]),
-    help="Numeric precision. [default: the training's, or fp32]",
-)
+@options.of_program(programs.Sample)
 @options.form("text", "json", "yaml")
 def sample_command(run: str, form: str, **given: Any) -> None:
     """Generate text with the model of RUN.
@@ -52,10 +32,11 @@ def sample_command(run: str, form: str, **given: Any) -> None:
     if not given["prompt"] and not given["ids"]:
         raise UserError("There is no prompt.", "give --prompt TEXT, or --ids for a model without tokenizer.")
     folder, step = run_folders.weights(run)
-    if step is not None and given["step"] is None:
-        given["step"] = str(step)
+    if given["step"] is None:
+        given["step"] = step
+    asked = programs.arguments(programs.Sample(folder=folder, **given))
     found: Mapping[str, Any] = {}
-    for event in trainer_process.events("jaxlaunch.trainer.generate", folder, *_arguments(given), environ=os.environ):
+    for event in trainer_process.events("jaxlaunch.trainer.generate", *asked, environ=os.environ):
         if "piece" in event and form == "text":
             output.piece(event["piece"])
         elif "piece" not in event:
@@ -66,20 +47,6 @@ def sample_command(run: str, form: str, **given: Any) -> None:
         _show(found)
     else:
         output.data({"step": found["step"], "samples": found["samples"]}, form)
-
-
-def _arguments(given: Mapping[str, Any]) -> list[str]:
-    """The options as the trainer's program takes them."""
-    words = []
-    for name, value in given.items():
-        flag = f"--{name.replace('_', '-')}"
-        if isinstance(value, tuple):
-            words += [f"{flag}={each}" for each in value]
-        elif value is True:
-            words.append(flag)
-        elif value is not None and value is not False:
-            words.append(f"{flag}={value}")
-    return words
 
 
 def _show(found: Mapping[str, Any]) -> None:

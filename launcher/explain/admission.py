@@ -25,7 +25,7 @@ class _Rejection(NamedTuple):
     pattern: re.Pattern[str]
     situation: str
     headline: str
-    next_move: str
+    next_move: str | None = None
 
 
 # In this order: JobSet's own webhook denies followers in the form of any other webhook.
@@ -55,7 +55,6 @@ _REJECTIONS = (
         re.compile(r'violates PodSecurity "(?P<level>[^"]+)": (?P<what>.+)', re.DOTALL),
         "pod-security",
         'the namespace enforces Pod Security "{level}": {what}',
-        "remove what the message names (`launcher plan` shows the level that a job needs), or use another namespace.",
     ),
     _Rejection(
         re.compile(
@@ -70,7 +69,6 @@ _REJECTIONS = (
         re.compile(r"follower pod node selector|leader pod not yet scheduled"),
         "exclusive-placement",
         "exclusive placement: the pods of a slice wait until its leader pod has a node",
-        "wait; if the leader pod stays Pending, kubectl describe it.",
     ),
     _Rejection(
         re.compile(r'admission webhook "(?P<webhook>[^"]+)" denied the request: (?P<what>.+)', re.DOTALL),
@@ -88,19 +86,16 @@ _REJECTIONS = (
         re.compile(r"no PriorityClass with name (?P<name>\S+) was found"),
         "priority",
         "PriorityClass {name} does not exist",
-        "set one of `kubectl get priorityclasses` as priority: in job.yaml.",
     ),
     _Rejection(
         re.compile(r'RuntimeClass "(?P<name>[^"]+)" not found'),
         "runtime-class",
         "RuntimeClass {name} does not exist",
-        "use one of `kubectl get runtimeclasses`.",
     ),
     _Rejection(
         re.compile(r"(?P<what>(?:minimum|maximum) \S+ usage per .+|\S+ max limit to request ratio per .+)"),
         "limit-range",
         "a LimitRange of the namespace forbids it: {what}",
-        "change resources: in job.yaml to be within the LimitRange.",
     ),
 )
 _DOWN = re.compile(r'failed calling webhook "(?P<webhook>[^"]+)"')
@@ -174,10 +169,9 @@ def reason(message: str) -> Answer:
     for pattern, situation, headline, next_move in _REJECTIONS:
         if (match := pattern.search(message)) is not None:
             groups = {name: one_line(text) for name, text in match.groupdict().items()}
-            return Answer(situation, headline.format(**groups), next_move=next_move.format(**groups))
-    return Answer(
-        "refused", one_line(message), next_move="change what the message names, in job.yaml or in the namespace."
-    )
+            move = None if next_move is None else next_move.format(**groups)
+            return Answer(situation, headline.format(**groups), next_move=move)
+    return Answer("refused", one_line(message))
 
 
 def _webhook_down(match: re.Match[str]) -> Answer:
@@ -187,5 +181,4 @@ def _webhook_down(match: re.Match[str]) -> Answer:
     return Answer(
         "webhook-down",
         f"webhook {match['webhook']}{where} does not answer: {one_line(error.rpartition(': ')[2] or error)}",
-        next_move="ask the administrator to fix the webhook's server; the job then continues by itself.",
     )

@@ -17,7 +17,10 @@ LIVENESS = "Liveness probe failed"  # how the message of an event Unhealthy begi
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """`situation` is a key of SITUATIONS in situations.py; `headline` goes on after the job's name."""
+    """`situation` is a key of SITUATIONS in situations.py; `headline` goes on after the job's name.
+
+    `next_move` None: what the situation's row says, if anything.
+    """
 
     situation: str
     headline: str

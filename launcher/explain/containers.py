@@ -124,12 +124,7 @@ def _agentless(snapshot: Snapshot, here: list[Host]) -> Answer | None:
     who, image = which(ended, snapshot.expected_hosts), host.image or _image(snapshot)
     headline = f"cannot start on {who}: image {image} does not contain jaxlaunch"
     evidence = (f"Pod {host.pod}: {one_line(host.ended['message'])}",)
-    return Answer(
-        "agent",
-        headline,
-        evidence,
-        "set agent: inject to add the agent; a train: block needs an image with jaxlaunch installed.",
-    )
+    return Answer("agent", headline, evidence)
 
 
 def _init_failed(snapshot: Snapshot, here: list[Host]) -> Answer | None:
@@ -157,7 +152,7 @@ def _mounting(snapshot: Snapshot, here: list[Host]) -> Answer | None:
     if answer is not None:
         return answer
     headline = f"waits: {who} cannot mount a volume: {one_line(message)}"
-    return Answer("mount", headline, quoted(event), "check volumes: in job.yaml, and what the message names.")
+    return Answer("mount", headline, quoted(event))
 
 
 def _is_being_created(host: Host) -> bool:
@@ -171,12 +166,7 @@ def _sandbox(snapshot: Snapshot, here: list[Host]) -> Answer | None:
         return None
     who, message = which(waiting, snapshot.expected_hosts), one_line(event["message"])
     headline = f"waits: the node cannot create the pod sandbox of {who}: {message}"
-    return Answer(
-        "sandbox",
-        headline,
-        quoted(event),
-        "ask the cluster administrator: the node's container runtime or its network (CNI) fails.",
-    )
+    return Answer("sandbox", headline, quoted(event))
 
 
 def _slow(snapshot: Snapshot, here: list[Host]) -> Answer | None:
@@ -191,7 +181,7 @@ def _slow(snapshot: Snapshot, here: list[Host]) -> Answer | None:
     what = "creating volumes and containers" if pulling is None else f"pulling image {image}"
     late = f" for {age(spent)}{unread.because(snapshot, 'events')}" if spent >= _SLOW_S else ""
     headline = f"is starting: {who}: {what}{late}"
-    return Answer("starting", headline, quoted(pulling), "wait; a large image takes minutes on a new node.")
+    return Answer("starting", headline, quoted(pulling))
 
 
 def _image(snapshot: Snapshot) -> str:

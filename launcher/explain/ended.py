@@ -39,10 +39,10 @@ def _deleting(snapshot: Snapshot) -> Answer:
     whole = "" if snapshot.ending_namespace is None else f" with its namespace {snapshot.namespace}"
     if (held := stuck(snapshot)) is not None:
         return Answer("stuck", f"is being deleted{whole}, but is blocked: {held.what}", evidence, held.move)
-    situation, move = "deleting", "wait; every pod has its grace period to save a checkpoint."
-    if whole:
-        situation, move = "namespace-terminating", "wait, and submit it to another namespace: -n NAMESPACE."
-    return Answer(situation, f"is being deleted{whole}: {pods}", evidence, move)
+    if not whole:
+        return Answer("deleting", f"is being deleted: {pods}", evidence)
+    move = "wait, and submit it to another namespace: -n NAMESPACE."
+    return Answer("namespace-terminating", f"is being deleted{whole}: {pods}", evidence, move)
 
 
 def terminating(namespace: Obj | None) -> tuple[str, ...]:
@@ -102,9 +102,7 @@ def _done(snapshot: Snapshot) -> Answer:
     if status.lasted_s is not None:
         parts.append(f"in {age(status.lasted_s)}")
     evidence = _numbers(snapshot)
-    return Answer(
-        "done", ", ".join(parts), evidence, f"launcher logs {snapshot.name}; then launcher delete {snapshot.name}"
-    )
+    return Answer("done", ", ".join(parts), evidence)
 
 
 def _numbers(snapshot: Snapshot) -> tuple[str, ...]:
@@ -129,15 +127,13 @@ def _stopped(snapshot: Snapshot, state: State) -> Answer:
     left = [host for host in snapshot.hosts if not host.has_ended]
     if state is State.STOPPING:
         pods = unread.why(snapshot, "pods") or f"{count(len(left), 'pod')} still saving"
-        return Answer("stopping", f"is stopping: {pods}", saved, "wait.")
+        return Answer("stopping", f"is stopping: {pods}", saved)
     evicted = condition(snapshot.workload or {}, "Evicted")
     if is_stopped_in_queue(snapshot) and evicted.get("reason", "") in _DEACTIVATED:
         why = _DEACTIVATED[evicted["reason"]]
         evidence = (*saved, f"Workload: {one_line(evicted.get('message', ''))}")
-        return Answer("given-up", f"was deactivated by Kueue: {why}", evidence, "fix that, then submit it again.")
-    return Answer(
-        "stopped", f"is stopped{_saved_step(snapshot)}", saved, "`launcher submit` of the same job resumes it."
-    )
+        return Answer("given-up", f"was deactivated by Kueue: {why}", evidence)
+    return Answer("stopped", f"is stopped{_saved_step(snapshot)}", saved)
 
 
 def _saved_step(snapshot: Snapshot) -> str:

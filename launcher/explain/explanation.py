@@ -9,8 +9,18 @@ import dataclasses
 from datetime import datetime
 from typing import Any
 
-from jaxlaunch.launcher import troubleshooting
-from jaxlaunch.launcher.explain import admission, containers, ended, failed, gang, images, queue, scheduling, unread
+from jaxlaunch.launcher.explain import (
+    admission,
+    containers,
+    ended,
+    failed,
+    gang,
+    images,
+    queue,
+    scheduling,
+    situations,
+    unread,
+)
 from jaxlaunch.launcher.explain.answer import Answer, Cause, first
 from jaxlaunch.launcher.kube.objects import age
 from jaxlaunch.launcher.status.job_status import JobStatus, as_of_line, status_of
@@ -70,6 +80,7 @@ def explain(job: Snapshot | NoSuchJob) -> Explanation:
 def _explain(snapshot: Snapshot) -> Explanation:
     answer = first(CAUSES, snapshot) or _being_created(snapshot)
     verdict = snapshot.report.verdict
+    move = answer.next_move or situations.next_move(answer.situation, snapshot.name)
     return Explanation(
         snapshot.name,
         snapshot.namespace,
@@ -77,8 +88,8 @@ def _explain(snapshot: Snapshot) -> Explanation:
         f"{snapshot.name} {answer.headline}",
         tuple(dict.fromkeys(answer.evidence))[:MAX_EVIDENCE],
         (*_facts(status_of(snapshot), snapshot.now), *_limits(snapshot)),
-        None if answer.next_move is None else placed(answer.next_move, snapshot.namespace),
-        troubleshooting.of_situation(answer.situation, None if verdict is None else verdict.verdict.code),
+        None if move is None else placed(move, snapshot.namespace),
+        situations.see(answer.situation, None if verdict is None else verdict.verdict.code),
     )
 
 
@@ -96,7 +107,7 @@ def _unknown(job: NoSuchJob) -> Explanation:
         headline += ", which is being deleted"
         evidence += ended.terminating(job.ending_namespace)
     headline += _what_is_left(job)
-    see = troubleshooting.of_situation("unknown")
+    see = situations.see("unknown")
     return Explanation(
         job.name, job.namespace, "unknown", headline, tuple(evidence), job.unread, placed(move, job.namespace), see
     )
@@ -116,7 +127,7 @@ def _being_created(snapshot: Snapshot) -> Answer:
     here = f"{len(snapshot.hosts)} of {status.hosts} pods exist"
     if not_seen := {"events", "jobs"} & snapshot.not_read:
         return unread.reasons(snapshot, min(not_seen), f"is being created: {here}")
-    return Answer("creating", f"is being created: {here}", next_move="wait a moment.")
+    return Answer("creating", f"is being created: {here}")
 
 
 def _facts(status: JobStatus, now: datetime) -> list[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from jaxlaunch import contract
 from jaxlaunch.launcher.explain import unread
 from jaxlaunch.launcher.explain.answer import Answer, first, is_liveness, one_line, quoted
 from jaxlaunch.launcher.explain.containers import never_ran
 from jaxlaunch.launcher.explain.memory import evicted_for_excess, is_oom, killed_sentence, oom_sentence
+from jaxlaunch.launcher.explain.situations import next_move
 from jaxlaunch.launcher.kube.objects import age, condition
 from jaxlaunch.launcher.status.hosts import Host
 from jaxlaunch.launcher.status.job_status import State, state_of
@@ -24,11 +27,9 @@ _MOVES = {
     contract.NO_CHECKPOINT: "check the checkpoint folder: is it complete, and does no other run own it?",
     contract.NO_PROGRESS: "fix the first error; another try does not help.",
 }
-_AGAIN = "see `launcher logs NAME --previous`; then `launcher submit --replace`: it resumes from its last checkpoint."
 
 
 _CANNOT_JOIN = "rendezvous: cannot join host 0"  # as launcher/agent/host/member says it
-_MEMORY = "raise resources.memory in job.yaml, or use less memory: a smaller batch, more hosts, remat."
 
 
 def failed(snapshot: Snapshot) -> Answer | None:
@@ -37,27 +38,23 @@ def failed(snapshot: Snapshot) -> Answer | None:
         return None
     causes = (_overdue, _out_of_memory, evicted_for_excess, _hooked, _by_verdict, _never_ran, _exited, _rejected)
     answer = first(causes, snapshot) or _unexplained(snapshot)
-    return Answer(
-        answer.situation,
-        f"failed{_spent(snapshot)}: {answer.headline}",
-        (*answer.evidence, *_conditions(snapshot)),
-        (answer.next_move or _AGAIN).replace("NAME", snapshot.name),
-    )
+    move = answer.next_move or next_move(answer.situation, snapshot.name) or next_move("failed", snapshot.name)
+    headline = f"failed{_spent(snapshot)}: {answer.headline}"
+    return Answer(answer.situation, headline, (*answer.evidence, *_conditions(snapshot)), move)
 
 
 def _overdue(snapshot: Snapshot) -> Answer | None:
     """By Kubernetes, which counts one generation, or by the agents, which count all of them and save."""
-    move = "raise deadline: in job.yaml, or submit it again: it resumes from its last checkpoint."
     last = snapshot.report.verdict
     if last is not None and last.verdict.code == contract.DEADLINE:
-        return Answer("deadline", one_line(last.verdict.message), next_move=move)
+        return Answer("deadline", one_line(last.verdict.message))
     if not _is_overdue(snapshot):
         return None
-    return Answer("deadline", f"{_deadline(snapshot)} was exceeded", next_move=move)
+    return Answer("deadline", f"{_deadline(snapshot)} was exceeded")
 
 
 def _out_of_memory(snapshot: Snapshot) -> Answer | None:
-    return Answer("oom", oom_sentence(snapshot), next_move=_MEMORY) if is_oom(snapshot) else None
+    return Answer("oom", oom_sentence(snapshot)) if is_oom(snapshot) else None
 
 
 def _hooked(snapshot: Snapshot) -> Answer | None:
@@ -100,9 +97,7 @@ def _not_joined(snapshot: Snapshot) -> str:
 
 def _never_ran(snapshot: Snapshot) -> Answer | None:
     answer = never_ran(snapshot)
-    return (
-        None if answer is None else Answer(answer.situation, f"it {answer.headline}", answer.evidence, answer.next_move)
-    )
+    return None if answer is None else dataclasses.replace(answer, headline=f"it {answer.headline}")
 
 
 def _exited(snapshot: Snapshot) -> Answer | None:
@@ -116,7 +111,7 @@ def _exited(snapshot: Snapshot) -> Answer | None:
         if event is not None and is_liveness(event) and host.pod in event["names"]:
             headline = f"{host.name} was killed by SIGKILL (exit 137): its liveness probe fails"
             return Answer("failed", headline, (*quoted(event), *output), "fix or remove the probe; jobs need none.")
-        return Answer("killed", killed_sentence(snapshot, host), output, _MEMORY)
+        return Answer("killed", killed_sentence(snapshot, host), output)
     return Answer("failed", f"{host.name} ended with exit code {code} ({host.ended.get('reason', '')})", output)
 
 

@@ -7,6 +7,7 @@ from jaxlaunch.launcher.explain import admission, unread
 from jaxlaunch.launcher.explain.answer import LIVENESS, Answer, are, is_liveness, one_line, quoted, were, which
 from jaxlaunch.launcher.explain.ended import stuck
 from jaxlaunch.launcher.explain.memory import evicted_for_excess, excess_before, is_oom, oom_sentence
+from jaxlaunch.launcher.explain.situations import next_move
 from jaxlaunch.launcher.kube.objects import age, seconds_since
 from jaxlaunch.launcher.status.agent_report import AttemptEnd
 from jaxlaunch.launcher.status.job_status import JobStatus, State, status_of
@@ -37,7 +38,7 @@ def disrupted(snapshot: Snapshot) -> Answer | None:
     if (held := stuck(snapshot)) is not None:
         return Answer("stuck", f"{headline}; {held.what}", evidence, held.move)
     counts = "it restarts, which does not count against the restart limits"
-    return Answer("disrupted", f"{headline}; {counts}", evidence, "wait.")
+    return Answer("disrupted", f"{headline}; {counts}", evidence)
 
 
 _DISRUPTIONS = {
@@ -78,12 +79,7 @@ def node_lost(snapshot: Snapshot) -> Answer | None:
     nodes = list(dict.fromkeys(host.node or "" for host in lost))
     are, it = (f"node {nodes[0]} is", "it") if len(nodes) == 1 else (f"nodes {', '.join(nodes)} are", "them")
     headline = f"waits: {are} NotReady, with {which(lost, snapshot.expected_hosts)} on {it}"
-    return Answer(
-        "node-lost",
-        headline,
-        quoted(event),
-        "wait: if the node stays NotReady, Kubernetes creates the pods on other nodes.",
-    )
+    return Answer("node-lost", headline, quoted(event))
 
 
 def _unready(snapshot: Snapshot) -> Answer | None:
@@ -113,7 +109,7 @@ def restarting(snapshot: Snapshot) -> Answer | None:
     headline = f"is restarting{after}{ends}"
     if (held := stuck(snapshot)) is not None:
         return Answer("stuck", f"{headline}: {held.what}", (*_before(snapshot), *quoted(event)), held.move)
-    return Answer(situation, headline, (*_before(snapshot), *quoted(event)), _next(snapshot))
+    return Answer(situation, headline, (*_before(snapshot), *quoted(event)), next_move("restarting", snapshot.name))
 
 
 def crash_loop(snapshot: Snapshot) -> Answer | None:
@@ -132,7 +128,7 @@ def crash_loop(snapshot: Snapshot) -> Answer | None:
         why += f"; {evicted}"
     headline = f"crashes and restarts without saving a checkpoint: {used}{why}"
     event = snapshot.event("BackoffLimitExceeded", "PodFailurePolicy", kind="Job")
-    return Answer("crash-loop", headline, (*_before(snapshot), *quoted(event)), _next(snapshot))
+    return Answer("crash-loop", headline, (*_before(snapshot), *quoted(event)))
 
 
 def _is_beyond(status: JobStatus, last: AttemptEnd | None) -> bool:
@@ -158,8 +154,9 @@ def gathering(snapshot: Snapshot) -> Answer | None:
     event = snapshot.event("HeadlessServiceCreationFailed", kind="JobSet")
     if event is not None:
         rejected = admission.reason(event["message"])
+        move = rejected.next_move or next_move(rejected.situation, snapshot.name)
         headline += f"; its headless Service, which names the hosts, is gone, and rejected: {rejected.headline}"
-        return Answer("rendezvous", headline, (*quoted(event), *evidence), rejected.next_move)
+        return Answer("rendezvous", headline, (*quoted(event), *evidence), move)
     return Answer("rendezvous", headline, evidence, _next_for_missing(snapshot, missing))
 
 
@@ -193,13 +190,7 @@ def hanging(snapshot: Snapshot) -> Answer | None:
     beat = snapshot.report.heartbeat
     if snapshot.report.verdict is not None or beat is None or not beat.overdue:
         return None
-    headline = f"hangs: {one_line(beat.overdue)}"
-    return Answer(
-        "hang",
-        headline,
-        _ranks(snapshot),
-        "wait: the attempt is ended and restarted; its job result has the ranks' stacks.",
-    )
+    return Answer("hang", f"hangs: {one_line(beat.overdue)}", _ranks(snapshot))
 
 
 def running(snapshot: Snapshot) -> Answer | None:
@@ -214,7 +205,7 @@ def running(snapshot: Snapshot) -> Answer | None:
     if last is not None and snapshot.report.is_judged:
         headline = f"has ended attempt {last.attempt}: {last.result}: {one_line(last.verdict.message)}"
         situation = "running" if last.verdict.code == contract.DONE else "restarting"
-        return Answer(situation, headline, _before(snapshot), _next(snapshot))
+        return Answer(situation, headline, _before(snapshot), next_move("restarting", snapshot.name))
     again = _again(snapshot)
     situation = "restarted" if again else "running"
     move = _PREPARING if status.phase == "prepare" else None
@@ -277,7 +268,3 @@ def _before(snapshot: Snapshot) -> tuple[str, ...]:
         *([snapshot.report.verdict] if snapshot.report.verdict else []),
     ]
     return tuple(one_line(one.title) for one in reversed(known[-3:]))
-
-
-def _next(snapshot: Snapshot) -> str:
-    return f"launcher logs {snapshot.name} --previous shows how it ended."

@@ -6,6 +6,7 @@ import re
 
 from jaxlaunch.launcher.explain import unread
 from jaxlaunch.launcher.explain.answer import Answer, one_line, quoted
+from jaxlaunch.launcher.explain.situations import SITUATIONS
 from jaxlaunch.launcher.kube import queues
 from jaxlaunch.launcher.kube.objects import Obj, condition, is_true, seconds_since
 from jaxlaunch.launcher.status.job_status import is_stopped_in_queue
@@ -20,7 +21,7 @@ _NEVER = re.compile(
     r"\((?P<before>[^)]*)\) \+ current podset request \((?P<requested>[^)]*)\) > maximum capacity \((?P<most>[^)]*)\)"
 )
 _UNCOVERED = re.compile(r"resource (?P<resource>\S+) unavailable in ClusterQueue")
-_WAIT = "wait for its turn, or request less; jobs of higher priority go first."
+_WAIT = SITUATIONS["quota"].next_move
 _RESUME = "ask the queue's administrator to resume it."
 _QUIET_S = 10.0  # Kueue creates a Workload within a second
 
@@ -47,8 +48,7 @@ def _no_workload(snapshot: Snapshot) -> Answer:
     headline = f"is suspended, and Kueue has created no Workload for it in queue {snapshot.queue}"
     if age < _QUIET_S:
         return Answer("queued", f"was just submitted to queue {snapshot.queue}: Kueue has not created its Workload yet")
-    move = "check that Kueue runs and has JobSet among its integrations: `launcher doctor` checks both."
-    return Answer("queue-silent", headline, _events(snapshot), move)
+    return Answer("queue-silent", headline, _events(snapshot))
 
 
 def _inactive(snapshot: Snapshot, message: str) -> Answer | None:
@@ -98,7 +98,7 @@ def _checks(snapshot: Snapshot, workload: Obj) -> Answer | None:
     evidence = tuple(f"{one['name']}: {one.get('state')}: {one_line(one.get('message', ''))}" for one in waits)
     why = next((f": {one_line(one['message'])}" for one in waits if one.get("message")), "")
     headline = f"waits: quota is reserved in queue {snapshot.queue}, but admission check {names} has not passed{why}"
-    return Answer("admission-check", headline, evidence, "the check's message says what it waits for, often new nodes.")
+    return Answer("admission-check", headline, evidence)
 
 
 def _no_quota(snapshot: Snapshot, message: str) -> Answer:
@@ -111,16 +111,14 @@ def _no_quota(snapshot: Snapshot, message: str) -> Answer:
         resource, requested, most = match["resource"], match["requested"], match["most"]
         total = f"flavor {match['flavor']} has {most} in total"
         headline = f"{where} can never admit it: it requests {requested} {resource}, {total}"
-        move = "request less, or use another queue."
-        return Answer("quota-never", lead + headline, evidence, move)
+        return Answer("quota-never", lead + headline, evidence)
     if (match := _UNUSED.search(message)) is not None:
         headline = f"{where} is full: {match['more']} more {match['resource']} is needed in flavor {match['flavor']}"
         headline += _usage(snapshot, match["flavor"], match["resource"])
-        return Answer("quota", lead + headline, evidence, _WAIT)
+        return Answer("quota", lead + headline, evidence)
     if (match := _UNCOVERED.search(message)) is not None:
         headline = f"{where} does not cover {match['resource']}"
-        move = "ask the cluster administrator to add the resource to the ClusterQueue, or request none of it."
-        return Answer("quota-uncovered", lead + headline, evidence, move)
+        return Answer("quota-uncovered", lead + headline, evidence)
     if message:
         return Answer("queued", f"{lead}{where}: {one_line(message)}", evidence, _WAIT)
     return Answer("queued", f"{lead}its turn in {where} has not come", evidence, _WAIT)

@@ -64,7 +64,7 @@ def _gated(waiting: Sequence[Host], named: str, evidence: tuple[str, ...]) -> An
     if any(host.unscheduled.get("reason") != "SchedulingGated" for host in waiting):
         return None
     headline = f"waits: {named} cannot be scheduled yet: the pod has a scheduling gate"
-    return Answer("gated", headline, evidence, "its owner must remove the gate; Kueue does so when it admits the job.")
+    return Answer("gated", headline, evidence)
 
 
 def _claims(snapshot: Snapshot, message: str, who: str, evidence: tuple[str, ...]) -> Answer | None:
@@ -74,8 +74,7 @@ def _claims(snapshot: Snapshot, message: str, who: str, evidence: tuple[str, ...
         if "non-existent" in what:
             volume = what.rpartition(" ")[2].strip('".')
             headline = f"waits: PersistentVolume {volume} of PersistentVolumeClaim {claim} no longer exists"
-            move = "ask the cluster administrator to restore the volume, or use another claim under volumes:."
-            return Answer("volume-missing", headline, evidence, move)
+            return Answer("volume-missing", headline, evidence)
         move = f"create the claim {claim} (ReadWriteMany for more than one host), or use another under volumes:."
         return Answer("claim-missing", f"waits: PersistentVolumeClaim {claim} {what}", evidence, move)
     if _UNBOUND in message:
@@ -89,11 +88,10 @@ def _claims(snapshot: Snapshot, message: str, who: str, evidence: tuple[str, ...
     if _SINGLE in message:
         claims = ", ".join(hosts.claims(snapshot.jobset))
         headline = f"waits: PersistentVolumeClaim {claims} is ReadWriteOncePod, and another pod uses it"
-        move = "wait until that pod has ended, or use a ReadWriteMany claim."
-        return Answer("claim-in-use", headline, evidence, move)
+        return Answer("claim-in-use", headline, evidence)
     if _AFFINITY.search(message):
         headline = f"waits: {who} unschedulable: volume node affinity conflict: no free node can mount the volume"
-        return Answer("volume-affinity", headline, evidence, "use a volume that all zones can mount, or fewer hosts.")
+        return Answer("volume-affinity", headline, evidence)
     return None
 
 
@@ -103,7 +101,7 @@ def _growing(snapshot: Snapshot, who: str, evidence: tuple[str, ...]) -> Answer 
     if event is None or event["reason"] not in _GROWS:
         return None
     headline = f"waits for the autoscaler to add nodes: {who} pending; {one_line(event['message'])}"
-    return Answer("scaling-up", headline, evidence, "wait: new nodes take minutes; if none come, check the autoscaler.")
+    return Answer("scaling-up", headline, evidence)
 
 
 def _with_autoscaler(snapshot: Snapshot, answer: Answer) -> Answer:

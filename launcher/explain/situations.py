@@ -1,83 +1,240 @@
-"""Every situation that `explain` knows: its key, for scripts, and what it means. Pure data."""
+"""Every situation that `explain` knows, one row each: its key, for scripts, what it means, what to do next, and the
+section of docs/troubleshooting.md.
+
+The table of docs/explain.md is made from the rows.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
-SITUATIONS: Mapping[str, str] = {
-    "unknown": "there is no job of that name",
-    "unread": "what would show its state could not be read",
+from jaxlaunch.launcher import troubleshooting
+
+
+class Situation(NamedTuple):
+    """What a situation means, and what helps."""
+
+    meaning: str
+    section: str | None = None  # None: nothing is wrong
+    # For a job NAME, where it is the same for all jobs; otherwise the answer has its own.
+    next_move: str | None = None
+
+
+_LESS_MEMORY = "raise resources.memory in job.yaml, or use less memory: a smaller batch, more hosts, remat."
+_LOGS = "launcher logs NAME --previous shows how it ended."
+
+SITUATIONS: Mapping[str, Situation] = {
+    "unknown": Situation("there is no job of that name", "access-to-the-cluster"),
+    "unread": Situation(
+        "what would show its state could not be read",
+        "access-to-the-cluster",
+        "ask the namespace's administrator for the right; `launcher doctor` lists what each command needs.",
+    ),
     # over, or ending
-    "done": "all processes finished",
-    "failed": "it failed for good; the headline has the cause and the exit code",
-    "deadline": "its deadline was exceeded",
-    "killed": "a container was killed by SIGKILL, probably out of memory",
-    "oom": "a container or a process ran out of memory (OOMKilled)",
-    "ephemeral-storage": "a pod was evicted because it used more ephemeral storage than its own limit",
-    "stopping": "it is being stopped, and saves a checkpoint",
-    "stopped": "it was stopped; submitting it again resumes it",
-    "given-up": "Kueue deactivated its Workload",
-    "deleting": "it is being deleted",
-    "stuck": "a finalizer or an unresponsive node blocks a deletion",
+    "done": Situation("all processes finished", None, "launcher logs NAME; then launcher delete NAME"),
+    "failed": Situation(
+        "it failed for good; the headline has the cause and the exit code",
+        "exit-codes",
+        "see `launcher logs NAME --previous`; then `launcher submit --replace`: it resumes from its last checkpoint.",
+    ),
+    "deadline": Situation(
+        "its deadline was exceeded",
+        "restarts-and-evictions",
+        "raise deadline: in job.yaml, or submit it again: it resumes from its last checkpoint.",
+    ),
+    "killed": Situation("a container was killed by SIGKILL, probably out of memory", "out-of-memory", _LESS_MEMORY),
+    "oom": Situation("a container or a process ran out of memory (OOMKilled)", "out-of-memory", _LESS_MEMORY),
+    "ephemeral-storage": Situation(
+        "a pod was evicted because it used more ephemeral storage than its own limit", "restarts-and-evictions"
+    ),
+    "stopping": Situation("it is being stopped, and saves a checkpoint", None, "wait."),
+    "stopped": Situation(
+        "it was stopped; submitting it again resumes it", None, "`launcher submit` of the same job resumes it."
+    ),
+    "given-up": Situation("Kueue deactivated its Workload", "queues", "fix that, then submit it again."),
+    "deleting": Situation("it is being deleted", None, "wait; every pod has its grace period to save a checkpoint."),
+    "stuck": Situation("a finalizer or an unresponsive node blocks a deletion", "deletion"),
     # held back by Kueue
-    "queued": "it waits for its turn in the queue",
-    "queue-silent": "Kueue has created no Workload for it",
-    "queue-missing": "the LocalQueue or its ClusterQueue does not exist",
-    "queue-stopped": "the LocalQueue or its ClusterQueue is stopped or inactive",
-    "quota": "other jobs use the quota",
-    "quota-never": "it requests more than the whole quota",
-    "quota-uncovered": "the ClusterQueue has no quota of a resource that it requests",
-    "admission-check": "quota is reserved, but an admission check has not passed",
-    "preempted": "it was preempted or evicted, and its pods still save",
+    "queued": Situation("it waits for its turn in the queue"),
+    "queue-silent": Situation(
+        "Kueue has created no Workload for it",
+        "queues",
+        "check that Kueue runs and has JobSet among its integrations: `launcher doctor` checks both.",
+    ),
+    "queue-missing": Situation("the LocalQueue or its ClusterQueue does not exist", "queues"),
+    "queue-stopped": Situation("the LocalQueue or its ClusterQueue is stopped or inactive", "queues"),
+    "quota": Situation(
+        "other jobs use the quota", "queues", "wait for its turn, or request less; jobs of higher priority go first."
+    ),
+    "quota-never": Situation("it requests more than the whole quota", "queues", "request less, or use another queue."),
+    "quota-uncovered": Situation(
+        "the ClusterQueue has no quota of a resource that it requests",
+        "queues",
+        "ask the cluster administrator to add the resource to the ClusterQueue, or request none of it.",
+    ),
+    "admission-check": Situation(
+        "quota is reserved, but an admission check has not passed",
+        "queues",
+        "the check's message says what it waits for, often new nodes.",
+    ),
+    "preempted": Situation("it was preempted or evicted, and its pods still save", "queues"),
     # rejected by the API server
-    "unattended": "the JobSet controller has not acted on it",
-    "resource-quota": "a ResourceQuota is exceeded, or requires what the pods do not specify",
-    "limit-range": "a LimitRange forbids what it requests",
-    "namespace-terminating": "its namespace is being deleted",
-    "pod-security": "the namespace enforces a stricter Pod Security level",
-    "admission": "a webhook or a ValidatingAdmissionPolicy denied the request",
-    "webhook-down": "an admission webhook does not answer",
-    "service-account": "its service account does not exist",
-    "priority": "its PriorityClass does not exist",
-    "runtime-class": "its RuntimeClass does not exist",
-    "exclusive-placement": "the pods of a slice wait until its leader pod has a node",
-    "refused": "its pods are rejected for another reason",
-    "creating": "its pods are being created",
+    "unattended": Situation("the JobSet controller has not acted on it", "rejected-requests"),
+    "resource-quota": Situation(
+        "a ResourceQuota is exceeded, or requires what the pods do not specify", "rejected-requests"
+    ),
+    "limit-range": Situation(
+        "a LimitRange forbids what it requests",
+        "rejected-requests",
+        "change resources: in job.yaml to be within the LimitRange.",
+    ),
+    "namespace-terminating": Situation("its namespace is being deleted", "rejected-requests"),
+    "pod-security": Situation(
+        "the namespace enforces a stricter Pod Security level",
+        "rejected-requests",
+        "remove what the message names (`launcher plan` shows the level that a job needs), or use another namespace.",
+    ),
+    "admission": Situation("a webhook or a ValidatingAdmissionPolicy denied the request", "rejected-requests"),
+    "webhook-down": Situation(
+        "an admission webhook does not answer",
+        "rejected-requests",
+        "ask the administrator to fix the webhook's server; the job then continues by itself.",
+    ),
+    "service-account": Situation("its service account does not exist", "rejected-requests"),
+    "priority": Situation(
+        "its PriorityClass does not exist",
+        "rejected-requests",
+        "set one of `kubectl get priorityclasses` as priority: in job.yaml.",
+    ),
+    "runtime-class": Situation(
+        "its RuntimeClass does not exist", "rejected-requests", "use one of `kubectl get runtimeclasses`."
+    ),
+    "exclusive-placement": Situation(
+        "the pods of a slice wait until its leader pod has a node",
+        "rejected-requests",
+        "wait; if the leader pod stays Pending, kubectl describe it.",
+    ),
+    "refused": Situation(
+        "its pods are rejected for another reason",
+        "rejected-requests",
+        "change what the message names, in job.yaml or in the namespace.",
+    ),
+    "creating": Situation("its pods are being created", None, "wait a moment."),
     # Pending, without a node
-    "resource": "no node has enough of a resource, or enough of it free",
-    "taint": "every node that matches its node selector has an untolerated taint",
-    "node-selector": "no node matches its node selector",
-    "no-nodes": "the cluster has no nodes",
-    "ports": "its host ports are used on every node",
-    "volume-missing": "the PersistentVolume of a claim no longer exists",
-    "claim-missing": "a PersistentVolumeClaim does not exist",
-    "claim-unbound": "a PersistentVolumeClaim is not bound",
-    "claim-in-use": "a PersistentVolumeClaim is in use by another pod or on another node",
-    "volume-affinity": "no free node can mount its volume (volume node affinity conflict)",
-    "gated": "its pods have a scheduling gate",
-    "scaling-up": "the autoscaler adds nodes for it",
-    "unschedulable": "its pods are unschedulable for another reason",
+    "resource": Situation("no node has enough of a resource, or enough of it free", "pending-pods"),
+    "taint": Situation("every node that matches its node selector has an untolerated taint", "pending-pods"),
+    "node-selector": Situation("no node matches its node selector", "pending-pods"),
+    "no-nodes": Situation("the cluster has no nodes", "pending-pods"),
+    "ports": Situation("its host ports are used on every node", "pending-pods"),
+    "volume-missing": Situation(
+        "the PersistentVolume of a claim no longer exists",
+        "volumes-secrets-and-configmaps",
+        "ask the cluster administrator to restore the volume, or use another claim under volumes:.",
+    ),
+    "claim-missing": Situation("a PersistentVolumeClaim does not exist", "volumes-secrets-and-configmaps"),
+    "claim-unbound": Situation("a PersistentVolumeClaim is not bound", "volumes-secrets-and-configmaps"),
+    "claim-in-use": Situation(
+        "a PersistentVolumeClaim is in use by another pod or on another node",
+        "volumes-secrets-and-configmaps",
+        "wait until that pod has ended, or use a ReadWriteMany claim.",
+    ),
+    "volume-affinity": Situation(
+        "no free node can mount its volume (volume node affinity conflict)",
+        "volumes-secrets-and-configmaps",
+        "use a volume that all zones can mount, or fewer hosts.",
+    ),
+    "gated": Situation(
+        "its pods have a scheduling gate",
+        "pending-pods",
+        "its owner must remove the gate; Kueue does so when it admits the job.",
+    ),
+    "scaling-up": Situation(
+        "the autoscaler adds nodes for it", None, "wait: new nodes take minutes; if none come, check the autoscaler."
+    ),
+    "unschedulable": Situation("its pods are unschedulable for another reason", "pending-pods"),
     # on its nodes, not started
-    "image": "an image cannot be pulled",
-    "secret-missing": "a Secret, or a key of it, does not exist",
-    "configmap-missing": "a ConfigMap, or a key of it, does not exist",
-    "runs-as-root": "the image runs as root, and the pod has runAsNonRoot",
-    "command": "the command cannot be started",
-    "container": "the container cannot be created for another reason",
-    "agent": "the image does not contain jaxlaunch",
-    "init": "an init container failed",
-    "mount": "a volume cannot be mounted",
-    "sandbox": "the node cannot create the pod sandbox",
-    "starting": "images are being pulled, or volumes and containers created",
+    "image": Situation("an image cannot be pulled", "images"),
+    "secret-missing": Situation("a Secret, or a key of it, does not exist", "volumes-secrets-and-configmaps"),
+    "configmap-missing": Situation("a ConfigMap, or a key of it, does not exist", "volumes-secrets-and-configmaps"),
+    "runs-as-root": Situation("the image runs as root, and the pod has runAsNonRoot", "container-start"),
+    "command": Situation("the command cannot be started", "container-start"),
+    "container": Situation("the container cannot be created for another reason", "container-start"),
+    "agent": Situation(
+        "the image does not contain jaxlaunch",
+        "container-start",
+        "set agent: inject to add the agent; a train: block needs an image with jaxlaunch installed.",
+    ),
+    "init": Situation("an init container failed", "container-start"),
+    "mount": Situation(
+        "a volume cannot be mounted",
+        "volumes-secrets-and-configmaps",
+        "check volumes: in job.yaml, and what the message names.",
+    ),
+    "sandbox": Situation(
+        "the node cannot create the pod sandbox",
+        "container-start",
+        "ask the cluster administrator: the node's container runtime or its network (CNI) fails.",
+    ),
+    "starting": Situation(
+        "images are being pulled, or volumes and containers created",
+        None,
+        "wait; a large image takes minutes on a new node.",
+    ),
     # started
-    "gathering": "all hosts are connected, and it is about to start",
-    "rendezvous": "hosts are missing at the rendezvous",
-    "running": "it runs",
-    "restarted": "it runs again, in the attempt right after a failure",
-    "hang": "a rank exceeded one of its timeouts",
-    "restarting": "an attempt ended, and the next one is starting, in these pods or in new ones",
-    "disrupted": "pods were removed: a drain, an eviction, a preemption, a lost node",
-    "node-lost": "a node is NotReady",
-    "unhealthy": "its liveness probe or postStart hook fails, and the kubelet stops its container again and again",
-    "crash-loop": "it crashes and restarts again and again without saving a checkpoint",
+    "gathering": Situation("all hosts are connected, and it is about to start"),
+    "rendezvous": Situation("hosts are missing at the rendezvous", "rendezvous-and-lost-hosts"),
+    "running": Situation("it runs"),
+    "restarted": Situation("it runs again, in the attempt right after a failure"),
+    "hang": Situation(
+        "a rank exceeded one of its timeouts",
+        "hangs-and-timeouts",
+        "wait: the attempt is ended and restarted; its job result has the ranks' stacks.",
+    ),
+    "restarting": Situation(
+        "an attempt ended, and the next one is starting, in these pods or in new ones", None, _LOGS
+    ),
+    "disrupted": Situation(
+        "pods were removed: a drain, an eviction, a preemption, a lost node", "restarts-and-evictions", "wait."
+    ),
+    "node-lost": Situation(
+        "a node is NotReady",
+        "restarts-and-evictions",
+        "wait: if the node stays NotReady, Kubernetes creates the pods on other nodes.",
+    ),
+    "unhealthy": Situation(
+        "its liveness probe or postStart hook fails, and the kubelet stops its container again and again",
+        "restarts-and-evictions",
+    ),
+    "crash-loop": Situation(
+        "it crashes and restarts again and again without saving a checkpoint", "restarts-and-evictions", _LOGS
+    ),
 }
+
+_HEAD = "| situation | what it means | what to do next | see |\n|---|---|---|---|\n"
+
+
+def next_move(situation: str, name: str) -> str | None:
+    """What to do about a job of this name, where that depends on the situation alone."""
+    move = SITUATIONS[situation].next_move
+    return None if move is None else re.sub(r"\bNAME\b", lambda _: name, move)
+
+
+def see(situation: str, code: int | None = None) -> str | None:
+    """The link to the section; None where nothing is wrong. A failed job's exit code says more."""
+    if situation == "failed" and code is not None:
+        return troubleshooting.of_code(code)
+    section = SITUATIONS[situation].section
+    return None if section is None else f"{troubleshooting.PAGE}#{section}"
+
+
+def page(text: str) -> str:
+    """docs/explain.md with the table that the rows make, in place of the one in `text`."""
+    rows = (
+        f"| `{key}` | {one.meaning} | {one.next_move or 'as `explain` says of the cause'} "
+        f"| {'' if one.section is None else f'[{one.section}](troubleshooting.md#{one.section})'} |\n"
+        for key, one in SITUATIONS.items()
+    )
+    table = _HEAD + "".join(rows)
+    return re.sub(r"\| situation \|.*\n(?:\|.*\n)+", lambda _: table, text, count=1)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from jaxlaunch.launcher.explain.answer import Answer, quoted
 from jaxlaunch.launcher.status.snapshot import Snapshot
 
-_ASK = "ask the namespace's administrator for the right; `launcher doctor` lists what each command needs."
-
 
 def why(snapshot: Snapshot, plural: str) -> str:
     """The message about objects of a kind that could not be read."""
@@ -21,13 +19,13 @@ def pods(snapshot: Snapshot) -> Answer | None:
     if "pods" not in snapshot.not_read:
         return None
     event = snapshot.event("FailedCreate", "FailedScheduling", "BackOff", "Failed", "FailedMount")
-    return Answer("unread", f"is in an unknown state: {why(snapshot, 'pods')}", quoted(event), _ASK)
+    return Answer("unread", f"is in an unknown state: {why(snapshot, 'pods')}", quoted(event))
 
 
 def stopped(snapshot: Snapshot) -> Answer:
     """It is stopped, and neither its pods nor its Jobs could be read, which say whether it still saves."""
     headline = f"is stopped; whether its pods have ended is unknown: {why(snapshot, 'pods')}"
-    return Answer("unread", headline, next_move=_ASK)
+    return Answer("unread", headline)
 
 
 def log(snapshot: Snapshot) -> str:
@@ -44,9 +42,9 @@ def because(snapshot: Snapshot, *plurals: str) -> str:
 def workload(snapshot: Snapshot) -> Answer:
     """It is suspended, and its Workload could not be read, which says by whom."""
     lead = f"is suspended, by queue {snapshot.queue} or by `launcher stop`"
-    return Answer("unread", f"{lead}: {why(snapshot, 'workloads')}", next_move=_ASK)
+    return Answer("unread", f"{lead}: {why(snapshot, 'workloads')}")
 
 
 def reasons(snapshot: Snapshot, plural: str, headline: str) -> Answer:
     """Something is missing, and the objects that say why could not be read."""
-    return Answer("unread", f"{headline}; why is unknown: {why(snapshot, plural)}", next_move=_ASK)
+    return Answer("unread", f"{headline}; why is unknown: {why(snapshot, plural)}")

@@ -12,15 +12,16 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from jaxlaunch import contract
+from jaxlaunch import accelerators, contract
+from jaxlaunch.accelerators import GPUS, KNOWN
 from jaxlaunch.launcher.errors import Fault, KeyPath
-from jaxlaunch.launcher.job import accelerators, mesh_checks
-from jaxlaunch.launcher.job.accelerators import GPUS, KNOWN
+from jaxlaunch.launcher.job import mesh_checks
 from jaxlaunch.launcher.job.mesh_checks import divisors
 from jaxlaunch.launcher.job.schema import JobSpec, Network
 from jaxlaunch.launcher.job.volumes import Bucket
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER, REPLICATED_JOB, RESERVED_DOMAINS
 from jaxlaunch.launcher.kube.quantity import amount
+from jaxlaunch.launcher.manifests.platforms.table import HOME_OF_NETWORK
 from jaxlaunch.launcher.wording import count, cut, either
 from jaxlaunch.trainer.spec import TASKS
 
@@ -143,9 +144,6 @@ def _placement(job: JobSpec) -> Iterator[Fault]:
         yield Fault(("placement",), f"placement has {which}.", "name one: placement: {preferred: rack}")
 
 
-_FABRICS = {"efa": "eks", "gpudirect-tcpxo": "gke", "gpudirect-rdma": "gke"}
-
-
 def _network(job: JobSpec) -> Iterator[Fault]:
     if (wrong := network_fault(job.network, job.accelerator.type, job.platform)) is not None:
         yield wrong
@@ -160,9 +158,9 @@ def network_fault(network: Network, kind: str, platform: str | None) -> Fault | 
         return Fault(
             ("network",), f"network = {name} does not apply to {kind}.", "use default: that network connects GPUs."
         )
-    if platform is not None and platform != _FABRICS.get(name, platform):
+    if platform is not None and platform != HOME_OF_NETWORK.get(name, platform):
         message = f"network = {name} does not exist on platform = {platform}."
-        hint = f"it is {_FABRICS[name]}'s; leave it out, or describe yours as {{profile: rdma, …}}."
+        hint = f"it is {HOME_OF_NETWORK[name]}'s; leave it out, or describe yours as {{profile: rdma, …}}."
         return Fault(("network",), message, hint)
     return None
 

@@ -17,6 +17,8 @@ from jaxlaunch.launcher.job import messages
 from jaxlaunch.launcher.job.introspection import Words
 from jaxlaunch.launcher.job.names import AbsolutePath, Label, LabelKey, LabelValue, ObjectName, Text, Variable
 from jaxlaunch.launcher.job.schema import Kind, Network, Toleration
+from jaxlaunch.launcher.manifests.platforms.facts import Provisioner
+from jaxlaunch.launcher.manifests.platforms.table import Where
 from jaxlaunch.launcher.yaml12 import reader
 from jaxlaunch.launcher.yaml12.reader import Document
 from jaxlaunch.trainer.spec import Block, Positive
@@ -97,8 +99,8 @@ class Defaults(Block):
     """The keys of the cluster defaults."""
 
     version: Literal[1] = Field(1, alias="schema", description="of this file's keys")
-    platform: Literal["gke", "eks", "generic"] = Field("generic", description="whose nodes these are")
-    provisioner: Literal["karpenter", "managed"] = Field(
+    platform: Where = Field("generic", description="whose nodes these are")
+    provisioner: Provisioner = Field(
         "karpenter", description="eks: who adds nodes, Karpenter or managed node groups; each labels capacity its way"
     )
     image: Annotated[str, Field(pattern=r"^\S+$")] | None = Field(None, description="for jobs that name none")

@@ -6,9 +6,9 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
+from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.contract import BATCH_AXES, MESH_AXES
 from jaxlaunch.launcher.errors import Fault, KeyPath
-from jaxlaunch.launcher.job.accelerators import KNOWN
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.wording import count, either
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, CustomModel, TrainSpec, said

@@ -7,39 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from jaxlaunch import accelerators
+from jaxlaunch.accelerators import KNOWN, Platform
 from jaxlaunch.contract import AgentJob
-from jaxlaunch.launcher.job import accelerators
-from jaxlaunch.launcher.job.accelerators import KNOWN, Platform
 from jaxlaunch.launcher.job.introspection import Words
 from jaxlaunch.launcher.job.names import JobName, Label, LabelKey, LabelValue, ObjectName, Text, Variable
 from jaxlaunch.launcher.job.units import Duration, Quantity
 from jaxlaunch.launcher.job.volumes import Volume
 from jaxlaunch.launcher.kube.quantity import amount
+from jaxlaunch.launcher.manifests.platforms.table import Where
 from jaxlaunch.trainer.spec import Block, Natural, Positive, TrainSpec
 
-Kind = Literal[
-    "cpu",
-    "l4",
-    "a100",
-    "h100",
-    "h200",
-    "b200",
-    "b300",
-    "gb200",
-    "mi300x",
-    "mi325x",
-    "v4",
-    "v5e",
-    "v5p",
-    "v6e",
-    "7x",
-    "tpu7x",
-    "tpu7",
-]
+if TYPE_CHECKING:
+    Kind = str
+else:
+    Kind = Literal[tuple(KNOWN)]  # one of the rows of jaxlaunch/accelerators.py
 AS_WRITTEN = ("command", "env", "labels", "annotations", "node_selector")
 
 
@@ -63,8 +49,8 @@ class Accelerator(Block):
     topology: str | None = Field(None, description="of a TPU slice, such as 2x4 or 4x4x8; required for TPUs only")
     per_host: Positive = Field(
         default_factory=_whole_machine,
-        description="accelerators of a host, for cpu virtual devices; default cpu and l4 1, gb200 4, other GPUs 8, "
-        "TPUs by the topology",
+        description="accelerators of a host, for cpu virtual devices; "
+        f"default {accelerators.usual_hosts()}, TPUs by the topology",
     )
 
     @property
@@ -299,9 +285,7 @@ class JobSpec(Block):
     )
     slices: Positive = Field(1, description="groups of hosts that share a fast network; each is one child Job")
     processes_per_host: Positive | Literal["all"] = Field(1, description="JAX processes of a host; all: one per device")
-    platform: Literal["gke", "eks", "generic"] | None = Field(
-        None, description="default from the cluster defaults, else generic"
-    )
+    platform: Where | None = Field(None, description="default from the cluster defaults, else generic")
     namespace: Label | None = Field(None, description="default from the kubeconfig's context")
     queue: Label | None = Field(None, description="Kueue's LocalQueue; default from the cluster defaults, else none")
     priority: ObjectName | None = Field(
@@ -435,6 +419,3 @@ class JobSpec(Block):
             scratch=scratch or {},
             log_bytes=int(amount(self.logs.kept)),
         )
-
-
-assert set(get_args(Kind)) == set(KNOWN)

@@ -18,7 +18,8 @@ from jaxlaunch.launcher.job.schema import JobSpec, Network, Rdma
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER, NAME_LABEL
 from jaxlaunch.launcher.manifests.nodes import JobNodes
 from jaxlaunch.launcher.manifests.platforms import eks, gke, runtime
-from jaxlaunch.launcher.manifests.platforms.facts import GKE_GPU, Where
+from jaxlaunch.launcher.manifests.platforms.facts import GKE_GPU
+from jaxlaunch.launcher.manifests.platforms.table import Where
 from jaxlaunch.launcher.wording import either
 
 METRICS_PORT = 9400

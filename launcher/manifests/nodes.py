@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from jaxlaunch.accelerators import GPUS, KNOWN
 from jaxlaunch.launcher.errors import Fault
-from jaxlaunch.launcher.job.accelerators import GPUS, KNOWN
 from jaxlaunch.launcher.job.defaults import Defaults
 from jaxlaunch.launcher.job.defaults import Nodes as ClusterNodes
 from jaxlaunch.launcher.job.schema import JobSpec, Network, Reservation, Toleration
 from jaxlaunch.launcher.kube.labels import PREFERRED_TOPOLOGY, REQUIRED_TOPOLOGY, SLICE_SIZE, SLICE_TOPOLOGY
 from jaxlaunch.launcher.manifests.platforms import eks, gke, table
-from jaxlaunch.launcher.manifests.platforms.eks import Provisioner
 from jaxlaunch.launcher.manifests.platforms.facts import (
     BLOCK,
     GKE_GPU,
@@ -24,8 +23,9 @@ from jaxlaunch.launcher.manifests.platforms.facts import (
     PROJECT,
     SUB_BLOCK,
     Nodes,
-    Where,
+    Provisioner,
 )
+from jaxlaunch.launcher.manifests.platforms.table import Where
 from jaxlaunch.launcher.wording import count, either
 
 # Kubernetes waits five minutes for a node that is gone; the gang knows after seconds and waits for its pod's end.
@@ -59,8 +59,8 @@ def resolve(job: JobSpec, given: Defaults, where: Where, network: Network) -> Jo
     """The job's choices over the cluster's, and these over what is usual on the platform."""
     accelerator, capacity = _with_accelerator(job, given, where), _of_capacity(job, given, where)
     selector = given.node_selector | job.node_selector
-    usual = table.SLICE_LABEL.get(where)
-    paths = table.SEARCH_PATHS.get((where, job.accelerator.platform))
+    usual = table.PLATFORMS[where].slice_label
+    paths = table.PLATFORMS[where].search_paths.get(job.accelerator.platform)
     known = [nodes for nodes in (accelerator, capacity) if nodes is not None]
     return JobNodes(
         job=job,

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from jaxlaunch.accelerators import GPUS
 from jaxlaunch.launcher.errors import Fault, KeyPath
-from jaxlaunch.launcher.job.accelerators import GPUS
 from jaxlaunch.launcher.job.defaults import CheckpointUrl, Defaults
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.job.volumes import Bucket, Claim, ConfigFiles, Ephemeral, SecretFiles, Volume
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
 from jaxlaunch.launcher.kube.quantity import amount
-from jaxlaunch.launcher.manifests.platforms.facts import Where
+from jaxlaunch.launcher.manifests.platforms.table import Where
 from jaxlaunch.trainer.spec import TrainSpec
 
 SCRATCH = "/tmp"

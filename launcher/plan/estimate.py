@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.launcher.agent.host.environment import MEMORY_SHARE, NEW_MEMORY_SHARE, TRAINER
-from jaxlaunch.launcher.job.accelerators import KNOWN
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.kube import pod_security
 from jaxlaunch.launcher.kube import requests as demand

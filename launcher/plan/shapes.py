@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.job.accelerators import KNOWN
+from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, Mesh, TrainSpec

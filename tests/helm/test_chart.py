@@ -24,7 +24,7 @@ from jaxlaunch.launcher.job.schema import Rdma
 from jaxlaunch.launcher.lifecycle import cluster_defaults
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.resolve import resolve
-from tests.helm import readme
+from tests.helm import readme, schema
 from tests.helm.charts import CHART, Helm, one
 
 EVERYTHING = yaml.safe_load((Path(__file__).parent / "everything.yaml").read_text())
@@ -112,26 +112,9 @@ def test_a_namespace_can_do_without_defaults_of_its_own(helm: Helm) -> None:
     assert "ConfigMap" not in {each["kind"] for each in helm.render({"defaults": {"enabled": False}})}
 
 
-def plain(schema: Any, *, of_names: bool = False) -> Any:
-    """A JSON schema without what only explains."""
-    if isinstance(schema, list):
-        return [plain(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: plain(value, of_names=key in ("properties", "$defs"))
-        for key, value in schema.items()
-        if of_names or key not in ("title", "description", "default")
-    }
-
-
 def test_the_values_of_the_defaults_are_the_keys_of_the_defaults() -> None:
-    wanted = plain(Defaults.model_json_schema(by_alias=True))
-    definitions = wanted.pop("$defs")
-    del wanted["properties"]["schema"]
-    wanted["properties"] = {"enabled": {"type": "boolean"}, **wanted["properties"]}
-    assert SCHEMA["properties"]["defaults"] == wanted
-    assert {name: SCHEMA["$defs"][name] for name in definitions} == definitions
+    text = schema.PATH.read_text(encoding="utf-8")
+    assert text == schema.made(text)
 
 
 def test_the_schema_has_the_very_keys_of_the_values() -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.launcher.doctor import controllers
 from jaxlaunch.launcher.doctor import network as doctor_network
 from jaxlaunch.launcher.job import defaults, load
-from jaxlaunch.launcher.job.accelerators import KNOWN
 from jaxlaunch.launcher.kube import pod_security
 from jaxlaunch.launcher.kube.kinds import JOBSETS
 from jaxlaunch.launcher.kube.labels import OWN_LABEL

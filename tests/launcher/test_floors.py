@@ -25,7 +25,12 @@ FLOORS = (
     ),
     ("jaxlaunch.launcher.manifests", "jaxlaunch.launcher.status"),
     ("jaxlaunch.launcher.cluster", "jaxlaunch.launcher.job"),
-    ("jaxlaunch.launcher.agent", "jaxlaunch.launcher.kube", "jaxlaunch.launcher.yaml12"),
+    (
+        "jaxlaunch.launcher.agent",
+        "jaxlaunch.launcher.kube",
+        "jaxlaunch.launcher.manifests.platforms",
+        "jaxlaunch.launcher.yaml12",
+    ),
     ("jaxlaunch.launcher.troubleshooting", "jaxlaunch.launcher.wording"),
     ("jaxlaunch.launcher.errors",),
     ("jaxlaunch.trainer.__main__",),
@@ -63,7 +68,7 @@ FLOORS = (
     ("jaxlaunch.trainer.errors", "jaxlaunch.trainer.spec"),
     ("jaxlaunch.records",),
     ("jaxlaunch.contract", "jaxlaunch.isolated", "jaxlaunch.spelling"),
-    ("jaxlaunch.user_modules",),
+    ("jaxlaunch.accelerators", "jaxlaunch.programs", "jaxlaunch.user_modules"),
     ("jaxlaunch.old_names",),
 )
 
@@ -110,8 +115,10 @@ OUTSIDE: Mapping[str, set[str]] = {
 }
 SHARED = {
     "jaxlaunch.trainer": {
+        "jaxlaunch.accelerators",
         "jaxlaunch.contract",
         "jaxlaunch.isolated",
+        "jaxlaunch.programs",
         "jaxlaunch.spelling",
         "jaxlaunch.user_modules",
     },
@@ -135,8 +142,10 @@ SHARED = {
         "jaxlaunch.trainer.tasks.lm",
     },
     "jaxlaunch.launcher": {
+        "jaxlaunch.accelerators",
         "jaxlaunch.contract",
         "jaxlaunch.isolated",
+        "jaxlaunch.programs",
         "jaxlaunch.records",
         "jaxlaunch.spelling",
         "jaxlaunch.trainer.spec",

@@ -10,7 +10,7 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.doctor.checks import CHECKS, SERVER
-from jaxlaunch.launcher.explain.situations import SITUATIONS
+from jaxlaunch.launcher.explain.situations import SITUATIONS, see
 from tests.found import PAGE, ROWS
 from tests.launcher.test_docs import anchors
 
@@ -35,7 +35,7 @@ def test_no_words_on_the_screen_are_explained_twice() -> None:
 def test_every_situation_has_an_entry_and_a_link_where_something_is_wrong() -> None:
     answers = "".join(row[2] for row in ROWS)
     assert [situation for situation in SITUATIONS if f"`{situation}`" not in answers] == []
-    assert {situation for situation in SITUATIONS if troubleshooting.of_situation(situation) is None} == WELL
+    assert {situation for situation in SITUATIONS if see(situation) is None} == WELL
 
 
 @pytest.mark.parametrize("code", contract.OUTCOMES)
@@ -59,14 +59,14 @@ def test_causes_are_named_with_their_own_code() -> None:
 
 def test_every_link_to_the_page_leads_to_a_section() -> None:
     codes = [troubleshooting.of_code(code) for code in contract.OUTCOMES]
-    situations = [troubleshooting.of_situation(situation) for situation in SITUATIONS]
+    situations = [see(situation) for situation in SITUATIONS]
     checks = [troubleshooting.of_check(check) for check in (SERVER, *CHECKS)]
     found = {link.partition("#")[2] for link in (*codes, *situations, *checks) if link is not None}
     assert found <= anchors(ROOT / troubleshooting.PAGE)
 
 
 def test_a_failed_job_links_to_what_its_exit_code_means() -> None:
-    assert troubleshooting.of_situation("failed", contract.HANG) == "docs/troubleshooting.md#hangs-and-timeouts"
-    assert troubleshooting.of_situation("failed") == "docs/troubleshooting.md#exit-codes"
+    assert see("failed", contract.HANG) == "docs/troubleshooting.md#hangs-and-timeouts"
+    assert see("failed") == "docs/troubleshooting.md#exit-codes"
     assert troubleshooting.of_code(134) == "docs/troubleshooting.md#exit-codes"
     assert troubleshooting.of_code(contract.DONE) is troubleshooting.of_code(contract.PREEMPTED) is None

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import pydantic
 
-from jaxlaunch.trainer.checkpoint.reader import BEST, StoredArray, StoredStep
+from jaxlaunch.trainer.checkpoint.reader import StoredArray, StoredStep
 from jaxlaunch.trainer.checkpoint.schedule_free import Averaged, averaged
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.spec import Lora, Model
-
-
-def step(text: str) -> int | Literal["best"]:
-    """The step that a command line names, by its number or as the best. Raises ValueError."""
-    return "best" if text == BEST else int(text)
 
 
 def model(found: StoredStep) -> Any:

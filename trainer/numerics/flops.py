@@ -1,4 +1,4 @@
-"""Counts a model's floating-point operations from its jaxpr, and lists the peak of devices by their name.
+"""Counts a model's floating-point operations from its jaxpr.
 
 The convention everywhere: model FLOPs only, two per multiply-add, of matrix multiplications and convolutions; a
 training step is the forward pass plus twice that for the backward pass; where something is frozen, each product counts
@@ -20,29 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-# Dense bf16 FLOP/s of one device by its exact `device_kind`: the makers' data sheets, without sparsity. A name that is
-# not listed (a MIG slice, a new chip) has no peak, rather than a wrong one.
-PEAK_FLOPS: Mapping[str, float] = {
-    "NVIDIA A100-SXM4-40GB": 312e12,
-    "NVIDIA A100-SXM4-80GB": 312e12,
-    "NVIDIA A100-PCIE-40GB": 312e12,
-    "NVIDIA A100 80GB PCIe": 312e12,
-    "NVIDIA L4": 121e12,
-    "NVIDIA H100 80GB HBM3": 989.4e12,
-    "NVIDIA H100 PCIe": 756e12,
-    "NVIDIA H100 NVL": 835e12,
-    "NVIDIA H200": 989.4e12,
-    "NVIDIA GH200 480GB": 989.4e12,
-    "NVIDIA B200": 2250e12,
-    "NVIDIA GB200": 2500e12,
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,
-    "TPU v5p": 459e12,
-    "TPU v6 lite": 918e12,
-    "TPU v6e": 918e12,
-}
+from jaxlaunch.accelerators import PEAK_FLOPS
 
 
 def peak(devices: Iterable[jax.Device]) -> float | None:

@@ -37,6 +37,21 @@ OPTIONS = tuple(dict.fromkeys(key for takes in OPTIMIZERS.values() for key in ta
 SHAPES = ("constant", "linear", "cosine", "wsd")
 
 
+def _defaults(key: str) -> str:
+    """Says which optimizers take a key, and its default: "adam, adamw 0.9, adan 0.98"."""
+    takers: dict[Any, list[str]] = {}
+    for name, takes in OPTIMIZERS.items():
+        if key in takes:
+            takers.setdefault(takes[key], []).append(name)
+    return ", ".join(f"{', '.join(names)} {_said(value)}" for value, names in takers.items())
+
+
+def _said(value: float | bool | None) -> str:
+    if value is None or isinstance(value, bool):
+        return "none" if value is None else str(value).lower()
+    return f"{value:g}".replace("e-0", "e-")
+
+
 def is_own(name: str) -> bool:
     """Whether this is `module:Name`, not the name of something of ours."""
     return ":" in name
@@ -147,26 +162,22 @@ class Link(Block):
         description=f"{', '.join(OPTIMIZERS)}; or module:Name of an optax transformation"
     )
     args: Arguments = Field({}, description="module:Name only: its arguments, in addition to learning_rate")
-    b1: Fraction | None = Field(
-        None, description="adam, adamw, lamb, lion, muon's Adam, schedule-free 0.9, adan 0.98; adafactor none"
-    )
-    b2: Fraction | None = Field(
-        None, description="adam, adamw, lamb, muon's Adam, schedule-free 0.999, lion 0.99, adan 0.92"
-    )
-    b3: Fraction | None = Field(None, description="adan 0.99")
+    b1: Fraction | None = Field(None, description=f"{_defaults('b1')}; muon's is its Adam's")
+    b2: Fraction | None = Field(None, description=f"{_defaults('b2')}; muon's is its Adam's")
+    b3: Fraction | None = Field(None, description=_defaults("b3"))
     eps: Rate | None = Field(
         None,
-        description="adam, adamw, adan, muon, rmsprop, schedule-free 1e-8, adagrad 1e-7, lamb 1e-6, adafactor 1e-30",
+        description=_defaults("eps"),
     )
-    momentum: Fraction | None = Field(None, description="sgd, rmsprop 0, lars 0.9")
-    nesterov: bool | None = Field(None, description="adam, sgd, rmsprop, lars false; all but adam need a momentum")
-    decay: Fraction | None = Field(None, description="rmsprop 0.9: of the mean of squares")
-    centered: bool | None = Field(None, description="rmsprop false: divides by the standard deviation")
-    initial_accumulator_value: Weight | None = Field(None, description="adagrad 0.1")
-    trust_coefficient: Rate | None = Field(None, description="lars 0.001")
-    beta: Fraction | None = Field(None, description="muon 0.95: its momentum")
-    ns_steps: Positive | None = Field(None, description="muon 5: Newton-Schulz iterations")
-    consistent_rms: Rate | None = Field(None, description="muon none; 0.2 gives updates of Adam's size")
+    momentum: Fraction | None = Field(None, description=_defaults("momentum"))
+    nesterov: bool | None = Field(None, description=f"{_defaults('nesterov')}; all but adam need a momentum")
+    decay: Fraction | None = Field(None, description=f"{_defaults('decay')}: of the mean of squares")
+    centered: bool | None = Field(None, description=f"{_defaults('centered')}: divides by the standard deviation")
+    initial_accumulator_value: Weight | None = Field(None, description=_defaults("initial_accumulator_value"))
+    trust_coefficient: Rate | None = Field(None, description=_defaults("trust_coefficient"))
+    beta: Fraction | None = Field(None, description=f"{_defaults('beta')}: its momentum")
+    ns_steps: Positive | None = Field(None, description=f"{_defaults('ns_steps')}: Newton-Schulz iterations")
+    consistent_rms: Rate | None = Field(None, description=f"{_defaults('consistent_rms')}; 0.2: updates of Adam's size")
 
     @field_validator("args", *OPTIONS)
     @classmethod

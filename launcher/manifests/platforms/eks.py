@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
-from jaxlaunch.launcher.manifests.platforms.facts import GPU_TAINT, INSTANCE, NAME, Fact, Instance, Nodes, Source
+from jaxlaunch.accelerators import Source
+from jaxlaunch.launcher.manifests.platforms.facts import (
+    GPU_TAINT,
+    INSTANCE,
+    NAME,
+    Fact,
+    Instance,
+    Nodes,
+    PlatformFacts,
+    Provisioner,
+)
 
 TYPES = Source("Amazon EC2: accelerated computing instances", "docs.aws.amazon.com/ec2/latest/instancetypes/ac.html")
 EFA = Source("Amazon EC2: EFA, instance types", "docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html")
@@ -14,8 +23,6 @@ EFA_PODS = Source("Amazon EKS: run training with EFA", "docs.aws.amazon.com/eks/
 KARPENTER = Source("Karpenter: scheduling", "karpenter.sh/docs/concepts/scheduling")
 MANAGED = Source("Amazon EKS: managed node groups", "docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html")
 LIBFABRIC = Source("libfabric: the EFA provider's variables", "github.com/ofiwg/libfabric, man/fi_efa.7.md")
-
-Provisioner = Literal["karpenter", "managed"]
 
 INSTANCES: Mapping[str, Instance] = {
     **{f"g6.{size}xlarge": Instance(1, 24, source=TYPES) for size in ("", 2, 4)},
@@ -70,3 +77,5 @@ EFA_RESOURCE = Fact("vpc.amazonaws.com/efa", EFA_PODS)
 # Karpenter starts no node for a pod that requests huge pages (karpenter-provider-aws, issue 3315): only a job that asks
 # for them has them, and libfabric is told to do without otherwise.
 WITHOUT_HUGEPAGES: Fact[Mapping[str, str]] = Fact({"FI_EFA_USE_HUGE_PAGE": "0"}, LIBFABRIC)
+
+PLATFORM = PlatformFacts(NODES, provisioners=CAPACITY, networks=("efa",), instances=INSTANCES)

@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Generic, Literal, TypeVar
 
-Where = Literal["gke", "eks", "generic"]
+from jaxlaunch.accelerators import Source
+
+Provisioner = Literal["karpenter", "managed"]
 
 INSTANCE = "node.kubernetes.io/instance-type"
 GKE_GPU = "cloud.google.com/gke-accelerator"
@@ -16,15 +18,6 @@ GPU_PRODUCT = "nvidia.com/gpu.product"
 AMD_DEVICE, AMD_PRODUCT = "amd.com/gpu.device-id", "amd.com/gpu.product-name"
 # Parts of a reservation that a job names, where a label's value holds them.
 NAME, PROJECT, BLOCK, SUB_BLOCK = "NAME", "PROJECT", "BLOCK", "SUB_BLOCK"
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """A page or file of whoever makes the thing, and the month in which it was read."""
-
-    title: str
-    where: str
-    read: str = "2026-11"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +59,24 @@ class Fact(Generic[_Value]):
 
     value: _Value
     source: Source
+
+
+@dataclasses.dataclass(frozen=True)
+class PlatformFacts:
+    """A platform's row in the table: what jobs are made from and judged by. An accelerator that is not in `nodes` does
+    not exist there."""
+
+    nodes: Mapping[str, Nodes]  # by accelerator type
+    capacity: Mapping[str, Nodes] = dataclasses.field(default_factory=dict)  # by kind of capacity
+    # The same, where it depends on who adds the nodes.
+    provisioners: Mapping[Provisioner, Mapping[str, Nodes]] = dataclasses.field(default_factory=dict)
+    networks: tuple[str, ...] = ()  # fast networks that exist there alone, as `network:` names them
+    instances: Mapping[str, Instance] = dataclasses.field(default_factory=dict)  # by the value of a label
+    largest: Mapping[str, Fact[int]] = dataclasses.field(default_factory=dict)  # GPUs of the largest machine, likewise
+    memory_gb: Mapping[str, Fact[int]] = dataclasses.field(default_factory=dict)  # of each GPU, likewise
+    slice_label: Fact[str] | None = None  # that nodes of one TPU slice share
+    # Search paths that a program needs there to find its driver, by JAX's platform.
+    search_paths: Mapping[str, Fact[Mapping[str, str]]] = dataclasses.field(default_factory=dict)
 
 
 def tolerate(key: str) -> Mapping[str, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from jaxlaunch.accelerators import Source
 from jaxlaunch.launcher.manifests.platforms.facts import (
     AMD_DEVICE,
     GPU_PRODUCT,
     GPU_TAINT,
     Fact,
     Nodes,
-    Source,
+    PlatformFacts,
     tolerate,
 )
 
@@ -68,3 +69,5 @@ NODES: Mapping[str, Nodes] = {
     "mi300x": _amd("74a1", "74b5"),
     "mi325x": _amd("74a5", "74b9"),
 }
+
+PLATFORM = PlatformFacts(NODES, memory_gb=MEMORY_GB)

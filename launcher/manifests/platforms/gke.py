@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from jaxlaunch.accelerators import Source
 from jaxlaunch.launcher.manifests.platforms.facts import (
     ARM_TAINT,
     BLOCK,
@@ -16,7 +17,7 @@ from jaxlaunch.launcher.manifests.platforms.facts import (
     TPU_TAINT,
     Fact,
     Nodes,
-    Source,
+    PlatformFacts,
     tolerate,
 )
 
@@ -230,3 +231,13 @@ GPU_NETWORK_FACTOR: Mapping[str, Fact[int]] = {
 }
 # GB/s of NCCL between hosts by plain TCP, and by GPUDirect-TCPXO.
 NCCL_GB_PER_S: Fact[tuple[int, int]] = Fact((4, 340), MEASURED)
+
+PLATFORM = PlatformFacts(
+    NODES,
+    CAPACITY,
+    networks=("gpudirect-tcpxo", "gpudirect-rdma"),
+    largest=LARGEST,
+    memory_gb=MEMORY_GB,
+    slice_label=SLICE_LABEL,
+    search_paths={"cuda": DRIVER},
+)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from jaxlaunch.launcher.manifests.platforms import eks, generic, gke, runtime, table
-from jaxlaunch.launcher.manifests.platforms.facts import Access, Fact, Instance, Nodes, Source
+from jaxlaunch.accelerators import KNOWN, Accelerator, Source
+from jaxlaunch.launcher.manifests.platforms import runtime, table
+from jaxlaunch.launcher.manifests.platforms.facts import Access, Fact, Instance, Nodes, PlatformFacts
 
 _Known = Nodes | Instance | Access | Fact[Any]
 
@@ -28,7 +30,21 @@ between hosts. Such hosts communicate over plain TCP unless `pod:` adds what the
 that costs. AMD's GPUs run programs of your own (`command:`); the built-in trainer does not support ROCm.
 """
 
-_PLATFORMS: Mapping[str, ModuleType] = {"gke": gke, "eks": eks, "generic": generic}
+_ACCELERATORS = """\
+## Accelerators
+
+From the rows of `jaxlaunch/accelerators.py`, the same on every platform. Memory is what one JAX device has. The peak is
+that of dense bf16, which MFU is a part of; several, where devices of several names are of the type.
+
+| `type` | JAX's platform | devices per host | GiB per device | peak TFLOP/s | compute capability | source |
+|---|---|---|---|---|---|---|"""
+# Names of a platform's file whose facts have tables of their own.
+_TABLES = ("NODES", "CAPACITY", "IN_RESERVATION", "INSTANCES", "PLATFORM")
+
+
+def module(where: str) -> ModuleType:
+    """The file of a platform's facts, which has its name."""
+    return import_module(f"jaxlaunch.launcher.manifests.platforms.{where}")
 
 
 def sources(module: ModuleType) -> list[Source]:
@@ -40,6 +56,8 @@ def facts(value: Any) -> Iterator[_Known]:
     """Every fact in a value, however deep in its mappings and sequences."""
     if isinstance(value, Nodes | Instance | Access | Fact):
         yield value
+    elif isinstance(value, PlatformFacts):
+        yield from facts(vars(value))
     elif isinstance(value, Mapping | tuple):
         for one in value.values() if isinstance(value, Mapping) else value:
             yield from facts(one)
@@ -47,13 +65,33 @@ def facts(value: Any) -> Iterator[_Known]:
 
 def markdown() -> str:
     """The page."""
-    parts = [_INTRODUCTION]
-    for where, module in _PLATFORMS.items():
-        numbers = {source: number for number, source in enumerate([*sources(module), table.PLUGINS], 1)}
-        parts.append(f"## {where}\n\n" + "\n".join(_platform(module, numbers)))
+    parts = [_INTRODUCTION, "\n".join(_accelerators())]
+    for where, row in table.PLATFORMS.items():
+        file = module(where)
+        numbers = {source: number for number, source in enumerate([*sources(file), table.PLUGINS], 1)}
+        parts.append(f"## {where}\n\n" + "\n".join(_platform(row, file, numbers)))
     numbers = {source: number for number, source in enumerate(sources(runtime), 1)}
     parts.append("## The pods' user\n\n" + "\n".join(_users(numbers)))
     return "\n".join(parts)
+
+
+def _accelerators() -> Iterator[str]:
+    """The table of accelerators, and the sources of its rows."""
+    numbers = {source: number for number, source in enumerate(_read_for(KNOWN.values()), 1)}
+    yield _ACCELERATORS
+    for name, one in KNOWN.items():
+        devices = "by the topology" if one.dimensions else str(one.per_host)
+        devices += f", {one.devices_per_chip} a chip" if one.devices_per_chip > 1 else ""
+        memory = " or ".join(f"{size:g}" for size in one.memory_gib) or "its host's"
+        peaks = " or ".join(dict.fromkeys(f"{peak / 1e12:g}" for peak in one.peak_flops.values())) or "not known"
+        read = ", ".join(str(numbers[source]) for source in one.sources) or "none"
+        yield f"| `{name}` | {one.platform} | {devices} | {memory} | {peaks} | {one.capability or 'none'} | {read} |"
+    yield ""
+    yield from _sources(numbers)
+
+
+def _read_for(rows: Iterable[Accelerator]) -> Iterator[Source]:
+    yield from dict.fromkeys(source for one in rows for source in one.sources)
 
 
 def _users(numbers: Mapping[Source, int]) -> Iterator[str]:
@@ -67,16 +105,15 @@ def _users(numbers: Mapping[Source, int]) -> Iterator[str]:
     yield from _sources(numbers)
 
 
-def _platform(module: ModuleType, numbers: Mapping[Source, int]) -> Iterator[str]:
-    yield from _table("accelerator", vars(module)["NODES"], numbers)
-    capacities = vars(module).get("CAPACITY", {})
-    if module is eks:
-        for provisioner, known in capacities.items():
-            yield from _table(f"capacity, `provisioner: {provisioner}`", known, numbers)
-    elif capacities:
-        yield from _table("capacity", {**capacities, **_parts(vars(module)["IN_RESERVATION"])}, numbers)
-    if module is eks:
-        yield from _instances(numbers)
+def _platform(row: PlatformFacts, module: ModuleType, numbers: Mapping[Source, int]) -> Iterator[str]:
+    yield from _table("accelerator", row.nodes, numbers)
+    for provisioner, known in row.provisioners.items():
+        yield from _table(f"capacity, `provisioner: {provisioner}`", known, numbers)
+    if row.capacity:
+        parts = vars(module).get("IN_RESERVATION", {})
+        yield from _table("capacity", {**row.capacity, **_parts(parts)}, numbers)
+    if row.instances:
+        yield from _instances(row.instances, numbers)
     yield from _others(module, numbers)
     yield from _sources(numbers)
 
@@ -102,10 +139,10 @@ def _table(title: str, known: Mapping[str, Nodes], numbers: Mapping[Source, int]
     yield ""
 
 
-def _instances(numbers: Mapping[Source, int]) -> Iterator[str]:
+def _instances(instances: Mapping[str, Instance], numbers: Mapping[Source, int]) -> Iterator[str]:
     yield "| instance type | GPUs | GB of each | EFA interfaces | source |"
     yield "|---|---|---|---|---|"
-    for name, one in eks.INSTANCES.items():
+    for name, one in instances.items():
         yield f"| `{name}` | {one.gpus} | {one.memory_gb} | {one.efa or 'none'} | {_number(one, numbers)} |"
     yield ""
 
@@ -114,7 +151,7 @@ def _others(module: ModuleType, numbers: Mapping[Source, int]) -> Iterator[str]:
     """Single facts, by the name that they have in the data."""
     rows: list[tuple[str, Fact[Any]]] = []
     for name, value in vars(module).items():
-        if name not in ("NODES", "CAPACITY", "IN_RESERVATION", "INSTANCES") and not name.startswith("_"):
+        if name not in _TABLES and not name.startswith("_"):
             rows += [(f"{name.lower().replace('_', ' ')}{of}", fact) for of, fact in _named(value)]
     rows += [("resource", fact) for fact in table.RESOURCE.values() if fact.source in numbers]
     yield "| fact | value | source |"

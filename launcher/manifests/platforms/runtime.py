@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxlaunch.launcher.manifests.platforms.facts import Access, Fact, Source
+from jaxlaunch.accelerators import Source
+from jaxlaunch.launcher.manifests.platforms.facts import Access, Fact
 
 AMBIENT = Source("Kubernetes: support for ambient capabilities", "github.com/kubernetes/enhancements, issue 2763")
 DEVICES = Source(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from jaxlaunch import programs
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import run_folders, trainer_process
 from tests.launcher.invoke import launcher
@@ -35,7 +36,8 @@ def test_one_sample_is_printed_piece_by_piece(
     trainer = Trainer({"piece": "x"}, {"piece": "\x1b"}, LAST)
     monkeypatch.setattr(trainer_process, "events", trainer)
     left = launcher(capsys, monkeypatch, "sample", str(tmp_path), "--prompt", "a b", "--top-p", "0.5", "--ema")
-    assert trainer.asked == ("jaxlaunch.trainer.generate", str(tmp_path), "--prompt=a b", "--top-p=0.5", "--ema")
+    asked = programs.Sample(folder=str(tmp_path), prompt=("a b",), top_p=0.5, ema=True)
+    assert trainer.asked == ("jaxlaunch.trainer.generate", *programs.arguments(asked))
     assert (left.code, left.out) == (0, "x\\x1b\n")
     assert left.err == (
         "launcher: step 7: damaged; using step 5\n"

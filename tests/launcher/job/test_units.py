@@ -1,8 +1,8 @@
 import pytest
 from pydantic import TypeAdapter
 
-from jaxlaunch.launcher.job import accelerators, credentials, units
-from jaxlaunch.launcher.job.accelerators import KNOWN
+from jaxlaunch.accelerators import KNOWN, chips_per_host, sides_of
+from jaxlaunch.launcher.job import credentials, units
 from jaxlaunch.launcher.job.units import Quantity
 
 
@@ -32,13 +32,13 @@ def test_what_a_job_may_not_write_as_a_quantity_is_refused(written: str) -> None
 @pytest.mark.parametrize("kind", [kind for kind, facts in KNOWN.items() if facts.platform == "tpu"])
 def test_every_topology_offered_is_accepted_and_splits_into_hosts(kind: str) -> None:
     for topology in KNOWN[kind].topologies():
-        sides = accelerators.sides_of(topology)
+        sides = sides_of(topology)
         assert sides is not None
         assert KNOWN[kind].accepts(topology)
         chips = 1
         for side in sides:
             chips *= side
-        assert all(chips % per_host == 0 for per_host in accelerators.chips_per_host(kind, topology))
+        assert all(chips % per_host == 0 for per_host in chips_per_host(kind, topology))
 
 
 @pytest.mark.parametrize(

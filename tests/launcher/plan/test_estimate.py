@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job.accelerators import KNOWN
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.kube import requests

@@ -175,7 +175,7 @@ def test_one_sample_is_said_as_it_is_made_and_several_at_the_end(
     text = "".join(each["piece"] for each in pieces)
     assert (code, text) == (0, last["samples"][0][0]["text"])
     assert len(pieces) > 1 and last["tokens"] == 20
-    drawing = ("--n=2", "--temperature=1.0", "--max-tokens=4")
+    drawing = ("-n=2", "--temperature=1.0", "--max-tokens=4")
     code, (last,) = said(capfd, monkeypatch, str(exported), "--prompt=ab", "--ids=1 2, 3", *drawing)
     assert (code, [len(of_prompt) for of_prompt in last["samples"]], last["tokens"]) == (0, [2, 2], 16)
 
@@ -186,7 +186,7 @@ def test_one_sample_is_said_as_it_is_made_and_several_at_the_end(
         (("--ids=1 x",), contract.BAD_SPEC, "--ids '1 x' are not token ids; write whole numbers, such as '1 2 3'"),
         (("--ids=1 256",), contract.BAD_SPEC, "prompt 1 has the token 256, the model those from 0 to 255"),
         (("--prompt=",), contract.BAD_SPEC, "prompt 1 has no tokens; give at least one"),
-        (("--prompt=a", "--n=2"), contract.BAD_SPEC, "n = 2 samples at temperature 0 would be equal"),
+        (("--prompt=a", "-n=2"), contract.BAD_SPEC, "n = 2 samples at temperature 0 would be equal"),
         (("--prompt=a", "--step=3"), contract.BAD_SPEC, "is a Hugging Face folder, which holds neither steps"),
     ],
 )

@@ -15,6 +15,7 @@ from jaxlaunch import contract
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.prometheus import ROWS
 from jaxlaunch.trainer.metrics.recorder import Metrics, interval_line, short
+from tests import generated
 
 
 class Loop:
@@ -269,14 +270,8 @@ def test_numbers_are_short(number: float, text: str) -> None:
 
 
 def test_the_table_of_the_docs_is_the_contracts() -> None:
-    def listed(row: contract.Metric) -> str:
-        key = f"`{row.key}`" if row.key else ""
-        return " | ".join([f"| `{row.name}`", row.type, row.unit, ", ".join(row.labels), row.by, key, f"{row.help} |"])
-
-    table = "\n".join(map(listed, contract.PROMETHEUS))
-    docs = (pathlib.Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
-    rows = "\n".join(line for line in docs.splitlines() if line.startswith("| `jaxlaunch_"))
-    assert rows == table, f"the table of docs/metrics.md should be\n{table}"
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert generated.metrics(page) == page
 
 
 def test_metrics_whose_socket_and_files_are_gone_close_without_an_error(tmp_path: pathlib.Path) -> None:

@@ -7,15 +7,14 @@ from types import ModuleType
 
 import pytest
 
-from jaxlaunch.launcher.job.accelerators import KNOWN
-from jaxlaunch.launcher.manifests.platforms import eks, facts, generic, gke, reference, runtime, table
-from jaxlaunch.launcher.manifests.platforms.facts import Source
+from jaxlaunch.accelerators import KNOWN, Source
+from jaxlaunch.launcher.manifests.platforms import facts, reference, runtime, table
 
 PAGE = Path(__file__).parents[4] / "docs" / "platforms.md"
-MODULES = (gke, eks, generic, table, runtime)
+FACTS = (*(reference.module(where) for where in table.PLATFORMS), runtime)
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", (*FACTS, table), ids=lambda module: module.__name__)
 def test_every_fact_names_its_source(module: ModuleType) -> None:
     found = list(reference.facts({name: value for name, value in vars(module).items() if not name.startswith("_")}))
     assert found
@@ -23,7 +22,7 @@ def test_every_fact_names_its_source(module: ModuleType) -> None:
         assert fact.source is not None and fact.source.title and fact.source.where, fact
 
 
-@pytest.mark.parametrize("module", (gke, eks, generic, runtime), ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", FACTS, ids=lambda module: module.__name__)
 def test_nothing_is_said_of_a_platform_but_as_a_fact(module: ModuleType) -> None:
     """Constants of the modules are facts, mappings of facts, or sources."""
     constants = {name: value for name, value in vars(module).items() if name.isupper() and name not in vars(facts)}
@@ -31,7 +30,7 @@ def test_nothing_is_said_of_a_platform_but_as_a_fact(module: ModuleType) -> None
         assert name.startswith("_") or isinstance(value, Source) or list(reference.facts(value)), name
 
 
-@pytest.mark.parametrize("module", (gke, eks, generic, runtime), ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", FACTS, ids=lambda module: module.__name__)
 def test_every_source_is_that_of_a_fact(module: ModuleType) -> None:
     used = {fact.source for fact in reference.facts({name: value for name, value in vars(module).items()})}
     assert set(reference.sources(module)) == used

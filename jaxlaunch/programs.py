@@ -1,0 +1,139 @@
+"""The options of the trainer's programs that read a trained model, each declared once.
+
+`launcher sample`, `eval` and `export` have them as options of their own and hand them on as JSON. The programs behind
+them, `jaxlaunch.trainer.generate`, `evaluation` and `export`, also take them as arguments, for images and scripts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+BEST = "best"
+JSON = "--json"
+Step = int | Literal["best"]
+
+_OPTION = "option"
+
+
+def step(text: str) -> Step:
+    """The step that a command line names, by its number or as the best. Raises ValueError."""
+    return "best" if text == BEST else int(text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """How a command line explains and checks a field.
+
+    A field that is False by default is a flag, and one that is an empty tuple may be repeated.
+    """
+
+    help: str
+    metavar: str | None = None
+    type: Callable[[str], Any] = str
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+    above: int | None = None
+    most: int | None = None
+
+
+def _option(default: Any, help: str, metavar: str | None = None, **more: Any) -> Any:
+    return dataclasses.field(default=default, metadata={_OPTION: Option(help, metavar, **more)})
+
+
+def option_of(field: dataclasses.Field[Any]) -> Option | None:
+    """The option that a field is; None for `folder`, which is an argument."""
+    return field.metadata.get(_OPTION)
+
+
+def flag(name: str) -> str:
+    """The word for a field on a command line."""
+    return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sample:
+    """The options of `jaxlaunch.trainer.generate`."""
+
+    folder: str
+    prompt: tuple[str, ...] = _option((), "The text to continue; may be repeated.", "TEXT")
+    ids: tuple[str, ...] = _option((), "A prompt as token ids, for a model without tokenizer.", "'1 2 3'")
+    n: int | None = _option(None, "Samples of each prompt. [default: 1]", "N", type=int, least=1)
+    max_tokens: int | None = _option(None, "Tokens of a sample. [default: 128]", "N", type=int, least=1)
+    temperature: float | None = _option(None, "Temperature; 0: greedy. [default: 0]", "T", type=float, least=0)
+    top_p: float | None = _option(
+        None, "Sample from the most likely tokens whose probabilities sum to P.", "P", type=float, above=0, most=1
+    )
+    top_k: int | None = _option(None, "Sample only from the K most likely tokens.", "K", type=int, least=1)
+    beams: int | None = _option(None, "Beam search with K beams.", "K", type=int, least=1)
+    seed: int | None = _option(None, "Random seed. [default: 0]", "N", type=int, least=0, most=2**64 - 1)
+    step: Step | None = _option(None, "The step to load. [default: the newest]", "N|best", type=step)
+    ema: bool = _option(False, "Take the moving average instead of the weights.")
+    precision: Literal["fp32", "tf32", "bf16"] | None = _option(
+        None, "Numeric precision. [default: the training's, or fp32]", choices=("fp32", "tf32", "bf16")
+    )
+
+    def how(self) -> dict[str, Any]:
+        """How tokens are chosen, as far as it is said: fields of jaxlaunch.trainer.generate.choose.Sampling."""
+        names = ("n", "max_tokens", "temperature", "top_p", "top_k", "beams", "seed")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """The options of `jaxlaunch.trainer.evaluation`."""
+
+    folder: str
+    step: Step | None = _option(None, "The step to evaluate. [default: the newest]", "N|best", type=step)
+    ema: bool = _option(False, "Take the moving average instead of the weights.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Export:
+    """The options of `jaxlaunch.trainer.export`, which without a folder takes that of TRAIN_SPEC."""
+
+    folder: str | None = None
+    to: str = _option(dataclasses.MISSING, "The folder to write.", "DIR")
+    step: Step | None = _option(None, "The step to export. [default: the newest]", "N|best", type=step)
+    ema: bool = _option(False, "Export the moving average instead of the weights.")
+    merged: bool = _option(False, "Export the model with the adapters merged into it.")
+    base: str | None = _option(None, "That model's folder or URL. [default: the training's model.init_from]", "DIR")
+
+
+Asked = TypeVar("Asked", Sample, Evaluate, Export)
+
+
+def arguments(asked: Sample | Evaluate | Export) -> tuple[str, str]:
+    """Returns the arguments from which `read` makes the same options again."""
+    return JSON, json.dumps(dataclasses.asdict(asked))
+
+
+def read(kind: type[Asked], program: str, about: str | None) -> Asked:
+    """Reads the options from the arguments of this process, which are written out or JSON."""
+    given, values = sys.argv[1:], dict[str, Any]()
+    if given[:1] == [JSON]:
+        values |= json.loads(given[1])
+    else:
+        values |= vars(_parser(kind, program, about).parse_args(given))
+    values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return kind(**values)
+
+
+def _parser(kind: type[Asked], program: str, about: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=about)
+    for field in dataclasses.fields(kind):
+        option, is_required = option_of(field), field.default is dataclasses.MISSING
+        if option is None:
+            parser.add_argument(field.name, nargs=None if is_required else "?", help="the folder to read, or its URL")
+        elif field.default is False:
+            parser.add_argument(flag(field.name), action="store_true", help=option.help)
+        else:
+            how: dict[str, Any] = {"action": "append"} if field.default == () else {"required": is_required}
+            how |= {"default": [] if field.default == () else None, "type": option.type, "help": option.help}
+            how |= {"metavar": option.metavar, "choices": option.choices or None}
+            parser.add_argument(flag(field.name), dest=field.name, **how)
+    return parser

@@ -1,0 +1,47 @@
+"""Options that are declared once are the command's and the program's."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any
+
+import click
+import pytest
+
+from jaxlaunch import programs
+from jaxlaunch.launcher.cli.evaluate import eval_command
+from jaxlaunch.launcher.cli.export import export_command
+from jaxlaunch.launcher.cli.sample import sample_command
+
+# What each program is asked for, and the same written out.
+ASKED: list[tuple[Any, list[str]]] = [
+    (
+        programs.Sample(folder="f", prompt=("-a", "b"), n=2, top_p=0.5, step="best", ema=True, precision="bf16"),
+        "f --prompt=-a --prompt=b -n 2 --top-p 0.5 --step best --ema --precision bf16".split(),
+    ),
+    (programs.Evaluate(folder="f", step=7), ["f", "--step=7"]),
+    (programs.Export(to="t", base="b", merged=True), ["--to", "t", "--merged", "--base", "b"]),
+]
+
+
+@pytest.mark.parametrize(("asked", "written"), ASKED, ids=lambda one: type(one).__name__)
+def test_a_program_reads_what_it_is_handed_as_json_and_what_is_written_out(
+    asked: Any, written: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments in (list(programs.arguments(asked)), written):
+        monkeypatch.setattr(sys, "argv", ["program", *arguments])
+        assert programs.read(type(asked), "program", None) == asked
+
+
+@pytest.mark.parametrize(
+    ("kind", "command"),
+    [
+        (programs.Sample, sample_command),
+        (programs.Evaluate, eval_command),
+        (programs.Export, export_command),
+    ],
+)
+def test_a_command_has_every_option_of_its_program(kind: Any, command: click.Command) -> None:
+    options = {field.name for field in dataclasses.fields(kind)} - {"folder"}
+    assert options <= {parameter.name for parameter in command.params}

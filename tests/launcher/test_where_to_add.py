@@ -1,0 +1,77 @@
+"""docs/architecture.md's "Where to add", followed to the letter: six things are added to one copy of the tree, by a
+patch each of the files that its row names and of no other; what would say that something was forgotten passes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PATCHES = {
+    "an accelerator": "accelerator",
+    "a platform": "platform",
+    "a data source": "data_source",
+    "an optimizer or schedule": "optimizer",
+    "a metric": "metric",
+    "a cause of `explain`": "cause",
+}
+TOP = ("docs", "examples", "helm", "jaxlaunch", "k8s", "launcher", "tests", "trainer", "pyproject.toml", "README.md")
+CHECKS = (
+    "tests/launcher/test_floors.py",
+    "tests/launcher/test_found.py::test_every_entry_is_produced_by_a_test_or_it_is_known_why_not",
+    "tests/launcher/test_troubleshooting.py",
+    "tests/launcher/explain/test_explanation.py",
+    "tests/launcher/manifests/test_jobset.py::test_every_accelerator_and_every_option_is_combined_and_they_are_many",
+    "tests/launcher/manifests/test_jobset.py::test_every_accelerator_is_asked_for_or_refused_on_every_platform",
+    "tests/launcher/manifests/test_jobset.py::test_every_golden_file_has_its_job",
+    "tests/launcher/manifests/platforms/test_platforms.py",
+    "tests/launcher/agent/http/test_metrics.py",
+    "tests/launcher/cli/test_job_reference.py",
+    "tests/helm/test_chart.py::test_the_values_of_the_defaults_are_the_keys_of_the_defaults",
+    "tests/trainer/metrics/test_recorder.py::test_the_table_of_the_docs_is_the_contracts",
+    "tests/trainer/optim/test_by_name.py::test_every_name_is_compared",
+    "tests/trainer/optim/test_by_name.py::test_an_optimizer_by_name_is_optax_s_bit_for_bit[adabelief]",
+    "tests/trainer/optim/test_by_name.py::test_the_planned_bytes_are_those_of_the_trained_parameters[adabelief]",
+    "tests/trainer/test_spec.py",
+)
+
+
+def patch(name: str) -> Path:
+    return ROOT / "tests" / "where_to_add" / f"{name}.patch"
+
+
+@pytest.mark.parametrize("what", PATCHES)
+def test_a_row_names_every_file_that_its_patch_touches(what: str) -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith(f"| {what} |"))
+    named = re.findall(r"`([\w/.]+\.py)`", row) + [f"docs/{link}" for link in re.findall(r"\]\(([\w.-]+)\)", row)]
+    forms = [re.escape(path).replace("NAME", r"\w+") for path in named]
+    touched = re.findall(r"^\+\+\+ b/(.+)$", patch(PATCHES[what]).read_text(encoding="utf-8"), re.MULTILINE)
+    assert touched and [path for path in touched if not any(re.fullmatch(form, path) for form in forms)] == []
+
+
+@pytest.mark.slow
+def test_what_is_added_as_the_rows_say_needs_no_more(tmp_path: Path) -> None:
+    for name in TOP:
+        copied = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
+        options = {"symlinks": True, "ignore": shutil.ignore_patterns("__pycache__")} if (ROOT / name).is_dir() else {}
+        copied(ROOT / name, tmp_path / name, **options)
+    for name in PATCHES.values():
+        run(tmp_path, "git", "apply", "-C1", str(patch(name)))
+    golden = tmp_path / "tests" / "launcher" / "manifests" / "golden"
+    before = {path: path.read_bytes() for path in golden.rglob("*.*")}
+    run(tmp_path, sys.executable, "-m", "tests.generated")
+    assert {path: path.read_bytes() for path in before} == before
+    added = sorted(path.name.partition("-")[::2] for path in set(golden.rglob("*.*")) - before.keys())
+    assert {where if where == "aks" else f"{where}-{rest[:5]}" for where, rest in added} == {"aks", "generic-gb300"}
+    run(tmp_path, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CHECKS)
+
+
+def run(folder: Path, *command: str) -> None:
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
