@@ -103,7 +103,8 @@ class Network:
                 if stack not in self._stacks:
                     outer[name] = _copied(leaf, like.dtype, like.sharding)
                     continue
-                parts = _unstacked(leaf, like.dtype, _of_layer(like.sharding))
+                one = jax.sharding.PartitionSpec(*like.sharding.spec[1:])  # of one layer of the stack
+                parts = _unstacked(leaf, like.dtype, jax.sharding.NamedSharding(self.mesh, one))
             for layer, part in zip(self._stacks[stack], parts, strict=True):
                 layers[layer][rest] = part
         return Weights(outer, layers)
@@ -111,7 +112,7 @@ class Network:
     def stacked(self, weights: Weights) -> dict[str, Array]:
         """The parameters by the names that the trainer and its checkpoints have for them."""
 
-        def of(name: str) -> Array:
+        def of(name: str) -> Any:
             """One of them."""
             stack, _, rest = name.partition(".")
             if stack not in self._stacks:
@@ -251,8 +252,3 @@ def _copied(array: Array, dtype: jnp.dtype, where: jax.sharding.NamedSharding) -
 @partial(jax.jit, static_argnums=(1, 2))
 def _unstacked(stack: Array, dtype: jnp.dtype, where: jax.sharding.NamedSharding) -> tuple[Array, ...]:
     return tuple(jax.lax.with_sharding_constraint(part.astype(dtype), where) for part in jnp.unstack(stack))
-
-
-def _of_layer(stacked: Any) -> jax.sharding.NamedSharding:
-    """The sharding of one layer of a stack."""
-    return jax.sharding.NamedSharding(stacked.mesh, jax.sharding.PartitionSpec(*stacked.spec[1:]))
