@@ -162,7 +162,6 @@ def _encoded(found: list[Document], tokenizer: Tokenizer) -> Iterator[npt.NDArra
     """
     texts, spans = [each.text for each in found], [each.spans for each in found if each.spans is not None]
     if spans:
-        assert isinstance(tokenizer, HuggingFace)
         for ids_T, is_target_T in tokenizer.encode_spans(texts, spans):
             yield np.where(is_target_T, ids_T, ~ids_T)
         return

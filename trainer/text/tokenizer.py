@@ -46,6 +46,17 @@ class Bytes:
         """The bytes of each text."""
         return [list(text.encode()) for text in texts]
 
+    def encode_spans(
+        self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
+    ) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]:
+        """The bytes of each text, and which of them are of its one span, both [T]."""
+        found = []
+        for text, (span,) in zip(texts, spans, strict=True):
+            first, last = (len(text[:at].encode()) for at in span)
+            place_T = np.arange(len(ids := text.encode()))
+            found.append((np.frombuffer(ids, np.uint8).astype(np.int32), (place_T >= first) & (place_T < last)))
+        return found
+
     def encode(self, text: str) -> list[int]:
         """The bytes of the text."""
         return list(text.encode())
