@@ -20,8 +20,7 @@ import numpy as np
 from flax import nnx
 
 import jaxlaunch
-from jaxlaunch.trainer.task import Loss
-from jaxlaunch.trainer.tasks.classify import Classify
+from jaxlaunch import Batch, Classify, Loss
 
 T = 200  # steps from an image to noise
 _S = np.cos((np.arange(T + 1) / T + 0.008) / 1.008 * np.pi / 2) ** 2
@@ -82,7 +81,7 @@ class UNet(nnx.Module):
 class Diffusion(Classify):
     """The mean square error of the predicted noise."""
 
-    def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Loss:
+    def loss(self, model: Any, batch: Batch, rng: jax.Array) -> Loss:
         images = batch["image"].reshape(len(batch["image"]), 8, 8, 1) / 127.5 - 1
         of_time, of_noise = jax.random.split(rng)
         time_B = jax.random.randint(of_time, (len(images),), 0, T)

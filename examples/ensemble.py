@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from jaxlaunch.trainer.task import Loss
-from jaxlaunch.trainer.tasks.classify import Classify, standardized
+from jaxlaunch import Batch, Classify, Loss
 
 Weights = tuple[jax.Array, jax.Array]
 MASKS = 8  # of an evaluation
@@ -51,8 +50,9 @@ def nats(weights: Weights, image_P: jax.Array, label: jax.Array, key: jax.Array)
 class Ensemble(Classify):
     """The sum of the members' losses; metrics of their mean, of their disagreement, and of each example's gradient."""
 
-    def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Loss:
-        images_BP = standardized(batch["image"]).reshape(len(batch["image"]), -1)
+    def loss(self, model: Any, batch: Batch, rng: jax.Array) -> Loss:
+        images_BP = batch["image"].reshape(len(batch["image"]), -1).astype(jnp.float32)
+        images_BP = jax.nn.standardize(images_BP, epsilon=1e-6)
         label_B, weight_B, weights = batch["label"], batch["weight"], (model.first[...], model.last[...])
         members = len(weights[0])
         keys_BM = jax.random.split(rng, (len(images_BP), members))
@@ -62,7 +62,7 @@ class Ensemble(Classify):
         metrics = self.uncertainty(jax.lax.stop_gradient(weights), images_BP, batch, rng)
         return Loss((nats_BM.sum(1) * weight_B).sum(), total, metrics)
 
-    def uncertainty(self, weights: Weights, images_BP: jax.Array, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
+    def uncertainty(self, weights: Weights, images_BP: jax.Array, batch: Batch, rng: jax.Array) -> Any:
         """Sums and weights by name: accuracy of the mean, spread over masks and members, gradient norms."""
         label_B, weight_B = batch["label"], batch["weight"]
         by_mask = jax.vmap(predict, (None, None, 0))  # [S, 10] of one network and one image

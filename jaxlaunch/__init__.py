@@ -1,83 +1,280 @@
-"""What a program of yours may import of jaxlaunch: `load`, `report` and `run`. None imports more until it is called.
+"""What users import: the names of `__all__`, on the site's page docs/api.md. Everything below is private.
 
-Standard library only, Python >= 3.10: the agent brings this file and `report` into images without our packages.
+The agent brings this file and reporting.py into images without our packages: standard library only, Python >= 3.10.
+What a name needs is imported when the name is first used, so that `import jaxlaunch` costs nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxlaunch.reporting import report
 
 if TYPE_CHECKING:
-    from jaxlaunch.trainer.evaluation.trained import Trained
-    from jaxlaunch.trainer.generate.loaded import Loaded
+    import os
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import TypeVar
 
-__all__ = ["load", "report", "run"]
+    import jax
+
+    from jaxlaunch.launcher.errors import UserError
+    from jaxlaunch.trainer.data.records import write as write_records
+    from jaxlaunch.trainer.data.source import Source
+    from jaxlaunch.trainer.data.sources.open import open_source
+    from jaxlaunch.trainer.errors import TrainerError
+    from jaxlaunch.trainer.evaluation.trained import TaskModel
+    from jaxlaunch.trainer.generate.generator import Sample
+    from jaxlaunch.trainer.generate.harness import model as lm_eval_model
+    from jaxlaunch.trainer.generate.loaded import TextModel
+    from jaxlaunch.trainer.models.foreign import Haiku, Linen
+    from jaxlaunch.trainer.spec import TrainSpec
+    from jaxlaunch.trainer.task import Batch, Loss, Split, Task
+    from jaxlaunch.trainer.tasks.classify import Classify
+    from jaxlaunch.trainer.tasks.dpo import Preference
+    from jaxlaunch.trainer.tasks.lm import NextToken
+
+    State = TypeVar("State")
+
+__all__ = [
+    "Batch",
+    "Classify",
+    "Haiku",
+    "Linen",
+    "Loss",
+    "NextToken",
+    "Preference",
+    "Sample",
+    "Source",
+    "Split",
+    "Task",
+    "TaskModel",
+    "TextModel",
+    "TrainSpec",
+    "TrainerError",
+    "UserError",
+    "lm_eval_model",
+    "load",
+    "open_source",
+    "report",
+    "run",
+    "write_records",
+]
+
+# Where the names live that the type checker sees imported above; a test compares the two.
+_HOMES = {
+    "Batch": "jaxlaunch.trainer.task:Batch",
+    "Classify": "jaxlaunch.trainer.tasks.classify:Classify",
+    "Haiku": "jaxlaunch.trainer.models.foreign:Haiku",
+    "Linen": "jaxlaunch.trainer.models.foreign:Linen",
+    "Loss": "jaxlaunch.trainer.task:Loss",
+    "NextToken": "jaxlaunch.trainer.tasks.lm:NextToken",
+    "Preference": "jaxlaunch.trainer.tasks.dpo:Preference",
+    "Sample": "jaxlaunch.trainer.generate.generator:Sample",
+    "Source": "jaxlaunch.trainer.data.source:Source",
+    "Split": "jaxlaunch.trainer.task:Split",
+    "Task": "jaxlaunch.trainer.task:Task",
+    "TaskModel": "jaxlaunch.trainer.evaluation.trained:TaskModel",
+    "TextModel": "jaxlaunch.trainer.generate.loaded:TextModel",
+    "TrainSpec": "jaxlaunch.trainer.spec:TrainSpec",
+    "TrainerError": "jaxlaunch.trainer.errors:TrainerError",
+    "UserError": "jaxlaunch.launcher.errors:UserError",
+    "lm_eval_model": "jaxlaunch.trainer.generate.harness:model",
+    "open_source": "jaxlaunch.trainer.data.sources.open:open_source",
+    "write_records": "jaxlaunch.trainer.data.records:write",
+}
 
 
-def load(run: str, *, step: int | Literal["best"] | None = None, **options: Any) -> Loaded | Trained:
-    """The trained model of a run, with its parameters: by default the newest step's.
-
-    Of a language model: `.model`, `.params`, `.tokenizer`, `.generate(…)`, `.logprobs(…)`. `run` is then what
-    `launcher sample` takes: the name or folder of a run, a step in its folder of checkpoints, a folder or URL of
-    checkpoints, or a Hugging Face folder. `options` are `ema`, `precision`, `mesh` and `note` of
-    jaxlaunch.trainer.generate.loaded.load.
-
-    Of any other task, of the name or folder of a run: `.model`, `.params`, `.predict(arrays)`, `.held_out()`,
-    `.evaluate()`. `options` are `ema`, `mesh` and `note` of jaxlaunch.trainer.evaluation.trained.load. The job's
-    code is imported, from a folder that is added to sys.path.
-
-    Raises jaxlaunch.launcher.errors.UserError where there is no such run, and a TrainerError where its weights cannot
-    be used.
-    """
-    from jaxlaunch.launcher.local import run_folders
-
-    folder, of_folder = run_folders.weights(run)
-    chosen = of_folder if step is None else step
-    if run_folders.generates_no_text(run):
-        from jaxlaunch.trainer.evaluation import trained
-
-        job, train, home = run_folders.training(run)
-        if job.code_folder is not None and (code := str(home / job.code_folder)) not in sys.path:
-            sys.path.append(code)
-        return trained.load(folder, train.model_dump_json(exclude_unset=True), step=chosen, **options)
-    from jaxlaunch.trainer.generate import loaded
-
-    return loaded.load(folder, step=chosen, **options)
-
-
-def run(step: Any, state: Any, data: Any = None, *, steps: int, **options: Any) -> Any:
-    """The state after `steps` calls of your step: mesh, checkpoints, exact resume, a stop by SIGTERM, metrics, job
-    results and profiles come with it. In a program of `command:`, or alone on this machine's devices.
-
-    `step(state, batch)` returns (state, metrics), and `step(state)` does without `data`. It is compiled once, its state
-    donated, over the whole mesh: it sees the global batch. `metrics` is a dict of real scalars; a run whose metric
-    named `loss`, or `..._loss`, is not finite ends.
-
-    `state` is a function without arguments that makes it, called under `jax.jit`, or the state itself: any pytree of
-    arrays, random keys and flax.nnx modules included. What a step needs and is not in it is lost when a run resumes.
-
-    `data` is a function of the step, `data(0)` first, that returns the global batch: a pytree of arrays with one number
-    of rows. Or a dataset with `__len__` and `__getitem__`: of batches, or with `batch=` of examples, each seen once an
-    epoch in an order drawn from `seed` (`shuffle=False`: in order).
-
-    The other options: `every=500`, steps between saves and evaluations, None for one at the end; `log_every=10`;
-    `keep=3`, newest checkpoints kept; `evaluate`, called with the state, returns a dict of numbers; `mesh`, devices per
-    axis, by default {"dp": -1}; `sharding`, rules by the names of arrays, {r".*kernel": ("embed", "hidden")}, else
-    every device has a copy but for what `fsdp` splits; `folder`, of the checkpoints, by default that of the run, or
-    `runs/SCRIPT/checkpoints` without one.
-
-    Called again, it goes on from the newest checkpoint, and returns the state at once where all steps are done. Raises
-    a TrainerError for what you can mend and whatever your functions raise; below an agent the process then ends with a
-    code of docs/exit-codes.md, and after SIGTERM with 80.
-    """
+@contextlib.contextmanager
+def _needed_for(name: str) -> Iterator[None]:
+    """Names the extra where an import below fails because a package is missing."""
     try:
-        from jaxlaunch.trainer.loop import run as loop
+        yield
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"jaxlaunch.run needs the trainer, and {error.name} is not installed: pip install 'jaxlaunch[train]'",
+            f"jaxlaunch.{name} needs {error.name}, which is not installed here: pip install 'jaxlaunch[train]'",
             name=error.name,
         ) from None
-    return loop.run(step, state, data, steps=steps, **options)
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'jaxlaunch' has no attribute {name!r}")
+        module, _, attribute = _HOMES[name].partition(":")
+        with _needed_for(name):
+            found = getattr(importlib.import_module(module), attribute)
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def load(
+    run: str,
+    *,
+    step: int | Literal["best"] | None = None,
+    ema: bool = False,
+    precision: Literal["fp32", "tf32", "bf16"] | None = None,
+    mesh: Mapping[str, int] | jax.sharding.Mesh | None = None,
+    note: Callable[[str], None] = print,
+) -> TextModel | TaskModel:
+    """Loads a trained model with its weights, which are on the devices once.
+
+    **Arguments:**
+
+    - `run`: the name or folder of a run. For a language model also a step in a folder of checkpoints
+        (`runs/lm/checkpoints/35`), a folder or URL of checkpoints, or a Hugging Face folder.
+    - `step`: the number of a saved step, or `"best"`; by default the newest that is not damaged.
+    - `ema`: whether to take the moving average of the weights.
+    - `precision`: the precision to compute in, for language models alone; by default the training's, and fp32 for a
+        Hugging Face folder.
+    - `mesh`: devices per axis, such as `{"fsdp": -1}`, or a mesh of JAX's; by default the training's where it fits the
+        devices that are here.
+    - `note`: a function that is called with remarks, one sentence each.
+
+    **Returns:**
+
+    A [`TextModel`](#textmodel) of a language model, a [`TaskModel`](#taskmodel) of any other task. `isinstance` tells
+    them apart, for a type checker too. A task of yours is imported from the job's code, whose folder is added to
+    `sys.path`.
+
+    **Raises:**
+
+    [`UserError`](#usererror) where there is no such run, [`TrainerError`](#trainererror) where its weights cannot be
+    used, `TypeError` for a `precision` of another task, `ModuleNotFoundError` without the extra `[train]`.
+
+    **Example:**
+
+    ```python
+    import jaxlaunch
+
+    lm = jaxlaunch.load("runs/lm")
+    assert isinstance(lm, jaxlaunch.TextModel)
+    [[sample]] = lm.generate("def ", max_tokens=8)
+    print(lm.text(sample))
+
+    digits = jaxlaunch.load("runs/digits")
+    assert isinstance(digits, jaxlaunch.TaskModel)
+    print(digits.evaluate()["accuracy"])
+    ```
+    """
+    with _needed_for("load"):
+        from jaxlaunch.launcher.local import run_folders
+    folder, of_folder = run_folders.weights(run)
+    chosen = of_folder if step is None else step
+    if not run_folders.generates_no_text(run):
+        with _needed_for("load"):
+            from jaxlaunch.trainer.generate import loaded as of_text
+        return of_text.load(folder, step=chosen, ema=ema, precision=precision, mesh=mesh, note=note)
+    if precision is not None:
+        raise TypeError("jaxlaunch.load(precision=…) is for language models; another task computes as it was trained")
+    with _needed_for("load"):
+        from jaxlaunch.trainer.evaluation import trained as of_tasks
+    job, train, home = run_folders.training(run)
+    if job.code_folder is not None and (code := str(home / job.code_folder)) not in sys.path:
+        sys.path.append(code)
+    return of_tasks.load(folder, train.model_dump_json(exclude_unset=True), step=chosen, ema=ema, mesh=mesh, note=note)
+
+
+def run(
+    step: Callable[..., tuple[State, Mapping[str, Any]]],
+    state: State | Callable[[], State],
+    data: Any = None,
+    *,
+    steps: int,
+    every: int | None = 500,
+    log_every: int = 10,
+    keep: int = 3,
+    batch: int | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    evaluate: Callable[[State], Mapping[str, float]] | None = None,
+    mesh: Mapping[str, int] | None = None,
+    sharding: Mapping[str, Sequence[str | None]] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> State:
+    """Calls your step until `steps` of them are done, on the whole mesh, with checkpoints, exact resume, a stop by
+    SIGTERM, metrics, job results and profiles. For a program of `command:`, or alone on the devices of this machine:
+    [your own loop](your-loop.md).
+
+    **Arguments:**
+
+    - `step`: `step(state, batch)`, or `step(state)` without `data`, returns `(state, metrics)`: a state of the same
+        arrays, and a dict of real scalars. It is compiled once, its state donated, over the whole mesh: it sees the
+        global batch. A metric named `loss`, or `…_loss`, must be finite.
+    - `state`: a function without arguments that makes the first state, called under `jax.jit`; or the state itself. Any
+        pytree of arrays, random keys and `flax.nnx` modules included. What a step needs and is not in it is lost when
+        a run resumes.
+    - `data`: a function of the number of the step, `data(0)` first, that returns the global batch, a pytree of arrays
+        `[B, …]`. Or a dataset with `__len__` and `__getitem__`, whose items are batches; with `batch`, examples.
+    - `steps`: steps of the whole run, those before a restart included.
+    - `every`: steps between two saves, and evaluations; `None` for one at the end.
+    - `log_every`: steps between two lines of metrics.
+    - `keep`: how many of the newest checkpoints are kept.
+    - `batch`: examples of a global batch, where the items of `data` are examples; each is read once an epoch.
+    - `shuffle`: whether they are read in an order drawn from `seed`.
+    - `seed`: of that order.
+    - `evaluate`: a function of the state that returns a dict of numbers.
+    - `mesh`: devices per axis of `dp`, `fsdp`, `ep` and `mp`; by default `{"dp": -1}`, all of them.
+    - `sharding`: rules by the names of arrays, `{r".*kernel": ("embed", "hidden")}`. Without a rule every device has a
+        copy, except of what `fsdp` splits.
+    - `folder`: of the checkpoints; by default that of the run, or `runs/SCRIPT/checkpoints` outside a job.
+
+    **Returns:**
+
+    The state after the last step. Called again, it resumes from the newest checkpoint, and returns the state at once
+    where all steps are done.
+
+    **Raises:**
+
+    [`TrainerError`](#trainererror) for what you can fix, whatever your functions raise, `ModuleNotFoundError` without
+    the extra `[train]`. In a job the process ends instead, with one of the [exit codes](exit-codes.md).
+
+    **Example:**
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import jaxlaunch
+
+
+    def step(state, batch):
+        loss = lambda w: jnp.mean((batch["x"] @ w - batch["y"]) ** 2)
+        value, gradient = jax.value_and_grad(loss)(state["w"])
+        return {"w": state["w"] - 0.1 * gradient}, {"loss": value}
+
+
+    def data(number):
+        x = jax.random.normal(jax.random.key(number), (64, 8))
+        return {"x": x, "y": x.sum(1)}
+
+
+    state = jaxlaunch.run(step, lambda: {"w": jnp.zeros(8)}, data, steps=20)
+    assert state["w"].shape == (8,)
+    ```
+    """
+    with _needed_for("run"):
+        from jaxlaunch.trainer.loop import run as loop
+    found: State = loop.run(
+        step,
+        state,
+        data,
+        steps=steps,
+        every=every,
+        log_every=log_every,
+        keep=keep,
+        batch=batch,
+        shuffle=shuffle,
+        seed=seed,
+        evaluate=evaluate,
+        mesh=mesh,
+        sharding=sharding,
+        folder=folder,
+    )
+    return found

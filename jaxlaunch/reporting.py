@@ -94,17 +94,35 @@ _of_process: tuple[int, Reports | None] | None = None  # pid, and its reports
 def report(
     *, step: int | None = None, phase: str = "step", committed: int | None = None, **metrics: float | None
 ) -> None:
-    """Tells the agent that `step` steps are complete and which phase the program is in now.
+    """Tells the agent how far your program is. Call it after every step: at most ten messages a second are sent, and
+    always the newest. Outside a job it only checks its arguments.
 
-    From the first call on the job's `timeouts` hold for the program: a phase, or a step, that lasts longer is a hang,
-    and the gang ends with the step and the stacks of every rank. Progress is another phase or another step, not the
-    same again; after the last step `report(phase="done")` ends the timeouts. `launcher status`, the progress
-    annotation and summary.json show step and metrics; lost work is counted from `committed`, the step of the newest
-    checkpoint that is complete on storage.
+    From the first call on, the job's [timeouts](job-yaml.md#timeouts) apply to the program: a phase, or a step,
+    that lasts longer is a hang, and the job ends with the step and the stacks of every rank. Progress is another phase
+    or another step. `launcher status` and `summary.json` show step and metrics.
 
-    Cheap enough for every step: at most ten messages a second leave, the newest always. `metrics` are numbers, or
-    arrays of one number; of rank 0's the newest are kept. Raises TypeError or ValueError for arguments of another kind,
-    outside a job too.
+    **Arguments:**
+
+    - `step`: how many steps are complete.
+    - `phase`: what the program does now: `restore`, `compile`, `step`, `data`, `eval`, `save`, or `done`, which has no
+        time limit.
+    - `committed`: the step of the newest checkpoint that is complete on storage; lost work is counted from it.
+    - `metrics`: numbers by name, or arrays of one number. The newest of rank 0 are kept.
+
+    **Raises:**
+
+    `TypeError` or `ValueError` for arguments of another kind.
+
+    **Example:**
+
+    ```python
+    import jaxlaunch
+
+    for step in range(1, 101):
+        loss = 1 / step
+        jaxlaunch.report(step=step, loss=loss)
+    jaxlaunch.report(phase="done")
+    ```
     """
     if phase not in PHASES:
         raise ValueError(f"report(phase={phase!r}): a phase is one of {', '.join(PHASES)}")

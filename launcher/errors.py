@@ -19,7 +19,21 @@ SHOWN_FAULTS = 50  # a file of another kind has a fault on every line, which wou
 
 
 class UserError(Exception):
-    """Ends the command with exit code 2: `message` says what is wrong, `hint` what to do."""
+    """What you can fix in a command or a call: `message` says what is wrong, `hint` what to do, or is `None`.
+
+    `exit_code` is that of the command which it ends: 2, or 3 where the cluster must be fixed.
+
+    **Example:**
+
+    ```python
+    import jaxlaunch
+
+    try:
+        jaxlaunch.load("runs/nowhere")
+    except jaxlaunch.UserError as error:
+        print(error.message, error.hint)
+    ```
+    """
 
     exit_code = 2
 

@@ -28,7 +28,22 @@ def said(fault: Mapping[str, Any]) -> str:
 
 
 class TrainerError(Exception):
-    """Ends the process with exit code `code`; the message says what, where, both values and what to do."""
+    """What you can fix in a run or a call: the message says what is wrong, where, and what to do.
+
+    `code` is the exit code that it ends a job with: [exit codes](exit-codes.md).
+
+    **Example:**
+
+    ```python
+    import jaxlaunch
+
+    try:
+        jaxlaunch.run(lambda state: (state, {}), lambda: {"n": 0}, steps=0)
+    except jaxlaunch.TrainerError as error:
+        assert error.code == 64
+        print(error)  # jaxlaunch.run(steps=0): a whole number from 1 on
+    ```
+    """
 
     code = contract.CRASH
 

@@ -101,7 +101,7 @@ class Tfds(Source):
 
 
 class ArrayRecord(Source):
-    """Files of array_record; a record is a tf.train.Example, as trainer/data/records writes it.
+    """Files of array_record; a record is a tf.train.Example, as `jaxlaunch.write_records` writes it.
 
     ```yaml
     train:

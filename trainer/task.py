@@ -22,39 +22,113 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.spec import TrainSpec
 
 Split = Literal["train", "eval"]
+"""Which examples: those of the training, or those held out for evaluation."""
+Batch = dict[str, Array]
+"""What a task's `loss` is given: arrays `[B, …]` by the names of an example, and `weight` float32 `[B]`, which is 0 on
+rows that only fill the batch up. B is the global batch, or a micro-batch with `train.accumulate`."""
 
 
 class Loss(NamedTuple):
-    """Sums, not means, so that micro-batches and devices add up to one global mean. Float32 scalars."""
+    """What a task's `loss` returns: sums, not means, so that micro-batches and devices add up to one global mean.
+
+    - `sum`: the loss summed over the batch, a float32 scalar.
+    - `weight`: what it is divided by, such as the number of examples or of targets, a float32 scalar.
+    - `metrics`: pairs (sum, weight) of such scalars by name, which are logged as their quotients.
+
+    **Example:**
+
+    ```python
+    import jax.numpy as jnp
+    import jaxlaunch
+
+    error_B, weight_B = jnp.array([1.0, 4.0, 9.0]), jnp.array([1.0, 1.0, 0.0])  # the last row fills the batch up
+    weight = weight_B.sum()
+    loss = jaxlaunch.Loss((error_B * weight_B).sum(), weight, {"large": ((error_B > 2) @ weight_B, weight)})
+    assert loss.sum / loss.weight == 2.5
+    ```
+    """
 
     sum: Array
-    weight: Array  # what the sum is divided by: examples, targets
-    metrics: dict[str, tuple[Array, Array]] = {}  # name -> (sum, weight)
+    weight: Array
+    metrics: dict[str, tuple[Array, Array]] = {}
 
 
 class Task(Protocol):
-    """A class that is called without arguments.
+    """What `train.task: module:Name` names: a class that is called without arguments and has these methods. A protocol:
+    it need not be inherited. [`Classify`](#classify) and [`NextToken`](#nexttoken) are tasks to take methods from.
 
-    It may have two class attributes: `defaults`, a mapping, overridden by the user's train block; and `sharding`, path
-    rules for a model that does not name its axes: {r".*kernel": ("embed", "hidden")}, a pattern for the whole name of a
-    parameter -> a logical or mesh axis, or None, for each of its last dimensions. And a method `predict(model, batch)`,
-    what `jaxlaunch.load(run).predict` returns of a batch; without it the model is called.
+    It may also have
+
+    - `defaults`, a dict of keys of `train`, which the job's own keys override,
+    - `sharding`, rules for a model that does not name its axes, `{r".*kernel": ("embed", "hidden")}`: a pattern for the
+        whole name of a parameter, and a logical or mesh axis, or `None`, for each of its last dimensions,
+    - `predict(model, batch)`, what [`TaskModel.predict`](#taskmodelpredict) returns; without it the model is called,
+    - `check_batch(spec, batch)`, which is called on the host with numpy arrays, and returns the number of a row that is
+        wrong and a sentence on it, or `None`.
+
+    **Example:**
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import jaxlaunch
+    from flax import nnx
+
+
+    class Curve:  # y = f(x), learned from examples {"x": [], "y": []}
+        def model(self, spec: jaxlaunch.TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
+            return nnx.Sequential(nnx.Linear(1, 32, rngs=rngs), jnp.tanh, nnx.Linear(32, 1, rngs=rngs))
+
+        def loss(self, model: nnx.Module, batch: jaxlaunch.Batch, rng: jax.Array) -> jaxlaunch.Loss:
+            error_B = (model(batch["x"][:, None])[:, 0] - batch["y"]) ** 2
+            return jaxlaunch.Loss((error_B * batch["weight"]).sum(), batch["weight"].sum())
+
+        def source(self, spec: jaxlaunch.TrainSpec, split: jaxlaunch.Split) -> jaxlaunch.Source | None:
+            return jaxlaunch.open_source(spec, split)
+
+        def example(self, raw):
+            return {"x": raw["x"], "y": raw["y"]}
+
+
+    task: jaxlaunch.Task = Curve()
+    ```
     """
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs, /) -> nnx.Module:
-        """A new model; called under jit, so that no host ever holds all its weights."""
+        """Makes the model. Called under `jax.jit`, so that no host ever holds all weights.
 
-    def loss(self, model: Any, batch: dict[str, Array], rng: Array, /) -> Loss | Array:
-        """The loss of a batch, whose `weight` [B] is 0 on padded rows. A bare scalar is a mean, 1 per example.
+        **Arguments:**
 
-        The model's parameters are in the compute dtype of `spec.precision`; the batch is stacked from `example`.
+        - `spec`: the job's `train` block.
+        - `rngs`: random keys, drawn from `train.seed`.
+        """
+
+    def loss(self, model: Any, batch: Batch, rng: Array, /) -> Loss | Array:
+        """Computes the loss of a batch, in training and in evaluation.
+
+        **Arguments:**
+
+        - `model`: with its parameters in the compute dtype of `train.precision`.
+        - `batch`: a [`Batch`](#batch), the arrays of `example` stacked.
+        - `rng`: a key that is a function of the seed and the step.
+
+        **Returns:**
+
+        A [`Loss`](#loss), or a scalar, which is taken as the mean over the rows of the batch.
         """
 
     def source(self, spec: TrainSpec, split: Split, /) -> Source | None:
-        """Random access to the raw records of a split; None when there is no such split."""
+        """Opens the examples of a split; `None` where there is no such split.
+
+        **Arguments:**
+
+        - `spec`: the job's `train` block.
+        - `split`: `"train"` or `"eval"`.
+        """
 
     def example(self, raw: dict[str, Any], /) -> dict[str, np.ndarray[Any, Any]]:
-        """One raw record as arrays of fixed shapes."""
+        """Turns what the source has under one index into a dict of numpy arrays, of one shape for all examples. With a
+        second parameter `rng` it gets a `numpy.random.Generator`, and is called again each time the example is read."""
 
 
 PARTS = ("model", "loss", "source", "example")  # the methods of a task
@@ -89,11 +163,7 @@ def checked_model(name: str, model: Any) -> nnx.Module:
     """`model`, which the task `name` made. Raises SpecError where it is no flax.nnx.Module."""
     if isinstance(model, nnx.Module):
         return model
-    hint = (
-        "; return jaxlaunch.trainer.models.foreign.Linen(module, inputs, rngs=rngs)"
-        if user_code.is_linen(model)
-        else ""
-    )
+    hint = "; return jaxlaunch.Linen(module, inputs, rngs=rngs)" if user_code.is_linen(model) else ""
     raise SpecError(f"{name}: model returned {user_code.kind(model)}, not a flax.nnx.Module{hint}")
 
 
@@ -123,14 +193,14 @@ def checked_source(spec: TrainSpec, source: Any) -> Source | None:
     if source is None:
         return None
     if not isinstance(source, Source):
-        needed = "a source has __len__, __getitem__ and fingerprint (jaxlaunch.trainer.data.source)"
+        needed = "a source has __len__, __getitem__ and fingerprint (jaxlaunch.Source)"
         raise SpecError(f"{spec.task}: source returned {user_code.kind(source)}; {needed}")
     workers = getattr(spec.data, "workers", None)
     if workers and getattr(source, "workers", 0) != workers:
         raise SpecError(
             f"{spec.task}: source returned {user_code.kind(source)}, which the {workers} processes of "
             "train.data.workers do not read; they read what data.source: torch opens. Remove data.workers, or return "
-            "jaxlaunch.trainer.data.sources.open.open_source(spec, split)"
+            "jaxlaunch.open_source(spec, split)"
         )
     return source
 
@@ -139,7 +209,7 @@ def checked_loss(name: str, loss: Any) -> Loss | Array:
     """`loss`, which the task `name` computed. Raises SpecError where it is neither a scalar nor a Loss of scalars."""
     if not isinstance(loss, Loss):
         if isinstance(loss, tuple):
-            hint = "metrics go into jaxlaunch.trainer.task.Loss(sum, weight, {name: (sum, weight)})"
+            hint = "metrics go into jaxlaunch.Loss(sum, weight, {name: (sum, weight)})"
             raise SpecError(f"{name}: loss returned a tuple of {len(loss)}, not a scalar or a Loss; {hint}")
         _check_scalar(name, "loss returned", loss, "a bare loss is the mean over the batch; else return a Loss")
         _check_real(name, "loss returned", loss)

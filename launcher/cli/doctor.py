@@ -22,7 +22,7 @@ from jaxlaunch.launcher.job.load import JobFile
 from jaxlaunch.launcher.job.volumes import Claim
 from jaxlaunch.launcher.lifecycle import cluster_defaults
 from jaxlaunch.launcher.local import trainer_process
-from jaxlaunch.launcher.manifests import gang_secret
+from jaxlaunch.launcher.manifests import security
 from jaxlaunch.launcher.manifests.prepare import prepare
 from jaxlaunch.launcher.manifests.resolve import ResolvedJob
 from jaxlaunch.launcher.plan import checkpoint_space, estimate, shapes
@@ -69,7 +69,7 @@ def doctor_command(
         known = cluster_defaults.find(cluster, where)[0] if defaults_file is None else defaults.load(defaults_file)
         job, manifests = prepare(file, known)
         if file.spec.gang_secret:
-            manifests.append(gang_secret.made(manifests[0]))
+            manifests.append(security.gang_secret(manifests[0]))
         sizes = partial(_checkpoints, job, file.folder)
         found += checks.check_job(Target(cluster, where, manifests, sizes, is_example=job_file is None))
     if form == "text":
@@ -93,7 +93,7 @@ def _checkpoints(job: ResolvedJob, base: Path) -> Checkpoints | None:
     if not isinstance(volume, Claim) or job.spec.train is None or not trainer_process.is_installed():
         return None
     traced = shapes.of(job.spec, job.spec.train, base)
-    found = estimate.checkpoints(job.spec.train, job.checkpoints, traced)
+    found = estimate.checkpoints(job.spec.train, job.storage.checkpoints, traced)
     return Checkpoints(volume.claim, found["kept"], found["most"])
 
 

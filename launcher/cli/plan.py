@@ -74,7 +74,7 @@ def _shapes(job: JobSpec, base: Path, *, sharding: bool, compiled: bool) -> dict
 def _memory(job: ResolvedJob, train: TrainSpec, found: Mapping[str, Any], base: Path) -> dict[str, Any]:
     """The shapes, and whether they fit: into the devices, and the checkpoints into their folder."""
     low, high = estimate.together(found)
-    judged = estimate.verdict(job.spec, train, found, job.node_labels)
+    judged = estimate.verdict(job.spec, train, found, job.nodes.labels)
     of_all = {"together": [low, high], "fits": judged.fits, "says": judged.says, "hint": judged.hint}
     has = checkpoint_space.of(job, base)
     checkpoints = estimate.checkpoints(train, has.folder, found) | {"room": has.bytes, "room_says": has.says}

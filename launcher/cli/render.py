@@ -9,7 +9,7 @@ import click
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.manifests import gang_secret
+from jaxlaunch.launcher.manifests import security
 from jaxlaunch.launcher.manifests.prepare import prepare
 
 
@@ -28,4 +28,4 @@ def render(job_file: Path, overrides: tuple[str, ...], namespace: str | None, de
     file = jobs.read(job_file, overrides, output.say)
     output.documents(prepare(file, known).manifests)
     if file.spec.gang_secret:
-        output.say(gang_secret.instruction(file.spec.name))
+        output.say(security.instruction(file.spec.name))

@@ -23,7 +23,7 @@ from jaxlaunch.launcher.lifecycle import cluster_defaults
 from jaxlaunch.launcher.lifecycle.submit import Submission, Submitted
 from jaxlaunch.launcher.lifecycle.wait import Timeout, Waiting, quietly
 from jaxlaunch.launcher.logs import follow, lines, pods
-from jaxlaunch.launcher.manifests import gang_secret
+from jaxlaunch.launcher.manifests import security
 from jaxlaunch.launcher.manifests.prepare import prepare
 from jaxlaunch.launcher.status import hosts
 from jaxlaunch.launcher.status.job_status import JobStatus
@@ -87,7 +87,7 @@ def submit(
         output.documents(manifests)
         return 0
     if file.spec.gang_secret:
-        manifests.append(gang_secret.made(manifests[0]))
+        manifests.append(security.gang_secret(manifests[0]))
     submission = Submission(cluster, manifests, output.say)
     try:
         for note in precheck.check(cluster, manifests, replace=replace, watch=is_watching, force=force):

@@ -19,7 +19,7 @@ _SLOW_KUBELET = re.compile(r"failed to sync (configmap|secret) cache")  # it tri
 _SLOW_S = 20.0  # of creating a container, after which the headline says how long it takes
 
 _MISSING = re.compile(r'(?P<kind>secret|configmap) "(?P<name>[^"]+)" not found', re.I)
-_BUNDLE = re.compile(r"jaxlaunch-[0-9a-f]{12}")  # launcher/manifests/bundle names it
+_BUNDLE = re.compile(r"jaxlaunch-[0-9a-f]{12}")  # launcher/manifests/code names it
 _KEY = re.compile(r"couldn't find key (?P<key>\S+) in (?P<kind>Secret|ConfigMap) \S+?/(?P<name>\S+)")
 _REFERENCED = re.compile(r"references non-existent (?P<kind>secret|config) key: (?P<key>\S+)")
 _ROOT = re.compile(r"image will run as root|non-numeric user|runAsNonRoot")

@@ -21,13 +21,11 @@ from jaxlaunch.launcher.job.schema import JobSpec, Network
 from jaxlaunch.launcher.job.volumes import Bucket
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER, REPLICATED_JOB, RESERVED_DOMAINS
 from jaxlaunch.launcher.kube.quantity import amount
-from jaxlaunch.launcher.wording import count, cut, dotted, either
+from jaxlaunch.launcher.wording import count, cut, either
 from jaxlaunch.trainer.spec import TASKS
 
 LONGEST_NAME = 63  # a DNS label
 LONGEST_VARIABLE = 128 * 1024  # bytes of NAME=value or of an argument, with its end (MAX_ARG_STRLEN of Linux)
-MOST_PODS = 100_000  # of one Indexed Job
-_INT32 = 2**31 - 1
 _SUFFIX = "-abcde"  # that the Job controller gives a pod
 
 CONTRACT_ENV = frozenset(
@@ -82,16 +80,6 @@ def _names(job: JobSpec) -> Iterator[Fault]:
             f"name has {len(job.name)} characters, a pod's name with it {len(pod)}; the limit is {LONGEST_NAME}.",
             f"use at most {most} characters.",
         )
-
-
-def _counts(job: JobSpec) -> Iterator[Fault]:
-    for path, value, most, whose in (
-        (("hosts",), job.hosts, MOST_PODS, "a Job can have at most {} pods"),
-        (("slices",), job.slices, _INT32, "a JobSet can have at most {} Jobs"),
-        (("restarts", "crash"), job.restarts.crash, _INT32, "a JobSet can restart at most {} times"),
-    ):
-        if value > most:
-            yield Fault(path, f"{dotted(path)} = {value}: {whose.format(most)}.", f"use at most {most}.")
 
 
 def _topology(job: JobSpec) -> Iterator[Fault]:
@@ -197,22 +185,6 @@ def _volumes(job: JobSpec) -> Iterator[Fault]:
             message = f"volumes.{index}.bucket = {cut(volume.bucket)} has a comma, which would end its folder's name"
             hint = "mount a folder without one above it, or give the URL to the program."
             yield Fault(("volumes", index, "bucket"), f"{message} in the options of the mount.", hint)
-
-
-def _tolerations(job: JobSpec) -> Iterator[Fault]:
-    for index, one in enumerate(job.tolerations):
-        path: KeyPath = ("tolerations", index)
-        where = f"tolerations.{index}"
-        if one.operator == "Exists" and one.value:
-            message = f"{where}.value = {one.value} has no meaning with operator = Exists."
-            yield Fault((*path, "value"), message, "leave it out, or use operator: Equal.")
-        if one.operator == "Equal" and one.key is None:
-            yield Fault(
-                path, f"{where} has no key to compare.", "key: …; every taint is operator: Exists without a key."
-            )
-        if one.seconds is not None and one.effect != "NoExecute":
-            message = f"{where}.tolerationSeconds = {one.seconds} applies to effect = NoExecute only."
-            yield Fault((*path, "tolerationSeconds"), message, "leave it out, or use effect: NoExecute.")
 
 
 # --- what is ours in a pod --------------------------------------------------------------------------------------------
@@ -343,14 +315,12 @@ _LAYOUT: tuple[KeyPath, ...] = (*_DEVICES, ("train", "mesh"))
 
 CHECKS: tuple[Check, ...] = (
     Check((("name",), ("hosts",), ("slices",)), _names),
-    Check((), _counts),
     Check((("hosts",), ("accelerator",)), _topology),
     Check((("processes_per_host",), ("accelerator",)), _processes),
     Check((), _resources),
     Check((("placement",),), _placement),
     Check((("network",), ("accelerator",), ("platform",)), _network),
     Check((), _volumes),
-    Check((), _tolerations),
     Check((), _environment),
     Check((), _labels),
     Check((), _pod),

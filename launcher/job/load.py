@@ -97,7 +97,7 @@ def _where(source: Document, path: KeyPath) -> str:
     return source.locate(Fault(path, "")).where
 
 
-def _override(source: Document, overrides: Sequence[str], say: Say) -> None:
+def _override(source: Document, overrides: Sequence[str], say: Say = _silent) -> None:
     """Sets each in turn; one that cannot be set is a fault of the document."""
     for argument in overrides:
         one = arguments.read(argument)
@@ -200,38 +200,26 @@ def _is_below(path: KeyPath, broken: set[KeyPath]) -> bool:
 
 
 def _secrets(data: Any) -> Iterator[Fault]:
-    """Literals that look like credentials. Their values are never repeated."""
-    seen = "and everyone who sees the pod sees it"
-    by_name = dict(credentials.arguments(data))
+    """Credentials that are written out. Their values are never repeated."""
+    reasons = data.get("allow_literal")
+    allowed = {key for key, reason in reasons.items() if reason} if isinstance(reasons, dict) else set()
     for path, text in credentials.strings(data):
-        if len(path) == 2 and path[0] == "env" and credentials.in_variable(str(path[1]), text):
-            hint = f"put it in a Secret and write secrets: {{{path[1]}: {{name: my-secret, key: token}}}}."
-            yield Fault(path, f"{dotted(path)} looks like a credential, {seen}.", hint)
-        elif path[-1:] == ("value",) and credentials.in_variable(_name_beside(data, path), text):
-            message = f"{dotted(path)} looks like a credential, {seen}."
-            yield Fault(path, message, "put it in a Secret and use valueFrom: {secretKeyRef: …}.")
-        elif credentials.in_value(text):
-            message = f"{dotted(path)} holds a credential, and everyone who sees the job sees it."
-            yield Fault(path, message, "put it in a Secret and name that under secrets:.")
-        elif _gives_one(path, text):
-            hint = "put it in a Secret, write secrets: {NAME: {name: my-secret, key: token}}, and read that variable."
-            yield Fault(path, f"{dotted(path)} looks like a credential, {seen}.", hint)
-        elif path in by_name:
-            hint = "put it in a Secret, write secrets: {NAME: {name: my-secret, key: token}}, and let the program read "
-            hint += f'that variable, or a shell: [sh, -c, "… {by_name[path]}=$NAME"].'
-            yield Fault(path, f"{dotted(path)} gives {by_name[path]}, which looks like a credential, {seen}.", hint)
+        name, where = _variable(data, path), dotted(path)
+        if credentials.in_value(text, name) and where not in allowed:
+            instead = f"write secrets: {{{name or 'NAME'}: {{name: my-secret, key: token}}}}"
+            if path[0] in ("pod", "init") and name:
+                instead = "use valueFrom: {secretKeyRef: …}"
+            elif not name:
+                instead += ", and read that variable"
+            hint = f"put it in a Secret and {instead}; if it is none, allow_literal: {{{where}: REASON}}."
+            yield Fault(path, f"{where} holds a credential, and everyone who sees the job sees it.", hint)
 
 
-def _gives_one(path: KeyPath, text: str) -> bool:
-    """Whether a key of the trainer or of a program's own code, or an annotation, has one as its value."""
-    if path[0] == "train":
-        return credentials.in_argument(str(path[-1]), text)
-    return path[0] == "annotations" and credentials.in_variable(str(path[-1]), text)
-
-
-def _name_beside(data: Any, path: KeyPath) -> str:
-    """The name of a variable written as Kubernetes does: {name: TOKEN, value: …}."""
-    beside = messages.value_at(data, path[:-1])
+def _variable(data: Any, path: KeyPath) -> str:
+    """The name of the variable whose value is there, as a job or as Kubernetes writes it; empty where there is none."""
+    if path[0] == "env":
+        return str(path[-1])
+    beside = messages.value_at(data, path[:-1]) if path[-1] == "value" else None
     return str(beside.get("name", "")) if isinstance(beside, dict) else ""
 
 

@@ -332,6 +332,9 @@ class JobSpec(Block):
     volumes: list[Volume] = Field([], description="storage, mounted in every pod; `run` maps each to a folder")
     env: dict[Variable, Text] = Field({}, description="environment variables, values as written; no credentials")
     secrets: dict[Variable, SecretKey] = Field({}, description="environment variables from Secrets")
+    allow_literal: dict[str, Annotated[str, Field(min_length=1)]] = Field(
+        {}, description="by key, such as env.BROKER: why a value that has a credential's form may be written out"
+    )
     code: Annotated[str, Field(min_length=1)] | Code | None = Field(
         None, description="a folder to ship, relative to this file; what git ignores stays here"
     )

@@ -132,12 +132,6 @@ def _privileged(template: Part) -> Iterator[str]:
     return (f"{who} is privileged" for who, security in _container_contexts(template) if security.get("privileged"))
 
 
-def _host_process(template: Part) -> Iterator[str]:
-    for who, security in _contexts(template):
-        if (security.get("windowsOptions") or {}).get("hostProcess"):
-            yield f"{who} has windowsOptions.hostProcess=true"
-
-
 def _added(template: Part, allowed: Iterable[str]) -> Iterator[str]:
     for who, security in _container_contexts(template):
         capabilities = security.get("capabilities") or {}
@@ -263,7 +257,6 @@ def _no_seccomp(template: Part) -> Iterator[str]:
 _RULES = (
     _Rule("baseline", "host namespaces", _host_namespaces),
     _Rule("baseline", "privileged", _privileged),
-    _Rule("baseline", "hostProcess", _host_process),
     _Rule("baseline", "non-default capabilities", _default_capabilities),
     _Rule("baseline", "hostPath volumes", _host_paths),
     _Rule("baseline", "hostPort", _host_ports),

@@ -29,7 +29,7 @@ from jaxlaunch.launcher.kube.labels import (
 )
 from jaxlaunch.launcher.kube.objects import Obj, template
 from jaxlaunch.launcher.lifecycle.submit import owner
-from jaxlaunch.launcher.manifests.pod import RESTRICTED
+from jaxlaunch.launcher.manifests.security import RESTRICTED
 from jaxlaunch.launcher.status import hosts, run_files
 from jaxlaunch.launcher.status.run_files import RunFiles
 

@@ -16,7 +16,6 @@ from jaxlaunch.launcher.kube.labels import (
     LONGEST,
     MAIN_CONTAINER,
     MANAGED,
-    NAME_LABEL,
     OWN_LABEL,
     PRIORITY,
     PROVISIONING,
@@ -24,8 +23,8 @@ from jaxlaunch.launcher.kube.labels import (
     REPLICATED_JOB,
     SPEC_HASH,
 )
-from jaxlaunch.launcher.manifests import bundle, network, pod
-from jaxlaunch.launcher.manifests.bundle import Bundle
+from jaxlaunch.launcher.manifests import network, pod
+from jaxlaunch.launcher.manifests.code import Bundle
 from jaxlaunch.launcher.manifests.resolve import ResolvedJob
 
 API_VERSION = "jobset.x-k8s.io/v1alpha2"
@@ -33,17 +32,11 @@ API_VERSION = "jobset.x-k8s.io/v1alpha2"
 _TARGETS = {"targetReplicatedJobs": [REPLICATED_JOB]}
 
 
-def render(job: ResolvedJob, archive: Bundle | None = None) -> list[dict[str, Any]]:
-    """The manifests of a job that launcher/manifests/platform_checks accepts: its JobSet, its NetworkPolicy unless it
-    wants none or has the host's network, which no policy reaches, and the ConfigMap of what it brings."""
+def render(job: ResolvedJob, brought: Bundle | None = None) -> list[dict[str, Any]]:
+    """The manifests of a job without faults: its JobSet, its NetworkPolicy, and the ConfigMap of what it brings."""
     metadata = _metadata(job)
-    manifests = [_jobset(job, metadata, pod.template(job, metadata, archive))]
-    if job.spec.network_policy and job.network != "hostnetwork":
-        members = {NAME_LABEL: job.spec.name}
-        manifests.append(network.policy(metadata, members, job.ports.metrics, job.prometheus))
-    if archive is not None:
-        manifests.append(bundle.config_map(archive, job.spec.namespace))
-    return manifests
+    manifests = [_jobset(job, metadata, brought), *network.policy(job.network, metadata)]
+    return manifests if brought is None else [*manifests, brought.config_map(job.spec.namespace)]
 
 
 def _metadata(job: ResolvedJob) -> dict[str, Any]:
@@ -57,28 +50,31 @@ def _metadata(job: ResolvedJob) -> dict[str, Any]:
     return metadata
 
 
-def _jobset(job: ResolvedJob, metadata: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:
+def _jobset(job: ResolvedJob, metadata: dict[str, Any], brought: Bundle | None) -> dict[str, Any]:
     labels = metadata["labels"] | _jobset_labels(job)
     annotations = metadata.get("annotations", {}) | _jobset_annotations(job)
-    slices = {"name": REPLICATED_JOB, "replicas": job.spec.slices, "template": {"spec": _job(job, template)}}
     spec: dict[str, Any] = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "successPolicy": {"operator": "All", **_TARGETS},
         "failurePolicy": _failure_policy(job),
-        "replicatedJobs": [slices],
     }
+    of_slice = {**_job(job), "template": pod.template(job, metadata, brought)}
+    slices = {"name": REPLICATED_JOB, "replicas": job.spec.slices, "template": {"spec": of_slice}}
+    spec["replicatedJobs"] = [slices]
     if job.spec.ttl is not None:
         spec["ttlSecondsAfterFinished"] = int(job.spec.ttl)
     own = {**metadata, "labels": labels, "annotations": annotations}
     jobset = {"apiVersion": API_VERSION, "kind": "JobSet", "metadata": own, "spec": spec}
-    return jobset | {"metadata": own | {"annotations": {**annotations, SPEC_HASH: _digest(jobset)}}}
+    # The digest tells whether a JobSet of this name is this very one.
+    digest = hashlib.sha256(json.dumps(jobset, sort_keys=True).encode()).hexdigest()
+    return jobset | {"metadata": own | {"annotations": {**annotations, SPEC_HASH: digest}}}
 
 
 def _jobset_labels(job: ResolvedJob) -> dict[str, str]:
     """What Kueue reads of the JobSet's labels."""
-    if job.queue is None:
+    if job.nodes.queue is None:
         return {}
-    found = {QUEUE: job.queue}
+    found = {QUEUE: job.nodes.queue}
     if job.spec.priority is not None:
         found[PRIORITY] = job.spec.priority
     if job.spec.deadline is not None:
@@ -92,16 +88,11 @@ def _jobset_annotations(job: ResolvedJob) -> dict[str, str]:
     # A slice of one host shares its node pool with others; only one that spans hosts must have a pool to itself.
     spans_hosts = spec.accelerator.platform == "tpu" and spec.hosts > 1
     is_placed = spec.placement is not None and spec.placement.required is not None
-    if spans_hosts and not is_placed and job.slice_label is not None:
-        found[EXCLUSIVE] = job.slice_label
-    if spec.capacity == "flex-start" and spec.deadline is not None and job.queue is not None:
+    if spans_hosts and not is_placed and job.nodes.slice_label is not None:
+        found[EXCLUSIVE] = job.nodes.slice_label
+    if spec.capacity == "flex-start" and spec.deadline is not None and job.nodes.queue is not None:
         found[PROVISIONING] = str(int(spec.deadline))
     return found
-
-
-def _digest(manifest: dict[str, Any]) -> str:
-    """Tells whether a JobSet of this name is this very one."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def codes(action: Action) -> list[int]:
@@ -134,7 +125,7 @@ def _exit_codes(action: Action) -> str:
     return f"failed with exit code {numbers if '|' not in numbers else f'({numbers})'} matching"
 
 
-def _job(job: ResolvedJob, template: dict[str, Any]) -> dict[str, Any]:
+def _job(job: ResolvedJob) -> dict[str, Any]:
     """The Job of one slice. A pod that fails ends it at once: JobSet alone decides what follows."""
     decided = sorted([*codes(Action.FAIL), *codes(Action.RESTART_UNCHARGED)])
     spec: dict[str, Any] = {
@@ -155,4 +146,4 @@ def _job(job: ResolvedJob, template: dict[str, Any]) -> dict[str, Any]:
     }
     if job.spec.deadline is not None:
         spec["activeDeadlineSeconds"] = int(job.spec.deadline)  # of each generation; Kueue alone knows the sum
-    return spec | {"template": template}
+    return spec

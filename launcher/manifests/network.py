@@ -1,21 +1,25 @@
-"""How hosts reach each other: ports, the fast networks, and who may come in. Pure.
+"""How the hosts of a job reach each other: ports, the fast networks, and who may come in. Pure.
 
 Each network adds exactly what it needs, from launcher/manifests/platforms, with its sources there.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxlaunch.launcher.job.accelerators import Platform
-from jaxlaunch.launcher.job.defaults import Gib, Prometheus, Tcpxo
-from jaxlaunch.launcher.job.schema import Network, Rdma
-from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
+from jaxlaunch.launcher.errors import Fault, KeyPath
+from jaxlaunch.launcher.job import checks
+from jaxlaunch.launcher.job.defaults import Defaults, Gib, Prometheus, Tcpxo
+from jaxlaunch.launcher.job.schema import JobSpec, Network, Rdma
+from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER, NAME_LABEL
+from jaxlaunch.launcher.manifests.nodes import JobNodes
 from jaxlaunch.launcher.manifests.platforms import eks, gke, runtime
-from jaxlaunch.launcher.manifests.platforms.facts import Where
+from jaxlaunch.launcher.manifests.platforms.facts import GKE_GPU, Where
+from jaxlaunch.launcher.wording import either
 
 METRICS_PORT = 9400
 LEADER_PORT = 9401
@@ -28,6 +32,12 @@ DAEMON = "tcpxo-daemon"
 _LIBRARIES = "/usr/local/nvidia"
 _APERTURE = "/dev/aperture_devices"
 
+# GPUDirect's networks of GKE: accelerators, and how many of them a host must have.
+_WHOLE_HOSTS: Mapping[str, tuple[Sequence[str], int]] = {
+    "gpudirect-tcpxo": (["h100"], gke.TCPXO_GPUS.value),
+    "gpudirect-rdma": (list(gke.GIB_TUNER), gke.GIB_GPUS.value),
+}
+
 
 class Ports(NamedTuple):
     """The ports of a pod that its gang and Prometheus reach."""
@@ -36,71 +46,151 @@ class Ports(NamedTuple):
     metrics: int
 
 
-def ports(network: Network, owner: str) -> Ports:
+@dataclasses.dataclass(frozen=True)
+class JobNetwork:
+    """The network between the hosts of a job."""
+
+    job: JobSpec
+    platform: Where
+    chosen: Network
+    ports: Ports
+    tcpxo: Tcpxo | None
+    gib: Gib
+    environment: Mapping[str, str]  # of the libraries that communicate, where the job does not set them
+    prometheus: Prometheus
+    filled: Mapping[KeyPath, KeyPath]  # key of the job → key of the cluster defaults that its value comes from
+
+    @property
+    def pinning(self) -> str | None:
+        """The name of a network whose adapters read and write memory that the program pins; None for any other, and for
+        a single host, which reaches no other."""
+        name = "rdma" if isinstance(self.chosen, Rdma) else self.chosen
+        return name if self.job.host_count > 1 and name in runtime.PINNING.value else None
+
+    @property
+    def containers(self) -> tuple[str, ...]:
+        """The names of the containers that it adds to a pod."""
+        return (DAEMON,) if self.chosen == "gpudirect-tcpxo" else ()
+
+
+# --- resolve ----------------------------------------------------------------------------------------------------------
+
+
+def resolve(job: JobSpec, given: Defaults, where: Where) -> JobNetwork:
+    """The job's network; else the cluster's for its accelerator."""
+    chosen, kind = job.network, job.accelerator.type
+    filled: dict[KeyPath, KeyPath] = {}
+    if "network" not in job.model_fields_set and kind in given.network:
+        chosen, filled[("network",)] = given.network[kind], ("network", kind)
+    return JobNetwork(
+        job=job,
+        platform=where,
+        chosen=chosen,
+        ports=_ports(chosen, f"{job.namespace or ''}/{job.name}"),
+        tcpxo=given.tcpxo,
+        gib=given.gib or Gib(),
+        environment=_environment(job, chosen, where, given.tcpxo),
+        prometheus=given.prometheus,
+        filled=filled,
+    )
+
+
+def _ports(chosen: Network, owner: str) -> Ports:
     """The ports of every pod of a job; with the host's network, where jobs share them, chosen by `owner`."""
-    if network != "hostnetwork":
+    if chosen != "hostnetwork":
         return Ports(LEADER_PORT, METRICS_PORT)
     first = _HOST_PORTS[zlib.crc32(owner.encode()) % len(_HOST_PORTS)]
     return Ports(first, first + 1)
 
 
-def container_ports(ports: Ports, platform: Platform) -> list[dict[str, Any]]:
-    """The ports of the main container."""
-    named = {**ports._asdict(), **(TPU_PORTS if platform == "tpu" else {})}
-    return [{"name": name, "containerPort": port} for name, port in named.items()]
-
-
-def environment(
-    network: Network,
-    where: Where,
-    kind: str,
-    tcpxo: Tcpxo | None,
-    *,
-    has_hugepages: bool,
-    brings_gib: bool,
-) -> dict[str, str]:
+def _environment(job: JobSpec, chosen: Network, where: Where, tcpxo: Tcpxo | None) -> dict[str, str]:
     """What NCCL and libfabric must be told there; a job may set each otherwise. Google's own pods source a script for
     it, which a program that is no shell cannot."""
-    if network == "efa" and not has_hugepages:
+    kind = job.accelerator.type
+    if chosen == "efa" and job.resources.hugepages is None:
         return dict(eks.WITHOUT_HUGEPAGES.value)
-    if network == "gpudirect-tcpxo":
+    if chosen == "gpudirect-tcpxo":
         return dict(gke.TCPXO_VARIABLES.value if tcpxo is None or tcpxo.env is None else tcpxo.env)
     if where == "gke" and kind in gke.GIB_TUNER:
-        if network == "gpudirect-rdma":
+        if chosen == "gpudirect-rdma":
             return {**gke.GIB_VARIABLES.value, "NCCL_TUNER_CONFIG_PATH": gke.GIB_TUNER[kind].value}
-        if network in ("default", "hostnetwork") and not brings_gib:
+        # A job sets NCCL's plugins up itself by a variable, or by gIB's folder in its pod or command.
+        brings_gib = "NCCL_NET" in {*job.env, *job.secrets} or gke.GIB_FOLDER.value in f"{job.pod} {job.command}"
+        if chosen in ("default", "hostnetwork") and not brings_gib:
             return dict(gke.WITHOUT_GIB.value)
     return {}
 
 
-def patch(network: Network, efa_interfaces: Sequence[int], tcpxo: Tcpxo | None, gib: Gib) -> dict[str, Any]:
-    """The pod template's part of it, of a job that launcher/manifests/platform_checks accepts."""
-    match network:
-        case Rdma():
-            return _rdma(network)
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
+    """What these nodes do not have of the network."""
+    chosen = network.chosen
+    if (wrong := checks.network_fault(chosen, network.job.accelerator.type, network.platform)) is not None:
+        yield wrong
+    elif chosen == "efa":
+        yield from _efa_faults(network, nodes)
+    elif isinstance(chosen, str) and chosen in _WHOLE_HOSTS:
+        yield from _gpudirect_faults(network, nodes, chosen)
+
+
+def _gpudirect_faults(network: JobNetwork, nodes: JobNodes, name: str) -> Iterator[Fault]:
+    path: KeyPath = ("network",)
+    kinds, gpus = _WHOLE_HOSTS[name]
+    kind, per_host = network.job.accelerator.type, network.job.accelerator.per_host
+    gpu = gke.TCPX_GPU.value
+    if kind not in kinds or per_host != gpus:
+        hint = f"it joins whole hosts of {either(kinds)}, {gpus} per host."
+        if gke.COMPUTE_DOMAIN_GPU.value in nodes.labels.get(GKE_GPU, ()):
+            hint += f" That of {kind} also needs a ComputeDomain, which jaxlaunch does not create: add both with pod:."
+        yield Fault(path, f"network = {name} does not apply to {kind} with {per_host} per host.", hint)
+    elif name == "gpudirect-tcpxo" and nodes.labels.get(GKE_GPU) == (gpu,):
+        message = f"network = {name} does not exist on nodes of {gpu}, whose GPUDirect-TCPX is not supported."
+        yield Fault(path, message, f"choose {GKE_GPU}: {gke.TCPXO_GPU.value}, or network: default.")
+    if name == "gpudirect-tcpxo" and network.tcpxo is None:
+        message = f"network = {name} needs the receive daemon's image, and the cluster defaults have none."
+        yield Fault(path, message, "tcpxo: {image: …} in the cluster defaults.")
+
+
+def _efa_faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
+    """Each fault is of the key that the hint changes: the network may be of the cluster defaults."""
+    kind, resources = network.job.accelerator.type, network.job.resources
+    if not nodes.efa_interfaces:
+        message = f"network = efa: how many interfaces nodes of {kind} have is not known."
+        yield Fault(("network",), message, f"write {{profile: rdma, resource: {eks.EFA_RESOURCE.value}, count: …}}.")
+    if resources.hugepages is not None and resources.cpu is None and resources.memory is None:
+        message = (
+            f"resources.hugepages = {resources.hugepages}: Kubernetes gives them only together with cpu or memory."
+        )
+        yield Fault(("resources",), message, "resources: {cpu: 90, memory: 1500Gi, hugepages: 5Gi}")
+
+
+# --- patch ------------------------------------------------------------------------------------------------------------
+
+
+def patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
+    """The pod template's part of it, of a job without faults."""
+    match network.chosen:
+        case Rdma(resource=resource, count=number):
+            return _main(_resources({resource: number}))
         case "hostnetwork":
             return {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}
         case "efa":
-            (interfaces,) = efa_interfaces
+            (interfaces,) = nodes.efa_interfaces
             return _main(_resources({eks.EFA_RESOURCE.value: interfaces}))
-        case "gpudirect-tcpxo" if tcpxo is not None:
-            return _tcpxo(tcpxo)
+        case "gpudirect-tcpxo" if network.tcpxo is not None:
+            return _tcpxo(network.tcpxo)
         case "gpudirect-rdma":
-            return _gib(gib)
+            return _gib(network.gib)
     return {}
 
 
-def pinning(network: Network, hosts: int) -> str | None:
-    """The name of a network whose adapters read and write memory that the program pins; None for any other, and for a
-    single host, which reaches no other."""
-    if hosts == 1:
-        return None
-    name = "rdma" if isinstance(network, Rdma) else network
-    return name if name in runtime.PINNING.value else None
-
-
-def _rdma(network: Rdma) -> dict[str, Any]:
-    return _main(_resources({network.resource: network.count}))
+def container_ports(network: JobNetwork) -> list[dict[str, Any]]:
+    """The ports of the main container."""
+    of_tpus = TPU_PORTS if network.job.accelerator.platform == "tpu" else {}
+    named = {**network.ports._asdict(), **of_tpus}
+    return [{"name": name, "containerPort": port} for name, port in named.items()]
 
 
 def _tcpxo(given: Tcpxo) -> dict[str, Any]:
@@ -184,24 +274,26 @@ def variables(env: Mapping[str, str]) -> list[dict[str, Any]]:
     return [{"name": name, "value": value.replace("$", "$$")} for name, value in env.items()]
 
 
-def policy(
-    metadata: Mapping[str, Any], members: Mapping[str, str], metrics_port: int, prometheus: Prometheus
-) -> dict[str, Any]:
-    """The NetworkPolicy: only pods with the labels of `members` reach each other, and Prometheus their metrics."""
-    own = {"podSelector": {"matchLabels": dict(members)}}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": dict(metadata),
-        "spec": {
-            "podSelector": {"matchLabels": dict(members)},
-            "policyTypes": ["Ingress"],
-            "ingress": [
-                {"from": [own]},
-                {"from": [_scraper(prometheus)], "ports": [{"protocol": "TCP", "port": metrics_port}]},
-            ],
-        },
+def policy(network: JobNetwork, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The NetworkPolicy: only pods of the job reach each other, and Prometheus their metrics. None where the job wants
+    none, or has the host's network, which no policy reaches."""
+    if not network.job.network_policy or network.chosen == "hostnetwork":
+        return []
+    members = {"podSelector": {"matchLabels": {NAME_LABEL: network.job.name}}}
+    scraped = {"protocol": "TCP", "port": network.ports.metrics}
+    spec = {
+        **members,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [members]}, {"from": [_scraper(network.prometheus)], "ports": [scraped]}],
     }
+    return [
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": dict(metadata),
+            "spec": spec,
+        }
+    ]
 
 
 def _scraper(prometheus: Prometheus) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from jaxlaunch.launcher.errors import Fault, JobFaults, KeyPath
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.load import JobFile
 from jaxlaunch.launcher.kube import objects, pod_validation
-from jaxlaunch.launcher.manifests import bundle, jobset, platform_checks
+from jaxlaunch.launcher.manifests import code, jobset
 from jaxlaunch.launcher.manifests.resolve import ResolvedJob, resolve
 from jaxlaunch.launcher.yaml12.reader import AFTER_THE_FILE
 
@@ -32,20 +32,21 @@ def prepare(file: JobFile, defaults: ClusterDefaults, namespace: str | None = No
     packed.
     """
     job = resolve(file.spec, defaults)
-    _refuse(platform_checks.faults(job), job.filled, file, defaults)
-    manifests = jobset.render(job, bundle.of(job, file.folder))
-    _refuse(pod_validation.faults(objects.template(manifests[0])), job.filled, file, defaults)
+    if found := list(job.faults()):
+        raise _located(found, job.filled, file, defaults)
+    manifests = jobset.render(job, code.bundle(job.code, file.folder))
+    if found := list(pod_validation.faults(objects.template(manifests[0]))):
+        raise _located(found, job.filled, file, defaults)
     if namespace is not None:  # after rendering: the same job has one hash, whoever names its namespace
         for manifest in manifests:
             manifest["metadata"] = {**manifest["metadata"], "namespace": namespace}
     return Prepared(job, manifests)
 
 
-def _refuse(
+def _located(
     faults: Iterable[Fault], filled: Mapping[KeyPath, KeyPath], file: JobFile, defaults: ClusterDefaults
-) -> None:
-    """Raises JobFaults unless there are none, each at its line: in the job file, or in the cluster defaults that its
-    value comes from."""
+) -> JobFaults:
+    """The faults, each at its line: in the job file, or in the cluster defaults that its value comes from."""
     found = []
     for fault in faults:
         own = next((filled[path] for path in _prefixes(fault.path) if path in filled), None)
@@ -54,8 +55,7 @@ def _refuse(
         else:
             located = defaults.source.locate(dataclasses.replace(fault, path=own))
             found.append(dataclasses.replace(located, line=AFTER_THE_FILE + located.line))
-    if found:
-        raise JobFaults(found)
+    return JobFaults(found)
 
 
 def _prefixes(path: KeyPath) -> Iterable[KeyPath]:

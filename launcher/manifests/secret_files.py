@@ -97,11 +97,6 @@ def _is_header(found: re.Match[str]) -> bool:
     return _is_random(value) and (found["header"] is not None or encoded)
 
 
-def _is_assigned(found: re.Match[str]) -> bool:
-    value = found["here"]
-    return credentials.is_mixed(value) and _is_random(value) and credentials.in_variable(found["name"], value)
-
-
 class _Form(NamedTuple):
     what: str  # empty: the name that the match has
     pattern: re.Pattern[str]  # `here`: the credential
@@ -136,9 +131,7 @@ _FORMS = (
         ),
         _is_header,
     ),
-    _Form(
-        "an AWS key", re.compile(r"(?i:aws_?secret_?access_?key)[\"']?\s*[:=]\s*[\"']?(?P<here>[A-Za-z0-9+/]{40})\b")
-    ),
+    _Form("", re.compile(credentials.NAMED)),
     _Form("a token", re.compile(r"(?m)^[^#;\n]*:_(?:authToken|auth|password)\s*=\s*(?P<here>[\w+/=-]{8,})")),
     _Form("a password", re.compile(r"(?m)^[ \t]*machine\s+\S+\s+login\s+\S+\s+password\s+(?P<here>[^\s<$]{6,})")),
     _Form("a kubeconfig's key", re.compile(r"\bclient-key-data:\s*(?P<here>[A-Za-z0-9+/=]{40,})")),
@@ -146,12 +139,4 @@ _FORMS = (
         "a registry's password", re.compile(r"\"auths\"\s*:\s*\{[^}]*\"auth\"\s*:\s*\"(?P<here>[A-Za-z0-9+/=]{8,})\"")
     ),
     _Form("a Secret's data", re.compile(_SECRET_MANIFEST)),
-    _Form(
-        "",
-        re.compile(
-            r"(?<![\w$.?&:-])(?P<name>[A-Za-z][\w.-]{2,60})\\?[\"']?\]?\s{0,3}[:=]\s{0,3}\\?[\"']?"
-            r"(?P<here>[\w+/=~-]{16,200})(?![\w+/=~.(\[-])"
-        ),
-        _is_assigned,
-    ),
 )

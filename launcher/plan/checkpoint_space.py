@@ -24,24 +24,24 @@ class Room:
 
 def of(job: ResolvedJob, base: Path) -> Room:
     """The room in the checkpoint folder of a job whose file is in `base`; of `launcher run`'s where it names none."""
-    if job.checkpoints is None:
+    if job.storage.checkpoints is None:
         return _local(str(run_folders.HOME / job.spec.name / "checkpoints"), Path())
-    if "://" in job.checkpoints:
-        return Room(job.checkpoints, None, "a bucket")
+    if "://" in job.storage.checkpoints:
+        return Room(job.storage.checkpoints, None, "a bucket")
     match volume_of(job):
         case Claim(claim=name):
-            return Room(job.checkpoints, None, f"on claim {name}, whose size `launcher doctor` compares")
+            return Room(job.storage.checkpoints, None, f"on claim {name}, whose size `launcher doctor` compares")
         case Ephemeral(ephemeral=quantity):
-            return Room(job.checkpoints, int(amount(quantity)), f"of the volume's {quantity}")
+            return Room(job.storage.checkpoints, int(amount(quantity)), f"of the volume's {quantity}")
         case Bucket():
-            return Room(job.checkpoints, None, "a bucket")
-    return _local(job.checkpoints, base)
+            return Room(job.storage.checkpoints, None, "a bucket")
+    return _local(job.storage.checkpoints, base)
 
 
 def volume_of(job: ResolvedJob) -> Volume | None:
     """The volume that the checkpoint folder is on: of nested ones the innermost."""
-    folder = PurePosixPath(job.checkpoints or "")
-    on = [volume for volume in job.volumes if folder.is_relative_to(volume.path)]
+    folder = PurePosixPath(job.storage.checkpoints or "")
+    on = [volume for volume in job.storage.volumes if folder.is_relative_to(volume.path)]
     return max(on, key=lambda volume: len(PurePosixPath(volume.path).parts), default=None)
 
 

@@ -138,8 +138,8 @@ def asked(job: ResolvedJob, jobset: Mapping[str, Any]) -> dict[str, Any]:
     """What will be requested of the cluster."""
     each, all_pods = demand.of_pod(template(jobset)["spec"]), demand.together(jobset)
     return {
-        "platform": job.platform,
-        "queue": job.queue,
+        "platform": job.nodes.platform,
+        "queue": job.nodes.queue,
         "pods": demand.pods(jobset),
         "per_pod": {name: demand.written(name, much) for name, much in each.items()},
         "together": {name: demand.written(name, much) for name, much in all_pods.items()},
@@ -156,13 +156,15 @@ def security(jobset: Mapping[str, Any]) -> dict[str, Any]:
 
 def ingress(job: ResolvedJob) -> str:
     """Who can connect to the job's pods."""
-    ports = f"ports {job.ports.leader} (agents) and {job.ports.metrics} (metrics), and JAX's coordinator"
-    if job.network == "hostnetwork":
+    ports = (
+        f"ports {job.network.ports.leader} (agents) and {job.network.ports.metrics} (metrics), and JAX's coordinator"
+    )
+    if job.network.chosen == "hostnetwork":
         where = "are on the nodes' own addresses, which no NetworkPolicy protects: close them in the nodes' firewall"
         return f"anyone who reaches the nodes; {ports}, {where}"
     if not job.spec.network_policy:
         return f"anyone whom the namespace's other NetworkPolicies admit; {ports}, are open where there is none"
-    named = job.prometheus.namespace
+    named = job.network.prometheus.namespace
     return f"its own hosts, and Prometheus in {'any namespace' if named is None else f'namespace {named}'}"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from jaxlaunch.launcher.manifests import network
 from jaxlaunch.launcher.manifests.platforms import eks, gke, runtime, table
 from jaxlaunch.launcher.manifests.platforms.facts import GKE_GPU, INSTANCE
 from jaxlaunch.launcher.manifests.resolve import ResolvedJob
@@ -13,9 +12,9 @@ from jaxlaunch.launcher.wording import count
 
 def notes(job: ResolvedJob) -> Iterator[str]:
     """One sentence for each."""
-    if job.platform == "gke":
+    if job.nodes.platform == "gke":
         yield from _spot(job)
-    if job.platform == "eks":
+    if job.nodes.platform == "eks":
         yield from _hugepages(job)
     for kind in (_tcp, _render, _arm, _user):
         yield from kind(job)
@@ -23,20 +22,20 @@ def notes(job: ResolvedJob) -> Iterator[str]:
 
 def _user(job: ResolvedJob) -> Iterator[str]:
     """Root is the cluster defaults' choice; any other user needs nodes that are set up for it."""
-    kind, pinning = job.spec.accelerator.type, network.pinning(job.network, job.spec.host_count)
+    kind, pinning = job.spec.accelerator.type, job.network.pinning
     root = f"users: {{{kind}: root}} in the cluster defaults"
-    if job.user == 0:
-        how = ", in a privileged container" if job.is_privileged else ""
+    if job.security.user == 0:
+        how = ", in a privileged container" if job.security.is_privileged else ""
         yield f"user: the pods run as root{how}, by users.{kind} of the cluster defaults."
         return
     if job.spec.accelerator.platform == "tpu":
         yield (
-            f"user: {job.user}, who can open {runtime.TPU_DEVICES.value} only where the nodes' containerd has "
+            f"user: {job.security.user}, who can open {runtime.TPU_DEVICES.value} only where the nodes' containerd has "
             f"{runtime.DEVICE_OWNERSHIP.value}; elsewhere {root}."
         )
     if pinning is not None:
         yield (
-            f"user: {job.user}, who can pin memory for network {pinning} only where the nodes' containerd has "
+            f"user: {job.security.user}, who can pin memory for network {pinning} only where the nodes' containerd has "
             f"{runtime.PINNING_LIMIT.value}; elsewhere {root}."
         )
 
@@ -54,7 +53,7 @@ def _spot(job: ResolvedJob) -> Iterator[str]:
 
 def _hugepages(job: ResolvedJob) -> Iterator[str]:
     """Pods that no node is started for."""
-    if job.spec.resources.hugepages is not None and job.provisioner == "karpenter":
+    if job.spec.resources.hugepages is not None and job.nodes.provisioner == "karpenter":
         yield (
             f"resources.hugepages: {job.spec.resources.hugepages}, but Karpenter adds no node for pods that request "
             "huge pages: they wait until a node that has them is there."
@@ -63,11 +62,11 @@ def _hugepages(job: ResolvedJob) -> Iterator[str]:
 
 def _tcp(job: ResolvedJob) -> Iterator[str]:
     """Hosts whose GPUs have a fast network of their own, which the job does not use."""
-    known = _GPU_NETWORKS.get(job.platform)
-    if known is None or job.network != "default" or job.spec.host_count == 1:
+    known = _GPU_NETWORKS.get(job.nodes.platform)
+    if known is None or job.network.chosen != "default" or job.spec.host_count == 1:
         return
     label, factors = known
-    values = job.node_labels.get(label, ())
+    values = job.nodes.labels.get(label, ())
     if len(values) == 1 and (factor := factors.get(values[0], 1)) > 1:
         yield (
             f"network: the {count(job.spec.host_count, 'host')} communicate over TCP on one interface; those of "
@@ -102,9 +101,10 @@ def _way(nodes: str) -> str:
 
 def _render(job: ResolvedJob) -> Iterator[str]:
     """AMD's devices, which a user other than root opens by their group alone."""
-    if job.spec.accelerator.platform == "rocm" and job.user and "supplementalGroups" not in str(job.spec.pod):
+    user = job.security.user
+    if job.spec.accelerator.platform == "rocm" and user and "supplementalGroups" not in str(job.spec.pod):
         yield (
-            f"devices: /dev/kfd and /dev/dri belong to the node's group render, and user {job.user} of the pods opens "
+            f"devices: /dev/kfd and /dev/dri belong to the node's group render, and user {user} of the pods opens "
             "them by its number alone: pod: {spec: {securityContext: {supplementalGroups: [NUMBER]}}}, from `getent "
             "group render` on a node."
         )

@@ -18,7 +18,7 @@ from jaxlaunch.launcher.kube.labels import NAME_LABEL
 from jaxlaunch.launcher.lifecycle.submit import Submission
 from jaxlaunch.launcher.logs import pods as podlogs
 from jaxlaunch.launcher.logs.lines import Line, Select
-from jaxlaunch.launcher.manifests import bundle
+from jaxlaunch.launcher.manifests import code
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.resolve import resolve
 from jaxlaunch.launcher.status import hosts
@@ -120,7 +120,7 @@ class Place:
         document = {"name": name, "namespace": self.namespace, "image": self.image, "accelerator": {"type": "cpu"}}
         spec = JobSpec.model_validate(document | job)
         resolved = resolve(spec, ClusterDefaults(defaults))
-        manifests = render(resolved, bundle.of(resolved, Path()))
+        manifests = render(resolved, code.bundle(resolved.code, Path()))
         change(manifests[0])
         Submission(self.cluster, manifests, lambda text: None).run()
         return Gang(self.cluster, self.namespace, name)

@@ -21,7 +21,7 @@ from jaxlaunch.launcher.explain import explanation
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.kube.kinds import CONFIGMAPS, JOBSETS
-from jaxlaunch.launcher.manifests import bundle
+from jaxlaunch.launcher.manifests import code
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.resolve import resolve
 from jaxlaunch.launcher.status import collect, job_status
@@ -160,7 +160,7 @@ class Stage:
         document = {"name": name, "namespace": namespace, **usual, **self._filled(situation.job)}
         job = JobSpec.model_validate(document)
         resolved = resolve(job, ClusterDefaults())
-        for made in render(resolved, bundle.of(resolved, Path())):
+        for made in render(resolved, code.bundle(resolved.code, Path())):
             if made["kind"] == "JobSet":
                 situation.change(made)
                 self._create(made)

@@ -55,7 +55,7 @@ CALLS: dict[str, tuple[list[str], str]] = {
     "processes that do not divide": (["processes_per_host=3"], "does not divide accelerator.per_host = 2"),
     "a topology of a CPU": (["accelerator.topology=2x2"], "does not apply to cpu"),
     "hosts of GPUs": (["accelerator={type: h100}", "hosts=2"], "this machine is one host"),
-    "a task without a colon": (["train.task=jaxlaunch.trainer.tasks.lm.NextToken"], "write lm."),
+    "a task without a colon": (["train.task=mine.tasks.Mine"], "write mine.tasks:Mine."),
     "a preset that does not exist": (["train.model={kind: decoder, preset: lama-8b}"], 'Did you mean "llama-8b"?'),
     "a source that does not exist": (["train.data={source: csv}"], "train.data.source = csv is not one of"),
     "a source without its data": (["train.data={source: torch}"], "train.data.dataset is missing."),

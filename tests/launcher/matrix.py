@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.job.accelerators import KNOWN
 from jaxlaunch.launcher.job.schema import JobSpec
-from jaxlaunch.launcher.manifests.bundle import Bundle
+from jaxlaunch.launcher.manifests.code import Bundle
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.platforms import table
 from jaxlaunch.launcher.manifests.platforms.facts import Where

@@ -95,7 +95,8 @@ TRAINER = {
     "tokenizers",
 }
 OUTSIDE: Mapping[str, set[str]] = {
-    "jaxlaunch": set(),  # in a function alone: what it imports is not there in every install
+    "jaxlaunch": {"jax"},  # for its types alone
+    "jaxlaunch.reporting": set(),  # travels into users' images, as the face does
     "jaxlaunch.launcher": LAUNCHER,
     "jaxlaunch.launcher.agent": set(),  # runs in images that hold nothing of ours but its zipapp
     "jaxlaunch.launcher.agent.site.jaxhook": {"jax"},  # in functions that JAX's own import calls
@@ -113,10 +114,23 @@ OUTSIDE: Mapping[str, set[str]] = {
 SHARED = {
     "jaxlaunch.trainer": {"jaxlaunch.contract"},
     "jaxlaunch": {
+        "jaxlaunch.launcher.errors",
         "jaxlaunch.launcher.local.run_folders",
+        "jaxlaunch.trainer.data.records",
+        "jaxlaunch.trainer.data.source",
+        "jaxlaunch.trainer.data.sources.open",
+        "jaxlaunch.trainer.errors",
         "jaxlaunch.trainer.evaluation.trained",
+        "jaxlaunch.trainer.generate.generator",
+        "jaxlaunch.trainer.generate.harness",
         "jaxlaunch.trainer.generate.loaded",
         "jaxlaunch.trainer.loop.run",
+        "jaxlaunch.trainer.models.foreign",
+        "jaxlaunch.trainer.spec",
+        "jaxlaunch.trainer.task",
+        "jaxlaunch.trainer.tasks.classify",
+        "jaxlaunch.trainer.tasks.dpo",
+        "jaxlaunch.trainer.tasks.lm",
     },
     "jaxlaunch.launcher": {"jaxlaunch.contract", "jaxlaunch.trainer.spec"},
     "jaxlaunch.launcher.agent": {"jaxlaunch.contract"},

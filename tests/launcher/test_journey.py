@@ -6,7 +6,7 @@ import pytest
 
 from tests import journey
 
-FILES, RETURNS = 12, 8
+FILES, RETURNS = 15, 3
 
 COMMAND = "name: x\nimage: i\naccelerator: {type: cpu}\ncode: .\nqueue: everyone\ncommand: [python, train.py]\n"
 

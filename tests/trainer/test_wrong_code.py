@@ -44,7 +44,7 @@ TASKS = {
     "NoModel": "model returned None, not a flax.nnx.Module",
     "FunctionForAModel": "model returned a function, not a flax.nnx.Module",
     "RowLosses": r"loss returned an array of shape \[8\], not a scalar; a bare loss is the mean over the batch",
-    "LossAndAux": "loss returned a tuple of 2, not a scalar or a Loss; metrics go into jaxlaunch.trainer.task.Loss",
+    "LossAndAux": "loss returned a tuple of 2, not a scalar or a Loss; metrics go into jaxlaunch.Loss",
     "NoLoss": "loss returned None, not a scalar",
     "ComplexLoss": "loss returned .*, not a scalar",
     "CountForALoss": "loss returned a number of int32, which has no gradient; return a float",

@@ -5,8 +5,7 @@ bytes_list of its bytes, C-contiguous and little-endian, as `tf.io.decode_raw` r
 `jaxlaunch/arrays` lists them as JSON, {key: [dtype, shape]}, the dtype as numpy writes it (`<f4`); records of other
 writers lack it.
 
-    from jaxlaunch.trainer.data import records
-    records.write("train-0.array_record", ({"image": image_HW, "label": label} for image_HW, label in mine))
+    jaxlaunch.write_records("train-0.array_record", ({"image": image_HW, "label": label} for image_HW, label in mine))
 """
 
 from __future__ import annotations
@@ -33,9 +32,30 @@ OLD_HEADER = struct.Struct("<4sI")
 
 
 def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -> int:
-    """Writes one array_record file and returns how many records it holds; the file appears when it is complete.
+    """Writes an array_record file, which `data.source: array_record` reads. The file appears when it is complete.
 
-    Raises TypeError and ValueError as `encode`.
+    **Arguments:**
+
+    - `path`: of the file, such as `train-0.array_record`.
+    - `examples`: dicts of arrays by name, of any shape: numbers, booleans and fixed-width strings.
+
+    **Returns:**
+
+    How many examples the file holds.
+
+    **Raises:**
+
+    `TypeError` for other values, `ValueError` for the name `jaxlaunch/arrays`, which is taken.
+
+    **Example:**
+
+    ```python
+    import jaxlaunch
+    import numpy as np
+
+    examples = [{"image": np.full((8, 8), label, np.uint8), "label": np.int32(label)} for label in range(10)]
+    assert jaxlaunch.write_records("train-0.array_record", examples) == 10
+    ```
     """
     from array_record.python import array_record_module
 

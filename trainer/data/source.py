@@ -13,10 +13,32 @@ from jaxlaunch.trainer.data.messages import Draws, Item
 
 @runtime_checkable
 class Source(Protocol):
-    """A set of examples under indexes 0 … len − 1; reading one does not depend on what was read before.
+    """What a task's `source` returns: examples under the indexes 0 to len − 1, of which each can be read at any time,
+    whatever was read before. A protocol: any class with these methods is one.
 
-    A source may also have `name`, one or two words by which error messages call it; without one they use its class. And
-    `is_light`: reading an example takes so little that one thread reads faster than several.
+    A source may also have `name`, one or two words by which error messages call it (by default its class), and
+    `is_light`, true where one thread reads faster than several.
+
+    **Example:**
+
+    ```python
+    import jaxlaunch
+    import numpy as np
+
+
+    class Squares:
+        def __len__(self):
+            return 100
+
+        def __getitem__(self, index):
+            return {"x": np.float32(index), "y": np.float32(index**2)}
+
+        def fingerprint(self):
+            return "the squares of 0 to 99"
+
+
+    assert isinstance(Squares(), jaxlaunch.Source)
+    ```
     """
 
     def __len__(self) -> int:
@@ -24,11 +46,13 @@ class Source(Protocol):
         ...
 
     def __getitem__(self, index: int, /) -> dict[str, Any]:
-        """Example `index`, as stored. Called from several threads at once."""
+        """Example `index` as it is stored, a dict by name, of which the task's `example` makes arrays. Called from
+        several threads at once."""
         ...
 
     def fingerprint(self) -> str:
-        """The identity of the data in one readable line: equal while the examples and their order are equal."""
+        """The identity of the data in one readable line, equal while the examples and their order are equal. A run that
+        resumes on other data ends with exit code 65."""
         ...
 
 

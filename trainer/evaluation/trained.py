@@ -35,10 +35,24 @@ from jaxlaunch.trainer.task import Task, checked_source
 from jaxlaunch.trainer.train import batch_check
 
 
-class Trained:
-    """A model with its parameters on the devices, and what its training evaluates.
+class TaskModel:
+    """The model of a task that was loaded, with its parameters on the devices, and what its training evaluates.
 
-    `spec` is its train block, `step` the step of the checkpoint, `params` and `rest` are its arrays by name.
+    - `spec`: the `train` block of its job, a [`TrainSpec`](#trainspec).
+    - `step`: the step of the checkpoint.
+    - `params`, `rest`: its parameters and its other arrays, such as batch statistics, by name.
+
+    **Example:**
+
+    ```python
+    import jaxlaunch
+    import numpy as np
+
+    digits = jaxlaunch.load("runs/digits")
+    assert isinstance(digits, jaxlaunch.TaskModel)
+    images = np.zeros((3, 8, 8, 1), np.uint8)
+    assert digits.predict(images).shape == (3, 10)
+    ```
     """
 
     def __init__(self, spec: TrainSpec, task: Task, step: Step, found: StoredStep, ema: bool) -> None:
@@ -54,15 +68,26 @@ class Trained:
 
     @property
     def model(self) -> nnx.Module:
-        """The flax.nnx module with these parameters, as it evaluates: without dropout."""
+        """The `flax.nnx` module with these parameters, as it evaluates: without dropout."""
         with self._step.context():
             return self._step.merged(self.params, self.rest)
 
     def predict(self, inputs: Any) -> Any:
-        """What the model says of `inputs`, rows [N, ...]; logits [N, V] of a classification, as numpy arrays.
+        """Calls the model on new examples.
 
-        `inputs` is an array or a dict of arrays as the task's examples have them (`image`); they are put through what
-        the task does to them (its `predict`), and the model is called with them where the task has none.
+        **Arguments:**
+
+        - `inputs`: an array `[N, …]` of what the task's examples have as `image`, or a dict of arrays `[N, …]` by the
+            keys of its examples.
+
+        **Returns:**
+
+        What the task's `predict` returns, and what the model returns where the task has none, as numpy arrays
+        `[N, …]`: logits `[N, V]` of a classification.
+
+        **Raises:**
+
+        [`TrainerError`](#trainererror) for arrays of different numbers of rows.
         """
         batch = inputs if isinstance(inputs, Mapping) else {"image": inputs}
         rows = {name: np.asarray(each) for name, each in batch.items()}
@@ -78,17 +103,33 @@ class Trained:
         return jax.tree.map(lambda *each: np.concatenate(each)[:count], *parts)
 
     def held_out(self, data: Mapping[str, Any] | None = None) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-        """The batches of the evaluation as numpy arrays, in order: this process's rows, of weight 0 where filled up.
+        """The batches of the evaluation in order, this process's rows of them.
 
-        `data` replaces keys of train.data, such as {"eval_split": "test[:10]"}. Raises SpecError where there is none.
+        **Arguments:**
+
+        - `data`: keys of `train.data` to replace, such as `{"eval_split": "test[:10]"}`.
+
+        **Returns:**
+
+        For each batch a dict of numpy arrays `[B, …]`, with `weight` `[B]`, which is 0 where a batch is filled up.
+
+        **Raises:**
+
+        [`TrainerError`](#trainererror) where no data is held out.
         """
         for batch in self._evaluation(data):
             yield dict(batch)
 
     def evaluate(self, data: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """The means over the held-out data, each example once, and `examples`: what the training logs at this step.
+        """Evaluates the held-out data, each example once.
 
-        `data` as in `held_out`.
+        **Arguments:**
+
+        - `data`: as that of `held_out`.
+
+        **Returns:**
+
+        The means of loss and metrics by name, and `examples`, how many there were: what the training logs at this step.
         """
         means = Means(getattr(self._task, "derived", None))
         evaluation, compiled = self._evaluation(data), None
@@ -136,9 +177,9 @@ def load(
     *,
     step: int | Literal["best"] | None = None,
     ema: bool = False,
-    mesh: specs.Mesh | None = None,
+    mesh: Mapping[str, int] | specs.Mesh | jax.sharding.Mesh | None = None,
     note: Callable[[str], None] = print,
-) -> Trained:
+) -> TaskModel:
     """The model of a folder of checkpoints whose training has the train block `train`, as JSON; by default its newest
     undamaged step.
 
@@ -156,7 +197,7 @@ def load(
     compiled = Step(task, spec, built, int(found.meta.get("total_steps", 1)))
     if not ema and found.part("ema"):
         note(f"step {found.step} has a moving average, which its training evaluates: take it with ema")
-    return Trained(spec, task, compiled, found, ema)
+    return TaskModel(spec, task, compiled, found, ema)
 
 
 def _placed(stored: Mapping[str, Any], like: Named) -> Named:
@@ -176,10 +217,10 @@ def _placed(stored: Mapping[str, Any], like: Named) -> Named:
     return found
 
 
-def _mesh(spec: TrainSpec, asked: specs.Mesh | None) -> jax.sharding.Mesh:
+def _mesh(spec: TrainSpec, asked: Mapping[str, int] | specs.Mesh | jax.sharding.Mesh | None) -> jax.sharding.Mesh:
     """The mesh asked for; else the training's where it fits, all devices where they divide the batch, or the first."""
     if asked is not None:
-        return meshes.build(asked)
+        return meshes.asked(asked)
     count = jax.device_count()
     try:
         spec.mesh.resolve(count)

@@ -18,7 +18,7 @@ from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.checkpoint import stored_model
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate.generator import Ids, Sample
-from jaxlaunch.trainer.generate.loaded import Loaded, Prompt, described, load
+from jaxlaunch.trainer.generate.loaded import Prompt, TextModel, described, load
 from jaxlaunch.trainer.process import print_result
 
 LOST = "\ufffd"  # stands for a character whose last bytes are still to come
@@ -86,7 +86,7 @@ def _ids(text: str) -> Prompt:
         raise SpecError(f"--ids {text!r} are not token ids; write whole numbers, such as '1 2 3'") from None
 
 
-def _streamed(loaded: Loaded, prompt: Ids, how: dict[str, Any], say: Callable[[str], None]) -> Sample:
+def _streamed(loaded: TextModel, prompt: Ids, how: dict[str, Any], say: Callable[[str], None]) -> Sample:
     """The sample, said as far as its characters are whole."""
     said, last = "", Sample([], 0.0, False)
     for last in loaded.stream(prompt, **how):
@@ -99,7 +99,7 @@ def _streamed(loaded: Loaded, prompt: Ids, how: dict[str, Any], say: Callable[[s
     return last
 
 
-def _shown(loaded: Loaded, sample: Sample) -> str:
+def _shown(loaded: TextModel, sample: Sample) -> str:
     text = loaded.text(sample)
     return "".join(f"{each} " for each in sample.ids) if text is None else text
 

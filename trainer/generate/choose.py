@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,18 @@ from jax import Array
 
 from jaxlaunch.trainer.attention.implementations import UNSEEN
 from jaxlaunch.trainer.errors import SpecError
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of Sampling, for type checkers of calls that pass them on."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    beams: int
+    n: int
+    seed: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,14 +36,17 @@ Stops = Callable[[Ids], bool]  # whether the tokens so far are enough
 
 
 class Sample(NamedTuple):
-    """What was generated after a prompt: the tokens without the end, and their log-probability under the model.
+    """What was generated after a prompt.
 
-    `score` is the sum of the tokens' log-probabilities, the end's included; of beams the mean.
+    - `ids`: the tokens, without the one that ends a text.
+    - `score`: the sum of the log-probabilities of all tokens that were drawn, that one included, in nats; of beams
+        their mean.
+    - `ended`: whether a token that ends a text or a stop ended it, rather than `max_tokens`.
     """
 
-    ids: Ids
+    ids: list[int]
     score: float
-    ended: bool  # by a token that ends a text, or by a stop; else by max_tokens
+    ended: bool
 
 
 class State(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate.generator import Ids
-from jaxlaunch.trainer.generate.loaded import Loaded
+from jaxlaunch.trainer.generate.loaded import TextModel
 
 BATCH = 8  # rows scored or generated at a time
 NEW_TOKENS = 256  # of an answer, where a task does not say: the harness's own default
@@ -29,7 +29,7 @@ class Answers:
     neither, a text's first token, before which there is nothing, is not scored.
     """
 
-    def __init__(self, loaded: Loaded, batch: int = BATCH, seed: int = 0) -> None:
+    def __init__(self, loaded: TextModel, batch: int = BATCH, seed: int = 0) -> None:
         super().__init__()
         if loaded.tokenizer is None:
             raise SpecError("the evaluation harness asks in text, and the model has no tokenizer here")
@@ -124,10 +124,23 @@ def _before(stops: Sequence[str], text: str) -> str:
     return text
 
 
-def model(loaded: Loaded, batch: int = BATCH, seed: int = 0) -> Any:
-    """The model as an `lm_eval.api.model.LM`: so many rows at a time, `seed` for what is drawn.
+def model(loaded: TextModel, batch: int = BATCH, seed: int = 0) -> Any:
+    """Gives a language model to the [evaluation harness](using-models.md#the-evaluation-harness), which is not a
+    dependency: `pip install lm-eval`.
 
-    Raises SpecError where the harness is not installed.
+    **Arguments:**
+
+    - `loaded`: the model, with a tokenizer.
+    - `batch`: rows that are scored or generated at a time.
+    - `seed`: of what is drawn.
+
+    **Returns:**
+
+    An `lm_eval.api.model.LM`, for `lm_eval.simple_evaluate(model=…)`.
+
+    **Raises:**
+
+    [`TrainerError`](#trainererror) where the harness is not installed, or the model has no tokenizer.
     """
     try:
         from lm_eval.api.model import LM  # type: ignore[import-not-found]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from jaxlaunch.trainer.adapters import merged as adapters
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import reader, saved_tokenizer, stored_model
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.generate.choose import Sampling
+from jaxlaunch.trainer.generate.choose import Sampling, SamplingOptions
 from jaxlaunch.trainer.generate.generator import Generator, Ids, Sample
 from jaxlaunch.trainer.generate.network import Network
 from jaxlaunch.trainer.huggingface import folder as folders
@@ -30,12 +30,27 @@ from jaxlaunch.trainer.text import tokenizer as tokenizers
 from jaxlaunch.trainer.text.tokenizer import Tokenizer
 
 Prompt = str | Ids
+Asked = Mapping[str, int] | spec.Mesh | jax.sharding.Mesh | None
 
 
-class Loaded:
-    """A model with its weights on the devices, laid out for generation.
+class TextModel:
+    """A language model that was loaded, with its weights on the devices. A prompt is a text
+    or the ids of its tokens: `Prompt = str | list[int]`.
 
-    `config` has its sizes, `tokenizer` is None where its tokens are another program's, `step` where it was published.
+    - `config`: the sizes of the model, as the keys of `train.model`.
+    - `tokenizer`: has `encode(text)` and `decode(ids)`; `None` where the tokens are another program's.
+    - `step`: the step of the checkpoint; `None` for a Hugging Face folder.
+
+    **Example:**
+
+    ```python
+    import jaxlaunch
+
+    lm = jaxlaunch.load("runs/lm")
+    assert isinstance(lm, jaxlaunch.TextModel)
+    [samples] = lm.generate("def ", n=2, temperature=0.8, max_tokens=8)
+    print([lm.text(sample) for sample in samples])
+    ```
     """
 
     def __init__(self, generator: Generator, tokenizer: Tokenizer | None, step: int | None) -> None:
@@ -45,21 +60,38 @@ class Loaded:
 
     @property
     def params(self) -> dict[str, Array]:
-        """The parameters by name, the layers stacked: a copy, made when it is asked for."""
+        """The parameters by name, the layers stacked `[layers, …]`: a copy, made when it is asked for."""
         return self._generator.network.stacked(self._generator.weights)
 
     @property
     def model(self) -> LanguageModel:
-        """The flax.nnx module with a copy of the parameters: tokens_BL -> logits_BLV."""
+        """The flax.nnx module with a copy of the parameters: tokens `[B, L]` to logits `[B, L, V]`."""
         return self._generator.network.merged(self.params)
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], *, stop: Sequence[str] = (), **how: Any
+        self, prompts: Prompt | Sequence[Prompt], *, stop: Sequence[str] = (), **how: Unpack[SamplingOptions]
     ) -> list[list[Sample]]:
-        """Samples of each prompt, a text or token ids; `how` are the fields of Sampling, greedy by default.
+        """Continues each prompt.
 
-        A sample ends before the first text of `stop` in it; its score is that of all tokens that were drawn. Raises
-        SpecError for what does not fit the model.
+        **Arguments:**
+
+        - `prompts`: a prompt or a list of them, each a text or a list of token ids.
+        - `stop`: texts, before the first of which a sample ends.
+        - `max_tokens=128`: tokens of a sample, at most.
+        - `temperature=0.0`: 0 takes the likeliest token.
+        - `top_k=None`, `top_p=None`: draw from the `top_k` likeliest tokens; from the fewest that together have the
+            probability `top_p`.
+        - `beams=1`: beams of a search for the likeliest text.
+        - `n=1`: samples of each prompt; several need a temperature, or beams.
+        - `seed=0`: of what is drawn.
+
+        **Returns:**
+
+        A list of `n` [samples](#sample) for each prompt, those of beams the best first.
+
+        **Raises:**
+
+        [`TrainerError`](#trainererror) for a text without a tokenizer, and for what does not fit the model.
         """
         rows = self.rows(prompts)
         if not stop:
@@ -72,8 +104,13 @@ class Loaded:
         found = self._generator.generate(rows, Sampling(**how), lambda ids: any(text in decode(ids) for text in stop))
         return [[each._replace(ids=_before(stop, each.ids, decode)) for each in samples] for samples in found]
 
-    def stream(self, prompt: Prompt, **how: Any) -> Iterator[Sample]:
-        """One sample of a prompt, again after every few tokens. Raises SpecError for beams and for several samples."""
+    def stream(self, prompt: Prompt, **how: Unpack[SamplingOptions]) -> Iterator[Sample]:
+        """One sample of a prompt, again after every few tokens; the arguments are those of `generate`.
+
+        **Raises:**
+
+        [`TrainerError`](#trainererror) for beams and for several samples.
+        """
         asked = Sampling(**how)
         if asked.beams > 1 or asked.n > 1:
             raise SpecError(
@@ -83,19 +120,25 @@ class Loaded:
             yield samples[0]
 
     def logprobs(self, rows: Prompt | Sequence[Prompt]) -> list[np.ndarray]:
-        """For each row the log-probability of every token given those before it, float32 [L - 1]."""
+        """For each row, a text or token ids, the log-probability of every token given those before it in nats, float32
+        `[L - 1]`."""
         return [logprob_L for logprob_L, _ in self.scored(rows)]
 
     def scored(self, rows: Prompt | Sequence[Prompt]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The same, and whether each token was the likeliest, bool [L - 1]."""
+        """The same, and whether each token was the likeliest, bool `[L - 1]`."""
         return self._generator.logprobs(self.rows(rows))
 
     def text(self, sample: Sample) -> str | None:
-        """A sample as text; None without a tokenizer."""
+        """A sample as text; `None` without a tokenizer."""
         return None if self.tokenizer is None else self.tokenizer.decode(sample.ids)
 
-    def rows(self, prompts: Prompt | Sequence[Prompt]) -> list[Ids]:
-        """Prompts, or a single one, as token ids. Raises SpecError for text without a tokenizer."""
+    def rows(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
+        """Prompts, or a single one, as lists of token ids.
+
+        **Raises:**
+
+        [`TrainerError`](#trainererror) for a text without a tokenizer.
+        """
         is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], numbers.Integral))
         each: Any = [prompts] if is_one else prompts
         return [self._ids(prompt) for prompt in each]
@@ -119,9 +162,9 @@ def load(
     step: int | Literal["best"] | None = None,
     ema: bool = False,
     precision: spec.Precision | None = None,
-    mesh: spec.Mesh | jax.sharding.Mesh | None = None,
+    mesh: Asked = None,
     note: Callable[[str], None] = print,
-) -> Loaded:
+) -> TextModel:
     """The model of a folder of checkpoints, by default its newest undamaged step, or of a Hugging Face folder.
 
     `ema` takes the moving average. `precision` is by default the training's, and fp32 for a Hugging Face folder; `mesh`
@@ -145,12 +188,12 @@ def _is_published(folder: str) -> bool:
         return bool(config.exists())
 
 
-def _published(folder: str, precision: spec.Precision, mesh: spec.Mesh | jax.sharding.Mesh | None) -> Loaded:
+def _published(folder: str, precision: spec.Precision, mesh: Asked) -> TextModel:
     config = folders.described_by(folder).model_copy(update={"init_from": folder})
     network = Network(config, _mesh(mesh, None), precision)
     weights = network.laid_out(published.load(config, network.abstract))
     tokenizer = tokenizers.of(network.config.vocab, None, saved_tokenizer.read(epath.Path(folder)), folder)
-    return Loaded(Generator(network, weights, _ends(folder, tokenizer)), tokenizer, None)
+    return TextModel(Generator(network, weights, _ends(folder, tokenizer)), tokenizer, None)
 
 
 def _ends(folder: str | None, tokenizer: Tokenizer | None) -> tuple[int, ...]:
@@ -163,9 +206,9 @@ def _checkpoint(
     step: int | Literal["best"] | None,
     ema: bool,
     precision: spec.Precision | None,
-    mesh: spec.Mesh | jax.sharding.Mesh | None,
+    mesh: Asked,
     note: Callable[[str], None],
-) -> Loaded:
+) -> TextModel:
     found = reader.find(folder, step, note)
     config = stored_model.model(found)
     recorded = found.meta.get("train", {})
@@ -177,7 +220,7 @@ def _checkpoint(
         stored = adapters.parameters(network.config, lora, found.meta.get("base"), stored, where)
     weights = network.laid_out(_Read(network, stored))
     tokenizer = tokenizers.of(config.vocab, recorded.get("data"), saved_tokenizer.kept(folder), folder)
-    return Loaded(Generator(network, weights, _ends(config.init_from, tokenizer)), tokenizer, found.step)
+    return TextModel(Generator(network, weights, _ends(config.init_from, tokenizer)), tokenizer, found.step)
 
 
 class _Read(dict[str, Any]):
@@ -204,10 +247,10 @@ def _whole(stored: Any) -> np.ndarray[Any, Any]:
     return np.stack([np.asarray(stored[(layer, *axes[1:])]) for layer in range(stored.shape[0])])
 
 
-def _mesh(asked: spec.Mesh | jax.sharding.Mesh | None, recorded: Mapping[str, Any] | None) -> jax.sharding.Mesh:
+def _mesh(asked: Asked, recorded: Mapping[str, Any] | None) -> jax.sharding.Mesh:
     """The mesh asked for; else that of the training where it fits, else all devices as fsdp."""
     if asked is not None:
-        return asked if isinstance(asked, jax.sharding.Mesh) else meshes.build(asked)
+        return meshes.asked(asked)
     devices = jax.devices()
     sizes = {axis: size for axis, size in (recorded or {}).items() if isinstance(size, int)}
     if recorded and -1 not in sizes.values() and math.prod(sizes.values()) == len(devices):

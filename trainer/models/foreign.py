@@ -35,11 +35,33 @@ NO_MESH = jax.sharding.AbstractMesh((), ())
 
 
 class Linen(nnx.Module):
-    """`module` of flax.linen, made for the inputs `sample`; called as the module is.
+    """A model of flax.linen as a `flax.nnx` module, for a task that makes its model itself. It is called as the linen
+    module is.
 
-    Collections other than params are state: what a call in training makes of them is kept. Random streams of any name
-    are seeded. A name that an annotation (`linen.with_partitioning`) gives an axis says how it is split, as in
-    trainer/parallel/sharding. Raises SpecError where the module cannot be called with the sample.
+    Collections other than `params` are state: what a call in training makes of them is kept. Random streams of any name
+    are seeded. An axis that is named (`linen.with_partitioning`) is split as a rule of `sharding` says.
+
+    **Arguments:**
+
+    - `module`: of `flax.linen.Module`.
+    - `sample`: what it is called with, arrays of the shapes of a batch of one.
+    - `rngs`: those that the task's `model` gets.
+    - `keywords`: further arguments of the call.
+
+    **Raises:**
+
+    [`TrainerError`](#trainererror) where the module cannot be called with the sample.
+
+    **Example:**
+
+    ```python
+    import jax.numpy as jnp
+    import jaxlaunch
+    from flax import linen, nnx
+
+    model = jaxlaunch.Linen(linen.Dense(4), jnp.zeros((1, 8)), rngs=nnx.Rngs(0))
+    assert model(jnp.ones((2, 8))).shape == (2, 4)
+    ```
     """
 
     def __init__(self, module: Any, *sample: Any, rngs: nnx.Rngs, **keywords: Any) -> None:
@@ -73,15 +95,38 @@ class Linen(nnx.Module):
         return found
 
     def sown(self, collection: str = SOWN) -> Any:
-        """What the last call sowed into a collection, a tree of tuples of arrays; {} where it sowed nothing."""
+        """What the last call sowed into a collection, a tree of tuples of arrays; `{}` where it sowed nothing."""
         last = getattr(self, "last_sown", None)
         return {} if last is None else last.get_value().get(collection, {})
 
 
 class Haiku(nnx.Module):
-    """A pair of Haiku's `transform_with_state` (or `transform`), made for the inputs `sample`; called as its function.
+    """A model of Haiku (the extra `[haiku]`) as a `flax.nnx` module, for a task that makes its model itself. It is
+    called as the function that was transformed.
 
-    Raises SpecError where the function cannot be called with the sample.
+    **Arguments:**
+
+    - `transformed`: what `hk.transform_with_state` or `hk.transform` returned.
+    - `sample`: what the function is called with, arrays of the shapes of a batch of one.
+    - `rngs`: those that the task's `model` gets.
+    - `keywords`: further arguments of the call.
+
+    **Raises:**
+
+    [`TrainerError`](#trainererror) where the function cannot be called with the sample.
+
+    **Example:**
+
+    ```python
+    import haiku as hk
+    import jax.numpy as jnp
+    import jaxlaunch
+    from flax import nnx
+
+    net = hk.transform_with_state(lambda x: hk.Linear(4)(x))
+    model = jaxlaunch.Haiku(net, jnp.zeros((1, 8)), rngs=nnx.Rngs(0))
+    assert model(jnp.ones((2, 8))).shape == (2, 4)
+    ```
     """
 
     def __init__(self, transformed: Any, *sample: Any, rngs: nnx.Rngs, **keywords: Any) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+import pydantic
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxlaunch.contract import BATCH_AXES, MESH_AXES
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.errors import SpecError, said
 
 Grid = np.ndarray[Any, Any]  # of devices, [dp, fsdp, ep, mp]
 
@@ -44,6 +45,20 @@ def build(
         pairs = zip(range(len(sizes)), range(len(sizes), 2 * len(sizes)), strict=True)  # an axis's dcn part, its rest
         grid = near.reshape(*across, *inside).transpose(*itertools.chain.from_iterable(pairs)).reshape(sizes)
     return jax.sharding.Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def asked(mesh: Mapping[str, int] | spec.Mesh | jax.sharding.Mesh) -> jax.sharding.Mesh:
+    """The mesh that a program gives: one of JAX's as it is, devices per axis built. Raises SpecError."""
+    if isinstance(mesh, jax.sharding.Mesh):
+        return mesh
+    if isinstance(mesh, spec.Mesh):
+        return build(mesh)
+    try:
+        return build(spec.Mesh.model_validate(dict(mesh)))
+    except (pydantic.ValidationError, TypeError, ValueError) as error:
+        why = said(error.errors()[0]) if isinstance(error, pydantic.ValidationError) else "is not a dict"
+        hint = "give devices per axis, such as {'fsdp': 4, 'mp': 2}"
+        raise SpecError(f"jaxlaunch.load(mesh={mesh!r}): {why}; {hint}") from None
 
 
 def _place(device: jax.Device) -> tuple[int, int, int]:

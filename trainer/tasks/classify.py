@@ -29,7 +29,22 @@ from jaxlaunch.trainer.tasks import losses, ranges
 
 
 class Classify:
-    """Cross-entropy of the labels; `accuracy` is the share of images whose label has the largest logit."""
+    """The task `classify`: cross-entropy of the labels of images; `accuracy` is the share of images whose label has the
+    largest logit. Examples have `image` `[H, W, C]`, or any other shape, and `label` `[]`.
+
+    **Example:**
+
+    ```python
+    import jax
+    import jaxlaunch
+
+
+    class TwoHeads(jaxlaunch.Classify):  # train.task: module:TwoHeads; the data and the examples stay
+        def loss(self, model, batch: jaxlaunch.Batch, rng: jax.Array) -> jaxlaunch.Loss:
+            found = super().loss(model, batch, rng)
+            return found._replace(metrics=found.metrics | {"rows": (found.weight, found.weight)})
+    ```
+    """
 
     _classes: int | None = None  # of the logits, known from when the loss was traced
 

@@ -29,8 +29,9 @@ from jaxlaunch.trainer.tasks import lm, losses, ranges
 
 
 class Preference:
-    """Direct preference optimization. Rafailov et al. 2023, equation 7; with labels that may be wrong: Mitchell 2023;
-    `ipo`: Azar et al. 2023, equation 17.
+    """The task `dpo`: direct preference optimization, of examples with `tokens` `[2, L + 1]`, chosen and rejected.
+    Rafailov et al. 2023, equation 7; with labels that may be wrong: Mitchell 2023; `ipo`: Azar et al. 2023,
+    equation 17.
 
     The reference is the model as the training began. Its log-probabilities are computed in the step, by a frozen copy
     of the weights, or of adapters by the model without them: so they are the same numbers on any number of hosts and

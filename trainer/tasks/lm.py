@@ -47,8 +47,12 @@ BYTES = "text_bytes"  # the key of how many bytes of text the targets of an exam
 
 
 class NextToken:
-    """Cross-entropy of every token after the first, each target weighing the same; `accuracy`, and `bits_per_byte`
-    where it is known how many bytes of text the targets stand for."""
+    """The task `lm`: cross-entropy of every token after the first, all targets weighing the same; `accuracy`, and
+    `bits_per_byte` where it is known how many bytes of text the targets stand for. Examples have `tokens` `[L + 1]`,
+    and may have `mask` `[L]`, which is 0 on targets that do not count: [text](text.md).
+
+    It is used as [`Classify`](#classify) is.
+    """
 
     are_bytes = False  # whether a token is a byte, as far as is known
 

@@ -319,6 +319,16 @@ def test_no_fault_repeats_a_secret(place: str) -> None:
     assert CANARY.replace("-", "") not in said
 
 
+def test_a_literal_is_let_through_at_the_key_that_has_a_reason_and_nowhere_else() -> None:
+    text = "name: a\naccelerator: {type: cpu}\nenv: {BROKER: 'redis://:test@cache', OTHER: 'redis://:test@cache'}\n"
+    text += "command: [a, 'https://me:test@host/x']\n"
+    reasons = "env.BROKER: of a test, env.OTHER: of a test, command.1: of a test"
+    assert jobs.parse(text + f"allow_literal: {{{reasons}}}\n").env["BROKER"] == "redis://:test@cache"
+    for allowed in ("{env.BROKER: of a test}", "{env.BROKER: of a test, env.OTHER: ''}"):
+        said = faults_of(text + f"allow_literal: {allowed}\n")
+        assert "env.BROKER" not in said and "env.OTHER holds a credential" in said and "command.1 holds" in said
+
+
 def _paths() -> list[str]:
     return sorted({".".join(map(str, path)) for path, _ in introspection.walk(JobSpec)})
 

@@ -85,7 +85,6 @@ def container(**security: Any) -> dict[str, Any]:
     [
         ({"spec": {"hostPID": True}}, "privileged", "host namespaces (hostPID=true)"),
         (container(privileged=True), "privileged", 'privileged (container "main" is privileged)'),
-        (container(windowsOptions={"hostProcess": True}), "privileged", "hostProcess"),
         (container(capabilities={"add": ["CHOWN"]}), "baseline", 'unrestricted capabilities (container "main" adds CH'),
         (container(capabilities={"add": ["NET_BIND_SERVICE"]}), "restricted", ""),
         ({"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}}, "privileged", 'volumes (volume "v")'),

@@ -121,7 +121,9 @@ def test_the_job_that_a_run_keeps_says_the_same_from_any_folder(tmp_path: Path, 
     assert (there.base / str(again.code_folder), there.base / str(again.workdir)) == (tmp_path, tmp_path / "inside")
     assert again.code_include == job.code_include
     assert jobs.dump(there.anywhere(again)) == kept.read_text()
-    assert resolve(again, ClusterDefaults()).workdir == resolve(job, ClusterDefaults()).workdir == "/code/inside"
+    assert (
+        resolve(again, ClusterDefaults()).code.workdir == resolve(job, ClusterDefaults()).code.workdir == "/code/inside"
+    )
 
 
 def test_one_claim_at_two_mounts_is_one_folder(tmp_path: Path) -> None:

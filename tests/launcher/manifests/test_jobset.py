@@ -20,8 +20,8 @@ from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.schema import Kind
 from jaxlaunch.launcher.kube import labels
-from jaxlaunch.launcher.manifests import bundle, network
-from jaxlaunch.launcher.manifests.bundle import Bundle
+from jaxlaunch.launcher.manifests import code, network
+from jaxlaunch.launcher.manifests.code import Bundle
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.platforms import table
 from jaxlaunch.launcher.manifests.prepare import prepare
@@ -434,7 +434,7 @@ def test_an_image_of_the_jobs_own_gets_the_agent_that_travels_with_it() -> None:
     ],
 )
 def test_the_agent_travels_where_the_image_need_not_hold_it(text: str, brings: bool) -> None:
-    found = bundle.of(resolve(load.parse(text), ClusterDefaults()), Path())
+    found = code.bundle(resolve(load.parse(text), ClusterDefaults()).code, Path())
     assert (found is not None and found.agent is not None) == brings
 
 

@@ -50,7 +50,6 @@ BY_CONTENT = {
     "slack.py": f'URL = "https://hooks.slack.com/services/T0{HEX[:7]}/B0{HEX[:7]}/{TEXT[:24]}"\n',
     "run.sh": f"#!/bin/sh\nexport WANDB_API_KEY={HEX}7d2058e6\npython train.py\n",
     "Dockerfile": f"FROM python\nENV NEPTUNE_API_TOKEN={TEXT}\n",
-    "settings.py": f'SECRET_KEY = "{TEXT}{HEX}"\n',
     "notebook.ipynb": '{"source": ["os.environ[\\"COMET_API_KEY\\"] = \\"' + TEXT + '\\"\\n"]}',
     "db.yaml": "url: postgres://trainer:k8S.pr0d!x@db.corp:5432/runs\n",
     "redis.toml": 'broker = "redis://:k8Spr0dx@cache:6379/0"\n',

@@ -125,7 +125,7 @@ def test_the_memory_is_that_of_the_nodes_that_job_or_cluster_defaults_choose(
 ) -> None:
     text = f"name: x\nimage: i\ncommand: [a]\nplatform: {platform}\naccelerator: {accelerator}\n"
     given = resolve(jobs.parse(text), defaults.parse(cluster))
-    found = estimate.memory(given.spec, given.node_labels)
+    found = estimate.memory(given.spec, given.nodes.labels)
     assert found is not None and found.usable == pytest.approx([size * 0.9 * GIB for size in usable])
 
 

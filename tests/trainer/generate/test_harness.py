@@ -17,7 +17,7 @@ import pytest
 
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate import harness
-from jaxlaunch.trainer.generate.loaded import Loaded
+from jaxlaunch.trainer.generate.loaded import TextModel
 from jaxlaunch.trainer.text.tokenizer import Bytes
 from tests.trainer.generate.generators import bytes_model, generator
 from tests.trainer.tiny import DECODER
@@ -51,7 +51,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
     for name, module in {"lm_eval": types.ModuleType("lm_eval"), "lm_eval.api.model": stand_in}.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(sys.modules, "lm_eval.api", types.ModuleType("lm_eval.api"))
-    return harness.model(Loaded(bytes_model(), Bytes(), 3), batch=2)
+    return harness.model(TextModel(bytes_model(), Bytes(), 3), batch=2)
 
 
 QUESTIONS = [("two and two", " are four"), ("one ", "and one"), ("", "none")]
@@ -123,8 +123,8 @@ def test_answers_come_in_batches_and_what_is_drawn_is_drawn_anew(model: Any, mon
 
 def test_without_the_harness_or_a_tokenizer_it_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SpecError, match="asks in text, and the model has no tokenizer here"):
-        harness.model(Loaded(generator(DECODER), None, None))
+        harness.model(TextModel(generator(DECODER), None, None))
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
     with pytest.raises(SpecError, match="lm_eval is not installed; install it with pip install lm-eval"):
-        harness.model(Loaded(bytes_model(), Bytes(), 3))
+        harness.model(TextModel(bytes_model(), Bytes(), 3))
     assert np.isfinite(model.loglikelihood([Instance(("a", "b"))])[0][0])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.generate.loaded import Loaded, load
+from jaxlaunch.trainer.generate.loaded import TextModel, load
 from jaxlaunch.trainer.huggingface import save
 from tests import environments, needs
 from tests.trainer.generate.generators import one_device
@@ -49,7 +49,7 @@ def call(folder: Path, rows: list[list[int]], tokens: int = TOKENS, **more: Any)
     return {"folder": str(folder), "prompts": rows, "tokens": tokens, "end": None, "beams": 1, **more}
 
 
-def ours(loaded: Loaded, asked: dict[str, Any]) -> list[list[int]]:
+def ours(loaded: TextModel, asked: dict[str, Any]) -> list[list[int]]:
     """As transformers gives it: the end included, and zeros up to the longest row."""
     generator = loaded._generator
     generator.ends = () if asked["end"] is None else (asked["end"],)

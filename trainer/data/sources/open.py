@@ -14,10 +14,30 @@ BYTES = 256
 
 
 def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
-    """The source of `split`, or None when the job has none for evaluation.
+    """Opens what the job's `train.data` describes: the `source` of a task of yours whose data is not its own.
 
-    Raises DataError when there is nothing to read, StorageError when storage fails, SpecError when the model does not
-    fit the data.
+    **Arguments:**
+
+    - `spec`: the `train` block, as the task's `source` gets it.
+    - `split`: `"train"`, or `"eval"` for the held-out examples.
+
+    **Returns:**
+
+    A [`Source`](#source); `None` where the job has no held-out examples.
+
+    **Raises:**
+
+    [`TrainerError`](#trainererror) where there is nothing to read, storage fails or the model does not fit the data.
+
+    **Example:**
+
+    ```python
+    import jaxlaunch
+
+    spec = jaxlaunch.TrainSpec.model_validate({"task": "lm", "data": {"source": "tfds", "name": "digits"}})
+    source = jaxlaunch.open_source(spec, "train")
+    assert source is not None and len(source) == 1437
+    ```
     """
     try:
         source = _opened(spec, split)

@@ -9,7 +9,6 @@ import pytest
 from jaxlaunch.launcher.errors import JobFaults, UserError
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
-from jaxlaunch.launcher.manifests.platform_checks import faults
 from jaxlaunch.launcher.manifests.platforms import eks, gke, table
 from jaxlaunch.launcher.manifests.platforms.facts import GKE_TPU, INSTANCE
 from jaxlaunch.launcher.manifests.prepare import prepare
@@ -126,7 +125,7 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
     ],
 )
 def test_a_job_is_refused_by_name(text: str, cluster: str, said: str) -> None:
-    found = list(faults(resolve(load.parse(text), defaults.parse(cluster))))
+    found = list(resolve(load.parse(text), defaults.parse(cluster)).faults())
     assert [fault for fault in found if said in fault.message], found
     assert len(found) == 1 and found[0].hint
 
@@ -164,8 +163,8 @@ def test_a_job_is_refused_by_name(text: str, cluster: str, said: str) -> None:
         ),
     ],
 )
-def test_what_the_platform_or_the_defaults_know_is_taken(text: str, cluster: str) -> None:
-    assert list(faults(resolve(load.parse(text), defaults.parse(cluster)))) == []
+def test_what_the_platform_or_the_profile_knows_is_taken(text: str, cluster: str) -> None:
+    assert list(resolve(load.parse(text), defaults.parse(cluster)).faults()) == []
 
 
 @pytest.mark.parametrize("one", wrong.TABLE, ids=lambda one: one.lines.replace("\n", ", ")[:60])
@@ -173,6 +172,18 @@ def test_what_the_server_would_refuse_is_refused_before_it_is_sent(one: wrong.Wr
     with pytest.raises(UserError) as refused:
         prepare(load.read_text(wrong.text(one.lines)), ClusterDefaults())
     assert one.ours in str(refused.value)
+
+
+def test_a_volume_that_keeps_the_cluster_s_folder_of_checkpoints_for_one_host_is_named_and_not_the_cluster() -> None:
+    text = TRAIN + "hosts: 2\ntrain: {task: 'a:B'}\nvolumes: [{ephemeral: 1Gi, path: /c}]\n"
+    (found,) = resolve(load.parse(text), defaults.parse("checkpoint: {claim: c, path: /c}")).faults()
+    assert found.path == ("volumes", 0) and "/c/x is on ephemeral storage" in found.message
+
+
+def test_an_init_container_may_not_have_the_name_of_one_that_the_network_adds() -> None:
+    text = H100 + "network: gpudirect-tcpxo\ninit: [{name: tcpxo-daemon}]\n"
+    (found,) = resolve(load.parse(text), defaults.parse(TCPXO)).faults()
+    assert "init.0.name = tcpxo-daemon is taken." in found.message
 
 
 def test_what_is_wrong_with_the_pod_is_said_at_its_line(tmp_path: Path) -> None:
@@ -194,7 +205,7 @@ def test_what_is_wrong_with_the_pod_is_said_at_its_line(tmp_path: Path) -> None:
 )
 def test_only_instance_types_with_enough_gpus_are_asked_for(accelerator: str, types: set[str]) -> None:
     job = resolve(load.parse(SMALL + f"accelerator: {accelerator}\nplatform: eks\n"), ClusterDefaults())
-    assert set(job.node_labels["node.kubernetes.io/instance-type"]) == types
+    assert set(job.nodes.labels["node.kubernetes.io/instance-type"]) == types
 
 
 @pytest.mark.parametrize(
@@ -211,7 +222,7 @@ def test_a_slice_of_one_host_or_of_two_asks_for_the_chips_of_its_hosts(
 ) -> None:
     """Where the platform's usual labels are not overruled."""
     spec = load.parse(SMALL + f"accelerator: {accelerator}\nplatform: gke\n")
-    assert resolve(spec, defaults.parse(cluster)).node_labels.get(gke.CHIPS_LABEL.value) == chips
+    assert resolve(spec, defaults.parse(cluster)).nodes.labels.get(gke.CHIPS_LABEL.value) == chips
 
 
 def test_the_gpus_of_every_instance_type_are_known() -> None:

@@ -1,0 +1,130 @@
+"""The page of the Python API, from signatures and docstrings: `python -m tests.api > docs/api.md`."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any, ForwardRef
+
+import jaxlaunch
+
+_INTRODUCTION = """\
+# Python API
+
+`import jaxlaunch` gives programs, tasks and models of yours the names on this page, and imports nothing else before
+one is used. They are typed (`py.typed`). Any module below `jaxlaunch` is private: it may change in any version
+([upgrades](upgrades.md)). `report` needs the standard library alone, `UserError` the package, the others the extra
+`[train]`. Shapes are in brackets: B rows of a batch, L tokens, V classes or the vocabulary, N rows of any number.
+Docstrings and signatures are where this page is from: `python -m tests.api` prints it.
+"""
+GROUPS = {
+    "In any program": ("report", "run", "load", "TextModel", "TaskModel", "Sample", "lm_eval_model"),
+    "A task of your own": ("Task", "Loss", "Batch", "Split", "TrainSpec", "Classify", "NextToken", "Preference"),
+    "Data": ("Source", "open_source", "write_records"),
+    "Models of other libraries": ("Linen", "Haiku"),
+    "Errors": ("TrainerError", "UserError"),
+}
+ALIASES = ("Batch", "Split")  # names for types: a line of code, and the string under it
+CALLED = ("Loss", "Sample", "Linen", "Haiku")  # classes that users make objects of; the others are given or inherited
+AS_TASK = ("Classify", "NextToken", "Preference")  # whose methods are those of Task
+_EXAMPLE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def markdown() -> str:
+    """The page: a table of all names, then each with its signature and docstring."""
+    table = "| | |\n|---|---|\n" + "".join(f"| {group} | {_linked(names)} |\n" for group, names in GROUPS.items())
+    sections = [part for names in GROUPS.values() for name in names for part in _section(name)]
+    return "\n".join([_INTRODUCTION, table, *sections])
+
+
+def examples() -> Iterator[tuple[str, str]]:
+    """The examples of all docstrings, by the name that they are of."""
+    for names in GROUPS.values():
+        for name in names:
+            for number, found in enumerate(_EXAMPLE.findall(docstring(name))):
+                yield f"{name}-{number}" if number else name, found
+
+
+def docstring(name: str) -> str:
+    """That of a public name; of a type alias, the string under it."""
+    return _alias(name)[1] if name in ALIASES else inspect.getdoc(getattr(jaxlaunch, name)) or ""
+
+
+def _linked(names: tuple[str, ...]) -> str:
+    return " · ".join(f"[{name}](#{name.lower()})" for name in names)
+
+
+def _section(name: str) -> Iterator[str]:
+    found = getattr(jaxlaunch, name)
+    yield f"## `{name}`\n"
+    if name in ALIASES:
+        yield f"```python\n{_alias(name)[0]}\n```\n"
+    elif inspect.isfunction(found) or name in CALLED:
+        yield f"```python\n{_signature(name, found)}\n```\n"
+    yield docstring(name) + "\n"
+    if name == "TrainSpec":
+        yield "Its fields are the keys of [train](job-yaml.md#train).\n"
+    if inspect.isclass(found) and name not in (*ALIASES, *AS_TASK, "TrainSpec"):
+        for member, value in vars(found).items():
+            if not member.startswith("_") or (member in ("__len__", "__getitem__") and name == "Source"):
+                yield from _member(name, member, value)
+
+
+def _member(name: str, member: str, value: Any) -> Iterator[str]:
+    if isinstance(value, property):
+        yield f"### `{name}.{member}`\n\n{inspect.getdoc(value)}\n"
+    elif inspect.isfunction(value):
+        yield f"### `{name}.{member}`\n\n```python\n{_signature(member, value)}\n```\n\n{inspect.getdoc(value)}\n"
+
+
+def _signature(name: str, found: Any) -> str:
+    """As a call is written, on one line where it fits."""
+    is_made = inspect.isclass(found)
+    signature = inspect.signature(found.__init__ if is_made and not issubclass(found, tuple) else found)
+    parts, is_keyword = [], False
+    for parameter in signature.parameters.values():
+        if parameter.name == "self":
+            continue
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            is_keyword = True
+        if parameter.kind is parameter.KEYWORD_ONLY and not is_keyword:
+            parts, is_keyword = [*parts, "*"], True
+        parts.append(_parameter(parameter))
+    returned = signature.return_annotation
+    end = "" if returned in (signature.empty, "None") or is_made else f" -> {_written(returned)}"
+    whole = f"{name}({', '.join(parts)}){end}"
+    return whole if len(whole) <= 88 else f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){end}"
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    text = stars + parameter.name
+    if parameter.annotation is not parameter.empty:
+        text += f": {_written(parameter.annotation)}"
+    if parameter.default is parameter.empty:
+        return text
+    default = parameter.default.__name__ if inspect.isbuiltin(parameter.default) else repr(parameter.default)
+    return f"{text} = {_written(default)}"
+
+
+def _written(annotation: Any) -> str:
+    text = annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else str(annotation)
+    return re.sub(r"'(\w+)'", r'"\1"', text)
+
+
+def _alias(name: str) -> tuple[str, str]:
+    """The line that assigns a type alias, and the string under it."""
+    module, _, attribute = jaxlaunch._HOMES[name].partition(":")
+    body = ast.parse(inspect.getsource(importlib.import_module(module))).body
+    for assigned, below in zip(body, body[1:], strict=False):
+        if isinstance(assigned, ast.Assign) and ast.unparse(assigned.targets[0]) == attribute:
+            assert isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant), f"{name} has no docstring"
+            return _written(ast.unparse(assigned)), inspect.cleandoc(str(below.value.value))
+    raise LookupError(name)
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

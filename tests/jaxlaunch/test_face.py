@@ -1,0 +1,82 @@
+"""What users import: `jaxlaunch`, its names, and their types."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import jaxlaunch
+from tests import compiled
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "jaxlaunch" / "__init__.py"
+CONSUMER = Path(__file__).with_name("consumer.py")
+
+
+def seen_by_a_type_checker() -> dict[str, str]:
+    """Where the names of `__all__` are imported from for it, as `module:name`."""
+    imports = [node for node in ast.walk(ast.parse(SOURCE.read_text())) if isinstance(node, ast.ImportFrom)]
+    named = [(each.asname or each.name, f"{node.module}:{each.name}") for node in imports for each in node.names]
+    return {name: home for name, home in named if name in jaxlaunch.__all__}
+
+
+def test_exported_members_are_what_all_lists() -> None:
+    assert jaxlaunch.__all__ == sorted(set(jaxlaunch.__all__)) == dir(jaxlaunch)
+    of_its_own = {"load", "report", "run"}
+    assert set(jaxlaunch._HOMES) | of_its_own == set(jaxlaunch.__all__)
+    assert seen_by_a_type_checker() == jaxlaunch._HOMES | {"report": "jaxlaunch.reporting:report"}
+    assert all(getattr(jaxlaunch, name) is not None for name in jaxlaunch.__all__)
+    with pytest.raises(AttributeError, match="module 'jaxlaunch' has no attribute 'nothing'"):
+        _ = jaxlaunch.nothing  # type: ignore[attr-defined]
+
+
+def test_where_the_trainer_is_missing_a_name_says_what_to_install(tmp_path: Path) -> None:
+    """As in an image into which the agent has brought two files."""
+    (tmp_path / "jaxlaunch").mkdir()
+    for name in ("__init__.py", "reporting.py"):
+        shutil.copy(SOURCE.with_name(name), tmp_path / "jaxlaunch")
+    program = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import jaxlaunch
+jaxlaunch.report(step=1)
+for use in (lambda: jaxlaunch.Loss, lambda: jaxlaunch.load("lm"), lambda: jaxlaunch.run(None, None, steps=1)):
+    try:
+        use()
+    except ModuleNotFoundError as error:
+        print(error)
+"""
+    command = [sys.executable, "-I", "-S", "-c", program, str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    install = "which is not installed here: pip install 'jaxlaunch[train]'"
+    assert said == [
+        f"jaxlaunch.Loss needs jaxlaunch.trainer, {install}",
+        f"jaxlaunch.load needs jaxlaunch.launcher, {install}",
+        f"jaxlaunch.run needs jaxlaunch.trainer, {install}",
+    ]
+
+
+@pytest.mark.slow
+def test_a_user_s_typed_code_needs_every_name_and_passes_mypy_strict(tmp_path: Path) -> None:
+    nodes = list(ast.walk(ast.parse(CONSUMER.read_text())))
+    used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    used |= {each.name for node in nodes if isinstance(node, ast.ImportFrom) for each in node.names}
+    assert set(jaxlaunch.__all__) <= used
+    home = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    (site,) = home.glob("lib/python3*/site-packages")
+    (site / "jaxlaunch").symlink_to(ROOT / "jaxlaunch")  # as it is installed: mypy does not follow an editable finder
+    (site / "others.pth").write_text(sysconfig.get_path("purelib"))
+    cache = Path(os.environ[compiled.NAME]).parents[1] / "mypy"  # a quarter of a minute without it
+    how = ["--strict", "--config-file=", "--cache-dir", cache, "--python-executable", home / "bin" / "python"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *how, CONSUMER], cwd=tmp_path, text=True, stdout=-1, stderr=subprocess.STDOUT
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,87 @@
+"""The page of the Python API is current, and the examples of its docstrings run."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jaxlaunch
+from jaxlaunch import contract
+from jaxlaunch.trainer import task
+from jaxlaunch.trainer.checkpoint.store import Store
+from jaxlaunch.trainer.distributed import Stop
+from jaxlaunch.trainer.loop.options import Options
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.process import read_spec
+from jaxlaunch.trainer.train import Place, Run
+from tests import api
+from tests.trainer.generate.generators import bytes_model
+
+PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+EXAMPLES = dict(api.examples())
+WITHOUT = {"Batch", "NextToken", "Preference", "Sample", "Split", "TrainSpec", "lm_eval_model"}  # shown by others
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs that the examples load: `runs/lm`, and `runs/digits` after two steps."""
+    home = tmp_path_factory.mktemp("home")
+    model = bytes_model()
+    store = Store(str(home / "runs" / "lm"), keep=1, uid="mine")
+    store.claim()
+    params = {name: np.asarray(each) for name, each in model.network.stacked(model.weights).items()}
+    recorded = {"data": {"source": "text", "tokenizer": "bytes"}}
+    store.save(2, {"params": params}, {"model": model.network.config.model_dump(mode="json"), "train": recorded})
+    store.close()
+    digits = home / "runs" / "digits"
+    digits.mkdir()
+    (digits / ".lock").touch()
+    train = {"task": "classify", "data": {"source": "tfds", "name": "digits"}, "batch": 64, "steps": 2}
+    job = {"name": "digits", "accelerator": {"type": "cpu", "per_host": 8}, "train": train}
+    (digits / "job.yaml").write_text(json.dumps(job))
+    Run(*read_spec({contract.TRAIN_SPEC: json.dumps(train)}), Place(run_dir=str(digits)), Stop(), Progress(None)).run()
+    return home
+
+
+def test_the_page_is_what_the_docstrings_say() -> None:
+    """When it is not: python -m tests.api > docs/api.md"""
+    assert PAGE.read_text(encoding="utf-8") == api.markdown()
+    assert sorted(name for names in api.GROUPS.values() for name in names) == jaxlaunch.__all__
+    assert set(jaxlaunch.__all__) - {name.partition("-")[0] for name in EXAMPLES} == WITHOUT
+
+
+@pytest.mark.usefixtures("standard")
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    found: dict[str, object] = {"__name__": "example"}
+    exec(compile(EXAMPLES[name], f"<the example of {name}>", "exec"), found)
+    if name in ("Task", "Classify"):
+        made = found["Curve" if name == "Task" else "TwoHeads"]
+        assert task.make("example", made)
+
+
+def test_a_mesh_is_devices_per_axis_and_a_precision_is_of_language_models(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    for name, split in (("lm", {"fsdp": -1}), ("digits", {"dp": 2, "mp": 4})):
+        assert jaxlaunch.load(f"runs/{name}", mesh=split).step == 2
+        with pytest.raises(jaxlaunch.TrainerError, match=r"load\(mesh=.*'tp'.*; give devices per axis, such as"):
+            jaxlaunch.load(f"runs/{name}", mesh={"tp": 8})
+    with pytest.raises(TypeError, match="is for language models"):
+        jaxlaunch.load("runs/digits", precision="bf16")
+
+
+def test_the_defaults_of_run_are_those_of_its_options() -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(Options)}
+    given = {name: each.default for name, each in inspect.signature(jaxlaunch.run).parameters.items()}
+    assert {name: each for name, each in given.items() if name in defaults and name != "steps"} == {
+        name: each for name, each in defaults.items() if name != "steps"
+    }
+    assert set(given) == set(defaults) | {"step", "state", "data"}
