@@ -55,6 +55,10 @@ ANNOTATION = "jaxlaunch.io/progress"  # agent, launcher -> launcher: how far a j
 HEARTBEAT_TIMEOUT_S = 30  # JAX's own default of 100 s would be slower than every other check
 SHUTDOWN_TIMEOUT_S = 10  # JAX's own default of 300 s delays the exit code by five minutes
 
+MANIFEST = (
+    "jaxlaunch.manifest.json"  # trainer -> launcher: the last file of a saved step; without it the step is not whole
+)
+
 PROFILE_STEPS = 100  # most steps of one profile: a trace is in memory until it ends
 
 MESH_AXES = ("dp", "fsdp", "ep", "mp")  # outermost first: mp neighbours are the closest devices

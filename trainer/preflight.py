@@ -8,7 +8,7 @@ import importlib.util
 import os
 import re
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from jaxlaunch.trainer.buckets import faults, remote
 from jaxlaunch.trainer.errors import CheckpointError, DataError, SpecError, StorageError
 from jaxlaunch.trainer.spec import EVAL, TrainSpec
 
+SHOWN_KEYS = 3  # of those in which a job differs from what its checkpoint was trained with
 CUDA_ERROR_NO_DEVICE = 100  # cuda.h
 DRIVER = Path("/proc/driver/nvidia/version")  # of the node's kernel module, the same in every container
 
@@ -233,6 +234,20 @@ def check_length(spec: TrainSpec, total_steps: int, start: int, path: str) -> No
     asked, key = (f"train.steps = {total_steps}", "steps") if spec.epochs is None else (asked, "epochs")
     raise SpecError(
         f"{asked}; step {start} is already saved in {path}. Raise train.{key}, or set checkpoint.path to a new folder"
+    )
+
+
+def check_finished(spec: TrainSpec, differing: Sequence[tuple[str, str, str]], step: int) -> None:
+    """Raises SpecError when a run that ended at `step` differs from the job in keys that its training depends on."""
+    if not differing:
+        return
+    shown = differing[:SHOWN_KEYS]
+    had, has = ", ".join(f"{key} = {then}" for key, then, _ in shown), ", ".join(now for _, _, now in shown)
+    more = f" ({len(differing) - SHOWN_KEYS} more keys differ)" if len(differing) > SHOWN_KEYS else ""
+    longer = "steps" if spec.epochs is None else "epochs"
+    raise SpecError(
+        f"finished at step {step} with {had}; this job says {has}{more}: use another name, or raise train.{longer} "
+        "to continue"
     )
 
 

@@ -45,7 +45,7 @@ from jaxlaunch.trainer.metrics.watch import BestSteps, Patience, value_of
 from jaxlaunch.trainer.numerics import flops
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.profiling.profiler import Profiler
-from jaxlaunch.trainer.spec import GPT2, LM, Decoder, TrainSpec
+from jaxlaunch.trainer.spec import GPT2, LM, Decoder, TrainSpec, task_name
 from jaxlaunch.trainer.step import dispatch, resume
 from jaxlaunch.trainer.step.train_step import Step, TrainState
 from jaxlaunch.trainer.task import Split, Task, checked_source
@@ -264,7 +264,11 @@ class Run(Attempt[TrainState]):
         self._committed = start  # by an earlier attempt: no progress of this one
         self.report.restored(start)
         self._note(f"resumed at step {start} of {self.total}")
-        if (changed := resume.changes(self._completed(meta), self.record, start)) is not None:
+        trained = self._completed(meta)
+        if start == self.total or self._is_over():
+            preflight.check_finished(self.spec, resume.retrained(trained, self.record), start)
+            self._note(f"nothing to do: the run finished at step {start}")
+        if (changed := resume.changes(trained, self.record, start)) is not None:
             self._note(changed)
         with self.step.checks_base(meta.get("base"), f"step {start} of {self.folder}"):
             state = self.step.unnamed(tree)
@@ -410,6 +414,8 @@ class Run(Attempt[TrainState]):
         """The meta of a checkpoint, with the defaults of keys that its version had not."""
         now, blocks = self._meta(), {"train": self.spec, "model": self.spec.model, "optimizer": self.spec.optimizer}
         filled = {key: resume.completed(meta[key], now[key], block) for key, block in blocks.items() if key in meta}
+        if "train" in filled:  # version 0.1 named the built-in tasks by their paths
+            filled["train"] = {**filled["train"], "task": task_name(filled["train"].get("task"))}
         return {**meta, **filled}
 
     # --- the ends -----------------------------------------------------------------------------------------------------

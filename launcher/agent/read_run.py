@@ -67,6 +67,17 @@ def summary(path: str) -> str | None:
     return json.dumps({name: value for name, value in fields.items() if name != "stacks"})
 
 
+def newest(folder: str) -> str:
+    """The folder of the newest start that has logs: a run of version 0.1 has them in its own."""
+    starts = os.path.join(folder, "starts")
+    try:
+        numbers = sorted((int(name) for name in os.listdir(starts) if name.isdecimal()), reverse=True)
+    except OSError:
+        return folder
+    found = (os.path.join(starts, str(number)) for number in numbers)
+    return next((each for each in found if os.path.isdir(os.path.join(each, "logs"))), folder)
+
+
 def log(folder: str, rank: int, pattern: re.Pattern[str] | None, tail: int | None, size: int) -> dict[str, Any]:
     """The last selected lines of a rank, `size` bytes at most, and how many bytes before them are left out."""
     path = os.path.join(folder, "logs", f"rank-{rank}.log")
@@ -116,12 +127,13 @@ def main() -> None:
     """Answers the one argument."""
     asked = json.loads(sys.argv[1])
     folder, pattern = asked["folder"], asked["pattern"]
-    ranks = found(folder, asked["ranks"])
+    logs = newest(folder)
+    ranks = found(logs, asked["ranks"])
     matches = None if pattern is None else re.compile(pattern)
     answer = {
         "summary": summary(os.path.join(folder, "summary.json")),
         "attempts": end(os.path.join(folder, "attempts.jsonl"), MAX_ATTEMPTS),
-        "logs": [log(folder, rank, matches, asked["tail"], asked["bytes"] // len(ranks)) for rank in ranks],
+        "logs": [log(logs, rank, matches, asked["tail"], asked["bytes"] // len(ranks)) for rank in ranks],
     }
     packed = zlib.compress(json.dumps(answer).encode())
     text = base64.b64encode(packed).decode()

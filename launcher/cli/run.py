@@ -12,7 +12,7 @@ import click
 
 from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
-from jaxlaunch.launcher.agent.leader import summary
+from jaxlaunch.launcher.agent.leader import starts, summary
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.errors import UserError
@@ -74,9 +74,8 @@ def _keep(job_file: Path, folder: Path) -> None:
 
 
 def _own(job: JobSpec, folder: Path) -> None:
-    """Raises UserError where the folder has the record of another job that did something: this run would replace it."""
-    found = summary.stored(RunFolder(folder, output.say))
-    if not (found.get("step") or found.get("saved") or found.get("status") == "done"):
+    """Raises UserError where another job trained in the folder: this run would go on from its checkpoints."""
+    if not any(start.has_trained for start in starts.rows(summary.stored(RunFolder(folder, output.say)))):
         return
     try:
         earlier = jobs.load(folder / "job.yaml")
@@ -108,11 +107,10 @@ def _conclude(path: Path, ended: Ended, shown: Select) -> None:
     """Says how the run ended, in one line; the traceback too if the lines of its rank were not shown."""
     found, verdict = ended.summary, ended.summary["verdict"]
     how = found["status"] if found["step"] is None else f"{found['status']} at step {found['step']}"
+    if ended.stands_at is not None:
+        is_done = ended.code == contract.DONE
+        how = f"{'nothing to do' if is_done else found['status']}; the run is at step {ended.stands_at}"
     where = f"see {path}" if path.exists() else f"{path} could not be written"
-    if ended.is_restored:
-        how = "refused" if ended.is_refused else f"{found['status']} before its first step"
-        how += "" if ended.stands_at is None else f"; the run is at step {ended.stands_at}"
-        where = f"{path.parent} was not changed"
     output.say(f"{how}: {verdict['message']} (exit {ended.code}); {where}")
     if (page := troubleshooting.of_code(ended.code)) is not None:
         output.say(f"see: {page}")

@@ -211,8 +211,8 @@ class Logs(Block):
 
     kept: Quantity = Field(
         "16Mi",
-        description="of each rank over all attempts, in the run folder: beyond it the oldest half is dropped, and "
-        "counted",
+        description="of each rank over all attempts of a start, in the run folder: beyond it the oldest half "
+        "is dropped, and counted",
     )
 
 

@@ -6,33 +6,43 @@ import dataclasses
 import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.verdict import Verdict, of_code
 from jaxlaunch.launcher.agent.leader import history, reported_fields, unfinished
 from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.launcher.agent.leader.summary import Of, Summary, stored
 
 
 def ended(
-    folder: RunFolder, uid: str, generation: int, codes: Sequence[int], *, is_stopped: bool, started: float
+    folder: RunFolder,
+    uid: str,
+    generation: int,
+    codes: Sequence[int],
+    checkpoints: Path | None,
+    *,
+    is_stopped: bool,
+    started: float,
 ) -> Summary:
     """The end of a generation, whose agents left with `codes`, by host; it is also in `folder` when this returns.
 
     `is_stopped`: the user stopped it. `started`: when the run did, in Unix time; all seconds since then are counted.
     """
     records = folder.records(uid)
-    open_attempt = unfinished.find(folder, uid, records)
-    found = open_attempt[0] if open_attempt else Summary.read(folder, uid)
+    found, is_open = Summary.read(folder, uid), unfinished.find(folder, uid, records) is not None
     if found is None or found.of is None or found.of.generation < generation:  # not one agent wrote anything
         of = Of(uid, generation, len(records) + 1, started=time.time(), at=time.time())
-        open_attempt = found, of = _before(found, records), of
-    if open_attempt is not None:
-        record = unfinished.close(open_attempt[1], _verdict(codes, found, is_stopped))
+        found, is_open = dataclasses.replace(_before(found, records), of=of), True
+    if found.verdict is None:
+        found = _with_saved(found, checkpoints)
+    if is_open and found.of is not None:
+        record = unfinished.close(found.of, _verdict(codes, found, is_stopped))
         folder.append(record)
         records.append(record)
-        found = dataclasses.replace(found, verdict=Verdict.from_json(record.verdict), of=open_attempt[1])
+        found = dataclasses.replace(found, verdict=Verdict.from_json(record.verdict))
         found = dataclasses.replace(found, seconds=reported_fields.carried(records, time.time(), started))
     elif found.verdict is None:  # it was killed after the record of its attempt
         last = Verdict.from_json(records[-1].verdict)
@@ -43,22 +53,43 @@ def ended(
         restarts=history.restarts_by_cause(records) if records else found.restarts,
         seconds=_until_now(found, started),
     )
-    summary.write(folder)
+    Starts(folder, uid).write(summary)
     return summary
 
 
-def close(folder: RunFolder) -> None:
+def close(folder: RunFolder, checkpoints: Path | None) -> None:
     """Ends the record of a run whose agents and launcher were killed together: it is no longer running."""
     uid = (stored(folder).get("of") or {}).get("uid", "")
     found = Summary.read(folder, uid)
     if found is None or found.of is None or found.verdict is not None:
         return
+    found, starts = _with_saved(found, checkpoints), Starts(folder, uid)
+    starts.write(found)
     records = unfinished.settle(folder, uid)
-    if records:
+    if records and found.of is not None:
         verdict = Verdict.from_json(records[-1].verdict)
         seconds = reported_fields.carried(records, found.of.at)
         restarts = history.restarts_by_cause(records)
-        dataclasses.replace(found, verdict=verdict, restarts=restarts, seconds=seconds).write(folder)
+        starts.write(dataclasses.replace(found, verdict=verdict, restarts=restarts, seconds=seconds))
+
+
+def _with_saved(found: Summary, checkpoints: Path | None) -> Summary:
+    """The state of a run whose agents were killed, with a step on disk that they had no time to write of."""
+    saved = newest_step(checkpoints)
+    if saved is None or (found.saved is not None and saved <= found.saved):
+        return found
+    found = dataclasses.replace(found, saved=saved)
+    of = found.of
+    if of is None or of.first_step is None or saved < of.first_step:
+        return found  # an earlier attempt saved it
+    of = dataclasses.replace(of, first_committed=of.first_committed or saved, last_committed=saved)
+    return dataclasses.replace(found, of=of, step=max(found.step or 0, saved))
+
+
+def newest_step(checkpoints: Path | None) -> int | None:
+    """The newest step that is whole in a folder of checkpoints: its manifest is written last."""
+    manifests = () if checkpoints is None else checkpoints.glob(f"*/{contract.MANIFEST}")
+    return max((int(path.parent.name) for path in manifests if path.parent.name.isdecimal()), default=None)
 
 
 def _before(found: Summary | None, records: Sequence[Record]) -> Summary:

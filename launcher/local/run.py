@@ -26,12 +26,12 @@ from jaxlaunch.launcher.agent.gang.verdict import is_full_disk
 from jaxlaunch.launcher.agent.io.lines import Lines
 from jaxlaunch.launcher.agent.io.ports import free_port
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.starts import JOB, Starts
 from jaxlaunch.launcher.agent.leader.summary import Summary
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.local import ending, folders, orphans
-from jaxlaunch.launcher.local.earlier import JOB, Earlier
+from jaxlaunch.launcher.local import ending, folders, new_start, orphans
 from jaxlaunch.launcher.local.lock import Lock, locked
 from jaxlaunch.launcher.local.paths import Paths, of
 from jaxlaunch.launcher.logs.lines import Line, parse
@@ -171,9 +171,7 @@ class Ended:
 
     code: int
     summary: Mapping[str, Any]  # as in summary.json
-    is_restored: bool = False  # it did nothing, and the folder has the record of the run before it again
-    is_refused: bool = False  # ... because it was wrong in itself
-    stands_at: int | None = None  # the step of the run before it
+    stands_at: int | None = None  # the step that an earlier start reached, where this one trained nothing
 
 
 def run(
@@ -199,28 +197,31 @@ def run(
     resolved = jobs.dump(paths.anywhere(job))
     folders.check(local.folder, local.volumes)
     with locked(local.folder) as lock, Signals(say) as signals:
-        earlier = Earlier(local.folder)
-        earlier.keep()
-        made = _make(paths, say)
-        _write(local.folder / JOB, resolved)
+        folder, checkpoints = RunFolder(local.folder, say), _checkpoints(job, paths, local.folder)
+        new_start.begin(local.folder, environ[contract.UID], resolved, checkpoints, say)
+        _make(paths, say)
         with during or contextlib.nullcontext():
-            summary = generations(job, RunFolder(local.folder, say), environ, signals, lock, show, say)
+            summary = generations(job, folder, checkpoints, environ, signals, lock, show, say)
         assert summary.verdict is not None, "a generation that ended has a verdict"
-        is_train = job.train is not None
-        if earlier.is_kept and summary.is_void(is_train) and not lock.is_gone and earlier.restore():
-            for folder in made:
-                _remove(folder)
-            return Ended(summary.verdict.code, summary.to_json(), True, summary.is_refused(is_train), earlier.step)
-        earlier.drop()
         if lock.is_gone:
             say(f"{local.folder} was deleted during the run: its summary is written again, the rest is lost")
-            _write(local.folder / JOB, resolved)
-        return Ended(summary.verdict.code, summary.to_json())
+            for name in (JOB, Starts(folder, environ[contract.UID]).path(JOB)):
+                folder.replace(name, resolved.encode())
+        return Ended(summary.verdict.code, summary.to_json(), new_start.standing(local.folder))
+
+
+def _checkpoints(job: JobSpec, paths: Paths, folder: Path) -> Path | None:
+    """The folder of the run's checkpoints; None where they are in a bucket."""
+    given = None if job.train is None else paths.train(job.train).checkpoint.path
+    if given is not None and "://" in given:
+        return None
+    return folder / "checkpoints" if given is None else Path(given)
 
 
 def generations(
     job: JobSpec,
     folder: RunFolder,
+    checkpoints: Path | None,
     environ: Mapping[str, str],
     signals: Signals,
     lock: Lock,
@@ -240,6 +241,7 @@ def generations(
             environ[contract.UID],
             generation,
             codes,
+            checkpoints,
             is_stopped=signals.received > 0,
             started=float(environ[contract.STARTED]),
         )
@@ -253,27 +255,9 @@ def generations(
         say(f"{outcome.meaning} (exit {outcome.code}): starting new agents, {restarts}")
 
 
-def _make(paths: Paths, say: Callable[[str], None]) -> list[Path]:
-    """Makes the folders of the volumes; returns those that were not there, the deepest first."""
-    made = []
+def _make(paths: Paths, say: Callable[[str], None]) -> None:
+    """Makes the folders of the volumes."""
     for mount, folder in paths.mounts.items():
-        if not folder.exists():
-            missing = [path for path in (folder, *folder.parents) if not path.exists()]
-            with folders.told(f"The volume at {mount}", "name another folder with --volume."):
-                folder.mkdir(parents=True, exist_ok=True)
-            made += missing
+        with folders.told(f"The volume at {mount}", "name another folder with --volume."):
+            folder.mkdir(parents=True, exist_ok=True)
         say(f"{mount} is {folder}")
-    return sorted(made, key=lambda path: len(path.parts), reverse=True)
-
-
-def _remove(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # something is in it by now
-        folder.rmdir()
-
-
-def _write(path: Path, text: str) -> None:
-    """Replaces a file: who linked to it keeps what it was."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.parent.mkdir(parents=True, exist_ok=True)
-    draft.write_text(text)
-    draft.replace(path)

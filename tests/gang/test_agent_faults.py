@@ -23,7 +23,7 @@ def test_programs_that_all_end_with_0_are_done(tmp_path: Path) -> None:
     assert sorted(gang.out.splitlines()) == [f"[{rank}] rank {rank} of 4" for rank in range(4)]
     assert gang.summary["status"] == "done" and gang.summary["step"] == 7
     assert gang.verdict["message"] == "every process finished"
-    assert (gang.run_dir / "logs" / "rank-3.log").read_text() == "rank 3 of 4\n"
+    assert (gang.run_dir / "starts" / "1" / "logs" / "rank-3.log").read_text() == "rank 3 of 4\n"
     assert not gang.summary["notes"]
 
 

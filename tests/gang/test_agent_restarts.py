@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -107,13 +108,20 @@ def test_a_restored_step_is_not_what_an_attempt_committed(tmp_path: Path) -> Non
     assert gang.summary["saved"] == 40
 
 
-def test_pods_that_are_refused_leave_the_summary_of_the_run_before(tmp_path: Path) -> None:
-    done = program(tmp_path, "say(phase='step', step=57); say(committed=57)")
+def test_each_set_of_pods_of_another_job_is_a_start_of_its_own(tmp_path: Path) -> None:
+    done = program(tmp_path, "say(phase='step', step=57); say(committed=57); print('one')")
     launch(tmp_path, job(done), env={"JAXLAUNCH_UID": "first"})
-    refused = program(tmp_path, "say(hello='trainer'); say(phase='init'); os._exit(78)", name="refused.py")
+    text = "say(hello='trainer'); say(phase='init'); print('two', flush=True); os._exit(78)"
+    refused = program(tmp_path, text, name="refused.py")
     gang, codes = launch(tmp_path, job(refused), env={"JAXLAUNCH_UID": "second"})
     assert codes == [78]
-    assert (gang.summary["status"], gang.summary["step"], gang.summary["of"]["uid"]) == ("done", 57, "first")
+    assert (gang.summary["status"], gang.summary["of"]["uid"]) == ("failed", "second")
+    rows = [(row["uid"], row["code"], row["first_step"], row["last_step"]) for row in gang.summary["starts"]]
+    assert rows == [("first", 0, 57, 57), ("second", 78, None, None)]
+    starts = [gang.run_dir / "starts" / str(number) for number in (1, 2)]
+    first = json.loads((starts[0] / "summary.json").read_text())
+    assert (first["status"], first["step"], first["of"]["uid"]) == ("done", 57, "first")
+    assert [(start / "logs" / "rank-0.log").read_text() for start in starts] == ["one\n", "two\n"]
     assert [attempt["uid"] for attempt in gang.attempts] == ["first", "second"]
 
 
@@ -185,7 +193,7 @@ def test_a_log_is_bounded(tmp_path: Path) -> None:
     command = program(tmp_path, "for _ in range(300): print('x' * 65000)")
     gang, codes = launch(tmp_path, job(command))
     assert codes == [0]
-    sizes = [path.stat().st_size for path in (gang.run_dir / "logs").iterdir()]
+    sizes = [path.stat().st_size for path in (gang.run_dir / "starts" / "1" / "logs").iterdir()]
     assert len(sizes) == 2 and sum(sizes) < 17 * 1024 * 1024
 
 

@@ -131,5 +131,5 @@ def test_a_run_whose_node_is_lost_goes_on_from_its_bucket_and_remembers(
     generations = [json.loads(line)["generation"] for line in run["attempts.jsonl"].splitlines()]
     assert generations[0] == 0 and generations[-1] == 1
     assert "resumed at step" in gang.talk + gang.out
-    assert b"resumed at step" in run["logs/rank-0.log"]
+    assert b"resumed at step" in run["starts/1/logs/rank-0.log"]
     assert not is_alive(gang.agents[0].pid)

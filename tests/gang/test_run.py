@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
@@ -27,18 +28,32 @@ def test_the_run_folder_holds_all_that_a_reader_needs(tmp_path: Path) -> None:
     assert 0 < summary["goodput"]["ratio"] < 1
     assert [agent["ranks"] for agent in json.loads((result.folder / "agents.json").read_text())] == [[0], [1]]
     assert yaml.safe_load((result.folder / "job.yaml").read_text())["train"]["steps"] == 6
-    assert "step 6/6" in (result.folder / "logs" / "rank-0.log").read_text()
+    assert "step 6/6" in (result.folder / "starts" / "1" / "logs" / "rank-0.log").read_text()
     assert [line["step"] for line in result.metrics] == list(range(1, 7))
     assert len((result.folder / "attempts.jsonl").read_text().splitlines()) == 1
     assert "[0] step 6/6" in result.stdout
 
 
-def test_a_finished_run_started_again_has_nothing_to_train(tmp_path: Path) -> None:
+def test_a_finished_run_started_again_trains_nothing_and_says_whether_it_would_have(tmp_path: Path) -> None:
     first = launch(tmp_path, job(digits(steps=6)))
-    again = launch(tmp_path, job(digits(steps=6)))
-    assert (first.code, again.code) == (0, 0)
-    assert "resumed at step 6 of 6" in again.stdout
-    assert again.losses == first.losses
+    kept = first.folder / "starts" / "1"
+    record = {path: path.read_bytes() for path in (first.folder / "job.yaml", *kept.rglob("*")) if path.is_file()}
+    again = launch(tmp_path, job(digits(steps=6, log_every=2)))
+    assert (first.code, again.code) == (0, 0) and again.losses == first.losses
+    assert "nothing to do: the run finished at step 6" in again.stdout
+    assert "nothing to do; the run is at step 6: " in again.stderr
+    other = launch(tmp_path, job(digits(steps=6, optimizer={"lr": 0.5, "schedule": {"name": "constant"}})))
+    assert other.code == other.verdict["code"] == 64
+    said = (
+        "finished at step 6 with train.optimizer.lr = 0.01; this job says 0.5: use another name, or raise train.steps"
+    )
+    assert said in other.verdict["message"] and "failed; the run is at step 6: " in other.stderr
+    model = launch(tmp_path, job(digits(steps=6, model={"kind": "mlp", "layers": 2, "width": 32})))
+    assert (model.code, model.summary["status"]) == (78, "failed")
+    assert {path: path.read_bytes() for path in record} == record
+    rows = [(row["start"], row["code"], row["first_step"], row["last_step"]) for row in model.summary["starts"]]
+    assert rows == [(1, 0, 1, 6), (2, 0, None, 6), (3, 64, None, None), (4, 78, None, None)]
+    assert model.summary["starts"][2]["changed"] == {"train.optimizer.lr": [0.01, 0.5]}
 
 
 def test_a_gpu_job_is_simulated_on_as_many_cpu_devices(tmp_path: Path) -> None:
@@ -114,17 +129,33 @@ def test_a_deadline_counts_every_generation(tmp_path: Path) -> None:
     assert sum(result.summary["goodput"]["seconds"].values()) >= 6
 
 
-def test_a_finished_run_keeps_its_record_beside_one_that_is_refused(tmp_path: Path) -> None:
-    def tree() -> dict[str, bytes]:
-        files = (path for path in (tmp_path / "run").rglob("*") if path.is_file())
-        return {str(path): path.read_bytes() for path in files}
-
-    assert launch(tmp_path, job(digits(steps=6))).code == 0
-    before = tree()
-    refused = launch(tmp_path, job(digits(steps=6, model={"kind": "mlp", "layers": 2, "width": 32})))
-    assert refused.code == 78
-    assert "refused; the run is at step 6: " in refused.stderr
-    assert tree() == before
+def test_a_run_that_is_killed_whole_again_and_again_has_a_row_for_each_start_and_goes_on(tmp_path: Path) -> None:
+    """Launcher and agents at once: while a start is made, before the first step, and in the steps."""
+    document = job(digits(steps=100_000, checkpoint={"every": 5}))
+    moments: list[Callable[[Running], object]] = [
+        lambda running: running.until("its folder", (running.folder / "starts").exists),
+        lambda running: running.until("its processes", running.children),
+        lambda running: running.until("a saved step", lambda: (running.folder / "checkpoints/10").exists()),
+    ]
+    for comes in moments:
+        with Running(tmp_path, document) as running:
+            comes(running)
+            running.signal(signal.SIGSTOP)  # it starts no agent that would not be among them
+            pids = running.tree()
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            running.process.wait()
+            until_gone(pids)
+    with Running(tmp_path, document) as running:
+        running.until("its steps", lambda: "resumed at step" in running.text()[0] and running.until_step(20) is None)
+        running.signal(signal.SIGINT)
+        result = running.wait()
+    rows = result.summary["starts"]
+    trained = [row for row in rows if row["first_step"] is not None]
+    assert [row["start"] for row in rows] == list(range(1, len(rows) + 1)) and rows[-1]["code"] == 80
+    assert [row["code"] for row in trained] == [81, 80] and trained[0]["first_step"] == 1
+    assert trained[1]["first_step"] <= trained[0]["last_step"] + 1
+    assert trained[1]["last_step"] == result.summary["saved"]
 
 
 def test_a_run_folder_deleted_while_running_has_a_summary_again_and_that_is_said(tmp_path: Path) -> None:

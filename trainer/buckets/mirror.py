@@ -29,7 +29,7 @@ EVERY_S = {"attempts.jsonl": 1.0, "summary.json": 1.0, "metrics.jsonl": 1.0}  # 
 OTHERS_S = 5.0
 CHUNK = 1 << 20  # bytes that are read at once
 BYTES_PER_S = 1 << 20  # a file is put no more often than at this rate
-LOG = re.compile(r"logs/rank-([0-9]+)\.log(\.1)?")
+LOG = re.compile(r"(?:starts/([0-9]+)/)?logs/rank-([0-9]+)\.log(\.1)?")
 LINES = "attempts.jsonl"  # the one file that a second host adds to, when the first is lost
 SHOWN = 32  # ranks whose logs the leader shows the ends of
 
@@ -46,8 +46,10 @@ class Mirror:
     def pull(self, ranks: range, is_whole: bool) -> None:
         """Fetches what earlier attempts left: all but other hosts' logs, or only the logs of `ranks`."""
         with remote.storage(f"reading the run folder {self._url}", SpecError), contextlib.suppress(FileNotFoundError):
-            for name in remote.names(self._url):
-                if _is_wanted(name, ranks, is_whole):
+            names = remote.names(self._url)
+            newest = max((int(log[1] or 0) for name in names if (log := LOG.fullmatch(name))), default=0)
+            for name in names:
+                if _is_wanted(name, newest, ranks, is_whole):
                     path = self._folder / name
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(remote.filesystem(self._url).cat_file(f"{self._url}/{name}"))
@@ -88,10 +90,12 @@ class Mirror:
         return found
 
 
-def _is_wanted(name: str, ranks: range, is_whole: bool) -> bool:
+def _is_wanted(name: str, newest: int, ranks: range, is_whole: bool) -> bool:
+    """Whether a host of `ranks` needs what it is: of logs those of the `newest` start, its own and the first."""
     log = LOG.fullmatch(name)
     if log:
-        return int(log[1]) in ranks or (is_whole and int(log[1]) < SHOWN)
+        start, rank = int(log[1] or 0), int(log[2])
+        return start == newest and (rank in ranks or (is_whole and rank < SHOWN))
     return is_whole
 
 

@@ -23,9 +23,10 @@ from typing import BinaryIO, TypeVar
 
 from etils import epath
 
+from jaxlaunch import contract
 from jaxlaunch.trainer.buckets import remote
 
-NAME = "jaxlaunch.manifest.json"
+NAME = contract.MANIFEST
 STEP = re.compile(r"0|[1-9][0-9]*")  # the name of a step's folder
 TEMPORARY = ".tmp"  # a file in the making, on POSIX
 FORMAT = 1

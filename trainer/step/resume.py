@@ -30,6 +30,8 @@ ELSEWHERE = {
     "steps_per_dispatch",
     "stop_early",
 }
+# How a step is computed, and what is looked at beside it: with others the training would have been the same.
+ALIKE = ("mesh", "remat", "accumulate", "attention", "eval", "on_nonfinite", "loss.chunks", "data.deterministic")
 DATA_ELSEWHERE = {
     "shuffle",
     "prefetch",
@@ -75,6 +77,14 @@ def completed(then: Any, now: Any, block: Any) -> Any:
     return found
 
 
+def retrained(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """The keys of two records whose values would have trained something else, with both values."""
+    if "train" not in then:
+        return []
+    alike = tuple(f"train.{key}." for key in ALIKE)
+    return [row for row in _differing("train", then["train"], now["train"]) if not f"{row[0]}.".startswith(alike)]
+
+
 def changes(then: Mapping[str, Any], now: Mapping[str, Any], step: int) -> str | None:
     """What differs between two records, from what to what, the learning rate after `step` steps included.
 
@@ -82,7 +92,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any], step: int) -> str |
     """
     if "train" not in then:
         return None
-    said = [*_differing("train", then["train"], now["train"])]
+    said = [f"{key} {before} → {after}" for key, before, after in _differing("train", then["train"], now["train"])]
     for key, name in (("total_steps", "the steps of the run"), ("eval_data", "the held-out data")):
         if then.get(key) != now[key]:
             said.append(f"{name} {_shown(then.get(key))} → {_shown(now[key])}")
@@ -92,13 +102,13 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any], step: int) -> str |
     return f"changed since step {step} was saved: {', '.join(said)}" if said else None
 
 
-def _differing(path: str, then: Any, now: Any) -> Iterator[str]:
-    """`path then → now` for each dotted key whose values differ; lists are values."""
+def _differing(path: str, then: Any, now: Any) -> Iterator[tuple[str, str, str]]:
+    """Each dotted key whose values differ, with both; lists are values."""
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys([*then, *now]):
             yield from _differing(f"{path}.{key}", then.get(key), now.get(key))
     elif then != now:
-        yield f"{path} {_shown(then)} → {_shown(now)}"
+        yield path, _shown(then), _shown(now)
 
 
 def _shown(value: Any) -> str:

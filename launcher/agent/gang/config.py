@@ -14,7 +14,7 @@ from pathlib import Path
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 
-PROTOCOL = "3"  # the version of the messages between agents
+PROTOCOL = "4"  # the version of the messages between agents
 MIN_SECRET = 16  # bytes of a gang's secret
 
 

@@ -44,6 +44,7 @@ class Status:
     first_committed: int | None = None  # the first that this attempt committed
     trainer: bool = False  # it is the built-in trainer, or trains as that does: its exit code is the contract's
     stepped: bool = False  # it reported a step in this attempt
+    first_step: int | None = None  # the first that it trains: the one after what it restored
     left: bool = False  # its interpreter is exiting by itself
     waits: bool = False  # ... and is in JAX's shutdown barrier
     done: bool = False
@@ -151,14 +152,16 @@ class Progress:
                 self._begin_again(now)
             self.has_hello = True
             is_trainer = self.status.trainer or message["hello"] == "trainer"
-            self._set(trainer=is_trainer, jax=message.get("jax") or self.status.jax)
+            first = 1 if is_trainer and self.status.first_step is None else self.status.first_step
+            self._set(trainer=is_trainer, jax=message.get("jax") or self.status.jax, first_step=first)
         if isinstance(message.get("phase"), str):
             self._phase(message["phase"], message.get("step"), now)
         if isinstance(message.get("committed"), int):
             step, first = message["committed"], self.status.first_committed
             self._set(committed=max(step, self.status.committed or 0), first_committed=step if first is None else first)
         if isinstance(message.get("restored"), int):
-            self._set(committed=max(message["restored"], self.status.committed or 0))
+            restored = message["restored"]
+            self._set(committed=max(restored, self.status.committed or 0), first_step=min(restored, MAX_NUMBER - 1) + 1)
         if isinstance(message.get("stopped"), Mapping):
             self._set(stopped=message["stopped"])
         if "atexit" in message:
@@ -203,7 +206,8 @@ class Progress:
         self._learn(step, now)
         self._since = now
         stepped = self.status.stepped or phase == "step"
-        self._set(phase=phase, step=step, stepped=stepped, done=self.status.done or phase == "done")
+        first = step if stepped and self.status.first_step is None else self.status.first_step
+        self._set(phase=phase, step=step, stepped=stepped, first_step=first, done=self.status.done or phase == "done")
 
     def _learn(self, step: int | None, now: float) -> None:
         """Notes the time of a step, of which waits for data, evaluations and saves between two steps are no part."""

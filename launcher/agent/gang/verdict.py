@@ -185,11 +185,6 @@ def is_full_disk(verdict: Verdict) -> bool:
     return verdict.code == contract.STORAGE and FULL_DISK.search(verdict.message) is not None
 
 
-def is_unstartable(verdict: Verdict) -> bool:
-    """Whether the program was never run: there is none of that name, or it cannot be executed."""
-    return verdict.code == contract.STARTUP and verdict.message.startswith(f"rank {verdict.rank} {UNSTARTED}: ")
-
-
 def closeness(event: Event) -> Closeness | None:
     """How close `event` can be to the cause; None when it is not a fault."""
     if event.kind is Kind.LOST:

@@ -16,7 +16,7 @@ from jaxlaunch.launcher.agent.host import environment
 from jaxlaunch.launcher.agent.host.child import Child
 from jaxlaunch.launcher.agent.host.site_folder import SiteFolder
 from jaxlaunch.launcher.agent.io.loop import Loop
-from jaxlaunch.launcher.agent.io.output import OutputStream, RankLog
+from jaxlaunch.launcher.agent.io.output import OutputStream, RankLog, start_folder
 
 TRAINER = "jaxlaunch.trainer"  # the module that a job without a command runs
 
@@ -65,19 +65,22 @@ class Processes:
         self._say, self._on_report, self._on_end = say, on_report, on_end
         self._standbys: dict[int, Standby] = {}
         self._has_failed_standby = False
-        self._logs = {
-            rank: RankLog(config.run_dir, rank, config.job.log_bytes, self._log_failed) for rank in config.ranks()
-        }
+        self._logs: dict[int, RankLog] = {}
         self._argv = [sys.executable, "-m", TRAINER] if config.job.command is None else config.job.command
         loop.on_child(self._ending, self._reap)
 
     # --- an attempt ---------------------------------------------------------------------------------------------------
 
-    def start(self, attempt: int, coordinator: str, listens: str | None) -> None:
+    def start(self, attempt: int, coordinator: str, listens: str | None, number: int) -> None:
         """Starts every rank of this host: its standby process if there is one, else the command.
 
         `listens` is the address of this host at which JAX's coordinator listens; None where it is on another host.
+        `number` is that of the start, whose folder gets the logs.
         """
+        run, kept = self._config.run_dir, self._config.job.log_bytes
+        folder = None if run is None else start_folder(run, number)
+        for rank in self._config.ranks():
+            self._logs.setdefault(rank, RankLog(folder, rank, kept, self._log_failed))
         fresh = environment.of_attempt(attempt, coordinator, listens)
         self.children = {}
         for rank in self._config.ranks():

@@ -98,7 +98,8 @@ class OutputStream:
 
 
 class RankLog:
-    """logs/rank-N.log: the last `kept` bytes of a rank's output over all attempts, or half of them after a rotation.
+    """logs/rank-N.log of a start's folder: the last `kept` bytes of a rank's output over all attempts, or half of them
+    after a rotation.
 
     They are in two files at most. The second and every later one begins with a line that says how much was before it,
     so that what was dropped with the oldest is known from the files alone.
@@ -161,6 +162,12 @@ def _at_once(path: str, flags: int) -> int:
     return descriptor
 
 
+def start_folder(run: Path, number: int) -> Path:
+    """The folder of a start of the run, which is its own: a later start of the same run has another number."""
+    return run / "starts" / str(number)
+
+
 def log_path(folder: Path, rank: int) -> Path:
-    """The file of a rank's lines in all attempts; older lines are in the same name with .1 at its end."""
+    """The file of a rank's lines in all attempts of a start, in its folder; older lines are in the same name with .1 at
+    its end."""
     return folder / "logs" / f"rank-{rank}.log"

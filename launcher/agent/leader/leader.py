@@ -30,7 +30,8 @@ from jaxlaunch.launcher.agent.leader.connections import Gate
 from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
 from jaxlaunch.launcher.agent.leader.pod_log import PodLog, View
 from jaxlaunch.launcher.agent.leader.run_folder import AGENTS, RunFolder
-from jaxlaunch.launcher.agent.leader.summary import Of, Summary, stored
+from jaxlaunch.launcher.agent.leader.starts import Starts
+from jaxlaunch.launcher.agent.leader.summary import Of, Summary
 
 TICK_S = 0.2
 TURNS = round(BEAT_S / TICK_S)  # ticks in which every host is sent a beat; a share of them at each
@@ -80,7 +81,8 @@ class Leader:
         finish: Callable[[Verdict], None],
     ) -> None:
         self._config, self._loop, self._hello = config, loop, hello
-        self._summary_writer = LatestWriter[Summary](lambda summary: summary.write(run_folder))
+        self._starts = Starts(run_folder, config.uid)
+        self._summary_writer = LatestWriter[Summary](self._starts.write)
         self._annotator = jobset.writer(config, loop, say)
         self._clock, self._run_folder, self._pod_log, self._say, self._finish = clock, run_folder, pod_log, say, finish
         self._gate = Gate(config, loop, say=say, admitted=self._greet)
@@ -97,7 +99,6 @@ class Leader:
         self._not_gone: set[int] = set()  # hosts with processes of this attempt
         self._arrived: set[int] = set()  # hosts that ever connected, refused ones included
         self._refused: dict[str, None] = {}  # the newest last
-        self._earlier = {} if config.is_launched else stored(run_folder)  # `launcher run` keeps it itself
         self._records = unfinished.settle(run_folder, config.uid)
         self._number = self._records[-1].attempt if self._records else 0
         self._attempt = Attempt(self._number, {})
@@ -124,7 +125,7 @@ class Leader:
         for record in self._records[-3:]:
             message = record.verdict["message"]
             self._say(f"previous attempt {record.attempt} (generation {record.generation}): {message}")
-        self._pod_log.begin(self._records, self._run_folder, self._config.processes)
+        self._pod_log.begin(self._records, self._run_folder, self._starts.number, self._config.processes)
         self._keep_summary(now)
         self._give_up()
         self._loop.every(TICK_S, self._tick)
@@ -300,7 +301,7 @@ class Leader:
         size = " on ".join(f"{count} {name}{plural if count > 1 else ''}" for count, name, plural in counts)
         self._say(f"starting attempt {self._number}: {size}")
         coordinator = f"{bracketed(self._config.leader[0])}:{free_port()}"
-        self._broadcast("start", attempt=self._number, coordinator=coordinator)
+        self._broadcast("start", attempt=self._number, coordinator=coordinator, start=self._starts.number)
         self._keep_summary(time.monotonic())
 
     def _consider(self) -> None:
@@ -379,7 +380,7 @@ class Leader:
         """Has every agent exit with this verdict's code."""
         self._verdict, self._stage = verdict, Stage.LEAVE
         self._summary_writer.finish()
-        self._summary(verdict).write_after(self._earlier, self._run_folder, self._config.job.command is None)
+        self._starts.write(self._summary(verdict))
         now = time.monotonic()
         self._until = now + CLOSE_S  # from here on: storage may stall
         self._pod_log.look(self._view, now, is_news=True)
@@ -532,6 +533,7 @@ class Leader:
             first_committed=self._attempt.first_committed,
             last_committed=self._attempt.last_committed,
             unsafe_s=round(self._clock.unsafe_s(now), 3),
+            first_step=self._attempt.statuses[0].first_step if self._attempt.statuses else None,
             judged=judged,
         )
 

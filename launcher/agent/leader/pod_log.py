@@ -49,7 +49,7 @@ class PodLog:
         self._committed: int | None = None
         self._committed_at: float | None = None
 
-    def begin(self, records: Sequence[Record], run_folder: RunFolder, processes: int) -> None:
+    def begin(self, records: Sequence[Record], run_folder: RunFolder, start: int, processes: int) -> None:
         """Writes the attempts of earlier pods, and the ends of their logs, which were deleted with them.
 
         A job that was suspended gets new pods of the same generation.
@@ -63,7 +63,7 @@ class PodLog:
         for one in records[-PAST:]:
             fields = {name: getattr(one, name) for name in ("verdict", "seconds", "first_committed", "last_committed")}
             self._log("past", one.attempt, one.generation, **fields, ended=one.ended)
-        for rank, lines in run_folder.tails(sorted(range(processes), key=lambda rank: rank != failing)):
+        for rank, lines in run_folder.tails(start, sorted(range(processes), key=lambda rank: rank != failing)):
             self._log("tail", last, before, rank=rank, lines=lines)
 
     def look(self, read: Callable[[], View], now: float, is_news: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +11,10 @@ from typing import Any, BinaryIO
 
 from jaxlaunch.launcher.agent.gang import record_checks
 from jaxlaunch.launcher.agent.io import files, wire
-from jaxlaunch.launcher.agent.io.output import log_path
+from jaxlaunch.launcher.agent.io.output import log_path, start_folder
 from jaxlaunch.launcher.agent.leader.history import Record
 
-ATTEMPTS, AGENTS = "attempts.jsonl", "agents.json"
+ATTEMPTS, AGENTS, RECORDS = "attempts.jsonl", "agents.json", "starts/*/summary.json"
 # What is read of one file, in bytes and in values: who shares the storage can write as much as it holds.
 MAX_READ = 8 * 1024 * 1024  # of attempts.jsonl
 MAX_JSON, MAX_VALUES = 32 * 1024 * 1024, 1_000_000  # the stacks of thousands of ranks; the ranks of as many hosts
@@ -71,15 +72,40 @@ class RunFolder:
 
     def write(self, name: str, value: Mapping[str, Any] | Sequence[Any]) -> None:
         """Replaces a file by `value` as JSON, atomically: a reader finds the old content or the new."""
+        self.replace(name, json.dumps(value, indent=2, default=str).encode() + b"\n")
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Replaces a file, atomically."""
         if self._folder is None:
             return
-        draft = self._folder / f".{name}.{os.getpid()}"
+        path = self._folder / name
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            draft.write_text(json.dumps(value, indent=2, default=str) + "\n")
-            draft.replace(self._folder / name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_bytes(data)
+            draft.replace(path)
         except OSError as error:
             self._failed(error)
+
+    def copy(self, name: str, to: str) -> None:
+        """Replaces file `to` by a copy of `name`, atomically, where there is one."""
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                self.replace(to, files.read(self._folder / name, MAX_JSON))
+
+    def move(self, name: str, to: str) -> None:
+        """Moves a file or folder where there is one, and nothing in its new place."""
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                (self._folder / to).parent.mkdir(parents=True, exist_ok=True)
+                (self._folder / name).rename(self._folder / to)
+
+    def starts(self) -> list[int]:
+        """The starts whose record is in the folder."""
+        if self._folder is None:
+            return []
+        names = (path.parent.name for path in self._folder.glob(RECORDS))
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def read(self, name: str) -> dict[str, Any]:
         """What `write` put into a file; nothing where there is none, or one of more than MAX_JSON bytes."""
@@ -91,10 +117,10 @@ class RunFolder:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def tails(self, ranks: Sequence[int]) -> list[tuple[int, list[str]]]:
+    def tails(self, start: int, ranks: Sequence[int]) -> list[tuple[int, list[str]]]:
         """The last lines of the ranks' logs, the first rank's most; ranks beyond what fits in TAIL_BYTES are left out.
 
-        A rank's log holds all attempts, so before the first line of this one it ends with the attempt before.
+        A rank's log holds all attempts of a start: before the first line of this one it ends with the attempt before.
         """
         if self._folder is None:
             return []
@@ -104,7 +130,7 @@ class RunFolder:
             size = max(size, FIRST_BYTES) if rank == ranks[0] else size
             if size > left:
                 break
-            if lines := _end(log_path(self._folder, rank), size):
+            if lines := _end(log_path(start_folder(self._folder, start), rank), size):
                 found.append((rank, lines))
                 left -= size
         return found

@@ -1,5 +1,5 @@
-"""summary.json: the state of a run while it goes on, and how it ended. Its fields are defined here, and nothing else
-writes it.
+"""summary.json: the state of a run while it goes on, and how it ended. Its fields are defined here, and written by
+launcher/agent/leader/starts alone.
 
 Host 0's agent writes it, host 1's when host 0 is lost, and `launcher run` at the end. It begins as the start record of
 an attempt: one whose end is not in attempts.jsonl died with its agent (launcher/agent/leader/unfinished).
@@ -14,11 +14,10 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang import record_checks
 from jaxlaunch.launcher.agent.gang.clock import ratio
-from jaxlaunch.launcher.agent.gang.verdict import Verdict, is_unstartable
+from jaxlaunch.launcher.agent.gang.verdict import Verdict
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 
 FILE = "summary.json"
-_REFUSALS = (contract.BAD_SPEC, contract.BAD_DATA, contract.STARTUP, contract.NO_CHECKPOINT)
 _STATUS = {contract.DONE: "done", contract.PREEMPTED: "stopped", contract.DEADLINE: "stopped"}
 
 
@@ -35,6 +34,7 @@ class Of:
     first_committed: int | None = None  # by this attempt, as the next
     last_committed: int | None = None
     unsafe_s: float = 0.0  # of stepping since the last commit
+    first_step: int | None = None  # that it trains; None: it has not said so far
     judged: Mapping[str, Any] | None = None  # the verdict on it, until its end is on record
 
     def to_json(self, has_ended: bool) -> dict[str, Any]:
@@ -67,28 +67,6 @@ class Summary:
     def status(self) -> str:
         """One of running, done, stopped, failed."""
         return "running" if self.verdict is None else _STATUS.get(self.verdict.code, "failed")
-
-    @property
-    def has_done_anything(self) -> bool:
-        """Whether the run stepped, or committed a step."""
-        has_committed = self.of is not None and self.of.first_committed is not None
-        return has_committed or self.seconds.get("step", 0.0) + self.seconds.get("lost_work", 0.0) > 0
-
-    def is_refused(self, is_train: bool) -> bool:
-        """Whether the run ended as wrong in itself before its first step; `is_train`: it is one of the trainer.
-
-        A job's own program that ran has done something, although it need not report a step.
-        """
-        if self.verdict is None or self.verdict.code not in _REFUSALS or self.has_done_anything:
-            return False
-        has_run = bool(self.restarts) or (self.verdict.code == contract.STARTUP and not is_unstartable(self.verdict))
-        return is_train or not has_run
-
-    def is_void(self, is_train: bool) -> bool:
-        """Whether the run left nothing that is worth the record of one before it: however it ended, a run of the
-        trainer that neither stepped nor finished is."""
-        is_done = self.verdict is not None and self.verdict.code == contract.DONE
-        return self.is_refused(is_train) or (is_train and not is_done and not self.has_done_anything)
 
     def to_json(self) -> dict[str, Any]:
         """The keys of the file, in its order."""
@@ -129,19 +107,10 @@ class Summary:
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
 
-    def write_after(self, earlier: Mapping[str, Any], folder: RunFolder, is_train: bool) -> None:
-        """Replaces the file in `folder`: by `earlier`, another run's, where this run is refused and that one stands."""
-        is_other = (earlier.get("of") or {}).get("uid") != (self.of.uid if self.of else None)
-        folder.write(FILE, earlier if self.is_refused(is_train) and is_other and stands(earlier) else self.to_json())
 
-    def write(self, folder: RunFolder) -> None:
-        """Replaces the file in `folder`."""
-        folder.write(FILE, self.to_json())
-
-
-def stored(folder: RunFolder) -> dict[str, Any]:
-    """The fields of the summary in `folder`; none where there is none, or where one has another form."""
-    found = folder.read(FILE)
+def stored(folder: RunFolder, name: str = FILE) -> dict[str, Any]:
+    """The fields of a summary in `folder`; none where there is none, or where one has another form."""
+    found = folder.read(name)
     return found if _FORM(found) else {}
 
 
@@ -157,7 +126,18 @@ _OF = record_checks.record(
         "first_committed": record_checks.or_none(record_checks.whole),
         "last_committed": record_checks.or_none(record_checks.whole),
         "unsafe_s": record_checks.seconds,
+        "first_step": record_checks.or_none(record_checks.whole),
         "judged": record_checks.or_none(record_checks.VERDICT),
+    },
+)
+_START = record_checks.record(
+    {"start": record_checks.whole, "uid": record_checks.text, "started": record_checks.seconds},
+    {
+        "ended": record_checks.or_none(record_checks.seconds),
+        "code": record_checks.or_none(record_checks.whole),
+        "first_step": record_checks.or_none(record_checks.whole),
+        "last_step": record_checks.or_none(record_checks.whole),
+        "changed": record_checks.named(),
     },
 )
 _FORM = record_checks.record(
@@ -173,10 +153,6 @@ _FORM = record_checks.record(
         "notes": record_checks.each(record_checks.text),
         "stacks": record_checks.named(record_checks.text),
         "of": record_checks.or_none(_OF),
+        "starts": record_checks.each(_START),
     },
 )
-
-
-def stands(fields: Mapping[str, Any]) -> bool:
-    """Whether the run of a summary, given by its fields, left anything that is worth keeping."""
-    return fields.get("status") == "done" or bool(fields.get("step") or fields.get("saved"))

@@ -17,6 +17,7 @@ from jaxlaunch.launcher.agent.gang.verdict import Verdict, of_code
 from jaxlaunch.launcher.agent.leader import history, reported_fields
 from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.launcher.agent.leader.summary import Of, Summary
 
 FRESH_S = 30.0  # a host 0 that lives writes its summary every ten seconds
@@ -108,7 +109,7 @@ def record_lost_leader(
     before = records[-1].attempt if records else 0
     is_known = reported.last is None or before == of.attempt - 1  # the attempts before this one have their records here
     records.append(record)
-    dataclasses.replace(
+    ended = dataclasses.replace(
         found,
         verdict=end,
         step=found.step if own is None else own,
@@ -118,7 +119,8 @@ def record_lost_leader(
         restarts=history.restarts_by_cause(records),
         saved=_most(found.saved, *(status.committed for status in statuses)),
         of=of,
-    ).write(folder)
+    )
+    Starts(folder, config.uid).write(ended)
 
 
 def _last_known(folder: RunFolder, config: Config, reported: Reported, records: Sequence[Record]) -> tuple[Summary, Of]:
@@ -142,6 +144,7 @@ def _last_known(folder: RunFolder, config: Config, reported: Reported, records: 
             unsafe_s=last.unsafe_s,
             first_committed=_least(of.first_committed, last.first_committed),
             last_committed=_most(of.last_committed, last.last_committed),
+            first_step=of.first_step or last.first_step,
             judged=of.judged or last.judged,
         )
     return found, of

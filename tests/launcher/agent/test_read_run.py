@@ -15,9 +15,10 @@ import pytest
 
 from jaxlaunch.launcher.agent import read_run
 from jaxlaunch.launcher.agent.gang.verdict import of_code
-from jaxlaunch.launcher.agent.io.output import RankLog, log_path
+from jaxlaunch.launcher.agent.io.output import RankLog, log_path, start_folder
 from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import ATTEMPTS, RunFolder
+from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.launcher.agent.leader.summary import FILE, Of, Summary
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.status import run_files
@@ -38,7 +39,7 @@ def read(folder: Path, **asked: Any) -> RunFiles:
 
 
 def write(folder: Path, rank: int, lines: Iterable[str], kept: int = KEPT) -> None:
-    log = RankLog(folder, rank, kept, pytest.fail)
+    log = RankLog(start_folder(folder, 1), rank, kept, pytest.fail)
     for line in lines:
         log.line(line.encode())
     if log._file is not None:  # as the end of an agent closes it
@@ -51,9 +52,8 @@ def told(folder: Path) -> Path:
     RunFolder(folder, pytest.fail).append(record)
     of = Of("1234", 1, 2, started=3.0, at=1_795_000_000.0)
     seconds, restarts = {"init": 1.0, "step": 3.0}, {"crash": 1}
-    Summary(of_code(80, "saved at step 40"), 40, seconds, restarts, saved=40, of=of).write(
-        RunFolder(folder, pytest.fail)
-    )
+    summary = Summary(of_code(80, "saved at step 40"), 40, seconds, restarts, saved=40, of=of)
+    Starts(RunFolder(folder, pytest.fail), "1234").write(summary)
     write(folder, 0, ["one", "two"])
     return folder
 
@@ -72,7 +72,7 @@ def test_the_stacks_of_many_ranks_keep_nothing_of_a_summary_from_being_read(tmp_
     stacks = {rank: "x" * 15_000 for rank in range(200)}
     of = Of("1234", 1, 2, started=3.0, at=1_795_000_000.0)
     hung = Summary(of_code(82, "rank 1 hangs"), 40, {"step": 3.0}, {"hang": 1}, saved=37, of=of, stacks=stacks)
-    hung.write(RunFolder(tmp_path, pytest.fail))
+    Starts(RunFolder(tmp_path, pytest.fail), "1234").write(hung)
     assert (tmp_path / FILE).stat().st_size > 2_000_000
     found = read(tmp_path).recorded
     assert found is not None and (found.step, found.committed, found.verdict) == (40, 37, hung.verdict)
@@ -85,7 +85,7 @@ def test_a_log_that_was_rotated_says_how_much_of_it_is_gone_over_every_start(tmp
     (log,) = read(tmp_path).logs
     assert log.lines == tuple(lines[-len(log.lines) :]) and len(log.lines) > 20
     assert log.left_out == sum(len(line.encode()) + 1 for line in lines[: -len(log.lines)])
-    assert KEPT / 2 <= sum(path.stat().st_size for path in (tmp_path / "logs").iterdir()) <= KEPT + 300
+    assert KEPT / 2 <= sum(path.stat().st_size for path in (tmp_path / "starts/1/logs").iterdir()) <= KEPT + 300
 
 
 def test_what_is_asked_for_is_chosen_where_the_logs_are(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_the_end_of_a_log_is_what_fits(tmp_path: Path) -> None:
         assert log.left_out == 11 * (10_000 - len(log.lines))
 
 
-@pytest.mark.parametrize("name", [FILE, ATTEMPTS, "logs/rank-0.log"])
+@pytest.mark.parametrize("name", [FILE, ATTEMPTS, "starts/1/logs/rank-0.log"])
 @pytest.mark.parametrize("kind", ["a pipe", "a device", "a folder", "nothing"])
 def test_what_is_no_file_is_read_as_none(tmp_path: Path, name: str, kind: str) -> None:
     path = told(tmp_path) / name
@@ -120,7 +120,7 @@ def test_what_is_no_file_is_read_as_none(tmp_path: Path, name: str, kind: str) -
     found = read(tmp_path)
     assert (found.recorded is None) == (name == FILE)
     assert (found.attempts == ()) == (name == ATTEMPTS)
-    assert any(log.lines for log in found.logs) == (not name.startswith("logs"))
+    assert any(log.lines for log in found.logs) == (not name.startswith("starts"))
 
 
 @pytest.mark.parametrize(
@@ -151,5 +151,5 @@ def test_an_answer_that_is_not_whole_is_refused_and_other_lines_are_passed_over(
 
 def test_the_reader_knows_the_line_that_a_rotation_writes(tmp_path: Path) -> None:
     write(tmp_path, 0, ["x" * 99] * 100, kept=1_000)
-    first = log_path(tmp_path, 0).read_bytes().splitlines()[0]
+    first = log_path(start_folder(tmp_path, 1), 0).read_bytes().splitlines()[0]
     assert read_run.ROTATED.fullmatch(first), first

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from jaxlaunch.launcher.agent.gang.verdict import of_code
-from jaxlaunch.launcher.agent.io.output import RankLog
+from jaxlaunch.launcher.agent.io.output import RankLog, start_folder
 from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.launcher.agent.leader.summary import Of, Summary
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job.defaults import DEFAULT_USER, ClusterDefaults, Defaults, User
@@ -79,11 +80,10 @@ def fill(folder: Path, uid: str) -> None:
     verdict = of_code(83, "rank 1 raised: X", rank=1).to_json()
     keeper.append(Record(uid, 0, 1, "crash", 1, 10, 20, {}, verdict, 1.0, 2.0))
     of = Of(uid, 1, 2, started=3.0, at=1_795_000_000.0)
-    Summary(of_code(80, "saved at step 40"), 40, {"step": 3.0, "init": 1.0}, {"crash": 1}, saved=40, of=of).write(
-        keeper
-    )
+    seconds = {"step": 3.0, "init": 1.0}
+    Starts(keeper, uid).write(Summary(of_code(80, "saved at step 40"), 40, seconds, {"crash": 1}, saved=40, of=of))
     for rank in range(2):
-        log = RankLog(folder, rank, 1 << 20, pytest.fail)
+        log = RankLog(start_folder(folder, 1), rank, 1 << 20, pytest.fail)
         for number in range(3):
             log.line(f"line {number}".encode())
         assert log._file is not None

@@ -14,6 +14,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.verdict import of_code
 from jaxlaunch.launcher.agent.leader import unfinished
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.launcher.agent.leader.summary import Of, Summary
 from jaxlaunch.launcher.local.ending import close, ended
 
@@ -34,10 +35,16 @@ def running(attempt: int = 1, generation: int = 0, **fields: Any) -> Summary:
     return Summary(None, **known)
 
 
+def write(folder: RunFolder, summary: Summary) -> None:
+    """Writes it as the agents of its run do."""
+    assert summary.of is not None
+    Starts(folder, summary.of.uid).write(summary)
+
+
 def end(folder: Path, codes: list[int], generation: int = 0, **fields: Any) -> dict[str, Any]:
     """summary.json after the agents of a generation left with `codes`."""
     known: dict[str, Any] = {"is_stopped": False, "started": time.time() - 60.0, **fields}
-    ended(RunFolder(folder, fail), "uid", generation, codes, **known)
+    ended(RunFolder(folder, fail), "uid", generation, codes, folder / "checkpoints", **known)
     found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return found
 
@@ -47,7 +54,7 @@ def attempts(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_an_attempt_whose_agent_was_killed_is_on_record_as_lost(tmp_path: Path) -> None:
-    running().write(RunFolder(tmp_path, fail))
+    write(RunFolder(tmp_path, fail), running())
     found = end(tmp_path, [-9])
     assert (found["status"], found["step"], found["saved"]) == ("failed", 43, 40)
     assert (found["verdict"]["code"], found["verdict"]["rank"]) == (contract.LOST, 0)
@@ -58,7 +65,7 @@ def test_an_attempt_whose_agent_was_killed_is_on_record_as_lost(tmp_path: Path) 
 
 
 def test_all_seconds_since_the_start_are_counted_after_a_kill(tmp_path: Path) -> None:
-    running().write(RunFolder(tmp_path, fail))
+    write(RunFolder(tmp_path, fail), running())
     seconds = end(tmp_path, [-9])["goodput"]["seconds"]
     assert sum(seconds.values()) == pytest.approx(60.0, abs=1.0)
     assert (seconds["step"], seconds["lost_work"]) == (6.0, 4.0)
@@ -68,7 +75,7 @@ def test_three_killed_generations_without_a_commit_are_no_progress(tmp_path: Pat
     causes = []
     for generation in range(3):
         fruitless: dict[str, Any] = {"first_committed": None, "last_committed": None, "saved": None}
-        running(generation + 1, generation, **fruitless).write(RunFolder(tmp_path, fail))
+        write(RunFolder(tmp_path, fail), running(generation + 1, generation, **fruitless))
         found = end(tmp_path, [-9], generation)
         causes.append(found["verdict"]["code"])
     assert causes == [81, 81, 79]
@@ -84,15 +91,30 @@ def test_agents_that_never_wrote_anything_are_lost_attempts_too(tmp_path: Path) 
 
 @pytest.mark.parametrize(("saved", "words"), [(40, "step 40 is saved"), (None, "nothing is saved")])
 def test_a_run_that_its_user_killed_says_what_is_saved(tmp_path: Path, saved: int | None, words: str) -> None:
-    running(saved=saved).write(RunFolder(tmp_path, fail))
+    write(RunFolder(tmp_path, fail), running(saved=saved))
     found = end(tmp_path, [-9], is_stopped=True)
     assert (found["status"], found["verdict"]["code"]) == ("stopped", contract.PREEMPTED)
     assert found["verdict"]["message"] == f"stopped by you; {words}"
 
 
+@pytest.mark.parametrize(("first", "step", "own"), [(1, 13, 13), (14, 3, None)], ids=["its own", "an earlier start's"])
+def test_a_run_that_its_user_killed_in_a_save_says_what_is_on_disk(
+    tmp_path: Path, first: int, step: int, own: int | None
+) -> None:
+    (tmp_path / "checkpoints" / "13").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "13" / contract.MANIFEST).touch()
+    (tmp_path / "checkpoints" / "20").mkdir()  # is not whole
+    known = {"first_committed": None, "last_committed": None, "first_step": first}
+    write(RunFolder(tmp_path, fail), running(step=3, saved=None, **known))
+    found = end(tmp_path, [-9], is_stopped=True)
+    assert (found["verdict"]["message"], found["saved"]) == ("stopped by you; step 13 is saved", 13)
+    assert (found["step"], found["verdict"]["step"]) == (step, step)
+    assert attempts(tmp_path)[0]["last_committed"] == own
+
+
 def test_what_was_decided_before_the_agents_were_killed_stands(tmp_path: Path) -> None:
     judged = of_code(contract.CRASH, "rank 1 raised", rank=1, step=43).to_json()
-    running(judged=judged).write(RunFolder(tmp_path, fail))
+    write(RunFolder(tmp_path, fail), running(judged=judged))
     found = end(tmp_path, [-9])
     assert found["verdict"] == judged and attempts(tmp_path)[0]["cause"] == "crash"
 
@@ -100,7 +122,7 @@ def test_what_was_decided_before_the_agents_were_killed_stands(tmp_path: Path) -
 def test_a_job_result_is_final(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, fail)
     done = dataclasses.replace(running(), verdict=of_code(contract.DONE, "done"), metrics={"loss": 1.5}, notes=["a"])
-    done.write(folder)
+    write(folder, done)
     found = end(tmp_path, [-9], is_stopped=True)
     assert (found["status"], found["metrics"], found["notes"]) == ("done", {"loss": 1.5}, ["a"])
     assert not (tmp_path / "attempts.jsonl").exists()
@@ -110,21 +132,21 @@ def test_a_job_result_is_final(tmp_path: Path) -> None:
 def test_agents_that_could_not_write_leave_with_the_code_of_the_gang(
     tmp_path: Path, codes: list[int], code: int
 ) -> None:
-    running().write(RunFolder(tmp_path, fail))
+    write(RunFolder(tmp_path, fail), running())
     assert end(tmp_path, codes)["verdict"]["code"] == code
 
 
 def test_the_summary_of_another_run_is_not_taken_for_this_one_s(tmp_path: Path) -> None:
-    running(uid="other").write(RunFolder(tmp_path, fail))
+    write(RunFolder(tmp_path, fail), running(uid="other"))
     found = end(tmp_path, [-9])
     assert (found["step"], found["of"]["uid"]) == (None, "uid")
 
 
 def test_a_run_that_was_killed_with_its_launcher_is_no_longer_running(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, fail)
-    running().write(folder)
+    write(folder, running())
     for _ in range(2):
-        close(folder)
+        close(folder, tmp_path / "checkpoints")
         found = json.loads((tmp_path / "summary.json").read_text())
         assert (found["status"], found["step"], found["verdict"]["cause"]) == ("failed", 43, "lost")
         assert (found["goodput"]["seconds"]["step"], found["goodput"]["seconds"]["lost_work"]) == (6.0, 4.0)
@@ -133,7 +155,7 @@ def test_a_run_that_was_killed_with_its_launcher_is_no_longer_running(tmp_path: 
 
 def test_a_leader_closes_what_the_pods_before_it_left_open(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, fail)
-    running().write(folder)
+    write(folder, running())
     for _ in range(2):
         (record,) = unfinished.settle(folder, "uid")
         assert (record.attempt, record.cause, record.last_committed) == (1, "lost", 40)
@@ -146,6 +168,6 @@ def test_a_full_disk_ends_the_run_as_that_after_another_failure_too(tmp_path: Pa
     ):
         code = (contract.CRASH, contract.STORAGE)[generation]
         judged = of_code(code, words, rank=0, step=43).to_json()
-        running(generation + 1, generation, judged=judged, first_committed=None).write(RunFolder(tmp_path, fail))
+        write(RunFolder(tmp_path, fail), running(generation + 1, generation, judged=judged, first_committed=None))
         found = end(tmp_path, [-9], generation)
     assert found["verdict"]["code"] == contract.STORAGE and "No space left" in found["verdict"]["message"]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.launcher.agent.leader.summary import Of, Summary
-from jaxlaunch.launcher.local import orphans
-from jaxlaunch.launcher.local.earlier import Earlier
+from jaxlaunch.launcher.local import new_start, orphans
 
 SHELL = ["sh", "-c", "sleep 600 & echo $!; wait"]
 
@@ -62,8 +62,9 @@ def test_an_agent_that_lives_keeps_its_processes(tmp_path: Path) -> None:
 
 def test_what_a_killed_run_left_running_in_a_folder_ends_before_the_next_begins(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, print)
-    Summary(None, None, {"step": 0.0}, {}, of=Of("uid-of-this", 0, 1, 1.0, 2.0)).write(folder)
+    of = Of("uid-of-this", 0, 1, 1.0, 2.0)
+    Starts(folder, of.uid).write(Summary(None, None, {"step": 0.0}, {}, of=of))
     with process("uid-of-this") as (wrapper, program):
         wrapper.kill()
-        Earlier(tmp_path).keep()
+        new_start.begin(tmp_path, "uid-of-the-next", "name: t\n", None, print)
         assert not lives(program)

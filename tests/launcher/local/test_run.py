@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.verdict import of_code
 from jaxlaunch.launcher.agent.leader import reported_fields
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.launcher.agent.leader.summary import Of, Summary
 from jaxlaunch.launcher.cli import run as cli_run
 from jaxlaunch.launcher.errors import UserError
@@ -65,70 +67,27 @@ def test_the_first_signal_stops_and_the_second_kills(tmp_path: Path) -> None:
 TRAIN = "name: t\nhosts: 1\naccelerator: {type: cpu, per_host: 1}\ntrain: {task: 'a:B'}\n"
 
 
-def after(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    text: str,
-    code: int,
-    message: str = "it ended",
-    then: Callable[[Path], object] = lambda folder: None,
-) -> tuple[run.Ended, list[str]]:
-    """A run that ended with `code` before it did anything, in the folder of one that is done."""
-    (folder / "job.yaml").write_text(text)
-    home = folder / "run"
-    (home / "logs").mkdir(parents=True)
-    done = Summary(of_code(0, "done"), step=57, seconds={"step": 5.0}, restarts={}, of=Of("first", 0, 1, 1.0, 2.0))
-    done.write(RunFolder(home, print))
+def test_a_run_whose_folder_was_deleted_has_its_job_and_summary_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.yaml").write_text(TRAIN)
+    home = tmp_path / "run"
 
-    def generations(*_: object) -> Summary:
-        (home / "logs" / "rank-0.log").write_text("second\n")
-        then(home)
-        found = Summary(
-            of_code(code, message, rank=0), None, {"init": 1.0, "step": 0.0}, {}, of=Of("second", 0, 1, 3.0, 4.0)
-        )
-        found.write(RunFolder(home, print))
+    def generations(
+        job: object, folder: RunFolder, checkpoints: object, environ: Mapping[str, str], *_: object
+    ) -> Summary:
+        shutil.rmtree(home)
+        found = Summary(of_code(64, "it ended", rank=0), None, {}, {}, of=Of(environ[contract.UID], 0, 1, 3.0, 4.0))
+        Starts(folder, environ[contract.UID]).write(found)
         return found
 
     said: list[str] = []
     monkeypatch.setattr(run, "generations", generations)
-    ended = run.run(jobs.load(folder / "job.yaml", ()), run.LocalRun(home, folder), lambda line: None, said.append)
-    return ended, said
-
-
-@pytest.mark.parametrize("code", [64, 77, 80, 81, 83, 84])
-def test_a_run_that_ends_before_its_first_step_leaves_the_record_of_a_finished_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    volume = "volumes: [{claim: data, path: /data}]\n"
-    ended, _ = after(tmp_path, monkeypatch, TRAIN + volume, code)
-    assert (ended.code, ended.is_restored, ended.is_refused, ended.stands_at) == (code, True, code == 64, 57)
-    assert RunFolder(tmp_path / "run", print).read("summary.json")["status"] == "done"
-    assert sorted(os.listdir(tmp_path / "run")) == [".lock", "logs", "summary.json"]
-    assert os.listdir(tmp_path / "run" / "logs") == []
-
-
-def test_a_program_of_the_job_s_own_that_failed_twice_alike_keeps_its_logs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended, _ = after(tmp_path, monkeypatch, JOB, contract.STARTUP, "rank 0's program ended with exit code 3; so did")
-    assert not ended.is_restored and (tmp_path / "run" / "logs" / "rank-0.log").read_text() == "second\n"
-
-
-def test_a_refused_run_whose_folder_was_deleted_has_a_summary_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended, said = after(tmp_path, monkeypatch, TRAIN, contract.STARTUP, then=shutil.rmtree)
-    assert (ended.code, ended.is_restored) == (contract.STARTUP, False)
-    assert "was deleted during the run" in said[-1] and (tmp_path / "run" / "job.yaml").exists()
-    assert RunFolder(tmp_path / "run", print).read("summary.json")["verdict"]["code"] == contract.STARTUP
-
-
-def test_a_refused_run_whose_kept_record_was_deleted_is_the_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended, _ = after(tmp_path, monkeypatch, TRAIN, 64, then=lambda home: shutil.rmtree(home / ".earlier"))
-    assert (ended.code, ended.is_restored) == (64, False)
-    assert RunFolder(tmp_path / "run", print).read("summary.json")["of"]["uid"] == "second"
+    ended = run.run(jobs.load(tmp_path / "job.yaml"), run.LocalRun(home, tmp_path), lambda line: None, said.append)
+    assert (ended.code, ended.stands_at) == (64, None) and "was deleted during the run" in said[-1]
+    for folder in (home, home / "starts" / "1"):
+        assert json.loads((folder / "summary.json").read_text())["verdict"]["code"] == 64
+        assert "a:B" in (folder / "job.yaml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -150,7 +109,7 @@ def test_only_what_the_verdict_repeats_is_not_shown(
     def run_job(job: object, local: object, show: Callable[[Line], None], *_: object, **__: object) -> run.Ended:
         show(Line(0, 0, text))
         verdict = of_code(contract.BAD_DATA, "no data", rank=0)
-        return run.Ended(contract.BAD_DATA, Summary(verdict, 3, {"step": 0.0}, {}).to_json(), True, True, 57)
+        return run.Ended(contract.BAD_DATA, Summary(verdict, 3, {"step": 0.0}, {}).to_json(), 57)
 
     (tmp_path / "job.yaml").write_text(kind)
     (tmp_path / "run").mkdir()
@@ -158,4 +117,4 @@ def test_only_what_the_verdict_repeats_is_not_shown(
     monkeypatch.setattr(cli_run, "run_job", run_job)
     left = launcher(capsys, monkeypatch, "run", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run"))
     assert (left.code, text in left.out) == (contract.BAD_DATA, is_shown)
-    assert "refused; the run is at step 57: no data (exit 65); " in left.err and "see " not in left.err
+    assert "failed; the run is at step 57: no data (exit 65); see " in left.err

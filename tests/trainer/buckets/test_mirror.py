@@ -56,6 +56,16 @@ def test_a_host_beside_the_leader_fetches_the_logs_of_its_own_ranks(bucket, tmp_
     assert files(tmp_path) == {"logs/rank-9.log": "3\n"}
 
 
+def test_of_the_logs_of_earlier_starts_none_is_fetched(bucket, tmp_path) -> None:
+    logs = {f"{start}logs/rank-{rank}.log": "1\n" for start in ("", "starts/2/", "starts/10/") for rank in (0, 9)}
+    put(bucket, **logs, **{"starts/2/summary.json": "2\n"})
+    Mirror(URL, tmp_path / "leader").pull(range(1), True)
+    Mirror(URL, tmp_path / "other").pull(range(9, 10), False)
+    newest = {f"starts/10/logs/rank-{rank}.log": "1\n" for rank in (0, 9)}
+    assert files(tmp_path / "leader") == newest | {"starts/2/summary.json": "2\n"}
+    assert files(tmp_path / "other") == {"starts/10/logs/rank-9.log": "1\n"}
+
+
 def test_a_new_bucket_is_an_empty_folder(bucket, tmp_path) -> None:
     Mirror(URL, tmp_path).pull(range(1), True)
     assert files(tmp_path) == {}

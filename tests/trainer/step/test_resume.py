@@ -10,6 +10,7 @@ import pytest
 
 from jaxlaunch.trainer import preflight
 from jaxlaunch.trainer.data.sources.open import open_source
+from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import LM, TrainSpec
 from jaxlaunch.trainer.step import resume
@@ -144,4 +145,8 @@ def test_a_resumed_run_says_once_what_changed(tmp_path: Path, capsys: pytest.Cap
         "resumed at step 2 of 4\nchanged since step 2 was saved: train.optimizer.lr 0.0003 → 0.01, "
         "the steps of the run 2 → 4, the learning rate at step 2 0 → 0.005\n"
     ) == 1  # fmt: skip
-    assert "changed since" not in run(steps=4, optimizer={"lr": 1e-2})
+    again = run(steps=4, optimizer={"lr": 1e-2}, remat="full", eval={"batches": 1})
+    assert "nothing to do: the run finished at step 4" in again
+    said = "finished at step 4 with train.optimizer.lr = 0.01; this job says 0.02: use another name"
+    with pytest.raises(SpecError, match=said):
+        run(steps=4, optimizer={"lr": 2e-2})

@@ -83,7 +83,7 @@ VERDICT = {"cause": "bad_spec", "code": 64, "message": "end"}
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
-        ("start", {"attempt": 1, "coordinator": "127.0.0.1:1"}),
+        ("start", {"attempt": 1, "coordinator": "127.0.0.1:1", "start": 1}),
         ("leave", {"verdict": VERDICT}),
         ("verdict", {"attempt": 1, "verdict": VERDICT}),
         ("welcome", {"epoch": "e"}),

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
-from jaxlaunch.launcher.agent.leader.summary import Summary
+from jaxlaunch.launcher.agent.leader.summary import FILE, Summary
 
 PATIENCE_S = 30.0
 
@@ -32,7 +32,7 @@ def summary(step: int) -> Summary:
 
 def test_storage_that_stalls_holds_nobody_up_and_gets_the_newest_summary_next() -> None:
     folder = Stalled()
-    writer = LatestWriter[Summary](lambda one: one.write(folder))  # type: ignore[arg-type]
+    writer = LatestWriter[Summary](lambda one: folder.write(FILE, one.to_json()))
     writer.keep(summary(1))
     assert folder.begun.get(timeout=PATIENCE_S) == 1
     for step in (2, 3, 4):
@@ -45,7 +45,7 @@ def test_storage_that_stalls_holds_nobody_up_and_gets_the_newest_summary_next() 
 
 def test_nothing_is_written_after_the_last_summary() -> None:
     folder = Stalled()
-    writer = LatestWriter[Summary](lambda one: one.write(folder))  # type: ignore[arg-type]
+    writer = LatestWriter[Summary](lambda one: folder.write(FILE, one.to_json()))
     writer.keep(summary(1))
     assert folder.begun.get(timeout=PATIENCE_S) == 1
     writer.keep(summary(2))

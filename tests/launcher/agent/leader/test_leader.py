@@ -20,6 +20,7 @@ from jaxlaunch.launcher.agent.gang.progress_annotation import Recorded
 from jaxlaunch.launcher.agent.leader import leader
 from jaxlaunch.launcher.agent.leader.leader import CLOSE_S
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.launcher.agent.leader.summary import Summary
 from tests.launcher.agent.leader.gangs import STEPPING, UID, Gang, opcodes, reset
 
@@ -243,17 +244,17 @@ def test_the_time_for_hosts_to_leave_begins_when_the_end_is_on_storage(
 ) -> None:
     of = gang(3)
     written: list[float] = []
-    write = Summary.write_after
+    write = Starts.write
 
-    def slowly(summary: Summary, *where: Any) -> None:
-        write(summary, *where)
+    def slowly(starts: Starts, summary: Summary) -> None:
+        write(starts, summary)
         written.append(time.monotonic())
 
-    monkeypatch.setattr(Summary, "write_after", slowly)
+    monkeypatch.setattr(Starts, "write", slowly)
     of.event(2, "error", error={"type": "ValueError", "message": "boom"})
     for host in range(3):
         of.send(host, "gone")
-    assert of.leader._until >= written[0] + CLOSE_S
+    assert of.leader._until >= written[-1] + CLOSE_S
 
 
 def test_what_is_written_on_the_jobset_at_the_end_counts_the_last_attempt_too(

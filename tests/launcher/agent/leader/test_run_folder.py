@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.io.output import log_path
+from jaxlaunch.launcher.agent.io.output import log_path, start_folder
 from jaxlaunch.launcher.agent.leader import history, unfinished
 from jaxlaunch.launcher.agent.leader.history import Record
 from jaxlaunch.launcher.agent.leader.run_folder import (
@@ -23,16 +23,17 @@ from jaxlaunch.launcher.agent.leader.run_folder import (
     RunFolder,
     agents,
 )
+from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.launcher.agent.leader.summary import FILE, Of, Summary, stored
 from tests import mutate
 
 
 def test_tails_of_many_ranks_stay_bounded(tmp_path: Path) -> None:
     for rank in range(100):
-        path = log_path(tmp_path, rank)
-        path.parent.mkdir(exist_ok=True)
+        path = log_path(start_folder(tmp_path, 3), rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{rank} says {line}\n" for line in range(5_000)))
-    tails = RunFolder(tmp_path, print).tails([73, *range(73), *range(74, 100)])
+    tails = RunFolder(tmp_path, print).tails(3, [73, *range(73), *range(74, 100)])
     assert tails[0][0] == 73 and sum(len(line) + 1 for _, lines in tails for line in lines) <= TAIL_BYTES
     assert len(tails[0][1]) > len(tails[1][1]) and all(lines[-1].endswith("says 4999") for _, lines in tails)
 
@@ -115,7 +116,8 @@ def test_a_file_of_more_values_than_ours_get_takes_no_memory_of_its_agent(tmp_pa
 def test_the_summary_of_a_large_gang_that_hung_is_read(tmp_path: Path) -> None:
     of = Of("uid", 0, 1, 1.0, 2.0)
     stacks = {rank: '  File "train.py", line 3, in f\n' * 60 for rank in range(4_000)}
-    Summary(None, 1, {"step": 1.0}, {}, stacks=stacks, of=of).write(folder := RunFolder(tmp_path, print))
+    summary = Summary(None, 1, {"step": 1.0}, {}, stacks=stacks, of=of)
+    Starts(folder := RunFolder(tmp_path, print), "uid").write(summary)
     found = Summary.read(folder, "uid")
     assert found is not None and found.stacks == stacks
 

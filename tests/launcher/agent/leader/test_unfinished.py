@@ -16,6 +16,7 @@ from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.verdict import of_code
 from jaxlaunch.launcher.agent.leader import unfinished
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.launcher.agent.leader.summary import Of, Summary
 from jaxlaunch.launcher.agent.leader.unfinished import Reported
 
@@ -41,7 +42,7 @@ def of(attempt: int, generation: int = GENERATION, **changes: Any) -> Of:
 
 
 def keep(folder: RunFolder, of: Of) -> None:
-    Summary(None, step=7, seconds=of.seconds, restarts={}, of=of).write(folder)
+    Starts(folder, of.uid).write(Summary(None, step=7, seconds=of.seconds, restarts={}, of=of))
 
 
 def gang(last: Of, seconds: dict[str, float]) -> dict[str, Any]:

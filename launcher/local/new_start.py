@@ -1,0 +1,58 @@
+"""Begins a start of a run on this machine: what the last one left is settled, and this one has a folder and a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxlaunch.launcher.agent.io import files
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.starts import JOB, Start, Starts, rows
+from jaxlaunch.launcher.agent.leader.summary import stored
+from jaxlaunch.launcher.local import ending, orphans
+from jaxlaunch.launcher.yaml12 import reader
+
+SECRET = {"env", "args", "eval_args"}  # keys of a job whose values may be tokens: they stay in its own file
+
+
+def begin(folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: Callable[[str], None]) -> None:
+    """Begins start `uid` of the run in `folder`, of the job that is `resolved` as YAML.
+
+    A kill at any point leaves a folder from which the next start begins: `summary.json` is replaced last.
+    """
+    run = RunFolder(folder, say)
+    if before := rows(stored(run)):
+        orphans.end(before[-1].uid)  # of agents that were killed: they would write beside this run's
+    ending.close(run, checkpoints)
+    starts = Starts(run, uid)
+    run.replace(starts.path(JOB), resolved.encode())
+    trained = [row for row in starts.earlier if row.has_trained] or starts.earlier
+    job = reader.parse(resolved, JOB).data
+    starts.begin(dict(_changed("", _job(folder, trained[-1]), job)) if trained else {})
+
+
+def standing(folder: Path) -> int | None:
+    """The step at which earlier starts left the run, where the newest one trained nothing; None where it did."""
+    found = rows(stored(RunFolder(folder, lambda text: None)))
+    if not found or found[-1].has_trained:
+        return None
+    return next((row.last_step for row in reversed(found) if row.has_trained), None)
+
+
+def _job(folder: Path, start: Start) -> Any:
+    """The job of a start as plain data; empty where it cannot be read."""
+    try:
+        text = files.read(folder / "starts" / str(start.start) / JOB, reader.MAX_BYTES)
+    except OSError:
+        return {}
+    return reader.parse(text.decode(errors="replace"), JOB).data
+
+
+def _changed(path: str, then: Any, now: Any) -> Iterator[tuple[str, list[Any]]]:
+    """Each dotted key of two jobs whose values differ, with both, unless they may be secret; lists are values."""
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        for key in dict.fromkeys([*then, *now]):
+            yield from _changed(f"{path}.{key}" if path else str(key), then.get(key), now.get(key))
+    elif then != now:
+        yield path, ["…", "…"] if SECRET & set(path.split(".")) else [then, now]

@@ -1,0 +1,200 @@
+"""The starts of a run on this machine: what each leaves, and what the next makes of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.verdict import of_code
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.starts import Starts
+from jaxlaunch.launcher.agent.leader.summary import Of, Summary
+from jaxlaunch.launcher.local import new_start
+
+
+def job(lr: float, **keys: Any) -> str:
+    return json.dumps({"name": "t", "train": {"optimizer": {"lr": lr, "b1": 0.9}}, **keys})
+
+
+def begin(folder: Path, uid: str, text: str) -> Starts:
+    """A start on its way: its agents may write."""
+    new_start.begin(folder, uid, text, folder / "checkpoints", pytest.fail)
+    return Starts(RunFolder(folder, pytest.fail), uid)
+
+
+def ended(uid: str, code: int | None, first: int | None, step: int | None) -> Summary:
+    verdict = None if code is None else of_code(code, "it ended")
+    return Summary(verdict, step=step, seconds={"step": 1.0}, restarts={}, of=Of(uid, 0, 1, 1.0, 2.0, first_step=first))
+
+
+def train(folder: Path, uid: str, text: str, first: int | None, step: int | None, code: int | None = 0) -> None:
+    """A start that ended; one without a code was killed with its agents."""
+    begin(folder, uid, text).write(ended(uid, code, first, step))
+
+
+def read(folder: Path, name: str = "summary.json") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / name).read_text())
+    return found
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def told(folder: Path) -> list[tuple[Any, ...]]:
+    names = ("start", "code", "first_step", "last_step")
+    return [tuple(row[name] for name in names) for row in read(folder)["starts"]]
+
+
+def lr(folder: Path, name: str = "job.yaml") -> float:
+    return float(read(folder, name)["train"]["optimizer"]["lr"])
+
+
+def test_the_summary_says_which_start_trained_what_and_the_job_is_that_of_the_newest_that_trained(
+    tmp_path: Path,
+) -> None:
+    train(tmp_path, "a", job(1.0), 1, 6)
+    first = tree(tmp_path / "starts" / "1")
+    train(tmp_path, "b", job(2.0), 7, 0, code=64)
+    assert (lr(tmp_path), read(tmp_path)["status"], new_start.standing(tmp_path)) == (1.0, "failed", 6)
+    train(tmp_path, "c", job(1.0, env={"A": "b"}), 7, 6)
+    assert (lr(tmp_path), read(tmp_path)["status"], new_start.standing(tmp_path)) == (1.0, "done", 6)
+    train(tmp_path, "d", job(3.0), 7, 9, code=80)
+    assert (lr(tmp_path), read(tmp_path)["status"], new_start.standing(tmp_path)) == (3.0, "stopped", None)
+    assert told(tmp_path) == [(1, 0, 1, 6), (2, 64, None, None), (3, 0, None, 6), (4, 80, 7, 9)]
+    changed = [row["changed"] for row in read(tmp_path)["starts"]]
+    assert changed == [
+        {},
+        {"train.optimizer.lr": [1.0, 2.0]},
+        {"env": ["…", "…"]},
+        {"train.optimizer.lr": [1.0, 3.0]},
+    ]
+    assert tree(tmp_path / "starts" / "1") == first
+    assert [lr(tmp_path, f"starts/{number}/job.yaml") for number in (1, 2, 3, 4)] == [1.0, 2.0, 1.0, 3.0]
+    assert [read(tmp_path, f"starts/{number}/summary.json")["of"]["uid"] for number in (1, 2, 3, 4)] == list("abcd")
+
+
+def test_until_a_start_has_trained_the_job_is_that_of_the_newest(tmp_path: Path) -> None:
+    train(tmp_path, "a", job(1.0), 1, 0, code=65)
+    begin(tmp_path, "b", job(2.0))
+    assert lr(tmp_path) == 2.0 and told(tmp_path) == [(1, 65, None, None), (2, None, None, None)]
+
+
+def test_a_program_that_tells_of_no_steps_has_run_when_it_is_done(tmp_path: Path) -> None:
+    train(tmp_path, "a", job(1.0), None, None)
+    train(tmp_path, "b", job(2.0), None, None, code=70)
+    assert lr(tmp_path) == 1.0
+    train(tmp_path, "c", job(3.0), None, None)
+    assert lr(tmp_path) == 3.0
+
+
+def test_a_row_keeps_its_first_step_while_a_later_attempt_restores(tmp_path: Path) -> None:
+    starts = begin(tmp_path, "a", job(1.0))
+    for first, step, row in ((1, 0, (None, None)), (1, 9, (1, 9)), (1, 0, (1, 9)), (6, 5, (1, 9)), (6, 7, (1, 7))):
+        starts.write(ended("a", None, first, step))
+        assert told(tmp_path)[0][2:] == row or row == (1, 9)
+    assert told(tmp_path) == [(1, None, 1, 7)]
+
+
+@pytest.mark.parametrize("committed", [None, 8], ids=["nothing saved", "a step saved"])
+def test_a_start_that_was_killed_with_its_launcher_is_ended_by_the_next_with_what_is_on_disk(
+    tmp_path: Path, committed: int | None
+) -> None:
+    train(tmp_path, "a", job(1.0), 1, 6)
+    save(tmp_path, 6)
+    train(tmp_path, "b", job(2.0), 7, 6, code=None)
+    if committed is not None:
+        save(tmp_path, committed)
+    begin(tmp_path, "c", job(3.0))
+    found = read(tmp_path, "starts/2/summary.json")
+    assert (found["status"], found["verdict"]["cause"], found["saved"]) == ("failed", "lost", committed or 6)
+    assert told(tmp_path)[1:] == [(2, contract.LOST, committed and 7, committed or 6), (3, None, None, None)]
+    assert lr(tmp_path) == (1.0 if committed is None else 2.0)
+    (record,) = RunFolder(tmp_path, pytest.fail).records("b")
+    assert (record.first_committed, record.last_committed) == (committed, committed)
+
+
+def save(folder: Path, step: int) -> None:
+    """A whole step, and half of a later one."""
+    (folder / "checkpoints" / str(step)).mkdir(parents=True)
+    (folder / "checkpoints" / str(step) / contract.MANIFEST).write_text("{}")
+    (folder / "checkpoints" / str(step + 1)).mkdir()
+
+
+class Killed(BaseException):
+    pass
+
+
+class Kills:
+    """Raises Killed in place of the next change of the file system, after `left` of them."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, left: int) -> None:
+        self._left = left
+        for owner, name in (
+            (Path, "mkdir"),
+            (Path, "write_bytes"),
+            (Path, "replace"),
+            (Path, "rename"),
+            (RunFolder, "append"),
+        ):
+            patch.setattr(owner, name, self._counted(getattr(owner, name)))
+
+    def _counted(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any, **named: Any) -> Any:
+            if self._left == 0:
+                raise Killed
+            self._left -= 1
+            return real(*given, **named)
+
+        return counted
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["of this version", "of 0.1"])
+def test_a_launcher_that_is_killed_anywhere_in_its_beginning_leaves_a_folder_from_which_the_next_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
+) -> None:
+    for left in itertools.count():  # until none of its changes is prevented
+        folder = tmp_path / str(left)
+        of_0_1(folder) if is_old else train(folder, "a", job(1.0), 1, 6, code=None)
+        with monkeypatch.context() as patch:
+            Kills(patch, left)
+            try:
+                begin(folder, "b", job(2.0))
+                break
+            except Killed:
+                pass
+        begin(folder, "c", job(3.0)).write(ended("c", 0, 7, 9))
+        rows = told(folder)
+        assert rows[0] == (1, 0 if is_old else contract.LOST, 1, 6) and rows[-1] == (len(rows), 0, 7, 9)
+        assert lr(folder) == 3.0 and lr(folder, "starts/1/job.yaml") == 1.0
+        assert read(folder, "starts/1/summary.json")["step"] == 6
+        assert read(folder, f"starts/{len(rows)}/summary.json")["of"]["uid"] == "c"
+        assert not is_old or (folder / "starts/1/logs/rank-0.log").read_text() == "step 6\n"
+    assert left > 6
+
+
+def of_0_1(folder: Path) -> None:
+    """A run folder as version 0.1.0 left it."""
+    summary = ended("a", 0, None, 6).to_json()
+    (folder / "logs").mkdir(parents=True)
+    (folder / "logs" / "rank-0.log").write_text("step 6\n")
+    (folder / "job.yaml").write_text(job(1.0))
+    fields = {name: value for name, value in summary.items() if name not in ("of", "saved")}
+    (folder / "summary.json").write_text(json.dumps(fields))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"starts": 7}', '{"starts": []}', '{"starts": [{"start": 1}]}'])
+def test_a_summary_that_cannot_be_read_is_written_again_from_the_records_of_the_starts(
+    tmp_path: Path, text: str
+) -> None:
+    train(tmp_path, "a", job(1.0), 1, 6)
+    train(tmp_path, "b", job(2.0), 7, 9)
+    (tmp_path / "summary.json").write_text(text)
+    begin(tmp_path, "c", job(3.0))
+    assert told(tmp_path) == [(1, 0, 1, 6), (2, 0, 7, 9), (3, None, None, None)] and lr(tmp_path) == 2.0
