@@ -46,4 +46,4 @@ COPY --from=package /opt/package /opt/jaxlaunch
 ENV PATH=/opt/jaxlaunch/bin:$PATH HOME=/tmp
 USER 1000:1000
 WORKDIR /tmp
-ENTRYPOINT ["python", "-m", "jaxlaunch.launcher.agent"]
+ENTRYPOINT ["python", "-I", "-m", "jaxlaunch.launcher.agent"]

@@ -22,11 +22,14 @@ import jax
 import numpy as np
 
 from benchmarks.table import Row, emit, log, median, ms
+from jaxlaunch.trainer.loop.driver import Loop
+from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Training
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import CLASSIFY, TASKS, TrainSpec
 from jaxlaunch.trainer.step.train_step import Step, TrainState
-from jaxlaunch.trainer.train import Place, Run
+from jaxlaunch.trainer.train import BuiltInTraining
 from jaxlaunch.trainer.user_code import load
 
 EVERY, SAVES, WINDOW = 100, 12, 25  # steps between two saves, how many are looked at, and the steps that feel one
@@ -38,7 +41,7 @@ class Probe:
     """Takes the place of the loop's Stop: never stops, and records the time of every step."""
 
     def __init__(self, chunk: int | None) -> None:
-        self.run: Run | None = None
+        self.loop: Loop[TrainState] | None = None
         self._chunk = chunk  # steps of the loop, then as many bare ones; None: no bare ones
         self.stamps: list[float] = []
         self.steps: list[float] = []  # median seconds of a step of the loop, by chunk
@@ -48,20 +51,20 @@ class Probe:
 
     def poll(self) -> bool:
         """False; after a chunk of the loop's steps, runs and times as many bare ones."""
-        run = self.run
-        if run is None or not run.is_stepping:
+        if self.loop is None or not self.loop.is_stepping:
             return False
         self.stamps.append(time.perf_counter())
         if self._chunk is not None and len(self.stamps) == self._chunk + SETTLE:
             self.steps.append(median(_differences(self.stamps[SETTLE:])))
-            self.bare.append(median(_differences(self._tight(run, self._chunk + SETTLE)[SETTLE:])))
+            self.bare.append(median(_differences(self._tight(self.loop.training, self._chunk + SETTLE)[SETTLE:])))
             self.stamps = []
         return False
 
-    def _tight(self, run: Run, steps: int) -> list[float]:
+    def _tight(self, training: Training[TrainState], steps: int) -> list[float]:
+        assert isinstance(training, BuiltInTraining)
         if self._state is None:
-            self._state, self._batch = run.step.init(), run.step.put(run.pipeline.batch(0))
-        self._state, stamps = tight(run.step, self._state, self._batch, steps)
+            self._state, self._batch = training.init(), training.step.put(training.pipeline.batch(0))
+        self._state, stamps = tight(training.step, self._state, self._batch, steps)
         return stamps
 
 
@@ -121,14 +124,14 @@ def width_for(batch: int, target_s: float) -> int:
     return WIDTHS[-1]
 
 
-def train(spec: TrainSpec, chunk: int | None = None) -> tuple[Probe, Run]:
+def train(spec: TrainSpec, chunk: int | None = None) -> tuple[Probe, Loop[TrainState]]:
     """One run of the loop."""
     probe = Probe(chunk)
     with place() as (where, report), open(os.devnull, "w") as out, contextlib.redirect_stdout(out):
-        run = Run(spec, load(TASKS.get(spec.task, spec.task))(), where, probe, report)  # type: ignore[arg-type]
-        probe.run = run
-        run.run()
-    return probe, run
+        training = BuiltInTraining(spec, load(TASKS.get(spec.task, spec.task))(), where, report)
+        probe.loop = Loop(training, where, probe, report)  # type: ignore[arg-type]
+        probe.loop.run()
+    return probe, probe.loop
 
 
 def overhead(name: str, batch: int, width: int, chunks: int, chunk: int, bound: float | None) -> Row:
@@ -146,7 +149,7 @@ def saving(batch: int, width: int) -> list[Row]:
     the background of a save has long ended when its window has.
     """
     steps = EVERY * (SAVES + 2)
-    probe, run = train(spec_of(batch, width, steps=steps, checkpoint={"every": EVERY}))
+    probe, loop = train(spec_of(batch, width, steps=steps, checkpoint={"every": EVERY}))
     # took[n]: until the loop asked after n steps, the save at n steps included. The first time it asks is after one.
     took = [0.0, 0.0, *_differences(probe.stamps)]
     added, plain = [], []
@@ -155,7 +158,7 @@ def saving(batch: int, width: int) -> list[Row]:
         plain.append((before + after) / 2 / WINDOW)
         added.append((window - (before + after) / 2) / EVERY)
     ratio = median([1 + extra / step for extra, step in zip(added, plain, strict=True)])
-    blocked = run.metrics.timer.part("save").seconds / (SAVES + 2)
+    blocked = loop.metrics.timer.part("save").seconds / (SAVES + 2)
     detail = f"{ms(median(added))} a step on top of {ms(median(plain))}; median of {SAVES} saves"
     return [
         Row(f"saving every {EVERY} steps over not saving", ratio, 1.02, detail),

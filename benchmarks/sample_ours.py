@@ -13,11 +13,11 @@ import pydantic
 
 from benchmarks.side import serve
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.architectures import Model
 from jaxlaunch.trainer.generate.loaded import load
 from jaxlaunch.trainer.generate.network import Network
 from jaxlaunch.trainer.huggingface import save
 from jaxlaunch.trainer.parallel import mesh
+from jaxlaunch.trainer.spec import Model
 
 WEIGHTS, ASKED = "weights", "asked.json"  # in the folder that the sides share
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import gc
 import os
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from jaxlaunch import contract
-from jaxlaunch.trainer import distributed, preflight
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.huggingface import folder
+from jaxlaunch.trainer.loop.driver import Loop
+from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.process import exit_code, leave, print_error, read_spec
+from jaxlaunch.trainer.start import distributed, preflight
+from jaxlaunch.trainer.start.process import exit_code, leave, print_error, read_spec
 from jaxlaunch.trainer.text import prepare
-from jaxlaunch.trainer.train import Place, Run
+from jaxlaunch.trainer.train import loop_of
 
 
 def main() -> NoReturn:
@@ -28,7 +30,7 @@ def main() -> NoReturn:
     fd = os.environ.get(contract.PROGRESS_FD)
     report = Progress(int(fd) if fd else None)
     report.hello()
-    run: Run | None = None
+    loop: Loop[Any] | None = None
     try:
         report.phase("init", 0)
         preflight.check_driver()
@@ -38,13 +40,13 @@ def main() -> NoReturn:
         preflight.check_devices()
         stop.arm()
         spec, task = read_spec(os.environ)
-        run = Run(peft.resolved(folder.resolved(spec)), task, Place.from_environ(), stop, report)
-        run.run()
+        loop = loop_of(peft.resolved(folder.resolved(spec)), task, Place.from_environ(), stop, report)
+        loop.run()
         code = contract.DONE
     except BaseException as error:  # every end has a code
-        code = exit_code(error, has_stepped=run is not None and run.is_stepping)
-        if run is not None and code != contract.PREEMPTED:
-            run.wait_for_saves() if run.is_stepping else run.release()
+        code = exit_code(error, has_stepped=loop is not None and loop.is_stepping)
+        if loop is not None and code != contract.PREEMPTED:
+            loop.end_saves()
         print_error(error, code)
         report.error(error, code)
     leave(code, report)

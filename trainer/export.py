@@ -25,9 +25,9 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import config_json, save
 from jaxlaunch.trainer.huggingface.families import FAMILIES
 from jaxlaunch.trainer.huggingface.save import Parameter
-from jaxlaunch.trainer.process import print_result, read_spec
+from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.spec import Published
-from jaxlaunch.trainer.train import Place
+from jaxlaunch.trainer.start.process import print_result, read_spec
 
 
 def main() -> int:

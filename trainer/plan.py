@@ -27,8 +27,8 @@ from jaxlaunch.trainer.huggingface import folder
 from jaxlaunch.trainer.numerics import flops, memory
 from jaxlaunch.trainer.numerics.memory import Range
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.process import print_result, read_spec
 from jaxlaunch.trainer.spec import GPT2, Decoder, Remat, Synthetic, TrainSpec, ViT
+from jaxlaunch.trainer.start.process import print_result, read_spec
 from jaxlaunch.trainer.step.train_step import Batch, Step
 from jaxlaunch.trainer.task import Task, checked_source
 from jaxlaunch.trainer.tasks.classify import Classify

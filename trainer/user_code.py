@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
 import os
 import re
@@ -13,6 +12,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
+from jaxlaunch import user_modules
 from jaxlaunch.trainer.errors import SpecError, TrainerError
 
 # Files that are nobody's own code: the standard library, what pip installed, and this package.
@@ -25,7 +25,12 @@ def load(path: str) -> Any:
     """The object that `path`, a `module:Name`, names. Raises SpecError when its module does not import or lacks it."""
     module_name, _, name = path.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        module = user_modules.import_module(module_name)
+    except SystemExit as error:
+        raise SpecError(
+            f"{path}: importing {module_name} ended the process, by {error!r} in {raised_at(error) or module_name}; "
+            "what a script does belongs below `if __name__ == '__main__':`"
+        ) from error
     except Exception as error:  # whatever a user's module raises while it is imported
         raise SpecError(f"{path}: importing {module_name} failed: {_why(error, module_name)}") from error
     found: Any = module

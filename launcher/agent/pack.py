@@ -1,8 +1,15 @@
-"""Packs the agent into one file that any Python >= 3.10 runs: `python agent.pyz`."""
+"""Packs the agent into one file that any Python >= 3.10 runs: `python -I agent.pyz`.
+
+A Python compiles what it imports from such a file at every start. In the file for this machine its bytecode stands
+beside each source, which another Python passes over.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import io
+import marshal
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,22 +25,57 @@ from jaxlaunch.launcher.agent.__main__ import main
 
 main()
 """
-PACKAGE = ("__init__.py", "contract.py", "reporting.py", "launcher/__init__.py")  # of jaxlaunch, beside the agent
+PACKAGE = (
+    "__init__.py",
+    "contract.py",
+    "isolated.py",
+    "reporting.py",
+    "launcher/__init__.py",
+)  # of jaxlaunch, beside the agent
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the first of the zip format: equal sources give equal bytes
 
 
 def pack() -> bytes:
     """A zipapp that holds the agent, jaxlaunch/contract and jaxlaunch.report; equal sources give equal bytes."""
+    return _packed([(name, text.encode()) for name, text in _sources()], zipfile.ZIP_DEFLATED)
+
+
+def pack_compiled() -> bytes:
+    """The same with the bytecode of this Python, for this machine alone: quick to start, and not compressed."""
+    root = Path(__file__).parents[3]
+    files = []
+    for name, text in _sources():
+        files += [(name, text.encode()), (f"{name}c", _bytecode(text, str(root / name)))]
+    return _packed(files, zipfile.ZIP_STORED)
+
+
+def address() -> str:
+    """What `pack_compiled` depends on, as a name: it is made once for all runs of one version and one Python."""
+    digest = hashlib.sha256(importlib.util.MAGIC_NUMBER + str(Path(__file__).parents[3]).encode())
+    for name, text in _sources():
+        digest.update(f"{name} {len(text)}\n{text}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _bytecode(text: str, path: str) -> bytes:
+    """What is in a .pyc that is never compared with its source (PEP 552); its tracebacks name the installed file."""
+    code = compile(text, path, "exec", dont_inherit=True)
+    return importlib.util.MAGIC_NUMBER + b"\1\0\0\0" + bytes(8) + marshal.dumps(code)
+
+
+def _packed(files: list[tuple[str, bytes]], compression: int) -> bytes:
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, text in [("__main__.py", MAIN), *_sources()]:
+    with zipfile.ZipFile(packed, "w", compression, compresslevel=9) as archive:
+        for name, content in files:
             entry = zipfile.ZipInfo(name, EPOCH)
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, text, compresslevel=9)
+            entry.compress_type = compression
+            archive.writestr(entry, content, compresslevel=9)
     return packed.getvalue()
 
 
 def _sources() -> Iterator[tuple[str, str]]:
+    """The files, and the text of each."""
+    yield "__main__.py", MAIN
     agent = Path(__file__).parent
     ours = agent.parents[1]  # the package jaxlaunch
     files = [ours / name for name in PACKAGE]

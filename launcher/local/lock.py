@@ -18,7 +18,8 @@ DYING_S = 2.0  # agents that were killed with their launcher are gone after less
 class Lock:
     """The lock of a run folder, while it is held."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, folder: Path, descriptor: int) -> None:
+        self.folder = folder
         self.descriptor = descriptor  # who inherits it holds the lock too, until the last of them has ended
 
     @property
@@ -43,7 +44,7 @@ def locked(folder: Path) -> Iterator[Lock]:
         file.truncate()
         file.write(f"{os.getpid()}\n")
         file.flush()
-        yield Lock(file.fileno())
+        yield Lock(folder, file.fileno())
         file.truncate(0)
 
 

@@ -5,6 +5,7 @@ agent that is killed, where a wrapper such as `sh -c` is between them: only the 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from jaxlaunch import contract
 GONE_S = 10.0  # after which a process that SIGKILL does not end is given up
 POLL_S = 0.02
 _PROC = Path("/proc")  # where there is none, as on macOS, nothing is found
-_AGENT = b"\0-m\0jaxlaunch.launcher.agent\0"  # in its command line
+_AGENT = re.compile(rb"\0-I\0[^\0]*/agent-\w+\.pyz\0$")  # the end of its command line
 
 
 def end(uid: str) -> int:
@@ -26,7 +27,7 @@ def end(uid: str) -> int:
     killed: set[int] = set()
     until = time.monotonic() + GONE_S
     while uid and (found := set(_of(uid))) and time.monotonic() < until:
-        if any(_AGENT in _read(pid, "cmdline") for pid in found):
+        if any(_AGENT.search(_read(pid, "cmdline")) for pid in found):
             break
         for pid in found:
             _kill(pid, uid)

@@ -31,7 +31,7 @@ from jaxlaunch.launcher.agent.leader.summary import Summary
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.local import ending, folders, new_start, orphans
+from jaxlaunch.launcher.local import agent_file, ending, folders, new_start, orphans
 from jaxlaunch.launcher.local.lock import Lock, locked
 from jaxlaunch.launcher.local.paths import Paths, of
 from jaxlaunch.launcher.logs.lines import Line, parse
@@ -99,9 +99,10 @@ class Gang:
         self._selector = selectors.DefaultSelector()
         self._agents: list[subprocess.Popen[bytes]] = []
         leader = f"127.0.0.1:{free_port()}"
+        packed = agent_file.path(lock.folder)
         for host in range(hosts * slices):
             agent = subprocess.Popen(
-                [sys.executable, "-m", "jaxlaunch.launcher.agent"],
+                [sys.executable, "-I", str(packed)],
                 env=dict(environ)
                 | {
                     contract.LEADER: leader,

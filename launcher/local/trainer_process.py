@@ -6,13 +6,12 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch import contract
+from jaxlaunch import contract, isolated
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.trainer.spec import TrainSpec
@@ -49,7 +48,7 @@ def run(
 
     Raises UserError with its own message, and `hint`.
     """
-    command = [sys.executable, "-m", module, *arguments]
+    command, environ = isolated.command(module, *arguments), isolated.environ(environ)
     if show is None:
         ended = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     else:
@@ -76,7 +75,7 @@ def _shown(
 
 def events(module: str, *arguments: str, environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """The JSON objects that `python -m module` prints, one a line, as they come. Raises UserError as `run` does."""
-    command = [sys.executable, "-m", module, *arguments]
+    command, environ = isolated.command(module, *arguments), isolated.environ(environ)
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         process = subprocess.Popen(
             command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True

@@ -132,7 +132,7 @@ class Bundle:
         mounts = [{"name": "jaxlaunch", "mountPath": MOUNT, "readOnly": True}]
         volumes: list[dict[str, Any]] = [{"name": "jaxlaunch", "configMap": {"name": self.name}}]
         if self.agent is not None:
-            main["command"] = [INTERPRETER, f"{MOUNT}/{AGENT_FILE}"]
+            main["command"] = [INTERPRETER, "-I", f"{MOUNT}/{AGENT_FILE}"]
         if self.code is not None:
             variables = {contract.CODE: f"{MOUNT}/{CODE_FILE}", contract.CODE_ROOT: CODE}
             main["env"] = [{"name": name, "value": value} for name, value in variables.items()]

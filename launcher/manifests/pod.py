@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxlaunch import contract
+from jaxlaunch import contract, isolated
 from jaxlaunch.launcher.kube.labels import GENERATION_LABEL, MAIN_CONTAINER, REPLICATED_JOB, SLICE_LABEL, UID_LABEL
 from jaxlaunch.launcher.kube.merge import merge
 from jaxlaunch.launcher.manifests import network, nodes, security, storage
@@ -13,7 +13,7 @@ from jaxlaunch.launcher.manifests.code import Bundle
 from jaxlaunch.launcher.manifests.network import variables
 from jaxlaunch.launcher.manifests.resolve import ResolvedJob
 
-AGENT = ["python", "-m", "jaxlaunch.launcher.agent"]
+AGENT = ["python", *isolated.inline("jaxlaunch.launcher.agent")]
 
 # What the agent learns from its own pod: variable -> field.
 _FIELDS = {

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from jaxlaunch.launcher.manifests.pod import AGENT
 from tests.cluster.access import Access
 from tests.cluster.command import launcher, project
 
@@ -41,6 +42,6 @@ def test_the_image_runs_the_agent_as_pid_1_for_no_one_in_particular_and_writes_n
     assert told is not None, done.stdout
     seen: dict[str, Any] = json.loads(told[1])
     assert seen["user"] == [1000, 1000]
-    assert seen["first"][1:3] == ["-m", "jaxlaunch.launcher.agent"]
+    assert seen["first"][1:4] == AGENT[1:]
     assert (seen["tools"], seen["modules"], seen["uncompiled"]) == ([], [], [])
     assert seen["writable"] == ["/tmp"]

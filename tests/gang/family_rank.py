@@ -19,8 +19,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxlaunch.trainer import distributed, spec
+from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.parallel import mesh as meshes
+from jaxlaunch.trainer.start import distributed
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.tasks.lm import NextToken
 from tests.trainer import references

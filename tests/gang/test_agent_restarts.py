@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -219,9 +220,19 @@ if __name__ == "__main__":
 """
 
 
+# An agent that runs it: in place of ours it cannot be found, whatever the folders of the job hold.
+AGENT = """
+from jaxlaunch.launcher.agent import __main__
+from jaxlaunch.launcher.agent.host import processes
+processes.TRAINER = "stand_in"
+__main__.main()
+"""
+ARGV = (sys.executable, "-c", AGENT)
+
+
 def fake_trainer(folder: Path, text: str = TRAINER) -> dict[str, str]:
-    """A folder in front of the path, whose `trainer` is not ours."""
-    package = folder / "fake" / "trainer"
+    """A folder with the stand-in, where the job's processes start."""
+    package = folder / "fake" / "stand_in"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(text)
@@ -229,7 +240,7 @@ def fake_trainer(folder: Path, text: str = TRAINER) -> dict[str, str]:
 
 
 def test_a_restart_takes_the_standby_process_with_its_imports_done(tmp_path: Path) -> None:
-    with Gang(tmp_path, job(None), env=fake_trainer(tmp_path)) as gang:
+    with Gang(tmp_path, job(None), env=fake_trainer(tmp_path), argv=ARGV) as gang:
         gang.start()
         gang.until("the standby process", lambda: gang.out.count("imported") == 2)
         gang.allow("go")
@@ -240,7 +251,7 @@ def test_a_restart_takes_the_standby_process_with_its_imports_done(tmp_path: Pat
 
 
 def test_a_standby_process_that_fails_only_makes_restarts_slower(tmp_path: Path) -> None:
-    with Gang(tmp_path, job(None), env=fake_trainer(tmp_path)) as gang:
+    with Gang(tmp_path, job(None), env=fake_trainer(tmp_path), argv=ARGV) as gang:
         gang.start()
         gang.until("the standby process", lambda: gang.out.count("imported") == 2)
         trainers = children(gang.agents[0].pid)
@@ -253,7 +264,7 @@ def test_a_standby_process_that_fails_only_makes_restarts_slower(tmp_path: Path)
 def test_a_job_that_may_not_restart_in_place_keeps_no_standby_process(tmp_path: Path) -> None:
     env = fake_trainer(tmp_path)
     env["JAXLAUNCH_JOB"] = env["JAXLAUNCH_JOB"].replace('"in_place_limit": 1', '"in_place_limit": 0')
-    with Gang(tmp_path, job(None), env=env) as gang:
+    with Gang(tmp_path, job(None), env=env, argv=ARGV) as gang:
         gang.start()
         gang.until("the first step", lambda: "attempt 1" in gang.out)
         gang.allow("go")

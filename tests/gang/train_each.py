@@ -12,14 +12,16 @@ import sys
 from pathlib import Path
 
 from jaxlaunch import contract
-from jaxlaunch.trainer import distributed
+from jaxlaunch.trainer.loop.driver import Loop
+from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.process import read_spec
+from jaxlaunch.trainer.start import distributed
+from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.step.train_step import TrainState
-from jaxlaunch.trainer.train import Place, Run
+from jaxlaunch.trainer.train import BuiltInTraining
 
 
-class Unsaved(Run):
+class Unsaved(Loop[TrainState]):
     """Only losses are compared: what a save compiles takes a fifth of such a run's time."""
 
     def _save(self, done: int, state: TrainState) -> None:
@@ -32,7 +34,8 @@ def main(file: Path, folder: Path) -> None:
     place = dataclasses.replace(Place.from_environ(), socket=None, profile=None)
     for name, block in json.loads(file.read_text()).items():
         spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
-        Unsaved(spec, task, dataclasses.replace(place, run_dir=str(folder / name)), stop, Progress(None)).run()
+        here, report = dataclasses.replace(place, run_dir=str(folder / name)), Progress(None)
+        Unsaved(BuiltInTraining(spec, task, here, report), here, stop, report).run()
         gc.unfreeze()  # a run freezes what it finds, since its process ends with it
         gc.enable()
         gc.collect()

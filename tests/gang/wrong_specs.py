@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from jaxlaunch import contract
-from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.errors import TrainerError
+from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.process import exit_code, read_spec
 from jaxlaunch.trainer.spec import LM
-from jaxlaunch.trainer.train import Place, Run
+from jaxlaunch.trainer.start.distributed import Stop
+from jaxlaunch.trainer.start.process import exit_code, read_spec
+from jaxlaunch.trainer.train import loop_of
 
 HERE = "wrong_specs"  # this module, as a job names it
 
@@ -170,7 +171,7 @@ def attempt(spec: dict[str, Any], folder: str, stop: Stop) -> dict[str, Any]:
     run = None
     try:
         read, task = read_spec({contract.TRAIN_SPEC: json.dumps({k: v for k, v in spec.items() if v is not None})})
-        run = Run(read, task, Place(run_dir=folder), stop, Progress(None))
+        run = loop_of(read, task, Place(run_dir=folder), stop, Progress(None))
         run.run()
         return {"code": 0, "says": "it trained", "traceback": False}
     except BaseException as error:

@@ -14,11 +14,12 @@ import jaxlaunch
 from jaxlaunch import contract
 from jaxlaunch.trainer import task
 from jaxlaunch.trainer.checkpoint.store import Store
-from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.loop.options import Options
+from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.process import read_spec
-from jaxlaunch.trainer.train import Place, Run
+from jaxlaunch.trainer.start.distributed import Stop
+from jaxlaunch.trainer.start.process import read_spec
+from jaxlaunch.trainer.train import loop_of
 from tests import api
 from tests.trainer.generate.generators import bytes_model
 
@@ -44,7 +45,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train = {"task": "classify", "data": {"source": "tfds", "name": "digits"}, "batch": 64, "steps": 2}
     job = {"name": "digits", "accelerator": {"type": "cpu", "per_host": 8}, "train": train}
     (digits / "job.yaml").write_text(json.dumps(job))
-    Run(*read_spec({contract.TRAIN_SPEC: json.dumps(train)}), Place(run_dir=str(digits)), Stop(), Progress(None)).run()
+    spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
+    loop_of(spec, task, Place(run_dir=str(digits)), Stop(), Progress(None)).run()
     return home
 
 

@@ -16,10 +16,11 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.job import load
-from jaxlaunch.trainer.distributed import Stop
+from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.process import read_spec
-from jaxlaunch.trainer.train import Place, Run
+from jaxlaunch.trainer.start.distributed import Stop
+from jaxlaunch.trainer.start.process import read_spec
+from jaxlaunch.trainer.train import loop_of
 
 pytestmark = pytest.mark.usefixtures("standard")
 
@@ -58,7 +59,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         (folder / ".lock").touch()
         (folder / "job.yaml").write_text(json.dumps(job.model_dump(mode="json", exclude_unset=True)))
         spec, task = read_spec({contract.TRAIN_SPEC: job.train.model_dump_json(exclude_unset=True)})
-        Run(spec, task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
+        loop_of(spec, task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
         return folder
 
     return run

@@ -17,8 +17,8 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.metrics.timer import StepTimer
-from jaxlaunch.trainer.process import read_spec
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS
+from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.task import PARTS, Loss
 from jaxlaunch.trainer.user_code import load
 from tests.trainer import tiny
@@ -202,9 +202,10 @@ def test_what_is_no_model_is_said_in_a_sentence(made: Any, says: str, monkeypatc
 
 
 def test_what_is_no_source_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jaxlaunch.trainer.train import Place, Run
+    from jaxlaunch.trainer.loop.place import Place
+    from jaxlaunch.trainer.train import loop_of
 
     monkeypatch.setattr(tiny.Digits, "source", lambda task, spec, split: [{"image": 1}])
     spec, nowhere = tiny.train_spec(tiny.Digits(), mesh={"dp": -1}), Place(str(tmp_path))
     with pytest.raises(SpecError, match="tests:Tiny: source returned a list; a source has __len__, __getitem__ and"):
-        Run(spec, tiny.Digits(), nowhere, Any, Progress(None))  # type: ignore[arg-type]
+        loop_of(spec, tiny.Digits(), nowhere, Any, Progress(None))  # type: ignore[arg-type]

@@ -12,14 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxlaunch.trainer import preflight, train
+from jaxlaunch.trainer import train
 from jaxlaunch.trainer.checkpoint import saved_tokenizer
 from jaxlaunch.trainer.data.sources.open import open_source
 from jaxlaunch.trainer.errors import CheckpointError, DataError, Stopped
+from jaxlaunch.trainer.loop import driver
+from jaxlaunch.trainer.loop.driver import Loop
+from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.start import preflight
 from jaxlaunch.trainer.tasks.classify import Classify
-from jaxlaunch.trainer.train import Place, Run, conditions
+from jaxlaunch.trainer.train import conditions, loop_of
 
 
 def made(**keys: Any) -> dict[str, Any]:
@@ -91,12 +95,12 @@ class Never:
 def test_garbage_is_collected_beside_evaluations_and_saves_or_every_so_many_steps_alone(
     collections: Collections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "COLLECT_EVERY", 5)
+    monkeypatch.setattr(driver, "COLLECT_EVERY", 5)
     data = {"source": "synthetic", "examples": 64, "eval_examples": 8, "shape": [4, 4]}
     often = {"eval": {"every": 2}, "checkpoint": {"every": 3}}
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 6, **often}
     spec = TrainSpec.model_validate({"task": "classify", **keys})
-    Run(spec, Classify(), Place(str(tmp_path)), Never(), collections).run()
+    loop_of(spec, Classify(), Place(str(tmp_path)), Never(), collections).run()
     steps = [("eval", 2), ("save", 3), ("eval", 4), ("step", 5), ("eval", 6), ("save", 6)]
     assert collections.seen == [(*each, 2) for each in steps]
 
@@ -106,7 +110,7 @@ def test_every_logged_step_of_a_dispatch_has_its_share_of_the_time(tmp_path: Pat
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
     often = {"steps_per_dispatch": 4, "log_every": 2, "checkpoint": {"every": None}}
     spec = TrainSpec.model_validate({"task": "classify", **keys, **often})
-    Run(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None)).run()
+    loop_of(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None)).run()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2, 4, 6, 8]
     for one, other in (lines[:2], lines[2:]):
@@ -118,7 +122,7 @@ class AtFive:
     """A stop that comes at step 5."""
 
     def __init__(self) -> None:
-        self.run: Run | None = None
+        self.run: Loop[Any] | None = None
 
     def poll(self) -> bool:
         return self.run is not None and self.run.done == 5
@@ -132,7 +136,7 @@ def test_a_run_that_is_refused_leaves_the_tokenizer_beside_the_checkpoints(
     spec = TrainSpec.model_validate({"task": "classify", **keys})
     monkeypatch.setattr(train, "tokenizer_files", lambda data: {"tokenizer.json": b"another"})
     saved_tokenizer.keep(str(tmp_path / "checkpoints"), {"tokenizer.json": b"its own"})
-    run = Run(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None))
+    run = loop_of(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None))
     monkeypatch.setattr(run.store, "restore", lambda *_: (4, {}, {"conditions": {}}))
 
     def refused(*_: object) -> None:
@@ -151,7 +155,7 @@ def test_a_stop_where_the_place_of_the_step_is_another_s_is_a_stop(tmp_path: Pat
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
     (tmp_path / "checkpoints" / "5" / "theirs").touch()
     stop = AtFive()
-    stop.run = Run(spec, Classify(), Place(str(tmp_path)), stop, Progress(None))
+    stop.run = loop_of(spec, Classify(), Place(str(tmp_path)), stop, Progress(None))
     with pytest.raises(Stopped, match="nothing new saved after step 4: 5 in .* is another's"):
         stop.run.run()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["4", "5"]
@@ -186,7 +190,7 @@ def test_a_label_out_of_range_ends_the_run_with_65_and_the_example(
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 4}, "data": data, "batch": 8, "steps": 3}
     spec = TrainSpec.model_validate({"task": "classify", **keys})
     with pytest.raises(DataError, match=words) as caught:
-        Run(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None)).run()
+        loop_of(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None)).run()
     assert caught.value.code == 65
 
 
@@ -211,7 +215,7 @@ def test_a_run_that_resumes_sees_the_augmentations_of_one_that_was_never_stopped
             data = {"source": "torch", "dataset": f"{__name__}:Augmented", "eval_args": {}}
             keys |= {"optimizer": {"schedule": {"name": "constant"}}, "data": data}
             spec = TrainSpec.model_validate({"task": "classify", **keys})
-            Run(spec, Classify(), Place(str(folder)), Never(), Progress(None)).run()
+            loop_of(spec, Classify(), Place(str(folder)), Never(), Progress(None)).run()
         for name in ("metrics", "eval"):
             lines = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
             found.setdefault(name, []).append({line["step"]: line["loss"] for line in lines})
@@ -238,7 +242,7 @@ def test_a_run_that_ended_early_ends_again_at_once_and_goes_on_with_more_patienc
     for patience in (2, 2, 4):
         early = {"metric": "eval/accuracy", "mode": "max", "patience": patience, "min_delta": 1.0}
         spec = TrainSpec.model_validate({"task": "classify", **keys, "stop_early": early})
-        Run(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None)).run()
+        loop_of(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None)).run()
         lines = (tmp_path / "eval.jsonl").read_text().splitlines()
         seen.append([json.loads(line)["step"] for line in lines])
         assert (

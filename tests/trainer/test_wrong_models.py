@@ -18,13 +18,14 @@ from safetensors.numpy import save_file
 
 from jaxlaunch import contract
 from jaxlaunch.trainer.adapters import peft
-from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.errors import TrainerError
 from jaxlaunch.trainer.huggingface import folder as folder_of
+from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.process import exit_code, read_spec
+from jaxlaunch.trainer.start.distributed import Stop
+from jaxlaunch.trainer.start.process import exit_code, read_spec
 from jaxlaunch.trainer.step.train_step import Step
-from jaxlaunch.trainer.train import Place, Run
+from jaxlaunch.trainer.train import loop_of
 from tests.trainer import references
 from tests.trainer.adapters import folders
 
@@ -197,7 +198,8 @@ def test_a_wrong_model_is_one_sentence_and_64_before_the_first_compile(name: str
         block = json.loads(json.dumps(block).replace("PEFT", str(at)))
     with pytest.raises(TrainerError) as raised:
         train, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
-        Run(peft.resolved(folder_of.resolved(train)), task, Place(str(tmp_path / "run")), Stop(), Progress(None)).run()
+        train = peft.resolved(folder_of.resolved(train))
+        loop_of(train, task, Place(str(tmp_path / "run")), Stop(), Progress(None)).run()
     assert exit_code(raised.value, has_stepped=False) == contract.BAD_SPEC
     assert wrong.says in str(raised.value) and len(str(raised.value).splitlines()) == 1
 

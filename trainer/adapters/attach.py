@@ -12,9 +12,8 @@ from jax import Array
 
 from jaxlaunch.trainer.adapters import peft, targets
 from jaxlaunch.trainer.adapters.kernel import FrozenKernel
-from jaxlaunch.trainer.adapters.keys import Lora
 from jaxlaunch.trainer.numerics import memory
-from jaxlaunch.trainer.spec import Published, TrainSpec
+from jaxlaunch.trainer.spec import Lora, Published, TrainSpec
 
 STREAM = 0x10A  # folded into the key of the initial weights: the model's own are what they are without adapters
 

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxlaunch.trainer.adapters.keys import Lora
 from jaxlaunch.trainer.models.layers import Drop, product
 from jaxlaunch.trainer.parallel.sharding import constrain
+from jaxlaunch.trainer.spec import Lora
 
 OWN = "frozen_kernel"  # the attribute that holds what the model had: its parameter keeps its name
 

@@ -12,7 +12,7 @@ from jax import Array
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.adapters import reference_model, targets
 from jaxlaunch.trainer.adapters.kernel import unquantized
-from jaxlaunch.trainer.adapters.keys import Lora
+from jaxlaunch.trainer.spec import Lora
 
 
 class Merging(dict[str, Array]):

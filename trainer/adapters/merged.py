@@ -11,14 +11,13 @@ import jax
 import numpy as np
 
 from jaxlaunch.trainer.adapters import base, targets
-from jaxlaunch.trainer.adapters.keys import Lora
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import load
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.huggingface.tensors import Files
-from jaxlaunch.trainer.spec import Published
+from jaxlaunch.trainer.spec import Lora, Published
 
 Array = np.ndarray[Any, Any]
 

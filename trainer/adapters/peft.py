@@ -14,14 +14,13 @@ from etils import epath
 from jax import Array
 
 from jaxlaunch.trainer.adapters import targets
-from jaxlaunch.trainer.adapters.keys import Lora
 from jaxlaunch.trainer.adapters.targets import Kernel
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError, said
 from jaxlaunch.trainer.huggingface import load, save
 from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.huggingface.tensors import Files
-from jaxlaunch.trainer.spec import GPT2, Published, TrainSpec
+from jaxlaunch.trainer.spec import GPT2, Lora, Published, TrainSpec
 
 KEY = "train.lora.init_from"
 CONFIG, STEM = "adapter_config.json", "adapter_model"

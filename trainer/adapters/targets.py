@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.adapters.keys import Lora
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import names
 from jaxlaunch.trainer.huggingface.names import Leaf
+from jaxlaunch.trainer.spec import Lora
 
 A, B = ".lora_a", ".lora_b"  # ends of the names of an adapter's two matrices, after its kernel's name
 SCALE = ".int8_scale"  # end of the name of a quantized kernel's factors

@@ -13,11 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxlaunch.trainer.architectures import Model
 from jaxlaunch.trainer.attention import implementations
 from jaxlaunch.trainer.attention.implementations import Keys
 from jaxlaunch.trainer.numerics import precision
-from jaxlaunch.trainer.spec import GPT2, Decoder, TrainSpec, ViT
+from jaxlaunch.trainer.spec import GPT2, Decoder, Model, TrainSpec, ViT
 
 ANYWHERE = ("auto", "xla")
 KERNELS: Mapping[str, str] = {"cuda": "cudnn", "tpu": "splash"}  # platform -> what auto is there

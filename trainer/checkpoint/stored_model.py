@@ -7,11 +7,10 @@ from typing import Any, Literal
 
 import pydantic
 
-from jaxlaunch.trainer.adapters.keys import Lora
-from jaxlaunch.trainer.architectures import Model
 from jaxlaunch.trainer.checkpoint.reader import BEST, StoredArray, StoredStep
 from jaxlaunch.trainer.checkpoint.schedule_free import Averaged, averaged
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
+from jaxlaunch.trainer.spec import Lora, Model
 
 
 def step(text: str) -> int | Literal["best"]:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from jaxlaunch import isolated
 from jaxlaunch.trainer.data import messages
 from jaxlaunch.trainer.data.messages import Item, Request
 from jaxlaunch.trainer.errors import DataError, TrainerError
@@ -117,10 +118,10 @@ class _Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "jaxlaunch.trainer.data.worker", str(theirs.fileno())],
+                isolated.command("jaxlaunch.trainer.data.worker", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env={**ENVIRONMENT, **os.environ, "JAX_PLATFORMS": "cpu"},
+                env={**ENVIRONMENT, **isolated.inherited(os.environ), "JAX_PLATFORMS": "cpu"},
             )
         self._channel = ours
         messages.send(ours, sys.path)

@@ -16,7 +16,7 @@ from jaxlaunch.trainer.checkpoint import stored_model
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.evaluation.trained import load
 from jaxlaunch.trainer.metrics.progress import finite
-from jaxlaunch.trainer.process import print_result
+from jaxlaunch.trainer.start.process import print_result
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from jaxlaunch.trainer.checkpoint import stored_model
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate.generator import Ids, Sample
 from jaxlaunch.trainer.generate.loaded import Prompt, TextModel, described, load
-from jaxlaunch.trainer.process import print_result
+from jaxlaunch.trainer.start.process import print_result
 
 LOST = "\ufffd"  # stands for a character whose last bytes are still to come
 HOW = ("n", "max_tokens", "temperature", "top_p", "top_k", "beams", "seed")  # arguments that are Sampling's

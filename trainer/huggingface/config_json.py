@@ -10,9 +10,9 @@ from typing import Any
 import pydantic
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.architectures import Model
 from jaxlaunch.trainer.errors import SpecError, said
 from jaxlaunch.trainer.huggingface.families import ACTIVATIONS, FAMILIES, LOOKS, SAYING_NOTHING, UNSUPPORTED, Family
+from jaxlaunch.trainer.spec import Model
 
 Config = Mapping[str, Any]
 

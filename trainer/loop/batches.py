@@ -68,13 +68,11 @@ class Batches:
                     "function of the step, drawing from np.random.default_rng(step), or a resumed run sees other data"
                 )
 
-    def iterate(self, start: int, stop: int) -> Prefetcher[Tree]:
-        """The batches of these steps on the devices, made ahead."""
-        steps: Sequence[int] = range(start, stop)
+    def iterate(self, spans: Sequence[range]) -> Prefetcher[Tree]:
+        """The batches of these steps on the devices, made ahead; each span is of one step."""
         if self._pipeline is not None:
-            spans = [range(step, step + 1) for step in steps]
             return self._pipeline.iterate(spans, lambda batch: self.put(_without_weight(batch)))
-        read = reader.iterate(lambda step, rows: self._local(step), steps, self._rows, threads=1, put=self.put)
+        read = reader.iterate(lambda span, rows: self._local(span.start), spans, self._rows, threads=1, put=self.put)
         return Prefetcher(read, ahead=AHEAD)
 
     def put(self, local: Tree) -> Tree:

@@ -56,10 +56,10 @@ class LoopStep:
             )
 
     def __call__(self, state: Named, batch: Tree | None) -> tuple[Named, dict[str, Any]]:
-        """The new state, the old one being donated; `metrics`, and whether all losses are `finite`, on the device."""
+        """The new state, the old one being donated; the metrics, and whether all losses are `finite`, on the device."""
         assert self._compiled is not None, "compile comes before a step"
-        new, found = self._compiled(state) if batch is None else self._compiled(state, batch)
-        return new, found
+        new, metrics = self._compiled(state) if batch is None else self._compiled(state, batch)
+        return new, metrics
 
     def programs(self) -> list[str]:
         """The HLO text of the compiled step."""
@@ -74,7 +74,7 @@ class LoopStep:
         scalars = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
         losses = [jnp.isfinite(value) for name, value in scalars.items() if name.endswith(LOSS)]
         finite = jnp.all(jnp.stack(losses)) if losses else jnp.ones((), bool)
-        return new, {"metrics": scalars, "finite": finite}
+        return new, {**scalars, Key.FINITE: finite}
 
 
 def _check_signature(name: str, step: Callable[..., Any], called: str, count: int) -> None:

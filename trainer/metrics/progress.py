@@ -6,13 +6,14 @@ sent at once and in order. Without a pipe every call does nothing.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import math
 import platform
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxlaunch import contract
@@ -51,6 +52,16 @@ class Progress:
             self._flush()
         elif not self._due.is_set():
             self._due.set()
+
+    @contextlib.contextmanager
+    def within(self, name: str, step: int) -> Iterator[None]:
+        """The process is in `name` for a while, and then again where it was before: an error is said to be of there."""
+        before = self._state
+        self.phase(name, step)
+        try:
+            yield
+        finally:
+            self.phase(*before)
 
     def restored(self, step: int) -> None:
         """Training goes on from the checkpoint of `step`."""

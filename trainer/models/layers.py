@@ -14,8 +14,8 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from jaxlaunch.trainer.architectures import RopeScaling
 from jaxlaunch.trainer.parallel.sharding import Axes, constrain
+from jaxlaunch.trainer.spec import RopeScaling
 
 
 def weight(rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, std: float) -> nnx.Param[Array]:

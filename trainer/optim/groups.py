@@ -12,7 +12,7 @@ from typing import Any
 import optax
 
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.optim.keys import Group, Optimizer
+from jaxlaunch.trainer.spec.optimizer import Group, Optimizer
 
 Named = dict[str, Any]  # parameter name -> array
 Axes = Mapping[str, tuple[str | None, ...] | None]  # parameter name -> its own named axes; None: not named

@@ -19,7 +19,7 @@ from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.optim import groups, schedules, user_optimizers
 from jaxlaunch.trainer.optim.groups import Axes, Named
-from jaxlaunch.trainer.optim.keys import SCHEDULE_FREE, Link, is_own
+from jaxlaunch.trainer.spec.optimizer import SCHEDULE_FREE, Link, is_own
 
 PyTree = Any
 Mask = Callable[[Named], dict[str, bool]] | None

@@ -9,8 +9,8 @@ import optax
 
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.optim import user_optimizers
-from jaxlaunch.trainer.optim.keys import is_own
 from jaxlaunch.trainer.spec import Optimizer
+from jaxlaunch.trainer.spec.optimizer import is_own
 
 
 def build(optimizer: Optimizer, total_steps: int) -> optax.Schedule:

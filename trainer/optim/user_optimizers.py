@@ -16,7 +16,7 @@ import optax
 
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.errors import SpecError, first_line
-from jaxlaunch.trainer.optim.keys import Link, Optimizer
+from jaxlaunch.trainer.spec.optimizer import Link, Optimizer
 
 Mask = Callable[[Any], Any]
 RATES, MASKS = ("learning_rate", "lr"), ("mask", "weight_decay_mask")

@@ -254,6 +254,7 @@ def main() -> NoReturn:
     """Builds as stdin says, with all cores; prints nothing, or the error as a line of JSON. Exits with its code."""
     die_with(int(sys.argv[2]))
     folder = Path(sys.argv[1])
+    os.environ.pop("PYTHONPATH", None)  # a worker would import from the user's folders before it has this sys.path
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     code = contract.DONE

@@ -16,8 +16,8 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import folder
-from jaxlaunch.trainer.process import print_result, read_spec
 from jaxlaunch.trainer.spec import TASKS, Mixture, Text, TrainSpec, task_name
+from jaxlaunch.trainer.start.process import print_result, read_spec
 from jaxlaunch.trainer.text import build, recipe, tokenizer
 
 

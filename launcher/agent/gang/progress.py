@@ -135,10 +135,14 @@ def ranks_of(key: str, own: range) -> range:
 
 
 class Progress:
-    """Follows the reports of one process. The caller gives the time, in monotonic seconds."""
+    """Follows the reports of one process. The caller gives the time, in monotonic seconds.
+
+    A process that is in a `phase` before it has said anything is the built-in trainer: one that ends without a word has
+    failed as that does.
+    """
 
     def __init__(self, now: float, phase: str | None = None) -> None:
-        self.status = Status(phase=phase)
+        self.status = Status(phase=phase, trainer=phase is not None)
         self._first_phase = phase
         self.has_hello = False
         self._since = now
@@ -197,7 +201,8 @@ class Progress:
         """Another interpreter took over: the next of a `sh -c`, or the program executed itself anew."""
         self._since, self._stepping_s = now, 0.0
         self._steps_s.clear()
-        self._set(phase=self._first_phase, trainer=False, left=False, waits=False, done=False, jax=None)
+        is_trainer = self._first_phase is not None
+        self._set(phase=self._first_phase, trainer=is_trainer, left=False, waits=False, done=False, jax=None)
 
     def _phase(self, phase: str, step: Any, now: float) -> None:
         step = step if isinstance(step, int) else self.status.step

@@ -344,6 +344,8 @@ def verdict_of(event: Event) -> Verdict:
         message = f"{name} was OOMKilled{place}: its container reached its memory limit"
     elif event.exit < 0:
         message = f"{name} was killed by {_signal(-event.exit)}{place}{_hint(-event.exit)}"
+    elif event.exit == 0 and event.status.jax is None and not event.status.stepped:
+        message = f"{name}'s program ended with exit code 0 before the trainer began"
     elif event.exit == 0:
         message = f"{name}'s program ended{place}, before its last step"
     elif _is_not_found(event):

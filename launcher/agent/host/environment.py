@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from jaxlaunch import contract
+from jaxlaunch import contract, isolated
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.progress import phase_timeouts
 from jaxlaunch.launcher.agent.io.ports import bracketed
@@ -44,11 +44,19 @@ def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> di
         **environ,
         **base,
         **paths,
-        "PYTHONPATH": os.pathsep.join(filter(None, (site, config.code and config.code[1], base.get("PYTHONPATH")))),
+        **_python_path(config, base, site),
         contract.NUM_PROCESSES: str(config.processes),
         contract.PROCESS_ID: str(rank),
         contract.TIMEOUT: str(int(timeout or 24 * 3600)),
     }
+
+
+def _python_path(config: Config, base: Mapping[str, str], site: str) -> dict[str, str]:
+    """The site hook first, then the job's code and its own PYTHONPATH: for our trainer behind everything else."""
+    own = os.pathsep.join(filter(None, (config.code and config.code[1], base.get("PYTHONPATH"))))
+    if config.job.command is None:
+        return isolated.environ({}, site, own)
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (site, own)))}
 
 
 def _before(folder: str, path: str | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -66,7 +65,7 @@ class Processes:
         self._standbys: dict[int, Standby] = {}
         self._has_failed_standby = False
         self._logs: dict[int, RankLog] = {}
-        self._argv = [sys.executable, "-m", TRAINER] if config.job.command is None else config.job.command
+        self._argv = site_folder.command(TRAINER) if config.job.command is None else config.job.command
         loop.on_child(self._ending, self._reap)
 
     # --- an attempt ---------------------------------------------------------------------------------------------------
@@ -128,7 +127,7 @@ class Processes:
         for rank in self._config.ranks():
             if rank not in self._standbys:
                 waits, control = os.pipe()
-                argv = [sys.executable, os.path.join(self._site_folder.site, "standby.py"), str(waits), TRAINER]
+                argv = self._site_folder.standby(TRAINER, waits)
                 self._standbys[rank] = Standby(self._start(rank, argv, {}, control=waits), control)
                 os.close(waits)
 

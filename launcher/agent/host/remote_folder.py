@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from jaxlaunch import isolated
 from jaxlaunch.launcher.agent.gang.config import Config
 
 BEGIN_S = 60.0  # to import the store's client and fetch a few small files
@@ -36,7 +37,7 @@ class RemoteFolder:
         whole = ["--whole"] if config.host in WHOLE else []
         argv = [url, str(self.folder), "--ranks", str(ranks.start), str(ranks.stop), *whole]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "jaxlaunch.trainer.buckets.mirror", *argv],
+            [sys.executable, *isolated.inline("jaxlaunch.trainer.buckets.mirror"), *argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C is not for it

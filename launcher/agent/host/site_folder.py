@@ -11,7 +11,11 @@ import pkgutil
 import shutil
 import tempfile
 
-HOOKS = ("sitecustomize.py", "jaxhook.py", "standby.py")  # of launcher/agent/site
+from jaxlaunch import isolated
+
+STANDBY = "standby.py"
+HOOKS = ("sitecustomize.py", "jaxhook.py", STANDBY)  # of launcher/agent/site
+CONTRACT, ISOLATED = "contract.py", "isolated.py"  # of jaxlaunch
 FALLBACK = "fallback"  # a folder that comes last on a program's sys.path: for images without our package
 MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux
 
@@ -29,7 +33,8 @@ class SiteFolder:
         os.mkdir(self.site)
         for name in HOOKS:
             self._copy("jaxlaunch.launcher.agent", f"site/{name}", name)
-        self._copy("jaxlaunch", "contract.py", "contract.py")
+        for name in (CONTRACT, ISOLATED):
+            self._copy("jaxlaunch", name, name)
         os.makedirs(os.path.join(self.site, FALLBACK, "jaxlaunch"))
         for name in ("__init__.py", "reporting.py"):
             self._copy("jaxlaunch", name, f"{FALLBACK}/jaxlaunch/{name}")
@@ -37,6 +42,14 @@ class SiteFolder:
     def path(self, suffix: str) -> str:
         """A path in the folder that was not returned before."""
         return os.path.join(self._folder, f"{next(self._numbers)}.{suffix}")
+
+    def command(self, module: str) -> list[str]:
+        """The command that runs a module of ours, which nothing of the user's can shadow."""
+        return isolated.command(module, script=os.path.join(self.site, ISOLATED))
+
+    def standby(self, module: str, descriptor: int) -> list[str]:
+        """The command of a process with the imports of `module` done; it reads from `descriptor` how to go on."""
+        return [*self.command(os.path.join(self.site, STANDBY)), str(descriptor), module]
 
     def close(self) -> None:
         """Removes the folder."""

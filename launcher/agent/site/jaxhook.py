@@ -4,17 +4,19 @@ Private names of JAX that this needs, in 0.10 and 0.11: jax._src.clusters.Cluste
 jax._src.distributed.initialize.
 """
 
+from __future__ import annotations
+
 import atexit
-import functools
-import importlib.abc
 import importlib.util
-import inspect
 import os
 import sys
-from typing import Any
+
+TYPE_CHECKING = False  # typing's, which every Python below the agent would import for this
+if TYPE_CHECKING:
+    from typing import Any
 
 
-class JaxFinder(importlib.abc.MetaPathFinder):
+class JaxFinder:
     """Finds `jax` on the usual path, and calls `after` with the module once it is imported."""
 
     def __init__(self, after: Any) -> None:
@@ -41,6 +43,8 @@ def install(contract: Any, reporter: Any) -> None:
     """Hooks the first import of JAX. `reporter` may be None: then nothing is reported."""
 
     def after(jax: Any) -> None:
+        if not isinstance(getattr(jax, "__version__", None), str):
+            return  # a `jax.py` of the program's own
         try:
             if _platform(contract) != "tpu":  # there JAX reads Google's own variables
                 _register_cluster(contract)
@@ -89,7 +93,7 @@ def _register_cluster(contract: Any) -> None:
             return int(os.environ[contract.PROCESS_ID])
 
         @classmethod
-        def get_local_process_id(cls) -> "int | None":
+        def get_local_process_id(cls) -> int | None:
             return None  # JAX reads JAX_LOCAL_DEVICE_IDS itself; without it every local device is ours
 
     types = ClusterEnv._cluster_types
@@ -103,11 +107,14 @@ def _fill_arguments(jax: Any, contract: Any) -> None:
     A coordinator at an address of the caller's own listens as JAX has it: JAX would take the port of ours. A call after
     the first does nothing, unless its address is another: JAX would refuse it as one that comes after a computation.
     """
+    import functools
+    import inspect
+
     import jax._src.distributed as private
 
     original = private.initialize
     signature = inspect.signature(original)
-    ours = {
+    ours: dict[str, Any] = {
         "initialization_timeout": int(float(os.environ.get(contract.TIMEOUT, "300"))),
         "heartbeat_timeout_seconds": contract.HEARTBEAT_TIMEOUT_S,
         "shutdown_timeout_seconds": contract.SHUTDOWN_TIMEOUT_S,
@@ -116,7 +123,7 @@ def _fill_arguments(jax: Any, contract: Any) -> None:
     @functools.wraps(original)
     def initialize(*args: Any, **kwargs: Any) -> Any:
         given, joined = signature.bind(*args, **kwargs).arguments, private.global_state
-        address, fill = given.get("coordinator_address"), dict[str, Any](ours)
+        address, fill = given.get("coordinator_address"), {**ours}
         if joined.client is not None:  # the trainer has joined, or a cell that is run again: there is nothing to do
             if address in (None, joined.coordinator_address):
                 return None

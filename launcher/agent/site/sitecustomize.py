@@ -1,27 +1,66 @@
 """The site hook: runs first in every Python below the agent, reports for the program, and hooks the import of JAX.
 
-Never imports JAX, never raises into the program, and lets the next sitecustomize on the path run as if alone.
+Never imports JAX, never raises into the program, and lets the next sitecustomize on the path run as if alone. What it
+imports itself is the interpreter's, whatever files are on the path, and the program imports it anew: so a program gets
+the modules that it would get without this hook.
 """
 
-import atexit
-import contextlib
-import faulthandler
-import gc
-import importlib.machinery
-import importlib.util
-import io
 import os
-import platform
-import signal
-import stat
 import sys
-import types
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # typing's: the program may have a module of that name
 if TYPE_CHECKING:
+    import types
+    from typing import Any
+
     from jaxlaunch import contract
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+KEEPS = "JAXLAUNCH_BEHIND" in os.environ  # jaxlaunch.isolated's: the program is ours, and its path is clean
+
+
+def _of_the_interpreter() -> "list[str]":
+    """The entries of sys.path that are the standard library's."""
+    library, archive = os.path.dirname(os.__file__), "python{}{}.zip".format(*sys.version_info)
+    return [each for each in sys.path if each == library or os.path.basename(each) in ("lib-dynload", archive)]
+
+
+def _is_elsewhere(module: "Any", folders: "list[str]") -> bool:
+    """Whether a module has been imported from a file that is not in `folders`."""
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and not any(file.startswith(folder + os.sep) for folder in folders)
+
+
+def _can_be_the_programs(name: str, module: "Any") -> bool:
+    """Whether a module that the hook imported is one that a program may have in a file of its own."""
+    origin = getattr(getattr(module, "__spec__", None), "origin", None)
+    return origin not in ("built-in", "frozen") and not name.startswith("_jaxlaunch")
+
+
+class TheInterpreters:
+    """While entered, an import gets the interpreter's own module; afterwards the program's modules are as before.
+
+    With `keeps`, which changes nothing, what was imported meanwhile stays.
+    """
+
+    def __init__(self, keeps: bool) -> None:
+        self._keeps = keeps
+
+    def __enter__(self) -> None:
+        self._path, self._modules = sys.path[:], dict(sys.modules)
+        if (folders := _of_the_interpreter()) and not self._keeps:
+            sys.path[:] = folders
+            for name in [name for name, module in self._modules.items() if _is_elsewhere(module, folders)]:
+                if name.partition(".")[0] in getattr(sys, "stdlib_module_names", ()):
+                    del sys.modules[name]
+
+    def __exit__(self, *_: object) -> None:
+        sys.path[:] = self._path
+        if not self._keeps:
+            for name in [name for name in sys.modules if name not in self._modules]:
+                if _can_be_the_programs(name, sys.modules[name]):
+                    del sys.modules[name]
+            sys.modules.update(self._modules)
 
 
 class Reporter:
@@ -36,7 +75,7 @@ class Reporter:
 
     def hello(self, jax: "str | None" = None) -> None:
         """Reports this interpreter, and the version of JAX once it is imported."""
-        self._send({"hello": "site", "python": platform.python_version(), "jax": jax, "pid": self._pid})
+        self._send({"hello": "site", "python": sys.version.split()[0], "jax": jax, "pid": self._pid})
 
     def note(self, text: str) -> None:
         """Adds a note to the summary of the run."""
@@ -64,7 +103,8 @@ class Reporter:
         reporting: Any = sys.modules.get("jaxlaunch.reporting")
         if reporting is not None:
             reporting._leave(self._pid)  # os._exit runs nothing of atexit's
-        self._send(contract.error_line(error, code=None))
+        with TheInterpreters(KEEPS):  # traceback imports more while it formats
+            self._send(contract.error_line(error, code=None))
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None: nothing left to flush
                 stream.flush()
@@ -80,7 +120,7 @@ def _is_distributed() -> bool:
     return module is not None and module.global_state.client is not None
 
 
-def _load(name: str, path: str) -> Any:
+def _load(name: str, path: str) -> "Any":
     """The module in the file `path`, under a private name: our names must not hide the program's."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "the agent wrote this file"
@@ -146,13 +186,24 @@ def _run_the_next() -> None:
         spec.loader.exec_module(module)
 
 
-if not TYPE_CHECKING:
-    contract = _load("_jaxlaunch_contract", os.path.join(HERE, "contract.py"))
-reporter = _claim()
-if reporter is not None:
-    _print_whole_lines()
-    _dump_stacks_on_signal()
-    reporter.hello()  # only now: after it the agent may send SIGUSR1
-    _import_without_collecting()
-_load("_jaxlaunch_jaxhook", os.path.join(HERE, "jaxhook.py")).install(contract, reporter)
+with TheInterpreters(KEEPS):
+    import atexit
+    import contextlib
+    import faulthandler
+    import gc
+    import importlib.machinery
+    import importlib.util
+    import io
+    import signal
+    import stat
+
+    if not TYPE_CHECKING:
+        contract = _load("_jaxlaunch_contract", os.path.join(HERE, "contract.py"))
+    reporter = _claim()
+    if reporter is not None:
+        _print_whole_lines()
+        _dump_stacks_on_signal()
+        reporter.hello()  # only now: after it the agent may send SIGUSR1
+        _import_without_collecting()
+    _load("_jaxlaunch_jaxhook", os.path.join(HERE, "jaxhook.py")).install(contract, reporter)
 _run_the_next()

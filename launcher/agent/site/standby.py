@@ -1,4 +1,4 @@
-"""A standby process: imports what the trainer needs, then waits for the next attempt.
+"""A standby process: imports what the trainer needs, then waits for the next attempt. Run by jaxlaunch/isolated.py.
 
 Arguments: the descriptor on which it receives its environment, and the module it then runs. No JAX backend may start
 here: it would hold the devices.
@@ -24,7 +24,6 @@ def warm(module: str) -> None:
 def main() -> None:
     """Waits for the environment of an attempt, then runs the module in it."""
     fd, module = int(sys.argv[1]), sys.argv[2]
-    sys.path[0] = os.getcwd()  # as `python -m` has it
     gc.disable()  # as the site hook does where a trainer's environment is known from the start
     importer = threading.Thread(target=warm, args=(module,), name="warm")
     importer.start()

@@ -56,12 +56,14 @@ def test_rendering_imports_no_client_of_a_cluster(tmp_path: Path) -> None:
 
 def test_the_launcher_never_imports_the_jax_side() -> None:
     code = (
-        "import sys; from jaxlaunch.launcher.cli import validate, schema, init;"
+        "import json, sys; from jaxlaunch.launcher.cli import validate, schema, init;"
         "outer = ('trainer', 'launcher', 'jax', 'numpy');"
-        "print(sorted(name for name in sys.modules if name[:17] == 'jaxlaunch.trainer' or name.split('.')[0] in outer))"
+        "found = [name for name in sys.modules if name[:17] == 'jaxlaunch.trainer' or name.split('.')[0] in outer];"
+        "print(json.dumps(sorted(found)))"
     )
-    ours = "adapters", "adapters.keys", "architectures", "optim", "optim.keys", "presets", "spec"
-    assert python("-c", code).stdout == f"{['jaxlaunch.trainer', *(f'jaxlaunch.trainer.{name}' for name in ours)]}\n"
+    found = json.loads(python("-c", code).stdout)
+    assert found[0] == "jaxlaunch.trainer"
+    assert {name.split(".")[2] for name in found[1:]} == {"spec"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -13,7 +13,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.launcher.agent.leader.summary import Of, Summary
-from jaxlaunch.launcher.local import new_start, orphans
+from jaxlaunch.launcher.local import agent_file, new_start, orphans
 
 SHELL = ["sh", "-c", "sleep 600 & echo $!; wait"]
 
@@ -49,10 +49,9 @@ def test_what_a_killed_wrapper_left_running_ends_and_no_other_run_s(tmp_path: Pa
 
 
 def test_an_agent_that_lives_keeps_its_processes(tmp_path: Path) -> None:
-    package = tmp_path / "jaxlaunch" / "launcher"
-    package.mkdir(parents=True)
-    (package / "agent.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
-    program = f"cd {tmp_path} && exec {sys.executable} -m jaxlaunch.launcher.agent"
+    packed = tmp_path / agent_file.NAME.format("0123")
+    packed.write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    program = f"exec {sys.executable} -I {packed}"
     with process("uid-of-this") as (_, below), process("uid-of-this", "sh", "-c", program) as (agent, _):
         assert orphans.end("uid-of-this") == 0 and lives(below)
         agent.kill()

@@ -418,7 +418,7 @@ def test_an_image_of_the_jobs_own_gets_the_agent_that_travels_with_it() -> None:
     spec = load.parse(SMALL + "code: src\nworkdir: src/sub\n")
     _, _, shared = render(resolve(spec, ClusterDefaults()), Bundle(b"agent", b"code"))
     main = pod_of(rendered_with(spec, Bundle(b"agent", b"code")))["containers"][0]
-    assert main["command"] == ["python3", "/jaxlaunch/agent.pyz"]
+    assert main["command"] == ["python3", "-I", "/jaxlaunch/agent.pyz"]
     assert shared["binaryData"] == {"agent.pyz": "YWdlbnQ=", "code.tar.gz": "Y29kZQ=="} and shared["immutable"]
     assert json.loads(env_of(rendered_with(spec, Bundle(b"agent", b"code")))[contract.JOB])["workdir"] == "/code/sub"
 

@@ -17,14 +17,16 @@ from safetensors.numpy import load_file, save_file
 from jaxlaunch import contract
 from jaxlaunch.trainer.adapters import base, peft
 from jaxlaunch.trainer.checkpoint.store import Store
-from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.huggingface import load
+from jaxlaunch.trainer.loop.driver import Loop
+from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.preflight import changes
 from jaxlaunch.trainer.spec import Lora
+from jaxlaunch.trainer.start.distributed import Stop
+from jaxlaunch.trainer.start.preflight import changes
 from jaxlaunch.trainer.tasks.lm import NextToken
-from jaxlaunch.trainer.train import Place, Run
+from jaxlaunch.trainer.train import BuiltInTraining
 from tests.trainer import references, tiny
 from tests.trainer.adapters import folders
 
@@ -170,11 +172,11 @@ def test_a_checkpoint_of_other_adapters_is_told_in_the_job_s_words(then: Any, no
     assert changes(meta(then), meta(now)) == says
 
 
-def a_run(at: Path, weights: Path | None) -> Run:
-    """A run of two steps on these weights, or on drawn ones; nothing of it is compiled."""
+def training(at: Path, weights: Path | None) -> BuiltInTraining:
+    """A training of two steps on these weights, or on drawn ones; nothing of it is compiled."""
     keys = {"data": {"source": "synthetic", "examples": 64}, "batch": 8, "mesh": {"dp": 8}, "steps": 2}
     train = references.train_spec(folders.BASES[CASE], weights, lora={"rank": 2}, **keys)
-    return Run(train, NextToken(), Place(str(at)), Stop(), Progress(None))
+    return BuiltInTraining(train, NextToken(), Place(str(at)), Progress(None))
 
 
 @pytest.mark.parametrize(
@@ -190,15 +192,16 @@ def a_run(at: Path, weights: Path | None) -> Run:
 )
 def test_a_run_goes_on_with_no_other_base_than_it_began_with(then: bool, now: bool, says: str, tmp_path: Path) -> None:
     weights = folders.base(CASE, tmp_path / "hf")
-    first = a_run(tmp_path, weights if then else None)
+    first = training(tmp_path, weights if then else None)
     first.step.base = {"init_from": str(weights), "digest": "0" * 32} if then else None
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding), first.step.abstract)
     store = Store(first.folder, keep=1, uid="mine")
     store.claim()
-    store.save(1, first.step.named(state), first._meta())
+    store.save(1, first.to_tree(state), first.meta())
     store.close()
+    next_one = training(tmp_path, weights if now else None)
     with pytest.raises(CheckpointError, match=f"step 1 of .*checkpoints holds {says}"):
-        a_run(tmp_path, weights if now else None).run()
+        Loop(next_one, Place(str(tmp_path)), Stop(), next_one.report).run()
 
 
 def test_the_digest_of_a_base_is_that_of_its_folder_in_whatever_dtype(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from jaxlaunch.trainer.checkpoint.owner import NAME as OWNER
 from jaxlaunch.trainer.checkpoint.owner import Owner
 from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError, StorageError
+from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.train import Run
 from tests.found import shows
 from tests.trainer.checkpoint.state import abstract, mesh, same, state
 
@@ -506,11 +506,11 @@ def test_who_renews_a_claim_goes_on_when_its_bucket_was_away(tmp_path, monkeypat
 
 
 def test_what_a_store_says_that_is_away_does_not_replace_the_verdict():
-    run = Run.__new__(Run)
-    run.store, run.done = SimpleNamespace(close=away, wait=away), 0
-    run.report = Progress(None)
-    run.release()
-    run.wait_for_saves()
+    loop = Loop.__new__(Loop)
+    loop.store, loop.done = SimpleNamespace(close=away, wait=away), 0
+    loop.report = Progress(None)
+    for loop.is_stepping in (False, True):
+        loop.end_saves()
 
 
 def test_an_error_of_the_arrays_is_none_of_storage(tmp_path, monkeypatch):

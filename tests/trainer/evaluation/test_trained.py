@@ -15,15 +15,16 @@ import yaml
 import jaxlaunch
 from jaxlaunch import contract
 from jaxlaunch.launcher.local import run_folders, trainer_process
-from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.errors import CheckpointError
 from jaxlaunch.trainer.evaluation import __main__ as program
 from jaxlaunch.trainer.evaluation import trained as evaluated
 from jaxlaunch.trainer.huggingface import folder as folders
+from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.process import read_spec
 from jaxlaunch.trainer.spec import DPO, LM
-from jaxlaunch.trainer.train import Place, Run
+from jaxlaunch.trainer.start.distributed import Stop
+from jaxlaunch.trainer.start.process import read_spec
+from jaxlaunch.trainer.train import loop_of
 from tests.launcher.invoke import launcher
 from tests.trainer import references
 
@@ -58,7 +59,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     if request.param == "lora":
         train["model"] |= {"init_from": str(references.folder("qwen2_tiny", folder / "weights"))}
     spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
-    Run(folders.resolved(spec), task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
+    loop_of(folders.resolved(spec), task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
     document = {"name": "run", "accelerator": {"type": "cpu", "per_host": 8}, "train": train}
     (folder / "job.yaml").write_text(yaml.safe_dump(document))
     (folder / ".lock").touch()

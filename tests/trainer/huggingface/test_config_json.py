@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.architectures import PRESETS
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import config_json
 from jaxlaunch.trainer.huggingface.families import FAMILIES
 from jaxlaunch.trainer.huggingface.folder import resolved
 from jaxlaunch.trainer.spec import CLASSIFY, LM, TrainSpec
+from jaxlaunch.trainer.spec.presets import PRESETS
 from tests.trainer.references import config
 
 DECODERS = ["llama3_tiny", "qwen2_tiny", "qwen3_tiny", "mistral_tiny", "gemma2_tiny", "gemma3_tiny", "olmo2_tiny"]

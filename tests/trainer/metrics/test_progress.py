@@ -140,3 +140,11 @@ def test_how_a_stop_was_taken_and_notes_are_said(pipe: Pipe) -> None:
     pipe.progress.close()
     assert next(pipe.lines) == {"note": "walked back to step 20"}
     assert next(pipe.lines) == {"stopped": {"step": 37, "saved": True, "note": ""}}
+
+
+def test_within_a_phase_that_ends_the_process_is_again_where_it_was_before(pipe: Pipe) -> None:
+    pipe.progress.phase("data", 7)
+    with pytest.raises(KeyError), pipe.progress.within("save", 7):
+        raise KeyError
+    pipe.progress.note("the end")
+    assert [line.get("phase") for line in pipe.until({"note": "the end"})] == ["data", "save", "data", None]

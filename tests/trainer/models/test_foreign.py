@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.trainer.distributed import Stop
 from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.process import read_spec
+from jaxlaunch.trainer.start.distributed import Stop
+from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.step.train_step import Step
-from jaxlaunch.trainer.train import Place, Run
+from jaxlaunch.trainer.train import loop_of
 from tests.trainer import tiny
 from tests.trainer.models import foreign_nets
 
@@ -81,7 +82,7 @@ def test_a_run_resumes_to_the_bit_and_evaluates(name: str, tmp_path: Path) -> No
             "optimizer": {"lr": 0.01, "ema": 0.5, "schedule": {"name": "constant"}},
         }
         spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
-        Run(spec, task, Place(run_dir=str(tmp_path / folder)), Stop(), Progress(None)).run()
+        loop_of(spec, task, Place(run_dir=str(tmp_path / folder)), Stop(), Progress(None)).run()
         lines = (tmp_path / folder / "metrics.jsonl").read_text() + (tmp_path / folder / "eval.jsonl").read_text()
         return [json.loads(line) for line in lines.splitlines()]
 

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.trainer import preflight
 from jaxlaunch.trainer.data.sources.open import open_source
 from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import LM, TrainSpec
+from jaxlaunch.trainer.start import preflight
 from jaxlaunch.trainer.step import resume
 from jaxlaunch.trainer.tasks.classify import Classify
-from jaxlaunch.trainer.train import Place, Run
+from jaxlaunch.trainer.train import loop_of
 
 CLASSIFY = "classify"
 DATA = {"source": "synthetic", "examples": 64, "eval_examples": 8, "shape": [4, 4]}
@@ -136,7 +137,7 @@ class Never:
 def test_a_resumed_run_says_once_what_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def run(**keys: Any) -> str:
         stop: Any = Never()
-        Run(train_spec(**keys), Classify(), Place(str(tmp_path)), stop, Progress(None)).run()
+        loop_of(train_spec(**keys), Classify(), Place(str(tmp_path)), stop, Progress(None)).run()
         return capsys.readouterr().out
 
     assert "changed since" not in run(steps=2)

@@ -20,12 +20,13 @@ from jaxlaunch.trainer.adapters import base, reference_model
 from jaxlaunch.trainer.data.examples import Unusable
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.export import export
+from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import DPO, TrainSpec
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.tasks.dpo import Preference
-from jaxlaunch.trainer.train import Place, Run
+from jaxlaunch.trainer.train import loop_of
 from tests.trainer import references, tiny
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -211,7 +212,7 @@ def test_the_example_prefers_what_was_chosen_and_resumes_exactly(tmp_path: Path)
     given["data"]["path"] = str(EXAMPLES / given["data"]["path"])
     given["optimizer"]["lr"] = 1e-3  # YAML 1.1 reads it as text; the launcher does not
     train = TrainSpec.model_validate(given | {"log_every": 5, "mesh": {"dp": 8}})
-    Run(train, Preference(), Place(str(tmp_path)), Never(), Progress(None)).run()
+    loop_of(train, Preference(), Place(str(tmp_path)), Never(), Progress(None)).run()
     whole, held_out = lines(tmp_path, "metrics"), lines(tmp_path, "eval")
     assert held_out[30]["examples"] == 6 and held_out[30]["accuracy"] == 1.0
     assert held_out[30]["loss"] < held_out[15]["loss"] < math.log(2)
@@ -219,7 +220,7 @@ def test_the_example_prefers_what_was_chosen_and_resumes_exactly(tmp_path: Path)
     assert whole[30]["tokens_per_s"] == pytest.approx(2 * 63 * whole[30]["examples_per_s"])
     assert whole[30]["targets_per_s"] is None  # a loss of pairs counts no targets
     shutil.rmtree(next((tmp_path / "checkpoints").glob("*30*")))
-    Run(train, Preference(), Place(str(tmp_path)), Never(), Progress(None)).run()
+    loop_of(train, Preference(), Place(str(tmp_path)), Never(), Progress(None)).run()
     for step, again in lines(tmp_path, "metrics").items():
         assert (again["loss"], again["margin"]) == (whole[step]["loss"], whole[step]["margin"]), step
     exported = export(str(tmp_path / "checkpoints"), str(tmp_path / "out"))

@@ -17,12 +17,14 @@ import jaxlaunch
 from jaxlaunch.trainer.data.sources import packed
 from jaxlaunch.trainer.export import export
 from jaxlaunch.trainer.huggingface import folder as weights
+from jaxlaunch.trainer.loop.driver import Loop
+from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import Mesh, TrainSpec
 from jaxlaunch.trainer.tasks.lm import NextToken
 from jaxlaunch.trainer.text import build
-from jaxlaunch.trainer.train import Place, Run
+from jaxlaunch.trainer.train import BuiltInTraining
 from tests import environments, needs
 from tests.trainer import references
 from tests.trainer.text import chat_corpora, corpora
@@ -84,21 +86,21 @@ def job(example: str, at: Path, **keys: Any) -> TrainSpec:
     return weights.resolved(TrainSpec.model_validate(given | {"batch": 8, "steps": STEPS, "mesh": {"dp": 8}} | keys))
 
 
-def bits_per_byte(run: Run) -> float:
+def bits_per_byte(training: BuiltInTraining) -> float:
     """Of the held-out rows, before the first step."""
-    assert run.evaluation is not None
-    state, bits, counted = run.step.init(), 0.0, 0.0
-    for batch in run.evaluation.iterate(run.step.put):
-        run.step.compile_eval(batch)
-        total, weight = run.step.evaluate(state, batch)["bits_per_byte"]
+    assert training.evaluation is not None
+    state, bits, counted = training.step.init(), 0.0, 0.0
+    for batch in training.evaluation.iterate(training.step.put):
+        training.step.compile_eval(batch)
+        total, weight = training.step.evaluate(state, batch)["bits_per_byte"]
         bits, counted = bits + float(total), counted + float(weight)
     return bits / counted
 
 
 def trained(at: Path, spec: TrainSpec) -> Trained:
-    run = Run(spec, NextToken(), Place(str(at)), Never(), Progress(None))
-    before = bits_per_byte(run)
-    run.run()
+    training = BuiltInTraining(spec, NextToken(), Place(str(at)), Progress(None))
+    before = bits_per_byte(training)
+    Loop(training, Place(str(at)), Never(), Progress(None)).run()
     last = json.loads((at / "eval.jsonl").read_text().splitlines()[-1])
     sampled = at / "samples.jsonl"
     samples = json.loads(sampled.read_text().splitlines()[-1])["samples"] if sampled.exists() else []

@@ -11,11 +11,13 @@ import pytest
 
 from jaxlaunch.trainer.data.sources import packed
 from jaxlaunch.trainer.data.sources.share import Share
+from jaxlaunch.trainer.loop.driver import Loop
+from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import LM, TrainSpec
 from jaxlaunch.trainer.tasks.lm import NextToken
 from jaxlaunch.trainer.text import build, tokenizer
-from jaxlaunch.trainer.train import Place, Run
+from jaxlaunch.trainer.train import BuiltInTraining
 from tests.trainer.text import corpora
 
 LENGTH, BATCH = 48, 8
@@ -58,9 +60,9 @@ def test_speeds_losses_and_bits_are_of_positions_targets_bytes_and_parts(
     model = {"kind": "gpt2", "layers": 1, "width": 32, "heads": 4, "vocab": 512, "length": LENGTH}
     keys = {"data": {**data, "parts": parts}, "model": model, "batch": BATCH, "steps": 5, "log_every": 1}
     spec = TrainSpec.model_validate({"task": LM, "checkpoint": {"every": None}, "eval": {"every": None}, **keys})
-    run = Run(spec, NextToken(), Place(str(tmp_path)), Never(), Progress(None))
-    targets = float(run.pipeline.batch(4)["mask"].sum())
-    run.run()
+    training = BuiltInTraining(spec, NextToken(), Place(str(tmp_path)), Progress(None))
+    targets = float(training.pipeline.batch(4)["mask"].sum())
+    Loop(training, Place(str(tmp_path)), Never(), Progress(None)).run()
     said = last(tmp_path, "metrics")
     assert said["tokens_per_s"] == pytest.approx(LENGTH * said["examples_per_s"])
     assert said["targets_per_s"] == pytest.approx(targets / BATCH * said["examples_per_s"])

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.trainer import process
 from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.data.sources import packed
+from jaxlaunch.trainer.start import process
 from jaxlaunch.trainer.text import build
 from jaxlaunch.trainer.train import batch_check
 from tests.trainer.text import corpora, wrong_data

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxlaunch import isolated
 from jaxlaunch.trainer.data.sources.array_record import Records
 from jaxlaunch.trainer.errors import DataError, SpecError, Stopped, StorageError, TrainerError
 from jaxlaunch.trainer.spec import Text
@@ -52,11 +53,11 @@ def prepared(data: Text, made: Recipe, *, whole: bool = False, is_stopped: Asked
 def _build(made: Recipe, folder: Path, is_stopped: Asked = lambda: False) -> None:
     """In a process of its own: this one holds jax, of which a worker needs nothing."""
     print(f"preparing text: {made.tokenizer}, packing {made.packing}, in {folder}", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "jaxlaunch.trainer.text.build", str(folder), str(os.getpid())]
+    command = isolated.command("jaxlaunch.trainer.text.build", str(folder), str(os.getpid()))
     pipe = subprocess.PIPE
     told: str | None = made.to_json()
     said: str | None = None
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
+    with subprocess.Popen(command, env=isolated.inherited(os.environ), stdin=pipe, stdout=pipe, text=True) as child:
         while said is None:
             try:
                 said, _ = child.communicate(told, POLL_S)

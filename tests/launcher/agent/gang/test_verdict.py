@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.gang.progress import Status
+from jaxlaunch.launcher.agent.gang.progress import Progress, Status
 from jaxlaunch.launcher.agent.gang.verdict import Event, Kind, decide, verdict_of
 from jaxlaunch.launcher.agent.leader.attempt import BARRIER_PATIENCE_S, STACKS_S, Attempt
 
@@ -95,6 +95,7 @@ HANG = Event(Kind.HANG, 1, 1, STEPPING, text="rank 1 makes no progress")
         ([ended(1, 65, Status(phase="init", trainer=True))], 65, 1, "exit code 65"),
         ([ended(1, 65, Status())], 83, 1, "exit code 65"),
         ([ended(1, 0, TRAINER)], 83, 1, "rank 1's program ended at step 20, before its last step"),
+        ([ended(1, 0, Progress(0.0, "init").status)], 70, 1, "exit code 0 before the trainer began"),
         ([Event(Kind.UNSTARTABLE, 0, 0, text="nope: No such file")], 70, 0, "could not be started: nope"),
     ],
 )

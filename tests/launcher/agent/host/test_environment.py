@@ -30,7 +30,11 @@ def config(**fields: Any) -> Config:
             7,
             {"JAX_LOCAL_DEVICE_IDS": "6,7", "JAX_NUM_PROCESSES": "8", "JAX_PROCESS_ID": "7"},
         ),
-        ({"timeouts_s": {"rendezvous": 42.5}}, 1, {"JAXLAUNCH_INIT_TIMEOUT": "42", "PYTHONPATH": "/site:/code"}),
+        (
+            {"timeouts_s": {"rendezvous": 42.5}},
+            1,
+            {"JAXLAUNCH_INIT_TIMEOUT": "42", "PYTHONPATH": "/site", "JAXLAUNCH_BEHIND": "/code"},
+        ),
     ],
 )
 def test_a_rank_finds_its_place_in_its_environment(

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxlaunch.trainer import preflight
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import records
 from jaxlaunch.trainer.data.sources import array_record, cache, files, text
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError, TrainerError
 from jaxlaunch.trainer.spec import ArrayRecord, Text, TrainSpec
+from jaxlaunch.trainer.start import preflight
 from jaxlaunch.trainer.text import build, recipe
 from tests import bucket_server
 from tests.bucket_server import Bucket

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from jaxlaunch.contract import in_full, nearest
-from jaxlaunch.trainer.architectures import Block, Fraction, Natural, Positive, Rate, Weight
+from jaxlaunch.trainer.spec.block import Block, Fraction, Natural, Positive, Rate, Weight
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Arguments = dict[str, Any]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from jaxlaunch.trainer.architectures import Block, Fraction, Place, Positive, Rate
+from jaxlaunch.trainer.spec.block import Block, Fraction, Place, Positive, Rate
 
 
 class Lora(Block):

@@ -15,11 +15,11 @@ import pydantic
 
 from jaxlaunch import contract
 from jaxlaunch.contract import DONE
-from jaxlaunch.trainer import distributed
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.errors import SpecError, TrainerError, said
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS, TrainSpec, over_task, task_name
+from jaxlaunch.trainer.start import distributed
 from jaxlaunch.trainer.task import Task, defaults, make
 from jaxlaunch.trainer.user_code import load
 

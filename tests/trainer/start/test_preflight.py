@@ -12,11 +12,11 @@ from etils import epath
 
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
-from jaxlaunch.trainer import preflight
 from jaxlaunch.trainer.checkpoint import consensus
 from jaxlaunch.trainer.errors import DataError, SpecError, TrainerError
-from jaxlaunch.trainer.process import exit_code
 from jaxlaunch.trainer.spec import LM, TrainSpec
+from jaxlaunch.trainer.start import preflight
+from jaxlaunch.trainer.start.process import exit_code
 
 
 @pytest.mark.parametrize(

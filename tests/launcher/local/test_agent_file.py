@@ -1,0 +1,53 @@
+"""The packed agent in the user's cache: whole, this user's own, and somewhere else where there can be none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from jaxlaunch.launcher.local import agent_file
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "jaxlaunch" / "agent"
+
+
+def test_runs_that_start_together_make_one_file_and_later_ones_use_it(cache: Path, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        made = set(pool.map(agent_file.path, [tmp_path / "run"] * 4))
+    (file,) = made
+    assert list(cache.iterdir()) == [file] and not (tmp_path / "run").exists()
+    before = file.stat()
+    assert agent_file.path(tmp_path / "run") == file and file.stat() == before
+
+
+def test_a_python_compiles_none_of_it_again(cache: Path, tmp_path: Path) -> None:
+    """The same file, with sources that cannot be compiled."""
+    broken = tmp_path / "agent.pyz"
+    with zipfile.ZipFile(agent_file.path(tmp_path)) as made, zipfile.ZipFile(broken, "w") as archive:
+        for name in made.namelist():
+            archive.writestr(name, made.read(name) if name.endswith(".pyc") else b"no Python")
+    ended = subprocess.run([sys.executable, "-I", broken], env={}, capture_output=True, text=True)
+    assert ended.returncode == 64 and ended.stderr.startswith("agent: JAXLAUNCH_")
+
+
+@pytest.mark.parametrize("home", ["/proc", "/dev/null"], ids=["read-only", "a file"])
+def test_where_there_can_be_no_cache_the_file_is_in_the_run_folder(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", home)
+    assert agent_file.path(tmp_path).parent == tmp_path
+
+
+def test_a_file_that_others_may_have_written_is_made_anew(cache: Path, tmp_path: Path) -> None:
+    file = agent_file.path(tmp_path)
+    file.write_text("raise SystemExit('of somebody else')")
+    file.chmod(0o666)
+    assert agent_file.path(tmp_path) == file and zipfile.is_zipfile(file)

@@ -1,0 +1,56 @@
+"""What pip installs: one top-level name, and files in place of the links that a checkout has."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BUILD = """
+import sys
+from setuptools import build_meta
+folder = sys.argv[1]  # which they change
+build_meta.build_sdist(folder)
+build_meta.build_wheel(folder)
+"""
+OURS = [Path("jaxlaunch", name) for name in ("__init__.py", "contract.py", "isolated.py", "user_modules.py")]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("setuptools")
+    source = tmp_path_factory.mktemp("wheel") / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("jaxlaunch", "launcher", "trainer", "docs"):
+        ignored = shutil.ignore_patterns("__pycache__", "assets")
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
+    made = source.parent / "made"
+    subprocess.run([sys.executable, "-c", BUILD, str(made)], cwd=source, check=True, capture_output=True)
+    return made
+
+
+def test_a_wheel_installs_one_name_with_every_source(built: Path) -> None:
+    wheel = zipfile.ZipFile(next(built.glob("*.whl")))
+    names = [name for name in wheel.namelist() if ".dist-info/" not in name and ".data/" not in name]
+    files = [path for side in ("launcher", "trainer") for path in (ROOT / side).rglob("*.py")]
+    sources = {path.relative_to(ROOT).as_posix() for path in files}
+    assert {name.partition("/")[0] for name in names} == {"jaxlaunch"}
+    assert {f"jaxlaunch/{name}" for name in sources} | set(map(str, OURS)) <= set(names)
+    assert not any(info.external_attr >> 28 == 0o12 for info in wheel.infolist())  # a link
+    assert len(names) == len(set(names))
+    assert wheel.read("jaxlaunch/trainer/train.py") == (ROOT / "trainer/train.py").read_bytes()
+
+
+def test_a_source_distribution_has_files_in_place_of_links(built: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        assert not [member.name for member in archive if member.issym() or member.islnk()]
+        names = {member.name.partition("/")[2] for member in archive}
+    assert {"jaxlaunch/launcher/cli/main.py", "jaxlaunch/trainer/train.py", "pyproject.toml"} <= names

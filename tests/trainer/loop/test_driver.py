@@ -1,0 +1,148 @@
+"""The loop with a training that counts: what it asks of one, in which order, and where it heeds a stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxlaunch.trainer.errors import NotFiniteError, Stopped
+from jaxlaunch.trainer.loop.driver import Loop
+from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Settings, Training
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.metrics.recorder import Metrics
+
+pytestmark = pytest.mark.usefixtures("standard")
+
+
+class Written(Metrics):
+    """Writes down when a step is read."""
+
+    calls: list[str]
+
+    def interval(self, step: int, values: Mapping[str, float], share: float = 1.0) -> None:
+        self.calls.append(f"read {step}")
+
+
+class Counting(Training[jax.Array]):
+    """A state that is the number of its steps, and two batches of each evaluation. Writes down what it is asked."""
+
+    evaluates = True
+
+    def __init__(self, folder: Path, calls: list[str], bad: int | None = None) -> None:
+        super().__init__(Progress(None))
+        self.folder, self.calls, self.bad = str(folder / "checkpoints"), calls, bad
+        self.settings = Settings(steps=4, log_every=1, eval_every=2, save_every=4, keep=1)
+        self.metrics = Written(
+            rank=0, run_dir=None, socket=None, report=self.report, total_steps=4, examples_per_step=1
+        )
+        self.metrics.calls = calls
+
+    @property
+    def abstract(self) -> jax.Array:
+        zero = _zero()
+        return jax.ShapeDtypeStruct(zero.shape, zero.dtype, sharding=zero.sharding)  # type: ignore[return-value]
+
+    def init(self) -> jax.Array:
+        return _zero()
+
+    def to_tree(self, state: jax.Array) -> dict[str, Any]:
+        return {"state": {"n": state}}
+
+    def from_tree(self, tree: Mapping[str, Any], meta: Mapping[str, Any], step: int) -> jax.Array:
+        state: jax.Array = tree["state"]["n"]
+        return state
+
+    def meta(self) -> dict[str, Any]:
+        self.calls.append("save")
+        return {}
+
+    def difference(self, meta: Mapping[str, Any]) -> str:
+        return ""
+
+    def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
+        self.calls.append(f"finished {step}" if is_finished else f"resume {step}")
+        return None
+
+    def compile(self, start: int) -> float | None:
+        return None
+
+    def iterate(self, spans: Sequence[range]) -> None:
+        return None
+
+    def train(self, state: jax.Array, batch: Any, span: range) -> tuple[jax.Array, dict[str, jax.Array]]:
+        self.calls.append(f"step {span.stop}")
+        return state + 1, {"finite": jnp.asarray(span.stop != self.bad), "loss": state}
+
+    def not_finite(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
+        return NotFiniteError(f"step {step}, saved {saved}")
+
+    def programs(self) -> list[str]:
+        return []
+
+    def evaluate(self, state: jax.Array, between: Callable[[], None]) -> dict[str, float]:
+        for batch in (1, 2):
+            between()
+            self.calls.append(f"evaluate {int(state)}, batch {batch}")
+        return {"loss": float(state)}
+
+
+def _zero() -> jax.Array:
+    return jnp.zeros((), jnp.float32)
+
+
+class StopAt:
+    """Stops from its n-th poll on."""
+
+    def __init__(self, poll: int | None = None) -> None:
+        self._poll, self.polls = poll, 0
+
+    def poll(self) -> bool:
+        self.polls += 1
+        return self._poll is not None and self.polls >= self._poll
+
+
+def loop_of(folder: Path, calls: list[str], stop: StopAt, bad: int | None = None) -> Loop[jax.Array]:
+    place = Place(str(folder), uid="a run")
+    return Loop(Counting(folder, calls, bad), place, stop, Progress(None))  # type: ignore[arg-type]
+
+
+def test_a_step_is_read_once_the_next_is_dispatched_and_before_an_evaluation_and_a_save(tmp_path: Path) -> None:
+    calls: list[str] = []
+    assert float(loop_of(tmp_path, calls, StopAt()).run()) == 4
+    two, four = ([f"evaluate {step}, batch {batch}" for batch in (1, 2)] for step in (2, 4))
+    assert calls[:6] == ["step 1", "step 2", "read 1", "read 2", *two]
+    assert calls[6:] == ["step 3", "step 4", "read 3", "read 4", *four, "save"]
+    calls.clear()
+    assert float(loop_of(tmp_path, calls, StopAt()).run()) == 4
+    assert calls == ["finished 4"]  # all is done: nothing is trained, evaluated or saved again
+
+
+def test_a_stop_between_two_batches_of_an_evaluation_saves_the_step_and_the_next_attempt_evaluates_it(
+    tmp_path: Path,
+) -> None:
+    calls: list[str] = []
+    # The polls: after restoring, after compiling, after no and one step, and before each batch of the evaluation.
+    with pytest.raises(Stopped, match="saved step 2"):
+        loop_of(tmp_path, calls, StopAt(6)).run()
+    assert calls == ["step 1", "step 2", "read 1", "read 2", "evaluate 2, batch 1", "save"]
+    calls.clear()
+    unbroken = StopAt()
+    assert float(loop_of(tmp_path, calls, unbroken).run()) == 4
+    assert calls[:4] == ["resume 2", "evaluate 2, batch 1", "evaluate 2, batch 2", "step 3"]
+    assert unbroken.polls == 8
+
+
+def test_nothing_of_a_step_that_is_not_finite_is_saved(tmp_path: Path) -> None:
+    calls: list[str] = []
+    loop = loop_of(tmp_path, calls, StopAt(), bad=4)
+    with pytest.raises(NotFiniteError, match="step 4, saved -1"):
+        loop.run()
+    loop.end_saves()
+    assert calls[-3:] == ["step 3", "step 4", "read 3"]
+    assert not list((tmp_path / "checkpoints").glob("[0-9]*"))

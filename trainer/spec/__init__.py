@@ -1,0 +1,69 @@
+"""The train block of job.yaml: its keys, their types and defaults, a file for each block. Never imports jax."""
+
+from jaxlaunch.trainer.spec.block import STORES, Block, Natural, Place, Positive
+from jaxlaunch.trainer.spec.checkpoint import Best, Checkpoint
+from jaxlaunch.trainer.spec.data import ArrayRecord, Data, Mixture, Part, Source, Synthetic, Text, Tfds, Torch
+from jaxlaunch.trainer.spec.evaluation import EVAL, Eval, Samples, StopEarly, Watched
+from jaxlaunch.trainer.spec.lora import Lora
+from jaxlaunch.trainer.spec.loss import Dpo, Loss
+from jaxlaunch.trainer.spec.mesh import Mesh, said
+from jaxlaunch.trainer.spec.model import GPT2, MLP, CustomModel, Decoder, Model, Published, RopeScaling, ViT
+from jaxlaunch.trainer.spec.optimizer import OPTIMIZERS, Optimizer, Schedule
+from jaxlaunch.trainer.spec.precision import Policy, Precision, Remat
+from jaxlaunch.trainer.spec.tasks import CLASSIFY, DPO, LM, TASK_DEFAULTS, TASKS, over_task, task_name, with_defaults
+from jaxlaunch.trainer.spec.train import DEFAULT_STEPS, OnNonfinite, Profile, TrainSpec
+
+__all__ = [
+    "ArrayRecord",
+    "Best",
+    "Block",
+    "CLASSIFY",
+    "Checkpoint",
+    "CustomModel",
+    "DEFAULT_STEPS",
+    "DPO",
+    "Data",
+    "Decoder",
+    "Dpo",
+    "EVAL",
+    "Eval",
+    "GPT2",
+    "LM",
+    "Lora",
+    "Loss",
+    "MLP",
+    "Mesh",
+    "Mixture",
+    "Model",
+    "Natural",
+    "OPTIMIZERS",
+    "OnNonfinite",
+    "Optimizer",
+    "Part",
+    "Place",
+    "Policy",
+    "Positive",
+    "Precision",
+    "Profile",
+    "Published",
+    "Remat",
+    "RopeScaling",
+    "STORES",
+    "Samples",
+    "Schedule",
+    "Source",
+    "StopEarly",
+    "Synthetic",
+    "TASKS",
+    "TASK_DEFAULTS",
+    "Text",
+    "Tfds",
+    "Torch",
+    "TrainSpec",
+    "ViT",
+    "Watched",
+    "over_task",
+    "said",
+    "task_name",
+    "with_defaults",
+]

@@ -1,0 +1,33 @@
+"""What the blocks of the train block share: fixed keys, and the kinds of values."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+STORES = ("gs", "s3")  # the schemes of the object stores that weights and data are read from and checkpoints written to
+
+Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0.0)]
+Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Steps = Annotated[int, Field(gt=0, le=2**31 - 1)]  # a device counts them in 32 bits
+Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]  # a key of JAX holds 64 bits; an order of examples, any number
+
+
+class Block(BaseModel):
+    """A mapping with fixed keys: an unknown key is an error, and a value cannot change after it was read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def _is_place(path: str) -> str:
+    scheme, is_url, rest = path.partition("://")
+    if not path.strip() or (is_url and (scheme not in STORES or not rest)):
+        raise ValueError("is not a folder or a gs:// or s3:// URL")
+    return path
+
+
+Place = Annotated[str, AfterValidator(_is_place)]  # where something is kept

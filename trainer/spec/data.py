@@ -1,0 +1,318 @@
+"""The data block: a source each, with its keys, defaults and checks."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from jaxlaunch.trainer.spec.block import STORES, Block, Fraction, Natural, Positive, Seed, Weight
+
+MOST_WORKERS = 256  # processes that read for one process of a run; more than this is a typing error
+
+
+class Source(Block):
+    """Keys that every data source has."""
+
+    shuffle: bool = Field(True, description="a new order every epoch, drawn from the seed")
+    trace: bool = Field(False, description="write the example ids of every step to the run folder")
+    prefetch: Natural = Field(2, description="batches read ahead")
+    threads: Positive = Field(4, description="threads per process that read examples")
+    deterministic: bool | None = Field(
+        None,
+        description="whether an example is the same each time it is read; default: false for a dataset or a task of "
+        "yours, whose examples are read one at a time with seeded generators",
+    )
+
+
+def _readable(path: str | list[str] | None) -> str | list[str] | None:
+    """Raises ValueError for an empty list, and for a URL of a store that the sources cannot read."""
+    if path is not None and not path:
+        raise ValueError("names no file")
+    for each in [path] if isinstance(path, str) else path or []:
+        scheme, found, place = each.partition("://")
+        if found and scheme not in (*STORES, "stdlib"):
+            raise ValueError(f"holds {each}, which cannot be read: folders, gs:// and s3:// can")
+        if not each or (scheme in STORES and found and not place.partition("/")[0]):
+            raise ValueError(f"holds {each!r}, which names no {'bucket' if each else 'file'}")
+    return path
+
+
+def _one_readable(path: str) -> str:
+    """Raises ValueError for an empty name, and for a URL of a store that cannot be read."""
+    if not path:
+        raise ValueError("is empty: name bytes, or a folder or file of a tokenizer.json")
+    if "://" in path and path.partition("://")[0] not in STORES:
+        raise ValueError(f"is {path}, which cannot be read: folders, gs:// and s3:// can")
+    return path
+
+
+def _mounted(path: str | None) -> str | None:
+    """Raises ValueError for a URL."""
+    if path is not None and "://" in path:
+        raise ValueError("is not a folder, which is needed to prepare data in: mount the bucket as a volume")
+    return path
+
+
+class Tfds(Source):
+    """A tensorflow-datasets builder, read without TensorFlow; `digits` is ours and needs no network.
+
+    ```yaml
+    train:
+      task: classify
+      data: {source: tfds, name: mnist, data_dir: /data/tfds}  # prepared at the first start
+    ```
+    """
+
+    source: Literal["tfds"] = Field("tfds", description="this source")
+    name: str = Field("digits", description="of the builder, such as digits, mnist or my_set/config:1.0.0")
+    split: str = Field("train", description="what to train on, in tensorflow-datasets' split syntax")
+    eval_split: str | None = Field("test", description="what to evaluate on; null: no evaluation")
+    data_dir: Annotated[str | None, AfterValidator(_mounted)] = Field(
+        None, description="folder of prepared data; default in the user's cache folder"
+    )
+
+
+class ArrayRecord(Source):
+    """Files of array_record; a record is a tf.train.Example, as `jaxlaunch.write_records` writes it.
+
+    ```yaml
+    train:
+      task: classify
+      data:
+        source: array_record
+        path: gs://team-data/train-*.array_record
+        eval_split: 0.02  # no eval_path: 2 % of the records are kept back
+    ```
+    """
+
+    source: Literal["array_record"] = Field(description="this source")
+    path: Annotated[str | list[str], AfterValidator(_readable)] = Field(
+        description="files or globs to train on, here or in gs:// or s3://"
+    )
+    eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
+        None, description="files or globs to evaluate on"
+    )
+    eval_split: Fraction | None = Field(None, description="share of the records kept back when there is no eval_path")
+
+
+class Text(Source):
+    """Text files as rows of tokens of the model's length: one stream of bytes, or documents prepared once.
+
+    ```yaml
+    train:
+      task: lm
+      model: {kind: decoder, vocab: 32000, length: 2048}
+      data:
+        source: text
+        path: corpus/*.jsonl.zst           # rows of {"text": …}
+        field: text
+        tokenizer: tokenizers/llama        # a folder with tokenizer.json
+        packing: first-fit                 # whole documents, several in a row, which never see each other
+    ```
+    """
+
+    source: Literal["text"] = Field(description="this source")
+    path: Annotated[str | list[str], AfterValidator(_readable)] = Field(
+        description="files or globs, here or in gs:// or s3://; stdlib://*.py names the interpreter's own library"
+    )
+    tokenizer: Annotated[str, AfterValidator(_one_readable)] = Field(
+        "bytes",
+        description="bytes: a token is a byte, vocab 256; else a folder or tokenizer.json of a Hugging Face tokenizer",
+    )
+    format: Literal["text", "chat", "preference"] = Field(
+        "text",
+        description="of a row: text; chat: messages for the tokenizer's template, targets the assistant's tokens; "
+        "preference: chosen and rejected, and prompt or messages, texts or messages",
+    )
+    field: str | None = Field(
+        None,
+        min_length=1,
+        description="of JSON lines, Parquet and Arrow: what holds the text; default text, of chats messages",
+    )
+    packing: Literal["concat", "first-fit", "none"] | None = Field(
+        None,
+        description="of documents into rows: concat cuts them, first-fit keeps them whole, none gives each a row; "
+        "default concat, and of bytes without a field one stream that no document ends",
+    )
+    eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
+        None, description="files or globs to evaluate on, where documents are prepared"
+    )
+    eval_split: Fraction = Field(0.05, description="share kept back for evaluation: of the files, or of the documents")
+    seed: Seed = Field(0, description="of the order in which documents are packed")
+    data_dir: Annotated[str | None, AfterValidator(_mounted)] = Field(
+        None, description="folder of prepared rows; default in the user's cache folder"
+    )
+    apart: bool = Field(
+        False, description="document masking: attention and loss stop at file boundaries, as they do at documents'"
+    )
+    bigram: bool = Field(False, description="also report what a bigram model counted on the same text reaches")
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether documents are tokenized and packed once, rather than bytes read as they lie, or pairs."""
+        if self.format == "preference":
+            return False
+        return self.tokenizer != "bytes" or self.field is not None or self.packing is not None
+
+    @model_validator(mode="after")
+    def _is_one_or_the_other(self) -> Text:
+        if self.format == "preference":
+            given = [key for key in ("field", "packing", "apart", "bigram") if getattr(self, key)]
+            if given:
+                raise ValueError(f"{given[0]} is not of format: preference, whose rows have chosen and rejected")
+            return self
+        if self.is_prepared and (self.apart or self.bigram):
+            key = "apart" if self.apart else "bigram"
+            raise ValueError(f"{key} is of one stream of bytes; leave it out with a tokenizer, field or packing")
+        if self.format == "chat" and self.tokenizer == "bytes":
+            raise ValueError("format: chat needs a tokenizer with a chat template; bytes have none")
+        if not self.is_prepared and self.eval_path is not None:
+            raise ValueError("eval_path is of documents; give packing, such as concat, or use eval_split")
+        return self
+
+
+class Part(Block):
+    """One set of files of a mixture, and how much of it a batch holds.
+
+    ```yaml
+    train:
+      task: lm
+      model: {kind: decoder, length: 1024}
+      data:
+        source: mixture
+        parts:
+          web: {weight: 4, path: web/*.txt}
+          held: {weight: 0, path: held/*.txt, eval_split: 0.5}  # weight 0: only evaluated
+    ```
+    """
+
+    weight: Weight = Field(
+        description="share of the examples, relative to the others'; 0: only evaluated, on all of its documents"
+    )
+    path: Annotated[str | list[str], AfterValidator(_readable)] = Field(description="files or globs to train on")
+    format: Literal["text", "chat"] = Field(
+        "text",
+        description="of a row: text; chat: messages for the tokenizer's template, targets the assistant's tokens",
+    )
+    field: str | None = Field(
+        None,
+        min_length=1,
+        description="of JSON lines, Parquet and Arrow: what holds the text; default text, of chats messages",
+    )
+    eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
+        None, description="files or globs to evaluate on"
+    )
+    eval_split: Fraction = Field(0.05, description="share of the documents kept back for evaluation")
+
+    @property
+    def only_evaluated(self) -> dict[str, Any]:
+        """Of a part that is not trained on, the files to evaluate on in place of both."""
+        files = self.path if self.eval_path is None else self.eval_path
+        return {} if self.weight else {"path": files, "eval_path": files}
+
+
+class Mixture(Source):
+    """Several sets of text files in fixed proportions: which one an example is of is a function of its position.
+
+    ```yaml
+    train:
+      task: lm
+      model: {kind: decoder, length: 1024}
+      data:
+        source: mixture
+        packing: concat
+        parts:
+          web: {weight: 0.8, path: web/*.txt}
+          code: {weight: 0.2, path: code/*.py}   # one example in five
+    ```
+    """
+
+    source: Literal["mixture"] = Field(description="this source")
+    parts: dict[str, Part] = Field(description="by name")
+    tokenizer: Annotated[str, AfterValidator(_one_readable)] = Field(
+        "bytes", description="of all parts: bytes, or the folder or tokenizer.json of a Hugging Face tokenizer"
+    )
+    packing: Literal["concat", "first-fit", "none"] = Field("concat", description="of documents into rows, as of text")
+    seed: Seed = Field(0, description="of the order in which documents are packed")
+    data_dir: Annotated[str | None, AfterValidator(_mounted)] = Field(
+        None, description="folder of prepared rows; default in the user's cache folder"
+    )
+
+    @field_validator("parts")
+    @classmethod
+    def _weigh(cls, parts: dict[str, Part]) -> dict[str, Part]:
+        total = sum(part.weight for part in parts.values())
+        if not 0 < total < math.inf:
+            raise ValueError(f"has weights that sum to {total:g}; give each part the share of the examples it is to be")
+        return parts
+
+    @model_validator(mode="after")
+    def _has_a_template(self) -> Mixture:
+        chat = next((name for name, part in self.parts.items() if part.format == "chat"), None)
+        if chat is not None and self.tokenizer == "bytes":
+            raise ValueError(f"parts.{chat}.format: chat needs a tokenizer with a chat template; bytes have none")
+        return self
+
+    def texts(self) -> dict[str, Text]:
+        """Each part as the text source that reads it."""
+        shared = {key: getattr(self, key) for key in ("tokenizer", "packing", "seed", "data_dir")}
+        return {
+            name: Text(source="text", **shared, **(part.model_dump(exclude={"weight"}) | part.only_evaluated))
+            for name, part in self.parts.items()
+        }
+
+
+class Torch(Source):
+    """A dataset as PyTorch has them, `module:name`: a class, an object or a DataLoader; torch need not be installed.
+
+    ```yaml
+    train:
+      task: classify
+      data:
+        source: torch
+        dataset: my_package.data:Images   # __len__ and __getitem__(index, rng)
+        args: {folder: /data/train}       # Images(folder="/data/train")
+        eval_args: {folder: /data/test}
+    ```
+    """
+
+    source: Literal["torch"] = Field(description="this source")
+    dataset: Annotated[
+        str, Field(pattern=r"^[\w.]+:[\w.]+$", description="module:name of what has __len__ and __getitem__")
+    ]
+    args: dict[str, Any] = Field({}, description="the arguments of a class")
+    eval_args: dict[str, Any] | None = Field(None, description="the same class with these arguments evaluates")
+    eval_dataset: Annotated[
+        str | None, Field(pattern=r"^[\w.]+:[\w.]+$", description="what evaluates, where it is another")
+    ] = None
+    workers: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=MOST_WORKERS,
+            description="worker processes that read examples, per process of the run; default: num_workers of a "
+            "DataLoader, else 0, and data.threads read",
+        ),
+    ] = None
+
+
+class Synthetic(Source):
+    """Random but learnable examples, each a function of its index: for smoke tests and benchmarks.
+
+    ```yaml
+    train:
+      task: classify
+      data: {source: synthetic, examples: 1024, shape: [28, 28]}  # no files: for a test of speed
+    ```
+    """
+
+    source: Literal["synthetic"] = Field(description="this source")
+    examples: Positive = Field(4096, description="of an epoch")
+    eval_examples: Natural = Field(512, description="of an evaluation")
+    shape: list[Positive] | None = Field(None, description="of an image; default [28, 28]")
+    classes: Positive = Field(10, description="of an image: labels are 0 to classes - 1")
+
+
+Data = Annotated[Tfds | ArrayRecord | Text | Mixture | Torch | Synthetic, Field(discriminator="source")]

@@ -1,0 +1,197 @@
+"""The train block as a whole, and the rules across its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from jaxlaunch.contract import PROFILE_STEPS
+from jaxlaunch.trainer.spec.block import Block, Natural, Place, Positive, Seed, Steps
+from jaxlaunch.trainer.spec.checkpoint import Checkpoint
+from jaxlaunch.trainer.spec.data import Data, Mixture, Tfds
+from jaxlaunch.trainer.spec.evaluation import Eval, StopEarly
+from jaxlaunch.trainer.spec.lora import Lora
+from jaxlaunch.trainer.spec.loss import Dpo, Loss
+from jaxlaunch.trainer.spec.mesh import Mesh
+from jaxlaunch.trainer.spec.model import GPT2, MLP, CustomModel, Decoder, Model
+from jaxlaunch.trainer.spec.optimizer import Optimizer
+from jaxlaunch.trainer.spec.precision import Precision, Remat
+from jaxlaunch.trainer.spec.tasks import CLASSIFY, DPO, LM, TASK_DEFAULTS, over_task, task_name
+
+DEFAULT_STEPS = 1000
+
+
+class Profile(Block):
+    """Steps whose time is traced and split: matrix products, attention, element-wise work, collectives, host.
+
+    ```yaml
+    train:
+      task: lm
+      profile: {at: 100, steps: 5}  # steps 101 to 105; at any time: launcher profile RUN
+    ```
+    """
+
+    at: Natural | None = Field(None, description="steps that are complete when it begins; null: on demand alone")
+    steps: Annotated[int, Field(ge=1, le=PROFILE_STEPS)] = Field(5, description="how many are traced")
+
+
+class OnNonfinite(Block):
+    """What to do when loss or gradients are not finite. The step that saw it changes nothing.
+
+    ```yaml
+    train:
+      task: lm
+      on_nonfinite: {action: stop}  # exit code 76; the checkpoint before it stays
+    ```
+    """
+
+    action: Literal["stop"] = Field("stop", description="end the run with exit code 76")
+
+
+class TrainSpec(Block):
+    """The configuration of the trainer.
+
+    ```yaml
+    train:
+      task: lm                  # or classify, or your own
+      model: {kind: decoder, layers: 12, width: 768, heads: 12, vocab: 256, length: 1024}
+      data: {source: text, path: "corpus/*.txt"}
+      mesh: {fsdp: -1}                                  # all devices split batch and state
+      precision: bf16
+      batch: 64                                         # over all devices
+      steps: 10000
+      optimizer: {lr: 3e-4, schedule: {warmup: 200}}
+      checkpoint: {every: 500}
+    ```
+
+    Raises pydantic's ValidationError, with all errors at once.
+    """
+
+    task: Literal["classify", "lm", "dpo"] | Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] = Field(
+        description="a built-in task, or module:Class of a task of yours"
+    )
+    model: Model = Field(MLP(), description="by kind; default the task's own")
+    data: Data = Field(Tfds(), description="by source; default the task's own")
+    mesh: Mesh = Field(Mesh(dp=-1), description="devices per mesh axis; default: all on dp")
+    precision: Precision = Field("fp32", description="a named policy, or the dtype of each part")
+    batch_norm: Literal["global", "device"] = Field(
+        "global",
+        description="batch norm in a model of yours: statistics of the whole micro-batch, or of each device's part; "
+        "running statistics are averaged over devices",
+    )
+    remat: Remat = Field("none", description="activation checkpointing; a list names the activations to save")
+    batch: Positive = Field(128, description="global batch: examples per step, over all devices and micro-batches")
+    accumulate: Positive = Field(1, description="gradient accumulation: micro-batches per step")
+    steps: Steps | None = Field(None, description=f"optimizer steps; or epochs; default {DEFAULT_STEPS} steps")
+    epochs: Positive | None = Field(None, description="passes over the training set, in place of steps")
+    seed: Seed = Field(0, description="seed of the initial weights, the order of examples and a task's random numbers")
+    optimizer: Optimizer = Field(Optimizer(), description="by name, with its schedule")
+    lora: Lora | None = Field(None, description="adapters that are trained in place of the model; null: none")
+    loss: Loss = Field(Loss(), description="terms added to the loss in training, and label smoothing")
+    eval: Eval = Field(Eval(), description="on the held-out set")
+    checkpoint: Checkpoint = Field(Checkpoint(), description="where and how often")
+    stop_early: StopEarly | None = Field(
+        None, description="early stopping: end when evaluations no longer improve; null: never"
+    )
+    attention: Literal["auto", "xla", "cudnn", "splash"] = Field(
+        "auto",
+        description="implementation; auto: cudnn or splash if devices, precision and sizes allow, else xla; the log "
+        "says which",
+    )
+    compile_cache: Place | None = Field(None, description="folder or URL of XLA's compilation cache; null: none")
+    on_nonfinite: OnNonfinite = Field(OnNonfinite(), description="when loss or gradients are not finite")
+    steps_per_dispatch: Positive = Field(1, description="steps per dispatch to the device; more for tiny models")
+    profile: Profile = Field(Profile(), description="which steps are traced")
+    log_every: Positive = Field(10, description="steps between two lines of metrics")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _task_defaults(cls, raw: Any) -> Any:
+        if not isinstance(raw, Mapping):
+            return raw
+        named = {**raw, "task": task_name(raw["task"])} if "task" in raw else raw
+        return over_task(named, TASK_DEFAULTS.get(str(named.get("task")), {}))
+
+    @field_validator("data")
+    @classmethod
+    def _is_read_by_the_task(cls, data: Data, info: ValidationInfo) -> Data:
+        task, form = info.data.get("task"), getattr(data, "format", None)
+        if task == DPO and (isinstance(data, Mixture) or form not in (None, "preference")):
+            raise ValueError(f"has no pairs of texts, which {DPO} trains on; give source: text, format: preference")
+        if task == LM and form == "preference":
+            raise ValueError(f"format: preference has pairs of texts, which the task {DPO} trains on")
+        return data
+
+    @field_validator("loss")
+    @classmethod
+    def _is_of_the_task(cls, loss: Loss, info: ValidationInfo) -> Loss:
+        task = info.data.get("task")
+        if task in (LM, DPO) and loss.mixup:
+            raise ValueError("mixup blends images; it does not apply to tokens")
+        if task == DPO and (loss.z or loss.smoothing):
+            raise ValueError("z and smoothing are of a cross-entropy; preferences have dpo.label_smoothing")
+        if task in (LM, CLASSIFY) and loss.dpo != Dpo():
+            raise ValueError(f"dpo is of preferences, which the task {DPO} trains on")
+        if task == CLASSIFY and loss.chunks != "auto":
+            raise ValueError("chunks are of tokens; they do not apply to images")
+        model = info.data.get("model")
+        is_known = model is not None and ("length" in model.model_fields_set or not getattr(model, "is_partial", False))
+        length = getattr(model, "length", None) if is_known else None
+        if length is not None and loss.chunks != "auto" and length % loss.chunks:
+            raise ValueError(f"chunks = {loss.chunks} does not divide model.length = {length}")
+        return loss
+
+    @field_validator("batch_norm")
+    @classmethod
+    def _is_of_a_custom_model(cls, batch_norm: str, info: ValidationInfo) -> str:
+        model = info.data.get("model")
+        if batch_norm != "global" and model is not None and not isinstance(model, CustomModel):
+            raise ValueError(f"is of a model of yours, and train.model.kind = {model.kind} has no batch norm")
+        return batch_norm
+
+    @field_validator("lora")
+    @classmethod
+    def _has_products(cls, lora: Lora | None, info: ValidationInfo) -> Lora | None:
+        model = info.data.get("model")
+        if lora is not None and model is not None and not isinstance(model, Decoder | GPT2):
+            raise ValueError(f"is of a decoder or gpt2, and train.model.kind = {model.kind}")
+        return lora
+
+    @field_validator("epochs")
+    @classmethod
+    def _one_length(cls, epochs: int | None, info: Any) -> int | None:
+        if epochs is not None and info.data.get("steps") is not None:
+            raise ValueError("steps and epochs are both given; keep one")
+        return epochs
+
+    @field_validator("optimizer")
+    @classmethod
+    def _schedule_fits(cls, optimizer: Optimizer, info: ValidationInfo) -> Optimizer:
+        if (
+            "steps" in info.data and info.data.get("epochs") is None
+        ):  # with epochs trainer/optim/schedules checks it, once the data is read
+            optimizer.schedule.decay_steps(info.data["steps"] or DEFAULT_STEPS)
+        return optimizer
+
+    @field_validator("stop_early")
+    @classmethod
+    def _is_evaluated(cls, stop_early: StopEarly | None, info: ValidationInfo) -> StopEarly | None:
+        if stop_early is not None and "eval" in info.data and info.data["eval"].every is None:
+            raise ValueError("needs evaluations on the way; give eval.every")
+        return stop_early
+
+    @field_validator("profile")
+    @classmethod
+    def _is_reached(cls, profile: Profile, info: ValidationInfo) -> Profile:
+        steps = None if info.data.get("epochs") is not None else info.data.get("steps") or DEFAULT_STEPS
+        if profile.at is not None and steps is not None and profile.at >= steps:
+            raise ValueError(f"at = {profile.at} is not below the {steps} steps of the run")
+        return profile
+
+    def total_steps(self, examples: int) -> int:
+        """Optimizer steps of the whole run over a set of `examples`; batches run across epoch ends."""
+        if self.epochs is not None:
+            return -(-self.epochs * examples // self.batch)
+        return self.steps or DEFAULT_STEPS
