@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
 
 import click
@@ -12,8 +10,6 @@ from jaxlaunch.launcher.cli import output, pages
 from jaxlaunch.launcher.cli.main import COMMANDS
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.spelling import in_full, nearest
-
-_WIDEST = 100  # columns of a paragraph that is read with ease
 
 
 @click.command("help")
@@ -33,7 +29,7 @@ def help_command(context: click.Context, topic: str | None) -> None:
     name, _, wanted = topic.removeprefix("docs/").partition("#")
     name = name.removesuffix(".md")
     if name in known:
-        _show(_part(known[name], name, wanted))
+        output.show(_part(known[name], name, wanted).rstrip())
     elif name in COMMANDS:
         _show_command(context, name)
     else:
@@ -61,14 +57,6 @@ def _part(path: Path, name: str, wanted: str) -> str:
         hint = f"did you mean {name}#{near[0]}?" if near else f"`launcher help {name}` shows the whole page."
         raise UserError(f"The page {name} has no section {wanted}.", hint)
     return found
-
-
-def _show(page: str) -> None:
-    """On a terminal in its pager, at its width; else as lines of a fixed one."""
-    if not sys.stdout.isatty():
-        output.show(pages.text(page, _WIDEST).removesuffix("\n"))
-        return
-    click.echo_via_pager(pages.text(page, min(_WIDEST, shutil.get_terminal_size().columns)))
 
 
 def _show_command(context: click.Context, name: str) -> None:

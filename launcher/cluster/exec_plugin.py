@@ -24,7 +24,7 @@ _OF_CLUSTER = ("server", "tls-server-name", "insecure-skip-tls-verify", "certifi
 def credentials(plugin: Mapping[str, Any], cluster: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The plugin's answer as a kubeconfig's `user` block: a token, or a certificate and its key.
 
-    `user_code` is the `exec` block, `folder` the kubeconfig's. Raises ClusterError when the plugin is missing, fails,
+    `plugin` is the `exec` block, `folder` the kubeconfig's. Raises ClusterError when the plugin is missing, fails,
     takes longer than LIMIT_S or gives no credentials.
     """
     command = [str(plugin.get("command", "")), *map(str, plugin.get("args") or ())]

@@ -146,7 +146,8 @@ def gathering(snapshot: Snapshot) -> Answer | None:
     refused = tuple(one_line(text) for text in beat.refused)
     if not missing:
         return Answer("gathering", "is about to start: all hosts are connected", refused)
-    waited = (seconds_since(_leader_started(snapshot), snapshot.now)) or 0.0
+    began = next((host.running.get("startedAt") for host in snapshot.hosts if host.number == 0), None)
+    waited = seconds_since(began, snapshot.now) or 0.0
     span = f" for {age(waited)}" if waited >= _LATE_S else ""
     listed = names(missing) if total == len(missing) else f"{names(missing)} and {total - len(missing)} more"
     headline = f"waits at rendezvous{span}: {listed} of {snapshot.expected_hosts} missing"
@@ -158,10 +159,6 @@ def gathering(snapshot: Snapshot) -> Answer | None:
         headline += f"; its headless Service, which names the hosts, is gone, and rejected: {rejected.headline}"
         return Answer("rendezvous", headline, (*quoted(event), *evidence), move)
     return Answer("rendezvous", headline, evidence, _next_for_missing(snapshot, missing))
-
-
-def _leader_started(snapshot: Snapshot) -> str | None:
-    return next((host.running.get("startedAt") for host in snapshot.hosts if host.number == 0), None)
 
 
 def _pods_of(snapshot: Snapshot, missing: list[int]) -> tuple[str, ...]:

@@ -69,7 +69,6 @@ VALIDATING_WEBHOOKS = Kind(
 WORKLOADS = Kind(_KUEUE, "v1beta2", "workloads", "Workload")
 LOCAL_QUEUES = Kind(_KUEUE, "v1beta2", "localqueues", "LocalQueue")
 CLUSTER_QUEUES = Kind(_KUEUE, "v1beta2", "clusterqueues", "ClusterQueue", namespaced=False)
-TOPOLOGIES = Kind(_KUEUE, "v1beta2", "topologies", "Topology", namespaced=False)
 WORKLOAD_PRIORITY_CLASSES = Kind(
     _KUEUE, "v1beta2", "workloadpriorityclasses", "WorkloadPriorityClass", namespaced=False
 )

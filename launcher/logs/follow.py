@@ -200,9 +200,6 @@ class _Follower:
         self._open.add(source.pod)
         self._start(self._read, source)
 
-    def _close(self, source: Source) -> None:
-        self._open.discard(source.pod)
-
     # --- threads ------------------------------------------------------------------------------------------------------
 
     def _start(self, body: Callable[..., None], *args: Any) -> None:
@@ -233,16 +230,13 @@ class _Follower:
                 pass
             except ApiError as error:
                 if not may_pass(error):  # its node may come back
-                    self._give_up(source, error)
+                    if error.status != GONE:
+                        self._inbox.put(partial(self._say, pods.unreadable(source.pod, error)))
                     break
             time.sleep(REATTACH_S)
             window = Window(since=shown.newest) if shown.newest else window
             shown.begin_again()
-        self._inbox.put(partial(self._close, source))
-
-    def _give_up(self, source: Source, error: ApiError) -> None:
-        if error.status != GONE:
-            self._inbox.put(partial(self._say, pods.unreadable(source.pod, error)))
+        self._inbox.put(partial(self._open.discard, source.pod))
 
 
 def _runs_on(host: Host) -> bool:

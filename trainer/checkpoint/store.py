@@ -104,11 +104,6 @@ class Store:
         """The name of what is another's where step `step` would be saved; "" where it can be. Every process asks."""
         return ", ".join(on_primary(lambda: self._taken(step)))
 
-    def _refuse_taken(self, step: int) -> None:
-        """Raises CheckpointError when another's folder is where step `step` is to be written."""
-        if taken := self._taken(step):
-            raise self._in_the_way(taken)
-
     def _taken(self, step: int) -> list[str]:
         unfinished = self._folder / f"{step}{own_steps.MAKING}"
         if unfinished.exists() and own_steps.is_begun(unfinished):
@@ -266,7 +261,8 @@ class Store:
         with _storage(f"saving step {step} in {self._folder}", OSError):  # a ValueError here is of the arrays' making
             if jax.process_index() == 0:
                 self._owner.check()
-                self._refuse_taken(step)
+                if taken := self._taken(step):
+                    raise self._in_the_way(taken)
             self._arrays.save(self._step(step), tree, meta)
         self._pending = self._background.submit(self._commit, step, frozenset(besides))
 
@@ -342,10 +338,6 @@ class Store:
     def steps(self) -> list[int]:
         """Committed steps, oldest first. They have a manifest; only `restore` verifies their files."""
         return manifest.committed(self._folder)
-
-    def latest_good(self) -> int | None:
-        """The newest committed step, None without one. After `restore` it is a verified one."""
-        return max(self.steps(), default=None)
 
     def close(self) -> None:
         """Waits for the last save, then releases the folder. Raises what went wrong in the background."""

@@ -54,8 +54,8 @@ def permuted(offset_P: Indexes, *, length: int, seed: int, epoch: int) -> Indexe
     while outside.any():
         high, low = np.divmod(index_P[outside], np.uint64(width))
         for key_high, key_low in keys:
-            high = (high + _mixed(low, key_high) % np.uint64(height)) % np.uint64(height)
-            low = (low + _mixed(high, key_low) % np.uint64(width)) % np.uint64(width)
+            high = (high + mixed(low, key_high) % np.uint64(height)) % np.uint64(height)
+            low = (low + mixed(high, key_low) % np.uint64(width)) % np.uint64(width)
         index_P[outside] = high * np.uint64(width) + low
         outside = index_P >= length
     return index_P.astype(np.int64)
@@ -66,8 +66,11 @@ def _keys(seed: int, epoch: int) -> list[tuple[np.uint64, np.uint64]]:
     return [(words[2 * i], words[2 * i + 1]) for i in range(ROUNDS)]
 
 
-def _mixed(half: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
-    # The finalizer of splitmix64 (Steele, Lea and Flood 2014); array arithmetic wraps around without a warning.
+def mixed(half: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
+    """A key added to each number, and every bit of the sum spread over all 64.
+
+    The finalizer of splitmix64 (Steele, Lea and Flood 2014); array arithmetic wraps around without a warning.
+    """
     half = half + key
     half = (half ^ (half >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     half = (half ^ (half >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -45,12 +45,7 @@ class Sampling:
     def __post_init__(self) -> None:
         wrong = [
             ("max_tokens", self.max_tokens, "a whole number above 0", self.max_tokens >= 1),
-            (
-                "temperature",
-                self.temperature,
-                "a number from 0",
-                self.temperature >= 0 and _is_number(self.temperature),
-            ),
+            ("temperature", self.temperature, "a number from 0", 0 <= self.temperature < math.inf),
             ("top_k", self.top_k, "a whole number above 0", self.top_k is None or self.top_k >= 1),
             ("top_p", self.top_p, "above 0 and at most 1", self.top_p is None or 0 < self.top_p <= 1),
             ("beams", self.beams, "a whole number above 0", self.beams >= 1),
@@ -78,10 +73,6 @@ class Sampling:
         cutting = [name for name in ("top_k", "top_p") if getattr(self, name) is not None]
         if cutting:
             raise SpecError(f"{', '.join(cutting)} at temperature 0 would do nothing; give a temperature such as 1")
-
-
-def _is_number(value: float) -> bool:
-    return math.isfinite(value)
 
 
 class Draw(NamedTuple):

@@ -18,16 +18,16 @@ from jaxlaunch.trainer.adapters import merged as adapters
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import reader, saved_tokenizer, stored_model
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.generate import tokenizers
 from jaxlaunch.trainer.generate.choose import Sampling, SamplingOptions
 from jaxlaunch.trainer.generate.generator import Generator, Ids, Sample
 from jaxlaunch.trainer.generate.network import Network
-from jaxlaunch.trainer.generate.tokenizers import Tokenizer
 from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.huggingface import load as published
 from jaxlaunch.trainer.huggingface import special_tokens
 from jaxlaunch.trainer.models.language_model import LanguageModel
 from jaxlaunch.trainer.parallel import mesh as meshes
+from jaxlaunch.trainer.text import tokenizer as tokenizers
+from jaxlaunch.trainer.text.tokenizer import Tokenizer
 
 Prompt = str | Ids
 Asked = Mapping[str, int] | spec.Mesh | jax.sharding.Mesh | None

@@ -22,7 +22,6 @@ from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.attention import implementations
 from jaxlaunch.trainer.attention.implementations import Attention, Keys, Visible
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.generate import fused, kernel_strips
 from jaxlaunch.trainer.generate.cache import Cache, OfPrompts, OfToken
 from jaxlaunch.trainer.models.decoder import Block, Decoder, Look
 from jaxlaunch.trainer.models.experts import Mixture, Routed
@@ -64,8 +63,6 @@ class Network:
         self._looks = _looks(model)
         stacks = model.stacks if isinstance(model, spec.Decoder) else {"blocks": tuple(range(model.layers))}
         self._stacks: Mapping[str, tuple[int, ...]] = stacks  # name of a stack of parameters -> its layers
-        # Of the kernels of each layer that are stored otherwise. Over several devices each is split along its own axes.
-        self._parts: list[fused.Shapes] = [{} for _ in range(model.layers)]
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
@@ -106,29 +103,23 @@ class Network:
                 if stack not in self._stacks:
                     outer[name] = _copied(leaf, like.dtype, like.sharding)
                     continue
-                parts = _unstacked(leaf, like.dtype, _of_layer(like.sharding))
+                one = jax.sharding.PartitionSpec(*like.sharding.spec[1:])  # of one layer of the stack
+                parts = _unstacked(leaf, like.dtype, jax.sharding.NamedSharding(self.mesh, one))
             for layer, part in zip(self._stacks[stack], parts, strict=True):
                 layers[layer][rest] = part
-        if self.mesh.size == 1:
-            in_strips = kernel_strips.helps(self.mesh.devices.item(), self._precision.compute)
-            with self.context():
-                self._parts = [fused.together(layer, in_strips=in_strips) for layer in layers]
-                if in_strips and "head" in outer and kernel_strips.fits(outer["head"].shape[1:]):
-                    outer["head"] = jax.jit(kernel_strips.cut)(outer["head"])
         return Weights(outer, layers)
 
     def stacked(self, weights: Weights) -> dict[str, Array]:
         """The parameters by the names that the trainer and its checkpoints have for them."""
 
-        def of(name: str) -> Array:
+        def of(name: str) -> Any:
             """One of them."""
             stack, _, rest = name.partition(".")
             if stack not in self._stacks:
-                return kernel_strips.whole(weights.outer[name])
-            return jnp.stack([layers[layer][rest] for layer in self._stacks[stack]])
+                return weights.outer[name]
+            return jnp.stack([weights.layers[layer][rest] for layer in self._stacks[stack]])
 
         with self.context():
-            layers = [fused.apart(*each) for each in zip(weights.layers, self._parts, strict=True)]
             return {name: of(name) for name in self.abstract}
 
     def merged(self, params: Mapping[str, Array]) -> LanguageModel:
@@ -152,7 +143,7 @@ class Network:
         keys = Visible(mask_BL=(index_1P >= pad_B[:, None]).astype(jnp.int32))
         attends = [OfPrompts(self._look(layer).plain, each) for layer, each in enumerate(slots)]
         model, x_BPD = self._through(weights, tokens_BP, places_BP, attends, keys)
-        return self._logits(model, weights, x_BPD[:, -1:])[:, 0], tuple(attend.cache for attend in attends)
+        return model.project(x_BPD[:, -1:], model.head_DV)[:, 0], tuple(attend.cache for attend in attends)
 
     def token(
         self, weights: Weights, token_B: Array, at: Array, pad_B: Array, caches: Sequence[Cache]
@@ -163,18 +154,12 @@ class Network:
             for layer, cache in enumerate(caches)
         ]
         model, x_B1D = self._through(weights, token_B[:, None], (at - pad_B)[:, None], attends, None)
-        return self._logits(model, weights, x_B1D)[:, 0], tuple(attend.cache for attend in attends)
+        return model.project(x_B1D, model.head_DV)[:, 0], tuple(attend.cache for attend in attends)
 
     def logits(self, weights: Weights, tokens_BL: Array) -> Array:
         """Logits_BLV without a cache; what pads a row comes after its tokens, which do not see it."""
         attends = [self._look(layer).plain for layer in range(self.config.layers)]
         model, x_BLD = self._through(weights, tokens_BL, jnp.arange(tokens_BL.shape[1])[None, :], attends, None)
-        return self._logits(model, weights, x_BLD)
-
-    def _logits(self, model: LanguageModel, weights: Weights, x_BLD: Array) -> Array:
-        head_DV: Any = weights.outer.get("head")
-        if head_DV is not None and head_DV.ndim == 3:
-            return model.project(x_BLD, fused.Part(head_DV, 0, (self.config.vocab,)))
         return model.project(x_BLD, model.head_DV)
 
     def _through(
@@ -187,7 +172,7 @@ class Network:
             places_BL = jnp.minimum(places_BL, self.config.rows - 1)  # of what only fills a row
         x_BLD = model.stream(tokens_BL, places_BL)
         for layer, own in enumerate(weights.layers):
-            block = blocks[layer].layer(own, fused.parts(own, self._parts[layer]))
+            block = blocks[layer].layer(own)
             x_BLD = self._look(layer).apply(block, x_BLD, attends[layer], places_BL, keys)
         return model, whole(model.norm(x_BLD))
 
@@ -203,14 +188,10 @@ class _Stack:
         leaves, self._tree = jax.tree_util.tree_flatten_with_path(state)
         self._names = [".".join(str(key.key) for key in path[:-1]) for path, _ in leaves]
 
-    def layer(self, own: Named, parts: Mapping[str, fused.Part]) -> Any:
-        """The layer of these parameters, and of `parts` in the place of those that it does not have."""
-        leaves = [own.get(name) for name in self._names]
-        block = nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
-        for name, part in parts.items():
-            at, _, last = name.rpartition(".")
-            vars(getattr(block, at))[last] = part  # past flax, to which a parameter stays one
-        return block
+    def layer(self, own: Named) -> Any:
+        """The layer of these parameters."""
+        leaves = [own[name] for name in self._names]
+        return nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
 
 
 class LayerLook(NamedTuple):
@@ -271,8 +252,3 @@ def _copied(array: Array, dtype: jnp.dtype, where: jax.sharding.NamedSharding) -
 @partial(jax.jit, static_argnums=(1, 2))
 def _unstacked(stack: Array, dtype: jnp.dtype, where: jax.sharding.NamedSharding) -> tuple[Array, ...]:
     return tuple(jax.lax.with_sharding_constraint(part.astype(dtype), where) for part in jnp.unstack(stack))
-
-
-def _of_layer(stacked: Any) -> jax.sharding.NamedSharding:
-    """The sharding of one layer of a stack."""
-    return jax.sharding.NamedSharding(stacked.mesh, jax.sharding.PartitionSpec(*stacked.spec[1:]))

@@ -12,11 +12,11 @@ from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.adapters.live import Merging
 from jaxlaunch.trainer.data.sources.open import tokenizer_files
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.generate import tokenizers
 from jaxlaunch.trainer.generate.choose import Sampling
 from jaxlaunch.trainer.generate.generator import Generator, Ids, check
 from jaxlaunch.trainer.generate.network import Network, Weights
 from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.text import tokenizer as tokenizers
 
 KEY = "train.eval.samples"
 

@@ -9,12 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import Array
 
 from jaxlaunch.trainer.attention.implementations import Keys
-from jaxlaunch.trainer.models.layers import Kernel, product
 from jaxlaunch.trainer.models.options import ModelOptions
 from jaxlaunch.trainer.parallel.sharding import constrain
 
@@ -76,12 +74,9 @@ class LanguageModel(nnx.Module):
         """
         return self.table_VD.T if self.head is None else constrain(self.head[...], "embed", "vocab")
 
-    def project(self, x_BLD: Array, head_DV: Array | Kernel) -> Array:
+    def project(self, x_BLD: Array, head_DV: Array) -> Array:
         """Features times the head, within the cap of the logits: logits_BLV in the output dtype."""
-        if isinstance(head_DV, Array | np.ndarray):
-            logits_BLV = jnp.matmul(x_BLD, head_DV, preferred_element_type=self.output)
-        else:
-            logits_BLV = product(x_BLD, head_DV).astype(self.output)
+        logits_BLV = jnp.matmul(x_BLD, head_DV, preferred_element_type=self.output)
         if self.cap is not None:
             logits_BLV = self.cap * jnp.tanh(logits_BLV / self.cap)
         return constrain(logits_BLV, "batch", "length", "vocab")

@@ -42,7 +42,7 @@ def split(x_BLD: Array) -> Array:
 
 
 class Kernel(Protocol):
-    """What stands in an array's place in `product`: a kernel that is stored in another way, or has an adapter."""
+    """What stands in an array's place in `product`: a kernel that has an adapter."""
 
     def product(self, x: Array, axes: int, /) -> Array:
         """As the function of this name, without a bias."""

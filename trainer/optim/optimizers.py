@@ -146,10 +146,6 @@ def _adafactor(rate: optax.Schedule, decay: float, mask: Mask, options: Options)
     )
 
 
-def _lars(rate: optax.Schedule, decay: float, mask: Mask, options: Options) -> optax.GradientTransformation:
-    return optax.lars(rate, weight_decay=decay, weight_decay_mask=True if mask is None else mask, **options)
-
-
 def _schedule_free(rate: optax.Schedule, decay: float, mask: Mask, options: Options) -> optax.GradientTransformation:
     """Defazio et al. 2024; optax's schedule_free_adamw, which knows no mask and no warm-up but its own."""
     adam = optax.chain(
@@ -178,19 +174,14 @@ def _muon(rate: optax.Schedule, decay: float, mask: Mask, axes: Axes, options: O
     )
 
 
-# Loshchilov and Hutter 2019, algorithm 2 (adamw); Chen et al. 2023, algorithm 2 (lion); You et al. 2020 (lamb) and 2017
-# (lars); Xie et al. 2022 (adan). Of the first row torch has the same.
+# Loshchilov and Hutter 2019, algorithm 2 (adamw); Chen et al. 2023, algorithm 2 (lion); You et al. 2020 (lamb).
+# torch's sgd and adam are the same.
 MAKERS: Mapping[str, Callable[[optax.Schedule, float, Mask, Options], optax.GradientTransformation]] = {
-    **{
-        name: partial(_coupled, make)
-        for name, make in (("sgd", optax.sgd), ("adam", optax.adam), ("rmsprop", optax.rmsprop))
-    },
-    "adagrad": partial(_coupled, optax.adagrad),
+    "sgd": partial(_coupled, optax.sgd),
+    "adam": partial(_coupled, optax.adam),
     "adamw": partial(_decoupled, optax.adamw),
     "lion": partial(_decoupled, optax.lion),
     "lamb": partial(_decoupled, optax.lamb),
-    "adan": partial(_decoupled, optax.adan),
-    "lars": _lars,
     "adafactor": _adafactor,
     SCHEDULE_FREE: _schedule_free,
 }

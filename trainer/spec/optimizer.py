@@ -25,14 +25,12 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "adafactor": {"b1": None, "eps": 1e-30},
     "lion": {"b1": 0.9, "b2": 0.99},
     "sgd": {"momentum": 0.0, "nesterov": False},
-    "rmsprop": {"decay": 0.9, "eps": 1e-8, "centered": False, "momentum": 0.0, "nesterov": False},
-    "adagrad": {"eps": 1e-7, "initial_accumulator_value": 0.1},
     "lamb": {"b1": 0.9, "b2": 0.999, "eps": 1e-6},
-    "lars": {"momentum": 0.9, "nesterov": False, "trust_coefficient": 0.001},
     "muon": {"b1": 0.9, "b2": 0.999, "eps": 1e-8, "beta": 0.95, "ns_steps": 5, "consistent_rms": None},
-    "adan": {"b1": 0.98, "b2": 0.92, "b3": 0.99, "eps": 1e-8},
     SCHEDULE_FREE: {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
 }
+# Of optax's others, those that people name without `optax:`.
+OF_OPTAX = ("adadelta", "adagrad", "adamax", "adan", "lars", "nadam", "novograd", "radam", "rmsprop", "yogi")
 OPTIONS = tuple(dict.fromkeys(key for takes in OPTIMIZERS.values() for key in takes))
 SHAPES = ("constant", "linear", "cosine", "wsd")
 
@@ -66,10 +64,12 @@ def _known(name: str, names: tuple[str, ...], what: str) -> str:
 
 
 def _optimizer_name(name: str) -> str:
-    return name if name == CHAIN else _known(name, tuple(OPTIMIZERS), "optimizer")
+    return name if name == CHAIN else _link_name(name)
 
 
 def _link_name(name: str) -> str:
+    if name in OF_OPTAX:
+        raise ValueError(f"is written optax:{name}, with its options under args")
     return _known(name, tuple(OPTIMIZERS), "optimizer")
 
 
@@ -164,17 +164,9 @@ class Link(Block):
     args: Arguments = Field({}, description="module:Name only: its arguments, in addition to learning_rate")
     b1: Fraction | None = Field(None, description=f"{_defaults('b1')}; muon's is its Adam's")
     b2: Fraction | None = Field(None, description=f"{_defaults('b2')}; muon's is its Adam's")
-    b3: Fraction | None = Field(None, description=_defaults("b3"))
-    eps: Rate | None = Field(
-        None,
-        description=_defaults("eps"),
-    )
+    eps: Rate | None = Field(None, description=_defaults("eps"))
     momentum: Fraction | None = Field(None, description=_defaults("momentum"))
     nesterov: bool | None = Field(None, description=f"{_defaults('nesterov')}; all but adam need a momentum")
-    decay: Fraction | None = Field(None, description=f"{_defaults('decay')}: of the mean of squares")
-    centered: bool | None = Field(None, description=f"{_defaults('centered')}: divides by the standard deviation")
-    initial_accumulator_value: Weight | None = Field(None, description=_defaults("initial_accumulator_value"))
-    trust_coefficient: Rate | None = Field(None, description=_defaults("trust_coefficient"))
     beta: Fraction | None = Field(None, description=f"{_defaults('beta')}: its momentum")
     ns_steps: Positive | None = Field(None, description=f"{_defaults('ns_steps')}: Newton-Schulz iterations")
     consistent_rms: Rate | None = Field(None, description=f"{_defaults('consistent_rms')}; 0.2: updates of Adam's size")

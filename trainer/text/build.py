@@ -110,12 +110,8 @@ def check(folder: Path, *, whole: bool = False) -> dict[str, Any]:
             continue
         what = "is missing" if size is None else "is damaged"
         hint = "remove that folder, and it is prepared again"
-        raise DataError(f"{path} {what}: {_sized(size)} where {about['size']} bytes were written; {hint}")
+        raise DataError(f"{path} {what}: {size or 0} of {about['size']} bytes are there; {hint}")
     return index
-
-
-def _sized(size: int | None) -> str:
-    return "nothing" if size is None else f"{size} bytes"
 
 
 def _counted(recipe: Recipe, making: Path, units: int, count: int, buckets: int) -> tuple[Corpus, dict[str, Any]]:
@@ -180,7 +176,6 @@ def _run(verb: str, what: str, work: Callable[..., None], tasks: Sequence[Any], 
     for task in left.values():
         work(*task)
         say.one()
-    say.end()
 
 
 def _pooled(work: Callable[..., None], left: dict[int, Any], processes: int, say: _Progress) -> None:
@@ -217,28 +212,18 @@ def die_with(parent: int) -> None:
 
 
 class _Progress:
-    """A line on stderr now and then; on a terminal one that replaces itself."""
+    """A line on stderr now and then."""
 
     def __init__(self, verb: str, what: str, done: int, total: int) -> None:
         self._verb, self._what, self._done, self._total = verb, what, done, total
         self._said_at = time.monotonic()
-        self._is_open = False
 
     def one(self) -> None:
         """Counts one more."""
         self._done += 1
         if time.monotonic() - self._said_at >= SAY_S:
             self._said_at = time.monotonic()
-            share = self._done / self._total
-            bar = "█" * round(30 * share) + "░" * (30 - round(30 * share))
-            line = f"{self._verb} {bar} {self._done} of {self._total} {self._what}"
-            self._is_open = sys.stderr.isatty()
-            print(line, file=sys.stderr, end="\r" if self._is_open else "\n", flush=True)
-
-    def end(self) -> None:
-        """Leaves the line as it is."""
-        if self._is_open:
-            print(file=sys.stderr)
+            print(f"{self._verb} {self._done} of {self._total} {self._what}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -324,20 +324,11 @@ def _lines(part: Part, field: str, also: Sequence[str]) -> Iterator[tuple[int, V
 
 def _split(file: BinaryIO, first: int, last: int | None) -> Iterator[bytes]:
     """The lines that begin at `first` … `last` − 1; a first one that began before is not among them."""
-    at, rest = first, b""
-    if first:
-        file.seek(first - 1)
-        at -= 1
-    is_inside = not first
-    while block := file.read(BLOCK):
+    rest = b""
+    for block in _whole_lines(file, first, last):
         *whole, rest = (rest + block).split(b"\n")
-        for line in whole:
-            if last is not None and at >= last:
-                return
-            if is_inside:
-                yield line
-            at, is_inside = at + len(line) + 1, True
-    if rest and is_inside and (last is None or at < last):
+        yield from whole
+    if rest:
         yield rest
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxlaunch.trainer.data import atomic_write
+from jaxlaunch.trainer.data.order import mixed
 from jaxlaunch.trainer.text import chats, documents
 from jaxlaunch.trainer.text.documents import Document
 from jaxlaunch.trainer.text.recipe import Recipe
@@ -30,6 +31,7 @@ BATCH_BYTES = 1 << 20  # or characters
 HELD = 4 << 20  # tokens held before they are written
 HEADER = 5  # numbers at the beginning of an index: replaced, empty, lots, buckets, documents
 COLUMNS = 5  # of the index: key, number, begin, length, bytes
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # what splitmix64 adds
 
 
 class Index(NamedTuple):
@@ -160,7 +162,6 @@ def _encoded(found: list[Document], tokenizer: Tokenizer) -> Iterator[npt.NDArra
     """
     texts, spans = [each.text for each in found], [each.spans for each in found if each.spans is not None]
     if spans:
-        assert isinstance(tokenizer, HuggingFace)
         for ids_T, is_target_T in tokenizer.encode_spans(texts, spans):
             yield np.where(is_target_T, ids_T, ~ids_T)
         return
@@ -221,12 +222,5 @@ def _sorted(lot: _Lot, key_D: npt.NDArray[np.uint64], buckets: int) -> tuple[Int
 
 def keys(seed: int, unit: int, number_D: Ints) -> npt.NDArray[np.uint64]:
     """A hash of seed, unit and number for each document."""
-    return _mixed(_mixed(_mixed(np.array([seed], np.uint64)) ^ np.uint64(unit)) ^ number_D.astype(np.uint64))
-
-
-def _mixed(word: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    # splitmix64 (Steele, Lea and Flood 2014); array arithmetic wraps around without a warning.
-    word = word + np.uint64(0x9E3779B97F4A7C15)
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return word ^ (word >> np.uint64(31))
+    of_unit = mixed(mixed(np.array([seed], np.uint64), GOLDEN) ^ np.uint64(unit), GOLDEN)
+    return mixed(of_unit ^ number_D.astype(np.uint64), GOLDEN)

@@ -27,7 +27,7 @@ from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Text
 from jaxlaunch.trainer.text import chats, digests, documents, recipe, tokenizer
 from jaxlaunch.trainer.text.documents import Document, Unfit, Values, kind_of_value
-from jaxlaunch.trainer.text.tokenizer import HuggingFace, Tokenizer
+from jaxlaunch.trainer.text.tokenizer import Tokenizer
 
 CHOSEN, REJECTED = "chosen", "rejected"
 PROMPTS = ("prompt", "messages")  # either
@@ -197,23 +197,10 @@ def _tokenized(
     """The tokens of each pair's two texts, and which of them are predicted."""
     found = [(text, each.is_chat) for each in lot for text in each[:2]]
     texts, spans = [text.text for text, _ in found], [text.spans or () for text, _ in found]
-    encoded = of.encode_spans(texts, spans) if isinstance(of, HuggingFace) else _bytes(texts, spans)
-    whole = [ids if is_chat else _ended(*ids, of) for ids, (_, is_chat) in zip(encoded, found, strict=True)]
+    encoded = zip(of.encode_spans(texts, spans), found, strict=True)
+    whole = [ids if is_chat else _ended(*ids, of) for ids, (_, is_chat) in encoded]
     for at in range(0, len(whole), 2):
         yield whole[at : at + 2]
-
-
-def _bytes(
-    texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
-) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]:
-    """The bytes of each text, and which of them are of its spans."""
-    found = []
-    for text, (span,) in zip(texts, spans, strict=True):
-        first, last = (len(text[:at].encode()) for at in span)
-        ids_T = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-        place_T = np.arange(len(ids_T))
-        found.append((ids_T, (place_T >= first) & (place_T < last)))
-    return found
 
 
 def _ended(

@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jaxlaunch.trainer.data.sources import cache
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Text
 from jaxlaunch.trainer.text import chats, digests, documents, tokenizer
@@ -91,7 +91,4 @@ def of(data: Text, length: int, *, held_out: bool = False, is_stopped: Callable[
 
 def root(data: Text) -> str:
     """The folder that holds the folders of prepared rows: the job's, or one in the user's cache folder."""
-    if data.data_dir is not None:
-        return data.data_dir
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(cache, "jaxlaunch", "text")
+    return data.data_dir if data.data_dir is not None else str(cache.home("text"))

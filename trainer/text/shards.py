@@ -24,7 +24,6 @@ from jaxlaunch.trainer.text.recipe import Recipe
 from jaxlaunch.trainer.text.tokenizer import load
 
 SPLITS = ("train", "eval")
-CHUNK = 1 << 20
 
 
 class Corpus(NamedTuple):
@@ -162,11 +161,8 @@ def _bytes_upto(found: _Documents, counts: npt.NDArray[np.int64]) -> npt.NDArray
 
 def digest(path: Path) -> str:
     """SHA-256 of a file."""
-    hashed = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(CHUNK):
-            hashed.update(block)
-    return hashed.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_json(path: Path, content: Any) -> None:

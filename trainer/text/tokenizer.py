@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,9 @@ BYTES = "bytes"  # the tokenizer whose tokens are bytes
 SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))  # keys of a folder's
 
 
+LOST = "\ufffd".encode()
+
+
 class Bytes:
     """A token is a byte of the text's UTF-8."""
 
@@ -32,6 +36,8 @@ class Bytes:
     vocab = 256
     bos: int | None = None
     eos: int | None = None
+    ends: tuple[int, ...] = ()
+    prefix: int | None = None
     digest = BYTES
     files: Mapping[str, bytes] = {}
     config: Mapping[str, Any] = {}
@@ -40,9 +46,25 @@ class Bytes:
         """The bytes of each text."""
         return [list(text.encode()) for text in texts]
 
+    def encode_spans(
+        self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
+    ) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]:
+        """The bytes of each text, and which of them are of its one span, both [T]."""
+        found = []
+        for text, (span,) in zip(texts, spans, strict=True):
+            first, last = (len(text[:at].encode()) for at in span)
+            place_T = np.arange(len(ids := text.encode()))
+            found.append((np.frombuffer(ids, np.uint8).astype(np.int32), (place_T >= first) & (place_T < last)))
+        return found
+
+    def encode(self, text: str) -> list[int]:
+        """The bytes of the text."""
+        return list(text.encode())
+
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of these bytes; what is no UTF-8 is replaced. Raises ValueError for what is no byte."""
-        return bytes(ids).decode(errors="replace")
+        """The text of these bytes; what is not UTF-8, or not a byte, becomes U+FFFD."""
+        whole = b"".join(bytes([each]) if each < self.vocab else LOST for each in ids)
+        return whole.decode(errors="replace")
 
     @property
     def byte_counts(self) -> npt.NDArray[np.int64]:
@@ -68,6 +90,13 @@ class HuggingFace:
             self.bos = None
         named = json.dumps([self.bos, self.eos]).encode()
         self.digest = hashlib.sha256(files[MAIN] + named).hexdigest()[:12]
+        self.ends: tuple[int, ...] = () if self.eos is None else (self.eos,)  # tokens that end a text
+        # What stands before a text of which every token is scored.
+        self.prefix = self.eos if self.bos is None else self.bos
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of the text, after the bos token where the tokenizer puts one."""
+        return [*([] if self.bos is None else [self.bos]), *self.encode_batch([text])[0]]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens around it: those of `tokenizers`' own encode_batch."""
@@ -153,6 +182,19 @@ Tokenizer = Bytes | HuggingFace
 def load(name: str) -> Tokenizer:
     """The tokenizer `name`: `bytes`, or a folder or file here or in a bucket. Raises SpecError, StorageError."""
     return Bytes() if name == BYTES else HuggingFace(name, _files(name))
+
+
+def of(vocab: int, data: Mapping[str, Any] | None, files: Mapping[str, bytes], place: str) -> Tokenizer | None:
+    """The tokenizer whose `files` are at `place`; else bytes, where the training's `data` or a `vocab` of 256 say so.
+
+    None where the tokens are another's, and where the package `tokenizers` is not installed. Raises SpecError for files
+    that cannot be read.
+    """
+    if MAIN in files:
+        return HuggingFace(place, files) if importlib.util.find_spec("tokenizers") else None
+    if data is not None and data.get("tokenizer") is not None:
+        return Bytes() if data["tokenizer"] == BYTES else None
+    return Bytes() if vocab == Bytes.vocab else None
 
 
 def content(token: Any) -> Any:

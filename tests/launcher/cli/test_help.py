@@ -68,11 +68,9 @@ def test_without_a_topic_it_lists_every_page_by_its_title(capsys: Capture, monke
 
 
 @pytest.mark.parametrize("topic", ["quickstart", "quickstart.md", "docs/quickstart.md"])
-def test_a_topic_is_a_page_as_plain_text(topic: str, capsys: Capture, monkeypatch: Patch) -> None:
+def test_a_topic_is_a_page_as_it_is_written(topic: str, capsys: Capture, monkeypatch: Patch) -> None:
     left = launcher(capsys, monkeypatch, "help", topic)
-    assert left.code == 0 and left.out.startswith("Quickstart\n==========\n")
-    assert "](" not in left.out and "```" not in left.out and "**" not in left.out
-    assert "\n    make run\n" in left.out
+    assert (left.code, left.out) == (0, (DOCS / "quickstart.md").read_text().rstrip() + "\n")
 
 
 @pytest.mark.parametrize(
@@ -108,14 +106,7 @@ def test_an_unknown_topic_leaves_2_with_the_nearest(topic: str, said: str, capsy
 def test_every_page_and_section_can_be_shown(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert set(pages.anchors(text)) == anchors_of(page)
-    assert pages.text(text, 100)
     assert all(pages.section(text, anchor) for anchor in pages.anchors(text))
-
-
-def test_a_table_that_does_not_fit_has_its_rows_below_each_other() -> None:
-    table = "| key | meaning |\n|---|---|\n| `a` | one `x\\|y` |\n"
-    assert pages.text(table, 40) == "key  meaning\na    one x|y\n"
-    assert pages.text(table, 10) == "a\n    meaning:\n    one\n    x|y\n"
 
 
 def test_a_comment_of_an_example_is_no_heading() -> None:

@@ -18,7 +18,7 @@ import pytest
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate import harness
 from jaxlaunch.trainer.generate.loaded import TextModel
-from jaxlaunch.trainer.generate.tokenizers import Bytes
+from jaxlaunch.trainer.text.tokenizer import Bytes
 from tests.trainer.generate.generators import bytes_model, generator
 from tests.trainer.tiny import DECODER
 

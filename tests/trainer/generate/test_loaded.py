@@ -18,9 +18,9 @@ from jaxlaunch.trainer.checkpoint import saved_tokenizer
 from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.generate import __main__ as program
-from jaxlaunch.trainer.generate import tokenizers
 from jaxlaunch.trainer.generate.choose import Sampling
 from jaxlaunch.trainer.huggingface import save, special_tokens
+from jaxlaunch.trainer.text import tokenizer as tokenizers
 from tests.trainer.generate.generators import bytes_model, one_device
 from tests.trainer.text import corpora
 

@@ -197,7 +197,7 @@ def test_a_damaged_and_a_missing_shard_are_found_by_name(corpus: Path, tmp_path:
     with pytest.raises(DataError, match=f"{one.name} is damaged"):
         build.check(folder, whole=True)
     one.write_bytes(data[:-1])
-    with pytest.raises(DataError, match=f"{one.name} is damaged: .* bytes where"):
+    with pytest.raises(DataError, match=f"{one.name} is damaged: .* bytes are there"):
         build.check(folder)
     one.write_bytes(data)
     other.unlink()

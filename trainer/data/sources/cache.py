@@ -31,10 +31,14 @@ class Stat(NamedTuple):
     version: str
 
 
+def home(name: str) -> Path:
+    """A folder of this program's in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "jaxlaunch", name)
+
+
 def folder() -> Path:
-    """Where the copies are: in the user's cache folder."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(home) / "jaxlaunch" / "objects"
+    """Where the copies are."""
+    return home("objects")
 
 
 @functools.cache

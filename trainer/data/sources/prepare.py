@@ -11,7 +11,6 @@ import fcntl
 import importlib.util
 import io
 import logging
-import os
 import re
 import socket
 import sys
@@ -35,12 +34,6 @@ OURS = "digits"  # the builder that is ours and not in tensorflow-datasets' list
 # Logged for every dataset that is about to be prepared, and for every first image (we depend on Pillow, on purpose).
 NOISE = re.compile(r"Variant folder .* has no dataset_info.json|OpenCV is not installed")
 logging.getLogger("absl").addFilter(lambda record: not NOISE.match(record.getMessage()))
-
-
-def default_folder() -> str:
-    """Where datasets are prepared when the job does not say: in the user's cache folder."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(cache, "jaxlaunch", "tfds")
 
 
 def prepared(name: str, folder: str) -> Any:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.trainer.data.sources import files
+from jaxlaunch.trainer.data.sources import cache, files
 from jaxlaunch.trainer.errors import DataError
 
 
@@ -49,3 +49,11 @@ def test_the_digest_reads_a_bounded_part_and_sees_names_sizes_and_content(tmp_pa
     seen.add(files.digest([str(first), str(second)]))
     seen.add(files.digest([str(first)]))
     assert len(seen) == 5
+
+
+def test_what_is_kept_lies_in_the_user_s_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert str(cache.home("tfds")) == "/cache/jaxlaunch/tfds"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert str(cache.home("text")) == "/home/me/.cache/jaxlaunch/text"

@@ -44,14 +44,6 @@ def test_two_processes_that_start_at_once_prepare_it_once(tmp_path: Path) -> Non
     assert sorted(path.name for path in (tmp_path / "digits").iterdir()) == ["1.0.0"]
 
 
-def test_it_is_prepared_in_the_user_s_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert prepare.default_folder() == "/cache/jaxlaunch/tfds"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/me")
-    assert prepare.default_folder() == "/home/me/.cache/jaxlaunch/tfds"
-
-
 @pytest.mark.parametrize(("name", "meant"), [("digts", "digits"), ("mnsit", "mnist"), ("cifra10", "cifar10")])
 def test_a_mistyped_dataset_gets_the_nearest_one_first_ours_included(name: str, meant: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"data.name = {name} is not a dataset; did you mean {meant}\\b"):
