@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests import collisions
 from tests.cluster.access import Access
 from tests.cluster.command import launcher, project
 from tests.cluster.waiting import until
@@ -91,14 +92,13 @@ def test_jobs_of_one_folder_share_what_they_brought_until_the_last_is_gone(
     until(lambda: owners(cluster, namespace), lambda seen: seen == [], "what was brought goes")
 
 
-def test_a_task_of_ones_own_trains_in_our_image(
+def test_a_task_of_ones_own_trains_in_our_image_whatever_else_its_folder_holds(
     cluster: Access, namespace: str, checkpoints: Path, image: str, tmp_path: Path
 ) -> None:
-    task = (
-        "from jaxlaunch.trainer.tasks.classify import Classify\n"
-        "print('mine is', __file__)\n"
-        "class Mine(Classify): pass\n"
-    )
+    """Files whose names something else has too: random.py, types.py, jax.py, trainer/ and forty more."""
+    packages = set(collisions.PACKAGES) - {"jax", "jaxlaunch", "pydantic"}
+    made = collisions.make(tmp_path / "shipped", set(collisions.MODULES) - packages, packages)
+    task = (made / "task_of_mine.py").read_text() + "print('mine is', __file__)\n"
     train = {
         "task": "mine.tasks:Mine",
         "data": {"source": "synthetic", "shape": [4, 4]},
@@ -112,7 +112,10 @@ def test_a_task_of_ones_own_trains_in_our_image(
         "env": QUICK_COMPILES,
         "volumes": [{"claim": "checkpoints", "path": "/checkpoints"}],
     }
-    folder = project(tmp_path, namespace, {"mine/tasks.py": task}, image=image, code=".", **job)
+    folder = project(tmp_path, namespace, {"shipped/mine/tasks.py": task}, image=image, code="shipped", **job)
     ended = launcher(cluster, folder, "submit", "job.yaml", "resources.memory=1Gi", "--wait", "--follow")
     assert ended.returncode == 0, ended.stderr
     assert "[0] mine is /code/mine/tasks.py\n" in ended.stdout
+    names = collisions.imported({*collisions.MODULES, *collisions.PACKAGES})
+    whose = ["mine" if collisions.is_users(name) else collisions.LIBRARY for name in names]
+    assert collisions.seen(ended.stdout) == [f"{name} {one}" for name, one in zip(names, whose, strict=True)]
