@@ -228,12 +228,12 @@ def measure(hosts: int, ranks: int, seconds: float, folder: pathlib.Path) -> Mea
         return _measure(leader, fakes, hosts, ranks, seconds)
     finally:
         for process in (leader, *fakes):
-            if process.returncode is None:
-                process.kill()
-            for stream in (process.stdin, process.stdout):
+            if process.returncode is None:  # type: ignore[attr-defined]
+                process.kill()  # type: ignore[attr-defined]
+            for stream in (process.stdin, process.stdout):  # type: ignore[attr-defined]
                 if stream is not None:
                     stream.close()
-            process.wait()
+            process.wait()  # type: ignore[attr-defined]
 
 
 def _measure(

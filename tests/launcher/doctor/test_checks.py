@@ -330,7 +330,7 @@ def test_the_level_of_the_namespace_is_compared_with_that_of_the_pods(
 def test_a_right_that_is_missing_names_the_commands_that_need_it() -> None:
     granted = {right: True for needed in namespace.COMMANDS.values() for right in needed}
     assert levels(namespace.rights(granted, [namespace.COMMANDS])) == ["ok"]
-    less = {**granted, namespace.Right("patch", kinds.JOBSETS): False, namespace.Right("create", kinds.JOBSETS): False}
+    less = {**granted, namespace.Right("patch", kinds.JOBSETS): False, namespace.Right("create", kinds.JOBSETS): False}  # type: ignore[attr-defined]
     missing = {each.why: (each.level, each.what) for each in namespace.rights(less, [namespace.COMMANDS])}
     assert missing == {
         "needed by launcher submit.": ("fail", "missing RBAC permissions: create jobsets.jobset.x-k8s.io"),
@@ -342,7 +342,7 @@ def test_the_right_to_create_secrets_is_needed_by_jobs_with_a_gang_s_secret_alon
     granted = {right: True for needed in namespace.COMMANDS.values() for right in needed}
     assert not any(right.kind is kinds.SECRETS for right in granted)
     tables = [namespace.COMMANDS, namespace.WITH_A_GANG_SECRET]
-    (found,) = namespace.rights({**granted, namespace.Right("create", kinds.SECRETS): False}, tables)
+    (found,) = namespace.rights({**granted, namespace.Right("create", kinds.SECRETS): False}, tables)  # type: ignore[attr-defined]
     assert (found.level, found.what) == ("fail", "missing RBAC permissions: create secrets")
     assert found.why == "needed by launcher submit."
 

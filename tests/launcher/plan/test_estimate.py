@@ -197,7 +197,7 @@ def test_a_quantity_is_written_as_people_write_it(name: str, number: str, text: 
     ("number", "text"), [(999, "999 B"), (1000, "1.0 KiB"), (3 * 1024**2, "3.0 MiB"), (2 * 1024**4, "2048.0 GiB")]
 )
 def test_a_size_has_the_unit_that_keeps_it_short(number: int, text: str) -> None:
-    assert estimate.size(number) == text
+    assert estimate.size(number) == text  # type: ignore[attr-defined]
 
 
 def test_one_of_the_copies_that_dp_makes_says_what_all_would(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_the_trainer_is_told_on_which_devices_the_job_will_run(
         asked.extend(arguments)
         return {"flops_per_step": None, "causal_flops_per_step": None}
 
-    monkeypatch.setattr(shapes.trainer_process, "run", run)
+    monkeypatch.setattr(shapes.trainer_process, "run", run)  # type: ignore[attr-defined]
     shapes.of(*trained(job("hosts: 1", f"accelerator: {accelerator}")), tmp_path)
     assert asked == flags
 

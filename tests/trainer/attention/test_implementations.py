@@ -63,7 +63,7 @@ def answers(attend: implementations.Attention, keys: Keys, length: int) -> tuple
     real = is_real(implementations.visible(keys), length)
 
     def loss(*given: Array) -> tuple[Array, Array]:
-        mixed = attend(*given, keys) * real
+        mixed = attend(*given, keys) * real  # type: ignore[call-arg]
         return jnp.sin(mixed).sum(), mixed
 
     grads, mixed = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))(*operands(length))
@@ -97,10 +97,10 @@ def test_segments_are_rows_of_their_own(kind: Callable[[str], implementations.At
 
     def packed(*given: Array) -> Array:
         segments = jnp.asarray([[1] * cut + [0] * (length - cut)] * 2)
-        return attend(*given, Visible(segments_BL=segments))
+        return attend(*given, Visible(segments_BL=segments))  # type: ignore[call-arg]
 
     def alone(*given: Array) -> Array:
-        parts = (attend(*(x[:, part] for x in given), None) for part in (slice(0, cut), slice(cut, None)))
+        parts = (attend(*(x[:, part] for x in given), None) for part in (slice(0, cut), slice(cut, None)))  # type: ignore[call-arg]
         return jnp.concatenate(list(parts), axis=1)
 
     _same_with_gradients(packed, alone, operands(length))
@@ -113,10 +113,10 @@ def test_what_is_behind_the_length_is_not_there(
     attend, length = kind("xla"), 9
 
     def filled(*given: Array) -> Array:
-        return attend(*given, Visible(lengths_B=jnp.full(2, length)))[:, :length]
+        return attend(*given, Visible(lengths_B=jnp.full(2, length)))[:, :length]  # type: ignore[call-arg]
 
     def short(*given: Array) -> Array:
-        return attend(*(x[:, :length] for x in given), None)
+        return attend(*(x[:, :length] for x in given), None)  # type: ignore[call-arg]
 
     _same_with_gradients(filled, short, operands(12))
 
@@ -216,7 +216,7 @@ def _lowered(
     shapes = [jax.ShapeDtypeStruct((2, length, heads, SIZE), jnp.bfloat16) for heads in (HEADS, GROUPS, GROUPS)]
 
     def loss(*given: Array) -> Array:
-        return kind("cudnn")(*given, keys).astype(jnp.float32).sum()
+        return kind("cudnn")(*given, keys).astype(jnp.float32).sum()  # type: ignore[call-arg]
 
     traced = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).trace(*shapes)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()

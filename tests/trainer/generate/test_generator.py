@@ -83,7 +83,7 @@ def test_a_stream_grows_into_the_whole_by_one_program(alone: list[list[Sample]])
     seen = [found[0] for found in made.stream([ROWS[0]], Sampling(max_tokens=12), every=5)]
     assert [len(sample.ids) for sample in seen] == [5, 10, 12]
     assert seen[-1].ids == alone[0][0].ids
-    assert made._loop._cache_size() == 1
+    assert made._loop._cache_size() == 1  # type: ignore[attr-defined]
 
 
 def test_a_text_ends_at_its_end_while_others_go_on(alone: list[list[Sample]]) -> None:

@@ -143,7 +143,7 @@ def test_a_wrong_call_is_one_sentence_and_compiles_nothing(
 
 def test_an_option_that_does_not_exist_is_named() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'epochs'"):
-        jaxlaunch.run(**RUN, epochs=3)
+        jaxlaunch.run(**RUN, epochs=3)  # type: ignore[call-arg]
 
 
 def test_whose_line_it_is_is_known() -> None:

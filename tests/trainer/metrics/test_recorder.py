@@ -161,7 +161,7 @@ def test_a_run_folder_that_takes_no_file_is_said_and_the_run_goes_on(
     loop.metrics.start(0)
     loop.steps(1, 10)
     notes = [line["note"] for line in loop.told() if "note" in line]
-    assert len(notes) == 1 and notes[0].startswith("no metrics in the run folder: ")
+    assert len(notes) == 1 and notes[0].startswith("no metrics in the run folder: ")  # type: ignore[attr-defined]
     assert "no metrics in the run folder" in capsys.readouterr().err
     loop.pipe.close()
 
@@ -173,7 +173,7 @@ def test_a_socket_that_cannot_be_bound_is_said_and_the_run_goes_on(tmp_path: pat
     loop.steps(1, 10)
     assert len(loop.lines()) == 1
     notes = [line["note"] for line in loop.told() if "note" in line]
-    assert len(notes) == 1 and notes[0].startswith("no metrics for Prometheus: ")
+    assert len(notes) == 1 and notes[0].startswith("no metrics for Prometheus: ")  # type: ignore[attr-defined]
     loop.pipe.close()
 
 

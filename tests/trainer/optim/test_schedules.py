@@ -39,7 +39,7 @@ def test_a_schedule_equals_hugging_face(name: str, schedule: Schedule, total_ste
 
 
 def test_every_reference_schedule_is_compared() -> None:
-    compared = test_a_schedule_equals_hugging_face.pytestmark[0].args[1]
+    compared = test_a_schedule_equals_hugging_face.pytestmark[0].args[1]  # type: ignore[attr-defined]
     assert {case[0] for case in compared} == set(REFERENCE)
 
 

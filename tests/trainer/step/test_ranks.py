@@ -66,7 +66,7 @@ def promotions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     real = losses.cross_entropy
 
     def noted(*args: Any, **keys: Any) -> losses.Sums:
-        found.append(jax.config.jax_numpy_rank_promotion)
+        found.append(jax.config.jax_numpy_rank_promotion)  # type: ignore[attr-defined]
         return real(*args, **keys)
 
     monkeypatch.setattr(losses, "cross_entropy", noted)
@@ -81,7 +81,7 @@ def test_every_built_in_model_is_traced_without_rank_promotion_whatever_jax_is_s
     task, model, batch, keys = CASES[case]
     trace(task, model, batch, precision=precision, optimizer={"ema": 0.9}, **keys)
     assert set(promotions) == {"raise"}
-    assert jax.config.jax_numpy_rank_promotion == "allow"
+    assert jax.config.jax_numpy_rank_promotion == "allow"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

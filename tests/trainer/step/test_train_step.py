@@ -13,7 +13,7 @@ from jaxlaunch.trainer.step.train_step import TrainState
 from jaxlaunch.trainer.task import Loss
 from tests.trainer.tiny import GPT2, Counting, Digits, MeanLoss, Pictures, build, compiled, run
 
-TASKS = {"mlp": Digits(), "decoder": Counting()}
+TASKS: dict[str, Any] = {"mlp": Digits(), "decoder": Counting()}
 MODELS: dict[str, dict[str, Any]] = {"gpt2": {"model": GPT2}, "vit": {}}
 # Over two slices of 2 × 2: on the devices of one process this is also the mesh of the same axes without slices.
 HYBRID: dict[str, Any] = {"dp": 2, "fsdp": 2, "mp": 2, "dcn": {"dp": 2}}

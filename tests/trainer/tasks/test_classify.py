@@ -24,7 +24,7 @@ def test_the_model_has_the_shape_of_the_first_example() -> None:
     spec = TrainSpec(task=NAME, model={"kind": "mlp", "width": 8}, data={"source": "synthetic", "shape": [5, 4, 3]})
     task = Classify()
     model = nnx.eval_shape(lambda: task.model(spec, nnx.Rngs(0)))
-    assert model.layers[0].kernel.shape == (60, 8)
+    assert model.layers[0].kernel.shape == (60, 8)  # type: ignore[attr-defined]
     assert task.example(task.source(spec, "train")[0])["image"].dtype == np.uint8
 
 
@@ -44,7 +44,7 @@ def test_the_shape_of_a_dataset_that_takes_a_generator_is_that_of_an_example_dra
         spec = TrainSpec(task=NAME, model={"kind": "mlp", "width": 8}, data=data | sure)
         task = Classify()
         model = nnx.eval_shape(lambda: task.model(spec, nnx.Rngs(0)))  # noqa: B023 (called at once)
-        assert model.layers[0].kernel.shape == (90, 8)
+        assert model.layers[0].kernel.shape == (90, 8)  # type: ignore[attr-defined]
         examples = Examples(task.source(spec, "train"), task.example, Reading(deterministic=spec.data.deterministic))
         assert examples.forms["image"].shape == (6, 5, 3)
 

@@ -337,7 +337,7 @@ def test_one_that_is_killed_or_stopped_says_so(corpus: Path, tmp_path: Path, mon
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nkill -9 $$\n")
     program.chmod(0o755)
-    monkeypatch.setattr(packed.sys, "executable", str(program))
+    monkeypatch.setattr(packed.sys, "executable", str(program))  # type: ignore[attr-defined]
     with pytest.raises(StorageError, match=r"was killed \(SIGKILL\), as the system does where memory is short"):
         packed._build(made, tmp_path / made.address)
 

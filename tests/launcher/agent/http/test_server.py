@@ -31,7 +31,7 @@ def port() -> Iterator[int]:
     thread.join()
     signal.set_wakeup_fd(-1)
     for one in [*served._open, served._listener, loop._wake_read, loop._wake_write]:
-        one.close()
+        one.close()  # type: ignore[attr-defined]
 
 
 def ask(port: int, head: str) -> tuple[int, str]:

@@ -55,7 +55,7 @@ def test_without_network_one_sentence_says_so(tmp_path: Path, monkeypatch: pytes
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", no_address)
-    monkeypatch.setattr(prepare.urllib.request, "getproxies", dict)
+    monkeypatch.setattr(prepare.urllib.request, "getproxies", dict)  # type: ignore[attr-defined]
     with pytest.raises(DataError, match="^mnist is not prepared in .* and there is no network to download it"):
         Split("mnist", "train", str(tmp_path))
 
