@@ -114,7 +114,7 @@ ON_CLUSTER: Mapping[str, str] = {
     "uncovered": "unavailable in ClusterQueue",
     "too-large": "`Insufficient cpu`",
     "tainted": "node(s) had untolerated taint",
-    "no-agent": "`No module named 'jaxlaunch'`",
+    "no-agent": "`ModuleNotFoundError: No module named 'jaxlaunch'`",
     "bad-init": "`Init:Error`",
     "cordoned": "node(s) were unschedulable",
     "crowded": "`Too many pods`",

@@ -18,7 +18,8 @@ def agent(pod: Any) -> int:
 
 def child(pod: Any) -> int:
     """The trainer that its agent started; a standby process is none."""
-    return next(pid for pid in _within(_container(pod)) if _command(pid)[1:3] == ["-m", "jaxlaunch.trainer"])
+    found = {pid: _command(pid) for pid in _within(_container(pod))}
+    return next(pid for pid, words in found.items() if "jaxlaunch.trainer" in words and not _is_standby(words))
 
 
 def everything(pod: Any) -> list[int]:
@@ -63,6 +64,10 @@ def _inner(pid: int) -> int:
     """Its number inside its container."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("NSpid:")).split()[-1])
+
+
+def _is_standby(words: list[str]) -> bool:
+    return any(word.endswith("standby.py") for word in words)
 
 
 def _command(pid: int) -> list[str]:

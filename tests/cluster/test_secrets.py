@@ -129,7 +129,7 @@ def test_a_secret_in_the_job_file_or_the_kubeconfig_is_not_said_either(
         said.append(done)
         assert done.returncode == 3, done.stdout + done.stderr
     for arguments in (["validate", "job.yaml"], ["submit", "job.yaml"], ["render", "job.yaml"]):
-        said.append(refused := launcher(cluster, folder, *arguments, f"env.API_KEY={OURS}"))
+        said.append(refused := launcher(cluster, folder, *arguments, f"env.WANDB_API_KEY={OURS}"))
         assert refused.returncode == 2, refused.stderr
 
 

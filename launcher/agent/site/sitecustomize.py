@@ -57,8 +57,12 @@ class TheInterpreters:
     def __exit__(self, *_: object) -> None:
         sys.path[:] = self._path
         if not self._keeps:
-            for name in [name for name in sys.modules if name not in self._modules]:
-                if _can_be_the_programs(name, sys.modules[name]):
+            new = {name: module for name, module in sys.modules.items() if name not in self._modules}
+            gone = {name for name, module in new.items() if _can_be_the_programs(name, module)}
+            for name in new:
+                # With a package goes all that is in it: a module that stayed would be no attribute of the package that
+                # the program imports. importlib is a file, importlib.machinery is frozen.
+                if name in gone or name.partition(".")[0] in gone:
                     del sys.modules[name]
             sys.modules.update(self._modules)
 

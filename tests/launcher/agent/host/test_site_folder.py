@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import venv
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,27 @@ from jaxlaunch.launcher.agent.host.site_folder import SiteFolder
 
 COLLECTS = "import gc; print(gc.isenabled())"
 IN_A_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {COLLECTS!r}])"
+
+
+# Frozen modules of a package that is a file, and files; each by its own import statement, and an attribute of it.
+USES = """
+import importlib
+import importlib.machinery
+import importlib.util
+import importlib.abc
+import collections.abc
+import os.path
+import logging.handlers
+print(importlib.machinery.PathFinder, importlib.util.find_spec("json").name, importlib.abc.Loader, os.path.sep)
+"""
+
+
+@pytest.fixture(scope="module")
+def plain_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter that imports next to nothing when it starts: no .pth file in its packages imports for it."""
+    folder = tmp_path_factory.mktemp("plain")
+    venv.create(folder, with_pip=False)
+    return str(folder / "bin" / "python")
 
 
 @pytest.fixture
@@ -42,3 +64,14 @@ def test_garbage_waits_for_the_trainers_imports(
     os.close(end)
     os.close(reports)
     assert printed.stdout.strip() == str(collects)
+
+
+def test_a_program_imports_packages_whole_in_an_interpreter_that_had_imported_nothing(
+    folder: SiteFolder, plain_python: str
+) -> None:
+    environ = {**os.environ, "PYTHONPATH": folder.site}
+    alone, below = (
+        subprocess.run([plain_python, "-c", USES], env=env, capture_output=True, text=True)
+        for env in (os.environ, environ)
+    )
+    assert below.stderr == "" and below.stdout == alone.stdout != ""
