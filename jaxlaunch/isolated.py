@@ -15,7 +15,7 @@ import sys
 
 if __name__ == "__main__":  # the folder of this script holds other files, or what the agent brings for programs
     _here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [entry for entry in sys.path if not os.path.abspath(entry).startswith(_here)]
+    sys.path[:] = [entry for entry in sys.path if entry and not os.path.abspath(entry).startswith(_here)]
 
 TYPE_CHECKING = False  # typing's, which takes longer to import than all of this
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ def command(module: str, *arguments: str, script: str = os.path.abspath(__file__
     safe = (
         ["-P"] if sys.version_info >= (3, 11) else []
     )  # what the program spawns does not import from its folder either
-    return [sys.executable, *safe, script, module, *arguments]
+    # Executed under one name, wherever the copy is: JAX's compilation cache may have the files of a stack in its keys.
+    start = f"__file__ = {script!r}; exec(compile(open(__file__).read(), '<jaxlaunch.isolated>', 'exec'))"
+    return [sys.executable, *safe, "-c", start, module, *arguments]
 
 
 def inline(module: str) -> list[str]:

@@ -265,9 +265,13 @@ def test_some_of_it_is_found_on_the_page_of_errors(said: dict[str, dict[str, Any
     shows("ModuleNotFoundError: No module named", said["a task of no module"]["says"])
 
 
+# What the newest start writes, whatever comes of it.
+OF_EVERY_START = {"summary.json", "agents.json", "attempts.jsonl"}
+
+
 @pytest.mark.parametrize("name", ["another optimizer", "other data", "GPUs that are not here"])
-def test_a_refusal_is_printed_once_and_changes_nothing(name: str, finished: Path, tmp_path: Path) -> None:
-    """As a user starts it beside the finished run."""
+def test_a_refusal_is_printed_once_and_is_all_that_a_start_leaves(name: str, finished: Path, tmp_path: Path) -> None:
+    """As a user starts it beside the finished run, whose job, checkpoints, metrics and earlier starts stay."""
     document = job(digits(steps=6, **wrong_specs.RESUMED.get(name, {})))
     code, says = SAID.get(name) or (64, "the job asks for 8 GPUs, this machine")
     if name not in SAID:
@@ -280,4 +284,10 @@ def test_a_refusal_is_printed_once_and_changes_nothing(name: str, finished: Path
     told = result.stdout + result.stderr
     assert result.code == code, told
     assert told.count(says) == 1 and "Traceback" not in told and "Error" not in told, told
-    assert tree(finished / "run") == before
+    after = tree(finished / "run")
+    own = f"starts/{result.summary['starts'][-1]['start']}/"
+    assert result.summary["starts"][-1]["last_step"] is None
+    new = {path for path in after if path.startswith(own) or path in OF_EVERY_START}
+    assert {path: after[path] for path in after.keys() - new} == {
+        path: before[path] for path in before.keys() - OF_EVERY_START
+    }
