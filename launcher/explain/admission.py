@@ -15,6 +15,7 @@ from jaxlaunch.launcher.status.snapshot import Snapshot
 from jaxlaunch.launcher.wording import count
 
 _QUIET_S = 30.0  # that the JobSet controller has before its silence is reported
+_UNSEEN_S = 120.0  # the controller's tries come at growing intervals: on a busy server the second one is a minute later
 
 _SERVICE = re.compile(r"https://([a-z0-9-]+)\.([a-z0-9-]+)\.svc\b")
 
@@ -106,20 +107,22 @@ def jobs_not_created(snapshot: Snapshot) -> Answer | None:
     if snapshot.jobs or snapshot.is_suspended or "jobs" in snapshot.not_read:
         return None
     event = snapshot.event("JobCreationFailed", "HeadlessServiceCreationFailed", "PVCCreationFailed", kind="JobSet")
-    if event is not None and not _is_unseen(snapshot, event):
-        what = {"JobCreationFailed": "Jobs", "PVCCreationFailed": "PersistentVolumeClaims"}.get(
-            event["reason"], "headless Service"
-        )
-        answer = reason(event["message"])
-        evidence = (*quoted(event), *terminating(snapshot.ending_namespace))
-        return Answer(answer.situation, f"has no {what}: {answer.headline}", evidence, answer.next_move)
-    return _unattended(snapshot)
+    if event is None:
+        return _unattended(snapshot)
+    if _is_unseen(snapshot, event):
+        return None
+    what = {"JobCreationFailed": "Jobs", "PVCCreationFailed": "PersistentVolumeClaims"}.get(
+        event["reason"], "headless Service"
+    )
+    answer = reason(event["message"])
+    evidence = (*quoted(event), *terminating(snapshot.ending_namespace))
+    return Answer(answer.situation, f"has no {what}: {answer.headline}", evidence, answer.next_move)
 
 
 def _is_unseen(snapshot: Snapshot, event: Obj) -> bool:
     """Whether a webhook denied a Job because it had not seen the new JobSet yet: the controller tries again."""
     spent = seconds_since(snapshot.created, snapshot.now)
-    is_new = spent is not None and spent < _QUIET_S
+    is_new = spent is not None and spent < _UNSEEN_S
     return is_new and f'{JOBSETS.kind}.{JOBSETS.group} "{snapshot.name}" not found' in event["message"]
 
 

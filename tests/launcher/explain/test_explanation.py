@@ -102,6 +102,11 @@ def new(job: dict[str, Any]) -> dict[str, Any]:
     return job | {"metadata": job["metadata"] | {"creationTimestamp": ago(seconds=2)}}
 
 
+def minute_old(job: dict[str, Any]) -> dict[str, Any]:
+    """The JobSet, created a minute ago."""
+    return job | {"metadata": job["metadata"] | {"creationTimestamp": ago(seconds=60)}}
+
+
 UNSEEN = event(
     "JobSet",
     "lm",
@@ -356,6 +361,10 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     ),
     "a webhook that has not seen a new JobSet": (
         snapshot(new(jobset(1)), jobs=(), events=(UNSEEN,)),
+        "^lm is being created: ",
+    ),
+    "a webhook that had not seen a JobSet when the controller tried last": (
+        snapshot(minute_old(jobset(1)), jobs=(), events=(UNSEEN,)),
         "^lm is being created: ",
     ),
     "a webhook that does not see a JobSet": (
