@@ -72,6 +72,12 @@ def make(folder: Path, modules: Iterable[str] = (), packages: Iterable[str] = ()
     return folder
 
 
+def make_all(folder: Path) -> Path:
+    """A folder with every one of the names, as a package where it may be either."""
+    packages = set(PACKAGES) - {"jax", "jaxlaunch", "pydantic"}  # both forms of a name are not possible
+    return make(folder, set(MODULES) - packages, packages)
+
+
 def imported(names: Iterable[str]) -> list[str]:
     """Those that the program and the task import: the others are run before them, or not."""
     return sorted(set(names) - {"sitecustomize", "usercustomize"})

@@ -96,8 +96,7 @@ def test_a_task_of_ones_own_trains_in_our_image_whatever_else_its_folder_holds(
     cluster: Access, namespace: str, checkpoints: Path, image: str, tmp_path: Path
 ) -> None:
     """Files whose names something else has too: random.py, types.py, jax.py, trainer/ and forty more."""
-    packages = set(collisions.PACKAGES) - {"jax", "jaxlaunch", "pydantic"}
-    made = collisions.make(tmp_path / "shipped", set(collisions.MODULES) - packages, packages)
+    made = collisions.make_all(tmp_path / "shipped")
     task = (made / "task_of_mine.py").read_text() + "print('mine is', __file__)\n"
     train = {
         "task": "mine.tasks:Mine",

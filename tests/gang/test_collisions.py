@@ -20,7 +20,7 @@ from tests.collisions import (
     is_users,
     job,
     launcher,
-    make,
+    make_all,
     run,
     seen,
     without_us,
@@ -57,8 +57,7 @@ class AsAScript(Classify):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with every one of the names."""
-    packages = set(PACKAGES) - {"jax", "jaxlaunch", "pydantic"}  # both forms of a name are not possible
-    made = make(tmp_path_factory.mktemp("collisions") / "proj", set(MODULES) - packages, packages)
+    made = make_all(tmp_path_factory.mktemp("collisions") / "proj")
     (made / "data_of_mine.py").write_text(DATA)
     return made
 

@@ -97,14 +97,9 @@ def hooked(code: int, message: str = "") -> Snapshot:
     return snapshot(jobset(1, status=ended("Failed", "FailedJobs")), over(0, code, message=message), events=(hook,))
 
 
-def new(job: dict[str, Any]) -> dict[str, Any]:
-    """The JobSet, created just now."""
-    return job | {"metadata": job["metadata"] | {"creationTimestamp": ago(seconds=2)}}
-
-
-def minute_old(job: dict[str, Any]) -> dict[str, Any]:
-    """The JobSet, created a minute ago."""
-    return job | {"metadata": job["metadata"] | {"creationTimestamp": ago(seconds=60)}}
+def new(job: dict[str, Any], seconds: int = 2) -> dict[str, Any]:
+    """The JobSet, created just now, or so many seconds ago."""
+    return job | {"metadata": job["metadata"] | {"creationTimestamp": ago(seconds=seconds)}}
 
 
 UNSEEN = event(
@@ -364,7 +359,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "^lm is being created: ",
     ),
     "a webhook that had not seen a JobSet when the controller tried last": (
-        snapshot(minute_old(jobset(1)), jobs=(), events=(UNSEEN,)),
+        snapshot(new(jobset(1), seconds=60), jobs=(), events=(UNSEEN,)),
         "^lm is being created: ",
     ),
     "a webhook that does not see a JobSet": (
