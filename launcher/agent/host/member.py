@@ -232,7 +232,7 @@ class Member:
 
     def _stop(self, link: Link, message: Message) -> None:
         self._is_stopping = True
-        self.processes.signal(signal.SIGTERM)
+        self.processes.stop()
 
     def _dump(self, link: Link, message: Message) -> None:
         self.processes.dump_stacks()
@@ -353,6 +353,8 @@ class Member:
         if self._verdict is None:
             self._check_timeouts(now)
         self._send_stacks(now)
+        if self._is_stopping:
+            self.processes.stop()
         self.processes.flush()
 
     def _beat(self) -> None:
