@@ -16,7 +16,7 @@ def shell(folder: Path, line: str, **texts: str) -> tuple[str, ...]:
     return ("sh", "-c", f"{line}\nexit $?")
 
 
-# Entrypoint scripts, each the process of a rank: `$python` saves when it is told, `$hidden` is the same without our site
+# Entrypoint scripts, each the process of a rank: `$python` saves when it is told, `$hidden` is the same without our
 # hook, `$ends` ends at once, `$next` is to run after what was told. What is to be marked, by each of them.
 SCRIPTS = {
     "exec": ("#!/bin/sh\nexec $python", ["saved"]),
