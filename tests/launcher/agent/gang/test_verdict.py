@@ -297,6 +297,49 @@ def test_nothing_that_follows_a_stop_replaces_it() -> None:
     assert verdict.message == "stopped from outside: not saved: rank 1 raised at step 20: ValueError: boom"
 
 
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        ({"stopped": SAVED, "exit": 80}, "saved at step 37; host 1 (rank 1) was lost: connection closed"),
+        ({"stopped": NOTHING, "exit": 80}, "not saved: host 1 (rank 1) was lost: connection closed"),
+        ({"exit": -6}, "not saved: host 1 (rank 1) was lost: connection closed"),
+        ({"exit": -6, "committed": 30}, "not saved: host 1 (rank 1) was lost: connection closed; step 30 is saved"),
+    ],
+)
+def test_a_host_that_is_lost_while_stopping_is_waited_for_no_longer_and_named(
+    first: dict[str, Any], message: str
+) -> None:
+    of = attempt()
+    of.stop(55.0, 100.0)
+    of.host_lost(1, "connection closed", 101.0)
+    assert of.verdict(101.0, {0: 101.0}) is None
+    status = dataclasses.replace(TRAINER, **first)
+    of.add(Event(Kind.EXIT, 0, 0, status, exit=first["exit"], text=COORDINATION), 102.0)
+    verdict = of.verdict(102.0, {0: 102.0})
+    assert verdict is not None and (verdict.code, verdict.message) == (80, f"stopped from outside: {message}")
+
+
+def test_a_host_that_is_lost_after_its_ranks_have_ended_is_no_matter_of_a_stop() -> None:
+    of = attempt()
+    of.stop(55.0, 100.0)
+    of.update({1: dataclasses.replace(TRAINER, stopped=SAVED, exit=80)})
+    of.host_lost(1, "connection closed", 101.0)
+    assert of.verdict(101.0, {0: 101.0}) is None
+    of.update({0: dataclasses.replace(TRAINER, stopped=SAVED, exit=80)})
+    verdict = of.verdict(102.0, {0: 102.0})
+    assert verdict is not None and verdict.message == "stopped from outside: saved at step 37"
+
+
+def test_a_rank_that_reported_its_save_counts_at_the_deadline_where_another_has_not_ended() -> None:
+    of = attempt()
+    of.stop(55.0, 100.0)
+    of.update({0: dataclasses.replace(TRAINER, stopped=SAVED, exit=80)})
+    verdict = of.verdict(155.0, {})
+    assert (
+        verdict is not None and verdict.message == "stopped from outside: saved at step 37; rank 1 in step did not end"
+    )
+
+
 def test_an_abort_while_stopping_is_what_held_the_save_up() -> None:
     of = attempt()
     of.stop(55.0, 100.0)
