@@ -78,7 +78,7 @@ TABLE = [
     Broken(11, "plan", "accelerator: {type: mi325x}\n", "/dev/kfd and /dev/dri belong to", "platform: generic"),
     Broken(11, "plan", "accelerator: {type: tpu7, topology: 2x2x1}\n", "tpu7 is not known on platform = eks.", EKS),
 ]
-TRAIN = "train: {task: 'a:B', mesh: {dp: -1}, batch: 512, checkpoint: {path: gs://b/x}}\n"
+TRAIN = "train: {task: 'a:B', mesh: {dp: -1}, batch: 512, checkpoint: {path: gs://team-b/x}}\n"
 
 
 def said(broken: Broken) -> tuple[str, str]:
