@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from jaxlaunch import contract
-from jaxlaunch.contract import OLDEST_DRIVER
+from jaxlaunch.accelerators import OLDEST_DRIVER
 from jaxlaunch.launcher.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown, warn
 from jaxlaunch.launcher.kube import node_fit, requests
 from jaxlaunch.launcher.kube.objects import Obj

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.launcher.errors import Fault, KeyPath
 from jaxlaunch.launcher.job import checks
 from jaxlaunch.launcher.job.defaults import Defaults, Gib, Prometheus, Tcpxo
@@ -18,7 +19,7 @@ from jaxlaunch.launcher.job.schema import JobSpec, Network, Rdma
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER, NAME_LABEL
 from jaxlaunch.launcher.manifests.nodes import JobNodes
 from jaxlaunch.launcher.manifests.platforms import eks, gke, runtime
-from jaxlaunch.launcher.manifests.platforms.facts import GKE_GPU
+from jaxlaunch.launcher.manifests.platforms.facts import GKE_GPU, INSTANCE
 from jaxlaunch.launcher.manifests.platforms.table import Where
 from jaxlaunch.launcher.wording import either
 
@@ -160,6 +161,10 @@ def _efa_faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
     if not nodes.efa_interfaces:
         message = f"network = efa: how many interfaces nodes of {kind} have is not known."
         yield Fault(("network",), message, f"write {{profile: rdma, resource: {eks.EFA_RESOURCE.value}, count: …}}.")
+    elif len(nodes.efa_interfaces) > 1 and KNOWN[kind].alike:  # any other has one kind of node
+        types = nodes.labels.get(INSTANCE, ())
+        message = f"network = efa: nodes of {kind} have {either(nodes.efa_interfaces)} interfaces, by their type."
+        yield Fault(("network",), message, f"choose one: node_selector: {{{INSTANCE}: {types[-1] if types else '…'}}}.")
     if resources.hugepages is not None and resources.cpu is None and resources.memory is None:
         message = (
             f"resources.hugepages = {resources.hugepages}: Kubernetes gives them only together with cpu or memory."

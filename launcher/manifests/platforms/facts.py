@@ -35,7 +35,7 @@ class Instance:
 
     gpus: int
     memory_gb: int
-    efa: int = 0
+    efa: int | None = 0  # None: not known
     source: Source | None = None
 
 
@@ -73,7 +73,7 @@ class PlatformFacts:
     networks: tuple[str, ...] = ()  # fast networks that exist there alone, as `network:` names them
     instances: Mapping[str, Instance] = dataclasses.field(default_factory=dict)  # by the value of a label
     largest: Mapping[str, Fact[int]] = dataclasses.field(default_factory=dict)  # GPUs of the largest machine, likewise
-    memory_gb: Mapping[str, Fact[int]] = dataclasses.field(default_factory=dict)  # of each GPU, likewise
+    memory_gb: Mapping[str, Fact[float]] = dataclasses.field(default_factory=dict)  # of each GPU, likewise
     slice_label: Fact[str] | None = None  # that nodes of one TPU slice share
     # Search paths that a program needs there to find its driver, by JAX's platform.
     search_paths: Mapping[str, Fact[Mapping[str, str]]] = dataclasses.field(default_factory=dict)

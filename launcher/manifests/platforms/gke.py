@@ -77,12 +77,17 @@ def _tpu(value: str) -> Nodes:
 
 NODES: Mapping[str, Nodes] = {
     "cpu": Nodes(source=GPUS),
+    "gpu": Nodes({}, (GPU_TAINT,), GPUS),
+    "t4": _gpu("nvidia-tesla-t4"),
+    "v100": _gpu("nvidia-tesla-v100"),
+    "rtxpro6000": _gpu("nvidia-rtx-pro-6000"),
     "l4": _gpu("nvidia-l4"),
     "a100": _gpu("nvidia-tesla-a100", "nvidia-a100-80gb"),
     "h100": _gpu("nvidia-h100-80gb", "nvidia-h100-mega-80gb"),
     "h200": _gpu("nvidia-h200-141gb"),
     "b200": _gpu("nvidia-b200"),
     "gb200": Nodes({GKE_GPU: ("nvidia-gb200",)}, (GPU_TAINT, ARM_TAINT), GPUS),
+    "gb300": Nodes({GKE_GPU: ("nvidia-gb300",)}, (GPU_TAINT, ARM_TAINT), GPUS),
     "v4": _tpu("tpu-v4-podslice"),
     "v5e": _tpu("tpu-v5-lite-podslice"),
     "v5p": _tpu("tpu-v5p-slice"),
@@ -93,7 +98,8 @@ NODES: Mapping[str, Nodes] = {
 }
 
 # GB of the makes of an accelerator that comes in several, where a label tells them apart.
-MEMORY_GB: Mapping[str, Fact[int]] = {
+MEMORY_GB: Mapping[str, Fact[float]] = {
+    "nvidia-tesla-v100": Fact(16, MACHINES),
     "nvidia-tesla-a100": Fact(40, MACHINES),
     "nvidia-a100-80gb": Fact(80, MACHINES),
     "nvidia-h100-80gb": Fact(80, MACHINES),
@@ -102,6 +108,9 @@ MEMORY_GB: Mapping[str, Fact[int]] = {
 
 # GPUs of the largest machine.
 LARGEST: Mapping[str, Fact[int]] = {
+    "nvidia-tesla-t4": Fact(4, MACHINES),
+    "nvidia-tesla-v100": Fact(8, MACHINES),
+    "nvidia-rtx-pro-6000": Fact(8, MACHINES),
     "nvidia-l4": Fact(8, MACHINES),
     "nvidia-tesla-a100": Fact(16, MACHINES),
     "nvidia-a100-80gb": Fact(8, MACHINES),
@@ -110,6 +119,7 @@ LARGEST: Mapping[str, Fact[int]] = {
     "nvidia-h200-141gb": Fact(8, MACHINES),
     "nvidia-b200": Fact(8, MACHINES),
     "nvidia-gb200": Fact(4, MACHINES),
+    "nvidia-gb300": Fact(4, MACHINES),
 }
 
 CAPACITY: Mapping[str, Nodes] = {
@@ -221,13 +231,15 @@ WITHOUT_GIB: Fact[Mapping[str, str]] = Fact({"NCCL_TUNER_PLUGIN": "none", "NCCL_
 COMPUTE_DOMAIN_GPU = Fact("nvidia-gb200", COMPUTE_DOMAINS)
 
 # Bandwidth of all interfaces for GPUs as a multiple of eth0's 200 Gbit/s, which plain TCP uses: 4 × 200 Gbit/s of
-# a3-highgpu-8g, 8 × 200 of a3-megagpu-8g, 8 × 400 of a3-ultragpu-8g and a4-highgpu-8g, 4 × 400 of a4x-highgpu-4g.
+# a3-highgpu-8g, 8 × 200 of a3-megagpu-8g, 8 × 400 of a3-ultragpu-8g and a4-highgpu-8g, 4 × 400 of a4x-highgpu-4g,
+# 4 × 800 of a4x-maxgpu-4g-metal.
 GPU_NETWORK_FACTOR: Mapping[str, Fact[int]] = {
     "nvidia-h100-80gb": Fact(4, BANDWIDTH),
     "nvidia-h100-mega-80gb": Fact(8, BANDWIDTH),
     "nvidia-h200-141gb": Fact(16, BANDWIDTH),
     "nvidia-b200": Fact(16, BANDWIDTH),
     "nvidia-gb200": Fact(8, BANDWIDTH),
+    "nvidia-gb300": Fact(16, BANDWIDTH),
 }
 # GB/s of NCCL between hosts by plain TCP, and by GPUDirect-TCPXO.
 NCCL_GB_PER_S: Fact[tuple[int, int]] = Fact((4, 340), MEASURED)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from jaxlaunch.contract import OLDEST_DRIVER
+from jaxlaunch.accelerators import OLDEST_DRIVER
 from jaxlaunch.launcher.cli.doctor import lines, summary
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.doctor import controllers, finding, namespace, nodes, queues, references, server

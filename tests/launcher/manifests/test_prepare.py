@@ -52,7 +52,7 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
         (H100 + "network: gpudirect-tcpxo\n", "platform: gke", "needs the receive daemon's image"),
         (CPU, "network: {cpu: {profile: rdma, resource: rdma/ib}}", "network = rdma does not apply to cpu."),
         (H200 + "network: gpudirect-tcpxo\n", TCPXO, "does not apply to h200 with 8 per host."),
-        (H200.replace("h200", "gb200") + EFA, "", "how many interfaces nodes of gb200 have is not known."),
+        (H200.replace("h200", "gb300") + EFA, "", "how many interfaces nodes of gb300 have is not known."),
         (
             H100 + EFA + "resources: {hugepages: 5Gi}\n",
             "",
