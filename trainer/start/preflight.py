@@ -19,6 +19,7 @@ from jaxlaunch import contract
 from jaxlaunch.accelerators import OLDEST_DRIVER
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.trainer.buckets import faults, remote
+from jaxlaunch.trainer.data import arguments
 from jaxlaunch.trainer.errors import CheckpointError, DataError, SpecError, StorageError
 from jaxlaunch.trainer.spec import EVAL, TrainSpec
 
@@ -201,7 +202,11 @@ def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) ->
             continue
         text = f"{key} is {_shown(value)}, but the checkpoints in {path} were made with {_shown(then)}"
         if key == "data":
-            raise DataError(f"the training data changed: {text}; restore the data, or start in another checkpoint.path")
+            keys = ", ".join(f"train.data.args.{name}" for name in arguments.changed(then, value))
+            raise DataError(
+                f"the training data changed{f' ({keys})' if keys else ''}: {text}; restore the data, or start in "
+                "another checkpoint.path"
+            )
         raise CheckpointError(
             f"{text}: resuming would not see each example once; keep it, or use another checkpoint.path"
         )

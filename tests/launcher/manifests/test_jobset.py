@@ -261,7 +261,7 @@ def test_the_cluster_defaults_claim_is_mounted_once_where_a_checkpoint_lies_on_i
     mounted = text % "/runs/other" + "volumes: [{claim: mine, path: /runs}]\n"
     claims = [one["persistentVolumeClaim"] for one in pod_of(rendered(mounted, cluster))["volumes"][1:]]
     assert claims == [{"claimName": "mine"}]
-    assert len(pod_of(rendered(text % "gs://b/x", cluster))["volumes"]) == 1
+    assert len(pod_of(rendered(text % "gs://team-b/x", cluster))["volumes"]) == 1
 
 
 def test_a_secret_appears_by_reference_only(monkeypatch: pytest.MonkeyPatch) -> None:

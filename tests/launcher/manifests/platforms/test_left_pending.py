@@ -87,7 +87,7 @@ TABLE = [
     Broken(11, "plan", "accelerator: {type: gh200}\n", "nodes of gh200 are arm64", "platform: generic"),
     Broken(11, "plan", "accelerator: {type: tpu7, topology: 2x2x1}\n", "tpu7 is not known on platform = eks.", EKS),
 ]
-TRAIN = "train: {task: 'a:B', mesh: {dp: -1}, batch: 512, checkpoint: {path: gs://b/x}}\n"
+TRAIN = "train: {task: 'a:B', mesh: {dp: -1}, batch: 512, checkpoint: {path: gs://team-b/x}}\n"
 
 
 def said(broken: Broken) -> tuple[str, str]:
