@@ -226,7 +226,8 @@ class Member:
         if self._clock is not None:
             self._clock.enter("init", time.monotonic())
         listens = link.peer if self._config.is_leader else None  # as the other hosts reach it
-        self.processes.start(message["attempt"], message["coordinator"], listens, message["start"])
+        coordinator, start, saved = message["coordinator"], message["start"], message.get("saved")
+        self.processes.start(message["attempt"], coordinator, listens, start, saved)
         children = list(self.processes.children.values())
         self._loop.after(HELLO_S, lambda: self._check_hellos(children))
 
