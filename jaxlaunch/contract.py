@@ -74,10 +74,6 @@ PHASES = ("prepare", "init", "restore", "compile", "step", "data", "eval", "save
 # Causes of an attempt's seconds: the phases, and what is around them.
 CLOCK = ("rendezvous", "prepare", "init", "restore", "compile", "step", "data", "eval", "save", "lost_work", "down")
 
-# The oldest NVIDIA driver that runs programs of a major version of CUDA (NVIDIA, CUDA Compatibility, "Minor Version
-# Compatibility", table 1), and so the extras cuda12 and cuda13.
-OLDEST_DRIVER: Mapping[int, int] = {12: 525, 13: 580}
-
 
 class Action(enum.Enum):
     """What JobSet does when the processes end with a code."""

@@ -62,6 +62,7 @@ FLOORS = (
     (
         "jaxlaunch.trainer.start.distributed",
         "jaxlaunch.trainer.metrics",
+        "jaxlaunch.trainer.data.arguments",
         "jaxlaunch.trainer.buckets",
         "jaxlaunch.trainer.user_code",
     ),

@@ -15,8 +15,10 @@ import jax
 from etils import epath
 
 from jaxlaunch import contract
+from jaxlaunch.accelerators import OLDEST_DRIVER
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.data import arguments
 from jaxlaunch.trainer.errors import CheckpointError, DataError, SpecError
 from jaxlaunch.trainer.spec import EVAL, TrainSpec
 
@@ -45,18 +47,18 @@ def _check_cuda() -> None:
     if not installed or supported is None or min(installed) <= supported[0]:
         return
     cuda = min(installed)
-    older = [version for version in contract.OLDEST_DRIVER if version <= supported[0]]
+    older = [version for version in OLDEST_DRIVER if version <= supported[0]]
     other = f"use an image with jaxlaunch[cuda{max(older)}], or " if older else ""
     raise SpecError(
         f"{_driver()} on this machine ({socket.gethostname()}) is too old for CUDA {cuda}: it runs CUDA "
-        f"{supported[0]}.{supported[1]} at most, and jaxlaunch[cuda{cuda}] needs driver {contract.OLDEST_DRIVER[cuda]} "
+        f"{supported[0]}.{supported[1]} at most, and jaxlaunch[cuda{cuda}] needs driver {OLDEST_DRIVER[cuda]} "
         f"or newer; {other}update the driver of the nodes"
     )
 
 
 def _installed_cuda() -> list[int]:
     """The major versions of CUDA that JAX is installed for."""
-    return [cuda for cuda in contract.OLDEST_DRIVER if importlib.util.find_spec(f"jax_cuda{cuda}_plugin")]
+    return [cuda for cuda in OLDEST_DRIVER if importlib.util.find_spec(f"jax_cuda{cuda}_plugin")]
 
 
 def _supported_cuda() -> tuple[int, int] | None:
@@ -173,7 +175,11 @@ def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) ->
             continue
         text = f"{key} is {_shown(value)}, but the checkpoints in {path} were made with {_shown(then)}"
         if key == "data":
-            raise DataError(f"the training data changed: {text}; restore the data, or start in another checkpoint.path")
+            keys = ", ".join(f"train.data.args.{name}" for name in arguments.changed(then, value))
+            raise DataError(
+                f"the training data changed{f' ({keys})' if keys else ''}: {text}; restore the data, or start in "
+                "another checkpoint.path"
+            )
         raise CheckpointError(
             f"{text}: resuming would not see each example once; keep it, or use another checkpoint.path"
         )

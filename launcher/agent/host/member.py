@@ -19,7 +19,7 @@ from jaxlaunch.launcher.agent.gang.progress import Changes, phase_timeouts
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
 from jaxlaunch.launcher.agent.gang.reports import UNSTARTABLE
 from jaxlaunch.launcher.agent.gang.stacks import MAX_CHARS
-from jaxlaunch.launcher.agent.gang.verdict import Kind, is_signals
+from jaxlaunch.launcher.agent.gang.verdict import Kind, is_signals, of_lost_leader
 from jaxlaunch.launcher.agent.host import ephemeral
 from jaxlaunch.launcher.agent.host.child import Child
 from jaxlaunch.launcher.agent.host.processes import Processes
@@ -193,15 +193,15 @@ class Member:
             return self._try_again(f"did not admit this host: {reason}; {hint}")
         if self._verdict is None and not self._has_started:
             return self._dialer.dial()  # it may start again
-        self._abandon(f"host 0 was lost: {reason}")
+        self._abandon(reason)
 
-    def _abandon(self, message: str) -> None:
+    def _abandon(self, reason: str) -> None:
         """Ends the processes of this host, which has lost its leader."""
         if self._verdict is None:
-            self._say(message)
-            code = contract.PREEMPTED if self._is_stopping else contract.LOST
-            ranks = self._config.ranks(0)
-            self._verdict = of_code(code, message, rank=ranks[0], host=0)
+            own = [child.progress.status for child in self.processes.children.values()]
+            rank, committed = self._config.ranks(0)[0], self.gang.get("of", {}).get("last_committed")
+            self._verdict = of_lost_leader(reason, rank, own, committed, is_stopping=self._is_stopping)
+            self._say(self._verdict.message)
             self._orphaned(self._verdict)
         self.processes.kill()
         self._report_gone()
@@ -233,7 +233,7 @@ class Member:
 
     def _stop(self, link: Link, message: Message) -> None:
         self._is_stopping = True
-        self.processes.signal(signal.SIGTERM)
+        self.processes.stop()
 
     def _dump(self, link: Link, message: Message) -> None:
         self.processes.dump_stacks()
@@ -354,6 +354,8 @@ class Member:
         if self._verdict is None:
             self._check_timeouts(now)
         self._send_stacks(now)
+        if self._is_stopping:
+            self.processes.stop()
         self.processes.flush()
 
     def _beat(self) -> None:

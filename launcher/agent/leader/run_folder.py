@@ -71,6 +71,16 @@ class RunFolder:
         except OSError as error:
             self._failed(error)
 
+    def amend(self, record: Record) -> None:
+        """Replaces the last attempt of attempts.jsonl, of which more has become known."""
+        if self._folder is None:
+            return
+        try:
+            before = files.read(self._folder / ATTEMPTS, MAX_READ, at_end=True).splitlines(keepends=True)[:-1]
+        except OSError as error:
+            return self._failed(error)
+        self.replace(ATTEMPTS, b"".join(before) + json.dumps(record.to_json(), default=str).encode() + b"\n")
+
     def write(self, name: str, value: Mapping[str, Any] | Sequence[Any]) -> None:
         """Replaces a file by `value` as JSON, atomically: a reader finds the old content or the new."""
         self.replace(name, json.dumps(value, indent=2, default=str).encode() + b"\n")

@@ -192,7 +192,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_is_not_taken_for_a_bad_file(
         array_record.source(ArrayRecord(source="array_record", path=f"{url}/*.array_record"), "train")
 
 
-@pytest.mark.parametrize(("url", "extra"), [("gs://b/x", "gcs"), ("s3://b/x", "s3")])
+@pytest.mark.parametrize(("url", "extra"), [("gs://team-b/x", "gcs"), ("s3://team-b/x", "s3")])
 def test_a_store_whose_package_is_not_installed_is_a_sentence_that_names_the_extra(url, extra, monkeypatch) -> None:
     monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
     monkeypatch.setattr(remote, "_is_registered", lambda name: False)
@@ -205,8 +205,8 @@ def test_a_store_whose_package_is_not_installed_is_a_sentence_that_names_the_ext
 def test_a_compilation_cache_in_a_store_whose_package_is_not_installed_is_that_sentence_too(monkeypatch) -> None:
     monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
     monkeypatch.setattr(remote, "_is_registered", lambda name: False)
-    with pytest.raises(SpecError, match=r"train.compile_cache = s3://b/x: .*install jaxlaunch\[s3\]"):
-        preflight.check_cache(TrainSpec.model_validate({"task": "a:B", "compile_cache": "s3://b/x"}))
+    with pytest.raises(SpecError, match=r"train.compile_cache = s3://team-b/x: .*install jaxlaunch\[s3\]"):
+        preflight.check_cache(TrainSpec.model_validate({"task": "a:B", "compile_cache": "s3://team-b/x"}))
 
 
 def test_a_store_that_answers_with_an_error_of_its_own_is_a_sentence(url, monkeypatch) -> None:
