@@ -79,7 +79,7 @@ def _own(job: JobSpec, folder: Path) -> None:
     if not any(start.has_trained for start in starts.rows(RunFolder(folder, output.say).summary())):
         return
     try:
-        earlier = jobs.load(folder / "job.yaml")
+        earlier = jobs.kept(folder)
     except UserError:  # of another version, or no job of ours
         return
     if earlier.name != job.name:
