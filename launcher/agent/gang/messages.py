@@ -40,6 +40,7 @@ class Start:
     attempt: Whole
     coordinator: Annotated[str, like(r"\S{1,300}:\d{1,5}")]
     start: Whole
+    saved: Whole | None = None  # by earlier attempts; 0: they only trained; None: none did
 
 
 @dataclasses.dataclass(frozen=True)

@@ -236,7 +236,7 @@ class Member:
         if self._clock is not None:
             self._clock.enter("init", time.monotonic())
         listens = link.peer if self._config.is_leader else None  # as the other hosts reach it
-        self.processes.start(order.attempt, order.coordinator, listens, order.start)
+        self.processes.start(order.attempt, order.coordinator, listens, order.start, order.saved)
         children = list(self.processes.children.values())
         self._loop.after(HELLO_S, lambda: self._check_hellos(children))
 

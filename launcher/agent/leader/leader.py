@@ -304,7 +304,8 @@ class Leader:
         size = " on ".join(f"{count} {name}{plural if count > 1 else ''}" for count, name, plural in counts)
         self._say(f"starting attempt {self._number}: {size}")
         coordinator = f"{bracketed(self._config.leader[0])}:{free_port()}"
-        self._broadcast("start", attempt=self._number, coordinator=coordinator, start=self._starts.number)
+        start, saved = self._starts.number, history.saved(self._records)
+        self._broadcast("start", attempt=self._number, coordinator=coordinator, start=start, saved=saved)
         self._keep_summary(time.monotonic())
 
     def _consider(self) -> None:

@@ -160,6 +160,7 @@ DEEP = json.loads("[" * 20 + "]" * 20)
         ("start", {"attempt": 1, "coordinator": "a:1\nLD_PRELOAD=x", "start": 1}),
         ("start", {"attempt": 1, "coordinator": "a:1", "start": "../../x"}),
         ("start", {"attempt": 2**70, "coordinator": "a:1", "start": 1}),
+        ("start", {"attempt": 1, "coordinator": "a:1", "start": 1, "saved": "40"}),
         ("verdict", {"attempt": 1}),
         ("verdict", {"attempt": 1, "verdict": []}),
         ("verdict", {"attempt": 1, "verdict": {**VERDICT, "code": 700}}),
