@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from jaxlaunch import contract
-from jaxlaunch.contract import OLDEST_DRIVER
+from jaxlaunch.accelerators import OLDEST_DRIVER, PINNED_NCCL
 from jaxlaunch.launcher.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown, warn
 from jaxlaunch.launcher.kube import node_fit, requests
 from jaxlaunch.launcher.kube.objects import Obj
 from jaxlaunch.launcher.kube.quantity import amount
+from jaxlaunch.launcher.manifests.platforms import gke
 from jaxlaunch.launcher.manifests.platforms.facts import AMD_PRODUCT, GKE_GPU, GKE_TPU, GPU_PRODUCT, INSTANCE
 from jaxlaunch.launcher.manifests.platforms.generic import DRIVER_LABEL
 from jaxlaunch.launcher.manifests.platforms.runtime import (
@@ -119,6 +120,28 @@ def access(spec: Obj) -> Findings:
             "it is the limit of their containerd; if it is too small, the job fails at its start with exit code 64.",
             f"{_LOOK} sh -c 'grep locked /proc/$(pidof containerd)/limits' (wanted: unlimited, by "
             f"{PINNING_LIMIT.value} in its unit); or {root}.",
+        )
+
+
+def nccl(spec: Obj) -> Findings:
+    """Whether the NCCL that the program loads is one that the plugins of its network work with."""
+    main = main_container(spec)
+    env = {one["name"]: one.get("value") or "" for one in main.get("env") or ()}
+    job = contract.AgentJob.from_json(env[contract.JOB].replace("$$", "$")) if contract.JOB in env else None
+    library = gke.TCPXO_VARIABLES.value["LD_PRELOAD"]
+    if job is None or job.pinning not in ("gpudirect-tcpxo", "gpudirect-rdma"):
+        return
+    if job.pinning == "gpudirect-rdma":
+        oldest = gke.GIB_OLDEST_NCCL.value
+        yield ok(f"gIB works with NCCL {oldest} or newer, and an image of jaxlaunch has {PINNED_NCCL}")
+    elif library in env.get("LD_PRELOAD", ""):
+        yield ok(f"NCCL {gke.TCPXO_NCCL.value} of the nodes' GPUDirect-TCPXO is loaded instead of the image's")
+    else:
+        yield warn(
+            f"GPUDirect-TCPXO is qualified with NCCL {gke.TCPXO_NCCL.value}, and the program loads its image's: "
+            f"{PINNED_NCCL} in one of jaxlaunch",
+            "hosts may fail to connect, or communicate slowly.",
+            f"env: {{LD_PRELOAD: {library}}}, under tcpxo.env where the cluster defaults have it.",
         )
 
 
