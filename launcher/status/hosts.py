@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 from jaxlaunch import contract
+from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.kube.labels import (
     GENERATION_LABEL,
     INDEX_LABEL,
@@ -112,6 +113,13 @@ def main_container(spec: Obj) -> Obj:
     """The container of a pod spec that runs the program: ours by its name, else the first."""
     containers = spec.get("containers") or [{}]
     return next((one for one in containers if one.get("name") == MAIN_CONTAINER), containers[0])
+
+
+def agent_job(spec: Obj) -> AgentJob | None:
+    """What the agents of pods of this spec read of the job; None where they have none."""
+    texts = (one.get("value") for one in main_container(spec).get("env") or () if one["name"] == contract.JOB)
+    text = next(texts, None)
+    return AgentJob.from_json(text.replace("$$", "$")) if text else None
 
 
 def claims(jobset: Obj) -> list[str]:
