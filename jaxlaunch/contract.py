@@ -42,6 +42,10 @@ PROFILE = "JAXLAUNCH_PROFILE"  # agent -> child: the file that requests a profil
 STACKS = "JAXLAUNCH_STACKS"  # agent -> child: the file its stacks are written to on SIGUSR1
 REPORTER = "JAXLAUNCH_REPORTER"  # site hook -> what the program starts: the pid that owns the progress pipe
 ATTEMPT = "JAXLAUNCH_ATTEMPT"  # agent -> child: which start of the children this is, across generations
+SAVED = (
+    "JAXLAUNCH_SAVED"  # agent -> child: the newest step of earlier attempts, 0: they saved none; unset: none trained
+)
+STORAGE_WAIT = "JAXLAUNCH_STORAGE_WAIT"  # agent -> child: seconds for which storage that fails is tried again
 TIMEOUT = "JAXLAUNCH_INIT_TIMEOUT"  # agent -> child: seconds jax.distributed.initialize may take
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # agent -> child: fresh port per attempt
 BIND = "JAX_COORDINATOR_BIND_ADDRESS"  # agent -> child of host 0: where JAX's coordinator listens; else everywhere

@@ -12,7 +12,7 @@ import jax
 
 from jaxlaunch.contract import Key
 from jaxlaunch.trainer import user_code
-from jaxlaunch.trainer.checkpoint import saved_tokenizer
+from jaxlaunch.trainer.checkpoint import saved_tokenizer, writable
 from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary
 from jaxlaunch.trainer.data import arguments
 from jaxlaunch.trainer.data.example_log import Trace
@@ -57,7 +57,7 @@ class BuiltInTraining(Training[TrainState]):
         preflight.check_mesh(spec)
         self.spec, self.place = spec, place
         self.folder = place.checkpoints(spec)
-        preflight.check_folder(self.folder)
+        writable.check(self.folder)
         preflight.check_cache(spec)
         opened = {split: task.source(spec, split) for split in SPLITS}
         with user_code.placed(type(task).source):

@@ -71,17 +71,17 @@ class Processes:
 
     # --- an attempt ---------------------------------------------------------------------------------------------------
 
-    def start(self, attempt: int, coordinator: str, listens: str | None, number: int) -> None:
+    def start(self, attempt: int, coordinator: str, listens: str | None, number: int, saved: int | None) -> None:
         """Starts every rank of this host: its standby process if there is one, else the command.
 
         `listens` is the address of this host at which JAX's coordinator listens; None where it is on another host.
-        `number` is that of the start, whose folder gets the logs.
+        `number` is that of the start, whose folder gets the logs. `saved` is of earlier attempts.
         """
         run, kept = self._config.run_dir, self._config.job.log_bytes
         folder = None if run is None else start_folder(run, number)
         for rank in self._config.ranks():
             self._logs.setdefault(rank, RankLog(folder, rank, kept, self._log_failed))
-        fresh = environment.of_attempt(attempt, coordinator, listens)
+        fresh = environment.of_attempt(attempt, coordinator, listens, saved)
         self.children = {}
         for rank in self._config.ranks():
             standby = self._standbys.pop(rank, None)
