@@ -29,7 +29,7 @@ def failed(snapshot: Snapshot) -> Answer | None:
     there, one = found
     headline = f"{_of(there, one, snapshot)} {ending(one)}; the program itself finished"
     evidence = (f"{one.name}: {one_line(one.ended['message'])}",) if one.ended.get("message") else ()
-    move = f"kubectl logs {there[0].pod} -c {one.name}; if it need not succeed, {_NATIVE}."
+    move = f"kubectl logs {there[0].pod} -c {one.name}; if it may fail, {_NATIVE}."
     return Answer("sidecar", headline, evidence, move)
 
 

@@ -33,13 +33,7 @@ class Container:
     is_sidecar: bool  # an init container that runs next to the main one: restartPolicy Always
     running: Mapping[str, Any]
     ended: Mapping[str, Any]
-    before: Mapping[str, Any]
     memory_limit: str | None
-
-    @property
-    def last_end(self) -> Mapping[str, Any]:
-        """How it ended last, this start of it or an earlier one; empty when it never did."""
-        return self.ended or self.before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +220,6 @@ def _beside(status: Obj, telling: str, limits: Mapping[str, str], sidecars: Set[
                 is_sidecar=one["name"] in sidecars,
                 running=state.get("running") or {},
                 ended=state.get("terminated") or {},
-                before=(one.get("lastState") or {}).get("terminated") or {},
                 memory_limit=limits.get(one["name"]),
             )
 
