@@ -12,8 +12,9 @@ import jax
 
 from jaxlaunch.contract import Key
 from jaxlaunch.trainer import user_code
-from jaxlaunch.trainer.checkpoint import saved_tokenizer
+from jaxlaunch.trainer.checkpoint import saved_tokenizer, writable
 from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary
+from jaxlaunch.trainer.data import arguments
 from jaxlaunch.trainer.data.example_log import Trace
 from jaxlaunch.trainer.data.examples import Check
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
@@ -56,7 +57,7 @@ class BuiltInTraining(Training[TrainState]):
         preflight.check_mesh(spec)
         self.spec, self.place = spec, place
         self.folder = place.checkpoints(spec)
-        preflight.check_folder(self.folder)
+        writable.check(self.folder)
         preflight.check_cache(spec)
         if spec.compile_cache == AUTO:
             compile_cache.install(place.run_folder, self.note)
@@ -194,6 +195,7 @@ class BuiltInTraining(Training[TrainState]):
 
     def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
         """What is otherwise than in the job that saved `step`. Raises where examples would repeat, or none are left."""
+        meta = {key: arguments.without_values(kept) if isinstance(kept, str) else kept for key, kept in meta.items()}
         preflight.check_resumed(meta, self.conditions, self.folder)
         preflight.check_length(self.spec, self.total, step, self.folder)
         trained = self._completed(meta)

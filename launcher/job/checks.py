@@ -100,6 +100,14 @@ def _topology(job: JobSpec) -> Iterator[Fault]:
         yield from _slice(job, kind, topology)
 
 
+def _device_memory(job: JobSpec) -> Iterator[Fault]:
+    given, kind = job.accelerator.memory, job.accelerator.type
+    if given is not None and job.accelerator.platform not in GPUS:
+        hint = "use resources.memory, of a host." if kind == "cpu" else "leave it out: the type says it."
+        path: KeyPath = ("accelerator", "memory")
+        yield Fault(path, f"accelerator.memory = {given} is of a GPU, and accelerator.type = {kind}.", hint)
+
+
 def _slice(job: JobSpec, kind: str, topology: str) -> Iterator[Fault]:
     """Chips and hosts of a TPU slice, which the topology decides."""
     chips = math.prod(accelerators.sides_of(topology) or ())
@@ -314,6 +322,7 @@ _LAYOUT: tuple[KeyPath, ...] = (*_DEVICES, ("train", "mesh"))
 CHECKS: tuple[Check, ...] = (
     Check((("name",), ("hosts",), ("slices",)), _names),
     Check((("hosts",), ("accelerator",)), _topology),
+    Check((("accelerator",),), _device_memory),
     Check((("processes_per_host",), ("accelerator",)), _processes),
     Check((), _resources),
     Check((("placement",),), _placement),

@@ -231,7 +231,8 @@ def _wrong_value(spot: Spot, document: Document) -> Fault:
     message = _is_not(document, spot.path, wanted)
     if shown(document, spot.path) is None:
         return Fault(spot.path, message, _where_it_belongs(spot.path))
-    literals = [str(literal) for member in (kind.members or (kind,)) for literal in member.literals]
+    members = () if _words_of(kind) else kind.members or (kind,)
+    literals = [str(literal) for member in members for literal in member.literals]
     return Fault(spot.path, message + _near(value, literals), _suggestion(kind, value))
 
 

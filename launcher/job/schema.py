@@ -5,7 +5,9 @@ Keys that only a cluster needs are here too: they are checked wherever the file 
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,10 +24,21 @@ from jaxlaunch.launcher.kube.quantity import amount
 from jaxlaunch.launcher.manifests.platforms.table import Where
 from jaxlaunch.trainer.spec import Block, Natural, Positive, TrainSpec
 
+
+def _known_accelerator(written: str) -> str:
+    """What to write in place of a name that no accelerator has."""
+    parts = re.split(r"[^a-z0-9]+", written.lower())
+    meant = [name for name in (*parts, *map("".join, itertools.pairwise(parts))) if name in KNOWN]
+    return f"write {meant[0]}." if meant else "any NVIDIA GPU is {type: gpu}, on nodes that node_selector chooses."
+
+
 if TYPE_CHECKING:
     Kind = str
 else:
-    Kind = Literal[tuple(KNOWN)]  # one of the rows of jaxlaunch/accelerators.py
+    # One of the rows of jaxlaunch/accelerators.py.
+    Kind = Annotated[
+        Literal[tuple(KNOWN)], Words("the name of an accelerator that jaxlaunch knows", _known_accelerator)
+    ]
 AS_WRITTEN = ("command", "env", "labels", "annotations", "node_selector")
 
 
@@ -45,12 +58,16 @@ class Accelerator(Block):
     ```
     """
 
-    type: Kind = Field(description="cpu, a GPU or a TPU generation")
+    type: Kind = Field(description=f"cpu; gpu, NVIDIA's of any name; or {', '.join([*KNOWN][2:])}")
     topology: str | None = Field(None, description="of a TPU slice, such as 2x4 or 4x4x8; required for TPUs only")
     per_host: Positive = Field(
         default_factory=_whole_machine,
         description="accelerators of a host, for cpu virtual devices; "
         f"default {accelerators.usual_hosts()}, TPUs by the topology",
+    )
+    memory: Quantity | None = Field(
+        None,
+        description="of one GPU, for `launcher plan`, where the nodes have another than the type says, as gpu does",
     )
 
     @property

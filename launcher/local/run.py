@@ -22,6 +22,7 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.contract import Action, AgentJob
 from jaxlaunch.launcher.agent.gang.clock import process_age_s
+from jaxlaunch.launcher.agent.host import temporary_folder
 from jaxlaunch.launcher.agent.io.ports import free_port
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import JOB, Starts
@@ -192,6 +193,7 @@ def run(
             f"The job has {job.host_count} hosts of {job.accelerator.type}; this machine is one host.",
             hint="use CPU devices in their place with --simulate, or run one host with hosts=1 slices=1.",
         )
+    folders.check_names(local.folder, local.base, local.volumes)
     paths = of(job, local.base, local.folder, local.volumes)
     folders.program(job, paths)
     environ = environment(job, paths, local, uid=str(uuid.uuid4())) | {contract.STARTED: str(started)}
@@ -237,6 +239,7 @@ def generations(
             gang.signal(signal.SIGTERM)  # it came while they were started
         codes = gang.follow(show)
         orphans.end(environ[contract.UID])
+        temporary_folder.sweep()  # of agents that were killed
         summary = ending.ended(
             folder,
             environ[contract.UID],

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jaxlaunch import contract
+from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.kube.labels import GENERATION_LABEL, INDEX_LABEL, MAIN_CONTAINER, REPLICATED_LABEL, SLICE_LABEL
 from jaxlaunch.launcher.kube.objects import Obj, condition, is_true, replicated, template
 from jaxlaunch.records import log_lines
@@ -81,6 +83,13 @@ def main_container(spec: Obj) -> Obj:
     """The container of a pod spec that runs the program: ours by its name, else the first."""
     containers = spec.get("containers") or [{}]
     return next((one for one in containers if one.get("name") == MAIN_CONTAINER), containers[0])
+
+
+def agent_job(spec: Obj) -> AgentJob | None:
+    """What the agents of pods of this spec read of the job; None where they have none."""
+    texts = (one.get("value") for one in main_container(spec).get("env") or () if one["name"] == contract.JOB)
+    text = next(texts, None)
+    return AgentJob.from_json(text.replace("$$", "$")) if text else None
 
 
 def claims(jobset: Obj) -> list[str]:

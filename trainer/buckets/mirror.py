@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-from jaxlaunch import contract
+from jaxlaunch import contract, regular_files
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError, TrainerError
 
@@ -63,7 +63,7 @@ class Mirror:
             if state == before or not (at_once or now - when >= _pause_s(name, state[1])):
                 continue
             with remote.storage(f"writing {self._url}/{name}", SpecError), contextlib.suppress(FileNotFoundError):
-                with (self._folder / name).open("rb") as file:
+                with open(self._folder / name, "rb", opener=regular_files.opener) as file:
                     source = io.BytesIO(self._joined(file.read())) if name == LINES else file
                     with remote.filesystem(self._url).open(f"{self._url}/{name}", "wb") as target:
                         shutil.copyfileobj(source, target, CHUNK)

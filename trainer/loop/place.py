@@ -21,6 +21,7 @@ class Place:
     socket: str | None = None
     profile: str | None = None
     take_over: bool = False
+    saved: int = 0  # the newest step that earlier attempts saved
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Place:
@@ -32,6 +33,7 @@ class Place:
             socket=environ.get(contract.METRICS),
             profile=environ.get(contract.PROFILE),
             take_over=environ.get(contract.TAKE_OVER) == "1",
+            saved=int(environ.get(contract.SAVED, 0)),
         )
 
     @property

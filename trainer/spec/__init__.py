@@ -1,6 +1,6 @@
 """The train block of job.yaml: its keys, their types and defaults, a file for each block. Never imports jax."""
 
-from jaxlaunch.trainer.spec.block import STORES, Block, Natural, Place, Positive
+from jaxlaunch.trainer.spec.block import Block, Natural, Place, Positive, in_bucket
 from jaxlaunch.trainer.spec.checkpoint import Best, Checkpoint
 from jaxlaunch.trainer.spec.data import ArrayRecord, Data, Mixture, Part, Source, Synthetic, Text, Tfds, Torch
 from jaxlaunch.trainer.spec.evaluation import EVAL, Eval, Samples, StopEarly, Watched
@@ -49,7 +49,6 @@ __all__ = [
     "Published",
     "Remat",
     "RopeScaling",
-    "STORES",
     "Samples",
     "Schedule",
     "Source",
@@ -63,6 +62,7 @@ __all__ = [
     "TrainSpec",
     "ViT",
     "Watched",
+    "in_bucket",
     "over_task",
     "said",
     "task_name",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-STORES = ("gs", "s3")  # the schemes of the object stores that weights and data are read from and checkpoints written to
+from jaxlaunch.trainer.spec import buckets
 
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(gt=0)]
@@ -23,11 +23,18 @@ class Block(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+def in_bucket(path: str) -> str:
+    """A place, unchanged. Raises ValueError where it is a URL of a bucket that cannot be."""
+    if (wrong := buckets.fault(path)) is not None:
+        raise ValueError(wrong)
+    return path
+
+
 def _is_place(path: str) -> str:
     scheme, is_url, rest = path.partition("://")
-    if not path.strip() or (is_url and (scheme not in STORES or not rest)):
+    if not path.strip() or (is_url and (scheme.lower() not in buckets.STORES or not rest)):
         raise ValueError("is not a folder or a gs:// or s3:// URL")
-    return path
+    return in_bucket(path)
 
 
 Place = Annotated[str, AfterValidator(_is_place)]  # where something is kept

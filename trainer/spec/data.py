@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from jaxlaunch.trainer.spec.block import STORES, Block, Fraction, Natural, Positive, Seed, Weight
+from jaxlaunch.trainer.spec import buckets
+from jaxlaunch.trainer.spec.block import Block, Fraction, Natural, Positive, Seed, Weight, in_bucket
 
 MOST_WORKERS = 256  # processes that read for one process of a run; more than this is a typing error
 
@@ -31,11 +32,13 @@ def _readable(path: str | list[str] | None) -> str | list[str] | None:
     if path is not None and not path:
         raise ValueError("names no file")
     for each in [path] if isinstance(path, str) else path or []:
-        scheme, found, place = each.partition("://")
-        if found and scheme not in (*STORES, "stdlib"):
+        scheme, is_url, place = each.partition("://")
+        if is_url and scheme.lower() not in (*buckets.STORES, "stdlib"):
             raise ValueError(f"holds {each}, which cannot be read: folders, gs:// and s3:// can")
-        if not each or (scheme in STORES and found and not place.partition("/")[0]):
+        if not each or (is_url and scheme != "stdlib" and not place.partition("/")[0]):
             raise ValueError(f"holds {each!r}, which names no {'bucket' if each else 'file'}")
+        if (wrong := buckets.fault(each)) is not None:
+            raise ValueError(f"holds {each}, which {wrong}")
     return path
 
 
@@ -43,9 +46,9 @@ def _one_readable(path: str) -> str:
     """Raises ValueError for an empty name, and for a URL of a store that cannot be read."""
     if not path:
         raise ValueError("is empty: name bytes, or a folder or file of a tokenizer.json")
-    if "://" in path and path.partition("://")[0] not in STORES:
+    if "://" in path and path.partition("://")[0].lower() not in buckets.STORES:
         raise ValueError(f"is {path}, which cannot be read: folders, gs:// and s3:// can")
-    return path
+    return in_bucket(path)
 
 
 def _mounted(path: str | None) -> str | None:

@@ -36,7 +36,7 @@ SHAPES = ("constant", "linear", "cosine", "wsd")
 
 
 def _defaults(key: str) -> str:
-    """Says which optimizers take a key, and its default: "adam, adamw 0.9, adan 0.98"."""
+    """Says which optimizers take a key, and its default: "lion 0.99, adam, adamw 0.999"."""
     takers: dict[Any, list[str]] = {}
     for name, takes in OPTIMIZERS.items():
         if key in takes:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import select
-import stat
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from jaxlaunch.launcher.agent.io import files
+from jaxlaunch import regular_files
 from jaxlaunch.launcher.agent.io.loop import WRITE, Loop
 
 CHUNK = 4096  # PIPE_BUF: a pipe that is ready takes this much without blocking
@@ -137,8 +135,8 @@ class RankLog:
 
     def _open(self, path: Path) -> BinaryIO:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "ab", opener=_at_once)
-        first, newline, _ = files.read(path, 200).partition(b"\n")
+        self._file = open(path, "ab", opener=regular_files.opener)
+        first, newline, _ = regular_files.read(path, 200).partition(b"\n")
         told = _ROTATED.fullmatch(first)
         self._before, head = (0, 0) if told is None else (int(told[1]), len(first + newline))
         self._size = self._file.tell() - head
@@ -149,17 +147,8 @@ class RankLog:
         self._file = None
         path.replace(path.with_suffix(".log.1"))
         self._before += self._size
-        self._file, self._size = open(path, "ab", opener=_at_once), 0
+        self._file, self._size = open(path, "ab", opener=regular_files.opener), 0
         self._file.write(ROTATED % (self._before, self._kept) + b"\n")
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Opens a regular file; a FIFO in its place would have the agent wait for a reader. Raises OSError for others."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", path)
-    return descriptor
 
 
 def start_folder(run: Path, number: int) -> Path:
