@@ -34,12 +34,14 @@ from jaxlaunch.launcher.local import agent_file, ending, folders, new_start, orp
 from jaxlaunch.launcher.local.lock import Lock, locked
 from jaxlaunch.launcher.local.paths import Paths, of
 from jaxlaunch.launcher.logs.lines import Line, parse
+from jaxlaunch.launcher.wording import count, size
 from jaxlaunch.records.lines import Lines
 from jaxlaunch.records.summary import Summary
 from jaxlaunch.records.verdict import is_full_disk
 
 Show = Callable[[Line], None]
 _LONGEST_LINE = 2 * contract.MAX_LINE  # the agents cut at the half, and put the rank before it
+_LEAST_MEMORY = 16 << 20  # bytes of a process: of a Python that has imported next to nothing
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -203,6 +205,7 @@ def run(
             f"The job has {job.host_count} hosts of {job.accelerator.type}; this machine is one host.",
             hint="use CPU devices in their place with --simulate, or run one host with hosts=1 slices=1.",
         )
+    _has_room(job)
     folders.check_names(local.folder, local.base, local.volumes)
     paths = of(job, local.base, local.folder, local.volumes)
     folders.program(job, paths)
@@ -221,6 +224,18 @@ def run(
             for name in (JOB, Starts(folder, environ[contract.UID]).path(JOB)):
                 folder.replace(name, resolved.encode())
         return Ended(summary.verdict.code, summary.to_json(), new_start.standing(local.folder))
+
+
+def _has_room(job: JobSpec) -> None:
+    """Raises UserError for more processes than this machine has memory for, before the first is started."""
+    processes = job.host_count + job.processes  # an agent for each host, too
+    has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if processes * _LEAST_MEMORY > has:
+        hosts, most = count(job.host_count, "host"), has // _LEAST_MEMORY
+        raise UserError(
+            f"{hosts} are {processes} processes here, and this machine's {size(has)} hold at most {most}.",
+            hint="run fewer with hosts=… slices=…, or submit the job to a cluster.",
+        )
 
 
 def _checkpoints(job: JobSpec, paths: Paths, folder: Path) -> Path | None:
