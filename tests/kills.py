@@ -162,8 +162,8 @@ class Series:
         time.sleep(event.delay_s / (20.0 if event.moment == "save" else 1.0))
         hit = {
             "child": [children[event.victim]],
-            "agent": [agents[self.hosts - 1]],
-            "leader": [agents[0]],
+            "agent": [agents[self.hosts - 1], *self._frozen(event, children, self.hosts - 1)],
+            "leader": [agents[0], *self._frozen(event, children, 0)],
             "all": [*agents.values(), *(children.values() if event.sends in ("KILL", "SEGV", "STOP") else ())],
             "launcher": [running.process.pid],
         }[event.target]
@@ -173,6 +173,10 @@ class Series:
         if event.is_pause and event.moment != "stop" and ended() is None:
             os.kill(running.process.pid, signal.SIGTERM)  # it went on: it is stopped now
         return pids
+
+    def _frozen(self, event: Event, children: dict[int, int], host: int) -> list[int]:
+        """The process of a host that is stopped whole, as a machine is that stands still."""
+        return [children[host]] if event.sends == "STOP" else []
 
     def _go_on(self, event: Event, hit: list[int], agents: dict[int, int]) -> None:
         """Continues what was stopped: after a while, or once the rest of the gang has given it up."""
