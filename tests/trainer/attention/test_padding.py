@@ -32,6 +32,7 @@ SIZES = {"vocab": 600, "length": MORE, "layers": 2}
 EXPERTS = tiny.EXPERTS.model_copy(update=SIZES | {"router_z": 1e-2})
 MODELS: dict[str, Any] = {
     "experts": EXPERTS,
+    "experts alone": EXPERTS.model_copy(update={"layers": 1, "dense_layers": []}),
     "decoder": tiny.WIDE.model_copy(update=SIZES | {"layers": 3}),
     "gpt2": tiny.GPT2.model_copy(update=SIZES | {"positions": MORE}),
 }
@@ -179,7 +180,7 @@ def without_two(batch: Rows) -> list[Rows]:
     ]
 
 
-CASES = [("experts", name) for name in BATCHES]
+CASES = [("experts alone" if name == "pairs" else "experts", name) for name in BATCHES]
 CASES += [("decoder", "packed"), ("decoder", "attention_mask"), ("gpt2", "packed"), ("gpt2", "length")]
 
 
