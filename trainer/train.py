@@ -11,8 +11,9 @@ import jax
 
 from jaxlaunch.contract import Key
 from jaxlaunch.trainer import user_code
-from jaxlaunch.trainer.checkpoint import saved_tokenizer
+from jaxlaunch.trainer.checkpoint import saved_tokenizer, writable
 from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary
+from jaxlaunch.trainer.data import arguments
 from jaxlaunch.trainer.data.example_log import Trace
 from jaxlaunch.trainer.data.examples import Check
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
@@ -28,8 +29,8 @@ from jaxlaunch.trainer.metrics.means import Means
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.spec import TrainSpec, task_name
-from jaxlaunch.trainer.start import preflight
+from jaxlaunch.trainer.spec import AUTO, TrainSpec, task_name
+from jaxlaunch.trainer.start import compile_cache, preflight
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.step import resume
 from jaxlaunch.trainer.step.train_step import Step, TrainState
@@ -55,8 +56,10 @@ class BuiltInTraining(Training[TrainState]):
         preflight.check_mesh(spec)
         self.spec, self.place = spec, place
         self.folder = place.checkpoints(spec)
-        preflight.check_folder(self.folder)
+        writable.check(self.folder)
         preflight.check_cache(spec)
+        if spec.compile_cache == AUTO:
+            compile_cache.install(place.run_folder, self.note)
         opened = {split: task.source(spec, split) for split in SPLITS}
         with user_code.placed(type(task).source):
             train_set, eval_set = (checked_source(spec, opened[split]) for split in SPLITS)
@@ -188,6 +191,7 @@ class BuiltInTraining(Training[TrainState]):
 
     def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
         """What is otherwise than in the job that saved `step`. Raises where examples would repeat, or none are left."""
+        meta = {key: arguments.without_values(kept) if isinstance(kept, str) else kept for key, kept in meta.items()}
         preflight.check_resumed(meta, self.conditions, self.folder)
         preflight.check_length(self.spec, self.total, step, self.folder)
         trained = self._completed(meta)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import Verdict, of_code
+
+_LOST = re.compile(r"\bhost (\d{1,6})(?: \([^)]*\))? was lost: [^;]*")  # in the message of a verdict
 
 
 def ended(
@@ -44,7 +47,9 @@ def ended(
         records.append(record)
         found = dataclasses.replace(found, verdict=record.verdict)
         found = dataclasses.replace(found, seconds=reported_fields.carried(records, time.time(), started))
-    elif found.verdict is None:  # it was killed after the record of its attempt
+    elif found.verdict is not None:
+        found = _with_signal(found, folder, records, codes)
+    else:  # it was killed after the record of its attempt
         last = records[-1].verdict
         found = dataclasses.replace(found, verdict=_verdict(codes, found, True) if is_stopped else last)
     summary = dataclasses.replace(
@@ -113,6 +118,22 @@ def _verdict(codes: Sequence[int], found: Summary, is_stopped: bool) -> Verdict:
     how = f"was killed by {_signal(-codes[0])}" if codes[0] < 0 else f"ended with exit code {codes[0]}"
     who = "every agent was killed: host 0's" if len(codes) > 1 and not lived else "host 0's agent"
     return of_code(contract.LOST, f"{who} {how}", **where)
+
+
+def _with_signal(found: Summary, folder: RunFolder, records: list[Record], codes: Sequence[int]) -> Summary:
+    """The end that tells of a lost host, with the signal that its agent died of: the others could not see it."""
+    verdict = found.verdict
+    lost = None if verdict is None else _LOST.search(verdict.message)
+    if verdict is None or lost is None or int(lost[1]) >= len(codes) or codes[int(lost[1])] >= 0:
+        return found
+    how = f" (its agent was killed by {_signal(-codes[int(lost[1])])})"
+    verdict = dataclasses.replace(
+        verdict, message=f"{verdict.message[: lost.end()]}{how}{verdict.message[lost.end() :]}"
+    )
+    if records and records[-1].verdict == found.verdict:
+        records[-1] = dataclasses.replace(records[-1], verdict=verdict)
+        folder.amend(records[-1])
+    return dataclasses.replace(found, verdict=verdict)
 
 
 def _signal(number: int) -> str:

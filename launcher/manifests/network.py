@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.launcher.errors import Fault, KeyPath
 from jaxlaunch.launcher.job import checks
 from jaxlaunch.launcher.job.defaults import Defaults, Gib, Prometheus, Tcpxo
@@ -18,7 +19,7 @@ from jaxlaunch.launcher.job.schema import JobSpec, Network, Rdma
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER, NAME_LABEL
 from jaxlaunch.launcher.manifests.nodes import JobNodes
 from jaxlaunch.launcher.manifests.platforms import eks, gke, runtime
-from jaxlaunch.launcher.manifests.platforms.facts import GKE_GPU
+from jaxlaunch.launcher.manifests.platforms.facts import GKE_GPU, INSTANCE
 from jaxlaunch.launcher.manifests.platforms.table import Where
 from jaxlaunch.launcher.wording import either
 
@@ -36,7 +37,7 @@ _APERTURE = "/dev/aperture_devices"
 # GPUDirect's networks of GKE: accelerators, and how many of them a host must have.
 _WHOLE_HOSTS: Mapping[str, tuple[Sequence[str], int]] = {
     "gpudirect-tcpxo": (["h100"], gke.TCPXO_GPUS.value),
-    "gpudirect-rdma": (list(gke.GIB_TUNER), gke.GIB_GPUS.value),
+    "gpudirect-rdma": ([kind for kind, nodes in gke.NODES.items() if nodes.gib_tuner], gke.GIB_GPUS.value),
 }
 
 
@@ -112,14 +113,20 @@ def _environment(job: JobSpec, chosen: Network, where: Where, tcpxo: Tcpxo | Non
         return dict(eks.WITHOUT_HUGEPAGES.value)
     if chosen == "gpudirect-tcpxo":
         return dict(gke.TCPXO_VARIABLES.value if tcpxo is None or tcpxo.env is None else tcpxo.env)
-    if where == "gke" and kind in gke.GIB_TUNER:
-        if chosen == "gpudirect-rdma":
-            return {**gke.GIB_VARIABLES.value, "NCCL_TUNER_CONFIG_PATH": gke.GIB_TUNER[kind].value}
-        # A job sets NCCL's plugins up itself by a variable, or by gIB's folder in its pod or command.
-        brings_gib = "NCCL_NET" in {*job.env, *job.secrets} or gke.GIB_FOLDER.value in f"{job.pod} {job.command}"
-        if chosen in ("default", "hostnetwork") and not brings_gib:
-            return dict(gke.WITHOUT_GIB.value)
-    return {}
+    nodes = gke.NODES.get(kind) if where == "gke" else None
+    if nodes is None or nodes.plugins is None:
+        return {}
+    if chosen == "gpudirect-rdma" and nodes.gib_tuner is not None:
+        return {**gke.GIB_VARIABLES.value, "NCCL_TUNER_CONFIG_PATH": nodes.gib_tuner.value}
+    return dict(gke.WITHOUT_PLUGINS.value) if chosen in ("default", "hostnetwork") and not _brings(job) else {}
+
+
+def _brings(job: JobSpec) -> bool:
+    """Whether a job sets NCCL's plugins up itself: by a variable, or by their folder in its pod or command."""
+    names, text = {*job.env, *job.secrets}, f"{job.pod} {job.command}"
+    return any(name == "NCCL_NET" or name.startswith(tuple(gke.OF_PLUGINS.value)) for name in names) or any(
+        part in text for part in (gke.GIB_FOLDER.value, "tcpx")
+    )
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
@@ -160,6 +167,10 @@ def _efa_faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
     if not nodes.efa_interfaces:
         message = f"network = efa: how many interfaces nodes of {kind} have is not known."
         yield Fault(("network",), message, f"write {{profile: rdma, resource: {eks.EFA_RESOURCE.value}, count: …}}.")
+    elif len(nodes.efa_interfaces) > 1 and KNOWN[kind].alike:  # any other has one kind of node
+        types = nodes.labels.get(INSTANCE, ())
+        message = f"network = efa: nodes of {kind} have {either(nodes.efa_interfaces)} interfaces, by their type."
+        yield Fault(("network",), message, f"choose one: node_selector: {{{INSTANCE}: {types[-1] if types else '…'}}}.")
     if resources.hugepages is not None and resources.cpu is None and resources.memory is None:
         message = (
             f"resources.hugepages = {resources.hugepages}: Kubernetes gives them only together with cpu or memory."

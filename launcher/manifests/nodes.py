@@ -252,7 +252,7 @@ def _slices(nodes: JobNodes) -> Iterator[Fault]:
 def _one_kind(nodes: JobNodes) -> Iterator[Fault]:
     """A gang is as fast as its slowest host and as large as its smallest: all its nodes are of one kind."""
     kind = nodes.job.accelerator.type
-    if nodes.accelerator is None or nodes.job.host_count == 1 or kind in table.ALIKE:
+    if nodes.accelerator is None or nodes.job.host_count == 1 or KNOWN[kind].alike:
         return
     for key in nodes.accelerator.labels:
         if len(values := nodes.labels.get(key, ())) > 1:

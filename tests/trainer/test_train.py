@@ -14,6 +14,7 @@ import pytest
 
 from jaxlaunch.trainer import train
 from jaxlaunch.trainer.checkpoint import saved_tokenizer
+from jaxlaunch.trainer.data import arguments
 from jaxlaunch.trainer.data.sources.open import open_source
 from jaxlaunch.trainer.errors import CheckpointError, DataError, Stopped
 from jaxlaunch.trainer.loop import driver
@@ -48,6 +49,21 @@ def test_what_would_change_the_order_of_examples_is_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         preflight.check_resumed(made(), made(**change), "here")
+
+
+@pytest.mark.parametrize("saved", ["this version", "version 0.1"])
+def test_a_changed_argument_of_a_dataset_is_named_without_its_values(saved: str) -> None:
+    def kept(token: str) -> str:
+        """The fingerprint of a dataset with this token."""
+        args = {"auth": {"token": token, "it's": [1, 2.5, None]}, "folder": "/data"}
+        return f"my:Data, 4 examples, {arguments.told(args) if saved == 'this version' else f'args {args}'}"
+
+    then, again, now = (arguments.without_values(kept(token)) for token in ("s3cret-a", "s3cret-a", "s3cret-b"))
+    assert then == arguments.without_values(then) and "s3cret" not in then + now
+    preflight.check_resumed({"data": then}, {"data": again}, "here")
+    with pytest.raises(DataError, match=r"changed \(train.data.args.auth.token\)") as raised:
+        preflight.check_resumed({"data": then}, {"data": now}, "here")
+    assert "s3cret" not in str(raised.value) and "folder)" not in str(raised.value)
 
 
 def test_the_same_conditions_are_not() -> None:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxlaunch.trainer import user_code
+from jaxlaunch.trainer.checkpoint import writable
 from jaxlaunch.trainer.data.prefetch import Prefetcher
 from jaxlaunch.trainer.errors import CheckpointError, DataError, NotFiniteError, SpecError
 from jaxlaunch.trainer.loop.batches import Batches
@@ -20,7 +21,6 @@ from jaxlaunch.trainer.loop.training import Settings, Training
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.parallel import mesh as meshes
-from jaxlaunch.trainer.start import preflight
 
 
 class UserTraining(Training[Named]):
@@ -38,7 +38,7 @@ class UserTraining(Training[Named]):
         self.step = LoopStep(step, self.state, None if self.batches is None else self.batches.abstract, self.mesh)
         if self.batches is not None:
             self.batches.check_repeats()
-        preflight.check_folder(self.folder)
+        writable.check(self.folder)
         self.evaluates = options.evaluate is not None
         self.settings = Settings(
             steps=options.steps,

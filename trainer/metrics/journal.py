@@ -14,8 +14,11 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jaxlaunch import regular_files
 from jaxlaunch.contract import Key
 from jaxlaunch.trainer.metrics.progress import finite
+
+MAX_LINE = 1024 * 1024  # characters: of a longer one no piece is a line of ours
 
 
 class Journal:
@@ -29,7 +32,7 @@ class Journal:
                 rewritten.writelines(kept.values())
             os.replace(f"{path}.tmp", path)
         self._last = max(kept, default=-1)
-        self._file = open(path, "a")
+        self._file = open(path, "a", opener=regular_files.opener)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Appends one line and flushes it to the system. A step that is in the file already is not written again."""
@@ -47,8 +50,8 @@ def _lines(path: str) -> Iterator[tuple[int, str]]:
     """The lines of `path` with their steps, without those that a kill or a bad disk left unreadable."""
     if not os.path.exists(path):
         return
-    with open(path, errors="replace") as file:
-        for line in file:
+    with open(path, errors="replace", opener=regular_files.opener) as file:
+        for line in iter(lambda: file.readline(MAX_LINE), ""):
             try:
                 step = json.loads(line)[Key.STEP]
             except (ValueError, TypeError, KeyError):

@@ -28,7 +28,7 @@ from jaxlaunch.trainer.attention import availability, padding
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import load
 from jaxlaunch.trainer.numerics import flops, memory, precision
-from jaxlaunch.trainer.optim import groups, loss_scale, optimizers, schedules
+from jaxlaunch.trainer.optim import groups, loss_scale, optimizers, schedule_free, schedules
 from jaxlaunch.trainer.optim.loss_scale import LossScale
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel import sharding
@@ -446,7 +446,7 @@ class Step:
         """The parameters that evaluation uses: an average of them where there is one."""
         if state.ema is not None:
             return {name: state.ema.get(name, param) for name, param in state.params.items()}
-        averaged = optimizers.averaged(state.opt, state.params)
+        averaged = schedule_free.averaged(state.opt, state.params)
         return state.params if averaged is None else averaged
 
     def _evaluated_rest(self, state: TrainState) -> Named:

@@ -104,7 +104,8 @@ def record_lost_leader(
         last_committed=_most(of.last_committed, *lasts),
     )
     own = _least(*(status.step for status in statuses))
-    record = close(of, verdict)
+    step = found.step if own is None else own
+    record = close(of, dataclasses.replace(verdict, step=step))
     end = record.verdict
     folder.append(record)
     before = records[-1].attempt if records else 0
@@ -113,7 +114,7 @@ def record_lost_leader(
     ended = dataclasses.replace(
         found,
         verdict=end,
-        step=found.step if own is None else own,
+        step=step,
         seconds=reported_fields.carried(records, time.time(), config.started)
         if is_known
         else _of_run(reported, record),

@@ -25,10 +25,28 @@ MANAGED = Source("Amazon EKS: managed node groups", "docs.aws.amazon.com/eks/lat
 LIBFABRIC = Source("libfabric: the EFA provider's variables", "github.com/ofiwg/libfabric, man/fi_efa.7.md")
 
 INSTANCES: Mapping[str, Instance] = {
-    **{f"g6.{size}xlarge": Instance(1, 24, source=TYPES) for size in ("", 2, 4)},
-    **{f"g6.{size}xlarge": Instance(1, 24, 1, REFERENCE) for size in (8, 16)},
-    **{f"g6.{size}xlarge": Instance(4, 24, 1, REFERENCE) for size in (12, 24)},
-    "g6.48xlarge": Instance(8, 24, 1, REFERENCE),
+    **{f"g4dn.{size}xlarge": Instance(1, 16, source=TYPES) for size in ("", 2, 4)},
+    **{f"g4dn.{size}xlarge": Instance(1, 16, 1, REFERENCE) for size in (8, 16)},
+    "g4dn.12xlarge": Instance(4, 16, 1, REFERENCE),
+    "g4dn.metal": Instance(8, 16, 1, REFERENCE),
+    **{f"{family}.{size}xlarge": Instance(1, 24, source=TYPES) for family in ("g5", "g6") for size in ("", 2, 4)},
+    **{f"{family}.{size}xlarge": Instance(1, 24, 1, REFERENCE) for family in ("g5", "g6") for size in (8, 16)},
+    **{f"{family}.{size}xlarge": Instance(4, 24, 1, REFERENCE) for family in ("g5", "g6") for size in (12, 24)},
+    **{f"{family}.48xlarge": Instance(8, 24, 1, REFERENCE) for family in ("g5", "g6")},
+    **{f"g6e.{size}xlarge": Instance(1, 48, source=TYPES) for size in ("", 2, 4)},
+    **{f"g6e.{size}xlarge": Instance(1, 48, 1, REFERENCE) for size in (8, 16)},
+    "g6e.12xlarge": Instance(4, 48, 1, REFERENCE),
+    "g6e.24xlarge": Instance(4, 48, 2, REFERENCE),
+    "g6e.48xlarge": Instance(8, 48, 4, REFERENCE),
+    **{f"g7e.{size}xlarge": Instance(1, 96, source=TYPES) for size in (2, 4)},
+    "g7e.8xlarge": Instance(1, 96, 1, REFERENCE),
+    "g7e.12xlarge": Instance(2, 96, 1, REFERENCE),
+    "g7e.24xlarge": Instance(4, 96, 2, REFERENCE),
+    "g7e.48xlarge": Instance(8, 96, 4, REFERENCE),
+    "p3.2xlarge": Instance(1, 16, source=TYPES),
+    "p3.8xlarge": Instance(4, 16, source=TYPES),
+    "p3.16xlarge": Instance(8, 16, source=TYPES),
+    "p3dn.24xlarge": Instance(8, 32, 1, REFERENCE),
     "p4d.24xlarge": Instance(8, 40, 4, EFA),
     "p4de.24xlarge": Instance(8, 80, 4, EFA),
     "p5.4xlarge": Instance(1, 80, 1, REFERENCE),
@@ -37,23 +55,33 @@ INSTANCES: Mapping[str, Instance] = {
     "p5en.48xlarge": Instance(8, 141, 16, EFA),
     "p6-b200.48xlarge": Instance(8, 179, 8, EFA),
     "p6-b300.48xlarge": Instance(8, 268, 16, EFA),
-    "p6e-gb200.36xlarge": Instance(4, 185, source=TYPES),
+    "p6e-gb200.36xlarge": Instance(4, 185, 8, EFA),
+    "p6e-gb300.36xlarge": Instance(4, 277, None, TYPES),
 }
 
 
-def _types(*types: str) -> Nodes:
+def _types(*families: str) -> Nodes:
+    """The machine types of these families."""
+    types = tuple(name for family in families for name in INSTANCES if name.startswith(f"{family}."))
     return Nodes({INSTANCE: types}, (GPU_TAINT,), TYPES)
 
 
 NODES: Mapping[str, Nodes] = {
     "cpu": Nodes(source=TYPES),
-    "l4": _types(*(f"g6.{size}xlarge" for size in ("", 2, 4, 8, 16, 12, 24, 48))),
-    "a100": _types("p4d.24xlarge", "p4de.24xlarge"),
-    "h100": _types("p5.48xlarge", "p5.4xlarge"),
-    "h200": _types("p5e.48xlarge", "p5en.48xlarge"),
-    "b200": _types("p6-b200.48xlarge"),
-    "b300": _types("p6-b300.48xlarge"),
-    "gb200": _types("p6e-gb200.36xlarge"),
+    "gpu": Nodes({}, (GPU_TAINT,), TYPES),
+    "t4": _types("g4dn"),
+    "v100": _types("p3", "p3dn"),
+    "a10g": _types("g5"),
+    "l4": _types("g6"),
+    "l40s": _types("g6e"),
+    "rtxpro6000": _types("g7e"),
+    "a100": _types("p4d", "p4de"),
+    "h100": Nodes({INSTANCE: ("p5.48xlarge", "p5.4xlarge")}, (GPU_TAINT,), TYPES),
+    "h200": _types("p5e", "p5en"),
+    "b200": _types("p6-b200"),
+    "b300": _types("p6-b300"),
+    "gb200": _types("p6e-gb200"),
+    "gb300": _types("p6e-gb300"),
 }
 
 CAPACITY: Mapping[Provisioner, Mapping[str, Nodes]] = {
