@@ -48,6 +48,12 @@ class Starts:
         return self._rows[:-1]
 
     @property
+    def saved(self) -> int:
+        """The newest step that earlier starts saved; 0 where they saved none."""
+        kept = [self._folder.summary(name=_path(row.start, FILE)) for row in self.earlier]
+        return max((found.saved or 0 for found in kept if found is not None), default=0)
+
+    @property
     def has_written(self) -> bool:
         """Whether an earlier start trained, with its checkpoints where this one has them."""
         has_moved = any(key.startswith("train.checkpoint") for key in self._rows[-1].changed)
