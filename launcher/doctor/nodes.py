@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
-from jaxlaunch import contract
 from jaxlaunch.accelerators import OLDEST_DRIVER, PINNED_NCCL
 from jaxlaunch.launcher.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown, warn
 from jaxlaunch.launcher.kube import node_fit, requests
@@ -23,7 +22,7 @@ from jaxlaunch.launcher.manifests.platforms.runtime import (
     TPU_DEVICES,
 )
 from jaxlaunch.launcher.manifests.platforms.table import RESOURCE
-from jaxlaunch.launcher.status.hosts import main_container
+from jaxlaunch.launcher.status.hosts import agent_job, main_container
 from jaxlaunch.launcher.wording import count, either
 
 _CUDA = re.compile(r"cuda-?(\d+)")  # in an image's name or tag: those of a release end with their extra
@@ -98,13 +97,15 @@ def drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
 def access(spec: Obj) -> Findings:
     """What a user of the pods that is not root needs of the nodes' containerd, and how to see it there."""
     main, own = main_container(spec), spec.get("securityContext") or {}
-    text = next((one.get("value") for one in main.get("env") or () if one["name"] == contract.JOB), None)
-    job = contract.AgentJob.from_json(text.replace("$$", "$")) if text else None
+    job = agent_job(spec)
     security = main.get("securityContext") or {}
     user = security.get("runAsUser", own.get("runAsUser"))
     if job is None or security.get("privileged"):
         return
     root = f"users: {{{job.accelerator}: root}} in the cluster defaults"
+    if job.platform == "tpu" and user == 0:
+        added = (security.get("capabilities") or {}).get("add") or ["no capability"]
+        yield ok(f"the pods run as root with {', '.join(added)}, so that they can open {TPU_DEVICES.value}")
     if job.platform == "tpu" and user != 0:
         setting = DEVICE_OWNERSHIP.value
         yield unknown(
@@ -125,9 +126,7 @@ def access(spec: Obj) -> Findings:
 
 def nccl(spec: Obj) -> Findings:
     """Whether the NCCL that the program loads is one that the plugins of its network work with."""
-    main = main_container(spec)
-    env = {one["name"]: one.get("value") or "" for one in main.get("env") or ()}
-    job = contract.AgentJob.from_json(env[contract.JOB].replace("$$", "$")) if contract.JOB in env else None
+    job, env = agent_job(spec), {one["name"]: one.get("value") or "" for one in main_container(spec).get("env") or ()}
     library = gke.TCPXO_VARIABLES.value["LD_PRELOAD"]
     if job is None or job.pinning not in ("gpudirect-tcpxo", "gpudirect-rdma"):
         return

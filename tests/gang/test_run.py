@@ -58,6 +58,16 @@ def test_a_finished_run_started_again_trains_nothing_and_says_whether_it_would_h
     assert model.summary["starts"][2]["changed"] == {"train.optimizer.lr": [0.01, 0.5]}
 
 
+def test_no_line_of_a_chatty_program_is_missing_in_a_plain_file(tmp_path: Path) -> None:
+    count = 50_000
+    text = f"sys.stdout.buffer.write(b''.join(b'%d %s\\n' % (number, b'x' * 200) for number in range({count})))"
+    result = launch(tmp_path, job(command=list(program(tmp_path, text)), per_host=2, processes_per_host=2))
+    assert result.code == 0, result.stderr
+    for rank in range(2):
+        said = [line.split()[1] for line in result.stdout.splitlines() if line.startswith(f"[{rank}] ")]
+        assert said == [str(number) for number in range(count)]
+
+
 def _endless(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
@@ -240,7 +250,7 @@ def test_on_a_terminal_rank_0_speaks_alone_below_it_a_bar(tmp_path: Path) -> Non
     os.close(theirs)
     screen = b"".join(iter(lambda: _read(ours), b"")).decode(errors="replace")
     assert process.wait() == 0, screen
-    assert "step 30/30" in screen and "[0]" not in screen
+    assert "\n[0] step 30/30" in screen.replace("\x1b[2K", "\n")
     assert "starting" in screen
 
 

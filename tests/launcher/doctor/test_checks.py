@@ -438,8 +438,7 @@ RDMA = "accelerator: {type: h100}\nhosts: 2\nnetwork: {profile: rdma, resource: 
 @pytest.mark.parametrize(
     ("more", "users", "what", "fix"),
     [
-        (V5E, {}, "whether user 1000 of the pods may open /dev/vfio/0 on the nodes", "or users: {v5e: root} in"),
-        (V5E, {"v5e": "root"}, None, ""),
+        (V5E, {"v5e": 1000}, "whether user 1000 of the pods may open /dev/vfio/0 on the", "or users: {v5e: root} in"),
         (V5E, {"v5e": "privileged"}, None, ""),
         (RDMA, {"h100": 2000}, "how much memory user 2000 of the pods may pin on the nodes for network rdma", "infin"),
         (RDMA, {"h100": "root"}, None, ""),
@@ -453,6 +452,16 @@ def test_what_the_nodes_must_give_the_pods_user_is_unknown_and_how_to_see_it_is_
     assert [one.level for one in found] == ([] if what is None else ["unknown"])
     for one in found:
         assert one.what.startswith(str(what)) and fix in one.fix and "kubectl debug node/NODE" in one.fix
+
+
+def test_pods_on_tpus_are_root_by_default_and_a_restricted_namespace_says_what_to_do() -> None:
+    for users, rights in ({}, "no capability"), ({"v5e": "root"}, "DAC_OVERRIDE"):
+        (found,) = nodes.access(pod_of(V5E, users))
+        assert found.level == "ok" and f"root with {rights}, so that they can open /dev/vfio/0" in found.what
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    refused = namespace.pod_security("team", labels, {"spec": pod_of(V5E, {})})
+    assert refused.level == "fail" and "pods on TPUs are root" in refused.fix and "users: {v5e: 1000}" in refused.fix
+    assert namespace.pod_security("team", labels, {"spec": pod_of(V5E, {"v5e": 1000})}).level == "ok"
 
 
 @pytest.mark.parametrize(

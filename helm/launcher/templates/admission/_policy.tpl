@@ -55,13 +55,18 @@ request.kind.kind == "JobSet" ? dyn({{ . }}).spec.?replicatedJobs.orValue([])
 {{- concat $own .Values.admissionPolicy.hostPaths | uniq | toJson -}}
 {{- end -}}
 
-{{/* JSON list of the resources whose pods may be one of `users`, by defaults.users; of "cpu", which has none, "". */}}
+{{/* JSON list of the resources whose pods may be one of `users`, by defaults.users, and of TPUs, whose pods are root unless it says another user; of "cpu", which has none, "". */}}
 {{- define "launcher.resourcesOf" -}}
 {{- $found := list -}}
+{{- $tpu := has "root" .users -}}
+{{- range $kind, $user := .root.Values.defaults.users -}}
+{{- if regexMatch "^(v[0-9][a-z]?|7x|tpu.*)$" $kind -}}{{- $tpu = false -}}{{- end -}}
+{{- end -}}
+{{- if $tpu -}}{{- $found = append $found "google.com/tpu" -}}{{- end -}}
 {{- range $kind, $user := .root.Values.defaults.users -}}
 {{- if has $user $.users -}}
 {{- if eq $kind "cpu" -}}{{- $found = append $found "" -}}
-{{- else if regexMatch "^(v[0-9]|7x|tpu)" $kind -}}{{- $found = append $found "google.com/tpu" -}}
+{{- else if regexMatch "^(v[0-9][a-z]?|7x|tpu.*)$" $kind -}}{{- $found = append $found "google.com/tpu" -}}
 {{- else if regexMatch "^mi[0-9]" $kind -}}{{- $found = append $found "amd.com/gpu" -}}
 {{- else -}}{{- $found = append $found "nvidia.com/gpu" -}}
 {{- end -}}
