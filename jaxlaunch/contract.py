@@ -32,6 +32,7 @@ RUN_DIR = "JAXLAUNCH_RUN_DIR"  # jobset, run -> agent, trainer: the run folder; 
 RUN_URL = "JAXLAUNCH_RUN_URL"  # jobset -> agent: the bucket that keeps the run folder, of which RUN_DIR is a copy here
 TRAIN_SPEC = "TRAIN_SPEC"  # jobset, run -> trainer: the train block as JSON
 STARTED = "JAXLAUNCH_STARTED"  # run -> agent: Unix time at which the run started; unset: when the agent did
+WHOLE_OUTPUT = "JAXLAUNCH_WHOLE_OUTPUT"  # run -> agent: 1 where no line may be dropped, since a plain file takes all
 PARENT = "JAXLAUNCH_PARENT"  # run -> agent: a pid; an agent whose parent is gone stops as on SIGTERM
 CODE = "JAXLAUNCH_CODE"  # jobset -> agent: the archive of the job's code, unpacked before any process starts
 CODE_ROOT = "JAXLAUNCH_CODE_ROOT"  # jobset -> agent: the folder it is unpacked to, first on PYTHONPATH

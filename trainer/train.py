@@ -30,8 +30,8 @@ from jaxlaunch.trainer.metrics.means import Means
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.spec import GPT2, LM, Decoder, TrainSpec, task_name
-from jaxlaunch.trainer.start import preflight
+from jaxlaunch.trainer.spec import AUTO, GPT2, LM, Decoder, TrainSpec, task_name
+from jaxlaunch.trainer.start import compile_cache, preflight
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.step import resume
 from jaxlaunch.trainer.step.train_step import Step, TrainState
@@ -59,6 +59,8 @@ class BuiltInTraining(Training[TrainState]):
         self.folder = place.checkpoints(spec)
         writable.check(self.folder)
         preflight.check_cache(spec)
+        if spec.compile_cache == AUTO:
+            compile_cache.install(place.run_folder, self.note)
         opened = {split: task.source(spec, split) for split in SPLITS}
         with user_code.placed(type(task).source):
             train_set, eval_set = (checked_source(spec, opened[split]) for split in SPLITS)

@@ -45,7 +45,12 @@ FLOORS = (
     ("jaxlaunch.trainer.start.process", "jaxlaunch.trainer.step"),
     ("jaxlaunch.trainer.adapters",),
     ("jaxlaunch.trainer.models",),
-    ("jaxlaunch.trainer.attention", "jaxlaunch.trainer.data.sources", "jaxlaunch.trainer.task"),
+    (
+        "jaxlaunch.trainer.attention",
+        "jaxlaunch.trainer.data.sources",
+        "jaxlaunch.trainer.start.compile_cache",
+        "jaxlaunch.trainer.task",
+    ),
     ("jaxlaunch.trainer.text",),
     ("jaxlaunch.trainer.data.sources.files", "jaxlaunch.trainer.data.sources.share"),
     (

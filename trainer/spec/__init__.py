@@ -11,9 +11,10 @@ from jaxlaunch.trainer.spec.model import GPT2, MLP, CustomModel, Decoder, Model,
 from jaxlaunch.trainer.spec.optimizer import OPTIMIZERS, Optimizer, Schedule
 from jaxlaunch.trainer.spec.precision import Policy, Precision, Remat
 from jaxlaunch.trainer.spec.tasks import CLASSIFY, DPO, LM, TASK_DEFAULTS, TASKS, over_task, task_name, with_defaults
-from jaxlaunch.trainer.spec.train import DEFAULT_STEPS, OnNonfinite, Profile, TrainSpec
+from jaxlaunch.trainer.spec.train import AUTO, DEFAULT_STEPS, OnNonfinite, Profile, TrainSpec
 
 __all__ = [
+    "AUTO",
     "ArrayRecord",
     "Best",
     "Block",

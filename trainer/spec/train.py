@@ -21,6 +21,7 @@ from jaxlaunch.trainer.spec.precision import Precision, Remat
 from jaxlaunch.trainer.spec.tasks import CLASSIFY, DPO, LM, TASK_DEFAULTS, over_task, task_name
 
 DEFAULT_STEPS = 1000
+AUTO = "auto"  # of compile_cache
 
 
 class Profile(Block):
@@ -100,7 +101,10 @@ class TrainSpec(Block):
         description="implementation; auto: cudnn or splash if devices, precision and sizes allow, else xla; the log "
         "says which",
     )
-    compile_cache: Place | None = Field(None, description="folder or URL of XLA's compilation cache; null: none")
+    compile_cache: Place | None = Field(
+        AUTO,
+        description="XLA's compilation cache: folder or URL; auto: on the host, seeded from the run folder; null: none",
+    )
     on_nonfinite: OnNonfinite = Field(OnNonfinite(), description="when loss or gradients are not finite")
     steps_per_dispatch: Many = Field(1, description="steps per dispatch to the device; more for tiny models")
     profile: Profile = Field(Profile(), description="which steps are traced")
