@@ -11,11 +11,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
+from jaxlaunch.contract import MANIFEST
 from tests.gang.agents import program
 from tests.gang.runs import HERE, Running, digits, job, launch, until_gone
 
@@ -157,20 +157,13 @@ def test_a_deadline_counts_every_generation(tmp_path: Path) -> None:
     assert sum(result.summary["goodput"]["seconds"].values()) >= 6
 
 
-def recorded(running: Running) -> dict[str, Any]:
-    """The summary of a run so far."""
-    file = running.folder / "summary.json"
-    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    return found
-
-
 def test_a_run_that_is_killed_whole_again_and_again_has_a_row_for_each_start_and_goes_on(tmp_path: Path) -> None:
     """Launcher and agents at once: while a start is made, before the first step, and in the steps."""
     document = job(digits(steps=100_000, checkpoint={"every": 5}))
     moments: list[Callable[[Running], object]] = [
         lambda running: running.until("its folder", (running.folder / "starts").exists),
         lambda running: running.until("its processes", running.children),
-        lambda running: running.until("a saved step in its record", lambda: recorded(running).get("saved")),
+        lambda running: running.until("a saved step", lambda: [*running.folder.glob(f"checkpoints/*/{MANIFEST}")]),
     ]
     for comes in moments:
         with Running(tmp_path, document) as running:
