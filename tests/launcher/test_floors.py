@@ -45,7 +45,12 @@ FLOORS = (
     ("jaxlaunch.trainer.start.process", "jaxlaunch.trainer.step"),
     ("jaxlaunch.trainer.adapters",),
     ("jaxlaunch.trainer.models",),
-    ("jaxlaunch.trainer.attention", "jaxlaunch.trainer.data.sources", "jaxlaunch.trainer.task"),
+    (
+        "jaxlaunch.trainer.attention",
+        "jaxlaunch.trainer.data.sources",
+        "jaxlaunch.trainer.start.compile_cache",
+        "jaxlaunch.trainer.task",
+    ),
     ("jaxlaunch.trainer.text",),
     ("jaxlaunch.trainer.data.sources.files", "jaxlaunch.trainer.data.sources.share"),
     (
@@ -124,6 +129,7 @@ SHARED = {
         "jaxlaunch.regular_files",
         "jaxlaunch.spelling",
         "jaxlaunch.user_modules",
+        "jaxlaunch.records.journal",
     },
     "jaxlaunch": {
         "jaxlaunch.launcher.errors",

@@ -49,7 +49,7 @@ class Mirror:
             names = remote.names(self._url)
             newest = max((int(log[1] or 0) for name in names if (log := LOG.fullmatch(name))), default=0)
             for name in names:
-                if _is_wanted(name, newest, ranks, is_whole):
+                if not name.startswith(".") and _is_wanted(name, newest, ranks, is_whole):
                     path = self._folder / name
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(remote.filesystem(self._url).cat_file(f"{self._url}/{name}"))

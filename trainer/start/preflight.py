@@ -20,7 +20,7 @@ from jaxlaunch.contract import AgentJob
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import arguments
 from jaxlaunch.trainer.errors import CheckpointError, DataError, SpecError
-from jaxlaunch.trainer.spec import EVAL, TrainSpec
+from jaxlaunch.trainer.spec import AUTO, EVAL, TrainSpec
 
 SHOWN_KEYS = 3  # of those in which a job differs from what its checkpoint was trained with
 CUDA_ERROR_NO_DEVICE = 100  # cuda.h
@@ -158,7 +158,7 @@ def check_mesh(spec: TrainSpec) -> None:
 def check_cache(spec: TrainSpec) -> None:
     """Raises SpecError when the compilation cache is a file: JAX would only warn, at every program."""
     path = spec.compile_cache
-    if path is None:
+    if path in (None, AUTO):
         return
     if remote.is_remote(path):  # only named right: JAX goes on without a cache that it cannot reach
         return remote.check("train.compile_cache", path)
