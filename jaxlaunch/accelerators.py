@@ -54,6 +54,7 @@ _NVIDIA, _TPU = (DRIVER, GUIDE, SHEETS), (GKE_TPUS, XPK, TPU_PAGES, GRANTED)
 # oldest compute capability that this version compiles for (COMPATIBILITY, GUIDE).
 OLDEST_DRIVER: Mapping[int, int] = {12: 525, 13: 580}
 OLDEST_CAPABILITY: Mapping[int, float] = {12: 5.0, 13: 7.5}
+PINNED_NCCL = "2.32.3"  # of both extras, which JAX loads by its path
 
 
 @dataclasses.dataclass(frozen=True)

@@ -218,6 +218,7 @@ def _nodes(target: Target) -> Findings:
         yield nodes.place(listed, spec, target.pods, grows=_grows(target))
         yield from nodes.drivers(listed, spec)
     yield from nodes.access(spec)
+    yield from nodes.nccl(spec)
 
 
 def _grows(target: Target) -> bool:

@@ -112,7 +112,7 @@ class Defaults(Block):
     checkpoint: Checkpoint | None = Field(None, description="where checkpoints go")
     compile_cache: CacheClaim | None = Field(None, description="XLA's, for jobs that name none")
     service_account: ObjectName | None = Field(None, description="for jobs that name none; no token is mounted")
-    user: Positive = Field(DEFAULT_USER, description="numeric user and group of the pods; never root")
+    user: Positive = Field(DEFAULT_USER, description="numeric user and group of the pods; never root, but on TPUs")
     users: dict[Kind, User] = Field(
         {}, description="by accelerator type, in place of user: a number, root, or privileged (root, every device)"
     )

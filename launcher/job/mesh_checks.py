@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.contract import BATCH_AXES, MESH_AXES
 from jaxlaunch.launcher.errors import Fault, KeyPath
-from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.launcher.job.schema import MOST_PODS, JobSpec
 from jaxlaunch.launcher.wording import count, either
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, CustomModel, TrainSpec, said
 
@@ -189,7 +189,7 @@ def row_faults(job: JobSpec) -> Iterator[Fault]:
 
 def _fits(job: JobSpec) -> bool:
     try:
-        return job.train is not None and bool(job.train.mesh.resolve(job.devices))
+        return job.train is not None and job.host_count <= MOST_PODS and bool(job.train.mesh.resolve(job.devices))
     except ValueError:
         return False
 

@@ -39,8 +39,9 @@ def ended(
     if found is None or found.of is None or found.of.generation < generation:  # not one agent wrote anything
         of = Of(uid, generation, len(records) + 1, started=time.time(), at=time.time())
         found, is_open = dataclasses.replace(_before(found, records), of=of), True
+    starts = Starts(folder, uid)
     if found.verdict is None:
-        found = _with_saved(found, checkpoints)
+        found = _with_saved(found, checkpoints, starts, records)
     if is_open and found.of is not None:
         record = unfinished.close(found.of, _verdict(codes, found, is_stopped))
         folder.append(record)
@@ -58,7 +59,7 @@ def ended(
         restarts=history.restarts_by_cause(records) if records else found.restarts,
         seconds=_until_now(found, started),
     )
-    Starts(folder, uid).write(summary)
+    starts.write(summary)
     return summary
 
 
@@ -68,7 +69,8 @@ def close(folder: RunFolder, checkpoints: Path | None) -> None:
     if found is None or found.of is None or found.verdict is not None:
         return
     uid = found.of.uid
-    found, starts = _with_saved(found, checkpoints), Starts(folder, uid)
+    starts = Starts(folder, uid)
+    found = _with_saved(found, checkpoints, starts, folder.records(uid))
     starts.write(found)
     records = unfinished.settle(folder, uid)
     if records and found.of is not None:
@@ -78,16 +80,20 @@ def close(folder: RunFolder, checkpoints: Path | None) -> None:
         starts.write(dataclasses.replace(found, verdict=verdict, restarts=restarts, seconds=seconds))
 
 
-def _with_saved(found: Summary, checkpoints: Path | None) -> Summary:
+def _with_saved(found: Summary, checkpoints: Path | None, starts: Starts, records: Sequence[Record]) -> Summary:
     """The state of a run whose agents were killed, with a step on disk that they had no time to write of."""
     saved = newest_step(checkpoints)
     if saved is None or (found.saved is not None and saved <= found.saved):
         return found
     found = dataclasses.replace(found, saved=saved)
     of = found.of
-    if of is None or of.first_step is None or saved < of.first_step:
+    if of is None:
+        return found
+    # What this attempt trains first it may not have had the time to write either: it began at the newest step then.
+    first = of.first_step or 1 + max(history.saved(records) or 0, starts.saved)
+    if saved < first:
         return found  # an earlier attempt saved it
-    of = dataclasses.replace(of, first_committed=of.first_committed or saved, last_committed=saved)
+    of = dataclasses.replace(of, first_step=first, first_committed=of.first_committed or saved, last_committed=saved)
     return dataclasses.replace(found, of=of, step=max(found.step or 0, saved))
 
 

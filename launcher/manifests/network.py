@@ -37,7 +37,7 @@ _APERTURE = "/dev/aperture_devices"
 # GPUDirect's networks of GKE: accelerators, and how many of them a host must have.
 _WHOLE_HOSTS: Mapping[str, tuple[Sequence[str], int]] = {
     "gpudirect-tcpxo": (["h100"], gke.TCPXO_GPUS.value),
-    "gpudirect-rdma": (list(gke.GIB_TUNER), gke.GIB_GPUS.value),
+    "gpudirect-rdma": ([kind for kind, nodes in gke.NODES.items() if nodes.gib_tuner], gke.GIB_GPUS.value),
 }
 
 
@@ -113,14 +113,20 @@ def _environment(job: JobSpec, chosen: Network, where: Where, tcpxo: Tcpxo | Non
         return dict(eks.WITHOUT_HUGEPAGES.value)
     if chosen == "gpudirect-tcpxo":
         return dict(gke.TCPXO_VARIABLES.value if tcpxo is None or tcpxo.env is None else tcpxo.env)
-    if where == "gke" and kind in gke.GIB_TUNER:
-        if chosen == "gpudirect-rdma":
-            return {**gke.GIB_VARIABLES.value, "NCCL_TUNER_CONFIG_PATH": gke.GIB_TUNER[kind].value}
-        # A job sets NCCL's plugins up itself by a variable, or by gIB's folder in its pod or command.
-        brings_gib = "NCCL_NET" in {*job.env, *job.secrets} or gke.GIB_FOLDER.value in f"{job.pod} {job.command}"
-        if chosen in ("default", "hostnetwork") and not brings_gib:
-            return dict(gke.WITHOUT_GIB.value)
-    return {}
+    nodes = gke.NODES.get(kind) if where == "gke" else None
+    if nodes is None or nodes.plugins is None:
+        return {}
+    if chosen == "gpudirect-rdma" and nodes.gib_tuner is not None:
+        return {**gke.GIB_VARIABLES.value, "NCCL_TUNER_CONFIG_PATH": nodes.gib_tuner.value}
+    return dict(gke.WITHOUT_PLUGINS.value) if chosen in ("default", "hostnetwork") and not _brings(job) else {}
+
+
+def _brings(job: JobSpec) -> bool:
+    """Whether a job sets NCCL's plugins up itself: by a variable, or by their folder in its pod or command."""
+    names, text = {*job.env, *job.secrets}, f"{job.pod} {job.command}"
+    return any(name == "NCCL_NET" or name.startswith(tuple(gke.OF_PLUGINS.value)) for name in names) or any(
+        part in text for part in (gke.GIB_FOLDER.value, "tcpx")
+    )
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------

@@ -25,6 +25,13 @@ def _user(job: ResolvedJob) -> Iterator[str]:
     """Root is the cluster defaults' choice; any other user needs nodes that are set up for it."""
     kind, pinning = job.spec.accelerator.type, job.network.pinning
     root = f"users: {{{kind}: root}} in the cluster defaults"
+    if job.security.user == 0 and not job.security.is_chosen:
+        yield (
+            "user: the pods run as root without capabilities (Pod Security level baseline): no source says that "
+            f"another user may open {runtime.TPU_DEVICES.value} on the nodes; where their containerd has "
+            f"{runtime.DEVICE_OWNERSHIP.value}, users: {{{kind}: 1000}} in the cluster defaults."
+        )
+        return
     if job.security.user == 0:
         how = ", in a privileged container" if job.security.is_privileged else ""
         yield f"user: the pods run as root{how}, by users.{kind} of the cluster defaults."

@@ -8,12 +8,33 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from jaxlaunch.trainer.spec import buckets
 
-Natural = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(gt=0)]
+
+def at_most(most: int, what: str = "the most that is supported") -> AfterValidator:
+    """The largest value of a number by which memory, loops and tables grow; `what` says why that is the largest."""
+
+    def judge(value: int) -> int:
+        """The value, where it is no larger."""
+        if value > most:
+            raise ValueError(f"is above {most}, {what}")
+        return value
+
+    return AfterValidator(judge)
+
+
+COUNTED = 2**31 - 1  # devices have whole numbers of 32 bits
+_COUNTED = at_most(COUNTED, "the largest whole number that a device counts to")
+Natural = Annotated[int, Field(ge=0), _COUNTED]
+Positive = Annotated[int, Field(gt=0), _COUNTED]
+# Sizes that no model or machine comes near, and that still fail quickly: a thousand times what is published.
+Few = Annotated[int, Field(gt=0), at_most(2**10)]
+Many = Annotated[int, Field(gt=0), at_most(2**16)]
+Wide = Annotated[int, Field(gt=0), at_most(2**20)]
+Ids = Annotated[int, Field(gt=0), at_most(2**24)]  # of a vocabulary, of classes; examples of a step
+Tokens = Annotated[int, Field(gt=0), at_most(2**27)]  # of an example
 Rate = Annotated[float, Field(gt=0.0)]
 Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-Steps = Annotated[int, Field(gt=0, le=2**31 - 1)]  # a device counts them in 32 bits
+Steps = Annotated[int, Field(gt=0, le=COUNTED)]  # a device counts them in 32 bits
 Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]  # a key of JAX holds 64 bits; an order of examples, any number
 
 

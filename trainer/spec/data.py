@@ -8,7 +8,20 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from jaxlaunch.trainer.spec import buckets
-from jaxlaunch.trainer.spec.block import Block, Fraction, Natural, Positive, Seed, Weight, in_bucket
+from jaxlaunch.trainer.spec.block import (
+    COUNTED,
+    Block,
+    Few,
+    Fraction,
+    Ids,
+    Many,
+    Natural,
+    Positive,
+    Seed,
+    Weight,
+    at_most,
+    in_bucket,
+)
 
 MOST_WORKERS = 256  # processes that read for one process of a run; more than this is a typing error
 
@@ -18,8 +31,8 @@ class Source(Block):
 
     shuffle: bool = Field(True, description="a new order every epoch, drawn from the seed")
     trace: bool = Field(False, description="write the example ids of every step to the run folder")
-    prefetch: Natural = Field(2, description="batches read ahead")
-    threads: Positive = Field(4, description="threads per process that read examples")
+    prefetch: Annotated[int, Field(ge=0), at_most(2**10)] = Field(2, description="batches read ahead")
+    threads: Few = Field(4, description="threads per process that read examples")
     deterministic: bool | None = Field(
         None,
         description="whether an example is the same each time it is read; default: false for a dataset or a task of "
@@ -314,8 +327,15 @@ class Synthetic(Source):
     source: Literal["synthetic"] = Field(description="this source")
     examples: Positive = Field(4096, description="of an epoch")
     eval_examples: Natural = Field(512, description="of an evaluation")
-    shape: list[Positive] | None = Field(None, description="of an image; default [28, 28]")
-    classes: Positive = Field(10, description="of an image: labels are 0 to classes - 1")
+    shape: list[Many] | None = Field(None, description="of an image; default [28, 28]")
+    classes: Ids = Field(10, description="of an image: labels are 0 to classes - 1")
+
+    @field_validator("shape")
+    @classmethod
+    def _is_counted(cls, shape: list[int] | None) -> list[int] | None:
+        if shape is not None and math.prod(shape) > COUNTED:
+            raise ValueError(f"is of {math.prod(shape)} numbers, and a device counts to {COUNTED}")
+        return shape
 
 
 Data = Annotated[Tfds | ArrayRecord | Text | Mixture | Torch | Synthetic, Field(discriminator="source")]

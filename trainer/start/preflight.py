@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import importlib.util
 import os
 import re
@@ -18,10 +17,10 @@ from etils import epath
 from jaxlaunch import contract
 from jaxlaunch.accelerators import OLDEST_DRIVER
 from jaxlaunch.contract import AgentJob
-from jaxlaunch.trainer.buckets import faults, remote
+from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import arguments
-from jaxlaunch.trainer.errors import CheckpointError, DataError, SpecError, StorageError
-from jaxlaunch.trainer.spec import EVAL, TrainSpec
+from jaxlaunch.trainer.errors import CheckpointError, DataError, SpecError
+from jaxlaunch.trainer.spec import AUTO, EVAL, TrainSpec
 
 SHOWN_KEYS = 3  # of those in which a job differs from what its checkpoint was trained with
 CUDA_ERROR_NO_DEVICE = 100  # cuda.h
@@ -156,36 +155,10 @@ def check_mesh(spec: TrainSpec) -> None:
 
 # Of a folder that cannot be written: the path or its rights are wrong. Any other error (a full disk, a quota, a stale
 # NFS handle, a bad block) is the storage's, which may work again at the next start.
-OF_THE_SPEC = (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
-
-
-def check_folder(path: str) -> None:
-    """Checks that `path` can be written, before hours of training depend on it.
-
-    Raises SpecError for a wrong path (no permission, read-only, not a folder), StorageError when storage fails.
-    """
-    if remote.is_remote(path):
-        remote.check("train.checkpoint.path", path)
-    probe = epath.Path(path) / f".probe-{jax.process_index()}-{os.getpid()}"
-    try:
-        probe.parent.mkdir(parents=True, exist_ok=True)
-        probe.write_text("")
-        probe.unlink()
-    except OSError as error:
-        is_wrong = faults.is_refusal(error) if remote.is_remote(path) else error.errno in OF_THE_SPEC
-        kind = SpecError if is_wrong else StorageError
-        raise kind(f"train.checkpoint.path = {path} cannot be written: {error}") from None
-    except Exception as error:  # the clients of object stores have errors of their own
-        if not remote.is_remote(path):
-            raise
-        kind = SpecError if faults.is_refusal(error) else StorageError
-        raise kind(f"train.checkpoint.path = {path} cannot be written: {_first_line(error)}") from error
-
-
 def check_cache(spec: TrainSpec) -> None:
     """Raises SpecError when the compilation cache is a file: JAX would only warn, at every program."""
     path = spec.compile_cache
-    if path is None:
+    if path in (None, AUTO):
         return
     if remote.is_remote(path):  # only named right: JAX goes on without a cache that it cannot reach
         return remote.check("train.compile_cache", path)

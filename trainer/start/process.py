@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-import jax
 import pydantic
 
 from jaxlaunch import contract
@@ -19,7 +18,7 @@ from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.errors import SpecError, TrainerError, said
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS, TrainSpec, over_task, task_name
-from jaxlaunch.trainer.start import distributed
+from jaxlaunch.trainer.start import compile_cache, distributed
 from jaxlaunch.trainer.task import Task, defaults, make
 from jaxlaunch.trainer.user_code import load
 
@@ -63,8 +62,7 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
             for each in error.errors()
         ]
         raise SpecError("; ".join(errors)) from None
-    if spec.compile_cache is not None:
-        jax.config.update("jax_compilation_cache_dir", spec.compile_cache)
+    compile_cache.settle(spec.compile_cache)
     return spec, make(spec.task, task_class)
 
 

@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from jaxlaunch import contract
+from jaxlaunch import contract, regular_files
 from jaxlaunch.launcher.agent.gang import reports
 from jaxlaunch.launcher.agent.gang.progress import Progress
 from jaxlaunch.launcher.agent.gang.reports import UNSTARTABLE
 from jaxlaunch.launcher.agent.host import programs
-from jaxlaunch.launcher.agent.io import files, limits
+from jaxlaunch.launcher.agent.io import limits
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.pipes import LinePipe
 
@@ -91,7 +91,7 @@ class Child:
     def stacks(self) -> str:
         """The stacks that the process has written so far, the last MAX_STACKS bytes; empty before the first."""
         try:
-            return files.read(self.stacks_path, MAX_STACKS, at_end=True).decode(errors="replace")
+            return regular_files.read(self.stacks_path, MAX_STACKS, at_end=True).decode(errors="replace")
         except OSError:  # not there yet, or what the process put in its place
             return ""
 
@@ -107,6 +107,10 @@ class Child:
     def has_lost_reporter(self) -> bool:
         """Whether a wrapper went on without the Python that reported: its last phase says nothing any more."""
         return not self.is_program and self._has_met_reporter and not programs.exists(self._reporter)
+
+    def pause(self, is_paused: bool) -> None:
+        """Has the program wait with its output, or go on."""
+        self._output.pause(is_paused)
 
     def stop(self) -> None:
         """Sends SIGTERM to the program, once to each of its processes that it is meant for.

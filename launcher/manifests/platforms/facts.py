@@ -21,15 +21,6 @@ NAME, PROJECT, BLOCK, SUB_BLOCK = "NAME", "PROJECT", "BLOCK", "SUB_BLOCK"
 
 
 @dataclasses.dataclass(frozen=True)
-class Nodes:
-    """A kind of node: its labels, one of several values for a key, and the taints to tolerate."""
-
-    labels: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    tolerations: tuple[Mapping[str, Any], ...] = ()
-    source: Source | None = None  # None: a job's or a cluster's own words
-
-
-@dataclasses.dataclass(frozen=True)
 class Instance:
     """A machine type: GPUs, GiB of memory of each as its maker names it, and interfaces for the fast network."""
 
@@ -59,6 +50,17 @@ class Fact(Generic[_Value]):
 
     value: _Value
     source: Source
+
+
+@dataclasses.dataclass(frozen=True)
+class Nodes:
+    """A kind of node: its labels, one of several values for a key, and the taints to tolerate."""
+
+    labels: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    source: Source | None = None  # None: a job's or a cluster's own words
+    plugins: Fact[str] | None = None  # of NCCL, that an installer puts where the NCCL of every job finds them
+    gib_tuner: Fact[str] | None = None  # the configuration of these machines for the tuner of NCCL's plugin gIB
 
 
 @dataclasses.dataclass(frozen=True)

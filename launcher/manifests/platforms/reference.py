@@ -59,6 +59,8 @@ def facts(value: Any) -> Iterator[_Known]:
     """Every fact in a value, however deep in its mappings and sequences."""
     if isinstance(value, Nodes | Instance | Access | Fact):
         yield value
+        if isinstance(value, Nodes):
+            yield from facts((value.plugins, value.gib_tuner))
     elif isinstance(value, PlatformFacts):
         yield from facts(vars(value))
     elif isinstance(value, Mapping | tuple):
@@ -158,6 +160,9 @@ def _others(module: ModuleType, numbers: Mapping[Source, int]) -> Iterator[str]:
     for name, value in vars(module).items():
         if name not in _TABLES and not name.startswith("_"):
             rows += [(f"{name.lower().replace('_', ' ')}{of}", fact) for of, fact in _named(value)]
+    for kind, nodes in vars(module).get("NODES", {}).items():
+        rows += [(f"plugins of NCCL of `{kind}`", nodes.plugins)] if nodes.plugins else []
+        rows += [(f"gib tuner of `{kind}`", nodes.gib_tuner)] if nodes.gib_tuner else []
     rows += [("resource", fact) for fact in table.RESOURCE.values() if fact.source in numbers]
     yield "| fact | value | source |"
     yield "|---|---|---|"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from jaxlaunch.accelerators import Source
 from jaxlaunch.launcher.manifests.platforms.facts import Access, Fact
@@ -12,6 +13,10 @@ DEVICES = Source(
     "Kubernetes: non-root containers and devices", "kubernetes.io/blog/2021/11/09/non-root-containers-and-devices"
 )
 VFIO = Source("Linux: VFIO, whose group files a user must be given", "docs.kernel.org/driver-api/vfio.html")
+TPU_PODS = Source(
+    "GKE: about TPUs, no privileged mode since 1.28; xpk's pods, root and privileged",
+    "cloud.google.com/kubernetes-engine/docs/concepts/tpus; github.com/AI-Hypercomputer/xpk, docker_container.py",
+)
 NCCL = Source(
     "NCCL: troubleshooting, InfiniBand and RoCE",
     "docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
@@ -28,6 +33,7 @@ PINNING_CAPABILITY = Fact("IPC_LOCK", AMBIENT)
 PINNING_LIMIT = Fact("LimitMEMLOCK=infinity", SYSTEMD)
 # Device files keep their node's owner and mode, root and 0600, unless containerd gives them to the pod's user.
 TPU_DEVICES = Fact("/dev/vfio/0", VFIO)
+TPU_USER: Fact[Literal["root"]] = Fact("root", TPU_PODS)
 DEVICE_OWNERSHIP = Fact("device_ownership_from_security_context = true", DEVICES)
 
 
@@ -35,8 +41,8 @@ _OWN = f"containerd's `{DEVICE_OWNERSHIP.value}`"
 _LIMIT = f"`{PINNING_LIMIT.value}` in containerd's unit"
 ACCESS: Sequence[Access] = (
     Access("any other", "a number", "restricted", "nothing", STANDARDS),
+    Access("TPU", "root, unless `users` says another", "baseline", "nothing", TPU_PODS),
     Access("TPU", "a number", "restricted", _OWN, DEVICES),
-    Access("TPU", "`root`", "baseline", "nothing", VFIO),
     Access("TPU", "`privileged`", "privileged", "nothing", STANDARDS),
     Access("network `rdma`, `efa`", "a number", "restricted", _LIMIT, AMBIENT),
     Access("network `rdma`, `efa`", "`root`", "privileged", "nothing", AMBIENT),

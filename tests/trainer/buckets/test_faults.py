@@ -94,3 +94,24 @@ def test_a_network_or_a_disk_that_fails_is_storage_s_fault(error: Exception) -> 
 def test_what_stays_as_it_is_is_the_data_s_fault(error: Exception) -> None:
     assert not faults.is_storage(error)
     assert isinstance(faults.unreadable("example 3 cannot be read", error), DataError)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        PermissionError(13, "denied"),
+        of_status(401),
+        of_status(403),
+        client("RefreshError", "google.auth.exceptions"),
+        client("NoCredentialsError", "botocore.exceptions"),
+    ],
+    ids=repr,
+)
+def test_a_right_that_a_run_had_and_lost_is_storage_s_fault(refusal: Exception) -> None:
+    assert not faults.is_storage(refusal)
+    with faults.training():
+        with faults.training():
+            assert faults.is_storage(refusal) and not faults.is_refusal(refusal)
+            assert not faults.is_storage(FileNotFoundError(2, "gone")) and not faults.is_storage(of_status(404))
+        assert faults.has_trained()
+    assert not faults.has_trained() and not faults.is_storage(refusal)

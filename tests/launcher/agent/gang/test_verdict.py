@@ -365,6 +365,12 @@ def test_a_rank_that_reported_its_save_counts_at_the_deadline_where_another_has_
     )
 
 
+@pytest.mark.parametrize("exit", [256, -128, 2**40, "9", None])
+def test_an_exit_code_that_no_process_ends_with_is_no_event(exit: Any) -> None:
+    with pytest.raises(ValueError, match="exit must be "):
+        Event.from_wire(0, {"kind": "exit", "rank": 0, "exit": exit})
+
+
 def test_an_abort_while_stopping_is_what_held_the_save_up() -> None:
     of = attempt()
     of.stop(55.0, 100.0)
