@@ -181,9 +181,7 @@ def test_a_decoder_that_no_family_has_is_not_exported() -> None:
 def test_a_family_that_cannot_have_a_model_is_one_of_those_that_do_not() -> None:
     thin = spec.Decoder(width=64, heads=3, kv_heads=3, head_size=24)  # OLMo 2 has no head size of its own
     assert config_json.family(thin) == "llama"
-    with pytest.raises(
-        SpecError, match="olmo2 is nearest: hidden_size = 64 does not split into num_attention"
-    ):
+    with pytest.raises(SpecError, match="olmo2 is nearest: hidden_size = 64 does not split into num_attention"):
         config_json.family(thin.model_copy(update={"family": "olmo2"}))
 
 
