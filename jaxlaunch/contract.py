@@ -192,8 +192,8 @@ class Key:
     LOSS, GRAD_NORM, LEARNING_RATE, LOSS_SCALE = "loss", "grad_norm", "learning_rate", "loss_scale"
     EXAMPLES_PER_S, TOKENS_PER_S, TARGETS_PER_S, MFU = "examples_per_s", "tokens_per_s", "targets_per_s", "mfu"
     WALL_S, TIME, EXAMPLES = "wall_s", "time", "examples"
-    # Of a step; not written. The weight is that of the loss, all ranks together: its targets.
-    FINITE, SKIPPED, WEIGHT = "finite", "skipped", "weight"
+    # Of a step; not written. All ranks together: the weight of the loss, its targets, and what it read of text.
+    FINITE, SKIPPED, WEIGHT, TOKENS = "finite", "skipped", "weight", "real_tokens"
 
 
 PARTS = ("data", "host", "device", "save", "eval")  # of the loop's time
@@ -270,7 +270,7 @@ PROMETHEUS: tuple[Metric, ...] = (
         key=Key.PART_S,
     ),
     _trainer("jaxlaunch_examples_total", "counter", "examples", "Examples trained on, by all ranks together."),
-    _trainer("jaxlaunch_tokens_total", "counter", "tokens", "Tokens trained on, masked ones included, by all ranks."),
+    _trainer("jaxlaunch_tokens_total", "counter", "tokens", "Tokens read by all ranks, without padding."),
     _trainer("jaxlaunch_targets_total", "counter", "targets", "Tokens that were predicted and count, by all ranks."),
     _trainer(
         "jaxlaunch_examples_per_second",
@@ -283,7 +283,7 @@ PROMETHEUS: tuple[Metric, ...] = (
         "jaxlaunch_tokens_per_second",
         "gauge",
         "tokens/s",
-        "Of all ranks together, masked ones included, after warm-up.",
+        "Tokens read, without padding, of all ranks together, after warm-up.",
         key=Key.TOKENS_PER_S,
     ),
     _trainer(

@@ -31,7 +31,7 @@ _MOVES = {
     contract.BAD_SPEC: "fix what the message names in job.yaml, then `launcher submit --replace`.",
     contract.BAD_DATA: "fix the data or its path, then `launcher submit --replace`.",
     contract.STARTUP: "fix the program: the traceback shows where; then `launcher submit --replace`.",
-    contract.NOT_FINITE: "lower the learning rate or check the data, then `launcher submit --replace`.",
+    contract.NOT_FINITE: "fix the data if it is named, else lower the learning rate; then `launcher submit --replace`.",
     contract.NO_CHECKPOINT: "check the checkpoint folder: is it complete, and does no other run own it?",
     contract.NO_PROGRESS: "fix the first error; another try does not help.",
 }
