@@ -304,7 +304,7 @@ class Leader:
         size = " on ".join(f"{count} {name}{plural if count > 1 else ''}" for count, name, plural in counts)
         self._say(f"starting attempt {self._number}: {size}")
         coordinator = f"{bracketed(self._config.leader[0])}:{free_port()}"
-        start, saved = self._starts.number, history.saved(self._records)
+        start, saved = self._starts.number, history.saved(self._records, self._config.generation)
         if saved is None and self._starts.has_written:
             saved = 0
         self._broadcast("start", attempt=self._number, coordinator=coordinator, start=start, saved=saved)
@@ -379,6 +379,10 @@ class Leader:
             started=self._started,
         )
         self._seconds_before = seconds
+        others = self._run_folder.records(self._config.uid)
+        if others and others[-1].attempt == self._number:  # host 0 stood still, and host 1 has ended the attempt
+            self._records.append(others[-1])
+            return
         self._records.append(record)
         self._run_folder.append(record)
 
