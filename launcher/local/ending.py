@@ -128,12 +128,7 @@ def _verdict(codes: Sequence[int], found: Summary, is_stopped: bool) -> Verdict:
 
 
 def _completed(
-    found: Summary,
-    folder: RunFolder,
-    starts: Starts,
-    records: list[Record],
-    codes: Sequence[int],
-    checkpoints: Path | None,
+    found: Summary, folder: RunFolder, starts: Starts, records: list[Record], codes: Sequence[int], saved: Path | None
 ) -> Summary:
     """The end that tells of a lost host, with what the others could not see: the signal that its agent died of, and a
     step on disk that it had no time to tell them of."""
@@ -145,7 +140,7 @@ def _completed(
     if host < len(codes) and codes[host] < 0:
         message = f"{message[: lost.end()]} (its agent was killed by {_signal(-codes[host])}){message[lost.end() :]}"
     if host == 0:
-        found = _with_saved(found, checkpoints, starts, records[:-1])  # those before the attempt that ended
+        found = _with_saved(found, saved, starts, records[:-1])
     if found.saved != before.saved and "not saved" in message:
         message = f"{_SAVED.sub('', message)}; step {found.saved} is saved"
     verdict = dataclasses.replace(verdict, message=message, step=found.step if host == 0 else verdict.step)
