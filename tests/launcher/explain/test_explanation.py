@@ -145,6 +145,7 @@ def leaving(host: int, minutes: int = 2, **parts: Any) -> dict[str, Any]:
 
 
 DONE_LONG_AGO = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": ago(minutes=2)}}
+ENDED_WITH_4 = {"terminated": {"exitCode": 4, "reason": "Error"}}
 TAINTED_OUT = [condition("DisruptionTarget", reason="DeletionByTaintManager", message="Taint manager: deleting")]
 CLAIM = 'PodResourceClaim imex: resource claim template "t": resourceclaimtemplate.resource.k8s.io "t" not found'
 
@@ -177,7 +178,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     ),
     "failed and its pods are gone": (
         snapshot(jobset(1, status=objects.ended("Failed", "FailedJobs", "jobset failed"))),
-        "^lm failed: jobset failed$",
+        "^lm failed: jobset failed; no pod is left that could say why$",
     ),
     "killed, and nobody says by whom": (
         snapshot(jobset(1, status=objects.ended("Failed"), resources={"memory": "4Gi"}), over(0, 137)),
@@ -1137,6 +1138,34 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             jobset(1, status=objects.ended("Completed")), over(0, 0, initContainerStatuses=[container("mesh", 137)])
         ),
         "^lm is done, in 5m$",
+    ),
+    "a native sidecar ends again and again": (
+        snapshot(
+            jobset(1),
+            pod(
+                0,
+                conditions=[condition("Ready", "False", message="containers with unready status: [proxy]")],
+                initContainerStatuses=[{"name": "proxy", "state": {"waiting": {}}, "lastState": ENDED_WITH_4}],
+                spec={"initContainers": [{"name": "proxy", "restartPolicy": "Always"}]},
+            ),
+            records=(beat(),),
+        ),
+        "^lm runs, but sidecar proxy of its host ends again and again: exit code 4$",
+    ),
+    "a pod's own deadline": (
+        snapshot(
+            jobset(1, status=objects.ended("Failed", "FailedJobs")),
+            over(0, 137, reason="Error")
+            | {"status": over(0, 137)["status"] | {"reason": "DeadlineExceeded", "message": "Pod was active too long"}},
+        ),
+        r"^lm failed: host 0 \(pod lm-w-0-0-abcd0\) was ended by its own activeDeadlineSeconds: Pod was active",
+    ),
+    "not ready, and why": (
+        snapshot(
+            jobset(1),
+            pod(0, conditions=[condition("Ready", "False", message="containers with unready status: [main]")]),
+        ),
+        r"^lm runs: 0 of 1 host ready; host 0 \(pod lm-w-0-0-abcd0\): containers with unready status: \[main\]$",
     ),
     "an init container runs": (
         snapshot(jobset(1), waiting(0, "PodInitializing", initContainerStatuses=[container("fetch")])),
