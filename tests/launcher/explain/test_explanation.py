@@ -1318,6 +1318,16 @@ def test_every_wait_and_every_failure_comes_with_a_next_move() -> None:
         assert found.next_move or re.search(r"\bruns\b|about to start|preempted|is admitted", found.headline), case
 
 
+@pytest.mark.parametrize(
+    ("saved", "move"), [(37, "`launcher submit -n team --replace`: it resumes from step 37."), (None, "")]
+)
+def test_only_where_a_step_is_saved_is_it_said_that_the_job_resumes_from_it(saved: int | None, move: str) -> None:
+    failed = over(0, 71, message=farewell(71, "the loss is nan"))
+    job = snapshot(jobset(1, status=objects.ended("Failed", "FailedJobs")), failed, records=(beat(committed=saved),))
+    found = explain(job).next_move or ""
+    assert found.endswith(move) and ("resumes" in found) is bool(move)
+
+
 def test_evidence_is_bounded_however_many_events_there_are() -> None:
     lines = "\n".join(f"  File 'x.py', line {number}" for number in range(5000))
     texts = tuple(event("Pod", "lm-w-0-0-abcd0", f"Reason{number}", "x" * 10_000) for number in range(500))
