@@ -19,7 +19,8 @@ _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,64}m)")  # SGR of ECMA-48: how the chara
 # Commands about objects of a namespace, as messages name them; not those about nodes, classes and namespaces.
 _NAMESPACED = re.compile(
     r"\b(?:launcher (?:delete|explain|logs|profile|status|stop|submit)(?= )|launcher list\b|"
-    r"kubectl(?= (?:create|delete|describe|get|logs) )(?! get (?:priorityclasses|runtimeclasses|namespace)))(?! -n )"
+    r"kubectl(?= (?:create|delete|describe|get|logs) )"
+    r"(?! (?:get (?:priorityclasses|runtimeclasses|namespace)|(?:delete|describe) node)))(?! -n )"
 )
 
 

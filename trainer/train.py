@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -30,7 +29,7 @@ from jaxlaunch.trainer.metrics.means import Means
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.spec import AUTO, GPT2, LM, Decoder, TrainSpec, task_name
+from jaxlaunch.trainer.spec import AUTO, TrainSpec, task_name
 from jaxlaunch.trainer.start import compile_cache, preflight
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.step import resume
@@ -137,20 +136,17 @@ class BuiltInTraining(Training[TrainState]):
         )
 
     def _metrics(self, train_set: Source) -> Metrics:
-        batch, tokens, has_targets = self.spec.batch, None, True
-        if isinstance(self.spec.model, Decoder | GPT2) or self.spec.task == LM:
-            if (form := self.pipeline.forms.get("tokens")) is not None and form.shape:
-                tokens = batch * math.prod(form.shape[:-1]) * (form.shape[-1] - 1)
-                has_targets = len(form.shape) == 1  # of several rows an example the loss is no sum over targets
+        has_tokens = self.step.reads_tokens(self.pipeline.like())
+        is_row = has_tokens and len(self.pipeline.forms["tokens"].shape) == 1  # else the loss is no sum over targets
         return Metrics(
             rank=jax.process_index(),
             run_dir=self.place.run_dir,
             socket=self.place.socket,
             report=self.report,
             total_steps=self.total,
-            examples_per_step=batch,
-            tokens_per_step=tokens,
-            has_targets=has_targets,
+            examples_per_step=self.spec.batch,
+            has_tokens=has_tokens,
+            has_targets=is_row,
             dataset_examples=len(train_set),
             epochs=train_set.epochs if isinstance(train_set, Ordered) else None,
         )
@@ -249,11 +245,17 @@ class BuiltInTraining(Training[TrainState]):
 
     def not_finite(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
         """What the loss was, and what may help. The compiled step has kept the state as it was before."""
-        loss, norm = metrics[Key.LOSS], metrics[Key.GRAD_NORM]
+        loss, norm, wrong = metrics[Key.LOSS], metrics[Key.GRAD_NORM], self.wrong_batch(step)
+        move = "Try a lower train.optimizer.lr, a longer warmup or train.optimizer.clip"
+        if wrong is not None:
+            move = f"Its batch is not finite: {wrong}. Mend that example, or leave it out"
         return NotFiniteError(
             f"step {step}: loss {loss:.6g} with gradient norm {norm:.6g}; the update was not applied, and nothing "
-            f"after step {step - 1} is saved. Try a lower train.optimizer.lr, a longer warmup or train.optimizer.clip"
+            f"after step {step - 1} is saved. {move}"
         )
+
+    def _wrong_batch(self, number: int) -> str | None:
+        return self.pipeline.not_finite(number)
 
     def programs(self) -> list[str]:
         """The HLO texts of the compiled steps."""

@@ -10,6 +10,7 @@ import dataclasses
 import os
 import selectors
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ import types
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from jaxlaunch import contract
 from jaxlaunch.contract import Action, AgentJob
@@ -92,7 +93,16 @@ def environment(job: JobSpec, paths: Paths, local: LocalRun, uid: str) -> dict[s
         contract.RUN_DIR: str(local.folder),
         contract.TAKE_OVER: "1" if local.take_over else "0",
         contract.PARENT: str(os.getpid()),
+        contract.WHOLE_OUTPUT: "1" if _is_plain_file(sys.stdout) else "0",
     }
+
+
+def _is_plain_file(stream: TextIO) -> bool:
+    """Whether a stream takes all that is written: a terminal or a pipe may be held up for as long as a reader likes."""
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):  # closed, or none of the system's
+        return False
 
 
 class Gang:

@@ -1,12 +1,13 @@
 """A user's task whose examples are files, and whose steps take their time: $TRAIN_FILE is read for each example, and
-$EVAL_FILE for each that is held out."""
+$EVAL_FILE for each that is held out. Both may be in a bucket."""
 
 from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import Any
+
+from etils import epath
 
 from jaxlaunch.trainer.tasks.classify import Classify
 
@@ -17,7 +18,7 @@ class Files:
     """The examples of `source`, each read after the file."""
 
     def __init__(self, source: Any, path: str, pause_s: float) -> None:
-        self._source, self._path, self._pause_s = source, Path(path), pause_s
+        self._source, self._path, self._pause_s = source, epath.Path(path), pause_s
 
     def __len__(self) -> int:
         return len(self._source)

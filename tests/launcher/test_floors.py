@@ -129,6 +129,7 @@ SHARED = {
         "jaxlaunch.regular_files",
         "jaxlaunch.spelling",
         "jaxlaunch.user_modules",
+        "jaxlaunch.records.journal",
     },
     "jaxlaunch": {
         "jaxlaunch.launcher.errors",

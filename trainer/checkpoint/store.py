@@ -291,6 +291,7 @@ class Store:
         with _storage(f"saving step {step} in {self._folder}", OSError):  # a ValueError here is of the arrays' making
             if jax.process_index() == 0:
                 self._owner.check()
+                self._look()
                 if taken := self._taken(step):
                     raise self._in_the_way(taken)
             self._arrays.save(self._step(step), tree, meta)
@@ -309,7 +310,7 @@ class Store:
         return self._committed
 
     def _look(self) -> None:
-        """Looks whether the newest committed step is still there. Called by a thread, every few seconds."""
+        """Looks whether the newest committed step is still there, before a save, and in a thread every few seconds."""
         step = self._committed
         if step is None or step == self._seen_gone or not self._is_gone(step):
             return

@@ -106,6 +106,16 @@ class Examples:
         self._judge(batch, index_B)
         return batch
 
+    def not_finite(self, index_B: Indexes, position_B: Indexes) -> str | None:
+        """The first of these examples that holds what is no finite number, in a sentence; None where none does."""
+        batch = self._read(index_B, position_B)
+        found = [(*at, key) for key, array in batch.items() if (at := first_not_finite(array)) is not None]
+        if not found:
+            return None
+        row, value, key = min(found, key=lambda each: each[0])
+        position, index = int(position_B[row]), int(index_B[row])
+        return f"{name_of(self._source)}: example {index}, at position {position}, has {key} {value}{self._place()}"
+
     def _read(self, index_B: Indexes, position_B: Indexes) -> Batch:
         if self._cache is None:
             batch = self._allocated(len(index_B))
@@ -210,6 +220,17 @@ class Examples:
         return self._length * sum(
             int(np.prod(form.shape, dtype=np.int64)) * narrow(form.dtype).itemsize for form in self.forms.values()
         )
+
+
+def first_not_finite(array: Array) -> tuple[int, Any] | None:
+    """The first row with a number that is not finite, and that number; None where there is none."""
+    try:
+        wrong = np.argwhere(~np.isfinite(array))
+    except TypeError:  # a dtype of another library that has no such numbers
+        return None
+    if not len(wrong):
+        return None
+    return (int(wrong[0][0]) if array.ndim else 0), array[tuple(wrong[0])]
 
 
 def narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -247,9 +247,11 @@ class Loop(Generic[S]):
             if not flags[Key.FINITE][at]:
                 raise self.training.not_finite(step, _of(metrics, at), self.saved)
             if Key.WEIGHT in flags:
-                self.metrics.trained(step, float(flags[Key.WEIGHT][at]))
+                tokens = flags.get(Key.TOKENS)
+                self.metrics.trained(step, float(flags[Key.WEIGHT][at]), 0.0 if tokens is None else float(tokens[at]))
             if Key.SKIPPED in flags and flags[Key.SKIPPED][at]:
-                self.metrics.skipped(step, _of(metrics, at)[Key.LOSS_SCALE])
+                wrong = self.training.wrong_batch(step) if jax.process_index() == 0 else None
+                self.metrics.skipped(step, _of(metrics, at)[Key.LOSS_SCALE], wrong)
             if step % self.settings.log_every == 0 or step == self.settings.steps:
                 share = (step - self._logged) / (span.stop - self._logged)  # the time since is of as many steps
                 self.metrics.interval(step, _of(metrics, at), share)

@@ -114,10 +114,14 @@ class UserTraining(Training[Named]):
         """Which losses were not. The step has replaced the state, so only what was saved before is good."""
         bad = {name: value for name, value in metrics.items() if name.endswith(LOSS) and not np.isfinite(value)}
         said = ", ".join(f"{name} {value:g}" for name, value in bad.items())
+        wrong = self.wrong_batch(step)
+        why = f"Metrics whose names end in {LOSS} must be finite" if wrong is None else f"Its batch is not: {wrong}"
         return NotFiniteError(
-            f"step {step}: {said} of {self.step.name}; nothing after step {max(saved, 0)} is saved. Metrics whose "
-            f"names end in {LOSS} must be finite"
+            f"step {step}: {said} of {self.step.name}; nothing after step {max(saved, 0)} is saved. {why}"
         )
+
+    def _wrong_batch(self, number: int) -> str | None:
+        return None if self.batches is None else self.batches.not_finite(number)
 
     def programs(self) -> list[str]:
         """The HLO text of the compiled step."""

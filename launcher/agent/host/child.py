@@ -108,6 +108,10 @@ class Child:
         """Whether a wrapper went on without the Python that reported: its last phase says nothing any more."""
         return not self.is_program and self._has_met_reporter and not programs.exists(self._reporter)
 
+    def pause(self, is_paused: bool) -> None:
+        """Has the program wait with its output, or go on."""
+        self._output.pause(is_paused)
+
     def stop(self) -> None:
         """Sends SIGTERM to the program, once to each of its processes that it is meant for.
 

@@ -28,6 +28,7 @@ from jaxlaunch.launcher.agent.host import ephemeral, nccl_ras
 from jaxlaunch.launcher.agent.host.child import Child
 from jaxlaunch.launcher.agent.host.processes import Processes
 from jaxlaunch.launcher.agent.host.profiles import Profiles
+from jaxlaunch.launcher.agent.host.reported_metrics import ReportedMetrics
 from jaxlaunch.launcher.agent.host.site_folder import SiteFolder
 from jaxlaunch.launcher.agent.io import cgroup
 from jaxlaunch.launcher.agent.io.dial import RETRY_S, Dialer
@@ -85,7 +86,7 @@ class Member:
         self._verdict: Verdict | None = None
         self._signalled_at: float | None = None
         self._ticked_at = self._beat_at = time.monotonic()
-        self._metrics: Mapping[str, Any] | None = None
+        self._reported = ReportedMetrics(config.run_dir, say, lambda text: loop.after(0.0, lambda: say(text)))
         self._changes = Changes()  # of the ranks' states, for the leader
         self._overdue: set[int] = set()  # ranks whose timeout was reported in this attempt
         self._warned_of_hook: set[int] = set()  # ranks without our site hook
@@ -235,7 +236,7 @@ class Member:
         self._attempt, self._has_started, self._verdict = order.attempt, True, None
         self._overdue.clear()
         self._warned_of_hook.clear()
-        self._metrics, self._changes = None, Changes()
+        self._reported.unsent, self._changes = None, Changes()
         if self._clock is not None:
             self._clock.enter("init", time.monotonic())
         listens = link.peer if self._config.is_leader else None  # as the other hosts reach it
@@ -278,7 +279,7 @@ class Member:
         if isinstance(message.get("profile"), dict):
             self.profiles.update(child, message["profile"])
         if "metrics" in message and child.rank == 0:
-            self._metrics = message["metrics"]
+            self._reported.add(message.get("of", child.progress.status.step), message["metrics"])
         if "stopped" in message or "committed" in message or message.get("phase") == "done":
             self._beat()  # what may be the last that the leader hears
         if (
@@ -308,6 +309,8 @@ class Member:
 
     def _child_ended(self, child: Child, code: int) -> None:
         self._check_hello(child)
+        if child.rank == 0:
+            self._reported.end()
         self._beat()
         if child.handled is not None and code > 0 and not is_signals(code):  # its wrapper passed the failure on
             self._send_event(Kind.ERROR, child, error=child.handled)
@@ -378,7 +381,7 @@ class Member:
         if self._link is None or self._link.epoch is None:
             return
         changes = self._changes.take({rank: child.progress.status for rank, child in self.processes.children.items()})
-        metrics, self._metrics = self._metrics, None
+        metrics, self._reported.unsent = self._reported.unsent, None
         self._link.send("beat", attempt=self._attempt, ranks=changes, metrics=metrics)
 
     def _check_timeouts(self, now: float) -> None:

@@ -66,6 +66,8 @@ class Processes:
         self._standbys: dict[int, Standby] = {}
         self._has_failed_standby = False
         self._logs: dict[int, RankLog] = {}
+        self._is_paused = False  # no program's output is read, since the stream is behind
+        stdout.on_room = lambda: self._pause(False)
         self._argv = site_folder.command(TRAINER) if config.job.command is None else config.job.command
         loop.on_child(self._ending, self._reap)
 
@@ -152,7 +154,16 @@ class Processes:
 
     def _print(self, child: Child, line: bytes) -> None:
         self._stdout.line(b"[%d] %s" % (child.rank, line))
+        if self._stdout.is_behind and not self._is_paused:
+            self._pause(True)
         self._logs[child.rank].line(line)
+
+    def _pause(self, is_paused: bool) -> None:
+        """Has every program wait until the stream has written what is queued, or go on."""
+        if is_paused != self._is_paused:
+            self._is_paused = is_paused
+            for child in [*self.children.values(), *(standby.child for standby in self._standbys.values())]:
+                child.pause(is_paused)
 
     def _report(self, child: Child, message: Mapping[str, Any]) -> None:
         if self.children.get(child.rank) is child:

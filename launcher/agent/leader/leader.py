@@ -308,6 +308,8 @@ class Leader:
         self._say(f"starting attempt {self._number}: {size}")
         coordinator = f"{bracketed(self._config.leader[0])}:{free_port()}"
         start, saved = self._starts.number, history.saved(self._records)
+        if saved is None and self._starts.has_written:
+            saved = 0
         self._broadcast("start", attempt=self._number, coordinator=coordinator, start=start, saved=saved)
         self._keep_summary(time.monotonic())
 

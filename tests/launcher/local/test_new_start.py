@@ -30,7 +30,8 @@ def begin(folder: Path, uid: str, text: str) -> Starts:
 
 def ended(uid: str, code: int | None, first: int | None, step: int | None) -> Summary:
     verdict = None if code is None else of_code(code, "it ended")
-    return Summary(verdict, step=step, seconds={"step": 1.0}, restarts={}, of=Of(uid, 0, 1, 1.0, 2.0, first_step=first))
+    of = Of(uid, 0, 1, 1.0, 2.0, first_step=first)
+    return Summary(verdict, step=step, seconds={"step": 1.0}, restarts={}, saved=step or None, of=of)
 
 
 def train(folder: Path, uid: str, text: str, first: int | None, step: int | None, code: int | None = 0) -> None:
@@ -102,19 +103,21 @@ def test_a_row_keeps_its_first_step_while_a_later_attempt_restores(tmp_path: Pat
     assert told(tmp_path) == [(1, None, 1, 7)]
 
 
+@pytest.mark.parametrize("has_told", [True, False], ids=["it told its first step", "it had no time to"])
 @pytest.mark.parametrize("committed", [None, 8], ids=["nothing saved", "a step saved"])
 def test_a_start_that_was_killed_with_its_launcher_is_ended_by_the_next_with_what_is_on_disk(
-    tmp_path: Path, committed: int | None
+    tmp_path: Path, committed: int | None, has_told: bool
 ) -> None:
     train(tmp_path, "a", job(1.0), 1, 6)
     save(tmp_path, 6)
-    train(tmp_path, "b", job(2.0), 7, 6, code=None)
+    train(tmp_path, "b", job(2.0), 7 if has_told else None, 6 if has_told else None, code=None)
     if committed is not None:
         save(tmp_path, committed)
     begin(tmp_path, "c", job(3.0))
     found = read(tmp_path, "starts/2/summary.json")
     assert (found["status"], found["verdict"]["cause"], found["saved"]) == ("failed", "lost", committed or 6)
-    assert told(tmp_path)[1:] == [(2, contract.LOST, committed and 7, committed or 6), (3, None, None, None)]
+    last = committed or (6 if has_told else None)
+    assert told(tmp_path)[1:] == [(2, contract.LOST, committed and 7, last), (3, None, None, None)]
     assert lr(tmp_path) == (1.0 if committed is None else 2.0)
     (record,) = RunFolder(tmp_path, pytest.fail).records("b")
     assert (record.first_committed, record.last_committed) == (committed, committed)

@@ -35,6 +35,30 @@ request.kind.kind == "JobSet" ? dyn({{ . }}).spec.?replicatedJobs.orValue([])
 : []
 {{- end -}}
 
+{{/* CEL: the labels that the templates in `object` or `oldObject` give pods; of a Pod its own. */}}
+{{- define "launcher.celPodLabels" -}}
+request.kind.kind == "JobSet" ? dyn({{ . }}).spec.?replicatedJobs.orValue([])
+  .map(j, dyn(j.template.spec.template.?metadata.?labels.orValue({})))
+: request.kind.kind == "Job" ? [dyn(dyn({{ . }}).spec.template.?metadata.?labels.orValue({}))]
+: request.kind.kind == "Pod" ? [dyn(dyn({{ . }}).metadata.?labels.orValue({}))]
+: []
+{{- end -}}
+
+{{/* CEL list of the PriorityClasses that jobs may name: this release's, and those of admissionPolicy.priorityClasses. */}}
+{{- define "launcher.celPriorityClasses" -}}
+{{- $own := list -}}
+{{- range .Values.priorityClasses -}}{{- $own = append $own (include "launcher.wideName" (dict "root" $ "part" .name)) -}}{{- end -}}
+{{- concat $own .Values.admissionPolicy.priorityClasses | uniq | toJson -}}
+{{- end -}}
+
+{{/* CEL: whether the toleration `t` is of every taint, or of one by which Kubernetes or a cloud keeps pods off a node. To stay for a while on a node that is unreachable is each pod's right. */}}
+{{- define "launcher.celTooTolerant" -}}
+{{- $system := printf "^(node-role\\.kubernetes\\.io|node\\.kubernetes\\.io|node\\.cloudprovider\\.kubernetes\\.io|karpenter\\.sh)/|%s" "ByClusterAutoscaler$|OfClusterAutoscaler$" -}}
+t.?key.orValue("") == "" || t.key.matches({{ $system | quote }}) && !(t.key in {{ toJson .Values.admissionPolicy.systemTaints }})
+&& !(t.key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] && has(t.tolerationSeconds)
+&& t.?effect.orValue("") == "NoExecute")
+{{- end -}}
+
 {{/* CEL list of the ServiceAccounts that pods may run as. */}}
 {{- define "launcher.celServiceAccounts" -}}
 {{- $own := list -}}
