@@ -53,6 +53,8 @@ Finish = Callable[[Verdict], None]
 class Member:
     """Calls `finish` once, when this host may exit; `orphaned` before that, if it has lost its leader."""
 
+    _nccl: nccl_ras.Question | None = None  # under way: what NCCL knows of a hang
+
     def __init__(
         self,
         config: Config,
@@ -93,7 +95,6 @@ class Member:
         self._oom_kills = cgroup.oom_kills()
         self._stacks_until: float | None = None
         self._stacks: dict[int, str] = {}  # of each rank, as of the last tick
-        self._nccl: nccl_ras.Question | None = None  # what NCCL knows of a hang
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.on_signal(number, self.request_stop)
         self._handlers: dict[str, Callable[[Link, Any], None]] = {
