@@ -304,7 +304,7 @@ class Leader:
         size = " on ".join(f"{count} {name}{plural if count > 1 else ''}" for count, name, plural in counts)
         self._say(f"starting attempt {self._number}: {size}")
         coordinator = f"{bracketed(self._config.leader[0])}:{free_port()}"
-        start, saved = self._starts.number, history.saved(self._records)
+        start, saved = self._starts.number, history.saved(self._records, self._config.generation)
         if saved is None and self._starts.has_written:
             saved = 0
         self._broadcast("start", attempt=self._number, coordinator=coordinator, start=start, saved=saved)
