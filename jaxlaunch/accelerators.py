@@ -84,6 +84,7 @@ class Accelerator:
     # Whether a gang may have several kinds of its nodes: their memory is equal, and they have no fast network or the
     # same. An AMD GPU has one id on the machine, and another in a virtual machine.
     alike: bool = False
+    joins_hosts: bool = False  # whether NVLink joins its GPUs across the hosts of a rack
     arm: bool = False  # whether the processors of its hosts are Arm's, with images of their own
     sources: tuple[Source, ...] = ()
 
@@ -110,8 +111,19 @@ class Accelerator:
         return whole_cubes and math.prod(sides) <= self.cubes * CHIPS_OF_A_CUBE
 
 
-def _nvidia(capability: str, *makes: Make, per_host: int = 1, alike: bool = False, arm: bool = False) -> Accelerator:
-    return Accelerator("cuda", per_host, makes, capability=capability, alike=alike, arm=arm, sources=_NVIDIA)
+def _nvidia(
+    capability: str, *makes: Make, per_host: int = 1, alike: bool = False, arm: bool = False, joins_hosts: bool = False
+) -> Accelerator:
+    return Accelerator(
+        "cuda",
+        per_host,
+        makes,
+        capability=capability,
+        alike=alike,
+        joins_hosts=joins_hosts,
+        arm=arm,
+        sources=_NVIDIA,
+    )
 
 
 _SEVENTH = Accelerator(
@@ -181,8 +193,8 @@ KNOWN: Mapping[str, Accelerator] = {
     "gh200": _nvidia("9.0", Make("NVIDIA GH200 480GB", 95.6, 989.4e12), arm=True),
     "b200": _nvidia("10.0", Make("NVIDIA B200", 178.3, 2250e12), per_host=8),
     "b300": _nvidia("10.3", Make("NVIDIA B300 SXM6 AC", 268.6, 2250e12), per_host=8),
-    "gb200": _nvidia("10.0", Make("NVIDIA GB200", 184.0, 2500e12), per_host=4, arm=True),
-    "gb300": _nvidia("10.3", Make("NVIDIA GB300", 277.0, 2500e12), per_host=4, arm=True),
+    "gb200": _nvidia("10.0", Make("NVIDIA GB200", 184.0, 2500e12), per_host=4, arm=True, joins_hosts=True),
+    "gb300": _nvidia("10.3", Make("NVIDIA GB300", 277.0, 2500e12), per_host=4, arm=True, joins_hosts=True),
     "mi300x": Accelerator("rocm", 8, (Make("AMD Instinct MI300X", 192.0),), alike=True, sources=(AMD_DRIVER,)),
     "mi325x": Accelerator("rocm", 8, (Make("AMD Instinct MI325X", 256.0),), alike=True, sources=(AMD_DRIVER,)),
     # JAX joins the two cores of a v4 or v5p chip into one device (megacore), which costs v4 more of its 32 GiB.

@@ -151,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif "/storage/v1" in self.path:
             self._json({"error": {"code": int(kind), "message": http.HTTPStatus(int(kind)).phrase}}, int(kind))
         else:
-            self._error(int(kind), http.HTTPStatus(int(kind)).phrase.replace(" ", ""))
+            self._error(int(kind), {"403": "AccessDenied", "503": "SlowDown"}.get(kind, "InternalError"))
         return kind == "slow"
 
     def _body(self) -> bytes:

@@ -148,6 +148,8 @@ WITH_A_QUEUE: Mapping[str, tuple[Right, ...]] = {
     "stop": tuple(_each("list patch", kinds.WORKLOADS)),
 }
 WITH_A_GANG_SECRET: Mapping[str, tuple[Right, ...]] = {"submit": tuple(_each("create", kinds.SECRETS))}
+WITH_CLAIMS: Mapping[str, tuple[Right, ...]] = {"submit": tuple(_each("get create", kinds.RESOURCE_CLAIM_TEMPLATES))}
+WITH_A_COMPUTE_DOMAIN: Mapping[str, tuple[Right, ...]] = {"submit": tuple(_each("get create", kinds.COMPUTE_DOMAINS))}
 
 
 def rights(has: Mapping[Right, bool], tables: Sequence[Mapping[str, tuple[Right, ...]]]) -> Findings:

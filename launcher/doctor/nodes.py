@@ -128,9 +128,9 @@ def nccl(spec: Obj) -> Findings:
     """Whether the NCCL that the program loads is one that the plugins of its network work with."""
     job, env = agent_job(spec), {one["name"]: one.get("value") or "" for one in main_container(spec).get("env") or ()}
     library = gke.TCPXO_VARIABLES.value["LD_PRELOAD"]
-    if job is None or job.pinning not in ("gpudirect-tcpxo", "gpudirect-rdma"):
+    if job is None or not str(job.pinning).startswith("gpudirect"):
         return
-    if job.pinning == "gpudirect-rdma":
+    if job.pinning != "gpudirect-tcpxo":
         oldest = gke.GIB_OLDEST_NCCL.value
         yield ok(f"gIB works with NCCL {oldest} or newer, and an image of jaxlaunch has {PINNED_NCCL}")
     elif library in env.get("LD_PRELOAD", ""):

@@ -104,7 +104,8 @@ class Defaults(Block):
     version: Literal[1] = Field(1, alias="schema", description="of this file's keys")
     platform: Where = Field("generic", description="whose nodes these are")
     provisioner: Provisioner = Field(
-        "karpenter", description="eks: who adds nodes, Karpenter or managed node groups; each labels capacity its way"
+        "karpenter",
+        description="eks: who adds nodes: Karpenter, managed node groups or Auto Mode; each labels capacity its way",
     )
     image: Annotated[str, Field(pattern=r"^\S+$")] | None = Field(None, description="for jobs that name none")
     image_pull_secrets: list[ObjectName] = Field([], description="for every job")
@@ -118,6 +119,10 @@ class Defaults(Block):
     )
     nodes: dict[Kind, Nodes] = Field({}, description="by accelerator type, where they are not labelled as usual")
     capacity: dict[Literal["spot", "flex-start"], Nodes] = Field({}, description="by kind, likewise")
+    reservation_label: LabelKey | None = Field(
+        None,
+        description="eks, managed node groups: the label that says their reservation; null: capacity-reservation-id",
+    )
     network: dict[Kind, Network] = Field({}, description="by accelerator type, for jobs that name none")
     slice_label: LabelKey | None = Field(None, description="the label that nodes of one TPU slice share")
     tcpxo: Tcpxo | None = Field(None, description="for network: gpudirect-tcpxo")

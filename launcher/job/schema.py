@@ -137,7 +137,10 @@ class Rdma(Block):
     count: Few = Field(1, description="number per host")
 
 
-Network = Literal["default", "hostnetwork", "efa", "gpudirect-tcpxo", "gpudirect-rdma"] | Rdma
+Network = (
+    Literal["default", "hostnetwork", "efa", "efa-dra", "gpudirect-tcpxo", "gpudirect-rdma", "gpudirect-rdma-dra"]
+    | Rdma
+)
 
 
 class Resources(Block):
@@ -315,6 +318,9 @@ class JobSpec(Block):
         None, description="Kueue's topology; left out: TPU slices are placed exclusively, others anywhere"
     )
     network: Network = Field("default", description="between hosts")
+    compute_domain: bool = Field(
+        False, description="NVLink between hosts of gb200 or gb300, by a ComputeDomain (IMEX) of NVIDIA's DRA driver"
+    )
     network_policy: bool = Field(True, description="a NetworkPolicy: only the job's own pods and Prometheus reach it")
     gang_secret: bool = Field(
         False,

@@ -360,7 +360,9 @@ class Submission:
                 _check_contents(found, manifest)
 
     def _not_ours(self, found: Obj) -> UserError:
-        where = f"NetworkPolicy {found['metadata']['name']} in namespace {self._namespace}"
+        where = (
+            f"{found.get('kind') or NETWORK_POLICIES.kind} {found['metadata']['name']} in namespace {self._namespace}"
+        )
         hint = "use another name, or network_policy: false."
         return UserError(f"{where} exists and is not managed by launcher{whose(found)}. It was not changed.", hint)
 

@@ -18,6 +18,7 @@ from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import Verdict, of_code
 
 _LOST = re.compile(r"\bhost (\d{1,6})(?: \([^)]*\))? was lost: [^;]*")  # in the message of a verdict
+_SAVED = re.compile(r"; step \d+ is saved$")
 
 
 def ended(
@@ -49,7 +50,7 @@ def ended(
         found = dataclasses.replace(found, verdict=record.verdict)
         found = dataclasses.replace(found, seconds=reported_fields.carried(records, time.time(), started))
     elif found.verdict is not None:
-        found = _with_signal(found, folder, records, codes)
+        found = _completed(found, folder, starts, records, codes, checkpoints)
     else:  # it was killed after the record of its attempt
         last = records[-1].verdict
         found = dataclasses.replace(found, verdict=_verdict(codes, found, True) if is_stopped else last)
@@ -126,18 +127,28 @@ def _verdict(codes: Sequence[int], found: Summary, is_stopped: bool) -> Verdict:
     return of_code(contract.LOST, f"{who} {how}", **where)
 
 
-def _with_signal(found: Summary, folder: RunFolder, records: list[Record], codes: Sequence[int]) -> Summary:
-    """The end that tells of a lost host, with the signal that its agent died of: the others could not see it."""
+def _completed(
+    found: Summary, folder: RunFolder, starts: Starts, records: list[Record], codes: Sequence[int], saved: Path | None
+) -> Summary:
+    """The end that tells of a lost host, with what the others could not see: the signal that its agent died of, and a
+    step on disk that it had no time to tell them of."""
     verdict = found.verdict
     lost = None if verdict is None else _LOST.search(verdict.message)
-    if verdict is None or lost is None or int(lost[1]) >= len(codes) or codes[int(lost[1])] >= 0:
+    if verdict is None or lost is None:
         return found
-    how = f" (its agent was killed by {_signal(-codes[int(lost[1])])})"
-    verdict = dataclasses.replace(
-        verdict, message=f"{verdict.message[: lost.end()]}{how}{verdict.message[lost.end() :]}"
-    )
-    if records and records[-1].verdict == found.verdict:
-        records[-1] = dataclasses.replace(records[-1], verdict=verdict)
+    host, message, before = int(lost[1]), verdict.message, found
+    if host < len(codes) and codes[host] < 0:
+        message = f"{message[: lost.end()]} (its agent was killed by {_signal(-codes[host])}){message[lost.end() :]}"
+    if host == 0:
+        found = _with_saved(found, saved, starts, records[:-1])
+    if found.saved != before.saved and "not saved" in message:
+        message = f"{_SAVED.sub('', message)}; step {found.saved} is saved"
+    verdict = dataclasses.replace(verdict, message=message, step=found.step if host == 0 else verdict.step)
+    if records and records[-1].verdict == before.verdict and found.of is not None:
+        record, of = dataclasses.replace(records[-1], verdict=verdict), found.of
+        if host == 0:
+            record = dataclasses.replace(record, first_committed=of.first_committed, last_committed=of.last_committed)
+        records[-1] = record
         folder.amend(records[-1])
     return dataclasses.replace(found, verdict=verdict)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from jaxlaunch.accelerators import KNOWN, OLDEST_CAPABILITY
+from jaxlaunch.launcher.job.schema import Reservation
 from jaxlaunch.launcher.manifests.platforms import eks, gke, runtime
 from jaxlaunch.launcher.manifests.platforms.facts import GKE_GPU, INSTANCE
 from jaxlaunch.launcher.manifests.resolve import ResolvedJob
@@ -17,6 +18,7 @@ def notes(job: ResolvedJob) -> Iterator[str]:
         yield from _spot(job)
     if job.nodes.platform == "eks":
         yield from _hugepages(job)
+        yield from _eks(job)
     for kind in (_tcp, _render, _arm, _any_gpu, _cuda, _user):
         yield from kind(job)
 
@@ -68,6 +70,22 @@ def _hugepages(job: ResolvedJob) -> Iterator[str]:
         )
 
 
+def _eks(job: ResolvedJob) -> Iterator[str]:
+    """What the owner of a node group has to do for a job."""
+    capacity, nodes = job.spec.capacity, job.nodes
+    if isinstance(capacity, Reservation) and nodes.provisioner == "managed" and nodes.capacity is not None:
+        (label,) = nodes.capacity.labels
+        yield (
+            f"capacity: nodes of managed node groups do not say their reservation: label the group that has it "
+            f"{label}={capacity.reservation}, or name its label in the cluster defaults: reservation_label."
+        )
+    if job.network.chosen == "efa-dra" and nodes.provisioner != "managed":
+        yield (
+            "network: efa-dra is supported on managed node groups; Karpenter adds nodes for it only with "
+            "settings.enableDRA, an alpha feature of 1.15, and Auto Mode does not: elsewhere network: efa."
+        )
+
+
 def _tcp(job: ResolvedJob) -> Iterator[str]:
     """Hosts whose GPUs have a fast network of their own, which the job does not use."""
     known = _GPU_NETWORKS.get(job.nodes.platform)
@@ -101,9 +119,7 @@ def _way(nodes: str) -> str:
             f"jaxlaunch does not support their GPUDirect-TCPX, and {gke.TCPXO_GPU.value} has network: gpudirect-tcpxo"
         )
     if nodes == gke.COMPUTE_DOMAIN_GPU.value:
-        return (
-            "jaxlaunch sets up neither their GPUDirect RDMA nor the ComputeDomain of their NVLink: add both with pod:"
-        )
+        return "network: gpudirect-rdma-dra, and compute_domain: true for their NVLink"
     return "network: gpudirect-rdma"
 
 

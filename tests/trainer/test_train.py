@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,30 @@ class AtFive:
 
     def poll(self) -> bool:
         return self.run is not None and self.run.done == 5
+
+
+def test_a_checkpoint_that_is_deleted_before_a_stop_is_saved_again_and_one_of_an_earlier_attempt_is_missed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = {"source": "synthetic", "examples": 64, "eval_examples": 0, "shape": [4, 4]}
+    keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
+    spec = TrainSpec.model_validate({"task": "classify", **keys, "checkpoint": {"every": 5}})
+
+    class Deletes(AtFive):
+        def poll(self) -> bool:
+            if (is_at_five := super().poll()) and self.run is not None:
+                self.run.store.wait()
+                shutil.rmtree(tmp_path / "checkpoints")
+            return is_at_five
+
+    stop = Deletes()
+    stop.run = loop_of(spec, Classify(), Place(str(tmp_path), saved=4), stop, Progress(None))  # type: ignore[arg-type]
+    with pytest.raises(Stopped, match="saved step 5"):
+        stop.run.run()
+    assert [path.name for path in (tmp_path / "checkpoints").glob("[0-9]*")] == ["5"]
+    said = capsys.readouterr().out
+    assert "step 4, which this run saved, is gone from" in said and "starts again from step 0" in said
+    assert "step 5 is gone from" in said and "saving it again" in said
 
 
 def test_a_run_that_is_refused_leaves_the_tokenizer_beside_the_checkpoints(

@@ -60,12 +60,12 @@ def is_full(error: BaseException) -> bool:
     return any(os.strerror(number) in str(error) for number in FULL)
 
 
-def unreadable(what: str, error: Exception) -> DataError | StorageError:
+def unreadable(what: str, error: BaseException) -> DataError | StorageError:
     """The error that ends a run in which `error` was raised while `what` was read, in one sentence."""
     return kind_of(error)(f"{what}: {type(error).__name__}: {error}")
 
 
-def kind_of(error: Exception) -> type[DataError] | type[StorageError]:
+def kind_of(error: BaseException) -> type[DataError] | type[StorageError]:
     """Whose fault `error` is."""
     return StorageError if is_storage(error) else DataError
 
@@ -79,11 +79,12 @@ def is_storage(error: BaseException) -> bool:
         if isinstance(each, LASTING):
             return isinstance(each, PermissionError) and has_trained()
         if (status := _status(each)) is not None:
-            return status in BUSY or status >= 500 or (status in UNAUTHORIZED and has_trained())
+            is_refused = status in UNAUTHORIZED or "expired" in str(each).lower()  # ExpiredToken of S3 has 400
+            return status in BUSY or status >= 500 or (is_refused and has_trained())
         if isinstance(each, NETWORK) and not _is_reported_by_another(each):
             return True
-        if isinstance(each, OSError) and each.errno is not None:
-            return True
+        if isinstance(each, OSError) and each.errno is not None and not _is_client(each.__cause__):
+            return True  # a client's own error, which s3fs puts into an OSError, says more
         if _is_lost_client(each) or (_is_client(each) and has_trained()):
             return True
     return False
@@ -132,7 +133,7 @@ def _is_lost_client(error: BaseException) -> bool:
     return any(_is_client_s(each) and LOST.search(each.__name__) for each in _kinds(error))
 
 
-def _is_client(error: BaseException) -> bool:
+def _is_client(error: BaseException | None) -> bool:
     return any(_is_client_s(each) for each in _kinds(error))
 
 
@@ -140,5 +141,5 @@ def _is_client_s(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in CLIENTS
 
 
-def _kinds(error: BaseException) -> list[type]:
+def _kinds(error: BaseException | None) -> list[type]:
     return [each for each in type(error).__mro__ if not issubclass(BaseException, each)]

@@ -20,6 +20,11 @@ TYPES = Source("Amazon EC2: accelerated computing instances", "docs.aws.amazon.c
 EFA = Source("Amazon EC2: EFA, instance types", "docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html")
 REFERENCE = Source("Karpenter: instance types, with their EFA interfaces", "karpenter.sh/docs/reference/instance-types")
 EFA_PODS = Source("Amazon EKS: run training with EFA", "docs.aws.amazon.com/eks/latest/userguide/node-efa.html")
+EFA_DRA = Source(
+    "Amazon EKS: manage EFA devices, the EFA DRA driver",
+    "docs.aws.amazon.com/eks/latest/userguide/device-management-efa.html",
+)
+AUTO = Source("Amazon EKS: Auto Mode, capacity reservations", "docs.aws.amazon.com/eks/latest/userguide/auto-odcr.html")
 KARPENTER = Source("Karpenter: scheduling", "karpenter.sh/docs/concepts/scheduling")
 MANAGED = Source("Amazon EKS: managed node groups", "docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html")
 LIBFABRIC = Source("libfabric: the EFA provider's variables", "github.com/ofiwg/libfabric, man/fi_efa.7.md")
@@ -95,15 +100,27 @@ CAPACITY: Mapping[Provisioner, Mapping[str, Nodes]] = {
     },
     "managed": {
         "spot": Nodes({"eks.amazonaws.com/capacityType": ("SPOT",)}, (), MANAGED),
-        "reservation": Nodes({"eks.amazonaws.com/capacityType": ("CAPACITY_BLOCK",)}, (), MANAGED),
+        # Its nodes carry no reservation's id, and CAPACITY_BLOCK is none of an on-demand reservation: the group's own
+        # label says it, as `reservation_label` of the cluster defaults calls it.
+        "reservation": Nodes({"capacity-reservation-id": (NAME,)}, (), MANAGED),
+    },
+    "auto": {
+        "spot": Nodes({"karpenter.sh/capacity-type": ("spot",)}, (), AUTO),
+        "reservation": Nodes(
+            {"karpenter.sh/capacity-type": ("reserved",), "eks.amazonaws.com/capacity-reservation-id": (NAME,)},
+            (),
+            AUTO,
+        ),
     },
 }
 
 RESERVATION_ID = Fact("cr-", KARPENTER)  # how a reservation's id begins
 
+# By Amazon's DRA driver (aws-dranet), on managed node groups: Karpenter has it as an alpha feature, Auto Mode not.
+EFA_CLASS = Fact("efa.networking.k8s.aws", EFA_DRA)
 EFA_RESOURCE = Fact("vpc.amazonaws.com/efa", EFA_PODS)
 # Karpenter starts no node for a pod that requests huge pages (karpenter-provider-aws, issue 3315): only a job that asks
 # for them has them, and libfabric is told to do without otherwise.
 WITHOUT_HUGEPAGES: Fact[Mapping[str, str]] = Fact({"FI_EFA_USE_HUGE_PAGE": "0"}, LIBFABRIC)
 
-PLATFORM = PlatformFacts(NODES, provisioners=CAPACITY, networks=("efa",), instances=INSTANCES)
+PLATFORM = PlatformFacts(NODES, provisioners=CAPACITY, networks=("efa", "efa-dra"), instances=INSTANCES)

@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from jaxlaunch.accelerators import Source
 
-Provisioner = Literal["karpenter", "managed"]
+Provisioner = Literal["karpenter", "managed", "auto"]
 
 INSTANCE = "node.kubernetes.io/instance-type"
 GKE_GPU = "cloud.google.com/gke-accelerator"
@@ -60,6 +60,7 @@ class Nodes:
     tolerations: tuple[Mapping[str, Any], ...] = ()
     source: Source | None = None  # None: a job's or a cluster's own words
     plugins: Fact[str] | None = None  # of NCCL, that an installer puts where the NCCL of every job finds them
+    rdma: Fact[int] | None = None  # adapters for RDMA that GKE's managed DRANET gives a pod
     gib_tuner: Fact[str] | None = None  # the configuration of these machines for the tuner of NCCL's plugin gIB
 
 

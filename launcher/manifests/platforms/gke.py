@@ -70,14 +70,22 @@ COMPUTE_DOMAINS = Source(
 GIB_RELEASE = Source(
     "NCCL/gIB 1.1.2 of May 2026: NCCL versions", "docs.cloud.google.com/ai-hypercomputer/docs/nccl/release-notes-arm64"
 )
+DRANET = Source(
+    "GKE: allocate network resources by managed DRANET; its NCCL test",
+    f"{_DOCS}/how-to/allocate-network-resources-dra; "
+    "github.com/GoogleCloudPlatform/container-engine-accelerators, gpudirect-rdma/nccl-test-managed-rdma.yaml",
+)
+RDMA_CLASS = Fact("mrdma.google.com", DRANET)
 # GPUDirect RDMA by NCCL's plugin gIB.
 GIB_FOLDER = Fact("/usr/local/gib", GIB_POD)
 _GIB = Fact("gIB", GIB_POD)
 
 
-def _gpu(*values: str, plugins: Fact[str] | None = None, gib_tuner: str | None = None) -> Nodes:
+def _gpu(
+    *values: str, plugins: Fact[str] | None = None, rdma: Fact[int] | None = None, gib_tuner: str | None = None
+) -> Nodes:
     tuner = None if gib_tuner is None else Fact(f"{GIB_FOLDER.value}/configs/{gib_tuner}", GIB_NCCL)
-    return Nodes({GKE_GPU: values}, (GPU_TAINT,), GPUS, plugins, tuner)
+    return Nodes({GKE_GPU: values}, (GPU_TAINT,), GPUS, plugins, rdma, tuner)
 
 
 def _tpu(value: str) -> Nodes:
@@ -93,9 +101,9 @@ NODES: Mapping[str, Nodes] = {
     "l4": _gpu("nvidia-l4"),
     "a100": _gpu("nvidia-tesla-a100", "nvidia-a100-80gb"),
     "h100": _gpu("nvidia-h100-80gb", "nvidia-h100-mega-80gb", plugins=Fact("GPUDirect-TCPX or TCPXO", TCPXO)),
-    "h200": _gpu("nvidia-h200-141gb", plugins=_GIB, gib_tuner="tuner_config_a3u.txtpb"),
-    "b200": _gpu("nvidia-b200", plugins=_GIB, gib_tuner="tuner_config_a4.txtpb"),
-    "gb200": Nodes({GKE_GPU: ("nvidia-gb200",)}, (GPU_TAINT, ARM_TAINT), GPUS, _GIB),
+    "h200": _gpu("nvidia-h200-141gb", plugins=_GIB, rdma=Fact(8, DRANET), gib_tuner="tuner_config_a3u.txtpb"),
+    "b200": _gpu("nvidia-b200", plugins=_GIB, rdma=Fact(8, DRANET), gib_tuner="tuner_config_a4.txtpb"),
+    "gb200": Nodes({GKE_GPU: ("nvidia-gb200",)}, (GPU_TAINT, ARM_TAINT), GPUS, _GIB, Fact(4, DRANET)),
     "gb300": Nodes({GKE_GPU: ("nvidia-gb300",)}, (GPU_TAINT, ARM_TAINT), GPUS),
     "v4": _tpu("tpu-v4-podslice"),
     "v5e": _tpu("tpu-v5-lite-podslice"),
@@ -238,7 +246,7 @@ OF_PLUGINS: Fact[Sequence[str]] = Fact(("NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_"),
 TCPXO_NCCL = Fact("2.28.7", TCPXO_RELEASE)
 GIB_OLDEST_NCCL = Fact("2.25", GIB_RELEASE)
 
-# A4X also joins its hosts by NVLink, through a ComputeDomain (IMEX) of a DRA driver: not built.
+# A4X also joins its hosts by NVLink, through a ComputeDomain (IMEX) of a DRA driver.
 COMPUTE_DOMAIN_GPU = Fact("nvidia-gb200", COMPUTE_DOMAINS)
 
 # Bandwidth of all interfaces for GPUs as a multiple of eth0's 200 Gbit/s, which plain TCP uses: 4 × 200 Gbit/s of
@@ -258,7 +266,7 @@ NCCL_GB_PER_S: Fact[tuple[int, int]] = Fact((4, 340), MEASURED)
 PLATFORM = PlatformFacts(
     NODES,
     CAPACITY,
-    networks=("gpudirect-tcpxo", "gpudirect-rdma"),
+    networks=("gpudirect-tcpxo", "gpudirect-rdma", "gpudirect-rdma-dra"),
     largest=LARGEST,
     memory_gb=MEMORY_GB,
     slice_label=SLICE_LABEL,

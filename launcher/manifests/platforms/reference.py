@@ -25,9 +25,8 @@ cluster whose nodes are labelled otherwise says so under `nodes` and `capacity` 
 of JobSet and Kueue, and that it runs there is *by the source*. Labels of several values are an affinity; a job of
 several hosts must choose one value with `node_selector`, because its hosts would differ in memory or network.
 
-Not built: GPUDirect-TCPX of a3-highgpu-8g, and on a4x-highgpu-4g GPUDirect RDMA and the ComputeDomain of its NVLink
-between hosts. Such hosts communicate over plain TCP unless `pod:` adds what the cluster has; `launcher plan` shows what
-that costs. AMD's GPUs run programs of your own (`command:`); the built-in trainer does not support ROCm.
+Not built: GPUDirect-TCPX of a3-highgpu-8g. Such hosts communicate over TCP; `launcher plan` shows what that costs.
+AMD's GPUs run programs of your own (`command:`); the built-in trainer does not support ROCm.
 """
 
 _ACCELERATORS = """\

@@ -26,7 +26,9 @@ SYSTEMD = Source("systemd: LimitMEMLOCK=", "freedesktop.org/software/systemd/man
 STANDARDS = Source("Kubernetes: Pod Security Standards", "kubernetes.io/docs/concepts/security/pod-security-standards")
 
 # Networks whose adapters read and write the program's memory, which it pins (RLIMIT_MEMLOCK) before.
-PINNING: Fact[Sequence[str]] = Fact(("rdma", "efa", "gpudirect-tcpxo", "gpudirect-rdma"), NCCL)
+PINNING: Fact[Sequence[str]] = Fact(
+    ("rdma", "efa", "efa-dra", "gpudirect-tcpxo", "gpudirect-rdma", "gpudirect-rdma-dra"), NCCL
+)
 # With it, no limit counts. It has no effect for another user than root: Kubernetes puts it in no ambient set.
 PINNING_CAPABILITY = Fact("IPC_LOCK", AMBIENT)
 # In the unit of the nodes' containerd: what its containers may pin.
@@ -44,8 +46,8 @@ ACCESS: Sequence[Access] = (
     Access("TPU", "root, unless `users` says another", "baseline", "nothing", TPU_PODS),
     Access("TPU", "a number", "restricted", _OWN, DEVICES),
     Access("TPU", "`privileged`", "privileged", "nothing", STANDARDS),
-    Access("network `rdma`, `efa`", "a number", "restricted", _LIMIT, AMBIENT),
-    Access("network `rdma`, `efa`", "`root`", "privileged", "nothing", AMBIENT),
-    Access("network `gpudirect-tcpxo`, `gpudirect-rdma`", "a number", "privileged", _LIMIT, WORKERS),
-    Access("network `gpudirect-tcpxo`, `gpudirect-rdma`", "`root`", "privileged", "nothing", WORKERS),
+    Access("network `rdma`, `efa`, `efa-dra`", "a number", "restricted", _LIMIT, AMBIENT),
+    Access("network `rdma`, `efa`, `efa-dra`", "`root`", "privileged", "nothing", AMBIENT),
+    Access("network `gpudirect-…`", "a number", "privileged", _LIMIT, WORKERS),
+    Access("network `gpudirect-…`", "`root`", "privileged", "nothing", WORKERS),
 )

@@ -92,6 +92,33 @@ def test_the_end_by_a_lost_host_has_the_signal_that_only_the_launcher_saw(
     assert [one["verdict"]["message"] for one in attempts(tmp_path)] == [message, told or message]
 
 
+@pytest.mark.parametrize(
+    ("code", "message", "told"),
+    [
+        (81, "host 0 was lost: reset", f"host 0 was lost: reset {KILLED}"),
+        (
+            80,
+            "stopped from outside: not saved: host 0 was lost: reset; step 40 is saved",
+            f"stopped from outside: not saved: host 0 was lost: reset {KILLED}; step 60 is saved",
+        ),
+    ],
+)
+def test_a_step_that_a_lost_host_0_saved_and_could_not_tell_is_on_record(
+    tmp_path: Path, code: int, message: str, told: str
+) -> None:
+    folder, before = RunFolder(tmp_path, fail), running(first_step=1)
+    assert before.of is not None
+    folder.append(unfinished.close(before.of, verdict := of_code(code, message, rank=0, host=0, step=43)))
+    write(folder, dataclasses.replace(before, verdict=verdict))
+    for step in (40, 60):
+        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+        (tmp_path / "checkpoints" / str(step) / contract.MANIFEST).touch()
+    found = end(tmp_path, [-9, code])
+    assert (found["saved"], found["step"], found["verdict"]["step"]) == (60, 60, 60)
+    assert found["verdict"]["message"] == told
+    assert [(one["last_committed"], one["verdict"]["step"]) for one in attempts(tmp_path)] == [(60, 60)]
+
+
 def test_all_seconds_since_the_start_are_counted_after_a_kill(tmp_path: Path) -> None:
     write(RunFolder(tmp_path, fail), running())
     seconds = end(tmp_path, [-9])["goodput"]["seconds"]

@@ -81,6 +81,17 @@ def test_the_summary_says_which_start_trained_what_and_the_job_is_that_of_the_ne
     assert [read(tmp_path, f"starts/{number}/summary.json")["of"]["uid"] for number in (1, 2, 3, 4)] == list("abcd")
 
 
+def test_a_start_knows_whether_an_earlier_one_trained_with_its_checkpoints_in_the_same_place(tmp_path: Path) -> None:
+    def has_written(uid: str, **checkpoint: Any) -> bool:
+        begin(tmp_path, uid, json.dumps({"name": "t", "train": {"checkpoint": checkpoint}}))
+        return Starts(RunFolder(tmp_path, pytest.fail), uid).has_written
+
+    assert not has_written("a", path="/x")
+    assert not has_written("b", path="/x")
+    train(tmp_path, "c", json.dumps({"name": "t", "train": {"checkpoint": {"path": "/x"}}}), 1, 6)
+    assert has_written("d", path="/x") and not has_written("e", path="/y")
+
+
 def test_until_a_start_has_trained_the_job_is_that_of_the_newest(tmp_path: Path) -> None:
     train(tmp_path, "a", job(1.0), 1, 0, code=65)
     begin(tmp_path, "b", job(2.0))

@@ -45,7 +45,14 @@ FILES = [*jobs_in(CASES), *jobs_in(EXAMPLES)]
 COMBINATIONS = list(matrix.combinations())
 SMALL = "name: x\nimage: registry.example/train:1\naccelerator: {type: cpu}\ncommand: [python, train.py]\n"
 # What any of these grants is beyond the restricted Pod Security Standard.
-PRIVILEGED = {"cpu-hostnetwork", "h100-tcpxo-gke", "h200-gib-gke", "b200-gib-gke"} | {
+PRIVILEGED = {
+    "cpu-hostnetwork",
+    "h100-tcpxo-gke",
+    "h200-gib-gke",
+    "b200-gib-gke",
+    "h200-rdma-dra-gke",
+    "gb200-nvlink-gke",
+} | {
     "v5e-root",
     "v5e-privileged",
     "h100-rdma-root",

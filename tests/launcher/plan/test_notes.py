@@ -78,7 +78,7 @@ def judge(text: str, said: list[str], users: dict[Kind, User]) -> None:
             "jaxlaunch does not support their GPUDirect-TCPX, and nvidia-h100-mega-80gb has network: gpudirect-tcpxo.",
         ),
         (H200, 16, "network: gpudirect-rdma."),
-        (GB200, 8, "the ComputeDomain of their NVLink: add both with pod:."),
+        (GB200, 8, "network: gpudirect-rdma-dra, and compute_domain: true for their NVLink."),
         (EKS, 32, "network: efa."),
     ],
 )

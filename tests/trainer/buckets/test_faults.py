@@ -34,7 +34,10 @@ def of_status(status: int) -> Exception:
     return urllib.error.HTTPError("https://h/x", status, "said", http.client.HTTPMessage(), None)
 
 
-BOTO = {"response": {"ResponseMetadata": {"HTTPStatusCode": 503}}}
+def boto(status: int, code: str = "said") -> Exception:
+    """A store's answer, as botocore raises it."""
+    answer = {"ResponseMetadata": {"HTTPStatusCode": status}}
+    return type("ClientError", (Exception,), {"__module__": "botocore.exceptions", "response": answer})(code)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +58,9 @@ BOTO = {"response": {"ResponseMetadata": {"HTTPStatusCode": 503}}}
         urllib3.exceptions.MaxRetryError(None, "/", None),
         urllib3.exceptions.ProtocolError("connection broken"),
         client("EndpointConnectionError", "botocore.exceptions"),
-        client("ClientError", "botocore.exceptions", **BOTO),
+        boto(503),
+        raised(OSError(5, "said"), boto(503)),
+        raised(OSError(5, "said"), client("EndpointConnectionError", "botocore.exceptions")),
         client("ServiceUnavailable", "google.api_core.exceptions", code=503),
         client("ServerDisconnectedError", "aiohttp.client_exceptions"),
         client("ReadTimeout", "httpx"),
@@ -102,6 +107,9 @@ def test_what_stays_as_it_is_is_the_data_s_fault(error: Exception) -> None:
         PermissionError(13, "denied"),
         of_status(401),
         of_status(403),
+        boto(403),
+        boto(400, "An error occurred (ExpiredToken)"),
+        raised(OSError(5, "An error occurred (Unauthorized)"), boto(401)),
         client("RefreshError", "google.auth.exceptions"),
         client("NoCredentialsError", "botocore.exceptions"),
     ],

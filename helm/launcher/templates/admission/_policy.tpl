@@ -73,7 +73,7 @@ t.?key.orValue("") == "" || t.key.matches({{ $system | quote }}) && !(t.key in {
 {{- if .Values.defaults.tcpxo -}}
 {{- $own = list "/home/kubernetes/bin/nvidia" "/sys" "/proc/sys" "/dev/aperture_devices" -}}
 {{- end -}}
-{{- if or .Values.defaults.gib (has "gpudirect-rdma" (values .Values.defaults.network)) -}}
+{{- if or .Values.defaults.gib (has "gpudirect-rdma" (values .Values.defaults.network)) (has "gpudirect-rdma-dra" (values .Values.defaults.network)) -}}
 {{- $own = concat $own (list "/home/kubernetes/bin/nvidia" "/home/kubernetes/bin/gib") -}}
 {{- end -}}
 {{- concat $own .Values.admissionPolicy.hostPaths | uniq | toJson -}}
@@ -132,12 +132,12 @@ c.name == "tcpxo-daemon" && c.?image.orValue("") == {{ toJson .image }}
 {{- define "launcher.podSecurity" -}}
 {{- $networks := .Values.defaults.network -}}
 {{- $privileged := or .Values.defaults.tcpxo .Values.defaults.gib (has "privileged" (values .Values.defaults.users)) -}}
-{{- range list "hostnetwork" "gpudirect-tcpxo" "gpudirect-rdma" -}}
+{{- range list "hostnetwork" "gpudirect-tcpxo" "gpudirect-rdma" "gpudirect-rdma-dra" -}}
 {{- if has . (values $networks) -}}{{- $privileged = true -}}{{- end -}}
 {{- end -}}
 {{- range $kind, $user := .Values.defaults.users -}}
 {{- $network := get $networks $kind -}}
-{{- if and (eq (toString $user) "root") (or (kindIs "map" $network) (eq (toString $network) "efa")) -}}{{- $privileged = true -}}{{- end -}}
+{{- if and (eq (toString $user) "root") (or (kindIs "map" $network) (has (toString $network) (list "efa" "efa-dra"))) -}}{{- $privileged = true -}}{{- end -}}
 {{- end -}}
 {{- if $privileged -}}privileged
 {{- else if has "root" (values .Values.defaults.users) -}}baseline

@@ -213,3 +213,4 @@ def test_a_full_disk_keeps_its_verdict_whatever_failed_before_it() -> None:
 )
 def test_an_attempt_is_told_how_far_the_run_has_got(records: list[Record], step: int | None) -> None:
     assert saved(records) == step
+    assert saved(records, generation=1) == (step if records else 0)

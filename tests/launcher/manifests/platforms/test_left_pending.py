@@ -27,7 +27,7 @@ class Broken(NamedTuple):
     cluster: str = "platform: gke"
 
 
-GKE, EKS = "platform: gke", "platform: eks"
+GKE, EKS, MANAGED = "platform: gke", "platform: eks", "{platform: eks, provisioner: managed}"
 A100, H100, H200, GB200, GB300, L40S, GPU, V100 = (
     f"accelerator: {{type: {kind}}}\n" for kind in ("a100", "h100", "h200", "gb200", "gb300", "l40s", "gpu", "v100")
 )
@@ -63,7 +63,11 @@ TABLE = [
     Broken(7, "plan", H200 + "network: gpudirect-tcpxo\n", "does not apply to h200 with 8 per host.", TCPXO),
     Broken(7, "plan", H100 + "network: gpudirect-rdma\n", "does not apply to h100 with 8 per host."),
     Broken(7, "plan", "accelerator: {type: h200, per_host: 4}\nnetwork: gpudirect-rdma\n", "to h200 with 4 per host."),
-    Broken(7, "plan", GB200 + "network: gpudirect-rdma\n", "needs a ComputeDomain, which jaxlaunch does not create"),
+    Broken(
+        7, "plan", GB200 + "network: gpudirect-rdma\n", "{network: gpudirect-rdma-dra, compute_domain: true} is RDMA"
+    ),
+    Broken(6, "plan", GB200 + "network: efa-dra\n", "network: efa-dra is supported on managed node groups", EKS),
+    Broken(9, "plan", H200 + "capacity: {reservation: cr-1}\n", "label the group that has it capacity-res", MANAGED),
     Broken(7, "plan", H200 + "network: gpudirect-rdma\n", "gpudirect-rdma does not exist on platform = eks.", EKS),
     Broken(7, "plan", H100 + "hosts: 2\n" + MEGA, "those of nvidia-h100-mega-80gb for its GPUs have 8 ×"),
     Broken(7, "plan", H100 + "hosts: 2\n" + HIGH, "those of nvidia-h100-80gb for its GPUs have 4 ×"),
