@@ -236,7 +236,7 @@ class Series:
             return []
         if newest == 0 and ("nothing is saved" in message or "not saved" in message):
             return []
-        if "not saved" in message and "is saved" not in message and event.moment == "stop":
+        if "not saved" in message and "is saved" not in message and event.moment in ("stop", "start"):
             return []  # it names what came between
         return [f"step {newest} is on disk, it says {message!r}"]
 

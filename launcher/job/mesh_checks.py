@@ -98,12 +98,6 @@ def slice_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault(
             (*MESH, "dcn"), f"train.mesh.dcn: {given} spans {count(spanned, 'slice')}, the job has {job.slices}.", hint
         )
-    elif not dcn and sizes["dp"] % job.slices:
-        yield Fault(
-            (*MESH, "dp"),
-            f"train.mesh.dp = {sizes['dp']} does not split over {count(job.slices, 'slice')}.",
-            f"make dp a multiple of {job.slices}, or choose with dcn which axis spans slices.",
-        )
     for axis, times in dcn.items():
         if sizes[axis] % times:
             message = f"train.mesh.dcn.{axis} = {times} does not divide {axis} = {sizes[axis]}."

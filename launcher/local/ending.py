@@ -50,7 +50,7 @@ def ended(
         found = dataclasses.replace(found, verdict=record.verdict)
         found = dataclasses.replace(found, seconds=reported_fields.carried(records, time.time(), started))
     elif found.verdict is not None:
-        found = _completed(found, folder, records, codes, checkpoints)
+        found = _completed(found, folder, starts, records, codes, checkpoints)
     else:  # it was killed after the record of its attempt
         last = records[-1].verdict
         found = dataclasses.replace(found, verdict=_verdict(codes, found, True) if is_stopped else last)
@@ -128,7 +128,7 @@ def _verdict(codes: Sequence[int], found: Summary, is_stopped: bool) -> Verdict:
 
 
 def _completed(
-    found: Summary, folder: RunFolder, records: list[Record], codes: Sequence[int], checkpoints: Path | None
+    found: Summary, folder: RunFolder, starts: Starts, records: list[Record], codes: Sequence[int], saved: Path | None
 ) -> Summary:
     """The end that tells of a lost host, with what the others could not see: the signal that its agent died of, and a
     step on disk that it had no time to tell them of."""
@@ -140,7 +140,7 @@ def _completed(
     if host < len(codes) and codes[host] < 0:
         message = f"{message[: lost.end()]} (its agent was killed by {_signal(-codes[host])}){message[lost.end() :]}"
     if host == 0:
-        found = _with_saved(found, checkpoints)
+        found = _with_saved(found, saved, starts, records[:-1])
     if found.saved != before.saved and "not saved" in message:
         message = f"{_SAVED.sub('', message)}; step {found.saved} is saved"
     verdict = dataclasses.replace(verdict, message=message, step=found.step if host == 0 else verdict.step)

@@ -60,12 +60,12 @@ def is_full(error: BaseException) -> bool:
     return any(os.strerror(number) in str(error) for number in FULL)
 
 
-def unreadable(what: str, error: Exception) -> DataError | StorageError:
+def unreadable(what: str, error: BaseException) -> DataError | StorageError:
     """The error that ends a run in which `error` was raised while `what` was read, in one sentence."""
     return kind_of(error)(f"{what}: {type(error).__name__}: {error}")
 
 
-def kind_of(error: Exception) -> type[DataError] | type[StorageError]:
+def kind_of(error: BaseException) -> type[DataError] | type[StorageError]:
     """Whose fault `error` is."""
     return StorageError if is_storage(error) else DataError
 

@@ -171,7 +171,7 @@ class Examples:
             raise
         except Unusable as error:
             raise self._fault(index, str(error)) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise unreadable(self._source, index, error, self._place()) from error
 
     def _drawn(self, index: int, position: int) -> Mapping[str, Any]:
@@ -238,7 +238,7 @@ def narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return NARROW.get(dtype, dtype)
 
 
-def unreadable(source: Source, index: int, error: Exception, place: str = "") -> DataError | StorageError:
+def unreadable(source: Source, index: int, error: BaseException, place: str = "") -> DataError | StorageError:
     """What ends a run in which `error` was raised for example `index`: whose fault, and where in the user's files.
 
     `place` is said where the error came through none of them; by default it is that of the dataset.

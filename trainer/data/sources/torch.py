@@ -52,7 +52,7 @@ def _built(path: str, found: Any, args: Mapping[str, Any]) -> Any:
         return found
     try:
         return found(**args)
-    except Exception as error:  # whatever the user's class raises
+    except (Exception, SystemExit) as error:  # whatever the user's class raises
         given = f" with args {', '.join(args)}" if args else ""  # not their values, which may be secret
         raise faults.unreadable(f"{path}{given} cannot be built", error) from error
 
