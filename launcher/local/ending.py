@@ -130,26 +130,26 @@ def _verdict(codes: Sequence[int], found: Summary, is_stopped: bool) -> Verdict:
 def _completed(
     found: Summary, folder: RunFolder, starts: Starts, records: list[Record], codes: Sequence[int], saved: Path | None
 ) -> Summary:
-    """The end that tells of a lost host, with what the others could not see: the signal that its agent died of, and a
-    step on disk that it had no time to tell them of."""
-    verdict = found.verdict
-    lost = None if verdict is None else _LOST.search(verdict.message)
-    if verdict is None or lost is None:
+    """The end, with what its agents could not see: the signal that the agent of a lost host died of, and a step on
+    disk of which no process had the time to tell."""
+    if (verdict := found.verdict) is None:
         return found
-    host, message, before = int(lost[1]), verdict.message, found
-    if host < len(codes) and codes[host] < 0:
+    lost, message, before = _LOST.search(verdict.message), verdict.message, found
+    host = None if lost is None else int(lost[1])
+    if lost is not None and host is not None and host < len(codes) and codes[host] < 0:
         message = f"{message[: lost.end()]} (its agent was killed by {_signal(-codes[host])}){message[lost.end() :]}"
-    if host == 0:
-        found = _with_saved(found, saved, starts, records[:-1])
+    found = _with_saved(found, saved, starts, records[:-1])
     if found.saved != before.saved and "not saved" in message:
         message = f"{_SAVED.sub('', message)}; step {found.saved} is saved"
     verdict = dataclasses.replace(verdict, message=message, step=found.step if host == 0 else verdict.step)
     if records and records[-1].verdict == before.verdict and found.of is not None:
-        record, of = dataclasses.replace(records[-1], verdict=verdict), found.of
-        if host == 0:
-            record = dataclasses.replace(record, first_committed=of.first_committed, last_committed=of.last_committed)
-        records[-1] = record
-        folder.amend(records[-1])
+        record = dataclasses.replace(records[-1], verdict=verdict)
+        if found.saved != before.saved:
+            first, last = found.of.first_committed, found.of.last_committed
+            record = dataclasses.replace(record, first_committed=first, last_committed=last)
+        if record != records[-1]:
+            records[-1] = record
+            folder.amend(record)
     return dataclasses.replace(found, verdict=verdict)
 
 

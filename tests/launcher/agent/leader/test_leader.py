@@ -20,8 +20,10 @@ from jaxlaunch.launcher.agent.leader import leader
 from jaxlaunch.launcher.agent.leader.leader import CLOSE_S
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
+from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.progress_annotation import Recorded
 from jaxlaunch.records.summary import Summary
+from jaxlaunch.records.verdict import of_code
 from tests.launcher.agent.leader.gangs import STEPPING, UID, Gang, opcodes, reset
 
 ECHO = {"type": "ValueError", "message": "Gloo: Connection closed by peer", "traceback": "T", "code": None}
@@ -267,3 +269,14 @@ def test_what_is_written_on_the_jobset_at_the_end_counts_the_last_attempt_too(
     of.event(0, "error", error={"type": "ValueError", "message": "boom"})
     of.send(0, "gone")
     assert [dict(known.ends or {}) for known in written] == [{"crash": 1}]
+
+
+def test_an_attempt_that_host_1_has_ended_while_the_leader_stood_still_keeps_that_end(
+    gang: Callable[..., Gang], tmp_path: Path
+) -> None:
+    of, folder = gang(2), RunFolder(tmp_path / "0", pytest.fail)
+    lost = of_code(contract.LOST, "host 0 was lost: no message for 10 s", rank=0, host=0)
+    theirs = Record(UID, 0, 1, "lost", 0, None, None, {}, lost, 1.0, 2.0)
+    folder.append(theirs)
+    of.leader._record(of_code(contract.LOST, "host 1 (ranks 2 to 3) was lost: connection closed", rank=2), 1.0)
+    assert folder.records(UID) == [theirs] and of.leader._records[-1] == theirs
