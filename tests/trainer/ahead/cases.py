@@ -24,7 +24,7 @@ VIT: dict[str, Any] = {
     "heads": 2,
     "classes": 10,
 }
-LARGE: dict[str, Any] = {**DECODER, "layers": 4, "width": 2048, "heads": 16, "hidden": 8192, "length": 2048}
+LARGE: dict[str, Any] = {**DECODER, "width": 1024, "heads": 8, "hidden": 4096, "length": 1024}
 ONE, FLAT = Chips("v5e", 1, 1, 1, "1x1"), Chips("v5e", 2, 4, 1, "2x4")
 CASES: dict[str, tuple[Chips, dict[str, Any]]] = {
     "one chip": (ONE, {"model": DECODER}),
@@ -32,8 +32,7 @@ CASES: dict[str, tuple[Chips, dict[str, Any]]] = {
     "two slices": (Chips("v5e", 2, 4, 2, "2x2"), {"model": DECODER, "mesh": {"dp": 2, "fsdp": 4}}),
     "experts": (Chips("v5p", 2, 4, 1, "2x2x2"), {"model": EXPERTS, "mesh": {"fsdp": 2, "ep": 4}}),
     "images": (Chips("v6e", 1, 8, 1, "2x4"), {"model": VIT, "mesh": {"dp": 8}}),
-    "float32": (ONE, {"model": DECODER, "precision": "fp32"}),
-    "too large": (ONE, {"model": LARGE, "batch": 8, "remat": "none"}),
+    "too large": (ONE, {"model": LARGE, "batch": 128, "remat": "none"}),
 }
 
 
