@@ -32,7 +32,7 @@ class Source:
     read: str = "2026-11"
 
 
-DRIVER = Source("NVIDIA's driver: memory of a GPU", "nvidia-smi")
+DRIVER = Source("NVIDIA's driver: name and memory of a GPU", "nvidia-smi")
 GUIDE = Source("NVIDIA: CUDA programming guide, compute capabilities", "docs.nvidia.com/cuda/cuda-c-programming-guide")
 SHEETS = Source("NVIDIA: dense bf16 FLOP/s, without sparsity", "the data sheet of each GPU")
 AMD_DRIVER = Source("AMD's driver: memory of a GPU", "rocm-smi")
@@ -40,11 +40,32 @@ GKE_TPUS = Source("GKE: Plan TPUs", "cloud.google.com/kubernetes-engine/docs/con
 XPK = Source(
     "xpk: system characteristics, largest slices", "github.com/AI-Hypercomputer/xpk, system_characteristics.py"
 )
-TPU_PAGES = Source("Cloud TPU: v4 to TPU7x, HBM and peak of a chip", "cloud.google.com/tpu/docs")
+TPU_PAGES = Source("Cloud TPU: v4 to TPU7x, peak of a chip", "cloud.google.com/tpu/docs")
 AUTOSCALER = Source("GKE's cluster autoscaler: hosts and topologies", "k8s.io/gke-autoscaling/cluster-autoscaler")
-TPU_INFO = Source("JAX: cores and memory of TPU7x", "github.com/jax-ml/jax, jax/_src/pallas/mosaic/tpu_info.py")
+TPU_INFO = Source("JAX: names and cores of TPUs", "github.com/jax-ml/jax, jax/_src/pallas/mosaic/tpu_info.py")
+GRANTED = Source("XLA for TPU: GiB that it lets a program use", "its error RESOURCE_EXHAUSTED: Used … of … hbm")
+COMPATIBILITY = Source(
+    "NVIDIA: CUDA compatibility, minor versions", "docs.nvidia.com/deploy/cuda-compatibility, table 1"
+)
 
-_NVIDIA, _TPU = (DRIVER, GUIDE, SHEETS), (GKE_TPUS, XPK, TPU_PAGES)
+_NVIDIA, _TPU = (DRIVER, GUIDE, SHEETS), (GKE_TPUS, XPK, TPU_PAGES, GRANTED)
+
+# The oldest NVIDIA driver that runs programs of a major version of CUDA, and so the extras cuda12 and cuda13; and the
+# oldest compute capability that this version compiles for (COMPATIBILITY, GUIDE).
+OLDEST_DRIVER: Mapping[int, int] = {12: 525, 13: 580}
+OLDEST_CAPABILITY: Mapping[int, float] = {12: 5.0, 13: 7.5}
+PINNED_NCCL = "2.32.3"  # of both extras, which JAX loads by its path
+
+
+@dataclasses.dataclass(frozen=True)
+class Make:
+    """One of the devices that an accelerator's name covers."""
+
+    name: str  # its `device_kind`
+    memory_gib: float  # of one JAX device, as much as a program may use
+    # Dense bf16 FLOP/s of one JAX device. A name that no row has (a MIG slice, a new chip) has no peak, rather than a
+    # wrong one, and so has a GPU that does not compute in bf16.
+    peak_flops: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,16 +74,24 @@ class Accelerator:
 
     platform: Platform
     per_host: int  # the default: a whole machine
-    memory_gib: tuple[float, ...] = ()  # of one JAX device, the smallest make first; cpu: its host's
-    # Dense bf16 FLOP/s of one device by its exact `device_kind`. A name that is not listed (a MIG slice, a new chip)
-    # has no peak, rather than a wrong one.
-    peak_flops: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    makes: tuple[Make, ...] = ()  # cpu: its host's memory; gpu: whatever the node has
     devices_per_chip: int = 1  # JAX devices
     dimensions: int = 0  # of a TPU topology
     cubes: int = 0  # in the largest 3D slice
     whole_host: tuple[str, ...] = ()  # topologies that also exist as one machine
+    numa_nodes: int = 1  # of a whole host, where its chips are divided among them
     capability: str | None = None  # NVIDIA's compute capability of a GPU
+    # Whether a gang may have several kinds of its nodes: their memory is equal, and they have no fast network or the
+    # same. An AMD GPU has one id on the machine, and another in a virtual machine.
+    alike: bool = False
+    joins_hosts: bool = False  # whether NVLink joins its GPUs across the hosts of a rack
+    arm: bool = False  # whether the processors of its hosts are Arm's, with images of their own
     sources: tuple[Source, ...] = ()
+
+    @property
+    def memory_gib(self) -> tuple[float, ...]:
+        """What one JAX device may have, the smallest make first."""
+        return tuple(sorted({make.memory_gib for make in self.makes}))
 
     def topologies(self) -> tuple[str, ...]:
         """The topologies a message may offer."""
@@ -82,89 +111,139 @@ class Accelerator:
         return whole_cubes and math.prod(sides) <= self.cubes * CHIPS_OF_A_CUBE
 
 
+def _nvidia(
+    capability: str, *makes: Make, per_host: int = 1, alike: bool = False, arm: bool = False, joins_hosts: bool = False
+) -> Accelerator:
+    return Accelerator(
+        "cuda",
+        per_host,
+        makes,
+        capability=capability,
+        alike=alike,
+        joins_hosts=joins_hosts,
+        arm=arm,
+        sources=_NVIDIA,
+    )
+
+
 _SEVENTH = Accelerator(
     "tpu",
     CHIPS_PER_VM,
-    (96.0,),
+    (Make("TPU7x", 94.74, 2307e12 / 2),),
     devices_per_chip=2,  # JAX sees chiplets
     dimensions=3,
     cubes=144,
-    sources=(AUTOSCALER, TPU_INFO),
+    numa_nodes=2,
+    sources=(AUTOSCALER, TPU_INFO, TPU_PAGES, GRANTED),
 )
 
 KNOWN: Mapping[str, Accelerator] = {
     "cpu": Accelerator("cpu", 1),  # per_host counts virtual devices
-    "l4": Accelerator("cuda", 1, (22.5,), {"NVIDIA L4": 121e12}, capability="8.9", sources=_NVIDIA),
-    "a100": Accelerator(
-        "cuda",
-        8,
-        (40.0, 80.0),
-        {
-            "NVIDIA A100-SXM4-40GB": 312e12,
-            "NVIDIA A100-SXM4-80GB": 312e12,
-            "NVIDIA A100-PCIE-40GB": 312e12,
-            "NVIDIA A100 80GB PCIe": 312e12,
-        },
-        capability="8.0",
-        sources=_NVIDIA,
+    "gpu": Accelerator("cuda", 1),  # NVIDIA's, of any name
+    "t4": _nvidia("7.5", Make("Tesla T4", 15.0), alike=True),
+    "v100": _nvidia(
+        "7.0",
+        Make("Tesla V100-SXM2-16GB", 16.0),
+        Make("Tesla V100-PCIE-16GB", 16.0),
+        Make("Tesla V100-SXM2-32GB", 32.0),
+        Make("Tesla V100-SXM3-32GB", 32.0),
+        Make("Tesla V100-PCIE-32GB", 32.0),
+        per_host=8,
     ),
-    "h100": Accelerator(
-        "cuda",
-        8,
-        (79.6, 93.6),
-        {"NVIDIA H100 80GB HBM3": 989.4e12, "NVIDIA H100 PCIe": 756e12, "NVIDIA H100 NVL": 835e12},
-        capability="9.0",
-        sources=_NVIDIA,
+    "a10": _nvidia("8.6", Make("NVIDIA A10", 22.5, 125e12)),
+    "a10g": _nvidia("8.6", Make("NVIDIA A10G", 22.5, 70e12), alike=True),
+    "a30": _nvidia("8.0", Make("NVIDIA A30", 24.0, 165e12)),
+    "a40": _nvidia("8.6", Make("NVIDIA A40", 45.0, 149.7e12)),
+    "a4000": _nvidia("8.6", Make("NVIDIA RTX A4000", 16.0)),
+    "a5000": _nvidia("8.6", Make("NVIDIA RTX A5000", 24.0)),
+    "a6000": _nvidia("8.6", Make("NVIDIA RTX A6000", 48.0, 154.8e12)),
+    "rtx3090": _nvidia("8.6", Make("NVIDIA GeForce RTX 3090", 24.0, 71e12)),
+    "rtx4090": _nvidia("8.9", Make("NVIDIA GeForce RTX 4090", 24.0, 165.2e12)),
+    "rtx5090": _nvidia("12.0", Make("NVIDIA GeForce RTX 5090", 31.8, 209.5e12)),
+    "rtx6000ada": _nvidia("8.9", Make("NVIDIA RTX 6000 Ada Generation", 48.0, 364.2e12)),
+    "rtxpro6000": _nvidia(
+        "12.0",
+        Make("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95.6),
+        Make("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 95.6),
+        Make("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 95.6),
+        alike=True,
     ),
-    "h200": Accelerator("cuda", 8, (140.4,), {"NVIDIA H200": 989.4e12}, capability="9.0", sources=_NVIDIA),
-    "b200": Accelerator("cuda", 8, (178.3,), {"NVIDIA B200": 2250e12}, capability="10.0", sources=_NVIDIA),
-    "b300": Accelerator("cuda", 8, (268.6,), capability="10.3", sources=_NVIDIA),
-    "gb200": Accelerator("cuda", 4, (184.0,), {"NVIDIA GB200": 2500e12}, capability="10.0", sources=_NVIDIA),
-    "mi300x": Accelerator("rocm", 8, (192.0,), sources=(AMD_DRIVER,)),
-    "mi325x": Accelerator("rocm", 8, (256.0,), sources=(AMD_DRIVER,)),
-    "v4": Accelerator("tpu", CHIPS_PER_VM, (32.0,), {"TPU v4": 275e12}, dimensions=3, cubes=64, sources=_TPU),
+    "l4": _nvidia("8.9", Make("NVIDIA L4", 22.5, 121e12), alike=True),
+    "l40": _nvidia("8.9", Make("NVIDIA L40", 45.0, 181e12)),
+    "l40s": _nvidia("8.9", Make("NVIDIA L40S", 45.0, 362e12), alike=True),
+    "a100": _nvidia(
+        "8.0",
+        Make("NVIDIA A100-SXM4-40GB", 40.0, 312e12),
+        Make("NVIDIA A100-SXM4-80GB", 80.0, 312e12),
+        Make("NVIDIA A100-PCIE-40GB", 40.0, 312e12),
+        Make("NVIDIA A100 80GB PCIe", 80.0, 312e12),
+        per_host=8,
+    ),
+    "a800": _nvidia("8.0", Make("NVIDIA A800-SXM4-80GB", 80.0, 312e12), per_host=8),
+    "h100": _nvidia(
+        "9.0",
+        Make("NVIDIA H100 80GB HBM3", 79.6, 989.4e12),
+        Make("NVIDIA H100 PCIe", 79.6, 756e12),
+        Make("NVIDIA H100 NVL", 93.6, 835e12),
+        per_host=8,
+    ),
+    "h800": _nvidia("9.0", Make("NVIDIA H800", 79.6, 989.4e12), per_host=8),
+    "h20": _nvidia("9.0", Make("NVIDIA H20", 95.6, 148e12), per_host=8),
+    "h200": _nvidia("9.0", Make("NVIDIA H200", 140.4, 989.4e12), Make("NVIDIA H200 NVL", 140.4, 835.5e12), per_host=8),
+    "gh200": _nvidia("9.0", Make("NVIDIA GH200 480GB", 95.6, 989.4e12), arm=True),
+    "b200": _nvidia("10.0", Make("NVIDIA B200", 178.3, 2250e12), per_host=8),
+    "b300": _nvidia("10.3", Make("NVIDIA B300 SXM6 AC", 268.6, 2250e12), per_host=8),
+    "gb200": _nvidia("10.0", Make("NVIDIA GB200", 184.0, 2500e12), per_host=4, arm=True, joins_hosts=True),
+    "gb300": _nvidia("10.3", Make("NVIDIA GB300", 277.0, 2500e12), per_host=4, arm=True, joins_hosts=True),
+    "mi300x": Accelerator("rocm", 8, (Make("AMD Instinct MI300X", 192.0),), alike=True, sources=(AMD_DRIVER,)),
+    "mi325x": Accelerator("rocm", 8, (Make("AMD Instinct MI325X", 256.0),), alike=True, sources=(AMD_DRIVER,)),
+    # JAX joins the two cores of a v4 or v5p chip into one device (megacore), which costs v4 more of its 32 GiB.
+    "v4": Accelerator("tpu", CHIPS_PER_VM, (Make("TPU v4", 30.5, 275e12),), dimensions=3, cubes=64, sources=_TPU),
     "v5e": Accelerator(
         "tpu",
         CHIPS_PER_VM,
-        (16.0,),
-        {"TPU v5 lite": 197e12, "TPU v5e": 197e12},
+        (Make("TPU v5 lite", 15.75, 197e12), Make("TPU v5e", 15.75, 197e12)),
         dimensions=2,
         whole_host=("2x4",),
         sources=_TPU,
     ),
     "v5p": Accelerator(
-        "tpu", CHIPS_PER_VM, (95.0,), {"TPU v5": 459e12, "TPU v5p": 459e12}, dimensions=3, cubes=140, sources=_TPU
+        "tpu",
+        CHIPS_PER_VM,
+        (Make("TPU v5", 95.73, 459e12), Make("TPU v5p", 95.73, 459e12)),
+        dimensions=3,
+        cubes=140,
+        sources=_TPU,
     ),
     "v6e": Accelerator(
         "tpu",
         CHIPS_PER_VM,
-        (32.0,),
-        {"TPU v6 lite": 918e12, "TPU v6e": 918e12},
+        (Make("TPU v6 lite", 31.24, 918e12), Make("TPU v6e", 31.24, 918e12)),
         dimensions=2,
         whole_host=("2x4",),
         sources=_TPU,
     ),
     "7x": _SEVENTH,
     "tpu7x": _SEVENTH,  # as GKE's label and JAX name it
-    "tpu7": _SEVENTH,
+    # Not the same machines: their peak is not published, and their largest slices are small.
+    "tpu7": dataclasses.replace(_SEVENTH, makes=(Make("TPU7", 94.74),), cubes=4, sources=(AUTOSCALER, TPU_INFO)),
 }
 
-# By `device_kind`, as `peak_flops`: those of every row, and of a device that no row names.
+# By `device_kind`.
 PEAK_FLOPS: Mapping[str, float] = {
-    **{name: peak for one in KNOWN.values() for name, peak in one.peak_flops.items()},
-    "NVIDIA GH200 480GB": 989.4e12,
+    make.name: make.peak_flops for one in KNOWN.values() for make in one.makes if make.peak_flops is not None
 }
 
 
 def usual_hosts() -> str:
-    """Says the default of `per_host` for all but TPUs: "cpu and l4 1, gb200 4, other GPUs 8"."""
+    """Says the default of `per_host` for all but TPUs: "gb200 and gb300 4, a100 and b200 8, cpu and other GPUs 1"."""
     kinds: dict[int, list[str]] = {}
     for name, one in KNOWN.items():
         if one.platform != "tpu":
             kinds.setdefault(one.per_host, []).append(name)
     most = max(kinds, key=lambda number: len(kinds[number]))
-    others = [f"{' and '.join(names)} {number}" for number, names in sorted(kinds.items()) if number != most]
-    return ", ".join([*others, f"other GPUs {most}"])
+    others = [f"{', '.join(names)} {number}" for number, names in sorted(kinds.items()) if number != most]
+    return ", ".join([*others, f"cpu and other GPUs {most}"])
 
 
 def sides_of(topology: str) -> tuple[int, ...] | None:

@@ -32,6 +32,7 @@ RUN_DIR = "JAXLAUNCH_RUN_DIR"  # jobset, run -> agent, trainer: the run folder; 
 RUN_URL = "JAXLAUNCH_RUN_URL"  # jobset -> agent: the bucket that keeps the run folder, of which RUN_DIR is a copy here
 TRAIN_SPEC = "TRAIN_SPEC"  # jobset, run -> trainer: the train block as JSON
 STARTED = "JAXLAUNCH_STARTED"  # run -> agent: Unix time at which the run started; unset: when the agent did
+WHOLE_OUTPUT = "JAXLAUNCH_WHOLE_OUTPUT"  # run -> agent: 1 where no line may be dropped, since a plain file takes all
 PARENT = "JAXLAUNCH_PARENT"  # run -> agent: a pid; an agent whose parent is gone stops as on SIGTERM
 CODE = "JAXLAUNCH_CODE"  # jobset -> agent: the archive of the job's code, unpacked before any process starts
 CODE_ROOT = "JAXLAUNCH_CODE_ROOT"  # jobset -> agent: the folder it is unpacked to, first on PYTHONPATH
@@ -42,6 +43,10 @@ PROFILE = "JAXLAUNCH_PROFILE"  # agent -> child: the file that requests a profil
 STACKS = "JAXLAUNCH_STACKS"  # agent -> child: the file its stacks are written to on SIGUSR1
 REPORTER = "JAXLAUNCH_REPORTER"  # site hook -> what the program starts: the pid that owns the progress pipe
 ATTEMPT = "JAXLAUNCH_ATTEMPT"  # agent -> child: which start of the children this is, across generations
+SAVED = (
+    "JAXLAUNCH_SAVED"  # agent -> child: the newest step of earlier attempts, 0: they saved none; unset: none trained
+)
+STORAGE_WAIT = "JAXLAUNCH_STORAGE_WAIT"  # agent -> child: seconds for which storage that fails is tried again
 TIMEOUT = "JAXLAUNCH_INIT_TIMEOUT"  # agent -> child: seconds jax.distributed.initialize may take
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # agent -> child: fresh port per attempt
 BIND = "JAX_COORDINATOR_BIND_ADDRESS"  # agent -> child of host 0: where JAX's coordinator listens; else everywhere
@@ -69,10 +74,6 @@ BATCH_AXES = MESH_AXES[:3]  # those that split a batch
 PHASES = ("prepare", "init", "restore", "compile", "step", "data", "eval", "save", "done")
 # Causes of an attempt's seconds: the phases, and what is around them.
 CLOCK = ("rendezvous", "prepare", "init", "restore", "compile", "step", "data", "eval", "save", "lost_work", "down")
-
-# The oldest NVIDIA driver that runs programs of a major version of CUDA (NVIDIA, CUDA Compatibility, "Minor Version
-# Compatibility", table 1), and so the extras cuda12 and cuda13.
-OLDEST_DRIVER: Mapping[int, int] = {12: 525, 13: 580}
 
 
 class Action(enum.Enum):
@@ -191,8 +192,8 @@ class Key:
     LOSS, GRAD_NORM, LEARNING_RATE, LOSS_SCALE = "loss", "grad_norm", "learning_rate", "loss_scale"
     EXAMPLES_PER_S, TOKENS_PER_S, TARGETS_PER_S, MFU = "examples_per_s", "tokens_per_s", "targets_per_s", "mfu"
     WALL_S, TIME, EXAMPLES = "wall_s", "time", "examples"
-    # Of a step; not written. The weight is that of the loss, all ranks together: its targets.
-    FINITE, SKIPPED, WEIGHT = "finite", "skipped", "weight"
+    # Of a step; not written. All ranks together: the weight of the loss, its targets, and what it read of text.
+    FINITE, SKIPPED, WEIGHT, TOKENS = "finite", "skipped", "weight", "real_tokens"
 
 
 PARTS = ("data", "host", "device", "save", "eval")  # of the loop's time
@@ -269,7 +270,7 @@ PROMETHEUS: tuple[Metric, ...] = (
         key=Key.PART_S,
     ),
     _trainer("jaxlaunch_examples_total", "counter", "examples", "Examples trained on, by all ranks together."),
-    _trainer("jaxlaunch_tokens_total", "counter", "tokens", "Tokens trained on, masked ones included, by all ranks."),
+    _trainer("jaxlaunch_tokens_total", "counter", "tokens", "Tokens read by all ranks, without padding."),
     _trainer("jaxlaunch_targets_total", "counter", "targets", "Tokens that were predicted and count, by all ranks."),
     _trainer(
         "jaxlaunch_examples_per_second",
@@ -282,7 +283,7 @@ PROMETHEUS: tuple[Metric, ...] = (
         "jaxlaunch_tokens_per_second",
         "gauge",
         "tokens/s",
-        "Of all ranks together, masked ones included, after warm-up.",
+        "Tokens read, without padding, of all ranks together, after warm-up.",
         key=Key.TOKENS_PER_S,
     ),
     _trainer(

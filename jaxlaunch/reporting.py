@@ -39,6 +39,7 @@ class Reports:
     def __init__(self, send: Callable[[Mapping[str, Any]], bool]) -> None:
         self._send = send
         self._newest: dict[str, Mapping[str, Any]] = {}  # not sent yet, by the one key of its message or by "phase"
+        self._step: int | None = None  # the newest that was sent
         self._sent_at = -math.inf
         self._is_timed = False
         self._lock = threading.RLock()  # a signal's handler may report while this thread is in a report
@@ -75,14 +76,21 @@ class Reports:
     def _flush(self) -> None:
         self._sent_at = time.monotonic()
         pending, self._newest = self._newest, {}
-        for kind, line in pending.items():
-            if not self._send(line):
+        for kind, line in sorted(pending.items(), key=lambda one: one[0] == "metrics"):  # after their step
+            if not self._send(self._named(line)):
                 self._newest[kind] = _merged(line, self._newest.get(kind, {}))
+
+    def _named(self, line: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A message as the agent reads it: metrics say which step they are of where it is not the newest."""
+        self._step = line.get("step", self._step)
+        if "of" in line and line["of"] in (None, self._step):
+            return {name: value for name, value in line.items() if name != "of"}
+        return line
 
 
 def _merged(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """Both messages in one, metrics one by one."""
-    merged = {**before, **after}
+    merged = {**before, **{key: value for key, value in after.items() if key != "of" or value is not None}}
     if "metrics" in merged:
         merged["metrics"] = {**before.get("metrics", {}), **after.get("metrics", {})}
     return merged
@@ -107,7 +115,8 @@ def report(
     - `phase`: what the program does now: `restore`, `compile`, `step`, `data`, `eval`, `save`, or `done`, which has no
         time limit.
     - `committed`: the step of the newest checkpoint that is complete on storage; lost work is counted from it.
-    - `metrics`: numbers by name, or arrays of one number. The newest of rank 0 are kept.
+    - `metrics`: numbers by name, or arrays of one number. Those of rank 0 with a step are in `metrics.jsonl` and the
+        TensorBoard events of the run folder, as those of `train:` are; the newest are shown.
 
     **Raises:**
 
@@ -132,7 +141,7 @@ def report(
     if committed is not None:
         lines["committed"] = {"committed": _count("committed", committed)}
     if metrics:
-        lines["metrics"] = {"metrics": {name: _number(name, value) for name, value in metrics.items()}}
+        lines["metrics"] = {"metrics": {name: _number(name, value) for name, value in metrics.items()}, "of": step}
     reports = _reports()
     if reports is not None:
         reports.put(lines)

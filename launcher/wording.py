@@ -9,12 +9,18 @@ from jaxlaunch.launcher.errors import KeyPath
 
 LONGEST_SHOWN = 60  # characters of a value or a key
 # What a terminal obeys: C0, DEL and C1 but tab and newline. It sets the clipboard (OSC 52), titles, clears the screen.
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# And what it does not show as it is: marks that turn the direction of text around, have no width, or end a line or
+# paragraph for some readers (Unicode's Cf, Zl and Zp); surrogates, which stand for bytes of a name that is no UTF-8.
+CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,64}m)")  # SGR of ECMA-48: how the characters after it look, and nothing else
 # Commands about objects of a namespace, as messages name them; not those about nodes, classes and namespaces.
 _NAMESPACED = re.compile(
     r"\b(?:launcher (?:delete|explain|logs|profile|status|stop|submit)(?= )|launcher list\b|"
-    r"kubectl(?= (?:create|delete|describe|get|logs) )(?! get (?:priorityclasses|runtimeclasses|namespace)))(?! -n )"
+    r"kubectl(?= (?:create|delete|describe|get|logs) )"
+    r"(?! (?:get (?:priorityclasses|runtimeclasses|namespace)|(?:delete|describe) node)))(?! -n )"
 )
 
 
@@ -54,8 +60,14 @@ def size(number: float) -> str:
 
 
 def visible(text: str) -> str:
-    """The text with its control characters written out: `\\x1b` in place of an escape."""
-    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    """The text with its control characters written out: `\\x1b` in place of an escape, `\\u202e` of an override."""
+    return CONTROL.sub(lambda found: escaped(found[0], "\\x{:02x}"), text)
+
+
+def escaped(character: str, narrow: str) -> str:
+    """A character as its number; `narrow` is the form below 256."""
+    code = ord(character)
+    return (narrow if code < 0x100 else "\\u{:04x}" if code < 0x10000 else "\\U{:08x}").format(code)
 
 
 def coloured(text: str) -> str:

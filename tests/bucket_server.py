@@ -1,7 +1,8 @@
 """A local object store that speaks Google's JSON API and Amazon's REST API: one dict of objects, seen by both.
 
 As much of both as gcsfs, s3fs and tensorstore use. As in the real ones there are no folders and no rename, a put is
-whole or not there, every bucket name exists, and ranges are read alone. `requests` records what was asked for.
+whole or not there, every bucket name exists, and ranges are read alone. `requests` records what was asked for. While
+`fault` is set, what is asked of names that hold its second part fails as its first part says.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import email
 import hashlib
+import http
 import json
 import sys
 import threading
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -24,6 +27,7 @@ import pytest
 TIME = "2026-01-01T00:00:00Z"
 HTTP_TIME = "Thu, 01 Jan 2026 00:00:00 GMT"
 END = "\U0010ffff"
+LATE_S = 0.5  # of an answer, while the store is slow
 
 
 class Bucket:
@@ -32,6 +36,8 @@ class Bucket:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.requests: list[tuple[str, str, str | None]] = []
+        self.fault: tuple[str, str] | None = None  # a status of HTTP, "cut" or "slow"; of which names
+        self.is_hit = threading.Event()  # set by the first request that it meets
         self.lock = threading.RLock()
         self.uploads: dict[str, tuple[str, dict[int, bytes]]] = {}
         handler = type("Handler", (_Handler,), {"store": self})
@@ -124,12 +130,29 @@ class _Handler(BaseHTTPRequestHandler):
         url = urllib.parse.urlsplit(self.path)
         query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
         data = self._body()
+        if self.store.fault is not None and self.store.fault[1] in urllib.parse.unquote(self.path):
+            self.store.is_hit.set()
+            if not self._goes_on(self.store.fault[0]):
+                return
         with self.store.lock:
             self.store.requests.append((method, url.path, self.headers.get("Range")))
             if "/storage/v1" in url.path:
                 self._google(method, url.path.partition("/storage/v1")[2], query, data, url.path)
             else:
                 self._amazon(method, urllib.parse.unquote(url.path.strip("/")), query, data)
+
+    def _goes_on(self, kind: str) -> bool:
+        """Fails a request; true where it is only late."""
+        if kind == "slow":
+            time.sleep(LATE_S)
+        elif kind == "cut":
+            self.close_connection = True
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4096\r\n\r\nhalf of")
+        elif "/storage/v1" in self.path:
+            self._json({"error": {"code": int(kind), "message": http.HTTPStatus(int(kind)).phrase}}, int(kind))
+        else:
+            self._error(int(kind), {"403": "AccessDenied", "503": "SlowDown"}.get(kind, "InternalError"))
+        return kind == "slow"
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding", "").lower() == "chunked":

@@ -17,7 +17,7 @@ from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start import distributed, preflight
-from jaxlaunch.trainer.start.process import exit_code, leave, print_error, read_spec
+from jaxlaunch.trainer.start.process import exit_code, leave, of_exit, print_error, read_spec
 from jaxlaunch.trainer.text import prepare
 from jaxlaunch.trainer.train import loop_of
 
@@ -48,7 +48,7 @@ def main() -> NoReturn:
         if loop is not None and code != contract.PREEMPTED:
             loop.end_saves()
         print_error(error, code)
-        report.error(error, code)
+        report.error(error, code, of_exit(error))
     leave(code, report)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -12,8 +11,9 @@ import jax
 
 from jaxlaunch.contract import Key
 from jaxlaunch.trainer import user_code
-from jaxlaunch.trainer.checkpoint import saved_tokenizer
+from jaxlaunch.trainer.checkpoint import saved_tokenizer, writable
 from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary
+from jaxlaunch.trainer.data import arguments
 from jaxlaunch.trainer.data.example_log import Trace
 from jaxlaunch.trainer.data.examples import Check
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
@@ -29,8 +29,8 @@ from jaxlaunch.trainer.metrics.means import Means
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.spec import GPT2, LM, Decoder, TrainSpec, task_name
-from jaxlaunch.trainer.start import preflight
+from jaxlaunch.trainer.spec import AUTO, TrainSpec, task_name
+from jaxlaunch.trainer.start import compile_cache, preflight
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.step import resume
 from jaxlaunch.trainer.step.train_step import Step, TrainState
@@ -56,8 +56,10 @@ class BuiltInTraining(Training[TrainState]):
         preflight.check_mesh(spec)
         self.spec, self.place = spec, place
         self.folder = place.checkpoints(spec)
-        preflight.check_folder(self.folder)
+        writable.check(self.folder)
         preflight.check_cache(spec)
+        if spec.compile_cache == AUTO:
+            compile_cache.install(place.run_folder, self.note)
         opened = {split: task.source(spec, split) for split in SPLITS}
         with user_code.placed(type(task).source):
             train_set, eval_set = (checked_source(spec, opened[split]) for split in SPLITS)
@@ -134,20 +136,17 @@ class BuiltInTraining(Training[TrainState]):
         )
 
     def _metrics(self, train_set: Source) -> Metrics:
-        batch, tokens, has_targets = self.spec.batch, None, True
-        if isinstance(self.spec.model, Decoder | GPT2) or self.spec.task == LM:
-            if (form := self.pipeline.forms.get("tokens")) is not None and form.shape:
-                tokens = batch * math.prod(form.shape[:-1]) * (form.shape[-1] - 1)
-                has_targets = len(form.shape) == 1  # of several rows an example the loss is no sum over targets
+        has_tokens = self.step.reads_tokens(self.pipeline.like())
+        is_row = has_tokens and len(self.pipeline.forms["tokens"].shape) == 1  # else the loss is no sum over targets
         return Metrics(
             rank=jax.process_index(),
             run_dir=self.place.run_dir,
             socket=self.place.socket,
             report=self.report,
             total_steps=self.total,
-            examples_per_step=batch,
-            tokens_per_step=tokens,
-            has_targets=has_targets,
+            examples_per_step=self.spec.batch,
+            has_tokens=has_tokens,
+            has_targets=is_row,
             dataset_examples=len(train_set),
             epochs=train_set.epochs if isinstance(train_set, Ordered) else None,
         )
@@ -192,6 +191,7 @@ class BuiltInTraining(Training[TrainState]):
 
     def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
         """What is otherwise than in the job that saved `step`. Raises where examples would repeat, or none are left."""
+        meta = {key: arguments.without_values(kept) if isinstance(kept, str) else kept for key, kept in meta.items()}
         preflight.check_resumed(meta, self.conditions, self.folder)
         preflight.check_length(self.spec, self.total, step, self.folder)
         trained = self._completed(meta)
@@ -245,11 +245,17 @@ class BuiltInTraining(Training[TrainState]):
 
     def not_finite(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
         """What the loss was, and what may help. The compiled step has kept the state as it was before."""
-        loss, norm = metrics[Key.LOSS], metrics[Key.GRAD_NORM]
+        loss, norm, wrong = metrics[Key.LOSS], metrics[Key.GRAD_NORM], self.wrong_batch(step)
+        move = "Try a lower train.optimizer.lr, a longer warmup or train.optimizer.clip"
+        if wrong is not None:
+            move = f"Its batch is not finite: {wrong}. Mend that example, or leave it out"
         return NotFiniteError(
             f"step {step}: loss {loss:.6g} with gradient norm {norm:.6g}; the update was not applied, and nothing "
-            f"after step {step - 1} is saved. Try a lower train.optimizer.lr, a longer warmup or train.optimizer.clip"
+            f"after step {step - 1} is saved. {move}"
         )
+
+    def _wrong_batch(self, number: int) -> str | None:
+        return self.pipeline.not_finite(number)
 
     def programs(self) -> list[str]:
         """The HLO texts of the compiled steps."""

@@ -79,7 +79,7 @@ def _checked(is_right: Callable[[Any], bool], needed: str, value: Any) -> Any:
 
 
 Whole = Annotated[int, within(0, MAX_NUMBER)]  # steps, attempts, ranks, hosts
-Exit = Annotated[int, within(-MAX_NUMBER, MAX_NUMBER)]  # an exit code, or minus the signal
+Exit = Annotated[int, within(-127, 255)]  # an exit code, or minus the signal: 128 and that is an exit code too
 ExitCode = Annotated[int, within(0, 255)]
 Seconds = Annotated[float, within(-FAR_S, FAR_S)]  # a time span
 Time = Annotated[float, within(0, FAR_S)]  # Unix time

@@ -43,7 +43,8 @@ class Agent:
         self._config = config
         self._loop = Loop()
         self._site_folder = SiteFolder()
-        self._stdout, self._stderr = OutputStream(self._loop, 1), OutputStream(self._loop, 2)
+        self._stdout = OutputStream(self._loop, 1, is_whole=config.keeps_output)
+        self._stderr = OutputStream(self._loop, 2)
         self._verdict: Verdict | None = None
         self._started = time.time()
         self._run_folder = RunFolder(config.run_dir, self._say_from_a_thread)

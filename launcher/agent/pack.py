@@ -29,6 +29,7 @@ PACKAGE = (
     "__init__.py",
     "contract.py",
     "isolated.py",
+    "regular_files.py",
     "reporting.py",
     "launcher/__init__.py",
 )  # of jaxlaunch, beside the agent and records

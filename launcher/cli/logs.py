@@ -101,7 +101,7 @@ def _of_pods(cluster: Cluster, seen: Snapshot, chosen: Select, window: Window, p
 
     for line in pods.read(cluster, seen.namespace, sources, chosen, window, say=_say):
         printer.show(line)
-    return ClusterError.exit_code if unread and len(unread) == len(sources) else 0
+    return ClusterError.exit_code if len(unread) >= len(sources) else 0
 
 
 def _require_together(is_earlier: bool, is_following: bool, is_from_volume: bool, since: str | None) -> None:
@@ -160,7 +160,7 @@ def _previous(cluster: Cluster, seen: Snapshot, chosen: Select, tail: int | None
         for line in _tails(cluster, seen, leader, chosen, tail):
             printer.show(line)
     except ApiError as error:
-        say(pods.unreadable(leader.pod, error))
+        say(pods.unreadable(leader.pod, error, leader.node))
         return ClusterError.exit_code
     return 0
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxlaunch.launcher.logs.lines import Line, Select
-from jaxlaunch.launcher.wording import CONTROL, coloured, visible
+from jaxlaunch.launcher.wording import CONTROL, coloured, escaped, visible
 from jaxlaunch.launcher.yaml12 import writer
 
 _ERASE = "\r\x1b[2K"  # what a terminal shows on the line that the cursor is in
@@ -81,7 +81,8 @@ class Printer:
 
     def __init__(self, select: Select, *, as_json: bool = False) -> None:
         self._select = select
-        self._is_alone = select.ranks is not None and len(select.ranks) == 1  # then no line needs its rank
+        # On a terminal each line of a program begins with its rank: else it could pass for one of ours.
+        self._is_plain = select.ranks is not None and len(select.ranks) == 1 and not sys.stdout.isatty()
         self._as_json = as_json
 
     def show(self, line: Line) -> None:
@@ -91,7 +92,7 @@ class Printer:
         elif line.rank is None:
             _write(visible(line.text), is_result=False)
         elif self._select.wants_any((line.rank,)):
-            _write(coloured(line.text if self._is_alone else line.prefixed()))
+            _write(coloured(line.text if self._is_plain else line.prefixed()))
 
 
 def _plain(line: Line) -> dict[str, str | int | None]:
@@ -105,8 +106,11 @@ def _plain(line: Line) -> dict[str, str | int | None]:
 
 
 def _json(value: Any, **form: Any) -> str:
-    """JSON with DEL and C1 escaped too, as it has C0."""
-    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, **form))
+    """JSON with all of CONTROL escaped, as it has C0; a character beyond 16 bits is two numbers there."""
+    return CONTROL.sub(
+        lambda found: escaped(found[0], "\\u{:04x}") if found[0] < "\uffff" else json.dumps(found[0])[1:-1],
+        json.dumps(value, **form),
+    )
 
 
 def _write(line: str, *, is_result: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import threading
@@ -30,7 +31,8 @@ class Bar:
         self._thread = threading.Thread(target=self._follow, name="bar", daemon=True)
 
     def __enter__(self) -> Bar:
-        (self._folder / run_folder.AGENTS).unlink(missing_ok=True)  # an earlier run's addresses
+        with contextlib.suppress(OSError):
+            (self._folder / run_folder.AGENTS).unlink()  # an earlier run's addresses
         output.status("starting")
         self._thread.start()
         return self

@@ -79,7 +79,7 @@ def _own(job: JobSpec, folder: Path) -> None:
     if not any(start.has_trained for start in starts.rows(RunFolder(folder, output.say).summary())):
         return
     try:
-        earlier = jobs.load(folder / "job.yaml")
+        earlier = jobs.kept(folder)
     except UserError:  # of another version, or no job of ours
         return
     if earlier.name != job.name:
@@ -107,7 +107,8 @@ def _bar(folder: Path) -> AbstractContextManager[object]:
 def _conclude(path: Path, ended: Ended, shown: Select) -> None:
     """Says how the run ended, in one line; the traceback too if the lines of its rank were not shown."""
     found, verdict = ended.summary, ended.summary["verdict"]
-    how = found["status"] if found["step"] is None else f"{found['status']} at step {found['step']}"
+    step = found["step"] if verdict["step"] is None or ended.code == contract.DONE else verdict["step"]
+    how = found["status"] if step is None else f"{found['status']} at step {step}"
     if ended.stands_at is not None:
         is_done = ended.code == contract.DONE
         how = f"{'nothing to do' if is_done else found['status']}; the run is at step {ended.stands_at}"

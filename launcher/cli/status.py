@@ -55,9 +55,11 @@ def screen(status: JobStatus, seen: Snapshot) -> Iterator[str]:
 
 
 def _rows(status: JobStatus, seen: Snapshot) -> Iterator[tuple[str, str]]:
-    unsaid = is_oom(seen) or evicted_for_excess(seen) is not None  # agents cannot tell who sent a signal
-    if status.phase is None and (status.verdict is None or unsaid):
-        yield "why", explain(seen).headline.removeprefix(f"{status.name} ")
+    answer = explain(seen)
+    # Agents can tell neither who sent a signal nor what another container of their pod does.
+    is_unsaid = is_oom(seen) or evicted_for_excess(seen) is not None
+    if answer.situation == "sidecar" or (status.phase is None and (status.verdict is None or is_unsaid)):
+        yield "why", answer.headline.removeprefix(f"{status.name} ")
     yield "hosts", _hosts(status) + (f", queue {status.queue}" if status.queue else "")
     yield "phase", _phase(status)
     yield "restarts", restarts_line(status).removeprefix("restarts: ")

@@ -36,6 +36,7 @@ TOTAL_S = 60.0  # of one call, all tries and pauses
 TRIES = 6
 TELL_AFTER_S = 2.0  # of silence: who waits for longer wants to know for what
 _TELL_AGAIN_S = 60.0
+_SLOW_CALL_S = 0.5  # of a call: the server answers most within a few hundredths
 _jitter = random.Random()  # not the global generator: a user's program may have seeded that
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
 _CHUNK = 64 * 1024
@@ -71,6 +72,7 @@ class Transport:
         self._answered_at = time.monotonic()
         self._say = say
         self._told_at = -math.inf
+        self._slow_s = 0.0  # that the last calls took together, each of them a slow one
 
     @property
     def silent_s(self) -> float:
@@ -103,7 +105,7 @@ class Transport:
             response = self._open(method, path, query, headers, data, min(READ_S, self.total_s))
             return Answer(response.headers, _whole(response, end))
 
-        with self._told_if_slow():
+        with self._told_if_slow(f"an answer of the API server {self.server}"):
             return self._retried(f"{method} {path}", attempt, repeat)
 
     def stream(
@@ -114,9 +116,11 @@ class Transport:
         With `total_s` it must begin within that time, and a refusal is not retried.
         """
         what = f"GET {path}"
-        response = self._retried(
-            what, lambda _: self._open("GET", path, query, {}, None, silence_s), total_s is None, total_s
-        )
+        is_followed = "follow" in query  # its first line may come at any time
+        with contextlib.nullcontext() if is_followed else self._told_if_slow(self._streamed(path)):
+            response = self._retried(
+                what, lambda _: self._open("GET", path, query, {}, None, silence_s), total_s is None, total_s
+            )
         try:
             for data in response.stream(_CHUNK):
                 self._answered_at = time.monotonic()
@@ -126,6 +130,11 @@ class Transport:
         finally:
             response.close()
 
+    def _streamed(self, path: str) -> str:
+        """What a stream of this path waits for: a log comes from the kubelet of the pod's node."""
+        *_, pod, last = path.split("/")
+        return f"the log of pod {pod} from its node" if last == "log" else f"an answer of the API server {self.server}"
+
     def port_forward(self, path: str, port: int, request: bytes) -> bytes:
         """What a port of a pod answers; `path` is of the pod's subresource `portforward`."""
         from jaxlaunch.launcher.cluster import port_forward  # few commands need it
@@ -133,7 +142,8 @@ class Transport:
         self.calls += 1
         pool, server, headers = self._access
         url = f"{server}{path}?ports={port}"
-        return port_forward.exchange(pool, url, headers(), request, min(READ_S, self.total_s))
+        with self._told_if_slow(f"port {port} of pod {path.split('/')[-2]}"):
+            return port_forward.exchange(pool, url, headers(), request, min(READ_S, self.total_s))
 
     def _open(
         self,
@@ -191,21 +201,24 @@ class Transport:
         raise AssertionError("the last try raises")
 
     @contextlib.contextmanager
-    def _told_if_slow(self) -> Iterator[None]:
-        """Says after TELL_AFTER_S what is waited for, at most once a minute."""
+    def _told_if_slow(self, what: str) -> Iterator[None]:
+        """Says what is waited for, at most once a minute: after TELL_AFTER_S of one call, or of slow ones in a row."""
+        began = time.monotonic()
 
         def _tell() -> None:
             if self._say is not None and time.monotonic() - self._told_at >= _TELL_AGAIN_S:
                 self._told_at = time.monotonic()
-                self._say(f"waiting for an answer of the API server {self.server}")
+                self._say(f"waiting for {what}")
 
-        timer = threading.Timer(TELL_AFTER_S, _tell)
+        timer = threading.Timer(max(0.0, TELL_AFTER_S - self._slow_s), _tell)
         timer.daemon = True
         timer.start()
         try:
             yield
         finally:
             timer.cancel()
+            spent_s = time.monotonic() - began
+            self._slow_s = self._slow_s + spent_s if spent_s >= _SLOW_CALL_S else 0.0
 
     def _refused(self, what: str, response: Any) -> ApiError:
         """The error with the message of the server's Status, or the first line of another body: a proxy's."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from jaxlaunch.launcher.cluster.client import Cluster
-from jaxlaunch.launcher.doctor import controllers, namespace, network, nodes, queues, references, server
+from jaxlaunch.launcher.doctor import controllers, namespace, network, nodes, precheck, queues, references, server
 from jaxlaunch.launcher.doctor.finding import Finding, Findings, fail_admin, unknown
 from jaxlaunch.launcher.doctor.target import Obj, Target
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
@@ -123,6 +123,10 @@ def _rights(target: Target) -> Findings:
     tables = [namespace.COMMANDS, *([namespace.WITH_A_QUEUE] if target.queue else [])]
     if _own(target, kinds.SECRETS):
         tables.append(namespace.WITH_A_GANG_SECRET)
+    if _own(target, kinds.RESOURCE_CLAIM_TEMPLATES):
+        tables.append(namespace.WITH_CLAIMS)
+    if _own(target, kinds.COMPUTE_DOMAINS):
+        tables.append(namespace.WITH_A_COMPUTE_DOMAIN)
     needed = dict.fromkeys(right for table in tables for rights in table.values() for right in rights)
     has = {each: target.cluster.may(*each[:2], target.namespace, subresource=each.subresource) for each in needed}
     yield from namespace.rights(has, tables)
@@ -218,6 +222,7 @@ def _nodes(target: Target) -> Findings:
         yield nodes.place(listed, spec, target.pods, grows=_grows(target))
         yield from nodes.drivers(listed, spec)
     yield from nodes.access(spec)
+    yield from nodes.nccl(spec)
 
 
 def _grows(target: Target) -> bool:
@@ -279,6 +284,7 @@ CHECKS: Mapping[str, Callable[[Target], Findings]] = {
     "dns": _dns,
     "namespace": _namespace,
     "rights": _rights,
+    "claims": precheck.allocation,
     "network": _network,
     "quota": _quota,
     "queue": _queue,

@@ -16,6 +16,8 @@ from jaxlaunch.launcher.kube.objects import Obj
 from jaxlaunch.launcher.kube.pod_security import ENFORCE, LEVELS
 from jaxlaunch.launcher.kube.quantity import amount
 from jaxlaunch.launcher.kube.rights import Right
+from jaxlaunch.launcher.manifests.platforms.runtime import DEVICE_OWNERSHIP, TPU_DEVICES
+from jaxlaunch.launcher.status.hosts import agent_job
 from jaxlaunch.launcher.wording import count
 
 
@@ -46,8 +48,20 @@ def pod_security(name: str, labels: Mapping[str, str], template: Obj) -> Finding
     if broken := podsecurity.violations(template, level):
         what = f"namespace {name} enforces Pod Security level {level}, and the pods meet only {met}"
         why = f"the API server accepts the JobSet and rejects its pods: {'; '.join(map(str, broken))}"
-        return fail(what, why, f"use a namespace that enforces {met}, or a network and volumes that {level} allows.")
+        return fail(what, why, _looser(template, met, level))
     return ok(f"namespace {name} enforces Pod Security level {level}, which the pods meet")
+
+
+def _looser(template: Obj, met: str, level: str) -> str:
+    """What lets the pods in: of a TPU, whose pods are root by default, also another user."""
+    job = agent_job(template["spec"])
+    if job is not None and job.platform == "tpu" and level == "restricted":
+        return (
+            f"use a namespace that enforces {met}: pods on TPUs are root, who is sure to open {TPU_DEVICES.value}; or, "
+            f"where the nodes' containerd has {DEVICE_OWNERSHIP.value}, users: {{{job.accelerator}: 1000}} in the "
+            "cluster defaults."
+        )
+    return f"use a namespace that enforces {met}, or a network and volumes that {level} allows."
 
 
 # --- quotas -----------------------------------------------------------------------------------------------------------
@@ -134,6 +148,8 @@ WITH_A_QUEUE: Mapping[str, tuple[Right, ...]] = {
     "stop": tuple(_each("list patch", kinds.WORKLOADS)),
 }
 WITH_A_GANG_SECRET: Mapping[str, tuple[Right, ...]] = {"submit": tuple(_each("create", kinds.SECRETS))}
+WITH_CLAIMS: Mapping[str, tuple[Right, ...]] = {"submit": tuple(_each("get create", kinds.RESOURCE_CLAIM_TEMPLATES))}
+WITH_A_COMPUTE_DOMAIN: Mapping[str, tuple[Right, ...]] = {"submit": tuple(_each("get create", kinds.COMPUTE_DOMAINS))}
 
 
 def rights(has: Mapping[Right, bool], tables: Sequence[Mapping[str, tuple[Right, ...]]]) -> Findings:

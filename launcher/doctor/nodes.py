@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
-from jaxlaunch import contract
-from jaxlaunch.contract import OLDEST_DRIVER
+from jaxlaunch.accelerators import OLDEST_DRIVER, PINNED_NCCL
 from jaxlaunch.launcher.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown, warn
 from jaxlaunch.launcher.kube import node_fit, requests
 from jaxlaunch.launcher.kube.objects import Obj
 from jaxlaunch.launcher.kube.quantity import amount
+from jaxlaunch.launcher.manifests.platforms import gke
 from jaxlaunch.launcher.manifests.platforms.facts import AMD_PRODUCT, GKE_GPU, GKE_TPU, GPU_PRODUCT, INSTANCE
 from jaxlaunch.launcher.manifests.platforms.generic import DRIVER_LABEL
 from jaxlaunch.launcher.manifests.platforms.runtime import (
@@ -22,7 +22,7 @@ from jaxlaunch.launcher.manifests.platforms.runtime import (
     TPU_DEVICES,
 )
 from jaxlaunch.launcher.manifests.platforms.table import RESOURCE
-from jaxlaunch.launcher.status.hosts import main_container
+from jaxlaunch.launcher.status.hosts import agent_job, main_container
 from jaxlaunch.launcher.wording import count, either
 
 _CUDA = re.compile(r"cuda-?(\d+)")  # in an image's name or tag: those of a release end with their extra
@@ -97,13 +97,15 @@ def drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
 def access(spec: Obj) -> Findings:
     """What a user of the pods that is not root needs of the nodes' containerd, and how to see it there."""
     main, own = main_container(spec), spec.get("securityContext") or {}
-    text = next((one.get("value") for one in main.get("env") or () if one["name"] == contract.JOB), None)
-    job = contract.AgentJob.from_json(text.replace("$$", "$")) if text else None
+    job = agent_job(spec)
     security = main.get("securityContext") or {}
     user = security.get("runAsUser", own.get("runAsUser"))
     if job is None or security.get("privileged"):
         return
     root = f"users: {{{job.accelerator}: root}} in the cluster defaults"
+    if job.platform == "tpu" and user == 0:
+        added = (security.get("capabilities") or {}).get("add") or ["no capability"]
+        yield ok(f"the pods run as root with {', '.join(added)}, so that they can open {TPU_DEVICES.value}")
     if job.platform == "tpu" and user != 0:
         setting = DEVICE_OWNERSHIP.value
         yield unknown(
@@ -119,6 +121,26 @@ def access(spec: Obj) -> Findings:
             "it is the limit of their containerd; if it is too small, the job fails at its start with exit code 64.",
             f"{_LOOK} sh -c 'grep locked /proc/$(pidof containerd)/limits' (wanted: unlimited, by "
             f"{PINNING_LIMIT.value} in its unit); or {root}.",
+        )
+
+
+def nccl(spec: Obj) -> Findings:
+    """Whether the NCCL that the program loads is one that the plugins of its network work with."""
+    job, env = agent_job(spec), {one["name"]: one.get("value") or "" for one in main_container(spec).get("env") or ()}
+    library = gke.TCPXO_VARIABLES.value["LD_PRELOAD"]
+    if job is None or not str(job.pinning).startswith("gpudirect"):
+        return
+    if job.pinning != "gpudirect-tcpxo":
+        oldest = gke.GIB_OLDEST_NCCL.value
+        yield ok(f"gIB works with NCCL {oldest} or newer, and an image of jaxlaunch has {PINNED_NCCL}")
+    elif library in env.get("LD_PRELOAD", ""):
+        yield ok(f"NCCL {gke.TCPXO_NCCL.value} of the nodes' GPUDirect-TCPXO is loaded instead of the image's")
+    else:
+        yield warn(
+            f"GPUDirect-TCPXO is qualified with NCCL {gke.TCPXO_NCCL.value}, and the program loads its image's: "
+            f"{PINNED_NCCL} in one of jaxlaunch",
+            "hosts may fail to connect, or communicate slowly.",
+            f"env: {{LD_PRELOAD: {library}}}, under tcpxo.env where the cluster defaults have it.",
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.doctor import controllers, namespace, nodes, queues
-from jaxlaunch.launcher.doctor.finding import Finding
+from jaxlaunch.launcher.doctor.finding import Finding, Findings
 from jaxlaunch.launcher.doctor.target import Obj, Target
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
 from jaxlaunch.launcher.kube import kinds
@@ -33,6 +33,7 @@ def check(cluster: Cluster, manifests: Sequence[Obj], *, replace: bool, watch: b
     if jobset.level == "fail":
         raise ClusterError(f"Cluster of context {cluster.context}: {jobset.what}.", jobset.fix)
     found = [
+        *(_error(one) for one in allocation(target) if one.level == "fail"),
         *_namespace(target, force),
         *_rights(target, rights(manifests, replace=replace, watch=watch)),
         *_queue(target),
@@ -42,6 +43,13 @@ def check(cluster: Cluster, manifests: Sequence[Obj], *, replace: bool, watch: b
     if errors := [one for one in found if isinstance(one, UserError)]:
         raise _all(errors)
     return [one for one in found if isinstance(one, str)]
+
+
+def allocation(target: Target) -> Findings:
+    """Whether the cluster serves what the job claims devices by."""
+    for kind in dict.fromkeys(KINDS[one["kind"]] for one in target.others):
+        if kind in kinds.ALLOCATED:
+            yield controllers.served(kind, kinds.ALLOCATED[kind], target.cluster.served(kind.group))
 
 
 def rights(manifests: Sequence[Obj], *, replace: bool, watch: bool) -> list[Right]:

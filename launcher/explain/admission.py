@@ -7,16 +7,21 @@ from typing import NamedTuple
 
 from jaxlaunch.launcher.explain import unread
 from jaxlaunch.launcher.explain.answer import Answer, one_line, quoted
-from jaxlaunch.launcher.explain.ended import terminating
+from jaxlaunch.launcher.explain.ended import KUBE_CONTROLLERS, terminating
 from jaxlaunch.launcher.kube.kinds import JOBSETS
-from jaxlaunch.launcher.kube.labels import JOBSET_CONTROLLER
-from jaxlaunch.launcher.kube.objects import Obj, age, seconds_since
+from jaxlaunch.launcher.kube.labels import GENERATION_LABEL, JOBSET_CONTROLLER
+from jaxlaunch.launcher.kube.objects import Obj, age, condition, is_true, seconds_since
+from jaxlaunch.launcher.status.job_status import OVER, State, state_of
 from jaxlaunch.launcher.status.snapshot import Snapshot
 from jaxlaunch.launcher.wording import count
 
 _QUIET_S = 30.0  # that the JobSet controller has before its silence is reported
+_ACTS_S = 60.0  # that a controller has for what follows from an end
 _UNSEEN_S = 120.0  # the controller's tries come at growing intervals: on a busy server the second one is a minute later
 
+_JOBSET_CONTROLLER = (
+    "check that the controller runs: kubectl -n jobset-system get pods; `launcher doctor` checks it too."
+)
 _SERVICE = re.compile(r"https://([a-z0-9-]+)\.([a-z0-9-]+)\.svc\b")
 
 
@@ -104,7 +109,9 @@ _DOWN = re.compile(r'failed calling webhook "(?P<webhook>[^"]+)"')
 
 def jobs_not_created(snapshot: Snapshot) -> Answer | None:
     """The JobSet controller cannot create the Jobs, or has not acted on the JobSet at all."""
-    if snapshot.jobs or snapshot.is_suspended or "jobs" in snapshot.not_read:
+    if snapshot.jobs:
+        return _unfollowed(snapshot)
+    if snapshot.is_suspended or "jobs" in snapshot.not_read:
         return None
     event = snapshot.event("JobCreationFailed", "HeadlessServiceCreationFailed", "PVCCreationFailed", kind="JobSet")
     if event is None:
@@ -138,8 +145,60 @@ def _unattended(snapshot: Snapshot) -> Answer | None:
         return Answer(
             "unattended", f"{headline}: controller {other} (spec.managedBy) has not acted on it", next_move=move
         )
-    move = "check that the controller runs: kubectl -n jobset-system get pods; `launcher doctor` checks it too."
-    return Answer("unattended", f"{headline}: the JobSet controller has not acted on it", next_move=move)
+    headline += ": the JobSet controller has not acted on it"
+    return Answer("unattended", headline, quoted(snapshot.warning), _JOBSET_CONTROLLER)
+
+
+def _unfollowed(snapshot: Snapshot) -> Answer | None:
+    """A controller has not acted on what another one, or a kubelet, did long ago."""
+    if snapshot.is_suspended or "events" in snapshot.not_read or state_of(snapshot) in (*OVER, State.DELETING):
+        return None
+    if (fault := _of_job_controller(snapshot)) is not None:
+        return Answer("unattended", fault, quoted(snapshot.warning), KUBE_CONTROLLERS)
+    if (fault := _of_jobset_controller(snapshot)) is not None:
+        return Answer("unattended", fault, quoted(snapshot.warning), _JOBSET_CONTROLLER)
+    return None
+
+
+def _of_job_controller(snapshot: Snapshot) -> str | None:
+    """That it has not made the pods of a Job, or has not noticed that one failed."""
+    held = [one for one in snapshot.jobs if one.get("spec", {}).get("suspend")]
+    if not snapshot.pods and not held and snapshot.event("FailedCreate", kind="Job") is None:
+        new = [one for one in snapshot.jobs if "startTime" not in one.get("status", {})]
+        late_s, job = max(((_late_s(snapshot, one), one["metadata"]["name"]) for one in new), default=(0.0, ""))
+        if late_s >= _QUIET_S:
+            return f"has no pods {age(late_s)} after its Job {job} was created: the Job controller has not acted on it"
+    is_noticed = any(is_true(one, kind) for one in snapshot.jobs for kind in ("Failed", "FailureTarget", "Complete"))
+    failed = [host for host in snapshot.hosts if host.phase == "Failed" and host.ended.get("finishedAt")]
+    if is_noticed or not failed or not snapshot.is_ours or failed[0].generation != snapshot.restarts:
+        return None
+    late_s = seconds_since(failed[0].ended["finishedAt"], snapshot.now) or 0.0
+    if late_s < _ACTS_S:
+        return None
+    return f"waits: {failed[0].name} failed {age(late_s)} ago, and the Job controller has not acted on that"
+
+
+def _late_s(snapshot: Snapshot, job: Obj) -> float:
+    return seconds_since(job["metadata"].get("creationTimestamp"), snapshot.now) or 0.0
+
+
+def _of_jobset_controller(snapshot: Snapshot) -> str | None:
+    """That it has neither restarted Jobs that are over nor ended the JobSet."""
+    of_these = [one for one in snapshot.jobs if _generation(one) == snapshot.restarts]
+    failed = [one for one in of_these if is_true(one, "Failed")]
+    is_done = bool(of_these) and all(is_true(one, "Complete") for one in of_these)
+    if not failed and not is_done:
+        return None
+    ends = [condition(one, "Failed" if failed else "Complete").get("lastTransitionTime") for one in failed or of_these]
+    late_s = min((seconds_since(at, snapshot.now) or 0.0 for at in ends), default=0.0)
+    if late_s < _ACTS_S:
+        return None
+    verb = "failed" if failed else "completed"
+    return f"waits: its Jobs {verb} {age(late_s)} ago, and the JobSet controller has not acted on that"
+
+
+def _generation(job: Obj) -> int:
+    return int(job["metadata"].get("labels", {}).get(GENERATION_LABEL, 0))
 
 
 def pods_not_created(snapshot: Snapshot) -> Answer | None:

@@ -7,6 +7,7 @@ import re
 from jaxlaunch.launcher.explain import unread
 from jaxlaunch.launcher.explain.answer import Answer, one_line, quoted, which
 from jaxlaunch.launcher.kube.objects import Obj, age, seconds_since, template
+from jaxlaunch.launcher.kube.quantity import amount
 from jaxlaunch.launcher.status import hosts
 from jaxlaunch.launcher.status.hosts import Host
 from jaxlaunch.launcher.status.snapshot import Snapshot
@@ -24,13 +25,15 @@ _KEY = re.compile(r"couldn't find key (?P<key>\S+) in (?P<kind>Secret|ConfigMap)
 _REFERENCED = re.compile(r"references non-existent (?P<kind>secret|config) key: (?P<key>\S+)")
 _ROOT = re.compile(r"image will run as root|non-numeric user|runAsNonRoot")
 _AGENTLESS = re.compile(r"No module named '?jaxlaunch\b")
+_OF_COMMAND = re.compile(r"\bexec\b|no such file|permission denied|executable file|chdir|command", re.I)
+_LEAST_MEMORY = amount("16Mi")  # runc with what it starts needs 6 to 12 MiB of the container's own limit
 _COMMAND = re.compile(r'exec: "(?P<command>[^"]+)": (?P<what>[^:\n]+)')
 
 
 def not_started(snapshot: Snapshot) -> Answer | None:
     """Containers that the kubelet cannot create or start."""
     here = [host for host in snapshot.hosts if not host.is_leaving]
-    for cause in (_config_error, _unstartable, _agentless, _init_failed, _mounting, _sandbox, _slow):
+    for cause in (_config_error, _unstartable, _agentless, _init_failed, _mounting, _sandbox, _init_runs, _slow):
         if (answer := cause(snapshot, here)) is not None:
             return answer
     return None
@@ -108,11 +111,24 @@ def _unstartable(snapshot: Snapshot, here: list[Host]) -> Answer | None:
     host = ended[0]
     message = host.ended.get("message", "")
     evidence = (f"Pod {host.pod}: {host.ended['reason']} (exit {host.ended.get('exitCode')}): {one_line(message)}",)
-    match = _COMMAND.search(message)
+    who, match = which(ended, snapshot.expected_hosts), _COMMAND.search(message)
+    if match is None and not _OF_COMMAND.search(message):
+        return _runtime_failed(host, one_line(message), who, evidence)
     command = match["command"] if match else " ".join(_main_container(snapshot).get("command", ())[:1])
-    return _bad_command(
-        command, match["what"] if match else one_line(message), which(ended, snapshot.expected_hosts), evidence
-    )
+    return _bad_command(command, match["what"] if match else one_line(message), who, evidence)
+
+
+def _runtime_failed(host: Host, message: str, who: str, evidence: tuple[str, ...]) -> Answer:
+    """The container runtime itself failed, before it came to the command: most often for lack of memory."""
+    limit = host.memory_limit
+    if limit is not None and amount(limit) < _LEAST_MEMORY:
+        headline = (
+            f"cannot start on {who}: its memory limit of {limit} is too low for the container runtime to start it"
+        )
+        return Answer("oom", headline, evidence)
+    headline = f"cannot start on {who}: the container runtime failed: {message}"
+    move = "ask the cluster administrator: the message is of the node's container runtime."
+    return Answer("container", headline, evidence, move)
 
 
 def _agentless(snapshot: Snapshot, here: list[Host]) -> Answer | None:
@@ -134,7 +150,8 @@ def _init_failed(snapshot: Snapshot, here: list[Host]) -> Answer | None:
         return None
     host, ended = failed[0], failed[0].last_end
     message, is_oom = ended.get("message", ""), ended.get("reason") == "OOMKilled"
-    end = "was OOMKilled" if is_oom else f"ended with exit code {ended['exitCode']}"
+    limit = f"; its memory limit is {host.memory_limit}" if host.memory_limit else ""
+    end = f"was OOMKilled{limit}" if is_oom else f"ended with exit code {ended['exitCode']}"
     headline = f"cannot start on {which(failed, snapshot.expected_hosts)}: init container {host.container} {end}"
     evidence = (f"Pod {host.pod}: {one_line(message)}",) if message else ()
     move = f"kubectl logs {host.pod} -c {host.container}"
@@ -169,6 +186,20 @@ def _sandbox(snapshot: Snapshot, here: list[Host]) -> Answer | None:
     return Answer("sandbox", headline, quoted(event))
 
 
+def _init_runs(snapshot: Snapshot, here: list[Host]) -> Answer | None:
+    """An init container that runs: the program starts after it, or once it is ready, if it is a sidecar."""
+    waiting = [host for host in here if host.is_init and host.running]
+    if not waiting:
+        return None
+    host = waiting[0]
+    same = [one for one in waiting if one.container == host.container]
+    spent = age(seconds_since(host.running.get("startedAt"), snapshot.now) or 0.0)
+    kind, does = ("sidecar", "has not been ready") if host.is_sidecar else ("init container", "has run")
+    headline = f"is starting: {which(same, snapshot.expected_hosts)}: {kind} {host.container} {does} for {spent}"
+    event = snapshot.event("Unhealthy", kind="Pod") if host.is_sidecar else None
+    return Answer("init-runs", headline, quoted(event), f"wait; kubectl logs {host.pod} -c {host.container} shows it.")
+
+
 def _slow(snapshot: Snapshot, here: list[Host]) -> Answer | None:
     """Nothing has failed; images and volumes take their time."""
     waiting = [host for host in here if _is_being_created(host)]
@@ -179,6 +210,10 @@ def _slow(snapshot: Snapshot, here: list[Host]) -> Answer | None:
     pulling = snapshot.event("Pulling", kind="Pod")
     image = host.image or _image(snapshot)
     what = "creating volumes and containers" if pulling is None else f"pulling image {image}"
+    if spent >= _SLOW_S and not host.seen_by_kubelet:
+        headline = f"is starting: {who}: the kubelet of node {host.node} has not begun with it in {age(spent)}"
+        move = f"wait, or ask the cluster administrator whether the kubelet runs: kubectl describe node {host.node}"
+        return Answer("starting", headline, quoted(snapshot.warning), move)
     late = f" for {age(spent)}{unread.because(snapshot, 'events')}" if spent >= _SLOW_S else ""
     headline = f"is starting: {who}: {what}{late}"
     return Answer("starting", headline, quoted(pulling))

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from jaxlaunch.launcher.explain import unread
 from jaxlaunch.launcher.explain.answer import Answer, one_line
-from jaxlaunch.launcher.kube.objects import Obj, age, condition, seconds_since
+from jaxlaunch.launcher.kube.labels import TRACKED
+from jaxlaunch.launcher.kube.objects import Obj, age, condition, moment, seconds_since
 from jaxlaunch.launcher.status.job_status import State, is_stopped_in_queue, status_of
 from jaxlaunch.launcher.status.snapshot import Snapshot
 from jaxlaunch.launcher.wording import count
@@ -69,28 +70,67 @@ def stuck(snapshot: Snapshot) -> Stuck | None:
         [("Job", one) for one in snapshot.jobs],
         [("JobSet", snapshot.jobset)],
     )
-    return kept(tuple(itertools.chain(*own)), snapshot.now)
+    return kept(tuple(itertools.chain(*own)), snapshot.now, snapshot.silent_node) or _uncollected(snapshot)
 
 
-def kept(objects: Sequence[tuple[str, Obj]], now: datetime) -> Stuck | None:
+def kept(objects: Sequence[tuple[str, Obj]], now: datetime, silent_node: Obj | None = None) -> Stuck | None:
     """The first of these objects, each with its kind, that is deleted and kept."""
     for kind, one in objects:
         metadata = one["metadata"]
         late_s = seconds_since(metadata.get("deletionTimestamp"), now) or 0.0  # of a pod, after its grace
         if late_s < _STUCK_S:
             continue
-        name, keeps = metadata["name"], [text for text in metadata.get("finalizers") or () if text not in _WAITS]
-        if keeps:
+        name, finalizers = metadata["name"], metadata.get("finalizers") or ()
+        node = None if kind != "pod" or _has_ended(one) else one["spec"].get("nodeName")
+        if node is not None and silent_node is not None and silent_node["metadata"]["name"] == node:
+            return _on_its_node(name, node, late_s, silence(silent_node, now))
+        if keeps := [text for text in finalizers if text not in (*_WAITS, TRACKED)]:
             what = f"finalizer {', '.join(keeps)} has kept {kind} {name} for {age(late_s)}"
             return Stuck(what, f"its owner must remove it: kubectl describe {kind.lower()} {name}")
-        if kind == "pod" and one["status"].get("phase") not in ("Succeeded", "Failed"):
-            node = one["spec"].get("nodeName", "its node")
-            what = f"pod {name} should have ended {age(late_s)} ago, and {node} does not report that it has"
-            return Stuck(what, f"is {node} up? If it is gone for good: kubectl delete pod {name} --force")
+        if node is not None:
+            return _on_its_node(name, node, late_s, f"node {node} does not report that it has")
+        if TRACKED in finalizers:
+            what = f"pod {name} has ended, and the Job controller has not counted it for {age(late_s)}"
+            return Stuck(what, KUBE_CONTROLLERS)
     return None
 
 
+def _has_ended(pod: Obj) -> bool:
+    return pod["status"].get("phase") in ("Succeeded", "Failed")
+
+
+def _on_its_node(name: str, node: str, late_s: float, why: str) -> Stuck:
+    """Only the kubelet of its node says that a pod has ended; nothing else takes the pod away."""
+    what = f"pod {name} should have ended {age(late_s)} ago, and {why}"
+    move = (
+        f"if node {node} is gone for good: kubectl delete node {node}, or kubectl delete pod {name} --force; then its "
+        "pods are made again on other nodes. If it comes back, it ends the pod itself."
+    )
+    return Stuck(what, move)
+
+
+def silence(node: Obj, now: datetime) -> str:
+    """ "node a-1 has not answered since 12:03:11 UTC (2m ago): Kubelet stopped posting node status."."""
+    found = condition(node, "Ready")
+    verb = "has not answered" if found.get("status") == "Unknown" else "has been NotReady"
+    at = moment(found.get("lastTransitionTime"))
+    since = "" if at is None else f" since {at:%H:%M:%S} UTC ({age(seconds_since(at.isoformat(), now) or 0.0)} ago)"
+    why = one_line(found.get("message") or found.get("reason") or "")
+    return f"node {node['metadata']['name']} {verb}{since}" + (f": {why.rstrip('.')}" if why else "")
+
+
+def _uncollected(snapshot: Snapshot) -> Stuck | None:
+    """The garbage collector has not begun with what a deleted JobSet owns."""
+    late_s = seconds_since(snapshot.jobset["metadata"].get("deletionTimestamp"), snapshot.now) or 0.0
+    alive = [one["metadata"]["name"] for one in snapshot.jobs if "deletionTimestamp" not in one["metadata"]]
+    if late_s < _UNCOLLECTED_S or not alive or "pods" in snapshot.not_read:
+        return None
+    return Stuck(f"the garbage collector has not deleted its Job {alive[0]} in {age(late_s)}", KUBE_CONTROLLERS)
+
+
+KUBE_CONTROLLERS = "ask the cluster administrator whether kube-controller-manager runs: it has the Job controller."
 _STUCK_S = 30.0  # controllers remove their own finalizers within seconds
+_UNCOLLECTED_S = 60.0
 _WAITS = ("foregroundDeletion", "orphan")  # Kubernetes' own: it waits for what the object owns
 
 

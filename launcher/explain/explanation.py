@@ -18,12 +18,13 @@ from jaxlaunch.launcher.explain import (
     images,
     queue,
     scheduling,
+    sidecars,
     situations,
     unread,
 )
-from jaxlaunch.launcher.explain.answer import Answer, Cause, first
+from jaxlaunch.launcher.explain.answer import Answer, Cause, first, one_line, quoted
 from jaxlaunch.launcher.kube.objects import age
-from jaxlaunch.launcher.status.job_status import JobStatus, as_of_line, status_of
+from jaxlaunch.launcher.status.job_status import OVER, JobStatus, as_of_line, status_of
 from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.wording import placed
 from jaxlaunch.spelling import in_full, nearest
@@ -38,14 +39,17 @@ CAUSES: tuple[Cause, ...] = (
     admission.jobs_not_created,
     admission.pods_not_created,
     scheduling.unscheduled,
+    gang.silent_node,
     images.not_pulled,
     containers.not_started,
+    sidecars.outliving,
     gang.node_lost,
     gang.unhealthy,
     gang.disrupted,
     gang.crash_loop,
     gang.restarting,
     gang.hanging,
+    sidecars.failing,
     gang.gathering,
     gang.running,
 )
@@ -78,7 +82,7 @@ def explain(job: Snapshot | NoSuchJob) -> Explanation:
 
 
 def _explain(snapshot: Snapshot) -> Explanation:
-    answer = first(CAUSES, snapshot) or _being_created(snapshot)
+    answer = _with_warning(snapshot, first(CAUSES, snapshot) or _being_created(snapshot))
     verdict = snapshot.report.verdict
     move = answer.next_move or situations.next_move(answer.situation, snapshot.name)
     return Explanation(
@@ -91,6 +95,15 @@ def _explain(snapshot: Snapshot) -> Explanation:
         None if move is None else placed(move, snapshot.namespace),
         situations.see(answer.situation, None if verdict is None else verdict.verdict.code),
     )
+
+
+def _with_warning(snapshot: Snapshot, answer: Answer) -> Answer:
+    """The same, with the newest warning about its objects as evidence: nobody is told to wait who was warned."""
+    move = answer.next_move or situations.next_move(answer.situation, snapshot.name) or "wait"
+    is_over = status_of(snapshot).state in OVER
+    if is_over or not move.startswith("wait"):
+        return answer
+    return dataclasses.replace(answer, evidence=(*answer.evidence, *quoted(snapshot.warning)))
 
 
 def _unknown(job: NoSuchJob) -> Explanation:
@@ -125,6 +138,8 @@ def _being_created(snapshot: Snapshot) -> Answer:
     """Nothing holds it up: the controllers have not created all of it yet."""
     status = status_of(snapshot)
     here = f"{len(snapshot.hosts)} of {status.hosts} pods exist"
+    if (warning := snapshot.warning) is not None and warning["kind"] != "JobSet":  # these have causes of their own
+        here += f"; the newest warning: {warning['reason']}: {one_line(warning['message'])}"
     if not_seen := {"events", "jobs"} & snapshot.not_read:
         return unread.reasons(snapshot, min(not_seen), f"is being created: {here}")
     return Answer("creating", f"is being created: {here}")

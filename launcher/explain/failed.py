@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.explain import unread
+from jaxlaunch.launcher.explain import sidecars, unread
 from jaxlaunch.launcher.explain.answer import Answer, first, is_liveness, one_line, quoted
 from jaxlaunch.launcher.explain.containers import never_ran
-from jaxlaunch.launcher.explain.memory import evicted_for_excess, is_oom, killed_sentence, oom_sentence
+from jaxlaunch.launcher.explain.memory import (
+    evicted_for_excess,
+    full_shared_memory,
+    is_oom,
+    killed_sentence,
+    more_memory,
+    oom_sentence,
+)
 from jaxlaunch.launcher.explain.situations import next_move
 from jaxlaunch.launcher.kube.objects import age, condition
 from jaxlaunch.launcher.status.hosts import Host
@@ -23,12 +31,13 @@ _MOVES = {
     contract.BAD_SPEC: "fix what the message names in job.yaml, then `launcher submit --replace`.",
     contract.BAD_DATA: "fix the data or its path, then `launcher submit --replace`.",
     contract.STARTUP: "fix the program: the traceback shows where; then `launcher submit --replace`.",
-    contract.NOT_FINITE: "lower the learning rate or check the data; the job resumes from its last good checkpoint.",
+    contract.NOT_FINITE: "fix the data if it is named, else lower the learning rate; then `launcher submit --replace`.",
     contract.NO_CHECKPOINT: "check the checkpoint folder: is it complete, and does no other run own it?",
     contract.NO_PROGRESS: "fix the first error; another try does not help.",
 }
 
 
+_RESUMES = re.compile(r"submit --replace`\.$|submit it again\.$")
 _CANNOT_JOIN = "rendezvous: cannot join host 0"  # as launcher/agent/host/member says it
 
 
@@ -36,9 +45,21 @@ def failed(snapshot: Snapshot) -> Answer | None:
     """It failed for good: the first of these causes that applies."""
     if state_of(snapshot) is not State.FAILED:
         return None
-    causes = (_overdue, _out_of_memory, evicted_for_excess, _hooked, _by_verdict, _never_ran, _exited, _rejected)
+    causes = (
+        _overdue,
+        _out_of_memory,
+        evicted_for_excess,
+        _hooked,
+        sidecars.failed,
+        _by_verdict,
+        _never_ran,
+        _exited,
+        _rejected,
+    )
     answer = first(causes, snapshot) or _unexplained(snapshot)
     move = answer.next_move or next_move(answer.situation, snapshot.name) or next_move("failed", snapshot.name)
+    if move is not None and (saved := snapshot.report.committed) is not None and _RESUMES.search(move):
+        move = f"{move.rstrip('.')}: it resumes from step {saved}."
     headline = f"failed{_spent(snapshot)}: {answer.headline}"
     return Answer(answer.situation, headline, (*answer.evidence, *_conditions(snapshot)), move)
 
@@ -54,7 +75,7 @@ def _overdue(snapshot: Snapshot) -> Answer | None:
 
 
 def _out_of_memory(snapshot: Snapshot) -> Answer | None:
-    return Answer("oom", oom_sentence(snapshot)) if is_oom(snapshot) else None
+    return Answer("oom", oom_sentence(snapshot), next_move=more_memory(snapshot)) if is_oom(snapshot) else None
 
 
 def _hooked(snapshot: Snapshot) -> Answer | None:
@@ -77,7 +98,10 @@ def _by_verdict(snapshot: Snapshot) -> Answer | None:
         return None
     verdict = snapshot.report.verdict.verdict
     headline = f"{verdict.cause} (exit {verdict.code}): {one_line(verdict.message)}{_not_joined(snapshot)}"
-    return Answer("failed", headline, _traceback(verdict.traceback), _MOVES.get(verdict.code))
+    move = _MOVES.get(verdict.code)
+    if (full := full_shared_memory(snapshot, verdict)) is not None:
+        headline, move = f"{headline}; {full}", "raise resources.shm in job.yaml, then `launcher submit --replace`."
+    return Answer("failed", headline, _traceback(verdict.traceback), move)
 
 
 def _not_joined(snapshot: Snapshot) -> str:

@@ -5,8 +5,14 @@ from __future__ import annotations
 from jaxlaunch import contract
 from jaxlaunch.launcher.explain import admission, unread
 from jaxlaunch.launcher.explain.answer import LIVENESS, Answer, are, is_liveness, one_line, quoted, were, which
-from jaxlaunch.launcher.explain.ended import stuck
-from jaxlaunch.launcher.explain.memory import evicted_for_excess, excess_before, is_oom, oom_sentence
+from jaxlaunch.launcher.explain.ended import silence, stuck
+from jaxlaunch.launcher.explain.memory import (
+    evicted_for_excess,
+    excess_before,
+    full_shared_memory,
+    is_oom,
+    oom_sentence,
+)
 from jaxlaunch.launcher.explain.situations import next_move
 from jaxlaunch.launcher.kube.objects import age, seconds_since
 from jaxlaunch.launcher.status.agent_report import AttemptEnd
@@ -67,7 +73,7 @@ def unhealthy(snapshot: Snapshot) -> Answer | None:
 
 
 def node_lost(snapshot: Snapshot) -> Answer | None:
-    """A node does not answer: its pods stay until it comes back or Kubernetes deletes them."""
+    """A node does not answer: its pods stay until it comes back or is deleted."""
     event = snapshot.event("NodeNotReady", kind="Pod")
     lost = [
         host for host in snapshot.hosts if event and host.pod in event["names"] and host.running and not host.is_ready
@@ -80,6 +86,20 @@ def node_lost(snapshot: Snapshot) -> Answer | None:
     are, it = (f"node {nodes[0]} is", "it") if len(nodes) == 1 else (f"nodes {', '.join(nodes)} are", "them")
     headline = f"waits: {are} NotReady, with {which(lost, snapshot.expected_hosts)} on {it}"
     return Answer("node-lost", headline, quoted(event))
+
+
+def silent_node(snapshot: Snapshot) -> Answer | None:
+    """By what the node itself reports, where it could be read."""
+    there = [host for host in snapshot.hosts if snapshot.is_on_silent_node(host) and not host.is_leaving]
+    node = snapshot.silent_node
+    if node is None or not there:
+        return None
+    headline = f"waits: {silence(node, snapshot.now)}; {which(there, snapshot.expected_hosts)} {are(there)} on it"
+    move = (
+        "wait: Kubernetes evicts its pods after 5 minutes, but makes them again elsewhere only when the node is back "
+        f"or deleted; if it is gone for good: kubectl delete node {node['metadata']['name']}"
+    )
+    return Answer("node-lost", headline, quoted(snapshot.event("NodeNotReady", kind="Pod")), move)
 
 
 def _unready(snapshot: Snapshot) -> Answer | None:
@@ -124,8 +144,8 @@ def crash_loop(snapshot: Snapshot) -> Answer | None:
         return None
     used = f"{status.restarts.charged} of {status.restarts.limit} restarts are used up"
     why = f"; last: {last.result}: {one_line(last.verdict.message)}" if last else ""
-    if (evicted := excess_before(snapshot)) is not None:
-        why += f"; {evicted}"
+    beyond = excess_before(snapshot) or (full_shared_memory(snapshot, last.verdict) if last else None)
+    why += f"; {beyond}" if beyond else ""
     headline = f"crashes and restarts without saving a checkpoint: {used}{why}"
     event = snapshot.event("BackoffLimitExceeded", "PodFailurePolicy", kind="Job")
     return Answer("crash-loop", headline, (*_before(snapshot), *quoted(event)))
@@ -206,7 +226,9 @@ def running(snapshot: Snapshot) -> Answer | None:
     again = _again(snapshot)
     situation = "restarted" if again else "running"
     move = _PREPARING if status.phase == "prepare" else None
-    return Answer(situation, f"runs{again}: {_doing(status)}", (*_before(snapshot), *_ranks(snapshot)), move)
+    some = _some_ended(snapshot)
+    headline = f"runs{again}: {_doing(status, is_partly=bool(some))}{some}"
+    return Answer(situation, headline, (*_before(snapshot), *_ranks(snapshot)), move)
 
 
 _PREPARING = (
@@ -216,7 +238,7 @@ _PREPARING = (
 _SILENT = ("unsaid", None)  # programs that report nothing
 
 
-def _doing(status: JobStatus) -> str:
+def _doing(status: JobStatus, *, is_partly: bool) -> str:
     """ "training at step 120 of 300", "in compile for 2m"."""
     of = f" of {status.steps}" if status.steps else ""
     if status.phase is None and status.ready is not None and status.ready < status.hosts:
@@ -225,9 +247,11 @@ def _doing(status: JobStatus) -> str:
     if status.phase == "step":
         return f"training{at}"
     if status.phase == "ended":
-        return f"its processes have ended{at}"
+        return f"its processes end{at}" if is_partly else f"its processes have ended{at}"
     if status.phase == "prepare":
         return "preparing its text" + (f" for {age(status.phase_s)}" if status.phase_s is not None else "")
+    if status.phase in _SILENT and status.steps is not None:
+        return f"its processes start: imports, devices, JAX's own initialization{at}"
     if status.phase in _SILENT:
         return f"its program reports no steps{at}"
     spent = f" for {age(status.phase_s)}" if status.phase_s is not None else ""
@@ -235,7 +259,7 @@ def _doing(status: JobStatus) -> str:
 
 
 def _in(phase: str) -> str:
-    return phase if phase == "ended" else f"in {phase}"
+    return {"ended": "ended", "unsaid": "running"}.get(phase, f"in {phase}")
 
 
 def _again(snapshot: Snapshot) -> str:
@@ -244,6 +268,19 @@ def _again(snapshot: Snapshot) -> str:
     if last is None or beat is None or last.attempt + 1 != beat.attempt:
         return ""
     return f" again after {last.result}: {one_line(last.verdict.message)[:200]}"
+
+
+def _some_ended(snapshot: Snapshot) -> str:
+    """ "; rank 1 has ended, rank 0 still runs"."""
+    beat = snapshot.report.heartbeat
+    if beat is None or not 0 < (many := beat.counts.get("ended", 0)) < sum(beat.counts.values()):
+        return ""
+    left = [rank for phase, ranks in beat.phases.items() if phase != "ended" for rank in ranks]
+    ended = list(beat.phases.get("ended", ()))
+    if len(ended) < many or len(left) < sum(beat.counts.values()) - many:
+        return f"; {count(many, 'rank')} of {sum(beat.counts.values())} have ended"
+    over = f"{names(ended, 'rank')} {'has' if len(ended) == 1 else 'have'} ended"
+    return f"; {over}, {names(left, 'rank')} still {'runs' if len(left) == 1 else 'run'}"
 
 
 def _ranks(snapshot: Snapshot) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ Memory: the kernel killed a whole container, or one process in it. Ephemeral sto
 from __future__ import annotations
 
 import re
+import signal
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.explain.answer import Answer, one_line, were, which
@@ -14,6 +15,8 @@ from jaxlaunch.launcher.status import hosts
 from jaxlaunch.launcher.status.hosts import Host
 from jaxlaunch.launcher.status.snapshot import Snapshot
 from jaxlaunch.records.verdict import Verdict
+
+_BUS_ERROR = 128 + signal.SIGBUS
 
 
 def _oom_killed(snapshot: Snapshot) -> list[Host]:
@@ -34,8 +37,12 @@ def is_oom(snapshot: Snapshot) -> bool:
 
 def oom_sentence(snapshot: Snapshot) -> str:
     """The host or rank that was OOMKilled, and its memory limit."""
-    killed, limit = _oom_killed(snapshot), _limit(snapshot)
+    killed = _oom_killed(snapshot)
+    limit = killed[0].memory_limit if killed and killed[0].is_init else _limit(snapshot)
     at = f"; its memory limit is {limit}" if limit else "; it has no memory limit: the node itself ran out of memory"
+    if killed and killed[0].is_init:
+        same = [host for host in killed if host.container == killed[0].container]
+        return f"init container {same[0].container} of {which(same, snapshot.expected_hosts)} was OOMKilled{at}"
     verdict = _verdict(snapshot)
     if verdict is None or verdict.code != contract.KILLED or verdict.rank is None:
         return f"{which(killed, snapshot.expected_hosts)} {were(killed)} OOMKilled{at}"
@@ -43,11 +50,30 @@ def oom_sentence(snapshot: Snapshot) -> str:
     return f"rank {verdict.rank} was OOMKilled{step}{at}"
 
 
+def more_memory(snapshot: Snapshot) -> str | None:
+    """What to do about an init container that was OOMKilled; None where the situation's own row says it."""
+    killed = _oom_killed(snapshot)
+    if not killed or not killed[0].is_init:
+        return None
+    name = killed[0].container
+    return f"raise the memory limit of init container {name}: under pod: in job.yaml, or in the webhook that adds it."
+
+
 def killed_sentence(snapshot: Snapshot, host: Host) -> str:
     """Of a host that ended with 137 and without the reason OOMKilled, which container runtimes lose now and then."""
     limit = _limit(snapshot)
     at = f"its memory limit is {limit}" if limit else "it has no memory limit"
     return f"{host.name} was killed by SIGKILL (exit 137), probably out of memory; {at}"
+
+
+def full_shared_memory(snapshot: Snapshot, verdict: Verdict) -> str | None:
+    """Of a process that ended by SIGBUS: a file that it maps has no room, in a pod most often one of /dev/shm."""
+    if verdict.code != _BUS_ERROR:
+        return None
+    volumes = template(snapshot.jobset).get("spec", {}).get("volumes") or ()
+    volume = next((one.get("emptyDir") or {} for one in volumes if one.get("name") == "shm"), None)
+    size = "64 MiB, as none is set" if volume is None else volume.get("sizeLimit", "as large as the pod's memory")
+    return f"most often /dev/shm is full, which is {size} (resources.shm)"
 
 
 def _verdict(snapshot: Snapshot) -> Verdict | None:

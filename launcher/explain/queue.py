@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from jaxlaunch.launcher.explain import unread
 from jaxlaunch.launcher.explain.answer import Answer, one_line, quoted
@@ -20,7 +21,9 @@ _NEVER = re.compile(
     r"insufficient quota for (?P<resource>\S+) in flavor (?P<flavor>[^,]+), previously considered podsets requests "
     r"\((?P<before>[^)]*)\) \+ current podset request \((?P<requested>[^)]*)\) > maximum capacity \((?P<most>[^)]*)\)"
 )
+_CLOSED = "namespace doesn't match ClusterQueue selector"
 _UNCOVERED = re.compile(r"resource (?P<resource>\S+) unavailable in ClusterQueue")
+_SELECTOR = "the cluster administrator to label the namespace as the ClusterQueue's namespaceSelector requires"
 _WAIT = SITUATIONS["quota"].next_move
 _RESUME = "ask the queue's administrator to resume it."
 _QUIET_S = 10.0  # Kueue creates a Workload within a second
@@ -36,8 +39,8 @@ def suspended_by_queue(snapshot: Snapshot) -> Answer | None:
         return _no_workload(snapshot)
     message = condition(snapshot.workload, "QuotaReserved").get("message", "")
     return (
-        _inactive(snapshot, message)
-        or _ending(snapshot)
+        _ending(snapshot)
+        or _inactive(snapshot, message)
         or _checks(snapshot, snapshot.workload)
         or _no_quota(snapshot, message)
     )
@@ -68,9 +71,9 @@ def _inactive(snapshot: Snapshot, message: str) -> Answer | None:
 
 def _not_active(snapshot: Snapshot, name: str, found: queues.Inactive) -> Answer:
     if found.stop_policy is not None:
-        headline, move = f"waits: {name} is stopped (stopPolicy: {found.stop_policy})", _RESUME
+        headline, move = f"{_lead(snapshot)}{name} is stopped (stopPolicy: {found.stop_policy})", _RESUME
     else:
-        headline = f"waits: {name} is inactive: {found.reason}"
+        headline = f"{_lead(snapshot)}{name} is inactive: {found.reason}"
         move = "ask the cluster administrator to fix what the message names."
     states = [f"stopPolicy: {found.stop_policy}"] if found.stop_policy is not None else []
     states += [f"Active=False: {one_line(found.message)}"] if found.message or not states else []
@@ -103,7 +106,7 @@ def _checks(snapshot: Snapshot, workload: Obj) -> Answer | None:
 
 def _no_quota(snapshot: Snapshot, message: str) -> Answer:
     """The quota does not allow it now, or never will."""
-    lead = f"{_evicted(snapshot)} and waits: " if is_true(snapshot.workload or {}, "Evicted") else "waits: "
+    lead = _lead(snapshot)
     behind = queues.cluster_queue_of(snapshot.local_queue)
     where = f"queue {snapshot.queue}" + (f" (ClusterQueue {behind})" if behind else "")
     evidence = (*_conditions(snapshot), *_amounts(snapshot))
@@ -116,25 +119,75 @@ def _no_quota(snapshot: Snapshot, message: str) -> Answer:
         headline = f"{where} is full: {match['more']} more {match['resource']} is needed in flavor {match['flavor']}"
         headline += _usage(snapshot, match["flavor"], match["resource"])
         return Answer("quota", lead + headline, evidence)
+    if _CLOSED in message:
+        move = f"set another of `kubectl get localqueues` as queue: in job.yaml, or ask {_SELECTOR}."
+        headline = f"{where} is closed to namespace {snapshot.namespace}: its namespaceSelector does not match"
+        return Answer("queue-closed", lead + headline, evidence, move)
     if (match := _UNCOVERED.search(message)) is not None:
         headline = f"{where} does not cover {match['resource']}"
         return Answer("quota-uncovered", lead + headline, evidence)
     if message:
-        return Answer("queued", f"{lead}{where}: {one_line(message)}", evidence, _WAIT)
+        named, situation, to_do = _UNADMITTED.get(_reason(snapshot), ("", "queued", _WAIT))
+        return Answer(situation, f"{lead}{f'{where} {named}'.rstrip()}: {one_line(message)}", evidence, to_do)
     return Answer("queued", f"{lead}its turn in {where} has not come", evidence, _WAIT)
+
+
+# Reasons for which Kueue 0.19 and newer does not reserve quota (KEP 10852, read in November 2026), the situation of
+# each, and what to do. Before it, and where its feature gate is off, all are Pending or Inadmissible.
+_UNADMITTED: Mapping[str, tuple[str, str, str | None]] = {
+    "Misconfigured": (
+        "or the job is misconfigured (Misconfigured)",
+        "queue-missing",
+        "fix what the message names, or ask the cluster administrator.",
+    ),
+    "ExceedsMaxQuota": ("can never admit it (ExceedsMaxQuota)", "quota-never", None),
+    "Suspended": ("is stopped by its administrator (Suspended)", "queue-stopped", _RESUME),
+    "AdmissionGated": (
+        "does not admit it yet (AdmissionGated)",
+        "gated",
+        "the owner of the gate must remove it; the JobSet's annotations name it.",
+    ),
+    "WaitingForPodsReady": ("admits one job after the other (WaitingForPodsReady)", "queued", _WAIT),
+    "WaitingForQuota": ("is full (WaitingForQuota)", "quota", _WAIT),
+    "TopologyPlacementFailed": (
+        "has no room in one topology domain (TopologyPlacementFailed)",
+        "quota",
+        "wait, request fewer hosts, or a wider level under placement: in job.yaml.",
+    ),
+    "DRAResourcesUnresolved": (
+        "cannot resolve its resource claims (DRAResourcesUnresolved)",
+        "quota-uncovered",
+        "fix what the message names, or ask the cluster administrator.",
+    ),
+}
+
+
+def _lead(snapshot: Snapshot) -> str:
+    """How the first line begins: with why it was evicted, if it was."""
+    return f"{_evicted(snapshot)} and waits: " if is_true(snapshot.workload or {}, "Evicted") else "waits: "
+
+
+def _reason(snapshot: Snapshot) -> str:
+    return str(condition(snapshot.workload or {}, "QuotaReserved").get("reason", ""))
 
 
 def _evicted(snapshot: Snapshot) -> str:
     """Why Kueue evicted it."""
-    evicted = condition(snapshot.workload or {}, "Evicted")
-    return {
-        "Preempted": f"was preempted by {f'job {by}' if (by := snapshot.preempted_by) else 'another job'}",
-        "PodsReadyTimeout": "was evicted because its pods were not ready in time",
-        "ClusterQueueStopped": "was evicted because the ClusterQueue was stopped",
-        "LocalQueueStopped": "was evicted because the LocalQueue was stopped",
-        "AdmissionCheck": "was evicted because an admission check failed",
-        "NodeFailures": "was evicted because nodes failed",
-    }.get(evicted.get("reason", ""), f"was evicted from the queue ({evicted.get('reason', '')})")
+    reason = condition(snapshot.workload or {}, "Evicted").get("reason", "")
+    if reason == "Preempted":
+        by = snapshot.preempted_by
+        return f"was preempted by {'another job' if by is None else f'job {by}'}"
+    return f"was evicted {_EVICTED.get(reason, f'from the queue ({reason})')}"
+
+
+_EVICTED: Mapping[str, str] = {
+    "PodsReadyTimeout": "because its pods were not ready in time (PodsReadyTimeout)",
+    "ClusterQueueStopped": "because the ClusterQueue was stopped (stopPolicy: HoldAndDrain)",
+    "LocalQueueStopped": "because the LocalQueue was stopped (stopPolicy: HoldAndDrain)",
+    "AdmissionCheck": "because an admission check failed (AdmissionCheck)",
+    "NodeFailures": "because nodes failed, and Kueue found no replacement (NodeFailures, TASFailedNodeReplacement)",
+    "DeactivatedDueToRequeuingLimitExceeded": "and deactivated: its pods were too often not ready in time",
+}
 
 
 def _conditions(snapshot: Snapshot) -> tuple[str, ...]:

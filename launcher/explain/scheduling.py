@@ -50,8 +50,12 @@ def _unseen(snapshot: Snapshot) -> Answer | None:
     spent = min((seconds_since(host.created, snapshot.now) or 0.0 for host in waiting), default=0.0)
     if spent < _QUIET_S:
         return None
+    who = which(waiting, snapshot.expected_hosts)
+    if (warning := snapshot.warning) is not None and warning["kind"] == "Pod":
+        headline = f"waits: {who} cannot be scheduled: {warning['reason']}: {one_line(warning['message'])}"
+        return Answer("unschedulable", headline, quoted(warning), "fix what the message names.")
     name = template(snapshot.jobset).get("spec", {}).get("schedulerName", "default-scheduler")
-    headline = f"waits: scheduler {name} has not looked at {which(waiting, snapshot.expected_hosts)} in {age(spent)}"
+    headline = f"waits: scheduler {name} has not looked at {who} in {age(spent)}"
     move = "check that a scheduler of that name runs; schedulerName under pod: selects another."
     return Answer("unschedulable", headline, next_move=move)
 
@@ -185,22 +189,34 @@ def _taken(found: Fit, message: str, who: str, lines: tuple[str, ...], evidence:
     if short:
         headline = f"waits: {who} unschedulable: insufficient free {' and '.join(short)}; {nodes}"
         return Answer("resource", headline, lines, "wait until other pods end, request less, or add nodes.")
+    if (rules := [text for text in _counted(message) if _RULED_OUT.search(text)]) != []:
+        return Answer("spread", f"waits: {who} unschedulable: {', '.join(rules)}; {nodes}", lines)
     answer = _by_message(message, who, lines)
     return Answer(answer.situation, f"{answer.headline}; {nodes}", answer.evidence, answer.next_move)
 
 
 # The reasons by which the scheduler counts nodes -> the situation. Kubernetes 1.28 to 1.35.
+_ABOUT_PREEMPTION = re.compile(r"[.,]? ?(?:no new claims to deallocate,?)? ?preemption:")
+_RULED_OUT = re.compile(r"topology spread constraints|pod (?:anti-)?affinity rules|existing pods anti-affinity rules")
 _REASONS = (
     (re.compile(r"Insufficient \S+"), "resource"),
     (re.compile(r"untolerated taint"), "taint"),
     (re.compile(r"didn't match Pod's node affinity/selector"), "node-selector"),
     (re.compile(r"were unschedulable"), "taint"),
     (re.compile(r"didn't have free ports"), "ports"),
+    (_RULED_OUT, "spread"),
 )
 
 
 def _by_message(message: str, who: str, evidence: tuple[str, ...]) -> Answer:
     """The scheduler's own message, where the nodes are not known or do not explain it."""
     situation = next((name for pattern, name in _REASONS if pattern.search(message)), "unschedulable")
-    why = one_line(message.partition(" preemption:")[0]) or "the scheduler has not reported why yet"
-    return Answer(situation, f"waits: {who} unschedulable: {why}", evidence, _NODES)
+    why = one_line(_ABOUT_PREEMPTION.split(message)[0]) or "the scheduler has not reported why yet"
+    move = None if situation == "spread" else _NODES
+    return Answer(situation, f"waits: {who} unschedulable: {why}", evidence, move)
+
+
+def _counted(message: str) -> list[str]:
+    """The parts of the scheduler's message, each a reason and how many nodes it rules out."""
+    _, _, reasons = _ABOUT_PREEMPTION.split(message)[0].partition(": ")
+    return [text.rstrip(".") for text in re.split(r", (?=\d+ )", reasons)]

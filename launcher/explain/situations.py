@@ -37,12 +37,12 @@ SITUATIONS: Mapping[str, Situation] = {
     "failed": Situation(
         "it failed for good; the headline has the cause and the exit code",
         "exit-codes",
-        "see `launcher logs NAME --previous`; then `launcher submit --replace`: it resumes from its last checkpoint.",
+        "see `launcher logs NAME --previous`; then `launcher submit --replace`.",
     ),
     "deadline": Situation(
         "its deadline was exceeded",
         "restarts-and-evictions",
-        "raise deadline: in job.yaml, or submit it again: it resumes from its last checkpoint.",
+        "raise deadline: in job.yaml, or submit it again.",
     ),
     "killed": Situation("a container was killed by SIGKILL, probably out of memory", "out-of-memory", _LESS_MEMORY),
     "oom": Situation("a container or a process ran out of memory (OOMKilled)", "out-of-memory", _LESS_MEMORY),
@@ -74,6 +74,7 @@ SITUATIONS: Mapping[str, Situation] = {
         "queues",
         "ask the cluster administrator to add the resource to the ClusterQueue, or request none of it.",
     ),
+    "queue-closed": Situation("the ClusterQueue does not admit jobs of the namespace", "queues"),
     "admission-check": Situation(
         "quota is reserved, but an admission check has not passed",
         "queues",
@@ -81,7 +82,7 @@ SITUATIONS: Mapping[str, Situation] = {
     ),
     "preempted": Situation("it was preempted or evicted, and its pods still save", "queues"),
     # rejected by the API server
-    "unattended": Situation("the JobSet controller has not acted on it", "rejected-requests"),
+    "unattended": Situation("a controller, JobSet's or the Job controller, has not acted on it", "rejected-requests"),
     "resource-quota": Situation(
         "a ResourceQuota is exceeded, or requires what the pods do not specify", "rejected-requests"
     ),
@@ -145,6 +146,11 @@ SITUATIONS: Mapping[str, Situation] = {
         "volumes-secrets-and-configmaps",
         "use a volume that all zones can mount, or fewer hosts.",
     ),
+    "spread": Situation(
+        "its topology spread constraints, affinity or anti-affinity leave no node",
+        "pending-pods",
+        "change these under pod: in job.yaml, wait until other pods end, or use other nodes.",
+    ),
     "gated": Situation(
         "its pods have a scheduling gate",
         "pending-pods",
@@ -167,6 +173,7 @@ SITUATIONS: Mapping[str, Situation] = {
         "set agent: inject to add the agent; a train: block needs an image with jaxlaunch installed.",
     ),
     "init": Situation("an init container failed", "container-start"),
+    "init-runs": Situation("an init container runs, and the program starts after it", None),
     "mount": Situation(
         "a volume cannot be mounted",
         "volumes-secrets-and-configmaps",
@@ -184,6 +191,9 @@ SITUATIONS: Mapping[str, Situation] = {
     ),
     # started
     "gathering": Situation("all hosts are connected, and it is about to start"),
+    "sidecar": Situation(
+        "a container that runs next to the program failed, or still runs after the program has ended", "container-start"
+    ),
     "rendezvous": Situation("hosts are missing at the rendezvous", "rendezvous-and-lost-hosts"),
     "running": Situation("it runs"),
     "restarted": Situation("it runs again, in the attempt right after a failure"),

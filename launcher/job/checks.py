@@ -17,7 +17,7 @@ from jaxlaunch.accelerators import GPUS, KNOWN
 from jaxlaunch.launcher.errors import Fault, KeyPath
 from jaxlaunch.launcher.job import mesh_checks
 from jaxlaunch.launcher.job.mesh_checks import divisors
-from jaxlaunch.launcher.job.schema import JobSpec, Network
+from jaxlaunch.launcher.job.schema import MOST_PODS, JobSpec, Network
 from jaxlaunch.launcher.job.volumes import Bucket
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER, REPLICATED_JOB, RESERVED_DOMAINS
 from jaxlaunch.launcher.kube.quantity import amount
@@ -83,6 +83,13 @@ def _names(job: JobSpec) -> Iterator[Fault]:
         )
 
 
+def _pods(job: JobSpec) -> Iterator[Fault]:
+    """More pods than Kubernetes gives one job, which slices or a topology may ask for."""
+    if job.host_count > MOST_PODS:
+        shape = f"{count(job.slices, 'slice')} of {count(job.hosts, 'host')}"
+        yield Fault(("hosts",), f"{shape} are {job.host_count} pods, and {MOST_PODS} is the most that is supported.")
+
+
 def _topology(job: JobSpec) -> Iterator[Fault]:
     kind, topology = job.accelerator.type, job.accelerator.topology
     path: KeyPath = ("accelerator", "topology")
@@ -98,6 +105,14 @@ def _topology(job: JobSpec) -> Iterator[Fault]:
         yield Fault(path, f"accelerator.topology = {cut(topology)} is not a slice of {kind}.", f"use {offered}.")
     else:
         yield from _slice(job, kind, topology)
+
+
+def _device_memory(job: JobSpec) -> Iterator[Fault]:
+    given, kind = job.accelerator.memory, job.accelerator.type
+    if given is not None and job.accelerator.platform not in GPUS:
+        hint = "use resources.memory, of a host." if kind == "cpu" else "leave it out: the type says it."
+        path: KeyPath = ("accelerator", "memory")
+        yield Fault(path, f"accelerator.memory = {given} is of a GPU, and accelerator.type = {kind}.", hint)
 
 
 def _slice(job: JobSpec, kind: str, topology: str) -> Iterator[Fault]:
@@ -133,6 +148,11 @@ def _processes(job: JobSpec) -> Iterator[Fault]:
 
 def _resources(job: JobSpec) -> Iterator[Fault]:
     shm, memory = job.resources.shm, job.resources.memory
+    for key in ("memory", "ephemeral", "shm", "hugepages"):
+        given = getattr(job.resources, key)
+        if given is not None and given[-1] in "mun":
+            hint = f"write {given[:-1]}Mi for 1024s, or {given[:-1]}M for 1000s." if given[-1] == "m" else None
+            yield Fault(("resources", key), f"resources.{key} = {given} is less than a byte: m is a thousandth.", hint)
     if shm is not None and memory is not None and amount(shm) > amount(memory):
         message = f"resources.shm = {shm} is more than resources.memory = {memory}, against which it counts."
         yield Fault(("resources", "shm"), message, "raise memory, or lower shm.")
@@ -313,7 +333,9 @@ _LAYOUT: tuple[KeyPath, ...] = (*_DEVICES, ("train", "mesh"))
 
 CHECKS: tuple[Check, ...] = (
     Check((("name",), ("hosts",), ("slices",)), _names),
+    Check((("hosts",), ("slices",), ("accelerator",)), _pods),
     Check((("hosts",), ("accelerator",)), _topology),
+    Check((("accelerator",),), _device_memory),
     Check((("processes_per_host",), ("accelerator",)), _processes),
     Check((), _resources),
     Check((("placement",),), _placement),

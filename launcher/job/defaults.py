@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, ValidationError
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError
 
 from jaxlaunch.launcher.errors import Fault, JobFaults, UserError
 from jaxlaunch.launcher.job import messages
@@ -21,7 +21,7 @@ from jaxlaunch.launcher.manifests.platforms.facts import Provisioner
 from jaxlaunch.launcher.manifests.platforms.table import Where
 from jaxlaunch.launcher.yaml12 import reader
 from jaxlaunch.launcher.yaml12.reader import Document
-from jaxlaunch.trainer.spec import Block, Positive
+from jaxlaunch.trainer.spec import Block, Positive, in_bucket
 
 DEFAULT_USER = 1000
 
@@ -46,9 +46,12 @@ class CheckpointClaim(Block):
 class CheckpointUrl(Block):
     """A bucket that the trainer itself writes to."""
 
-    url: Annotated[str, Field(pattern=r"^(gs|s3)://[^\s/]+(/\S*)?$"), Words("a folder such as gs://bucket/runs")] = (
-        Field(description="a job's folder is below, by its name")
-    )
+    url: Annotated[
+        str,
+        Field(pattern=r"^(gs|s3)://[^\s/]+(/\S*)?$"),
+        AfterValidator(in_bucket),
+        Words("a folder such as gs://bucket/runs"),
+    ] = Field(description="a job's folder is below, by its name")
 
 
 def _which(value: Any) -> str | None:
@@ -101,7 +104,8 @@ class Defaults(Block):
     version: Literal[1] = Field(1, alias="schema", description="of this file's keys")
     platform: Where = Field("generic", description="whose nodes these are")
     provisioner: Provisioner = Field(
-        "karpenter", description="eks: who adds nodes, Karpenter or managed node groups; each labels capacity its way"
+        "karpenter",
+        description="eks: who adds nodes: Karpenter, managed node groups or Auto Mode; each labels capacity its way",
     )
     image: Annotated[str, Field(pattern=r"^\S+$")] | None = Field(None, description="for jobs that name none")
     image_pull_secrets: list[ObjectName] = Field([], description="for every job")
@@ -109,12 +113,16 @@ class Defaults(Block):
     checkpoint: Checkpoint | None = Field(None, description="where checkpoints go")
     compile_cache: CacheClaim | None = Field(None, description="XLA's, for jobs that name none")
     service_account: ObjectName | None = Field(None, description="for jobs that name none; no token is mounted")
-    user: Positive = Field(DEFAULT_USER, description="numeric user and group of the pods; never root")
+    user: Positive = Field(DEFAULT_USER, description="numeric user and group of the pods; never root, but on TPUs")
     users: dict[Kind, User] = Field(
         {}, description="by accelerator type, in place of user: a number, root, or privileged (root, every device)"
     )
     nodes: dict[Kind, Nodes] = Field({}, description="by accelerator type, where they are not labelled as usual")
     capacity: dict[Literal["spot", "flex-start"], Nodes] = Field({}, description="by kind, likewise")
+    reservation_label: LabelKey | None = Field(
+        None,
+        description="eks, managed node groups: the label that says their reservation; null: capacity-reservation-id",
+    )
     network: dict[Kind, Network] = Field({}, description="by accelerator type, for jobs that name none")
     slice_label: LabelKey | None = Field(None, description="the label that nodes of one TPU slice share")
     tcpxo: Tcpxo | None = Field(None, description="for network: gpudirect-tcpxo")

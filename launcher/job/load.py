@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from jaxlaunch import regular_files
 from jaxlaunch.launcher.errors import SHOWN_FAULTS, Fault, JobFaults, KeyPath
 from jaxlaunch.launcher.job import checks, credentials, messages, renamed
 from jaxlaunch.launcher.job import overrides as arguments
@@ -19,7 +20,7 @@ from jaxlaunch.launcher.wording import dotted
 from jaxlaunch.launcher.yaml12 import reader, scalars, writer
 from jaxlaunch.launcher.yaml12.reader import Document
 
-__all__ = ["JobFile", "JobSpec", "dump", "load", "parse", "read", "read_text"]
+__all__ = ["JobFile", "JobSpec", "dump", "kept", "load", "parse", "read", "read_text"]
 
 # Replaces a required value that is wrong, so that the rest can still be judged. Never leaves this file.
 _STAND_INS: dict[KeyPath, Any] = {
@@ -62,6 +63,11 @@ def read_text(text: str, name: str = "job.yaml", folder: Path = Path()) -> JobFi
 def load(path: str | Path, overrides: Sequence[str] = (), say: Say = _silent) -> JobSpec:
     """read() for who needs the job alone."""
     return read(path, overrides, say).spec
+
+
+def kept(folder: Path, overrides: Sequence[str] = ()) -> JobSpec:
+    """The job that a run folder keeps, with `overrides`. Raises as read() does; others may write in the folder."""
+    return _job(reader.read(folder / "job.yaml", regular_files.opener), overrides, _silent)
 
 
 def parse(text: str, name: str = "job.yaml") -> JobSpec:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.contract import BATCH_AXES, MESH_AXES
 from jaxlaunch.launcher.errors import Fault, KeyPath
-from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.launcher.job.schema import MOST_PODS, JobSpec
 from jaxlaunch.launcher.wording import count, either
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, CustomModel, TrainSpec, said
 
@@ -98,12 +98,6 @@ def slice_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault(
             (*MESH, "dcn"), f"train.mesh.dcn: {given} spans {count(spanned, 'slice')}, the job has {job.slices}.", hint
         )
-    elif not dcn and sizes["dp"] % job.slices:
-        yield Fault(
-            (*MESH, "dp"),
-            f"train.mesh.dp = {sizes['dp']} does not split over {count(job.slices, 'slice')}.",
-            f"make dp a multiple of {job.slices}, or choose with dcn which axis spans slices.",
-        )
     for axis, times in dcn.items():
         if sizes[axis] % times:
             message = f"train.mesh.dcn.{axis} = {times} does not divide {axis} = {sizes[axis]}."
@@ -189,7 +183,7 @@ def row_faults(job: JobSpec) -> Iterator[Fault]:
 
 def _fits(job: JobSpec) -> bool:
     try:
-        return job.train is not None and bool(job.train.mesh.resolve(job.devices))
+        return job.train is not None and job.host_count <= MOST_PODS and bool(job.train.mesh.resolve(job.devices))
     except ValueError:
         return False
 

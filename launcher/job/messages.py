@@ -9,9 +9,9 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from jaxlaunch.launcher.errors import SHOWN_FAULTS, Fault, KeyPath
@@ -231,8 +231,9 @@ def _wrong_value(spot: Spot, document: Document) -> Fault:
     message = _is_not(document, spot.path, wanted)
     if shown(document, spot.path) is None:
         return Fault(spot.path, message, _where_it_belongs(spot.path))
-    literals = [str(literal) for member in (kind.members or (kind,)) for literal in member.literals]
-    return Fault(spot.path, message + _near(value, literals), _suggestion(kind, value))
+    members = () if _words_of(kind) else kind.members or (kind,)
+    literals = [str(literal) for member in members for literal in member.literals]
+    return Fault(spot.path, message + _near(value, literals), _suggestion(kind, value, document.texts.get(spot.path)))
 
 
 def _where_it_belongs(path: KeyPath) -> str | None:
@@ -243,39 +244,67 @@ def _where_it_belongs(path: KeyPath) -> str | None:
     return f"write {name}: {{name: my-secret, key: token}}; the value itself stays in the Secret."
 
 
-def _suggestion(kind: Type, value: Any) -> str | None:
-    """The legal value that was probably meant, where it follows from the one that was given."""
+def _suggestion(kind: Type, value: Any, written: str | None) -> str | None:
+    """The legal value that was meant, where the given one leaves no doubt; `written`: as the file has it."""
     described = _words_of(kind)
     if described is not None:
         return described.suggest(value) if isinstance(value, str) else None
-    members = kind.members or (kind,)
-    found = [_suggestion(member, value) if kind.members else _plain_suggestion(member, value) for member in members]
-    return next(filter(None, found), None)
-
-
-def _plain_suggestion(kind: Type, value: Any) -> str | None:
-    if isinstance(value, float) and kind.bare is int and value.is_integer():
+    if kind.members:
+        return next(filter(None, (_suggestion(member, value, written) for member in kind.members)), None)
+    if isinstance(value, str):
+        return _of_text(kind, value)
+    if kind.bare is str and written is not None and _is_legal(kind, written):
+        return f'write "{written}", in quotes.'
+    if isinstance(value, float) and kind.bare is int and value.is_integer() and _is_legal(kind, int(value)):
         return f"write {int(value)}."
-    if not isinstance(value, str):
-        return f'write "{value}", in quotes.' if kind.bare is str and isinstance(value, int | float) else None
-    if kind.bare is bool and value.lower() in ("yes", "on", "y", "no", "off", "n"):
-        return f"YAML 1.2 reads {value} as text; write {'true' if value.lower() in ('yes', 'on', 'y') else 'false'}."
-    if kind.bare in (int, float):
-        return _number(value, kind.bare)
-    if "module:Name" in introspection.words(kind) and re.fullmatch(r"\w+(\.\w+)+", value):
-        return f"write {':'.join(value.rsplit('.', 1))}."
     return None
 
 
-def _number(text: str, wanted: type[int] | type[float]) -> str | None:
-    """The number in a text that only quotes or separators keep from being one."""
-    digits = re.sub(r"(?<=\d)[_,](?=\d)", "", text.strip())
+def _of_text(kind: Type, text: str) -> str | None:
+    if kind.bare is bool and text.lower() in ("yes", "on", "y", "no", "off", "n"):
+        return f"YAML 1.2 reads {text} as text; write {'true' if text.lower() in ('yes', 'on', 'y') else 'false'}."
+    if kind.bare in (int, float):
+        found = _number(text.strip(), kind)
+        how = (
+            "with a decimal point" if kind.bare is float and _COMMA.fullmatch(text) else "without quotes or separators"
+        )
+        return None if found is None else f"write {found}, {how}."
+    if "module:Name" in introspection.words(kind) and re.fullmatch(r"\w+(\.\w+)+", text):
+        return f"write {':'.join(text.rsplit('.', 1))}."
+    return None
+
+
+# A comma stands before three digits in one country and before a fraction in another.
+_GROUPED = re.compile(r"[-+]?[1-9][0-9]{0,2}(?:(?P<by>[_, ])[0-9]{3})(?:(?P=by)[0-9]{3})*(?P<rest>\.[0-9]+)?")
+_UNDERSCORES = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)+")
+_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
+
+
+def _number(text: str, kind: Type) -> str | None:
+    """The number in a text that only quotes or separators keep from being one; None where there are two readings."""
+    grouped = _GROUPED.fullmatch(text)
+    if _COMMA.fullmatch(text) and kind.bare is float:
+        if grouped is not None:
+            return None
+        digits = text.replace(",", ".")
+    else:
+        digits = re.sub(r"[_, ]", "", text) if grouped or _UNDERSCORES.fullmatch(text) else text
     try:
         number = scalars.resolve(digits)
     except ValueError:
         return None
-    is_one = isinstance(number, int | wanted) and not isinstance(number, bool)
-    return f"write {digits}, without quotes or separators." if is_one else None
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    return digits if is_number and not scalars.has_two_readings(digits) and _is_legal(kind, number) else None
+
+
+def _is_legal(kind: Type, value: Any) -> bool:
+    """Whether the schema takes this value."""
+    annotation: Any = Annotated[kind.bare, *kind.constraints] if kind.constraints else kind.bare
+    try:
+        TypeAdapter(annotation).validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return True
 
 
 def _near(value: Any, options: list[str]) -> str:

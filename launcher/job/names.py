@@ -3,39 +3,57 @@
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Callable
 from typing import Annotated
 
 from pydantic import Field, WithJsonSchema
 
 from jaxlaunch.launcher.job.introspection import Words
 
+_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_NO_TEXT = re.compile(r"[0-9.]+(e-?[0-9]+)?|0[xo][0-9a-f]+|true|false|null")  # of YAML, written without quotes
 _SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 
 
-def _as_name(written: str) -> str | None:
-    name = re.sub(r"[^a-z0-9]+", "-", written.lower()).strip("-").lstrip("-0123456789")
-    return f"write {name}." if name else None
+def _suggested(pattern: str, longest: int, kept: str = "") -> Callable[[str], str | None]:
+    """What makes a name of a text: lower case, letters without their accents, and a dash for anything else but `kept`.
+
+    It makes none where a letter would be lost, or where the name would not be one.
+    """
+
+    def suggest(written: str) -> str | None:
+        """The sentence that has the name."""
+        folded = unicodedata.normalize("NFKD", written.casefold())
+        plain = "".join(letter for letter in folded if not unicodedata.combining(letter))
+        name = re.sub(rf"[^a-z0-9{kept}]+", "-", plain).strip("-.")
+        is_lossy = any(letter.isalnum() and not letter.isascii() for letter in plain)
+        is_one = len(name) <= longest and re.match(pattern, name) and not _NO_TEXT.fullmatch(name)
+        return f"write {name}." if is_one and not is_lossy else None
+
+    return suggest
 
 
 def _as_absolute(written: str) -> str | None:
-    return f"write /{written.removeprefix('./')}." if re.fullmatch(r"[\w./-]*[\w-]", written) else None
+    is_plain = re.fullmatch(r"[\w./-]*[\w-]", written) is not None and ".." not in written.split("/")
+    return f"write /{written.removeprefix('./')}." if is_plain else None
 
 
 JobName = Annotated[
     str,
-    Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$"),
-    Words("a name: lower-case letters, digits and inner dashes, a letter first", _as_name),
+    Field(pattern=_NAME),
+    Words("a name: lower-case letters, digits and inner dashes, a letter first", _suggested(_NAME, 63)),
 ]
 Label = Annotated[
     str,
     Field(pattern=_LABEL, max_length=63),
-    Words("a name of at most 63 lower-case letters, digits and inner dashes", _as_name),
+    Words("a name of at most 63 lower-case letters, digits and inner dashes", _suggested(_LABEL, 63)),
 ]
 ObjectName = Annotated[
     str,
     Field(pattern=_SUBDOMAIN, max_length=253),
-    Words("a Kubernetes name: lower-case letters, digits, and inner dashes and dots", _as_name),
+    Words("a Kubernetes name: lower-case letters, digits, and inner dashes and dots", _suggested(_SUBDOMAIN, 253, ".")),
 ]
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^:\s][^:]*$"), Words("an absolute path below /", _as_absolute)]
 Variable = Annotated[

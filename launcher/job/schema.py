@@ -5,7 +5,9 @@ Keys that only a cluster needs are here too: they are checked wherever the file 
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,12 +22,25 @@ from jaxlaunch.launcher.job.units import Duration, Quantity
 from jaxlaunch.launcher.job.volumes import Volume
 from jaxlaunch.launcher.kube.quantity import amount
 from jaxlaunch.launcher.manifests.platforms.table import Where
-from jaxlaunch.trainer.spec import Block, Natural, Positive, TrainSpec
+from jaxlaunch.trainer.spec import Block, Few, Natural, Positive, TrainSpec, at_most
+
+
+def _known_accelerator(written: str) -> str:
+    """What to write in place of a name that no accelerator has."""
+    parts = re.split(r"[^a-z0-9]+", written.lower())
+    meant = [name for name in (*parts, *map("".join, itertools.pairwise(parts))) if name in KNOWN]
+    return f"write {meant[0]}." if meant else "any NVIDIA GPU is {type: gpu}, on nodes that node_selector chooses."
+
 
 if TYPE_CHECKING:
     Kind = str
 else:
-    Kind = Literal[tuple(KNOWN)]  # one of the rows of jaxlaunch/accelerators.py
+    # One of the rows of jaxlaunch/accelerators.py.
+    Kind = Annotated[
+        Literal[tuple(KNOWN)], Words("the name of an accelerator that jaxlaunch knows", _known_accelerator)
+    ]
+MOST_PODS = 100_000  # of an indexed Job: maxParallelismForIndexedJob of Kubernetes' validation
+Pods = Annotated[int, Field(gt=0), at_most(MOST_PODS, "the most pods that an indexed Job of Kubernetes has")]
 AS_WRITTEN = ("command", "env", "labels", "annotations", "node_selector")
 
 
@@ -45,12 +60,16 @@ class Accelerator(Block):
     ```
     """
 
-    type: Kind = Field(description="cpu, a GPU or a TPU generation")
+    type: Kind = Field(description=f"cpu; gpu, NVIDIA's of any name; or {', '.join([*KNOWN][2:])}")
     topology: str | None = Field(None, description="of a TPU slice, such as 2x4 or 4x4x8; required for TPUs only")
-    per_host: Positive = Field(
+    per_host: Few = Field(
         default_factory=_whole_machine,
         description="accelerators of a host, for cpu virtual devices; "
         f"default {accelerators.usual_hosts()}, TPUs by the topology",
+    )
+    memory: Quantity | None = Field(
+        None,
+        description="of one GPU, for `launcher plan`, where the nodes have another than the type says, as gpu does",
     )
 
     @property
@@ -115,10 +134,13 @@ class Rdma(Block):
     resource: Annotated[
         str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"), Words("a resource's name, such as rdma/ib")
     ] = Field(description="the extended resource, such as rdma/ib")
-    count: Positive = Field(1, description="number per host")
+    count: Few = Field(1, description="number per host")
 
 
-Network = Literal["default", "hostnetwork", "efa", "gpudirect-tcpxo", "gpudirect-rdma"] | Rdma
+Network = (
+    Literal["default", "hostnetwork", "efa", "efa-dra", "gpudirect-tcpxo", "gpudirect-rdma", "gpudirect-rdma-dra"]
+    | Rdma
+)
 
 
 class Resources(Block):
@@ -280,11 +302,11 @@ class JobSpec(Block):
         Field(None, description="the container image, for submit; default from the cluster defaults")
     )
     accelerator: Accelerator = Field(description="the devices of a host")
-    hosts: Positive = Field(
+    hosts: Pods = Field(
         default_factory=_hosts_of_a_slice, description="pods per slice; default 1, for a TPU by the topology"
     )
-    slices: Positive = Field(1, description="groups of hosts that share a fast network; each is one child Job")
-    processes_per_host: Positive | Literal["all"] = Field(1, description="JAX processes of a host; all: one per device")
+    slices: Pods = Field(1, description="groups of hosts that share a fast network; each is one child Job")
+    processes_per_host: Few | Literal["all"] = Field(1, description="JAX processes of a host; all: one per device")
     platform: Where | None = Field(None, description="default from the cluster defaults, else generic")
     namespace: Label | None = Field(None, description="default from the kubeconfig's context")
     queue: Label | None = Field(None, description="Kueue's LocalQueue; default from the cluster defaults, else none")
@@ -296,6 +318,9 @@ class JobSpec(Block):
         None, description="Kueue's topology; left out: TPU slices are placed exclusively, others anywhere"
     )
     network: Network = Field("default", description="between hosts")
+    compute_domain: bool = Field(
+        False, description="NVLink between hosts of gb200 or gb300, by a ComputeDomain (IMEX) of NVIDIA's DRA driver"
+    )
     network_policy: bool = Field(True, description="a NetworkPolicy: only the job's own pods and Prometheus reach it")
     gang_secret: bool = Field(
         False,

@@ -8,6 +8,7 @@ conventions: suffixes n u m, k M G T P E, Ki Mi Gi Ti Pi Ei.
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
@@ -45,11 +46,12 @@ def text(value_s: float) -> str:
 
 
 def _meant_duration(written: str) -> str | None:
-    """What `10 min` or `1.5h` seems to mean."""
+    """What `10 min` or `1.5h` means. Nothing is rounded, and a capital M may be of anything."""
     match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*([a-z]+)", written.strip().lower())
-    letter = match[2][0] if match is not None and re.fullmatch(_SPELLED, match[2]) else ""
-    total = round(float(match[1]) * (_SECONDS | {"w": 604800})[letter]) if match is not None and letter else 0
-    return f"write {text(total)}." if total else None
+    if match is None or not re.fullmatch(_SPELLED, match[2]) or written.strip().endswith("M"):
+        return None
+    total = Decimal(match[1]) * (_SECONDS | {"w": 604800})[match[2][0]]
+    return f"write {text(float(total))}." if total == int(total) and 0 < total <= _LONGEST_S else None
 
 
 Duration = Annotated[

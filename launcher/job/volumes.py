@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from jaxlaunch.launcher.job.introspection import Words
 from jaxlaunch.launcher.job.names import AbsolutePath, ObjectName
 from jaxlaunch.launcher.job.units import Quantity
-from jaxlaunch.trainer.spec import Block
+from jaxlaunch.trainer.spec import Block, in_bucket
 
 
 class Claim(Block):
@@ -45,7 +45,8 @@ class Bucket(Block):
 
     bucket: Annotated[
         str,
-        Field(pattern=r"^(gs|s3)://[a-z0-9][a-z0-9._-]*(/[^\s]*)?$"),
+        Field(pattern=r"^(gs|s3)://[^\s/]+(/[^\s]*)?$"),
+        AfterValidator(in_bucket),
         Words("a bucket such as gs://name or s3://name"),
     ] = Field(description="gs:// or s3://, with or without a folder")
     path: AbsolutePath = Field(description="where it is mounted")

@@ -37,8 +37,9 @@ def pod(full: Obj) -> dict[str, Any]:
     return {
         "metadata": _keep(metadata, "namespace", "name", "uid", "creationTimestamp", "deletionTimestamp", "finalizers")
         | {"labels": _keep(labels, *_LABELS)},
-        "spec": _keep(spec, "nodeName", "schedulingGates") | ({} if spec.get("nodeName") else _requests(spec)),
-        "status": _keep(status, "phase", "reason", "message")
+        "spec": _keep(spec, "nodeName", "schedulingGates")
+        | (_limits(spec) if spec.get("nodeName") else _requests(spec)),
+        "status": _keep(status, "phase", "reason", "message", "startTime")
         | {"conditions": [_keep(one, *_CONDITION) for one in status.get("conditions", ())]}
         | {kind: [_container(one) for one in status[kind]] for kind in _CONTAINERS if status.get(kind)},
     }
@@ -52,6 +53,18 @@ def _requests(spec: Obj) -> dict[str, Any]:
         if spec.get(kind)
     }
     return kinds | _keep(spec, "overhead", "resources", "nodeSelector", "tolerations")
+
+
+def _limits(spec: Obj) -> dict[str, Any]:
+    """The memory limits of a pod's containers, and which of them are sidecars."""
+    kept: dict[str, Any] = {}
+    for kind in ("containers", "initContainers"):
+        for one in spec.get(kind) or ():
+            limits = _keep((one.get("resources") or {}).get("limits") or {}, "memory")
+            told = _keep(one, "restartPolicy") | ({"resources": {"limits": limits}} if limits else {})
+            if told:
+                kept.setdefault(kind, []).append({"name": one["name"], **told})
+    return kept
 
 
 _REQUESTS = ("name", "resources", "restartPolicy")

@@ -51,6 +51,8 @@ CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 RESOURCE_QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota")
 LIMIT_RANGES = Kind("", "v1", "limitranges", "LimitRange")
 NETWORK_POLICIES = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+RESOURCE_CLAIM_TEMPLATES = Kind("resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate")
+COMPUTE_DOMAINS = Kind("resource.nvidia.com", "v1beta1", "computedomains", "ComputeDomain")  # of NVIDIA's DRA driver
 DEPLOYMENTS = Kind("apps", "v1", "deployments", "Deployment")
 
 NAMESPACES = Kind("", "v1", "namespaces", "Namespace", namespaced=False)
@@ -78,4 +80,10 @@ ACCESS_REVIEWS = Kind(
 )
 
 
-KINDS = {kind.kind: kind for kind in (JOBSETS, NETWORK_POLICIES, CONFIGMAPS, SECRETS)}  # of the objects of a job
+# By dynamic resource allocation: who serves each.
+ALLOCATED = {
+    RESOURCE_CLAIM_TEMPLATES: "dynamic resource allocation (Kubernetes 1.34)",
+    COMPUTE_DOMAINS: "NVIDIA's DRA driver",
+}
+_OF_A_JOB = (JOBSETS, NETWORK_POLICIES, CONFIGMAPS, SECRETS, *ALLOCATED)
+KINDS = {kind.kind: kind for kind in _OF_A_JOB}

@@ -12,6 +12,7 @@ REPLICATED_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 GENERATION_LABEL = "jobset.sigs.k8s.io/restart-attempt"
 SLICE_LABEL = "jobset.sigs.k8s.io/job-index"
 UID_LABEL = "jobset.sigs.k8s.io/jobset-uid"
+TRACKED = "batch.kubernetes.io/job-tracking"  # a finalizer; the Job controller removes it when it has counted the pod
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 
 # On everything that the launcher makes.

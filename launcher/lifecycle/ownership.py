@@ -5,8 +5,8 @@ from __future__ import annotations
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.kube.kinds import JOBSETS
-from jaxlaunch.launcher.kube.labels import OWN_LABEL
 from jaxlaunch.launcher.kube.objects import Obj
+from jaxlaunch.launcher.status import hosts
 
 # Managers of fields that no person and no tool of theirs is; they are listed before the creator when they apply.
 _CONTROLLERS = ("kueue", "jobset", "manager", "kube-controller-manager", "kubelet")
@@ -16,19 +16,13 @@ def own(cluster: Cluster, name: str, namespace: str) -> Obj:
     """The JobSet of that name. Raises UserError when there is none, or launcher does not manage it."""
     jobset = cluster.get(JOBSETS, name, namespace)
     if jobset is None:
-        known = [one["metadata"]["name"] for one in cluster.list(JOBSETS, namespace, labels=OWN_LABEL)]
+        known = [one["metadata"]["name"] for one in cluster.list(JOBSETS, namespace) if hosts.is_ours(one)]
         hint = f"it has {', '.join(known)}." if known else "it has no job of launcher; -n names another namespace."
         raise UserError(f"Namespace {namespace} has no job {name}.", hint)
-    if not is_ours(jobset):
+    if not hosts.is_ours(jobset):
         message = f"JobSet {name} in namespace {namespace} is not managed by launcher{whose(jobset)}."
         raise UserError(message, "change it with kubectl.")
     return jobset
-
-
-def is_ours(jobset: Obj) -> bool:
-    """Whether launcher made it."""
-    metadata = jobset["metadata"]
-    return bool(metadata.get("labels", {}).get(OWN_LABEL) == metadata["name"])
 
 
 def whose(obj: Obj) -> str:

@@ -18,7 +18,8 @@ from jaxlaunch.launcher.kube.labels import SPEC_HASH
 from jaxlaunch.launcher.kube.objects import terminal_state
 from jaxlaunch.launcher.lifecycle import shared, stop
 from jaxlaunch.launcher.lifecycle.gang_secret import GangSecret
-from jaxlaunch.launcher.lifecycle.ownership import is_ours, whose
+from jaxlaunch.launcher.lifecycle.ownership import whose
+from jaxlaunch.launcher.status.hosts import is_ours
 from jaxlaunch.launcher.wording import placed
 
 GIVE_UP_S = 30.0  # on a server that answers with errors
@@ -359,7 +360,9 @@ class Submission:
                 _check_contents(found, manifest)
 
     def _not_ours(self, found: Obj) -> UserError:
-        where = f"NetworkPolicy {found['metadata']['name']} in namespace {self._namespace}"
+        where = (
+            f"{found.get('kind') or NETWORK_POLICIES.kind} {found['metadata']['name']} in namespace {self._namespace}"
+        )
         hint = "use another name, or network_policy: false."
         return UserError(f"{where} exists and is not managed by launcher{whose(found)}. It was not changed.", hint)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 from jaxlaunch.launcher.agent import pack
 
 NAME = "agent-{}.pyz"
+KEPT, DAY_S = 5, 86_400.0
 
 
 def path(otherwise: Path) -> Path:
@@ -18,7 +21,9 @@ def path(otherwise: Path) -> Path:
     try:
         folder = _cache()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return _made(folder, name)
+        made = _made(folder, name)
+        _prune(folder)
+        return made
     except (OSError, RuntimeError):  # the second where the user has no home
         return _made(otherwise, name)
 
@@ -32,6 +37,7 @@ def _made(folder: Path, name: str) -> Path:
     """The file in this folder, whole whoever reads it. Raises OSError where it cannot be made."""
     file = folder / name
     if _is_mine(file):
+        os.utime(file)  # when it was last used
         return file
     descriptor, draft = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
     try:
@@ -46,6 +52,17 @@ def _made(folder: Path, name: str) -> Path:
     if not _is_mine(file):
         raise PermissionError(f"{file} is another user's")
     return file
+
+
+def _prune(folder: Path) -> None:
+    """Removes the files of other versions, but for the last KEPT that were used, and those of the last day: an agent
+    has read all of its own by then. So are drafts of who was killed."""
+    files = [*folder.glob(NAME.format("*")), *folder.glob(f".{NAME.format('*')}.*")]
+    with contextlib.suppress(OSError):  # another run removes them too
+        used = {file: file.lstat().st_mtime for file in files}
+        for file in sorted(files, key=lambda each: used[each])[:-KEPT]:
+            if used[file] < time.time() - DAY_S:
+                file.unlink()
 
 
 def _is_mine(file: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -15,6 +16,9 @@ from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import Verdict, of_code
+
+_LOST = re.compile(r"\bhost (\d{1,6})(?: \([^)]*\))? was lost: [^;]*")  # in the message of a verdict
+_SAVED = re.compile(r"; step \d+ is saved$")
 
 
 def ended(
@@ -36,15 +40,18 @@ def ended(
     if found is None or found.of is None or found.of.generation < generation:  # not one agent wrote anything
         of = Of(uid, generation, len(records) + 1, started=time.time(), at=time.time())
         found, is_open = dataclasses.replace(_before(found, records), of=of), True
+    starts = Starts(folder, uid)
     if found.verdict is None:
-        found = _with_saved(found, checkpoints)
+        found = _with_saved(found, checkpoints, starts, records)
     if is_open and found.of is not None:
         record = unfinished.close(found.of, _verdict(codes, found, is_stopped))
         folder.append(record)
         records.append(record)
         found = dataclasses.replace(found, verdict=record.verdict)
         found = dataclasses.replace(found, seconds=reported_fields.carried(records, time.time(), started))
-    elif found.verdict is None:  # it was killed after the record of its attempt
+    elif found.verdict is not None:
+        found = _completed(found, folder, starts, records, codes, checkpoints)
+    else:  # it was killed after the record of its attempt
         last = records[-1].verdict
         found = dataclasses.replace(found, verdict=_verdict(codes, found, True) if is_stopped else last)
     summary = dataclasses.replace(
@@ -53,7 +60,7 @@ def ended(
         restarts=history.restarts_by_cause(records) if records else found.restarts,
         seconds=_until_now(found, started),
     )
-    Starts(folder, uid).write(summary)
+    starts.write(summary)
     return summary
 
 
@@ -63,7 +70,8 @@ def close(folder: RunFolder, checkpoints: Path | None) -> None:
     if found is None or found.of is None or found.verdict is not None:
         return
     uid = found.of.uid
-    found, starts = _with_saved(found, checkpoints), Starts(folder, uid)
+    starts = Starts(folder, uid)
+    found = _with_saved(found, checkpoints, starts, folder.records(uid))
     starts.write(found)
     records = unfinished.settle(folder, uid)
     if records and found.of is not None:
@@ -73,16 +81,20 @@ def close(folder: RunFolder, checkpoints: Path | None) -> None:
         starts.write(dataclasses.replace(found, verdict=verdict, restarts=restarts, seconds=seconds))
 
 
-def _with_saved(found: Summary, checkpoints: Path | None) -> Summary:
+def _with_saved(found: Summary, checkpoints: Path | None, starts: Starts, records: Sequence[Record]) -> Summary:
     """The state of a run whose agents were killed, with a step on disk that they had no time to write of."""
     saved = newest_step(checkpoints)
     if saved is None or (found.saved is not None and saved <= found.saved):
         return found
     found = dataclasses.replace(found, saved=saved)
     of = found.of
-    if of is None or of.first_step is None or saved < of.first_step:
+    if of is None:
+        return found
+    # What this attempt trains first it may not have had the time to write either: it began at the newest step then.
+    first = of.first_step or 1 + max(history.saved(records) or 0, starts.saved)
+    if saved < first:
         return found  # an earlier attempt saved it
-    of = dataclasses.replace(of, first_committed=of.first_committed or saved, last_committed=saved)
+    of = dataclasses.replace(of, first_step=first, first_committed=of.first_committed or saved, last_committed=saved)
     return dataclasses.replace(found, of=of, step=max(found.step or 0, saved))
 
 
@@ -113,6 +125,32 @@ def _verdict(codes: Sequence[int], found: Summary, is_stopped: bool) -> Verdict:
     how = f"was killed by {_signal(-codes[0])}" if codes[0] < 0 else f"ended with exit code {codes[0]}"
     who = "every agent was killed: host 0's" if len(codes) > 1 and not lived else "host 0's agent"
     return of_code(contract.LOST, f"{who} {how}", **where)
+
+
+def _completed(
+    found: Summary, folder: RunFolder, starts: Starts, records: list[Record], codes: Sequence[int], saved: Path | None
+) -> Summary:
+    """The end that tells of a lost host, with what the others could not see: the signal that its agent died of, and a
+    step on disk that it had no time to tell them of."""
+    verdict = found.verdict
+    lost = None if verdict is None else _LOST.search(verdict.message)
+    if verdict is None or lost is None:
+        return found
+    host, message, before = int(lost[1]), verdict.message, found
+    if host < len(codes) and codes[host] < 0:
+        message = f"{message[: lost.end()]} (its agent was killed by {_signal(-codes[host])}){message[lost.end() :]}"
+    if host == 0:
+        found = _with_saved(found, saved, starts, records[:-1])
+    if found.saved != before.saved and "not saved" in message:
+        message = f"{_SAVED.sub('', message)}; step {found.saved} is saved"
+    verdict = dataclasses.replace(verdict, message=message, step=found.step if host == 0 else verdict.step)
+    if records and records[-1].verdict == before.verdict and found.of is not None:
+        record, of = dataclasses.replace(records[-1], verdict=verdict), found.of
+        if host == 0:
+            record = dataclasses.replace(record, first_committed=of.first_committed, last_committed=of.last_committed)
+        records[-1] = record
+        folder.amend(records[-1])
+    return dataclasses.replace(found, verdict=verdict)
 
 
 def _signal(number: int) -> str:

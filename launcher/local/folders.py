@@ -14,6 +14,17 @@ from jaxlaunch.launcher.local.paths import Paths
 PROBE_BYTES = 4096  # what a full disk or quota refuses: it takes an empty file
 
 
+def check_names(folder: Path, base: Path, volumes: Mapping[str, Path]) -> None:
+    """Raises UserError for a folder whose name is no UTF-8: records, variables and pages of the run hold its path."""
+    named = {"The run folder": folder, "The job file's folder": base}
+    for what, path in {**named, **{f"--volume {name}": given for name, given in volumes.items()}}.items():
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            where = os.fsencode(path).decode(errors="backslashreplace")
+            raise UserError(f"{what}, {where}, has a name that is not UTF-8.", "rename it, or name another.") from None
+
+
 def check(folder: Path, volumes: Mapping[str, Path]) -> None:
     """Makes the run folder and writes into it once. Raises UserError where that fails, or a volume's is none."""
     for name, given in volumes.items():

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from jaxlaunch import regular_files
 from jaxlaunch.launcher.errors import UserError
 
+LONGEST = 64  # characters of the file that are read: it holds a pid
 DYING_S = 2.0  # agents that were killed with their launcher are gone after less
 
 
@@ -32,11 +34,11 @@ class Lock:
 def locked(folder: Path) -> Iterator[Lock]:
     """Holds the lock of a run folder. Raises UserError when another run holds it: both would write the same files."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as file:
+    with _opened(folder / ".lock") as file:
         until = time.monotonic() + DYING_S
         while not _taken(file):
             file.seek(0)
-            holder = file.read().strip()
+            holder = file.read(LONGEST).strip()
             if _lives(holder) or time.monotonic() > until:
                 raise _in_use(folder, holder)
             time.sleep(0.05)
@@ -46,6 +48,16 @@ def locked(folder: Path) -> Iterator[Lock]:
         file.flush()
         yield Lock(folder, file.fileno())
         file.truncate(0)
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return open(path, "a+", errors="replace", opener=regular_files.opener)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise UserError(
+            f"The lock of the run folder, {path}, cannot be used: {why}.", "name another folder with --run-dir."
+        ) from None
 
 
 def _taken(file: TextIO) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch.launcher.agent.io import files
+from jaxlaunch import regular_files
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import JOB, Starts, rows
 from jaxlaunch.launcher.local import ending, orphans
@@ -43,7 +43,7 @@ def standing(folder: Path) -> int | None:
 def _job(folder: Path, start: Start) -> Any:
     """The job of a start as plain data; empty where it cannot be read."""
     try:
-        text = files.read(folder / "starts" / str(start.start) / JOB, reader.MAX_BYTES)
+        text = regular_files.read(folder / "starts" / str(start.start) / JOB, reader.MAX_BYTES)
     except OSError:
         return {}
     return reader.parse(text.decode(errors="replace"), JOB).data

@@ -14,7 +14,7 @@ from jaxlaunch.launcher.job.schema import Code
 from jaxlaunch.launcher.job.volumes import Ephemeral, Volume
 from jaxlaunch.launcher.wording import either
 from jaxlaunch.spelling import nearest
-from jaxlaunch.trainer.spec import CustomModel, Mixture, Published, Text, Torch, TrainSpec
+from jaxlaunch.trainer.spec import AUTO, CustomModel, Mixture, Published, Text, Torch, TrainSpec
 
 Source = tuple[str, str, str]  # of a volume's data: name, kind and keys
 
@@ -66,7 +66,7 @@ class Paths:
             changes["lora"] = spec.lora.model_copy(update={"init_from": self.resolve(spec.lora.init_from)})
         if isinstance(spec.model, CustomModel):
             changes["model"] = CustomModel.model_validate(self.given(spec.model.model_dump(exclude_unset=True)))
-        if spec.compile_cache is not None:
+        if spec.compile_cache not in (None, AUTO):
             changes["compile_cache"] = self.resolve(spec.compile_cache)
         return spec.model_copy(update=changes)
 

@@ -10,6 +10,7 @@ import dataclasses
 import os
 import selectors
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -17,11 +18,12 @@ import types
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from jaxlaunch import contract
 from jaxlaunch.contract import Action, AgentJob
 from jaxlaunch.launcher.agent.gang.clock import process_age_s
+from jaxlaunch.launcher.agent.host import temporary_folder
 from jaxlaunch.launcher.agent.io.ports import free_port
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import JOB, Starts
@@ -32,12 +34,14 @@ from jaxlaunch.launcher.local import agent_file, ending, folders, new_start, orp
 from jaxlaunch.launcher.local.lock import Lock, locked
 from jaxlaunch.launcher.local.paths import Paths, of
 from jaxlaunch.launcher.logs.lines import Line, parse
+from jaxlaunch.launcher.wording import count, size
 from jaxlaunch.records.lines import Lines
 from jaxlaunch.records.summary import Summary
 from jaxlaunch.records.verdict import is_full_disk
 
 Show = Callable[[Line], None]
 _LONGEST_LINE = 2 * contract.MAX_LINE  # the agents cut at the half, and put the rank before it
+_LEAST_MEMORY = 16 << 20  # bytes of a process: of a Python that has imported next to nothing
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -89,7 +93,16 @@ def environment(job: JobSpec, paths: Paths, local: LocalRun, uid: str) -> dict[s
         contract.RUN_DIR: str(local.folder),
         contract.TAKE_OVER: "1" if local.take_over else "0",
         contract.PARENT: str(os.getpid()),
+        contract.WHOLE_OUTPUT: "1" if _is_plain_file(sys.stdout) else "0",
     }
+
+
+def _is_plain_file(stream: TextIO) -> bool:
+    """Whether a stream takes all that is written: a terminal or a pipe may be held up for as long as a reader likes."""
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):  # closed, or none of the system's
+        return False
 
 
 class Gang:
@@ -192,6 +205,8 @@ def run(
             f"The job has {job.host_count} hosts of {job.accelerator.type}; this machine is one host.",
             hint="use CPU devices in their place with --simulate, or run one host with hosts=1 slices=1.",
         )
+    _has_room(job)
+    folders.check_names(local.folder, local.base, local.volumes)
     paths = of(job, local.base, local.folder, local.volumes)
     folders.program(job, paths)
     environ = environment(job, paths, local, uid=str(uuid.uuid4())) | {contract.STARTED: str(started)}
@@ -209,6 +224,18 @@ def run(
             for name in (JOB, Starts(folder, environ[contract.UID]).path(JOB)):
                 folder.replace(name, resolved.encode())
         return Ended(summary.verdict.code, summary.to_json(), new_start.standing(local.folder))
+
+
+def _has_room(job: JobSpec) -> None:
+    """Raises UserError for more processes than this machine has memory for, before the first is started."""
+    processes = job.host_count + job.processes  # an agent for each host, too
+    has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if processes * _LEAST_MEMORY > has:
+        hosts, most = count(job.host_count, "host"), has // _LEAST_MEMORY
+        raise UserError(
+            f"{hosts} are {processes} processes here, and this machine's {size(has)} hold at most {most}.",
+            hint="run fewer with hosts=… slices=…, or submit the job to a cluster.",
+        )
 
 
 def _checkpoints(job: JobSpec, paths: Paths, folder: Path) -> Path | None:
@@ -237,6 +264,7 @@ def generations(
             gang.signal(signal.SIGTERM)  # it came while they were started
         codes = gang.follow(show)
         orphans.end(environ[contract.UID])
+        temporary_folder.sweep()  # of agents that were killed
         summary = ending.ended(
             folder,
             environ[contract.UID],

@@ -55,7 +55,7 @@ def checkpoints(run: str) -> str:
     home = folder(run)
     if not (home / "job.yaml").exists():
         return str(home)
-    job = jobs.load(home / "job.yaml")
+    job = jobs.kept(home)
     hint = "give the folder of the checkpoints in place of the run."
     if job.train is None:
         raise UserError(f"Run {run} runs its own command, so the folder of its checkpoints is unknown.", hint)
@@ -77,7 +77,7 @@ def training(run: str, overrides: Sequence[str] = ()) -> tuple[JobSpec, TrainSpe
             f"{home} is not the folder of a run: it has no job.yaml, which says the task and the data.",
             "give the name of a run, or its folder.",
         )
-    job = jobs.load(home / "job.yaml", overrides)
+    job = jobs.kept(home, overrides)
     if job.train is None:
         raise UserError(
             f"Run {run} runs its own command: the launcher knows neither its model nor its data.",
@@ -91,5 +91,5 @@ def generates_no_text(run: str) -> bool:
     home = find(run)
     if home is None or not (home / "job.yaml").exists():
         return False
-    train = jobs.load(home / "job.yaml").train
+    train = jobs.kept(home).train
     return train is not None and not isinstance(train.model, Decoder | GPT2)

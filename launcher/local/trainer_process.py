@@ -53,7 +53,7 @@ def run(
         ended = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     else:
         ended = _shown(command, environ, show)
-    _check(module, ended.returncode, ended.stderr, hint)
+    _check(module, ended.returncode, ended.stderr, hint, has_result=bool(ended.stdout.strip()))
     found: dict[str, Any] = json.loads(ended.stdout)
     return found
 
@@ -75,7 +75,7 @@ def _shown(
 
 def events(module: str, *arguments: str, environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """The JSON objects that `python -m module` prints, one a line, as they come. Raises UserError as `run` does."""
-    command, environ = isolated.command(module, *arguments), isolated.environ(environ)
+    command, environ, has_result = isolated.command(module, *arguments), isolated.environ(environ), False
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         process = subprocess.Popen(
             command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
@@ -83,19 +83,23 @@ def events(module: str, *arguments: str, environ: Mapping[str, str]) -> Iterator
         with process:
             assert process.stdout is not None
             try:
-                yield from map(json.loads, process.stdout)
+                for line in process.stdout:
+                    has_result = True
+                    yield json.loads(line)
             except BaseException:
                 process.kill()  # nobody reads it any more
                 raise
         errors.seek(0)
-        _check(module, process.returncode, errors.read(), None)
+        _check(module, process.returncode, errors.read(), None, has_result=has_result)
 
 
-def _check(module: str, code: int, said: str, hint: str | None) -> None:
+def _check(module: str, code: int, said: str, hint: str | None, *, has_result: bool) -> None:
     if code in contract.SENTENCES:
         raise UserError(_refusal_in(said), hint)
     if code:
         raise UserError(f"{said.strip()}\n`python -m {module}` failed (exit {code}).")
+    if not has_result:  # code of the job's has ended the process, by os._exit(0)
+        raise UserError(f"{said.strip()}\n`python -m {module}` ended without a result (exit 0).".lstrip())
 
 
 def _refusal_in(log: str) -> str:

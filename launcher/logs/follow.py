@@ -231,7 +231,7 @@ class _Follower:
             except ApiError as error:
                 if not may_pass(error):  # its node may come back
                     if error.status != GONE:
-                        self._inbox.put(partial(self._say, pods.unreadable(source.pod, error)))
+                        self._inbox.put(partial(self._say, pods.unreadable(source.pod, error, source.node)))
                     break
             time.sleep(REATTACH_S)
             window = Window(since=shown.newest) if shown.newest else window

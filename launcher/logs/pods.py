@@ -9,17 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.cluster.client import Cluster
-from jaxlaunch.launcher.errors import ApiError
+from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
 from jaxlaunch.launcher.kube.objects import Obj
 from jaxlaunch.launcher.logs import lines as logs
 from jaxlaunch.launcher.logs.lines import Line, Select
 from jaxlaunch.launcher.status import hosts
 from jaxlaunch.launcher.status.hosts import Host
+from jaxlaunch.launcher.status.leader_log import why_unread
 from jaxlaunch.records import checked, log_lines
 
 STREAMS = 64  # pods that are read at once, line by line
 READERS = 16  # requests at once where there are more
+PATIENCE_S = 20.0  # of a kubelet that does not answer, where nothing is followed
 MANY_TAIL = 1000  # lines of each pod, where there are more and no `--tail` is given
 
 
@@ -31,6 +33,7 @@ class Source:
     host: int
     generation: int
     ranks: range
+    node: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +56,8 @@ def processes_per_host(jobset: Obj) -> int:
 def source(jobset: Obj, host: Host) -> Source:
     """The log of one host of `jobset`, and its ranks."""
     each = processes_per_host(jobset)
-    return Source(host.pod, host.number, host.generation, range(host.number * each, (host.number + 1) * each))
+    ranks = range(host.number * each, (host.number + 1) * each)
+    return Source(host.pod, host.number, host.generation, ranks, host.node)
 
 
 def read(
@@ -76,8 +80,10 @@ def read(
     def one_log(one: Source) -> Iterator[Line]:
         try:
             yield from lines(cluster, namespace, one, select, window)
-        except ApiError as error:
-            say(unreadable(one.pod, error))
+        except (ApiError, Unreachable) as error:
+            if isinstance(error, Unreachable) and not error.sent:
+                raise
+            say(unreadable(one.pod, error, one.node))
 
     def started(one: Source) -> Iterator[Line]:
         """Its lines, the first of them read: opening one log after the other would add up their latencies."""
@@ -88,9 +94,9 @@ def read(
         return logs.merged(list(pool.map(started, sources)))
 
 
-def unreadable(pod: str, error: ApiError) -> str:
+def unreadable(pod: str, error: ClusterError, node: str | None) -> str:
     """The message about a pod whose log cannot be read."""
-    return f"the log of pod {pod} cannot be read: {error.message}"
+    return f"the log of pod {pod} cannot be read: {why_unread(error, node)}"
 
 
 def lines(
@@ -113,6 +119,7 @@ def lines(
         since=window.since,
         tail=tail,
         timestamps=True,
+        patience_s=None if follow else PATIENCE_S,
     )
     return _selected(found, of, select)
 
@@ -132,7 +139,13 @@ def _tail_length(cluster: Cluster, namespace: str, of: Source, select: Select, w
     for power in itertools.count(1):
         length = wanted * 4**power
         found = cluster.log(
-            namespace, of.pod, container=MAIN_CONTAINER, since_s=window.seconds, tail=length, timestamps=True
+            namespace,
+            of.pod,
+            container=MAIN_CONTAINER,
+            since_s=window.seconds,
+            tail=length,
+            timestamps=True,
+            patience_s=PATIENCE_S,
         )
         flags = [any(_selected(iter([text]), of, select)) for text in found]
         places = [place for place, is_wanted in enumerate(reversed(flags), 1) if is_wanted]

@@ -23,7 +23,7 @@ from jaxlaunch.launcher.kube.labels import (
     REPLICATED_JOB,
     SPEC_HASH,
 )
-from jaxlaunch.launcher.manifests import network, pod
+from jaxlaunch.launcher.manifests import claims, network, pod
 from jaxlaunch.launcher.manifests.code import Bundle
 from jaxlaunch.launcher.manifests.resolve import ResolvedJob
 
@@ -33,9 +33,11 @@ _TARGETS = {"targetReplicatedJobs": [REPLICATED_JOB]}
 
 
 def render(job: ResolvedJob, brought: Bundle | None = None) -> list[dict[str, Any]]:
-    """The manifests of a job without faults: its JobSet, its NetworkPolicy, and the ConfigMap of what it brings."""
+    """The manifests of a job without faults: its JobSet, its NetworkPolicy, what its claims are made from, and the
+    ConfigMap of what it brings."""
     metadata = _metadata(job)
-    manifests = [_jobset(job, metadata, brought), *network.policy(job.network, metadata)]
+    allocated = claims.objects(job.network, job.nodes, metadata)
+    manifests = [_jobset(job, metadata, brought), *network.policy(job.network, metadata), *allocated]
     return manifests if brought is None else [*manifests, brought.config_map(job.spec.namespace)]
 
 

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.launcher.errors import Fault, KeyPath
 from jaxlaunch.launcher.job import checks
 from jaxlaunch.launcher.job.defaults import Defaults, Gib, Prometheus, Tcpxo
@@ -18,7 +19,7 @@ from jaxlaunch.launcher.job.schema import JobSpec, Network, Rdma
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER, NAME_LABEL
 from jaxlaunch.launcher.manifests.nodes import JobNodes
 from jaxlaunch.launcher.manifests.platforms import eks, gke, runtime
-from jaxlaunch.launcher.manifests.platforms.facts import GKE_GPU
+from jaxlaunch.launcher.manifests.platforms.facts import GKE_GPU, INSTANCE
 from jaxlaunch.launcher.manifests.platforms.table import Where
 from jaxlaunch.launcher.wording import either
 
@@ -33,10 +34,11 @@ DAEMON = "tcpxo-daemon"
 _LIBRARIES = "/usr/local/nvidia"
 _APERTURE = "/dev/aperture_devices"
 
-# GPUDirect's networks of GKE: accelerators, and how many of them a host must have.
-_WHOLE_HOSTS: Mapping[str, tuple[Sequence[str], int]] = {
-    "gpudirect-tcpxo": (["h100"], gke.TCPXO_GPUS.value),
-    "gpudirect-rdma": (list(gke.GIB_TUNER), gke.GIB_GPUS.value),
+# GPUDirect's networks of GKE, and the accelerators whose whole hosts they join.
+_WHOLE_HOSTS: Mapping[str, Sequence[str]] = {
+    "gpudirect-tcpxo": ["h100"],
+    "gpudirect-rdma": [kind for kind, nodes in gke.NODES.items() if nodes.gib_tuner],
+    "gpudirect-rdma-dra": [kind for kind, nodes in gke.NODES.items() if nodes.rdma],
 }
 
 
@@ -108,18 +110,26 @@ def _environment(job: JobSpec, chosen: Network, where: Where, tcpxo: Tcpxo | Non
     """What NCCL and libfabric must be told there; a job may set each otherwise. Google's own pods source a script for
     it, which a program that is no shell cannot."""
     kind = job.accelerator.type
-    if chosen == "efa" and job.resources.hugepages is None:
+    if chosen in ("efa", "efa-dra") and job.resources.hugepages is None:
         return dict(eks.WITHOUT_HUGEPAGES.value)
     if chosen == "gpudirect-tcpxo":
         return dict(gke.TCPXO_VARIABLES.value if tcpxo is None or tcpxo.env is None else tcpxo.env)
-    if where == "gke" and kind in gke.GIB_TUNER:
-        if chosen == "gpudirect-rdma":
-            return {**gke.GIB_VARIABLES.value, "NCCL_TUNER_CONFIG_PATH": gke.GIB_TUNER[kind].value}
-        # A job sets NCCL's plugins up itself by a variable, or by gIB's folder in its pod or command.
-        brings_gib = "NCCL_NET" in {*job.env, *job.secrets} or gke.GIB_FOLDER.value in f"{job.pod} {job.command}"
-        if chosen in ("default", "hostnetwork") and not brings_gib:
-            return dict(gke.WITHOUT_GIB.value)
-    return {}
+    nodes = gke.NODES.get(kind) if where == "gke" else None
+    if nodes is None or nodes.plugins is None:
+        return {}
+    if chosen in ("gpudirect-rdma", "gpudirect-rdma-dra"):
+        # Without a configuration that is known, without its tuner, which would end the program.
+        tuner = nodes.gib_tuner and {"NCCL_TUNER_CONFIG_PATH": nodes.gib_tuner.value}
+        return {**gke.GIB_VARIABLES.value, **(tuner or {"NCCL_TUNER_PLUGIN": "none"})}
+    return dict(gke.WITHOUT_PLUGINS.value) if chosen in ("default", "hostnetwork") and not _brings(job) else {}
+
+
+def _brings(job: JobSpec) -> bool:
+    """Whether a job sets NCCL's plugins up itself: by a variable, or by their folder in its pod or command."""
+    names, text = {*job.env, *job.secrets}, f"{job.pod} {job.command}"
+    return any(name == "NCCL_NET" or name.startswith(tuple(gke.OF_PLUGINS.value)) for name in names) or any(
+        part in text for part in (gke.GIB_FOLDER.value, "tcpx")
+    )
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
@@ -138,13 +148,15 @@ def faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
 
 def _gpudirect_faults(network: JobNetwork, nodes: JobNodes, name: str) -> Iterator[Fault]:
     path: KeyPath = ("network",)
-    kinds, gpus = _WHOLE_HOSTS[name]
+    kinds = _WHOLE_HOSTS[name]
     kind, per_host = network.job.accelerator.type, network.job.accelerator.per_host
     gpu = gke.TCPX_GPU.value
-    if kind not in kinds or per_host != gpus:
-        hint = f"it joins whole hosts of {either(kinds)}, {gpus} per host."
+    if kind not in kinds or per_host != KNOWN[kind].per_host:
+        hint = f"it joins whole hosts: {', '.join(f'{one} with {KNOWN[one].per_host}' for one in kinds)} per host."
         if gke.COMPUTE_DOMAIN_GPU.value in nodes.labels.get(GKE_GPU, ()):
-            hint += f" That of {kind} also needs a ComputeDomain, which jaxlaunch does not create: add both with pod:."
+            hint += (
+                " {network: gpudirect-rdma-dra, compute_domain: true} is RDMA and NVLink between hosts of " + f"{kind}."
+            )
         yield Fault(path, f"network = {name} does not apply to {kind} with {per_host} per host.", hint)
     elif name == "gpudirect-tcpxo" and nodes.labels.get(GKE_GPU) == (gpu,):
         message = f"network = {name} does not exist on nodes of {gpu}, whose GPUDirect-TCPX is not supported."
@@ -160,6 +172,10 @@ def _efa_faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
     if not nodes.efa_interfaces:
         message = f"network = efa: how many interfaces nodes of {kind} have is not known."
         yield Fault(("network",), message, f"write {{profile: rdma, resource: {eks.EFA_RESOURCE.value}, count: …}}.")
+    elif len(nodes.efa_interfaces) > 1 and KNOWN[kind].alike:  # any other has one kind of node
+        types = nodes.labels.get(INSTANCE, ())
+        message = f"network = efa: nodes of {kind} have {either(nodes.efa_interfaces)} interfaces, by their type."
+        yield Fault(("network",), message, f"choose one: node_selector: {{{INSTANCE}: {types[-1] if types else '…'}}}.")
     if resources.hugepages is not None and resources.cpu is None and resources.memory is None:
         message = (
             f"resources.hugepages = {resources.hugepages}: Kubernetes gives them only together with cpu or memory."
@@ -183,7 +199,10 @@ def patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
         case "gpudirect-tcpxo" if network.tcpxo is not None:
             return _tcpxo(network.tcpxo)
         case "gpudirect-rdma":
-            return _gib(network.gib)
+            first = gke.GIB_FIRST_INTERFACE.value
+            return _gib() | {"metadata": {"annotations": _interfaces(network.gib.networks, first)}}
+        case "gpudirect-rdma-dra":  # whose interfaces are claims
+            return _gib()
     return {}
 
 
@@ -227,12 +246,11 @@ def _interfaces(networks: Sequence[str], first: int) -> dict[str, str]:
     }
 
 
-def _gib(given: Gib) -> dict[str, Any]:
-    """The host's driver and NCCL plugin, and one interface for each GPU."""
+def _gib() -> dict[str, Any]:
+    """The host's driver and NCCL plugin."""
     names = {path: path.rpartition("/")[2] for path in gke.GIB_FOLDERS.value}
     seen = [{"name": names[path], "mountPath": mount} for path, mount in gke.GIB_FOLDERS.value.items()]
     template = _main({"volumeMounts": seen})
-    template["metadata"] = {"annotations": _interfaces(given.networks, gke.GIB_FIRST_INTERFACE.value)}
     template["spec"]["volumes"] = [{"name": name, "hostPath": {"path": path}} for path, name in names.items()]
     return template
 

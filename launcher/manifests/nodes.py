@@ -102,6 +102,8 @@ def _of_capacity(job: JobSpec, given: Defaults, where: Where) -> Nodes | None:
     if not isinstance(kind, Reservation):
         return _of_cluster(given.capacity[kind]) if kind in given.capacity else known.get(kind)
     bought = known.get("reservation")
+    if bought is not None and given.provisioner == "managed" and given.reservation_label is not None:
+        bought = dataclasses.replace(bought, labels={given.reservation_label: (NAME,)})
     return None if bought is None else _reserved(kind, bought, where)
 
 
@@ -227,7 +229,7 @@ def _part_of_reservation(nodes: JobNodes) -> Iterator[Fault]:
     if not isinstance(capacity, Reservation):
         return
     name = capacity.reservation
-    if nodes.platform == "eks" and nodes.provisioner == "karpenter" and not name.startswith(eks.RESERVATION_ID.value):
+    if nodes.platform == "eks" and nodes.provisioner != "managed" and not name.startswith(eks.RESERVATION_ID.value):
         message = f"capacity.reservation = {name} is not an id, by which Karpenter labels reserved nodes."
         hint = f"write {eks.RESERVATION_ID.value}…, or provisioner: managed in the cluster defaults for node groups."
         yield Fault(("capacity", "reservation"), message, hint)
@@ -252,7 +254,7 @@ def _slices(nodes: JobNodes) -> Iterator[Fault]:
 def _one_kind(nodes: JobNodes) -> Iterator[Fault]:
     """A gang is as fast as its slowest host and as large as its smallest: all its nodes are of one kind."""
     kind = nodes.job.accelerator.type
-    if nodes.accelerator is None or nodes.job.host_count == 1 or kind in table.ALIKE:
+    if nodes.accelerator is None or nodes.job.host_count == 1 or KNOWN[kind].alike:
         return
     for key in nodes.accelerator.labels:
         if len(values := nodes.labels.get(key, ())) > 1:

@@ -8,7 +8,7 @@ from typing import Any
 from jaxlaunch import contract, isolated
 from jaxlaunch.launcher.kube.labels import GENERATION_LABEL, MAIN_CONTAINER, REPLICATED_JOB, SLICE_LABEL, UID_LABEL
 from jaxlaunch.launcher.kube.merge import merge
-from jaxlaunch.launcher.manifests import network, nodes, security, storage
+from jaxlaunch.launcher.manifests import claims, network, nodes, security, storage
 from jaxlaunch.launcher.manifests.code import Bundle
 from jaxlaunch.launcher.manifests.network import variables
 from jaxlaunch.launcher.manifests.resolve import ResolvedJob
@@ -55,6 +55,7 @@ def template(job: ResolvedJob, metadata: Mapping[str, Any], brought: Bundle | No
         storage.patch(job.storage, owner=job.security.user),
         nodes.patch(job.nodes),
         network.patch(job.network, job.nodes),
+        claims.patch(job.network, job.nodes),
         {} if brought is None else brought.patch(),
         security.patch(job.security),
         {"spec": {"initContainers": init}} if init else {},

@@ -6,33 +6,49 @@ Whoever may read ConfigMaps may read what a job ships, and a repository is often
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from jaxlaunch.launcher.job import credentials
 
 # Of programs that keep their credentials in files; in lower case.
-_NAMES = (
-    *(".env*", ".netrc", "_netrc", ".pypirc", ".git-credentials", ".pgpass", ".my.cnf", ".mylogin.cnf", ".s3cfg"),
-    *(".boto", ".htpasswd", ".vault-token", ".dockercfg", ".dockerconfigjson", ".databrickscfg", ".passwd-s3fs"),
+_NAMES: tuple[str, ...] = (
+    *(".env*", "*.env", "*.env.local", ".netrc", "_netrc", ".npmrc", ".pypirc", ".git-credentials", ".pgpass"),
+    *("pgpass.conf", ".my.cnf", ".mylogin.cnf", ".s3cfg", ".boto", ".htpasswd", ".dockercfg", ".dockerconfigjson"),
+    *(".databrickscfg", ".passwd-s3fs", ".modal.toml", "rclone.conf", "kaggle.json", "kubeconfig", "*.kubeconfig"),
+    *("auth.json", "local.settings.json", "*.publishsettings", "ngrok.yml", "settings-security.xml", ".comet.config"),
+    *("application_default_credentials.json", "client_secret*.json", "service[_-]account*.json", "*-sa-key.json"),
+    *(".vault-token", ".vault[_-]pass*", "*vault[_-]pass", "*vault[_-]password", "*vault[_-]pass*.txt"),
+    *("*.tfvars", "*.tfvars.json", "*.tfstate", "*.tfstate.*", ".terraformrc", "terraform.rc", "*.keytab", "*.ovpn"),
+    *("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_ecdsa_sk", "id_ed25519_sk", "*.pem", "*.key", "*.p8", "*.pk8"),
+    *("*.ppk", "*.p12", "*.pfx", "*.jks", "*.jceks", "*.keystore", "*.kdb", "*.kdbx", "*.agilekeychain", "secring.*"),
+    *("password.txt", "passwords.txt", ".password", ".passwd", "*.password", "*.secret", ".secret", ".secrets"),
     *(
-        ".modal.toml",
-        "rclone.conf",
-        "kaggle.json",
-        "kubeconfig",
-        "*.kubeconfig",
-        "application_default_credentials.json",
+        "token.txt",
+        "*api[_-]token.txt",
+        "*access[_-]token.txt",
+        "*api[_-]key.txt",
+        "apikey.txt",
+        "*hf[_-]token*",
+        ".token",
     ),
-    *("client_secret*.json", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_ecdsa_sk", "id_ed25519_sk"),
-    *("*.ppk", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.tfstate", "*.tfstate.*"),
-    *("secrets.yaml", "secrets.yml", "secrets.json", "secrets.toml", "secrets.env"),
+    *("credentials", ".credentials"),
+)
+_NAMES += tuple(
+    f"{name}.{ending}"
+    for name in ("secrets", "*[._-]secrets", "secrets[._-]*", "credentials", "*[._-]credentials", "credentials[._-]*")
+    for ending in ("yaml", "yml", "json", "toml", "ini", "txt", "cfg", "csv", "properties", "xml")
 )
 _PATHS = (
-    *(".aws/credentials", ".docker/config.json", ".kube/config", ".gnupg/*", ".azure/*", ".config/gcloud/*"),
-    *(".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".config/gh/hosts.yml"),
-    *("huggingface/token", ".huggingface/token", "huggingface/stored_tokens", ".ssh/id_*"),
+    *(".aws/*", ".docker/config.json", ".kube/*", ".gnupg/*", ".azure/*", ".oci/*", ".kaggle/*", ".config/gcloud/*"),
+    *(".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".config/gh/hosts.yml", ".ngrok2/*"),
+    *("huggingface/token", ".huggingface/token", "huggingface/stored_tokens", ".ssh/id_*", ".terraform.d/*.json"),
+    *(".m2/settings.xml", ".dbt/profiles.yml", ".snowsql/config", ".config/wandb/settings", "containers/auth.json"),
 )
+_COPY = re.compile(r"(?P<of>.+?)(?:~|[._-](?:bak|backup|old|orig|save|saved|copy|sw[op]|tmp|[0-9]+))")
+_PUBLIC_BLOCK = re.compile(r"-----BEGIN ((?:TRUSTED )?CERTIFICATE|PUBLIC KEY|DH PARAMETERS)-----[^-]*-----END \1-----")
+_NPM_SECRET = re.compile(r"(?im)^[^#;\n]*(?:_auth|password|token|secret|key)\w*\s*=(?!\s*\$\{\w+\}\s*$)")
 _PUBLIC = "*.pub"
 
 # In a file a value may also stand for another: documentation and templates are full of them.
@@ -54,14 +70,37 @@ class Sign(NamedTuple):
     what: str
 
 
-def by_name(name: str) -> bool:
-    """Whether a file of this name, with the folders above it, is where a program keeps credentials."""
-    path = f"/{name.lower()}"
-    if fnmatchcase(path, _PUBLIC):
+def by_name(name: str, content: bytes | None = None) -> bool:
+    """Whether a program keeps credentials in a file of this name, with the folders above it, or of which it is a copy.
+
+    One that holds no more than certificates, or npm's settings, is none where its content is given.
+    """
+    folder, _, last = f"/{name.lower()}".rpartition("/")
+    return any(_is_kept(folder, one) and not _is_harmless(one, content) for one in _originals(last))
+
+
+def _originals(name: str) -> Iterator[str]:
+    """A file's name, and those that it may be a copy of: id_rsa of id_rsa.bak, and of an editor's .id_rsa.swp."""
+    yield name
+    while (copied := _COPY.fullmatch(name)) is not None:
+        name = copied["of"]
+        yield name
+        yield name.removeprefix(".")
+
+
+def _is_kept(folder: str, name: str) -> bool:
+    if fnmatchcase(name, _PUBLIC):
         return False
-    return any(fnmatchcase(path, f"*/{kept}") for kept in _PATHS) or any(
-        fnmatchcase(path.rpartition("/")[2], kept) for kept in _NAMES
-    )
+    in_its_folder = any(fnmatchcase(f"{folder}/{name}", f"*/{kept}") for kept in _PATHS)
+    return in_its_folder or any(fnmatchcase(name, kept) for kept in _NAMES)
+
+
+def _is_harmless(name: str, content: bytes | None) -> bool:
+    text = "" if content is None else content.decode("latin-1")
+    if name.endswith(".pem"):
+        rest, blocks = _PUBLIC_BLOCK.subn("", text)
+        return blocks > 0 and "-----BEGIN" not in rest
+    return name == ".npmrc" and content is not None and _NPM_SECRET.search(text) is None
 
 
 def in_content(content: bytes) -> Sign | None:
@@ -107,6 +146,12 @@ _SECRET_MANIFEST = (
     r"(?m)^kind:[ ]*Secret[ ]*$(?:\n(?!---).*){0,30}?\n(?:data|stringData):[ ]*\n"
     r"[ ]+[\w.-]+:[ ]*(?P<here>[^\s{<]\S{5,})"
 )
+# A literal in quotes that a program calls its key: `api_key="…"`. Shorter ones and those of one case are often names.
+_ASSIGNED = (
+    r"(?i)(?<![\w$])(?P<name>(?:\w{1,30}_)?(?:api_?key|api_?token|access_?token|auth_?token|secret_?key|client_?secret"
+    r"|private_?token))\\?[\"']?\s{0,3}[:=]\s{0,3}\\?[\"'](?=[\w+/=.-]*\d[\w+/=.-]*\d)(?=[\w+/=.-]*[a-z])"
+    r"(?P<here>[\w+/=.-]{20,200})\\?[\"']"
+)
 _FORMS = (
     _Form(
         "a private key",
@@ -132,6 +177,11 @@ _FORMS = (
         _is_header,
     ),
     _Form("", re.compile(credentials.NAMED)),
+    _Form(
+        "a key of wandb",
+        re.compile(r"\bwandb\.login\([^()]{0,200}?[\"'](?P<here>[0-9a-f]{40}|wandb_\w{20,})[\"']"),
+    ),
+    _Form("", re.compile(_ASSIGNED)),
     _Form("a token", re.compile(r"(?m)^[^#;\n]*:_(?:authToken|auth|password)\s*=\s*(?P<here>[\w+/=-]{8,})")),
     _Form("a password", re.compile(r"(?m)^[ \t]*machine\s+\S+\s+login\s+\S+\s+password\s+(?P<here>[^\s<$]{6,})")),
     _Form("a kubeconfig's key", re.compile(r"\bclient-key-data:\s*(?P<here>[A-Za-z0-9+/=]{40,})")),

@@ -1,6 +1,6 @@
 """What a job's pods may do, as whom they run, and how a gang knows its own.
 
-The level is Kubernetes' restricted, unless the cluster defaults give an accelerator's pods another user.
+The level is Kubernetes' restricted, unless the cluster defaults give an accelerator's pods another user or it is a TPU.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class JobSecurity:
 
     user: int  # 0: root
     group: int  # of the user, and of what volumes hold
+    is_chosen: bool  # by the cluster defaults for this accelerator
     is_privileged: bool  # the container has every device and capability
     pins_memory: bool  # the network reads and writes memory that the program pins
     service_account: str | None
@@ -45,12 +46,17 @@ class JobSecurity:
 
 
 def resolve(job: JobSpec, given: Defaults, *, pins_memory: bool) -> JobSecurity:
-    """The cluster says who its pods run as; the job whose rights they have."""
-    user = given.users.get(job.accelerator.type, given.user)
+    """The cluster says who its pods run as; the job whose rights they have.
+
+    Root where it does not say it of a TPU: no source has another user open the devices (runtime.TPU_USER).
+    """
+    usual = runtime.TPU_USER.value if job.accelerator.platform == "tpu" else given.user
+    user = given.users.get(job.accelerator.type, usual)
     number = user if isinstance(user, int) else None  # root and privileged have none
     return JobSecurity(
         user=number or 0,
         group=number or given.user,
+        is_chosen=job.accelerator.type in given.users,
         is_privileged=user == "privileged",
         pins_memory=pins_memory,
         service_account=job.service_account or given.service_account,
@@ -85,8 +91,9 @@ def container(security: JobSecurity) -> dict[str, Any]:
     if security.is_privileged:
         return dict(_PRIVILEGED)
     if security.user == 0:
-        added = [_OTHERS_FILES, *([runtime.PINNING_CAPABILITY.value] if security.pins_memory else [])]
-        return RESTRICTED | {"capabilities": {"drop": ["ALL"], "add": added}}
+        added = [_OTHERS_FILES] if security.is_chosen else []
+        added += [runtime.PINNING_CAPABILITY.value] if security.pins_memory else []
+        return RESTRICTED | ({"capabilities": {"drop": ["ALL"], "add": added}} if added else {})
     return dict(RESTRICTED)
 
 

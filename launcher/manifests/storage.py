@@ -15,7 +15,7 @@ from jaxlaunch.launcher.job.volumes import Bucket, Claim, ConfigFiles, Ephemeral
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
 from jaxlaunch.launcher.kube.quantity import amount
 from jaxlaunch.launcher.manifests.platforms.table import Where
-from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.spec import AUTO, TrainSpec
 
 SCRATCH = "/tmp"
 SHM = "/dev/shm"
@@ -56,7 +56,7 @@ def resolve(job: JobSpec, given: Defaults, where: Where) -> JobStorage:
     """The job's volumes and folders, and those of the cluster that it uses. Only the built-in trainer has a cache."""
     train = job.train
     checkpoints = None if train is None else train.checkpoint.path
-    cache = None if train is None else train.compile_cache
+    cache = None if train is None or train.compile_cache == AUTO else train.compile_cache
     filled: dict[KeyPath, KeyPath] = {}
     if checkpoints is None and given.checkpoint is not None:
         root = given.checkpoint.url if isinstance(given.checkpoint, CheckpointUrl) else given.checkpoint.path
@@ -147,7 +147,7 @@ def _relative_paths(train: TrainSpec) -> Iterator[Fault]:
     if (tokenizer := getattr(train.data, "tokenizer", "bytes")) != "bytes":
         named[("train", "data", "tokenizer")] = tokenizer
     named[_CHECKPOINTS] = train.checkpoint.path
-    named[_COMPILE_CACHE] = train.compile_cache
+    named[_COMPILE_CACHE] = None if train.compile_cache == AUTO else train.compile_cache
     for block in ("model", "lora"):
         named[("train", block, "init_from")] = getattr(getattr(train, block), "init_from", None)
     for path, value in named.items():

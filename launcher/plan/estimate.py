@@ -44,8 +44,8 @@ class Verdict:
 
 
 def memory(job: JobSpec, node_labels: Mapping[str, Sequence[str]]) -> Memory | None:
-    """What the job's devices have for it, on nodes with one of these values of each label; None for a CPU job that
-    sets no resources.memory."""
+    """What the job's devices have for it, on nodes with one of these values of each label; None where neither the job
+    nor the accelerator's name says it."""
     known = KNOWN[job.accelerator.type]
     if known.platform == "cpu":
         if job.resources.memory is None:
@@ -53,7 +53,10 @@ def memory(job: JobSpec, node_labels: Mapping[str, Sequence[str]]) -> Memory | N
         devices, given = job.accelerator.devices_per_host, job.resources.memory
         return Memory((float(amount(given)) / devices,), f"a host's {given} / {devices}, with the program")
     share = _share(job) if known.platform == "cuda" else 1.0
-    makes = _makes(known.memory_gib, node_labels)
+    told = job.accelerator.memory
+    makes = _makes(known.memory_gib, node_labels) if told is None else [float(amount(told)) / GIB]
+    if not makes:
+        return None
     sizes = " or ".join(f"{size:g} GiB" for size in makes)
     part = f"{share:.0%} of {sizes}: JAX's part of {job.accelerator.type}" if share < 1 else job.accelerator.type
     return Memory(tuple(size * share * GIB for size in makes), part)
@@ -96,7 +99,9 @@ def verdict(
     """Whether what a device holds fits into what it has, on nodes with one of these values of each label."""
     have, (low, high) = memory(job, node_labels or {}), together(shapes)
     if have is None:
-        return Verdict(None, "whether that fits is not known", "set how much memory a host has: resources.memory.")
+        kind = job.accelerator.type
+        key = "a host has: resources.memory" if kind == "cpu" else f"a {kind} has: accelerator.memory, such as 24Gi"
+        return Verdict(None, "whether that fits is not known", f"say how much memory {key}.")
     smallest, largest = have.usable[0], have.usable[-1]
     room = f"{size(smallest)} ({have.of})"
     if low > largest:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from jaxlaunch.launcher.manifests.platforms import eks, gke, runtime, table
+from jaxlaunch.accelerators import KNOWN, OLDEST_CAPABILITY
+from jaxlaunch.launcher.job.schema import Reservation
+from jaxlaunch.launcher.manifests.platforms import eks, gke, runtime
 from jaxlaunch.launcher.manifests.platforms.facts import GKE_GPU, INSTANCE
 from jaxlaunch.launcher.manifests.resolve import ResolvedJob
 from jaxlaunch.launcher.wording import count
@@ -16,7 +18,8 @@ def notes(job: ResolvedJob) -> Iterator[str]:
         yield from _spot(job)
     if job.nodes.platform == "eks":
         yield from _hugepages(job)
-    for kind in (_tcp, _render, _arm, _user):
+        yield from _eks(job)
+    for kind in (_tcp, _render, _arm, _any_gpu, _cuda, _user):
         yield from kind(job)
 
 
@@ -24,6 +27,13 @@ def _user(job: ResolvedJob) -> Iterator[str]:
     """Root is the cluster defaults' choice; any other user needs nodes that are set up for it."""
     kind, pinning = job.spec.accelerator.type, job.network.pinning
     root = f"users: {{{kind}: root}} in the cluster defaults"
+    if job.security.user == 0 and not job.security.is_chosen:
+        yield (
+            "user: the pods run as root without capabilities (Pod Security level baseline): no source says that "
+            f"another user may open {runtime.TPU_DEVICES.value} on the nodes; where their containerd has "
+            f"{runtime.DEVICE_OWNERSHIP.value}, users: {{{kind}: 1000}} in the cluster defaults."
+        )
+        return
     if job.security.user == 0:
         how = ", in a privileged container" if job.security.is_privileged else ""
         yield f"user: the pods run as root{how}, by users.{kind} of the cluster defaults."
@@ -60,6 +70,22 @@ def _hugepages(job: ResolvedJob) -> Iterator[str]:
         )
 
 
+def _eks(job: ResolvedJob) -> Iterator[str]:
+    """What the owner of a node group has to do for a job."""
+    capacity, nodes = job.spec.capacity, job.nodes
+    if isinstance(capacity, Reservation) and nodes.provisioner == "managed" and nodes.capacity is not None:
+        (label,) = nodes.capacity.labels
+        yield (
+            f"capacity: nodes of managed node groups do not say their reservation: label the group that has it "
+            f"{label}={capacity.reservation}, or name its label in the cluster defaults: reservation_label."
+        )
+    if job.network.chosen == "efa-dra" and nodes.provisioner != "managed":
+        yield (
+            "network: efa-dra is supported on managed node groups; Karpenter adds nodes for it only with "
+            "settings.enableDRA, an alpha feature of 1.15, and Auto Mode does not: elsewhere network: efa."
+        )
+
+
 def _tcp(job: ResolvedJob) -> Iterator[str]:
     """Hosts whose GPUs have a fast network of their own, which the job does not use."""
     known = _GPU_NETWORKS.get(job.nodes.platform)
@@ -77,7 +103,7 @@ def _tcp(job: ResolvedJob) -> Iterator[str]:
 _GPU_NETWORKS: Mapping[str, tuple[str, Mapping[str, int]]] = {
     "gke": (GKE_GPU, {gpu: factor.value for gpu, factor in gke.GPU_NETWORK_FACTOR.items()}),
     # Each interface for EFA is on a network card of its own, and TCP uses the first card.
-    "eks": (INSTANCE, {name: one.efa for name, one in eks.INSTANCES.items()}),
+    "eks": (INSTANCE, {name: one.efa or 0 for name, one in eks.INSTANCES.items()}),
 }
 
 
@@ -93,9 +119,7 @@ def _way(nodes: str) -> str:
             f"jaxlaunch does not support their GPUDirect-TCPX, and {gke.TCPXO_GPU.value} has network: gpudirect-tcpxo"
         )
     if nodes == gke.COMPUTE_DOMAIN_GPU.value:
-        return (
-            "jaxlaunch sets up neither their GPUDirect RDMA nor the ComputeDomain of their NVLink: add both with pod:"
-        )
+        return "network: gpudirect-rdma-dra, and compute_domain: true for their NVLink"
     return "network: gpudirect-rdma"
 
 
@@ -112,8 +136,28 @@ def _render(job: ResolvedJob) -> Iterator[str]:
 
 def _arm(job: ResolvedJob) -> Iterator[str]:
     """Images are of one architecture, or of several."""
-    if job.spec.accelerator.type in table.ARM:
+    if KNOWN[job.spec.accelerator.type].arm:
         yield (
             f"image: nodes of {job.spec.accelerator.type} are arm64; an image for amd64 alone ends there with `exec "
             "format error`."
         )
+
+
+def _any_gpu(job: ResolvedJob) -> Iterator[str]:
+    """Nodes that nothing but the number of their GPUs chooses."""
+    if job.spec.accelerator.type == "gpu" and not job.nodes.labels:
+        hosts = job.spec.host_count
+        whose = "the host may have any GPU" if hosts == 1 else f"the {count(hosts, 'host')} may have different GPUs"
+        yield f"accelerator: gpu names none, and {whose}: choose their nodes by node_selector."
+
+
+def _cuda(job: ResolvedJob) -> Iterator[str]:
+    """GPUs that are older than a version of CUDA, of which the image's name may say that it is not the one."""
+    kind = job.spec.accelerator.type
+    capability, image = KNOWN[kind].capability, job.code.image or ""
+    for cuda, oldest in OLDEST_CAPABILITY.items():
+        if capability is not None and float(capability) < oldest and f"cuda{cuda - 1}" not in image:
+            yield (
+                f"image: {kind} has compute capability {capability}, and CUDA {cuda} does not compile for less than "
+                f"{oldest}: an image needs CUDA {cuda - 1} (EXTRA=cuda{cuda - 1})."
+            )

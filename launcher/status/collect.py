@@ -30,7 +30,7 @@ from jaxlaunch.launcher.kube.kinds import (
     Kind,
 )
 from jaxlaunch.launcher.kube.labels import JOB_UID, NAME_LABEL, OWN_LABEL, QUEUE, REPLICATED_JOB
-from jaxlaunch.launcher.kube.objects import Obj, condition, is_suspended, is_true, replicated
+from jaxlaunch.launcher.kube.objects import Obj, condition, is_suspended, is_true, replicated, seconds_since
 from jaxlaunch.launcher.status import hosts, leader_log
 from jaxlaunch.launcher.status.hosts import Host
 from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
@@ -39,6 +39,7 @@ from jaxlaunch.records.log_lines import Line
 MAX_PAGES_OF_EVENTS = 10
 MAX_LOGS = 16  # leaders whose log is read for a list of all jobs, for the step they are at
 LIST_TIMEOUT_S = 2.0  # of each of these logs
+_LATE_S = 10.0  # that a pod does not end or begin, after which its node may be at fault
 _MAX_MESSAGE = 240  # characters of a refusal
 _TERMINATING = "because it is being terminated"  # of the namespace, in events about what is refused
 _JOB_UID = re.compile(r"\bJobUID: ([0-9a-f-]{8,})")  # in Kueue's message about a preemption
@@ -76,6 +77,7 @@ class _Reader:
         is_held = is_suspended(jobset) and workload is not None and not is_true(workload, "Admitted")
         local, cluster_queue = self._queues(jobset) if is_held else (None, None)
         needs_nodes = local is None and any(host.unscheduled for host in newest)
+        records = tuple(self._records(jobset, newest, is_queued=local is not None))
         return Snapshot(
             namespace=self._namespace,
             name=self._name,
@@ -90,7 +92,8 @@ class _Reader:
             local_queue=local,
             cluster_queue=cluster_queue,
             nodes=self._nodes() if needs_nodes else None,
-            records=tuple(self._records(jobset, newest, is_queued=local is not None)),
+            silent_node=self._silent_node(newest, now),
+            records=records,
             unread=tuple(self._unread),
             not_read=frozenset(self._not_read),
             forbidden=frozenset(self._forbidden),
@@ -110,8 +113,8 @@ class _Reader:
             self._add_unread(f"{kind.kind} {name}", error, kind.plural)
             return None
 
-    def _add_unread(self, what: str, error: ClusterError, kind: str) -> None:
-        self._unread.append(_unread(what, error))
+    def _add_unread(self, what: str, error: ClusterError, kind: str, node: str | None = None) -> None:
+        self._unread.append(_unread(what, error, node))
         if not (isinstance(error, ApiError) and error.status == 404):  # of a kind that is not served there are none
             self._not_read.add(kind)
         if isinstance(error, ApiError) and error.status == 403:
@@ -186,16 +189,38 @@ class _Reader:
             self._add_unread("nodes", error, "nodes")
             return None
 
+    def _silent_node(self, newest: Sequence[Host], now: datetime) -> Obj | None:
+        """The node of the first host that may have lost it. Few users may read it, as with a namespace."""
+        suspect = next((host for host in newest if host.node is not None and self._may_be_lost(host, now)), None)
+        if suspect is None or suspect.node is None:
+            return None
+        try:
+            found = self._cluster.get(NODES, suspect.node)
+        except ClusterError:
+            return None
+        return found if found is not None and not is_true(found, "Ready") else None
+
+    def _may_be_lost(self, host: Host, now: datetime) -> bool:
+        """Whether a node that still works would have said more of a host."""
+        if host.has_ended:
+            return False
+        if host.is_leaving:
+            return (seconds_since(host.ends_at, now) or 0.0) > _LATE_S
+        if host.running:
+            is_unread = "log" in self._not_read and "log" not in self._forbidden and host.number == 0
+            return is_unread or not (host.is_ready or host.ended)
+        return (seconds_since(host.created, now) or 0.0) > _LATE_S
+
     def _records(self, jobset: Obj, newest: list[Host], is_queued: bool) -> list[Line]:
         """What host 0's agent reports; its earlier attempts only where the queues were not read, to save a call."""
         leader = next((host for host in newest if host.number == 0 and host.has_started), None)
-        if leader is None or OWN_LABEL not in jobset["metadata"].get("labels", {}):
+        if leader is None or not hosts.is_ours(jobset):
             return []
         read = leader_log.recent if is_queued else leader_log.full
         try:
             return read(self._cluster, self._namespace, leader)
         except ClusterError as error:
-            self._add_unread(f"the log of {leader.pod}", error, "log")
+            self._add_unread(f"the log of {leader.pod}", error, "log", leader.node)
             return []
 
 
@@ -204,8 +229,10 @@ def _may_end(jobset: Obj, events: Iterable[Obj]) -> bool:
     return "deletionTimestamp" in jobset["metadata"] or any(_TERMINATING in one["message"] for one in events)
 
 
-def _unread(what: str, error: ClusterError) -> str:
-    return f"{what} could not be read: {error.message[:_MAX_MESSAGE]}"
+def _unread(what: str, error: ClusterError, node: str | None = None) -> str:
+    """The message about it; `node` is that of a pod whose log it is."""
+    why = error.message if node is None else leader_log.why_unread(error, node)
+    return f"{what} could not be read: {why[:_MAX_MESSAGE]}"
 
 
 def about(events: Iterable[Mapping[str, Any]], name: str, jobset: Obj | None) -> Iterator[Mapping[str, Any]]:
@@ -239,7 +266,7 @@ def snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
     Raises ClusterError when the JobSets cannot be read.
     """
     now, unread = datetime.now(UTC), dict[str, str]()
-    jobsets = _jobsets(cluster, namespace, OWN_LABEL)
+    jobsets = [one for one in _jobsets(cluster, namespace) if hosts.is_ours(one)]
     pods: Mapping[_Place, list[Obj]] = {}
     workloads: Mapping[str, Obj] = {}
     try:
@@ -279,16 +306,16 @@ def _with_steps(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
                 one = dataclasses.replace(one, records=tuple(records))
             except ClusterError as error:  # its step is then not known
                 alike = f"{one.namespace} {error.message.replace(leader.pod, '')}"
-                why = unread.setdefault(alike, _unread(f"the log of {leader.pod}", error))
+                why = unread.setdefault(alike, _unread(f"the log of {leader.pod}", error, leader.node))
                 one = dataclasses.replace(one, unread=(*one.unread, why), not_read=one.not_read | {"log"})
         found.append(one)
     return found
 
 
-def _jobsets(cluster: Cluster, namespace: str | None, labels: str = "") -> list[Obj]:
+def _jobsets(cluster: Cluster, namespace: str | None) -> list[Obj]:
     """The JobSets of a namespace, or of all. Raises ClusterError if the cluster has no JobSet."""
     try:
-        return list(cluster.list(JOBSETS, namespace, labels=labels))
+        return list(cluster.list(JOBSETS, namespace))
     except ApiError as error:
         if error.status != 404:
             raise

@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
-from jaxlaunch.launcher.kube.labels import GENERATION_LABEL, INDEX_LABEL, MAIN_CONTAINER, REPLICATED_LABEL, SLICE_LABEL
+from jaxlaunch import contract
+from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.kube.labels import (
+    GENERATION_LABEL,
+    INDEX_LABEL,
+    MAIN_CONTAINER,
+    OWN_LABEL,
+    REPLICATED_LABEL,
+    SLICE_LABEL,
+)
 from jaxlaunch.launcher.kube.objects import Obj, condition, is_true, replicated, template
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import Termination
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Container:
+    """A container of a pod beside the main one, as the job or somebody's webhook added it."""
+
+    name: str
+    is_init: bool
+    is_sidecar: bool  # an init container that runs next to the main one: restartPolicy Always
+    running: Mapping[str, Any]
+    ended: Mapping[str, Any]
+    memory_limit: str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +49,7 @@ class Host:
     phase: str  # the pod's own: Pending, Running, Succeeded, Failed
     container: str  # whose state the next four are: the main one, or the init container that holds it up
     is_init: bool
+    is_sidecar: bool  # an init container that runs next to the main one
     image: str
     waiting: Mapping[str, Any]  # reason, message; empty when it does not wait
     running: Mapping[str, Any]  # startedAt
@@ -39,6 +61,10 @@ class Host:
     before: Mapping[str, Any]  # how an earlier start of the container ended: as `ended`
     termination_message: str  # of the main container
     created: str
+    seen_by_kubelet: bool  # the node has begun to work on the pod
+    ends_at: str  # while it is being deleted: when its grace period is over
+    memory_limit: str | None  # of `container`
+    beside: tuple[Container, ...]  # all other containers
 
     @property
     def has_started(self) -> bool:
@@ -83,6 +109,13 @@ def main_container(spec: Obj) -> Obj:
     return next((one for one in containers if one.get("name") == MAIN_CONTAINER), containers[0])
 
 
+def agent_job(spec: Obj) -> AgentJob | None:
+    """What the agents of pods of this spec read of the job; None where they have none."""
+    texts = (one.get("value") for one in main_container(spec).get("env") or () if one["name"] == contract.JOB)
+    text = next(texts, None)
+    return AgentJob.from_json(text.replace("$$", "$")) if text else None
+
+
 def claims(jobset: Obj) -> list[str]:
     """The volume claims that its pods mount."""
     volumes = template(jobset).get("spec", {}).get("volumes") or ()
@@ -93,6 +126,14 @@ def environment(jobset: Obj) -> dict[str, str]:
     """The environment variables of the main container whose values are in the JobSet itself."""
     found = main_container(template(jobset).get("spec", {})).get("env") or ()
     return {one["name"]: one.get("value", "") for one in found if "valueFrom" not in one}
+
+
+def is_ours(jobset: Obj) -> bool:
+    """Whether launcher made the JobSet: by its label or, as anyone may patch that away, its pods' environment, which
+    JobSet lets nobody change."""
+    metadata = jobset["metadata"]
+    is_labelled = (metadata.get("labels") or {}).get(OWN_LABEL) == metadata["name"]
+    return is_labelled or contract.JOB in environment(jobset)
 
 
 def newest(jobset: Obj, pods: Iterable[Obj]) -> list[Host]:
@@ -123,6 +164,7 @@ def _host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> Host:
     offset, per_job = offsets.get(labels.get(REPLICATED_LABEL, ""), (0, 1))
     container, is_init = _telling_container(status, main)
     state = container.get("state") or {}
+    limits, sidecars = _memory_limits(spec), _sidecars(spec)
     scheduled = condition(pod, "PodScheduled")
     disruption = condition(pod, "DisruptionTarget")
     return Host(
@@ -135,6 +177,7 @@ def _host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> Host:
         phase=status.get("phase", "Pending"),
         container=container.get("name", main),
         is_init=is_init,
+        is_sidecar=container.get("name") in sidecars,
         image=container.get("image", ""),
         waiting=state.get("waiting") or {},
         running=state.get("running") or {},
@@ -146,7 +189,39 @@ def _host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> Host:
         before=(container.get("lastState") or {}).get("terminated") or {},
         termination_message=((_status_of(status, main).get("state") or {}).get("terminated") or {}).get("message", ""),
         created=metadata.get("creationTimestamp", ""),
+        seen_by_kubelet="startTime" in status or bool(status.get("containerStatuses")),
+        ends_at=metadata.get("deletionTimestamp", ""),
+        memory_limit=limits.get(container.get("name", main)),
+        beside=tuple(_beside(status, container.get("name", main), limits, sidecars)),
     )
+
+
+def _memory_limits(spec: Obj) -> dict[str, str]:
+    """The memory limit of each container that has one."""
+    found = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
+    limits = {one["name"]: ((one.get("resources") or {}).get("limits") or {}).get("memory") for one in found}
+    return {name: str(limit) for name, limit in limits.items() if limit is not None}
+
+
+def _sidecars(spec: Obj) -> set[str]:
+    return {one["name"] for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"}
+
+
+def _beside(status: Obj, telling: str, limits: Mapping[str, str], sidecars: Set[str]) -> Iterator[Container]:
+    """The containers whose state the host itself does not have."""
+    for kind in ("initContainerStatuses", "containerStatuses"):
+        for one in status.get(kind) or ():
+            if one["name"] == telling:
+                continue
+            state = one.get("state") or {}
+            yield Container(
+                name=one["name"],
+                is_init=kind == "initContainerStatuses",
+                is_sidecar=one["name"] in sidecars,
+                running=state.get("running") or {},
+                ended=state.get("terminated") or {},
+                memory_limit=limits.get(one["name"]),
+            )
 
 
 def _telling_container(status: Obj, main: str) -> tuple[Obj, bool]:

@@ -100,7 +100,11 @@ def status_of(snapshot: Snapshot) -> JobStatus:
         is_ours=snapshot.is_ours,
         queue=snapshot.queue,
         hosts=snapshot.expected_hosts,
-        ready=None if "pods" in snapshot.not_read else sum(host.is_ready for host in snapshot.hosts),
+        ready=None
+        if "pods" in snapshot.not_read
+        else sum(
+            host.is_ready and not host.is_leaving and not snapshot.is_on_silent_node(host) for host in snapshot.hosts
+        ),
         generation=snapshot.restarts,
         attempt=beat.attempt or (report.verdict.attempt if report.verdict else None),
         phase=_phase(snapshot) if is_live else None,
@@ -171,7 +175,10 @@ def _is_restarting(snapshot: Snapshot) -> bool:
 
 def _is_any_lost(snapshot: Snapshot) -> bool:
     """Whether a host is on its way out, or its node does not answer: what the agents reported last is older."""
-    return any(host.is_leaving or host.disruption or (host.running and not host.is_ready) for host in snapshot.hosts)
+    return any(
+        host.is_leaving or host.disruption or (host.running and not host.is_ready) or snapshot.is_on_silent_node(host)
+        for host in snapshot.hosts
+    )
 
 
 def _all_succeeded(snapshot: Snapshot) -> bool:
@@ -257,9 +264,11 @@ def exit_code(snapshot: Snapshot, state: State) -> int | None:
         return contract.DONE
     if state is not State.FAILED:
         return None
-    if snapshot.report.verdict is not None:
+    if snapshot.report.verdict is not None and snapshot.report.verdict.verdict.code != contract.DONE:
         return snapshot.report.verdict.verdict.code
-    codes = [host.ended["exitCode"] for host in snapshot.hosts if host.ended.get("exitCode")]
+    ends = [host.ended for host in snapshot.hosts]
+    ends += [one.ended for host in snapshot.hosts for one in host.beside]
+    codes = [end["exitCode"] for end in ends if end.get("exitCode")]
     messages = [condition(one, "Failed").get("message", "") for one in (*snapshot.jobs, snapshot.jobset)]
     codes += [int(match[1]) for text in messages if (match := _EXIT_CODE.search(text))]
     return codes[0] if codes else 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
 from jaxlaunch.launcher.status.hosts import Host
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import Line, Past, Tail
@@ -12,7 +14,19 @@ from jaxlaunch.records.log_lines import Line, Past, Tail
 _RECENT_S = 45  # of a running leader's log: it writes a heartbeat every 15 s
 _TAIL = 400  # lines of the log of a leader that ended
 TIMEOUT_S = 8.0  # of a node that does not answer: the rest of the snapshot must not wait for it
+# How the API server says that a node's kubelet did not give it a log.
+_KUBELET = re.compile(r'"https://[^/"]+/containerLogs/[^"]*": (?P<why>.+?)(?: \(GET \S+\))?$')
 _HEAD_BYTES = 256 * 1024  # where it writes how earlier attempts ended
+
+
+def why_unread(error: ClusterError, node: str | None) -> str:
+    """Why a log could not be read: the API server fetches it from the kubelet of its node, which may be at fault."""
+    match = _KUBELET.search(error.message) if isinstance(error, ApiError) else None
+    if match is not None:
+        return f"the kubelet of node {node} does not answer the API server: {match['why']}"
+    if isinstance(error, Unreachable) and error.sent:
+        return f"the kubelet of node {node} has not sent it to the API server in time"
+    return error.message
 
 
 def recent(cluster: Cluster, namespace: str, leader: Host, timeout_s: float = TIMEOUT_S) -> list[Line]:

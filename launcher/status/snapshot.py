@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 from jaxlaunch.contract import ANNOTATION
-from jaxlaunch.launcher.kube.labels import OWN_LABEL, QUEUE
+from jaxlaunch.launcher.kube.labels import QUEUE
 from jaxlaunch.launcher.kube.objects import Obj, is_suspended, terminal_state
 from jaxlaunch.launcher.status import agent_report, hosts
 from jaxlaunch.launcher.status.agent_report import AgentReport
@@ -47,6 +47,7 @@ class Snapshot:
     local_queue: Obj | None = None
     cluster_queue: Obj | None = None
     nodes: tuple[Obj, ...] | None = None
+    silent_node: Obj | None = None  # that of a host, which is not Ready
     records: tuple[Line, ...] = ()  # of the leader's log
     unread: tuple[str, ...] = ()  # what could not be read, and why
     not_read: frozenset[str] = frozenset()  # of it the kinds, such as pods; log is the leader's. Empty is unknown then
@@ -72,7 +73,7 @@ class Snapshot:
     @property
     def is_ours(self) -> bool:
         """Whether `launcher submit` made the JobSet."""
-        return OWN_LABEL in self._labels
+        return hosts.is_ours(self.jobset)
 
     @property
     def queue(self) -> str | None:
@@ -94,6 +95,27 @@ class Snapshot:
         """How far the job was, as `launcher stop`, `submit --wait` or its leader wrote down on the JobSet."""
         metadata = self.jobset["metadata"]
         return Recorded.from_json(metadata.get("annotations", {}).get(ANNOTATION, ""), metadata.get("uid", ""))
+
+    def is_on_silent_node(self, host: Host) -> bool:
+        """Whether the host is on the node that is known not to answer: what its pod reports is older than that."""
+        silent = self.silent_node
+        return silent is not None and host.node == silent["metadata"]["name"] and not host.has_ended
+
+    @property
+    def warning(self) -> Obj | None:
+        """The newest Warning event about the pods that are here, or about another object of the job."""
+        pods = {host.pod for host in self.hosts}
+        since = min((host.created for host in self.hosts), default=self.created or "")
+        return next(
+            (
+                one
+                for one in self.events
+                if one["type"] == "Warning"
+                and one["last"] >= since
+                and (one["kind"] != "Pod" or not pods.isdisjoint(one["names"]))
+            ),
+            None,
+        )
 
     @property
     def created(self) -> str | None:

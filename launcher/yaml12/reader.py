@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from jaxlaunch.launcher.wording import cut, dotted
 from jaxlaunch.launcher.yaml12 import scalars
 from jaxlaunch.launcher.yaml12.scalars import Scalar
 
+Opener = Callable[[str, int], int]  # as `open` takes it
 MAX_BYTES = 1024 * 1024  # read before parsing: the parser takes 1 s for each of these
 MAX_DEPTH = 64
 MAX_VALUES = 10_000  # a job has a hundred; each that is wrong costs a message
@@ -103,10 +104,10 @@ class Document:
                 del known[old]
 
 
-def read(path: Path) -> Document:
+def read(path: Path, opener: Opener | None = None) -> Document:
     """The document in a file. Raises UserError when the file cannot be read, is too large or not UTF-8."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=opener) as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file.", "create one with `launcher init`.") from None

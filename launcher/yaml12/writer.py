@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
 import yaml
 
+from jaxlaunch.launcher.wording import CONTROL, visible
 from jaxlaunch.launcher.yaml12 import scalars
 
 _ALSO_BOOLEANS = {"y", "Y", "n", "N"}  # of Go's YAML 1.1; PyYAML reads them as text
 _ONE_LINE = 2**31
-_BREAK = re.compile("[\x85\u2028\u2029]")  # line breaks of YAML 1.1, which quotes would fold into spaces
 
 
 class _Dumper(yaml.SafeDumper):
@@ -27,7 +26,8 @@ def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
         is_plain = scalars.resolve(text) == text and not scalars.has_two_readings(text) and text not in _ALSO_BOOLEANS
     except ValueError:
         is_plain = False
-    style = '"' if _BREAK.search(text) else "|" if "\n" in text else None if is_plain else "'"
+    # CONTROL has line breaks of YAML 1.1, which single quotes would fold into spaces.
+    style = '"' if CONTROL.search(text) else "|" if "\n" in text else None if is_plain else "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -36,7 +36,8 @@ _Dumper.add_representer(str, _represent_text)
 
 def document(data: Any, width: int = 120) -> str:
     """One document, its keys in their order."""
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
+    text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
+    return visible(text)  # what PyYAML takes for printable is between double quotes, where such escapes mean it
 
 
 def documents(all_data: Iterable[Any]) -> str:

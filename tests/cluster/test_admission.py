@@ -6,6 +6,7 @@ JobSet and Kueue take a pod template as it is, so the Job that JobSet would make
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,16 +15,17 @@ from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ApiError
 from jaxlaunch.launcher.kube import pod_security
 from jaxlaunch.launcher.kube.kinds import (
-    CONFIGMAPS,
+    COMPUTE_DOMAINS,
+    CRDS,
     JOBS,
     JOBSETS,
-    NETWORK_POLICIES,
+    KINDS,
     PODS,
     PRIORITY_CLASSES,
     SERVICE_ACCOUNTS,
     Kind,
 )
-from tests.cluster import preparations
+from tests.cluster import preparations, waiting
 from tests.cluster.access import Access
 from tests.launcher.manifests import test_jobset, wrong
 
@@ -31,7 +33,42 @@ Object = dict[str, Any]
 GOOD = {path.stem: test_jobset.manifests(path) for path in test_jobset.FILES} | {
     one.name: one.manifests() for one in test_jobset.COMBINATIONS
 }
-KINDS = {kind.kind: kind for kind in (JOBSETS, NETWORK_POLICIES, CONFIGMAPS)}
+# The form of NVIDIA's API, resource.nvidia.com/v1beta1, as its DRA driver installs it.
+_CHANNEL = {
+    "type": "object",
+    "required": ["resourceClaimTemplate"],
+    "properties": {
+        "allocationMode": {"type": "string", "enum": ["All", "Single"], "default": "Single"},
+        "resourceClaimTemplate": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {"name": {"type": "string"}},
+        },
+    },
+}
+_DOMAIN = {
+    "type": "object",
+    "required": ["channel"],
+    "properties": {"channel": _CHANNEL, "numNodes": {"type": "integer", "minimum": 0, "default": 0}},
+}
+COMPUTE_DOMAIN_CRD = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": COMPUTE_DOMAINS.resource},
+    "spec": {
+        "group": COMPUTE_DOMAINS.group,
+        "scope": "Namespaced",
+        "names": {"plural": COMPUTE_DOMAINS.plural, "singular": "computedomain", "kind": COMPUTE_DOMAINS.kind},
+        "versions": [
+            {
+                "name": COMPUTE_DOMAINS.version,
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": _DOMAIN}}},
+            }
+        ],
+    },
+}
 RUNTIME_CLASSES = Kind("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass", namespaced=False)
 
 
@@ -53,8 +90,13 @@ def server(cluster: Access) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", cluster.env["KUBECONFIG"])
         found = Server(Cluster.connect(), namespaces)
+    if found.cluster.get(CRDS, COMPUTE_DOMAINS.resource) is None:
+        found.cluster.create(CRDS, COMPUTE_DOMAIN_CRD)
+    served = partial(found.cluster.served, COMPUTE_DOMAINS.group)
+    waiting.until(served, lambda versions: COMPUTE_DOMAINS.version in versions, "ComputeDomains are served")
     made = list(look_ups(found))
     yield found
+    found.cluster.delete(CRDS, COMPUTE_DOMAINS.resource, "")
     for kind, name in made:
         found.cluster.delete(kind, name, "")
     for name in namespaces.values():

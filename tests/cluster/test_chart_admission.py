@@ -29,6 +29,7 @@ BASES = {
     "ConfigMap": "/api/v1",
     "NetworkPolicy": "/apis/networking.k8s.io/v1",
 }
+CLASSES = [{"name": "high", "value": 10}]
 ALICE, CI, ROBOT, OPERATOR = "alice", "system:serviceaccount:default:ci", "robot", "operator"
 
 
@@ -103,7 +104,9 @@ def stage(helm: Helm, cluster: Access, tmp_path_factory: pytest.TempPathFactory)
         {"kind": "ServiceAccount", "name": ROBOT},
     ]
     exempt = {"admissionPolicy": {"exempt": [{"kind": "User", "name": OPERATOR}]}}
-    found.release.install(values(cluster, kueue={"enabled": False}, rbac={"submitters": users}, **exempt))
+    found.release.install(
+        values(cluster, kueue={"enabled": False}, rbac={"submitters": users}, priorityClasses=CLASSES, **exempt)
+    )
     admin = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "admin"}}
     try:
         cluster.api.create(f"/api/v1/namespaces/{namespace}/serviceaccounts", admin)
@@ -162,6 +165,105 @@ def secured(resource: str | None = None, amount: str = "1", **security: Any) -> 
     """A container with this securityContext, and so much of the resource."""
     asked = {} if resource is None else {"resources": {"limits": {resource: amount}, "requests": {resource: amount}}}
     return {"name": "main", "image": "i", "securityContext": security} | asked
+
+
+PRIORITY = (
+    "priority class {} is not allowed in namespace NS: it may preempt other teams' pods. Leave it out, use "
+    "NS.team.high, or ASK add it to admissionPolicy.priorityClasses."
+)
+TOLERATES = (
+    "to tolerate {} is not allowed in namespace NS. Name the taints of the nodes that the pods are for, or ASK add a "
+    "system taint to admissionPolicy.systemTaints."
+)
+NODE = "nodeName is not allowed in namespace NS: it bypasses the scheduler. Use nodeSelector."
+DEADLINE = (
+    "activeDeadlineSeconds of a pod is not allowed in namespace NS: it moves the pod to the ResourceQuotas of scope "
+    "Terminating. Set it on the Job (`deadline:`)."
+)
+LABELLED = (
+    "pods in namespace NS may not be labelled {}: controllers and NetworkPolicies know a job's pods by it. Leave it "
+    "out."
+)
+WHOSE = "the label {} says whose job it is, and may not be changed in namespace NS. Leave it as it is."
+OWNED = "ownerReferences are not allowed in namespace NS: only controllers make one object another's. Leave them out."
+SCHEDULER = (
+    "scheduler own is not allowed in namespace NS. Leave schedulerName out, or ASK add it to "
+    "admissionPolicy.schedulers."
+)
+PLACES = {"JobSet": "JobSet evil, replicatedJob x", "Job": "Job evil", "Pod": "Pod evil"}
+
+
+def tolerating(key: str | None, **more: Any) -> Object:
+    return {"tolerations": [{"operator": "Exists", **({} if key is None else {"key": key}), **more}]}
+
+
+def labelled(kind: str, **labels: str) -> Object:
+    """Pods with these labels, or a Pod; `__` is written for a slash, and `_` for a dot."""
+    given = {key.replace("__", "/").replace("_", "."): value for key, value in labels.items()}
+    made = {"JobSet": jobset, "Job": job, "Pod": pod}[kind]()
+    if kind == "Pod":
+        made["metadata"]["labels"] = given
+    template = {"JobSet": lambda: made["spec"]["replicatedJobs"][1]["template"]["spec"], "Job": lambda: made["spec"]}
+    if kind in template:
+        template[kind]()["template"]["metadata"] = {"labels": given}
+    return made
+
+
+def whole(made: Object, **metadata: Any) -> Object:
+    made["metadata"] |= metadata
+    return made
+
+
+OWNER = [{"apiVersion": "v1", "kind": "ConfigMap", "name": "kube-root-ca.crt", "uid": "1234"}]
+SYSTEM_TAINTS = (
+    "node-role.kubernetes.io/control-plane",
+    "node.kubernetes.io/unschedulable",
+    "node.kubernetes.io/unreachable",
+    "node.cloudprovider.kubernetes.io/uninitialized",
+    "ToBeDeletedByClusterAutoscaler",
+    "karpenter.sh/disrupted",
+)
+# What reaches beyond the team: priorities, nodes, schedulers, taints, quotas, and what belongs to somebody else.
+BEYOND: list[tuple[Object, str]] = [
+    *(
+        (made(priorityClassName=name), f"{made()['kind']} evil: {PRIORITY.format(name)}")
+        for made in (jobset, job, pod)
+        for name in ("system-node-critical", "system-cluster-critical")
+    ),
+    *(
+        (
+            whole(made(), labels={"kueue.x-k8s.io/priority-class": "theirs"}),
+            f"{made()['kind']} evil: {PRIORITY.format('theirs')}",
+        )
+        for made in (jobset, job)
+    ),
+    *((made(nodeName="node-0"), f"{PLACES[made()['kind']]}: {NODE}") for made in (jobset, job, pod)),
+    *((made(schedulerName="own"), f"{made()['kind']} evil: {SCHEDULER}") for made in (jobset, job, pod)),
+    *(
+        (made(**tolerating(None)), f"{made()['kind']} evil: {TOLERATES.format('every taint')}")
+        for made in (jobset, job, pod)
+    ),
+    *((jobset(**tolerating(key)), f"JobSet evil: {TOLERATES.format(key)}") for key in SYSTEM_TAINTS),
+    (
+        jobset(**tolerating("node.kubernetes.io/unreachable", effect="NoSchedule")),
+        f"JobSet evil: {TOLERATES.format('node.kubernetes.io/unreachable')}",
+    ),
+    *((made(activeDeadlineSeconds=60), f"{PLACES[made()['kind']]}: {DEADLINE}") for made in (jobset, job, pod)),
+    *(
+        (labelled(kind, **{key.replace(".", "_").replace("/", "__"): "other"}), f"{kind} evil: {LABELLED.format(key)}")
+        for kind in ("JobSet", "Job", "Pod")
+        for key in (
+            JOBSET,
+            "batch.kubernetes.io/job-name",
+            "kueue.x-k8s.io/managed",
+            "jaxlaunch.io/job",
+            "controller-uid",
+        )
+        if kind != "Job" or key not in ("batch.kubernetes.io/job-name", "controller-uid")  # Kubernetes' own to refuse
+    ),
+    (whole(jobset(), labels={"jaxlaunch.io/job": "other"}), f"JobSet evil: {WHOSE.format('jaxlaunch.io/job')}"),
+    *((whole(made(), ownerReferences=OWNER), f"{made()['kind']} evil: {OWNED}") for made in (jobset, job, pod)),
+]
 
 
 ONLY_OURS = {
@@ -240,6 +342,11 @@ ALLOWED: list[Object] = [
     jobset(serviceAccountName="default", serviceAccount="admin"),  # runs as the former
     pod(securityContext={}, containers=[secured(runAsUser=5), secured(runAsNonRoot=True) | {"name": "b"}]),
     pod(securityContext={"runAsUser": 7}, containers=[secured(capabilities={"add": ["CHOWN"]})]),
+    jobset(**tolerating("node.kubernetes.io/unreachable", effect="NoExecute", tolerationSeconds=30)),
+    jobset(**tolerating("nvidia.com/gpu"), schedulerName="default-scheduler"),
+    whole(jobset(), labels={"jaxlaunch.io/job": "evil", "app.kubernetes.io/managed-by": "jaxlaunch"}),
+    labelled("JobSet", jaxlaunch_io__job="evil", team="a"),
+    labelled("Job", jaxlaunch_io__job="evil"),
     jobset(serviceAccountName="team-jobs", volumes=[{"name": "t", "emptyDir": {}}]),
     job(),
     pod(),
@@ -257,7 +364,7 @@ def full(stage: Stage, words: str) -> str:
 
 def test_what_the_policy_forbids_is_refused_in_words_that_say_what_where_and_what_to_do(stage: Stage) -> None:
     alice = stage.access(ALICE).api
-    for made, words in FORBIDDEN:
+    for made, words in FORBIDDEN + BEYOND:
         call = Call("POST", f"{stage.path(made['kind'])}?dryRun=All", made)
         assert stage.refusal(alice, call) == full(stage, words)
     for made in ALLOWED:
@@ -345,6 +452,25 @@ def test_a_job_that_was_there_before_the_policy_can_be_stopped_but_not_made_wors
     parts[0]["template"]["spec"]["template"]["spec"]["hostPID"] = True
     words = stage.refusal(alice, Call("PATCH", path, {"spec": {"replicatedJobs": parts}}, MERGE))
     assert words.startswith("JobSet earlier, replicatedJob w: hostPID: true is not allowed")
+    alice.delete(path)
+
+
+def test_a_label_that_says_whose_a_job_is_stays_and_the_team_s_own_priority_is_let_through(stage: Stage) -> None:
+    alice, made = stage.access(ALICE).api, jobset(priorityClassName=f"{stage.namespace}.team.high")
+    made["spec"]["suspend"] = True
+    made["metadata"] |= {"name": "mine", "labels": {**OURS, "jaxlaunch.io/job": "mine"}}
+    alice.create(stage.path("JobSet"), made)
+    path = stage.path("JobSet", "mine")
+    for key in ("jaxlaunch.io/job", "app.kubernetes.io/managed-by"):
+        for value in (None, "other"):
+            words = stage.refusal(alice, Call("PATCH", path, {"metadata": {"labels": {key: value}}}, MERGE))
+            assert words == full(stage, f"JobSet mine: {WHOSE.format(key)}")
+    with pytest.raises(AssertionError, match="the label jaxlaunch.io/job says whose job it is"):  # as a person tries it
+        stage.access(ALICE).kubectl("label", "jobset", "mine", "jaxlaunch.io/job-", "-n", stage.namespace)
+    manifests = json.dumps(jobset(priorityClassName="system-node-critical"))
+    with pytest.raises(AssertionError, match="priority class system-node-critical is not allowed"):
+        stage.access(ALICE).kubectl("create", "-n", stage.namespace, "-f", "-", text=manifests)
+    alice.merge(path, {"metadata": {"labels": {"seen": "yes"}}})
     alice.delete(path)
 
 

@@ -110,7 +110,7 @@ def test_devices_and_pinned_memory_are_looked_at_before_the_program_and_the_user
     fast: dict[str, Any] = {"accelerator": {"type": "h100"}, "hosts": 2, "network": RDMA}
     own = {"LD_LIBRARY_PATH": "/opt/own/lib"}
     paths = here.start("paths", Defaults(), anywhere, **PROGRAM, platform="gke", accelerator={"type": "l4"}, env=own)
-    closed = here.start("closed", Defaults(), anywhere, **PROGRAM, **V5E, **CLOSED)
+    closed = here.start("closed", Defaults(users={"v5e": 1000}), anywhere, **PROGRAM, **V5E, **CLOSED)
     small = here.start("small", Defaults(), pinning(64), **PROGRAM, **fast)
     mended = here.start("mended", root, anywhere, **PROGRAM, **V5E, **CLOSED)
     pins = here.start("pins", root, pinning(64), **PROGRAM, **fast)

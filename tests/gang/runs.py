@@ -24,6 +24,13 @@ PATIENCE_S = 1200  # the machine is shared: long enough never to be the reason
 USUAL_COMPILES = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}  # as users have them
 
 
+def own_cache(folder: Path) -> dict[str, str | None]:
+    """Variables of a run that keeps its programs as a user's does, in this cache folder, and not the tests' own."""
+    path = os.pathsep.join([str(HERE), str(HERE.parent.parent)])
+    unset = dict.fromkeys(("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"))
+    return {**unset, "JAX_SHARE_BINARY_BETWEEN_HOSTS": "0", "PYTHONPATH": path, "XDG_CACHE_HOME": str(folder)}
+
+
 def digits(**train: Any) -> dict[str, Any]:
     """A small classification job over 8 devices; keys of the train block may be replaced."""
     block: dict[str, Any] = {
@@ -98,7 +105,7 @@ class Running:
         folder: Path,
         document: Mapping[str, Any],
         *args: str,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str | None] | None = None,
         prefix: Sequence[str] = (),
     ):
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,13 +114,14 @@ class Running:
         file.write_text(yaml.safe_dump(dict(document), sort_keys=False))
         path = os.pathsep.join([SITE, str(HERE), str(HERE.parent.parent)])
         self._streams = [(folder / name).open("w+") for name in ("stdout", "stderr")]
+        variables = {**os.environ, **quick_starts(), "PYTHONPATH": path, **(env or {})}
         launcher = [*prefix, sys.executable, "-m", "jaxlaunch.launcher.cli.main"]
         self.process = subprocess.Popen(
             [*launcher, "run", str(file), "--run-dir", str(self.folder), *args],
             stdout=self._streams[0],
             stderr=self._streams[1],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **quick_starts(), "PYTHONPATH": path, **(env or {})},
+            env={name: value for name, value in variables.items() if value is not None},
             start_new_session=True,
         )
 

@@ -184,6 +184,7 @@ def test_when_host_0_is_killed_the_others_report_and_record_it(tmp_path: Path) -
         gang.until("the end of every process", lambda: not any(map(is_alive, pids)))
     assert codes == [-9, 81, 81]
     assert gang.summary["status"] == "failed" and gang.verdict["message"].startswith("host 0 was lost: ")
+    assert (gang.verdict["rank"], gang.verdict["step"], gang.summary["step"]) == (0, 20, 20)
     assert [attempt["last_committed"] for attempt in gang.attempts] == [15]
 
 

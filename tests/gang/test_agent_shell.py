@@ -6,18 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gang.agents import Gang, job, launch, program
-
-PREPARE = "print('prepared')"
-SAVES_ITSELF = """
-import signal, sys, time, os
-def stop(*_):
-    open(f"{os.environ['MARKS']}/saved", "w").close()
-    sys.exit(0)
-signal.signal(signal.SIGTERM, stop)
-open(f"{os.environ['MARKS']}/up-0", "w").close()
-while True: time.sleep(0.05)
-"""
+from tests.gang.agents import Gang, job, launch, program, script
 
 
 def shell(folder: Path, line: str, **texts: str) -> tuple[str, ...]:
@@ -27,23 +16,87 @@ def shell(folder: Path, line: str, **texts: str) -> tuple[str, ...]:
     return ("sh", "-c", f"{line}\nexit $?")
 
 
-def test_a_stop_reaches_the_program_that_a_shell_runs_after_its_first_python(tmp_path: Path) -> None:
-    (tmp_path / "hidden.py").write_text(SAVES_ITSELF)
-    command = shell(tmp_path, f"$prepare; python3 -S -I {tmp_path}/hidden.py", prepare=PREPARE)
-    with Gang(tmp_path, job(command, grace_s=30.0)) as gang:
-        gang.start().until_marked("up-0")
-        gang.signal(0)
-        gang.until_marked("saved")
-        assert gang.wait() == [80]
+# Entrypoint scripts, each the process of a rank: `$python` saves when it is told, `$hidden` is the same without our
+# hook, `$ends` ends at once, `$next` is to run after what was told. What is to be marked, by each of them.
+SCRIPTS = {
+    "exec": ("#!/bin/sh\nexec $python", ["saved"]),
+    "the last command of a shell": ("#!/bin/sh\n$ends\n$python\nexit $?", ["saved"]),
+    "hidden behind a python that has ended": ("#!/bin/sh\n$ends\n$hidden\nexit $?", ["saved"]),
+    "hidden": ("#!/bin/sh\n$hidden\nexit $?", ["saved"]),
+    "bash -e": ("#!/bin/bash -e\n$python\n$next\nexit 0", ["saved", "next"]),
+    "background and wait": ("#!/bin/sh\n$python &\nwait $!\nexit $?", ["saved"]),
+    "a trap that passes it on": (
+        "#!/bin/sh\ntrap 'kill -TERM $pid; wait $pid; touch $trap' TERM\n$python & pid=$!\nwait $pid\nexit 0",
+        ["saved", "trap"],
+    ),
+    "a trap that passes it on and does not wait": (
+        "#!/bin/bash\ntrap 'touch $trap; kill -TERM $pid' TERM\n$hidden & pid=$!\nwait $pid\nexit 0",
+        ["saved", "trap"],
+    ),
+    "a trap that does not pass it on": (
+        "#!/bin/sh\ntrap 'touch $trap' TERM\n$python &\nwait $!\nexit 0",
+        ["saved", "trap"],
+    ),
+    "a trap before a python": (
+        "#!/bin/sh\ntrap 'touch $trap; exit 0' TERM\n$python\nsleep 3600",
+        ["saved", "trap"],
+    ),
+    "a trap after a python": (
+        "#!/bin/sh\n$ends\ntrap 'touch $trap; exit 0' TERM\ntouch $up\nwhile true; do sleep 3600; done",
+        ["trap"],
+    ),
+    "a trap for the end": ("#!/bin/bash\ntrap 'ls $saved && touch $trap' EXIT\n$python\nexit 0", ["saved", "trap"]),
+    "a pipeline": ("#!/bin/sh\n$python | cat\nexit $?", ["saved"]),
+    "a hidden pipeline": ("#!/bin/bash\n$hidden | cat\nexit $?", ["saved"]),
+    "a python while another is told": ("#!/bin/sh\n$python\n$python\nexit $?", ["saved"]),
+    "a group of its own": ("#!/bin/bash -m\n$hidden\nexit $?", ["saved"]),
+}
+SAVES_ITSELF = """
+import os, signal, sys, time
+MARK = os.environ["MARKS"] + "/%s-" + os.environ["JAX_PROCESS_ID"]
+def stop(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for _ in range(20):
+        print("saving", flush=True)
+        time.sleep(0.02)
+    open(MARK % "saved", "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+open(MARK % "up", "w").close()
+while True: time.sleep(0.05)
+"""
 
 
-def test_a_stop_reaches_a_program_that_only_a_shell_knows(tmp_path: Path) -> None:
-    (tmp_path / "hidden.py").write_text(SAVES_ITSELF)
-    with Gang(tmp_path, job(shell(tmp_path, f"python3 -S -I {tmp_path}/hidden.py"), grace_s=30.0)) as gang:
-        gang.start().until_marked("up-0")
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Gang:
+    """A gang whose ranks run SCRIPTS, one each, and that was stopped when all of them were up."""
+    folder = tmp_path_factory.mktemp("scripts")
+    saves, hidden = script(folder, SAVES_ITSELF), script(folder, SAVES_ITSELF, "hidden.py")
+    nothing = script(folder, "", "nothing.py")
+    for rank, (text, _) in enumerate(SCRIPTS.values()):
+        text = text.replace("$python", f"python3 {saves}").replace("$hidden", f"python3 -S -I {hidden}")
+        text = text.replace("$ends", f"python3 {nothing}")
+        for name in ("next", "trap", "up", "saved"):
+            text = text.replace(f"${name}", f"{'touch ' if name == 'next' else ''}{folder}/marks/{name}-{rank}")
+        (folder / str(rank)).write_text(f"{text}\n")
+        (folder / str(rank)).chmod(0o755)
+    command = ("sh", "-c", f"exec {folder}/$JAX_PROCESS_ID")
+    with Gang(folder, job(command, processes_per_host=len(SCRIPTS), grace_s=60.0)) as gang:
+        gang.start().until_marked(*(f"up-{rank}" for rank in range(len(SCRIPTS))))
         gang.signal(0)
-        gang.until_marked("saved")
-        assert gang.wait() == [80]
+        assert gang.wait() == [80], gang.talk
+        return gang
+
+
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_a_stop_reaches_what_an_entrypoint_script_runs_and_gives_it_its_time(stopped: Gang, kind: str) -> None:
+    rank = list(SCRIPTS).index(kind)
+    found = [name for name in ("saved", "next", "trap") if (stopped.marks / f"{name}-{rank}").exists()]
+    assert found == SCRIPTS[kind][1], stopped.out
+
+
+def test_a_stop_of_scripts_ends_with_them_and_not_with_its_grace(stopped: Gang) -> None:
+    assert stopped.verdict["message"] == "stopped from outside: the program did not report whether it saved"
 
 
 @pytest.mark.parametrize("fails", ["raise ValueError('handled')", "os._exit(3)", "sys.exit('handled')"])

@@ -55,7 +55,7 @@ def test_a_state_saved_by_two_processes_is_walked_back_by_four_and_resumed_by_on
 
     first, *others = gang(4, tmp_path, "run-b", 20)
     assert first["restored"] == [10, {"at": 10}] and first["steps"] == [10, 20]
-    assert len(first["notes"]) == 2 and "step 10 had no manifest" in first["notes"][0]
+    assert len(first["notes"]) == 2 and "step 10 has no manifest" in first["notes"][0]
     assert "ocdbt.process_1/manifest.ocdbt is missing; using step 10" in first["notes"][1]
     for said in others:
         assert said == {**first, "notes": []}, "only process 0 speaks"

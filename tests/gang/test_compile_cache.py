@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.gang.runs import Running, digits, job
+from tests.gang.runs import Running, digits, job, own_cache
 from tests.site.jaxcache import BEFORE
 
 pytestmark = pytest.mark.computes
 
 
-def counted(folder: Path, document: dict[str, Any]) -> dict[str, float]:
-    """What was found in the cache or not until some step of a run, over both ranks."""
-    with Running(folder, document) as running:
-        running.until_step(5)
+def counted(
+    folder: Path, document: dict[str, Any], *, until: int = 5, env: Mapping[str, str | None] | None = None
+) -> dict[str, list[float]]:
+    """What each of two ranks found in the cache or not, until some step of a run."""
+    with Running(folder, document, env=env) as running:
+        running.until_step(until)
         text = "".join(running.scrape(host) for host in range(2))
         running.signal(signal.SIGTERM)
         assert running.wait().code == 80
@@ -26,7 +29,7 @@ def counted(folder: Path, document: dict[str, Any]) -> dict[str, float]:
         kind: re.findall(rf"^jaxlaunch_compile_cache_{kind}_total\S* (\S+)$", text, re.M) for kind in ("hits", "misses")
     }
     assert all(len(values) == 2 for values in found.values()), text
-    return {kind: sum(map(float, values)) for kind, values in found.items()}
+    return {kind: [float(value) for value in values] for kind, values in found.items()}
 
 
 def test_programs_are_compiled_once_for_all_runs_that_share_a_cache(tmp_path: Path) -> None:
@@ -34,5 +37,14 @@ def test_programs_are_compiled_once_for_all_runs_that_share_a_cache(tmp_path: Pa
     every = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", BEFORE: "inf"}
     document = job(digits(**cache), hosts=2, env=every)
     first, second = (counted(tmp_path / name, document) for name in ("first", "second"))
-    assert first["misses"] > 0 and second["misses"] == 0
-    assert second["hits"] >= first["misses"]
+    assert sum(first["misses"]) > 0 and sum(second["misses"]) == 0
+    assert sum(second["hits"]) >= sum(first["misses"])
+
+
+def test_without_a_key_every_rank_of_a_later_start_on_other_hosts_finds_what_the_run_compiled(tmp_path: Path) -> None:
+    document = job(digits(steps=100_000, checkpoint={"every": 5}), hosts=2)
+    first = counted(tmp_path, document, env=own_cache(tmp_path / "one host"))
+    assert sum(first["hits"]) == 0 and sum(first["misses"]) > 0
+    saved = max(int(step.name) for step in (tmp_path / "run" / "checkpoints").iterdir() if step.name.isdigit())
+    second = counted(tmp_path, document, until=saved + 2, env=own_cache(tmp_path / "another"))
+    assert min(second["hits"]) > sum(first["misses"]) / 2, (first, second)

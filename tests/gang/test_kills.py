@@ -1,4 +1,4 @@
-"""Runs that are killed at random moments, a few of tests.gang.kills: the records say what happened, to the step."""
+"""Runs that are killed at random moments, a few of tests.gang.kills and tests.kills: what happened is on record."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.gang.kills import Kill, draw, once
+from tests.gang.runs import launch
+from tests.kills import Event, Series, compared, document
 
 # One of each: a rank of two hosts, an agent, host 0's, all of them, and all with the launcher.
 SEEDS = ("0:2", "0:30", "0:7", "0:14", "0:13")
@@ -22,3 +24,20 @@ def test_a_killed_run_has_the_right_cause_rank_step_restarts_and_seconds(tmp_pat
 
 def test_the_kills_of_the_suite_are_of_every_kind() -> None:
     assert {draw(seed, None, False).target for seed in SEEDS} == {"child", "agent", "leader", "gang", "all"}
+
+
+EVENTS = (
+    Event("0", 2, "agent", "SEGV", "save", victim=0, after=5, delay_s=0.1),
+    Event("1", 2, "leader", "KILL", "stop", victim=0, after=2, delay_s=0.1),
+    Event("2", 2, "child", "TERM", "step", victim=1, after=3, delay_s=0.1),
+    Event("3", 2, "all", "KILL", "save", victim=0, after=3, delay_s=0.1),
+    Event("4", 2, "launcher", "INT", "save", victim=0, after=3, delay_s=0.1),
+)
+
+
+def test_a_training_that_is_killed_and_stopped_keeps_what_it_saved_and_ends_with_equal_losses(tmp_path: Path) -> None:
+    undisturbed = launch(tmp_path / "undisturbed", document(2)).losses
+    series = Series(tmp_path / "series", 2)
+    lines = [series.carry_out(event) for event in EVENTS]
+    assert not [line for line in lines if line["wrong"]], lines
+    assert compared(series, undisturbed) == []

@@ -11,10 +11,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import pytest
 import yaml
 
+from jaxlaunch.contract import MANIFEST
 from tests.gang.agents import program
 from tests.gang.runs import HERE, Running, digits, job, launch, until_gone
 
@@ -55,6 +56,32 @@ def test_a_finished_run_started_again_trains_nothing_and_says_whether_it_would_h
     rows = [(row["start"], row["code"], row["first_step"], row["last_step"]) for row in model.summary["starts"]]
     assert rows == [(1, 0, 1, 6), (2, 0, None, 6), (3, 64, None, None), (4, 78, None, None)]
     assert model.summary["starts"][2]["changed"] == {"train.optimizer.lr": [0.01, 0.5]}
+
+
+def test_no_line_of_a_chatty_program_is_missing_in_a_plain_file(tmp_path: Path) -> None:
+    count = 50_000
+    text = f"sys.stdout.buffer.write(b''.join(b'%d %s\\n' % (number, b'x' * 200) for number in range({count})))"
+    result = launch(tmp_path, job(command=list(program(tmp_path, text)), per_host=2, processes_per_host=2))
+    assert result.code == 0, result.stderr
+    for rank in range(2):
+        said = [line.split()[1] for line in result.stdout.splitlines() if line.startswith(f"[{rank}] ")]
+        assert said == [str(number) for number in range(count)]
+
+
+def _endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, _endless], ids=["fifo", "folder", "endless"])
+def test_files_of_a_run_folder_that_are_no_files_hold_no_run_up(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    folder = tmp_path / "run"
+    (folder / "starts" / "1" / "logs").mkdir(parents=True)
+    for name in ("job.yaml", "summary.json", "attempts.jsonl", "agents.json", "starts/1/logs/rank-0.log"):
+        make(folder / name)
+    result = launch(tmp_path, job(command=list(program(tmp_path, "print('done')"))))
+    assert result.code == 0, result.stderr
+    assert "[0] done" in result.stdout and "Traceback" not in result.stderr
+    assert f"the run folder {folder} cannot be used: " in result.stderr
 
 
 def test_a_gpu_job_is_simulated_on_as_many_cpu_devices(tmp_path: Path) -> None:
@@ -130,20 +157,13 @@ def test_a_deadline_counts_every_generation(tmp_path: Path) -> None:
     assert sum(result.summary["goodput"]["seconds"].values()) >= 6
 
 
-def recorded(running: Running) -> dict[str, Any]:
-    """The summary of a run so far."""
-    file = running.folder / "summary.json"
-    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    return found
-
-
 def test_a_run_that_is_killed_whole_again_and_again_has_a_row_for_each_start_and_goes_on(tmp_path: Path) -> None:
     """Launcher and agents at once: while a start is made, before the first step, and in the steps."""
     document = job(digits(steps=100_000, checkpoint={"every": 5}))
     moments: list[Callable[[Running], object]] = [
         lambda running: running.until("its folder", (running.folder / "starts").exists),
         lambda running: running.until("its processes", running.children),
-        lambda running: running.until("a saved step in its record", lambda: recorded(running).get("saved")),
+        lambda running: running.until("a saved step", lambda: [*running.folder.glob(f"checkpoints/*/{MANIFEST}")]),
     ]
     for comes in moments:
         with Running(tmp_path, document) as running:
@@ -230,7 +250,7 @@ def test_on_a_terminal_rank_0_speaks_alone_below_it_a_bar(tmp_path: Path) -> Non
     os.close(theirs)
     screen = b"".join(iter(lambda: _read(ours), b"")).decode(errors="replace")
     assert process.wait() == 0, screen
-    assert "step 30/30" in screen and "[0]" not in screen
+    assert "\n[0] step 30/30" in screen.replace("\x1b[2K", "\n")
     assert "starting" in screen
 
 

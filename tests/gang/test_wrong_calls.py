@@ -125,7 +125,7 @@ SAID: dict[str, tuple[int, str]] = {
     "a dataset of no module": (64, "importing no.where failed"),
     "a dataset without a length": (64, "has no __len__"),
     "a dataset that raises": (65, "cannot be built: KeyError: 'no such share'"),
-    "a dataset with arguments it does not take": (65, "with args {'path': '/x'} cannot be built"),
+    "a dataset with arguments it does not take": (65, "with args path cannot be built"),
     "items of three": (65, "not tuple of 3"),
     "items of two shapes": (65, "the first (8, 8); pad to one shape"),
     "items of text": (65, "must return numbers"),

@@ -18,7 +18,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"defaults": {"image_pull_secrets": "registry"}}, "/defaults/image_pull_secrets"),
     ({"defaults": {"image_pull_secrets": ["Not_A_Name"]}}, "/defaults/image_pull_secrets/0"),
     ({"defaults": {"queue": "No Queue"}}, "/defaults/queue"),
-    ({"defaults": {"checkpoint": {"claim": "a", "url": "gs://b"}}}, "/defaults/checkpoint"),
+    ({"defaults": {"checkpoint": {"claim": "a", "url": "gs://team-b"}}}, "/defaults/checkpoint"),
     ({"defaults": {"checkpoint": {"url": "http://b"}}}, "/defaults/checkpoint"),
     ({"defaults": {"compile_cache": {"path": "/cache"}}}, "/defaults/compile_cache"),
     ({"defaults": {"user": 0}}, "/defaults/user"),

@@ -122,3 +122,13 @@ def test_outside_a_job_it_does_nothing_and_needs_the_standard_library_alone() ->
 
 def test_its_phases_are_those_of_the_contract() -> None:
     assert contract.PHASES == ("prepare", "init", *reporting.PHASES)
+
+
+def test_metrics_that_are_of_an_earlier_step_say_which(pipe: Pipe) -> None:
+    jaxlaunch.report(step=1, loss=1.0)
+    jaxlaunch.report(step=2, loss=0.5)
+    jaxlaunch.report(step=3)
+    while len(pipe.lines) < 4:
+        assert pipe.taken.wait(60)
+        pipe.taken.clear()
+    assert pipe.lines[2:] == [{"phase": "step", "step": 3}, {"metrics": {"loss": 0.5}, "of": 2}]

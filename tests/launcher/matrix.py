@@ -71,7 +71,7 @@ class Combination(NamedTuple):
         """Of several hosts, the label of one of the kinds of node that fit."""
         labels = table.NODES[self.where][self.kind].labels
         several = [(key, values[0]) for key, values in labels.items() if len(values) > 1]
-        several = [] if self.kind in table.ALIKE else several
+        several = [] if KNOWN[self.kind].alike else several
         is_gang = "hosts:" in text or "slices:" in text
         return "".join(f"node_selector: {{{key}: {value}}}\n" for key, value in several) if is_gang else ""
 
@@ -94,8 +94,15 @@ _RARE = ("efa", "rdma", "tcpxo")
 def combinations() -> Iterator[Combination]:
     for where, nodes in table.NODES.items():
         for kind in nodes:
+            if is_plain(kind, where):
+                continue
             able = [Combination(kind, where, option) for option in OPTIONS if _can(kind, where, option)]
             yield from sorted(able, key=_draw)[:2]
+
+
+def is_plain(kind: str, where: Where) -> bool:
+    """Whether nothing but its label tells an accelerator from others on this platform."""
+    return where == "generic" and kind not in table.NODES["eks"] and KNOWN[kind].platform == "cuda"
 
 
 def _draw(one: Combination) -> str:

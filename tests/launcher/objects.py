@@ -67,16 +67,18 @@ def ended(state: str, reason: str = "", message: str = "", **status: Any) -> Obj
     return {"terminalState": state, "conditions": [condition], **status}
 
 
-def job_object(name: str = "lm-w-0", *conditions: Object, **spec: Any) -> Object:
+def job_object(name: str = "lm-w-0", *conditions: Object, is_seen: bool = True, **spec: Any) -> Object:
+    """A Job; `is_seen`: the Job controller has begun with it."""
+    started = {"startTime": BEGUN} if is_seen else {}
     return {
         "metadata": {"name": name, "creationTimestamp": BEGUN},
         "spec": spec,
-        "status": {"conditions": list(conditions)},
+        "status": {"conditions": list(conditions), **started},
     }
 
 
-def condition(kind: str, status: str = "True", reason: str = "", message: str = "") -> Object:
-    return {"type": kind, "status": status, "reason": reason, "message": message}
+def condition(kind: str, status: str = "True", reason: str = "", message: str = "", **more: Any) -> Object:
+    return {"type": kind, "status": status, "reason": reason, "message": message, **more}
 
 
 def pod(host: int = 0, *, generation: int = 0, node: str | None = "node-1", part: str = "w", **parts: Any) -> Object:
@@ -85,6 +87,7 @@ def pod(host: int = 0, *, generation: int = 0, node: str | None = "node-1", part
     phase = parts.pop("phase", "Running" if node and "running" in state else "Pending")
     conditions = parts.pop("conditions", [condition("Ready", "True" if "running" in state else "False")])
     containers = [{"name": parts.pop("container", "main"), "image": "registry.example/train:1", "state": state}]
+    containers += parts.pop("beside", [])
     full = {
         "metadata": {
             "namespace": "team",
@@ -100,10 +103,11 @@ def pod(host: int = 0, *, generation: int = 0, node: str | None = "node-1", part
             },
             **({"deletionTimestamp": ago(seconds=5)} if parts.pop("is_leaving", False) else {}),
         },
-        "spec": {} if node is None else {"nodeName": node},
+        "spec": ({} if node is None else {"nodeName": node}) | parts.pop("spec", {}),
         "status": {
             "phase": phase,
             "conditions": conditions,
+            **({"startTime": BEGUN} if node is not None and parts.pop("is_seen", True) else {}),
             **({"containerStatuses": containers} if node is not None else {}),
             **parts,
         },

@@ -45,7 +45,12 @@ FLOORS = (
     ("jaxlaunch.trainer.start.process", "jaxlaunch.trainer.step"),
     ("jaxlaunch.trainer.adapters",),
     ("jaxlaunch.trainer.models",),
-    ("jaxlaunch.trainer.attention", "jaxlaunch.trainer.data.sources", "jaxlaunch.trainer.task"),
+    (
+        "jaxlaunch.trainer.attention",
+        "jaxlaunch.trainer.data.sources",
+        "jaxlaunch.trainer.start.compile_cache",
+        "jaxlaunch.trainer.task",
+    ),
     ("jaxlaunch.trainer.text",),
     ("jaxlaunch.trainer.data.sources.files", "jaxlaunch.trainer.data.sources.share"),
     (
@@ -62,12 +67,13 @@ FLOORS = (
     (
         "jaxlaunch.trainer.start.distributed",
         "jaxlaunch.trainer.metrics",
+        "jaxlaunch.trainer.data.arguments",
         "jaxlaunch.trainer.buckets",
         "jaxlaunch.trainer.user_code",
     ),
     ("jaxlaunch.trainer.errors", "jaxlaunch.trainer.spec"),
     ("jaxlaunch.records",),
-    ("jaxlaunch.contract", "jaxlaunch.isolated", "jaxlaunch.spelling"),
+    ("jaxlaunch.contract", "jaxlaunch.isolated", "jaxlaunch.regular_files", "jaxlaunch.spelling"),
     ("jaxlaunch.accelerators", "jaxlaunch.programs", "jaxlaunch.user_modules"),
     ("jaxlaunch.old_names",),
 )
@@ -108,6 +114,7 @@ OUTSIDE: Mapping[str, set[str]] = {
     "jaxlaunch.trainer": TRAINER,
     "jaxlaunch.contract": set(),  # travels in that zipapp, as records do
     "jaxlaunch.isolated": set(),
+    "jaxlaunch.regular_files": set(),
     "jaxlaunch.trainer.models.foreign": TRAINER | {"haiku"},  # an extra
     "jaxlaunch.trainer.generate.harness": TRAINER | {"lm_eval"},  # which calls it
     "jaxlaunch.trainer.spec": LAUNCHER,  # the launcher validates with it
@@ -119,8 +126,10 @@ SHARED = {
         "jaxlaunch.contract",
         "jaxlaunch.isolated",
         "jaxlaunch.programs",
+        "jaxlaunch.regular_files",
         "jaxlaunch.spelling",
         "jaxlaunch.user_modules",
+        "jaxlaunch.records.journal",
     },
     "jaxlaunch": {
         "jaxlaunch.launcher.errors",
@@ -147,10 +156,16 @@ SHARED = {
         "jaxlaunch.isolated",
         "jaxlaunch.programs",
         "jaxlaunch.records",
+        "jaxlaunch.regular_files",
         "jaxlaunch.spelling",
         "jaxlaunch.trainer.spec",
     },
-    "jaxlaunch.launcher.agent": {"jaxlaunch.contract", "jaxlaunch.isolated", "jaxlaunch.records"},
+    "jaxlaunch.launcher.agent": {
+        "jaxlaunch.contract",
+        "jaxlaunch.isolated",
+        "jaxlaunch.records",
+        "jaxlaunch.regular_files",
+    },
 }
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 # Situations of a job that needs nobody's help.
 WELL = frozenset(
     """creating queued gathering running restarted restarting stopping stopped done deleting starting
-    scaling-up""".split()
+    scaling-up init-runs""".split()
 )
 
 

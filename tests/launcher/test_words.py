@@ -39,7 +39,7 @@ FORBIDDEN: Mapping[str, str] = {
     r"(?<!virtual-time-)budgets?(?! is now timeouts)": "timeouts of phases, or restart limits",
     r"(un)?charged": "(does not) count toward the limit",
     r"verdicts?": "job result; `verdict` only as the name of the field",
-    r"(?<!TPU )generations?(?! of (TPU|text))": "JobSet restart; `generation` only as the name of the field",
+    r"(?<!TPU )(?<!Ada )generations?(?! of (TPU|text))": "JobSet restart; `generation` only as the name of the field",
 }
 PATTERNS = {re.compile(rf"\b({pattern})\b", re.IGNORECASE): instead for pattern, instead in FORBIDDEN.items()}
 

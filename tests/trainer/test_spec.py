@@ -171,13 +171,22 @@ def test_a_place_to_keep_things_is_a_folder_or_a_bucket(path: str) -> None:
     for block in ({"checkpoint": {"path": path}}, {"compile_cache": path}):
         with pytest.raises(ValidationError, match="is not a folder or a gs:// or s3:// URL"):
             TrainSpec(task="a:B", **block)
-    for kept in ("runs/x", "/x", "gs://b/x", "s3://b"):
+    for kept in ("runs/x", "/x", "gs://team-b/x", "s3://team-b"):
+        assert TrainSpec(task="a:B", checkpoint={"path": kept}).checkpoint.path == kept
+
+
+@pytest.mark.parametrize("bucket", ["a" * 64, "a..b", f"{'a' * 64}.b", "a-", "_a", "a b", "arn:aws:s3", "a"])
+def test_a_bucket_has_a_name_that_its_store_allows(bucket: str) -> None:
+    for scheme in ("gs", "s3"):
+        with pytest.raises(ValidationError, match="is not a URL of a bucket"):
+            TrainSpec(task="a:B", checkpoint={"path": f"{scheme}://{bucket}/x"})
+    for kept in ("gs://a_b-c.example.com/X y/_", f"gs://{'a' * 63}.{'b' * 63}", "s3://0a-b.c", "gs/runs", "s3:"):
         assert TrainSpec(task="a:B", checkpoint={"path": kept}).checkpoint.path == kept
 
 
 @pytest.mark.parametrize("path", ["http://host/x", "gs://", ""])
 def test_weights_to_start_from_are_in_a_folder_or_a_bucket(path: str) -> None:
-    assert TrainSpec(task="a:B", model={"init_from": "gs://b/x"}).model.init_from == "gs://b/x"
+    assert TrainSpec(task="a:B", model={"init_from": "gs://team-b/x"}).model.init_from == "gs://team-b/x"
     with pytest.raises(ValidationError, match="init_from.*\n.*is not a folder or a gs:// or s3:// URL"):
         TrainSpec(task="a:B", model={"kind": "gpt2", "init_from": path})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from jaxlaunch.trainer import train
 from jaxlaunch.trainer.checkpoint import saved_tokenizer
+from jaxlaunch.trainer.data import arguments
 from jaxlaunch.trainer.data.sources.open import open_source
 from jaxlaunch.trainer.errors import CheckpointError, DataError, Stopped
 from jaxlaunch.trainer.loop import driver
@@ -48,6 +50,21 @@ def test_what_would_change_the_order_of_examples_is_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         preflight.check_resumed(made(), made(**change), "here")
+
+
+@pytest.mark.parametrize("saved", ["this version", "version 0.1"])
+def test_a_changed_argument_of_a_dataset_is_named_without_its_values(saved: str) -> None:
+    def kept(token: str) -> str:
+        """The fingerprint of a dataset with this token."""
+        args = {"auth": {"token": token, "it's": [1, 2.5, None]}, "folder": "/data"}
+        return f"my:Data, 4 examples, {arguments.told(args) if saved == 'this version' else f'args {args}'}"
+
+    then, again, now = (arguments.without_values(kept(token)) for token in ("s3cret-a", "s3cret-a", "s3cret-b"))
+    assert then == arguments.without_values(then) and "s3cret" not in then + now
+    preflight.check_resumed({"data": then}, {"data": again}, "here")
+    with pytest.raises(DataError, match=r"changed \(train.data.args.auth.token\)") as raised:
+        preflight.check_resumed({"data": then}, {"data": now}, "here")
+    assert "s3cret" not in str(raised.value) and "folder)" not in str(raised.value)
 
 
 def test_the_same_conditions_are_not() -> None:
@@ -126,6 +143,30 @@ class AtFive:
 
     def poll(self) -> bool:
         return self.run is not None and self.run.done == 5
+
+
+def test_a_checkpoint_that_is_deleted_before_a_stop_is_saved_again_and_one_of_an_earlier_attempt_is_missed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = {"source": "synthetic", "examples": 64, "eval_examples": 0, "shape": [4, 4]}
+    keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
+    spec = TrainSpec.model_validate({"task": "classify", **keys, "checkpoint": {"every": 5}})
+
+    class Deletes(AtFive):
+        def poll(self) -> bool:
+            if (is_at_five := super().poll()) and self.run is not None:
+                self.run.store.wait()
+                shutil.rmtree(tmp_path / "checkpoints")
+            return is_at_five
+
+    stop = Deletes()
+    stop.run = loop_of(spec, Classify(), Place(str(tmp_path), saved=4), stop, Progress(None))  # type: ignore[arg-type]
+    with pytest.raises(Stopped, match="saved step 5"):
+        stop.run.run()
+    assert [path.name for path in (tmp_path / "checkpoints").glob("[0-9]*")] == ["5"]
+    said = capsys.readouterr().out
+    assert "step 4, which this run saved, is gone from" in said and "starts again from step 0" in said
+    assert "step 5 is gone from" in said and "saving it again" in said
 
 
 def test_a_run_that_is_refused_leaves_the_tokenizer_beside_the_checkpoints(

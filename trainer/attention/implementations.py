@@ -32,6 +32,11 @@ class Visible(NamedTuple):
     segments_BL: Array | None = None  # a query sees the keys of its own segment: rows of several examples
     lengths_B: Array | None = None  # no query sees a key at or after this position: rows padded at their end
 
+    def as_keys(self) -> dict[str, Array]:
+        """What is restricted, by the keys of an example."""
+        named = zip(("attention_mask", "segments", "length"), self, strict=True)
+        return {key: array for key, array in named if array is not None}
+
     def pairs_B1LL(self, length: int) -> Array | None:
         """All of it as one boolean mask [B, 1, L or 1, L], whose third axis is 1 where every query sees the same keys;
         None where all see all."""

@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-from jaxlaunch import contract
+from jaxlaunch import contract, regular_files
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError, TrainerError
 
@@ -49,7 +49,7 @@ class Mirror:
             names = remote.names(self._url)
             newest = max((int(log[1] or 0) for name in names if (log := LOG.fullmatch(name))), default=0)
             for name in names:
-                if _is_wanted(name, newest, ranks, is_whole):
+                if not name.startswith(".") and _is_wanted(name, newest, ranks, is_whole):
                     path = self._folder / name
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(remote.filesystem(self._url).cat_file(f"{self._url}/{name}"))
@@ -63,7 +63,7 @@ class Mirror:
             if state == before or not (at_once or now - when >= _pause_s(name, state[1])):
                 continue
             with remote.storage(f"writing {self._url}/{name}", SpecError), contextlib.suppress(FileNotFoundError):
-                with (self._folder / name).open("rb") as file:
+                with open(self._folder / name, "rb", opener=regular_files.opener) as file:
                     source = io.BytesIO(self._joined(file.read())) if name == LINES else file
                     with remote.filesystem(self._url).open(f"{self._url}/{name}", "wb") as target:
                         shutil.copyfileobj(source, target, CHUNK)

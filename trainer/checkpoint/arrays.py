@@ -9,7 +9,9 @@ own, and a count that jumps on one rank can put the agreed stop where that rank 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -27,6 +29,9 @@ from jaxlaunch.trainer.checkpoint.manifest import each, is_remote
 STATE, META = "state", "meta"  # the two items of a step
 TIMEOUT_S = 1200  # Orbax's default for the background part of a save
 Leaf = tuple[tuple[int, ...], str]  # shape and dtype
+# What Orbax's threads log of an error that `wait` raises, each time with its traceback.
+RAISED_LATER = re.compile(r"(\[.*\] )?(_SignalingThread\.run\(\) raised|Failed to run \d+ Handler Commit)")
+logging.getLogger("absl").addFilter(lambda record: not RAISED_LATER.match(record.getMessage()))
 
 
 class Arrays:

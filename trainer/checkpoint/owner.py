@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from etils import epath
@@ -118,8 +119,11 @@ class Claim:
 class Owner:
     """This process's claim on a checkpoint folder, renewed by a thread. A claim is stale after STALE_S seconds."""
 
-    def __init__(self, folder: epath.Path, uid: str, renew_s: float = RENEW_S) -> None:
-        self._path = folder / NAME
+    def __init__(
+        self, folder: epath.Path, uid: str, renew_s: float = RENEW_S, renewed: Callable[[], object] = lambda: None
+    ) -> None:
+        """`renewed` is called by the thread after each renewal, also one that storage refused."""
+        self._path, self._renewed = folder / NAME, renewed
         self._me = Identity.mine(uid)
         self._renew_s = renew_s
         self._released = threading.Event()
@@ -130,7 +134,8 @@ class Owner:
         """Takes the folder; a message about its last owner, or "". Raises CheckpointError when another run owns it."""
         message = self._check_claim(take_over)
         replace(self._path, Claim(self._me, time.time()).to_bytes())
-        self._thread.start()
+        if self._thread.ident is None:  # else an earlier try got as far
+            self._thread.start()
         return message
 
     def _check_claim(self, take_over: bool) -> str:
@@ -185,6 +190,7 @@ class Owner:
             with self._lock:
                 if not self._released.is_set() and not self._renew_once():
                     return
+            self._renewed()
 
     def _renew_once(self) -> bool:
         """Renews the claim; False when the folder was taken over: `check` raises before the loop writes anything."""

@@ -22,6 +22,7 @@ import jax
 from etils import epath
 
 from jaxlaunch.trainer.buckets import faults
+from jaxlaunch.trainer.buckets.again import again
 from jaxlaunch.trainer.checkpoint import arrays, manifest, own_steps, saved_tokenizer
 from jaxlaunch.trainer.checkpoint.arrays import STATE, TIMEOUT_S, Arrays
 from jaxlaunch.trainer.checkpoint.consensus import gather, on_primary
@@ -33,9 +34,9 @@ from jaxlaunch.trainer.errors import CheckpointError, StorageError, TrainerError
 DIGESTS = "jaxlaunch.digests"  # where the processes leave their digests for process 0 to collect
 POST = re.compile(r"[0-9a-f]+\.[0-9]+\.[0-9]+\.json(\.tmp)?")
 ASIDE = re.compile(r"(0|[1-9][0-9]*)\.bad-[0-9]+")  # a step that failed verification
-OF_SPACE = tuple(map(os.strerror, faults.FULL))
-OF_THE_SYSTEM = tuple(map(os.strerror, faults.OF_A_DISK))
+OF_THE_SYSTEM = tuple(map(os.strerror, (*faults.OF_A_DISK, *faults.REFUSED)))
 SHOWN = 3  # damaged files of a step that are named
+UNVERIFIED = "no manifest (killed while saving?), so its files cannot be verified"
 
 T = TypeVar("T")
 Tree = dict[str, Any]
@@ -53,19 +54,21 @@ class Store:
         self._uid = uid
         self._take_over = take_over
         self._note = note if jax.process_index() == 0 else _silent
-        self._owner = Owner(self._folder, uid)
+        self._owner = Owner(self._folder, uid, renewed=self._look)
         self._nonce = ""
         self._arrays = Arrays(self._folder)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         self._committed: int | None = None
+        self._gone: int | None = None  # a committed step that was found to be gone, until that is said
+        self._seen_gone: int | None = None  # the same, for good
 
     def claim(self) -> None:
         """Takes the folder and clears what a killed save left. Raises CheckpointError when another run owns it.
 
         Notes what is named like a step and is another's: it is left.
         """
-        self._nonce, message, left = on_primary(self._claim)
+        self._nonce, message, left = on_primary(lambda: _again(f"claiming {self._folder}", self._claim, OSError))
         if message:
             self._note(message)
         if left:
@@ -74,19 +77,18 @@ class Store:
             )
 
     def _claim(self) -> tuple[str, str, list[str]]:
-        with _storage(f"claiming {self._folder}", OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            message = self._owner.claim(self._take_over)
-            left = own_steps.clear(self._folder)
-            if (posts := self._folder / DIGESTS).is_dir():
-                for post in posts.iterdir():
-                    if POST.fullmatch(post.name):
-                        post.unlink()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        message = self._owner.claim(self._take_over)
+        left = own_steps.clear(self._folder)
+        if (posts := self._folder / DIGESTS).is_dir():
+            for post in posts.iterdir():
+                if POST.fullmatch(post.name):
+                    post.unlink()
         return secrets.token_hex(4), message, left
 
     def check_free(self, is_due: Callable[[int], bool]) -> None:
         """Raises CheckpointError when what is another's has the name of a step that `is_due` to be saved."""
-        taken = on_primary(self._others)
+        taken = on_primary(lambda: self._read(self._others))
         if due := [name for step, name in taken if is_due(step)]:
             raise self._in_the_way(due)
 
@@ -131,20 +133,29 @@ class Store:
 
         `changes` tells of the meta of a step that is another model's how that differs, in words; "" where it cannot.
 
-        Damaged newer steps are noted and renamed. Raises CheckpointError when there are steps and none is usable, or
-        when the state is that of another model; StorageError when storage fails.
+        Damaged newer steps are noted and renamed. A step that Orbax finished, killed before its manifest was written,
+        cannot be verified: it is used where no other can be, and else removed. Raises CheckpointError when there are
+        steps and none is usable, or when the state is that of another model; StorageError when storage fails.
         """
-        steps, foreign = on_primary(self._survey)
+        steps, foreign = on_primary(lambda: self._read(self._survey))
         if foreign:
             self._note(f"{self._folder} holds files that are not checkpoints; they are ignored: {', '.join(foreign)}")
         bad: dict[int, str] = {}
-        for step in sorted(steps, reverse=True):
-            found = self._restore_step(step, abstract, changes)
-            if not isinstance(found, str):
-                on_primary(lambda: self._set_aside(bad, step))  # noqa: B023 (called at once)
+        unverified: list[int] = []
+        ways = [(step, self._verified) for step in sorted(steps, reverse=True)]
+        for step, way in ways:
+            found = way(step, abstract, changes)
+            if found is None:
+                unverified.append(step)
+                ways.append((step, self._adopted))  # when all others have been tried
+            elif isinstance(found, str):
+                bad[step] = found
+            else:
+                unused = {**dict.fromkeys(unverified, UNVERIFIED), **bad}
+                newer = {each: fault for each, fault in unused.items() if each > step}
+                on_primary(lambda: self._set_aside(newer, step))  # noqa: B023 (called at once)
                 self._committed = step
                 return step, *found
-            bad[step] = found
         if bad:
             listed = "; ".join(f"step {step}: {fault}" for step, fault in bad.items())
             raise CheckpointError(
@@ -168,26 +179,34 @@ class Store:
                 foreign.append(f"{child.name}/" if child.is_dir() else child.name)
         return steps, foreign
 
-    def _restore_step(
+    def _verified(
         self, step: int, abstract: Mapping[str, Any], changes: Callable[[Tree], str]
-    ) -> tuple[Tree, Tree] | str:
-        """State and meta of `step`, or a sentence on how it is damaged."""
-        text, fault, extra = on_primary(lambda: self._inspect(step))
+    ) -> tuple[Tree, Tree] | str | None:
+        """State and meta of `step`, or a sentence on how it is damaged; None where it has no manifest to verify it."""
+        text, fault, extra = on_primary(lambda: self._read(lambda: self._inspect(step), step))
         if fault:
             return str(fault)
         if text is None:
-            return self._adopt(step, abstract, changes)
+            return None
         written = Manifest.from_bytes(text.encode())
-        with _storage(f"reading step {step} of {self._folder}"):
-            faults = manifest.find_damage(self._step(step), written, jax.process_index(), jax.process_count())
+        mine = jax.process_index(), jax.process_count()
+        faults = self._read(lambda: manifest.find_damage(self._step(step), written, *mine), step)
         faults = sum(gather(faults), [])
         if faults:
             return _some(faults)
         if extra:
             self._note(f"step {step} holds files that its manifest does not list; they are ignored: {_some(extra)}")
-        with _storage(f"reading step {step} of {self._folder}"):
-            self._refuse_other_model(step, abstract, changes)
-            return self._arrays.load(self._step(step), abstract)
+        return self._read(lambda: self._loaded(step, abstract, changes), step)
+
+    def _loaded(self, step: int, abstract: Mapping[str, Any], changes: Callable[[Tree], str]) -> tuple[Tree, Tree]:
+        self._refuse_other_model(step, abstract, changes)
+        return self._arrays.load(self._step(step), abstract)
+
+    def _read(self, act: Callable[[], T], step: int | None = None) -> T:
+        """What `act` reads of the folder, or of a step, tried again while storage fails. Raises StorageError."""
+        if step is None:
+            return _again(f"reading {self._folder}", act, OSError)
+        return _again(f"reading step {step} of {self._folder}", act)
 
     def _inspect(self, step: int) -> tuple[str | None, str, list[str]]:
         """The manifest's text if there is one, what is wrong without reading the arrays, and files it does not list."""
@@ -213,17 +232,20 @@ class Store:
                 f"step {step} of {self._folder} {told}; change it back, or set checkpoint.path to a new folder"
             )
 
-    def _adopt(self, step: int, abstract: Mapping[str, Any], changes: Callable[[Tree], str]) -> tuple[Tree, Tree] | str:
-        """A step that Orbax finished, killed before its manifest was written: good if it can be restored."""
+    def _adopted(
+        self, step: int, abstract: Mapping[str, Any], changes: Callable[[Tree], str]
+    ) -> tuple[Tree, Tree] | str | None:
+        """The same of a step that Orbax finished, killed before its manifest was written, once it can be restored."""
         folder = self._step(step)
         error, found = "", None
         try:
             self._arrays.probe(folder, jax.process_index(), jax.process_count())
-            self._refuse_other_model(step, abstract, changes)
-            found = self._arrays.load(folder, abstract)
+            found = self._loaded(step, abstract, changes)
         except CheckpointError:
             raise
         except Exception as raised:  # Orbax has no type of its own for what it cannot read
+            if _said_by_the_system(raised):
+                raise StorageError(_sentence(f"reading step {step} of {self._folder}", raised)) from raised
             error = f"no manifest, and it cannot be restored: {first_line(raised)}"
         errors = [error for error in gather(error) if error]
         if errors or found is None:
@@ -233,7 +255,10 @@ class Store:
             mine = manifest.digests(folder, names[jax.process_index() :: jax.process_count()])
         files = _merge(gather(_plain(mine)))
         on_primary(lambda: self._write_manifest(step, files))
-        self._note(f"step {step} had no manifest (killed while saving?); it can be restored, so a manifest was written")
+        self._note(
+            f"step {step} has no manifest (killed while saving?), so its files could not be verified, and no step of "
+            f"{self._folder} can be; it can be restored and is used, and a manifest of it as it is was written"
+        )
         return found
 
     def _set_aside(self, bad: Mapping[int, str], good: int) -> None:
@@ -242,6 +267,11 @@ class Store:
         for step, fault in bad.items():
             if not named[step]:
                 self._note(f"step {step}: {fault}; using step {good} ({step} is left: no run saved it)")
+                continue
+            if fault == UNVERIFIED:
+                left = own_steps.remove(self._step(step))
+                rest = f", except for files that no save wrote: {_some(left)}" if left else ""
+                self._note(f"step {step}: {fault}; using step {good} ({step} was removed{rest})")
                 continue
             aside = next(path for n in range(1, 1000) if not (path := self._folder / f"{step}.bad-{n}").exists())
             own_steps.move(self._step(step), aside)
@@ -261,16 +291,51 @@ class Store:
         with _storage(f"saving step {step} in {self._folder}", OSError):  # a ValueError here is of the arrays' making
             if jax.process_index() == 0:
                 self._owner.check()
+                self._look()
                 if taken := self._taken(step):
                     raise self._in_the_way(taken)
             self._arrays.save(self._step(step), tree, meta)
         self._pending = self._background.submit(self._commit, step, frozenset(besides))
 
     def committed(self) -> int | None:
-        """The newest step that is complete on storage, manifest included. Raises what went wrong in the background."""
+        """The newest step that is complete on storage, manifest included. Raises what went wrong in the background.
+
+        Notes that it is gone again, where that is so.
+        """
         if self._pending is not None and self._pending.done():
             self.wait()
+        gone, self._gone = self._gone, None
+        if gone is not None:
+            self._note(self._tell_gone(gone))
         return self._committed
+
+    def _look(self) -> None:
+        """Looks whether the newest committed step is still there, before a save, and in a thread every few seconds."""
+        step = self._committed
+        if step is None or step == self._seen_gone or not self._is_gone(step):
+            return
+        if step == self._committed:  # else it was rotated
+            self._gone = self._seen_gone = step
+
+    def _is_gone(self, step: int) -> bool:
+        try:
+            return not (self._step(step) / manifest.NAME).exists()
+        except Exception:  # storage is away: a save says so
+            return False
+
+    def _tell_gone(self, step: int) -> str:
+        return (
+            f"step {step} is gone from {self._folder}, which somebody else deleted; training continues, and saves "
+            "again when a save is due"
+        )
+
+    def lost(self, step: int) -> bool:
+        """Whether `step`, which was saved, is gone again, so that it can be saved anew. Every process asks."""
+        self.wait()
+        is_lost = step == self._committed and on_primary(lambda: self._is_gone(step))
+        if is_lost:
+            self._committed = None
+        return is_lost
 
     def wait(self) -> None:
         """Returns when the last save is committed and old steps are deleted. Raises StorageError or CheckpointError."""
@@ -370,13 +435,29 @@ def _storage(doing: str, kind: type[Exception] = Exception) -> Iterator[None]:
     except TrainerError:
         raise
     except Exception as error:
-        said = _said_by_the_system(error)
-        if said:
-            hint = "; free space there, or lower train.checkpoint.keep" if said in OF_SPACE else ""
-            raise StorageError(f"{said}: {doing} failed{hint} ({first_line(error)})") from error
-        if not isinstance(error, kind) and not faults.is_from_store(error):
+        if not _said_by_the_system(error) and not isinstance(error, kind) and not faults.is_from_store(error):
             raise
-        raise StorageError(f"{doing} failed: {first_line(error)}") from error
+        raise StorageError(_sentence(doing, error)) from error
+
+
+def _sentence(doing: str, error: Exception) -> str:
+    """What failed, and why. What the system said is all that there is to know; libraries put names of files before it
+    and places in their code behind it."""
+    said = _said_by_the_system(error)
+    if not said:
+        return f"{doing} failed: {first_line(error)}"
+    hint = "; free space there, or lower train.checkpoint.keep" if faults.is_full(OSError(said)) else ""
+    return f"{said}: {doing} failed{hint}"
+
+
+def _again(doing: str, act: Callable[[], T], kind: type[Exception] = Exception) -> T:
+    """What `act` returns, tried again while it raises what storage does. Raises StorageError."""
+
+    def attempt() -> T:
+        with _storage(doing, kind):
+            return act()
+
+    return again(attempt)
 
 
 def _await(read: Callable[[], T | None], what: str) -> T:

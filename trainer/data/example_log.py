@@ -10,6 +10,8 @@ import json
 import re
 from pathlib import Path
 
+from jaxlaunch import regular_files
+
 
 class Trace:
     """The open file of one process. Raises OSError when the folder cannot be written."""
@@ -25,7 +27,7 @@ class Trace:
                 number = re.fullmatch(r"process-(\d+)\.jsonl", other.name)
                 if number and int(number[1]) >= processes:
                     _drop(other, start_step)
-        self._file = path.open("a", encoding="ascii")
+        self._file = open(path, "a", encoding="ascii", opener=regular_files.opener)
 
     def write(self, step: int, ids: list[int]) -> None:
         """Appends the ids of `step` and hands them to the system: a killed process leaves whole lines."""
@@ -43,7 +45,7 @@ class Trace:
 def _drop(path: Path, start_step: int) -> None:
     """Cuts the file before its first line that is of `start_step` or later, or broken off."""
     kept = 0
-    with path.open("rb+") as file:
+    with open(path, "rb+", opener=regular_files.opener) as file:
         for line in file:
             if not line.endswith(b"\n") or json.loads(line)["step"] >= start_step:
                 break

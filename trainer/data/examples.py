@@ -106,6 +106,16 @@ class Examples:
         self._judge(batch, index_B)
         return batch
 
+    def not_finite(self, index_B: Indexes, position_B: Indexes) -> str | None:
+        """The first of these examples that holds what is no finite number, in a sentence; None where none does."""
+        batch = self._read(index_B, position_B)
+        found = [(*at, key) for key, array in batch.items() if (at := first_not_finite(array)) is not None]
+        if not found:
+            return None
+        row, value, key = min(found, key=lambda each: each[0])
+        position, index = int(position_B[row]), int(index_B[row])
+        return f"{name_of(self._source)}: example {index}, at position {position}, has {key} {value}{self._place()}"
+
     def _read(self, index_B: Indexes, position_B: Indexes) -> Batch:
         if self._cache is None:
             batch = self._allocated(len(index_B))
@@ -161,7 +171,7 @@ class Examples:
             raise
         except Unusable as error:
             raise self._fault(index, str(error)) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise unreadable(self._source, index, error, self._place()) from error
 
     def _drawn(self, index: int, position: int) -> Mapping[str, Any]:
@@ -212,12 +222,23 @@ class Examples:
         )
 
 
+def first_not_finite(array: Array) -> tuple[int, Any] | None:
+    """The first row with a number that is not finite, and that number; None where there is none."""
+    try:
+        wrong = np.argwhere(~np.isfinite(array))
+    except TypeError:  # a dtype of another library that has no such numbers
+        return None
+    if not len(wrong):
+        return None
+    return (int(wrong[0][0]) if array.ndim else 0), array[tuple(wrong[0])]
+
+
 def narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """What an array of this dtype is copied to a device as."""
     return NARROW.get(dtype, dtype)
 
 
-def unreadable(source: Source, index: int, error: Exception, place: str = "") -> DataError | StorageError:
+def unreadable(source: Source, index: int, error: BaseException, place: str = "") -> DataError | StorageError:
     """What ends a run in which `error` was raised for example `index`: whose fault, and where in the user's files.
 
     `place` is said where the error came through none of them; by default it is that of the dataset.

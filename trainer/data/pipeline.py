@@ -70,6 +70,14 @@ class Pipeline:
             batch: Batch = next(batches)
         return batch
 
+    def not_finite(self, step: int) -> str | None:
+        """The first example of `step` that is not finite, in a sentence: of this process's rows, else of all."""
+        for rows in (self._rows, range(self._batch)):
+            position_B = np.arange(rows.start, rows.stop) + step * self._batch
+            if (found := self._examples.not_finite(self._indexes(step, rows), position_B)) is not None:
+                return found
+        return None
+
     def ids(self, step: int) -> list[int]:
         """Source indexes of the rows of `step`, in order."""
         return [int(index) for index in self._indexes(step, self._rows)]

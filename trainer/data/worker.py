@@ -74,7 +74,7 @@ def _item(source: Source, index: int, position: int, how: Draws) -> Item:
             return Item(value, copy.deepcopy(rng), example_rng.state() if how.is_seeded else None)
     except TrainerError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise unreadable(source, index, error) from error
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from jaxlaunch import contract, programs
 from jaxlaunch.contract import Key
+from jaxlaunch.records.journal import finite
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.evaluation.trained import load
-from jaxlaunch.trainer.metrics.progress import finite
 from jaxlaunch.trainer.start.process import print_result
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import pydantic
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError, said
-from jaxlaunch.trainer.huggingface.families import ACTIVATIONS, FAMILIES, LOOKS, SAYING_NOTHING, UNSUPPORTED, Family
+from jaxlaunch.trainer.huggingface import allowed_keys
+from jaxlaunch.trainer.huggingface.families import ACTIVATIONS, FAMILIES, LOOKS, SAYING_NOTHING, Family
 from jaxlaunch.trainer.spec import Model
 
 Config = Mapping[str, Any]
@@ -27,7 +29,6 @@ FLOATS = ("norm_eps", "query_scalar", "score_cap", "logit_cap", "rope_local_thet
 # Keys that stand for another one where they are null: the property that says what is meant.
 MEANT = {"kv_heads": "groups", "hidden": "units", "head_size": "size", "expert_hidden": "expert_units"}
 DERIVED = {*MEANT, "query_scalar", "pattern"}  # where a job says null, it says nothing
-_OF_EXPERTS = {"router_aux_loss_coef", "output_router_logits", "decoder_sparse_step", "mlp_only_layers"}
 _YARN = {"beta_fast": 32.0, "beta_slow": 1.0}
 
 
@@ -37,17 +38,7 @@ def model(config: Config) -> spec.Published:
     if name not in FAMILIES:
         raise SpecError(_of_no_family(name, config))
     family = FAMILIES[name]
-    wrong = [
-        f"{key} is {config[key]}: {what} not supported"
-        for key, (plain, what) in UNSUPPORTED.items()
-        if config.get(key) not in (None, plain)
-    ]
-    wrong += [
-        f"{key} is {config[key]}, and only {wanted} is supported"
-        for key, wanted in family.constant.items()
-        if config.get(key, wanted) != wanted
-    ]
-    if wrong:
+    if wrong := list(allowed_keys.faults(name, family, config)):
         raise SpecError("; ".join(wrong))
     keys = _decoder(name, family, config) if family.kind == "decoder" else _other(family, config)
     for theirs in (theirs for theirs, ours in family.keys.items() if ours == "positions"):
@@ -109,9 +100,7 @@ def config(of: spec.Published) -> dict[str, Any]:
 
 def _of_no_family(name: str, config: Config) -> str:
     """That a config.json is of another architecture, and which of its keys ours do not have."""
-    known = {key for family in FAMILIES.values() for key in (*family.keys, *family.constant, family.activation)}
-    known |= SAYING_NOTHING | {"rope_theta", "rope_scaling", "rope_parameters", "attention_bias", "mlp_bias"}
-    known |= {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"} | _OF_EXPERTS
+    known = SAYING_NOTHING.union(*(allowed_keys.read(*each) for each in FAMILIES.items()))
     more = sorted(key for key, value in config.items() if key not in known and value not in (None, False))
     differ = f"; keys that these do not have: {', '.join(more)}" if more else ""
     return f"model_type is {name}, and only {', '.join(FAMILIES)} are supported{differ}"
@@ -136,12 +125,12 @@ def _count(key: str, value: Any) -> int:
 
 
 def _said(family: Family, error: Mapping[str, Any]) -> str:
-    """What pydantic says of a key of ours, with the name that it has there."""
-    message = said(error)
-    place = [str(part) for part in error["loc"][1:]]
+    """What pydantic says of keys of ours, with the names that they have there."""
+    names = {ours: theirs for theirs, ours in family.keys.items()}
+    names |= {"window": "sliding_window", "dense_layers": "mlp_only_layers"}
+    message, place = said(error), [str(part) for part in error["loc"][1:]]
     if not place:
-        return message
-    names = {ours: theirs for theirs, ours in family.keys.items()} | {"window": "sliding_window"}
+        return re.sub(r"\b(\w+)(?= (=|is|has) )", lambda word: names.get(word[1], word[1]), message)
     return f"{'.'.join([names.get(place[0], place[0]), *place[1:]])} is {json.dumps(error['input'])}: {message}"
 
 
@@ -185,20 +174,23 @@ def _experts(config: Config, keys: Mapping[str, Any]) -> dict[str, Any]:
     if keys["family"] == "qwen3_moe":
         step, only = _count("decoder_sparse_step", config.get("decoder_sparse_step", 1)), config.get("mlp_only_layers")
         dense = {layer for layer in range(keys["layers"]) if (layer + 1) % step}
-        if not isinstance(only or [], list):
+        if not isinstance(only or [], list) or any(type(layer) is not int for layer in only or []):
             raise SpecError(f"mlp_only_layers is {json.dumps(only)}, not a list of layers")
         found["dense_layers"] = sorted(dense | set(only or []))
     return found
 
 
 def _window(family: Family, config: Config, layers: int) -> dict[str, Any]:
-    window = _value(family, config, "sliding_window") if family.window else None
-    if family.window in ("switched", "all_switched") and not config.get("use_sliding_window"):
-        window = None
-    if window is None:
+    if family.window is None:
         return {"window": None, "pattern": None}
-    looks = _listed_looks(config, layers) or _default_looks(family, config, layers)
-    if "window" not in looks:
+    window = _value(family, config, "sliding_window")
+    if "use_sliding_window" in allowed_keys.OF_WINDOWS[family.window] and not config.get("use_sliding_window"):
+        window = None
+    listed = _listed_looks(config, layers) if "layer_types" in allowed_keys.OF_WINDOWS[family.window] else []
+    if window is None and "window" in listed:
+        raise SpecError("layer_types lists sliding_attention, and sliding_window or use_sliding_window says no window")
+    looks = listed or _default_looks(family, config, layers)
+    if window is None or "window" not in looks:
         return {"window": None, "pattern": None}
     period = next(n for n in range(1, layers + 1) if all(looks[i] == looks[i % n] for i in range(layers)))
     return {"window": window, "pattern": looks[:period]}
@@ -209,7 +201,7 @@ def _listed_looks(config: Config, layers: int) -> list[str]:
     kinds = config.get("layer_types") or []
     if not isinstance(kinds, list) or any(kind not in LOOKS for kind in map(str, kinds)):
         raise SpecError(f"layer_types is {json.dumps(kinds)}: of kinds of layers {', '.join(LOOKS)} are supported")
-    if 0 < len(kinds) < layers:
+    if kinds and len(kinds) != layers:
         raise SpecError(f"layer_types has {len(kinds)} layers, num_hidden_layers is {layers}")
     return [LOOKS[kind] for kind in kinds]
 
@@ -223,20 +215,43 @@ def _default_looks(family: Family, config: Config, layers: int) -> list[str]:
         return ["full" if layer < whole else "window" for layer in range(layers)]
     every = 2
     if not family.architecture.startswith("Gemma2"):
-        every = _count("sliding_window_pattern", config.get("sliding_window_pattern") or 6)
+        every = _count("sliding_window_pattern", config.get("sliding_window_pattern", 6))
     return ["window" if (layer + 1) % every else "full" for layer in range(layers)]
 
 
 def _rope(family: Family, config: Config, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary positions, as transformers 4 writes them (rope_theta, rope_scaling) or 5 (rope_parameters)."""
-    name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    given = _block(name, config.get(name))
-    local = _block(f"{name}.sliding_attention", given.get("sliding_attention"))
-    given = _block(f"{name}.full_attention", given.get("full_attention")) or given
-    theta = given.get("rope_theta", _value(family, config, "rope_theta"))
+    of_4 = _rope_of(family, config, "rope_scaling")
+    if not config.get("rope_parameters"):
+        return of_4
+    of_5 = _rope_of(family, config, "rope_parameters")
+    of_both = of_5 if {"rope_theta", "rope_scaling"}.isdisjoint(config) else of_4
+    if any({**keys, **of_both}.get(key) != value for key, value in of_5.items()):
+        raise SpecError(
+            f"rope_parameters is {json.dumps(config['rope_parameters'])}, and rope_theta and rope_scaling say "
+            "otherwise; keep those that the weights were trained with"
+        )
+    return of_5
+
+
+def _rope_of(family: Family, config: Config, name: str) -> dict[str, Any]:
+    """What the block of that name says, with the keys beside it where it leaves out theirs."""
+    given, local = _block(name, config.get(name)), {}
+    if name == "rope_parameters" and "rope_local_base_freq" in family.keys and "full_attention" in given:
+        _only(name, given, {"full_attention", "sliding_attention"})
+        local = _block(f"{name}.sliding_attention", given.get("sliding_attention"))
+        given = _block(f"{name}.full_attention", given["full_attention"])
+    for place, block in ((name, given), (f"{name}.sliding_attention", local)):
+        _only(place, block, allowed_keys.IN_ROPE)
+    theta = given.get("rope_theta", _value(family, config, "rope_theta")) if name == "rope_parameters" else None
+    theta = _value(family, config, "rope_theta") if theta is None else theta
     found = {"rope_theta": _number("rope_theta", theta), "rope_scaling": _scaling(name, given, config)}
-    if "rope_theta" in local and "rope_local_base_freq" in family.keys:
-        found["rope_local_theta"] = _number(f"{name}.sliding_attention.rope_theta", local["rope_theta"])
+    if local:
+        if _scaling(f"{name}.sliding_attention", local, config) is not None:
+            raise SpecError(
+                f"{name}.sliding_attention.rope_type is {local.get('rope_type')}: only default is supported"
+            )
+        found["rope_local_theta"] = _number(f"{name}.sliding_attention.rope_theta", local.get("rope_theta"))
     return found
 
 
@@ -247,21 +262,37 @@ def _block(key: str, value: Any) -> dict[str, Any]:
     return dict(value or {})
 
 
+def _only(name: str, block: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raises SpecError where a block has a key that says something and is not known."""
+    if wrong := [key for key, value in block.items() if key not in known and value is not None]:
+        raise SpecError(f"{name}.{wrong[0]} is {json.dumps(block[wrong[0]])}, a key that is not known here")
+
+
 def _scaling(name: str, given: Mapping[str, Any], config: Config) -> dict[str, Any] | None:
     """Of the block of that name."""
-    kind = given.get("rope_type", given.get("type", "default"))
+    kinds = [given[key] for key in ("rope_type", "type") if key in given]
+    if len(set(map(str, kinds))) > 1:
+        raise SpecError(f"{name}.rope_type is {kinds[0]}, and {name}.type is {kinds[1]}; keep one")
+    if not kinds and given.keys() - {"rope_theta"}:
+        raise SpecError(f"{name} is {json.dumps(given)}, and has no rope_type")
+    kind = kinds[0] if kinds else "default"
     if kind == "default":
         return None
     if kind not in ("llama3", "linear", "yarn"):
-        raise SpecError(f"rope_type is {kind}: of rotary scalings default, linear, llama3 and yarn are supported")
+        raise SpecError(
+            f"{name}.rope_type is {kind}: of rotary scalings default, linear, llama3 and yarn are supported"
+        )
     found: dict[str, Any] = {"kind": kind, "factor": _number(f"{name}.factor", given.get("factor"))}
     original = given.get("original_max_position_embeddings") or config.get("max_position_embeddings")
     if kind == "llama3":
-        factors = [key for key in ("low_freq_factor", "high_freq_factor") if key in given]
-        found |= {key: _number(f"{name}.{key}", given[key]) for key in factors}
+        factors = ("low_freq_factor", "high_freq_factor")
+        found |= {key: _number(f"{name}.{key}", given.get(key)) for key in factors}
+        original = _count(f"{name}.original_max_position_embeddings", given.get("original_max_position_embeddings"))
     if kind == "yarn":
         found |= {key: _number(f"{name}.{key}", given.get(key) or plain) for key, plain in _YARN.items()}
         found |= {"truncate": given.get("truncate", True), "attention_factor": _attention_factor(name, given)}
+        if not isinstance(found["truncate"], bool):
+            raise SpecError(f"{name}.truncate is {json.dumps(found['truncate'])}, not true or false")
     return found if kind == "linear" else found | {"original_length": original}
 
 
@@ -270,7 +301,7 @@ def _attention_factor(name: str, given: Mapping[str, Any]) -> float | None:
     if given.get("attention_factor") is not None:
         return _number(f"{name}.attention_factor", given["attention_factor"])
     if given.get("mscale") and given.get("mscale_all_dim"):
-        log = 0.1 * math.log(max(given["factor"], 1.0))
+        log = 0.1 * math.log(max(_number(f"{name}.factor", given["factor"]), 1.0))
         one, all_dim = (_number(f"{name}.{key}", given[key]) for key in ("mscale", "mscale_all_dim"))
         return (one * log + 1.0) / (all_dim * log + 1.0)
     return None

@@ -23,6 +23,7 @@ class Family:
     absent: Values  # values of keys that their config.json leaves out
     fixed: Values = dataclasses.field(default_factory=dict)  # options of ours that all of its models have
     constant: Values = dataclasses.field(default_factory=dict)  # keys of theirs that have one value with us
+    silent: frozenset[str] = frozenset()  # keys of this family alone that say nothing about what a model computes
     activation: str = "hidden_act"  # their key of it
     window: str | None = None  # how they say which layers have one: all, [all_]switched or layers; None: no layer
     has_biases: bool = False  # whether attention_bias and mlp_bias are theirs
@@ -46,12 +47,17 @@ _ABSENT: Values = {
     "hidden_act": "silu",
     "rope_theta": 10000.0,
 }
-_GEMMA_KEYS: Keys = {**_SIZES, "query_pre_attn_scalar": "query_scalar"}
-_GEMMA_CAPS: Keys = {"attn_logit_softcapping": "score_cap", "final_logit_softcapping": "logit_cap"}
+_QWEN_ABSENT: Values = {"sliding_window": 4096, "num_key_value_heads": 32, "max_position_embeddings": 32768}
+_GEMMA_KEYS: Keys = {
+    **_SIZES,
+    "query_pre_attn_scalar": "query_scalar",
+    "final_logit_softcapping": "logit_cap",
+}
 _GEMMA_ABSENT: Values = {
     **_ABSENT,
     "tie_word_embeddings": True,
     "head_dim": 256,
+    "num_key_value_heads": 4,
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
     "hidden_activation": "gelu_pytorch_tanh",
@@ -60,14 +66,28 @@ _GEMMA: Values = {"norms": "both", "norm_from_one": True, "embedding_scale": Tru
 
 # By model_type. In this order a model that names no family is tried in an export.
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family("LlamaForCausalLM", "decoder", _SIZES, _ABSENT, has_biases=True),
-    "mistral": Family("MistralForCausalLM", "decoder", _SIZES, {**_ABSENT, "sliding_window": 4096}, window="all"),
-    "qwen2": Family("Qwen2ForCausalLM", "decoder", _SIZES, _ABSENT, {"biases": ["qkv"]}, window="switched"),
+    "llama": Family(
+        "LlamaForCausalLM",
+        "decoder",
+        _SIZES,
+        {**_ABSENT, "max_position_embeddings": 2048},
+        has_biases=True,
+    ),
+    "mistral": Family(
+        "MistralForCausalLM",
+        "decoder",
+        _SIZES,
+        {**_ABSENT, "sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072},
+        window="all",
+    ),
+    "qwen2": Family(
+        "Qwen2ForCausalLM", "decoder", _SIZES, {**_ABSENT, **_QWEN_ABSENT}, {"biases": ["qkv"]}, window="switched"
+    ),
     "qwen3": Family(
         "Qwen3ForCausalLM",
         "decoder",
         _SIZES,
-        {**_ABSENT, "head_dim": 128},
+        {**_ABSENT, **_QWEN_ABSENT, "head_dim": 128},
         {"qk_norm": "head"},
         window="switched",
         has_biases=True,
@@ -75,9 +95,15 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(
         "Gemma2ForCausalLM",
         "decoder",
-        {**_GEMMA_KEYS, **_GEMMA_CAPS},
-        {**_GEMMA_ABSENT, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        {**_GEMMA_KEYS, "attn_logit_softcapping": "score_cap"},
+        {
+            **_GEMMA_ABSENT,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "max_position_embeddings": 8192,
+        },
         _GEMMA,
+        silent=frozenset(["hidden_act", "sliding_window_size"]),  # hidden_activation and sliding_window are read
         activation="hidden_activation",
         window="layers",
         has_biases=True,
@@ -85,9 +111,10 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3_text": Family(
         "Gemma3ForCausalLM",
         "decoder",
-        {**_GEMMA_KEYS, **_GEMMA_CAPS, "rope_local_base_freq": "rope_local_theta"},
-        {**_GEMMA_ABSENT, "rope_theta": 1e6, "rope_local_base_freq": 10000.0},
+        {**_GEMMA_KEYS, "rope_local_base_freq": "rope_local_theta"},
+        {**_GEMMA_ABSENT, "rope_theta": 1e6, "rope_local_base_freq": 10000.0, "max_position_embeddings": 131072},
         {**_GEMMA, "qk_norm": "head"},
+        silent=frozenset(["hidden_act", "_sliding_window_pattern"]),  # layer_types has the second
         activation="hidden_activation",
         window="layers",
         has_biases=True,
@@ -96,7 +123,7 @@ FAMILIES: Mapping[str, Family] = {
         "Olmo2ForCausalLM",
         "decoder",
         {theirs: ours for theirs, ours in _SIZES.items() if ours != "head_size"},
-        {**_ABSENT, "rms_norm_eps": 1e-5},
+        {**_ABSENT, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
         {"norms": "after", "qk_norm": "whole"},
         has_biases=True,
     ),
@@ -109,6 +136,7 @@ FAMILIES: Mapping[str, Family] = {
             "rms_norm_eps": 1e-5,
             "rope_theta": 1e6,
             "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
         },
@@ -133,9 +161,11 @@ FAMILIES: Mapping[str, Family] = {
             "moe_intermediate_size": 768,
             "norm_topk_prob": False,
             "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
             "sliding_window": 4096,
         },
         {"qk_norm": "head"},
+        silent=frozenset(["max_window_layers"]),  # every layer has the window
         window="all_switched",
         has_biases=True,
     ),
@@ -153,6 +183,11 @@ FAMILIES: Mapping[str, Family] = {
         },
         {"layer_norm_epsilon": 1e-5, "n_inner": None, "n_positions": 1024},
         constant={"activation_function": "gelu_new", "tie_word_embeddings": True},
+        # What is summarized is a class; the order of two float32 operations.
+        silent=frozenset(
+            "attn_pdrop n_ctx reorder_and_upcast_attn summary_activation summary_first_dropout summary_last_dropout "
+            "summary_proj_to_labels summary_type summary_use_proj".split()
+        ),
     ),
     "vit": Family(
         "ViTForImageClassification",
@@ -169,6 +204,11 @@ FAMILIES: Mapping[str, Family] = {
         },
         {"layer_norm_eps": 1e-12, "image_size": 224, "num_channels": 3, "patch_size": 16},
         constant={"hidden_act": "gelu", "qkv_bias": True},
+        # Of the pooler and the decoder of patches, which a classifier does not have.
+        silent=frozenset(
+            "attention_probs_dropout_prob encoder_stride hidden_dropout_prob num_labels pooler_act pooler_output_size "
+            "tie_word_embeddings".split()
+        ),
     ),
 }
 
@@ -176,21 +216,51 @@ FAMILIES: Mapping[str, Family] = {
 ACTIVATIONS: Keys = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 LOOKS: Keys = {"sliding_attention": "window", "full_attention": "full"}
 
-# Keys that change what a model computes, in any family: the value that changes nothing, and what another one asks for.
-UNSUPPORTED: Mapping[str, tuple[Any, str]] = {
-    "partial_rotary_factor": (1.0, "partial rotary embeddings are"),
-    "quantization_config": (None, "quantized weights are"),
-    "use_bidirectional_attention": (False, "non-causal attention is"),
-    "scale_attn_by_inverse_layer_idx": (False, "attention scores scaled by layer are"),
+# Keys that change what a model computes, in any family that does not read them: the one value that we have.
+UNSUPPORTED: Values = {
+    "add_cross_attention": False,
+    "attn_logit_softcapping": None,
+    "is_causal": True,
+    "is_encoder_decoder": False,
+    "partial_rotary_factor": 1.0,
+    "pruned_heads": {},
+    "quantization_config": None,
+    "rope_interleaved": False,
+    "scale_attn_by_inverse_layer_idx": False,
+    "scale_attn_weights": True,
+    "use_bidirectional_attention": False,
+}
+# What another value of these, or of a family's constants, does.
+DOES: Keys = {
+    "activation_function": "computes another function in each layer",
+    "add_cross_attention": "adds attention to an encoder",
+    "attn_logit_softcapping": "caps attention scores, which transformers 4 does in gemma2 alone",
+    "hidden_act": "computes another function in each layer",
+    "is_causal": "lets a token see those after it",
+    "is_encoder_decoder": "adds an encoder",
+    "partial_rotary_factor": "rotates a part of each head",
+    "pruned_heads": "takes heads out of layers",
+    "qkv_bias": "takes out the biases of query, key and value",
+    "quantization_config": "says that the weights are quantized",
+    "rope_interleaved": "rotates neighbours in place of halves",
+    "router_jitter_noise": "makes what the router sees noisy",
+    "scale_attn_by_inverse_layer_idx": "divides attention scores by the number of the layer",
+    "scale_attn_weights": "leaves attention scores undivided by the root of the head size",
+    "tie_word_embeddings": "gives the head weights of its own",
+    "use_bidirectional_attention": "lets a token see those after it",
 }
 # Keys that say nothing about what a model computes: those that transformers writes for every model, and the like.
 SAYING_NOTHING = frozenset(
-    "_name_or_path architectures attention_dropout auto_map bos_token_id chunk_size_feed_forward "
-    "decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop eos_token_id "
-    "finetuning_task id2label label2id initializer_range is_decoder is_encoder_decoder length_penalty max_length "
-    "max_position_embeddings min_length model_type num_beam_groups num_beams num_return_sequences "
-    "output_attentions output_hidden_states output_scores pad_token_id prefix problem_type pruned_heads "
-    "remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate sep_token_id "
-    "task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype "
-    "torchscript transformers_version typical_p use_bfloat16 use_cache".split()
+    "_attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _name_or_path _num_labels "
+    "architectures attention_dropout attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id "
+    "cache_implementation chunk_size_feed_forward classifier_dropout cross_attention_hidden_size "
+    "decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size "
+    "eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id "
+    "gradient_checkpointing id2label initializer_range is_decoder is_llama_config label2id length_penalty max_length "
+    "max_position_embeddings min_length model_type name_or_path no_repeat_ngram_size num_beam_groups num_beams "
+    "num_labels num_return_sequences output_attentions output_hidden_states output_scores pad_token_id prefix "
+    "pretraining_tp problem_type remove_invalid_values repetition_penalty resid_pdrop return_dict "
+    "return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss "
+    "tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config "
+    "transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache".split()
 )

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.data import example_rng, reader
+from jaxlaunch.trainer.data.examples import first_not_finite
 from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.data.prefetch import Prefetcher
 from jaxlaunch.trainer.data.sources.torch import MapStyle
@@ -112,6 +113,16 @@ class Batches:
         )
         order = {"batch": self.size, "seed": options.seed, "shuffle": options.shuffle}
         self.identity = {"data": source.fingerprint(), **order}
+
+    def not_finite(self, step: int) -> str | None:
+        """What is no finite number in the batch of a step, in a sentence; None where all are."""
+        if self._pipeline is not None:
+            return self._pipeline.not_finite(step)
+        for name, leaf in trees.named(self._first if step == 0 else self._batch(step)).items():
+            if (found := first_not_finite(leaf)) is not None:
+                row = f" in row {found[0]}" if leaf.ndim else ""
+                return f"{self.name}: the batch of step {step} has {name} {found[1]}{row}"
+        return None
 
     def _local(self, step: int) -> Tree:
         """This process's rows of the batch of a step."""

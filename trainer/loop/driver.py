@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from jaxlaunch.contract import Key
+from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.checkpoint.consensus import on_primary
 from jaxlaunch.trainer.checkpoint.reader import BEST
 from jaxlaunch.trainer.checkpoint.store import Store
@@ -45,6 +46,7 @@ class Loop(Generic[S]):
 
     def __init__(self, training: Training[S], place: Place, stop: Stop, report: Progress) -> None:
         self.training, self.settings, self.metrics = training, training.settings, training.metrics
+        self._saved_before = place.saved
         self.stop, self.report = stop, report
         self.store = Store(
             training.folder,
@@ -83,7 +85,8 @@ class Loop(Generic[S]):
             self.report.phase("compile", start)
             flops_per_step = self.training.compile(start)
             self._leave_if_stopped(start, state)
-            state = self._train(start, state, flops_per_step)
+            with faults.training():
+                state = self._train(start, state, flops_per_step)
         return self._finish(state)
 
     def _train(self, start: int, state: S, flops_per_step: float | None) -> S:
@@ -141,6 +144,11 @@ class Loop(Generic[S]):
         found = self.store.restore(training.to_tree(training.abstract), training.difference)
         # A place that another's files take is found now, and not at a save after hours.
         first = 0 if found is None else found[0] + 1
+        if (reached := max(first - 1, 0)) < self._saved_before:
+            training.note(
+                f"step {self._saved_before}, which this run saved, is gone from {training.folder}; training starts "
+                f"again from step {reached}"
+            )
         self.store.check_free(lambda step: step >= first and self._is_due(settings.save_every, step))
         if found is None:
             self.report.phase("compile", 0)  # what makes a new state is compiled, too
@@ -239,9 +247,11 @@ class Loop(Generic[S]):
             if not flags[Key.FINITE][at]:
                 raise self.training.not_finite(step, _of(metrics, at), self.saved)
             if Key.WEIGHT in flags:
-                self.metrics.trained(step, float(flags[Key.WEIGHT][at]))
+                tokens = flags.get(Key.TOKENS)
+                self.metrics.trained(step, float(flags[Key.WEIGHT][at]), 0.0 if tokens is None else float(tokens[at]))
             if Key.SKIPPED in flags and flags[Key.SKIPPED][at]:
-                self.metrics.skipped(step, _of(metrics, at)[Key.LOSS_SCALE])
+                wrong = self.training.wrong_batch(step) if jax.process_index() == 0 else None
+                self.metrics.skipped(step, _of(metrics, at)[Key.LOSS_SCALE], wrong)
             if step % self.settings.log_every == 0 or step == self.settings.steps:
                 share = (step - self._logged) / (span.stop - self._logged)  # the time since is of as many steps
                 self.metrics.interval(step, _of(metrics, at), share)
@@ -267,6 +277,7 @@ class Loop(Generic[S]):
     def _leave(self, done: int, state: S) -> NoReturn:
         """Saves the state if it is new, and raises Stopped. Every rank is at the same step."""
         self.report.phase("save", done)
+        self._forget_if_lost(done)
         saved = max(self.saved, 0)
         is_new, note = done > saved, f"nothing new to save after step {saved}"
         # Where another's files are in the way of this step, the run can go on from an older one: no reason to fail.
@@ -286,9 +297,21 @@ class Loop(Generic[S]):
             why = self.patience.sentence()
             self.training.note(f"stopped early at step {self.done} of {self.settings.steps}: {why}")
         self.profiler.finish(self.done)
+        if self._forget_if_lost(self.done):
+            self._save(self.done, state)
         self._settle(self.done)
         self.report.phase("done", self.done)
         return state
+
+    def _forget_if_lost(self, done: int) -> bool:
+        """Whether the step `done` was saved and somebody deleted it since: it is to be saved anew."""
+        if done != self.saved or not self.store.lost(done):
+            return False
+        self.training.note(
+            f"step {done} is gone from {self.training.folder}, which somebody else deleted: saving it again"
+        )
+        self.saved = -1
+        return True
 
     def _settle(self, done: int) -> None:
         """Waits until every save is committed or failed, and closes store and metrics."""

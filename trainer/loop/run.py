@@ -24,7 +24,7 @@ from jaxlaunch.trainer.loop.user_training import UserTraining
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start import distributed, preflight
 from jaxlaunch.trainer.start.distributed import Stop
-from jaxlaunch.trainer.start.process import exit_code, leave, print_error
+from jaxlaunch.trainer.start.process import exit_code, leave, of_exit, print_error
 
 TOO_LATE = "jax.distributed.initialize() must be called before"  # JAX's words, where a program used JAX before
 
@@ -103,7 +103,7 @@ def _end(error: BaseException, has_stepped: bool, report: Progress) -> NoReturn:
     code, place = exit_code(error, has_stepped=has_stepped), ""
     if not isinstance(error, TrainerError):
         said, place = user_code.told(error)
-        place = f"{said} ({place})" if place else ""
+        place = of_exit(error) or (f"{said} ({place})" if place else "")
     if code != contract.PREEMPTED:
         print_error(error, code)
     report.error(error, code, place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
@@ -115,6 +116,20 @@ class Training(abc.ABC, Generic[S]):
     @abc.abstractmethod
     def programs(self) -> list[str]:
         """The HLO texts of the compiled steps, for a profile."""
+
+    def wrong_batch(self, step: int) -> str | None:
+        """What in the batch of `step`, the first being 1, is no finite number; None: nothing, or it is not known.
+
+        The batch is made again, for nothing looks at those of steps that are good.
+        """
+        with contextlib.suppress(
+            Exception
+        ):  # the data may not be readable any more: the step's error is the one to say
+            return self._wrong_batch(step - 1)
+        return None
+
+    def _wrong_batch(self, number: int) -> str | None:
+        return None
 
     # --- the evaluations ----------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxlaunch.trainer import user_code
+from jaxlaunch.trainer.checkpoint import writable
 from jaxlaunch.trainer.data.prefetch import Prefetcher
 from jaxlaunch.trainer.errors import CheckpointError, DataError, NotFiniteError, SpecError
 from jaxlaunch.trainer.loop.batches import Batches
@@ -20,7 +21,6 @@ from jaxlaunch.trainer.loop.training import Settings, Training
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.parallel import mesh as meshes
-from jaxlaunch.trainer.start import preflight
 
 
 class UserTraining(Training[Named]):
@@ -38,7 +38,7 @@ class UserTraining(Training[Named]):
         self.step = LoopStep(step, self.state, None if self.batches is None else self.batches.abstract, self.mesh)
         if self.batches is not None:
             self.batches.check_repeats()
-        preflight.check_folder(self.folder)
+        writable.check(self.folder)
         self.evaluates = options.evaluate is not None
         self.settings = Settings(
             steps=options.steps,
@@ -114,10 +114,14 @@ class UserTraining(Training[Named]):
         """Which losses were not. The step has replaced the state, so only what was saved before is good."""
         bad = {name: value for name, value in metrics.items() if name.endswith(LOSS) and not np.isfinite(value)}
         said = ", ".join(f"{name} {value:g}" for name, value in bad.items())
+        wrong = self.wrong_batch(step)
+        why = f"Metrics whose names end in {LOSS} must be finite" if wrong is None else f"Its batch is not: {wrong}"
         return NotFiniteError(
-            f"step {step}: {said} of {self.step.name}; nothing after step {max(saved, 0)} is saved. Metrics whose "
-            f"names end in {LOSS} must be finite"
+            f"step {step}: {said} of {self.step.name}; nothing after step {max(saved, 0)} is saved. {why}"
         )
+
+    def _wrong_batch(self, number: int) -> str | None:
+        return None if self.batches is None else self.batches.not_finite(number)
 
     def programs(self) -> list[str]:
         """The HLO text of the compiled step."""

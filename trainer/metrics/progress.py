@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import math
 import platform
 import threading
 import time
@@ -17,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxlaunch import contract
+from jaxlaunch.records.journal import finite
 
 PERIOD_S = 0.1  # between two updates of the same phase
 BURST = 10  # changes of phase that may be sent at once before they too wait for the thread
@@ -148,10 +148,3 @@ class Progress:
 
 def _line(state: tuple[str, int]) -> dict[str, Any]:
     return {"phase": state[0], "step": state[1]}
-
-
-def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with None for every float that is not finite: JSON has no such numbers."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
-    }

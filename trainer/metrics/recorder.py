@@ -25,7 +25,7 @@ from jaxlaunch.trainer.metrics.timer import BOUNDS, StepTimer
 
 CACHE_EVENTS = "/jax/compilation_cache/cache_"  # + hits, misses: the names jax records
 SPEEDS = (Key.EXAMPLES_PER_S, Key.TOKENS_PER_S, Key.TARGETS_PER_S, Key.MFU)
-FLAGS = (Key.FINITE, Key.SKIPPED, Key.WEIGHT)  # of a step, for the loop alone
+FLAGS = (Key.FINITE, Key.SKIPPED, Key.WEIGHT, Key.TOKENS)  # of a step, for the loop alone
 OF_THE_STEP = (Key.GRAD_NORM, Key.LEARNING_RATE, Key.LOSS_SCALE)  # means that are not the task's
 # Prometheus name of each number that is also one of a line of metrics.jsonl.
 GAUGES = {row.key: row.name for row in PROMETHEUS if row.key is not None and row.type == "gauge"}
@@ -43,7 +43,7 @@ class Metrics:
         report: Progress,
         total_steps: int,
         examples_per_step: int,
-        tokens_per_step: int | None = None,
+        has_tokens: bool = False,
         has_targets: bool = True,
         dataset_examples: int | None = None,
         epochs: Callable[[int], Mapping[str, float]] | None = None,
@@ -51,8 +51,8 @@ class Metrics:
         self.timer = StepTimer()
         self._rank, self._run_dir, self._report = rank, run_dir, report
         self._total, self._dataset, self._epochs = total_steps, dataset_examples, epochs
-        self._examples, self._tokens = examples_per_step, tokens_per_step
-        self._has_targets = tokens_per_step is not None and has_targets  # whether the weight of a loss counts them
+        self._examples, self._has_tokens = examples_per_step, has_tokens
+        self._has_targets = has_tokens and has_targets  # whether the weight of a loss counts them
         self._first = 0  # complete steps when the loop began
         self._flops: float | None = None
         self._peak: float | None = None
@@ -61,8 +61,8 @@ class Metrics:
         self._evaluated: dict[str, float] = {}
         self._speeds: dict[str, float | None] = dict.fromkeys(SPEEDS)
         self._skipped = self._empty = 0
-        self._targets = 0.0  # of all steps
-        self._recent: list[float] = []  # targets of each step since the last interval
+        self._targets = self._tokens = 0.0  # of all steps
+        self._recent: list[tuple[float, float]] = []  # tokens and targets of each step since the last interval
         self._saves, self._blocked_s = 0, 0.0
         self._committed: int | None = None
         self._committed_at = time.monotonic()
@@ -112,20 +112,26 @@ class Metrics:
         busy = {part: took.parts[part] / took.seconds for part in ("data", "save")} if took.seconds else {}
         print(interval_line(step, self._total, self._trained, self._speeds, busy), flush=True)
 
-    def trained(self, step: int, weight: float) -> None:
-        """Counts the targets of `step`, the weight of its loss. Of none, a step changed nothing, which is said."""
+    def trained(self, step: int, weight: float, tokens: float = 0.0) -> None:
+        """Counts the tokens of `step` and its targets, the weight of its loss. Without a target a step changes nothing,
+        which is said."""
         self._targets += weight
-        self._recent.append(weight)
+        self._tokens += tokens
+        self._recent.append((tokens, weight))
         if weight == 0:
             self._empty += 1
             if self._rank == 0:
                 print(f"step {step}/{self._total}  empty: its batch has no target, nothing is changed", flush=True)
 
-    def skipped(self, step: int, scale: float) -> None:
-        """Counts `step`, whose gradients overflowed under this loss scale: it changed nothing but the scale."""
+    def skipped(self, step: int, scale: float, wrong: str | None = None) -> None:
+        """Counts `step`, whose gradients overflowed under this loss scale: it changed nothing but the scale.
+
+        `wrong` says what in its batch was not finite, if anything.
+        """
         self._skipped += 1
         if self._rank == 0:
-            print(f"step {step}/{self._total}  skipped: float16 overflowed, loss scale {scale:g} is halved", flush=True)
+            why = "float16 overflowed" if wrong is None else f"its batch is not finite: {wrong}"
+            print(f"step {step}/{self._total}  skipped: {why}; loss scale {scale:g} is halved", flush=True)
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """Records the means over the held-out set after `step` steps, on every process."""
@@ -208,11 +214,12 @@ class Metrics:
 
     def _speeds_at(self, steps_per_s: float) -> dict[str, float | None]:
         """Examples, tokens and FLOPs per second of all ranks together; None for what is not known."""
-        flops, tokens, recent = self._flops, self._tokens, self._recent
+        flops, count = self._flops, len(self._recent)
+        tokens, targets = (sum(each) / count for each in zip(*self._recent, strict=True)) if count else (0.0, 0.0)
         return {
             Key.EXAMPLES_PER_S: self._examples * steps_per_s if self._examples else None,
-            Key.TOKENS_PER_S: None if tokens is None else tokens * steps_per_s,
-            Key.TARGETS_PER_S: sum(recent) / len(recent) * steps_per_s if self._has_targets and recent else None,
+            Key.TOKENS_PER_S: tokens * steps_per_s if self._has_tokens and count else None,
+            Key.TARGETS_PER_S: targets * steps_per_s if self._has_targets and count else None,
             Key.MFU: None if flops is None or self._peak is None else flops * steps_per_s / self._peak,
         }
 
@@ -239,7 +246,7 @@ class Metrics:
             "jaxlaunch_step_seconds": Histogram(BOUNDS, tuple(timer.counts), timer.seconds),
             "jaxlaunch_part_seconds_total": {(part,): seconds for part, seconds in timer.parts().items()},
             "jaxlaunch_examples_total": self._examples * steps,
-            "jaxlaunch_tokens_total": (self._tokens or 0) * steps,
+            "jaxlaunch_tokens_total": self._tokens if self._has_tokens else 0,
             "jaxlaunch_targets_total": self._targets if self._has_targets else 0,
             "jaxlaunch_model_flops_per_step": self._flops,
             "jaxlaunch_skipped_steps_total": self._skipped,
@@ -261,7 +268,7 @@ def interval_line(
 ) -> str:
     """`step 120/600  loss 0.4321  grad 1.23  lr 3.0e-04  12.3k examples/s  mfu 4.2 %  data 1 %  save 0 %`.
 
-    Of tokens: `29.1k tokens/s  1.8k targets/s`, all of them and those that are predicted and count.
+    Of tokens: `29.1k tokens/s  1.8k targets/s`, those that are read and those that are predicted and count.
     """
     words = [f"step {step}/{total}", _formatted(trained)]
     tokens, examples, mfu = (speeds.get(key) for key in (Key.TOKENS_PER_S, Key.EXAMPLES_PER_S, Key.MFU))

@@ -18,10 +18,10 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.attention import implementations
+from jaxlaunch.trainer.attention import implementations, padding
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models import stack
-from jaxlaunch.trainer.models.experts import Experts, Mixture, Routed, real_tokens
+from jaxlaunch.trainer.models.experts import Experts, Mixture, Routed
 from jaxlaunch.trainer.models.language_model import Features, LanguageModel
 from jaxlaunch.trainer.models.layers import RMSNorm, bias, gelu, product, rope, split, weight, whole
 from jaxlaunch.trainer.models.options import DEFAULTS, ModelOptions
@@ -195,13 +195,17 @@ class Decoder(LanguageModel):
             )
         return self.read(tokens_BL, keys).x_BLD
 
-    def read(self, tokens_BL: Array, keys: implementations.Keys = None) -> Features:
-        """The features, and what the routers add to the loss and say of where tokens went."""
+    def read(self, tokens_BL: Array, keys: implementations.Keys = None, real_BL: Array | None = None) -> Features:
+        """The features, and what the routers add to the loss and say of where tokens went: of those that `real_BL` says
+        are text, by default those that `keys` does."""
         x_BLD = self.stream(tokens_BL)
         if self.mixture is None:
             x_BLD = stack.run(self._turns(self.spans[0]), self.blocks, x_BLD, keys, scanned=self.scanned)
             return Features(whole(self.norm(x_BLD)))
-        real_BL = real_tokens(keys, tokens_BL.shape)
+        if real_BL is None:
+            said = implementations.visible(keys).as_keys()
+            real_BL = padding.real_tokens({"tokens": tokens_BL, **said})
+        real_BL = real_BL.astype(jnp.float32)
         carry: Any = x_BLD, Routed.none(self.mixture)
         for span in self.spans:
             layers = stack.part(getattr(self, span.stack), span.start, span.stop)

@@ -22,7 +22,6 @@ from jax.sharding import PartitionSpec
 
 from jaxlaunch.contract import BATCH_AXES
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.attention.implementations import Keys, visible
 from jaxlaunch.trainer.models.layers import product, weight
 from jaxlaunch.trainer.numerics import flops
 from jaxlaunch.trainer.parallel import dispatch
@@ -118,16 +117,6 @@ class Routed(NamedTuple):
             found["expert_left_out"] = jax.lax.stop_gradient(self.left_out_S.sum()) / (rows * each)
         listed = range(experts) if experts <= LISTED else ()
         return found | {f"expert_load/{number}": load_E[number] for number in listed}
-
-
-def real_tokens(keys: Keys, shape: tuple[int, ...]) -> Array:
-    """1 for each token that is no padding, [B, L], float32."""
-    seen, real_BL = visible(keys), jnp.ones(shape, bool)
-    if seen.mask_BL is not None:
-        real_BL &= seen.mask_BL != 0
-    if seen.lengths_B is not None:
-        real_BL &= jnp.arange(shape[1])[None, :] < seen.lengths_B[:, None]
-    return real_BL.astype(jnp.float32)
 
 
 class Experts(nnx.Module):

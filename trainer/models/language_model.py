@@ -46,8 +46,9 @@ class LanguageModel(nnx.Module):
         """The normalized stream x_BLD, of which the logits are a product with the head."""
         raise NotImplementedError
 
-    def read(self, tokens_BL: Array, keys: Keys = None) -> Features:
-        """The features, and what the loss adds and reports beside the logits."""
+    def read(self, tokens_BL: Array, keys: Keys = None, real_BL: Array | None = None) -> Features:
+        """The features, and what the loss adds and reports beside the logits, of the tokens that `real_BL` says are
+        text."""
         return Features(self.features(tokens_BL, keys))
 
     def stream(self, tokens_BL: Array, places_BL: Array | None = None) -> Array:

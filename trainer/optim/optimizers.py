@@ -13,11 +13,10 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
-from optax.contrib import MuonDimensionNumbers
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.optim import groups, schedules, user_optimizers
+from jaxlaunch.trainer.optim import groups, muon, schedule_free, schedules, user_optimizers
 from jaxlaunch.trainer.optim.groups import Axes, Named
 from jaxlaunch.trainer.spec.optimizer import SCHEDULE_FREE, Link, is_own
 
@@ -78,7 +77,7 @@ def _decays(optimizer: spec.Optimizer, name: str, leaf: Any, axes: Axes) -> bool
     if not (decay or any(is_own(link.name) and user_optimizers.decays(link, decay) for link in links)):
         return False
     of_muon = any(link.name == "muon" for link in links)
-    return muon_axes(name, leaf, axes) is not None if of_muon else groups.is_matrix(name, leaf, axes)
+    return muon.muon_axes(name, leaf, axes) is not None if of_muon else groups.is_matrix(name, leaf, axes)
 
 
 def _scaled(rate: optax.Schedule, factor: float) -> optax.Schedule:
@@ -108,7 +107,7 @@ def _link(
     if is_own(link.name):
         return user_optimizers.transformation(link, rate, decay, mask)
     if link.name == "muon":
-        return _muon(rate, decay or 0.0, mask, axes, link.options())
+        return muon.muon(rate, decay or 0.0, mask, axes, link.options())
     return MAKERS[link.name](rate, decay or 0.0, mask, link.options())
 
 
@@ -146,34 +145,6 @@ def _adafactor(rate: optax.Schedule, decay: float, mask: Mask, options: Options)
     )
 
 
-def _schedule_free(rate: optax.Schedule, decay: float, mask: Mask, options: Options) -> optax.GradientTransformation:
-    """Defazio et al. 2024; optax's schedule_free_adamw, which knows no mask and no warm-up but its own."""
-    adam = optax.chain(
-        optax.scale_by_rms(decay=options["b2"], eps=options["eps"], eps_in_sqrt=False, bias_correction=True),
-        optax.add_decayed_weights(decay, mask),
-        optax.scale_by_learning_rate(rate),
-    )
-    return optax.contrib.schedule_free(adam, learning_rate=rate, b1=options["b1"])
-
-
-def _muon(rate: optax.Schedule, decay: float, mask: Mask, axes: Axes, options: Options) -> optax.GradientTransformation:
-    """Jordan 2024. Adam has what is no matrix between two layers; of matrices only those that Muon has decay."""
-    return optax.contrib.muon(
-        rate,
-        ns_steps=options["ns_steps"],
-        beta=options["beta"],
-        eps=options["eps"],
-        consistent_rms=options["consistent_rms"],
-        adam_b1=options["b1"],
-        adam_b2=options["b2"],
-        weight_decay=decay,
-        adam_weight_decay=decay if mask is None else 0.0,
-        muon_weight_dimension_numbers=lambda params: {
-            name: muon_axes(name, leaf, axes) for name, leaf in params.items()
-        },
-    )
-
-
 # Loshchilov and Hutter 2019, algorithm 2 (adamw); Chen et al. 2023, algorithm 2 (lion); You et al. 2020 (lamb).
 # torch's sgd and adam are the same.
 MAKERS: Mapping[str, Callable[[optax.Schedule, float, Mask, Options], optax.GradientTransformation]] = {
@@ -183,31 +154,8 @@ MAKERS: Mapping[str, Callable[[optax.Schedule, float, Mask, Options], optax.Grad
     "lion": partial(_decoupled, optax.lion),
     "lamb": partial(_decoupled, optax.lamb),
     "adafactor": _adafactor,
-    SCHEDULE_FREE: _schedule_free,
+    SCHEDULE_FREE: schedule_free.schedule_free,
 }
-
-
-def muon_axes(name: str, leaf: Any, axes: Axes) -> MuonDimensionNumbers | None:
-    """Which axes of a parameter Muon sums over and which it gives; None: Adam has it.
-
-    Layers that are stacked, and experts, are orthogonalized one by one, and so are query, key and value of one tensor.
-    Embeddings, positions and heads (axes `vocab`, `classes`) are Adam's, as Jordan advises.
-    """
-    own_axes = axes.get(name)
-    if isinstance(leaf, optax.MaskedNode) or not groups.is_matrix(name, leaf, axes):
-        return None
-    if own_axes is None:
-        return MuonDimensionNumbers(0, 1) if leaf.ndim == 2 else None
-    first = leaf.ndim - len(own_axes)
-    if {"vocab", "classes"}.intersection(own_axes) or own_axes == (None, "embed"):
-        return None
-    if len(own_axes) == 2:
-        return MuonDimensionNumbers(first, first + 1)
-    used = [at for at, axis in enumerate(own_axes, first) if axis is not None and not axis.startswith("expert")]
-    if len(used) < 2:
-        return None
-    cut = 1 if own_axes[used[0] - first] in ("embed", "rank") else -1
-    return MuonDimensionNumbers(tuple(used[:cut]), tuple(used[cut:]))
 
 
 def _in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -245,23 +193,6 @@ def with_schedule_counts(opt: PyTree, after: PyTree, when: jax.Array | bool = Tr
         return jax.tree.map(partial(jnp.where, when), new, old) if is_schedule(old) else old
 
     return jax.tree.map(counted, opt, after, is_leaf=is_schedule)
-
-
-def averaged(opt: PyTree, params: Named) -> Named | None:
-    """The parameters that schedule-free evaluates, where `opt` is its state; None where no part of it is.
-
-    x = (y - (1 - b1) z) / b1 of the parameters y that are trained; the others are as they are. `opt` may hold one of
-    optax's own states, of a transformation of the user's or of a group.
-    """
-    found = [each for each in jax.tree.leaves(opt, is_leaf=_is_free) if _is_free(each)]
-    if not found:
-        return None
-    of_free = [optax.contrib.schedule_free_eval_params(each, {name: params[name] for name in each.z}) for each in found]
-    return {**params, **{name: leaf for part in of_free for name, leaf in part.items()}}
-
-
-def _is_free(state: Any) -> bool:
-    return isinstance(state, optax.contrib.ScheduleFreeState)
 
 
 def ema_init(params: PyTree) -> PyTree:

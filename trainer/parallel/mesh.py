@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError, said
 
 Grid = np.ndarray[Any, Any]  # of devices, [dp, fsdp, ep, mp]
+Across = tuple[int, ...]  # how often each axis spans slices
 
 
 def build(
@@ -25,26 +26,63 @@ def build(
 ) -> jax.sharding.Mesh:
     """The mesh of the spec; across slices, the dcn part of an axis is outermost.
 
-    On TPU the axes follow the torus, mp first. Elsewhere each process's devices are adjacent. `note` gets a sentence
-    where a torus could not be followed. Axis types are Auto: `jax.make_mesh` defaults to Explicit, under which a ported
-    model does not trace. Raises SpecError when the axes do not multiply to the devices.
+    On TPU the axes follow the torus, mp first. Elsewhere each process's devices are adjacent. Without dcn, axes are
+    divided over the slices, the outermost as far as they go; `note` gets a sentence about that, and where a torus could
+    not be followed. Axis types are Auto: `jax.make_mesh` defaults to Explicit, under which a ported model does not
+    trace. Raises SpecError when the axes do not multiply to the devices.
     """
     given = list(jax.devices() if devices is None else devices)
     try:
         sizes = mesh.resolve(len(given))
     except ValueError as error:
         raise SpecError(f"train.mesh: {error}") from None
-    across = [mesh.dcn.get(axis, 1) for axis in ("dp", "fsdp", "ep", "mp")]
+    across: Across = tuple(mesh.dcn.get(axis, 1) for axis in MESH_AXES)  # type: ignore[call-overload]
     for axis, size, count in zip(MESH_AXES, sizes, across, strict=True):
         if size % count:
             raise SpecError(f"train.mesh.dcn: {axis} = {count} does not divide {axis} = {size}")
-    inside = [size // count for size, count in zip(sizes, across, strict=True)]
-    grid = _on_torus(given, inside, across, note) if getattr(given[0], "platform", None) == "tpu" else None
-    if grid is None:
-        near = np.array(sorted(given, key=_place))
-        pairs = zip(range(len(sizes)), range(len(sizes), 2 * len(sizes)), strict=True)  # an axis's dcn part, its rest
-        grid = near.reshape(*across, *inside).transpose(*itertools.chain.from_iterable(pairs)).reshape(sizes)
+    # What JAX calls a slice of GPUs is a host, along which processes lie anyway.
+    slices = len({_slice(device) for device in given}) if getattr(given[0], "platform", None) == "tpu" else 1
+    ways = [across] if mesh.dcn or slices == 1 else list(_divided(sizes, slices))
+    across, grid = _laid_out(given, sizes, ways, note)
+    if not mesh.dcn and slices > 1:
+        parts = ", ".join(f"{axis}: {count}" for axis, count in zip(MESH_AXES, across, strict=True) if count > 1)
+        note(f"train.mesh has no dcn: its axes are divided over the {slices} slices as dcn: {{{parts}}} says")
     return jax.sharding.Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def _divided(sizes: Sequence[int], slices: int) -> Iterator[Across]:
+    """The ways to divide axes over slices, those first that divide the outermost axes most: they exchange the least."""
+    if not sizes:
+        if slices == 1:
+            yield ()
+        return
+    for count in range(math.gcd(sizes[0], slices), 0, -1):
+        if sizes[0] % count == 0 and slices % count == 0:
+            yield from ((count, *rest) for rest in _divided(sizes[1:], slices // count))
+
+
+def _laid_out(
+    devices: list[jax.Device], sizes: Sequence[int], ways: Sequence[Across], note: Callable[[str], None]
+) -> tuple[Across, Grid]:
+    """The first way to divide axes over slices whose parts follow the torus, and the devices by it; else the first way,
+    with the devices in the order of their slices and processes."""
+    if getattr(devices[0], "platform", None) == "tpu":
+        reasons: list[str] = []
+        for across in ways:
+            grid = _on_torus(devices, _inside(sizes, across), across, reasons.append)
+            if grid is not None:
+                return across, grid
+        note(reasons[0])
+    across = ways[0]
+    near = np.array(sorted(devices, key=_place))
+    pairs = zip(range(len(sizes)), range(len(sizes), 2 * len(sizes)), strict=True)  # an axis's dcn part, its rest
+    order = itertools.chain.from_iterable(pairs)
+    return across, near.reshape(*across, *_inside(sizes, across)).transpose(*order).reshape(sizes)
+
+
+def _inside(sizes: Sequence[int], across: Sequence[int]) -> list[int]:
+    """The part of each axis in a slice."""
+    return [size // count for size, count in zip(sizes, across, strict=True)]
 
 
 def asked(mesh: Mapping[str, int] | spec.Mesh | jax.sharding.Mesh) -> jax.sharding.Mesh:
@@ -74,11 +112,9 @@ def _on_torus(
 ) -> Grid | None:
     """The devices of TPU slices, each axis along neighbours of the torus; None where JAX finds no such assignment.
 
-    Without dcn the outermost axis spans the slices. Physical axes are split only where no other assignment exists.
+    Physical axes are split only where no other assignment exists.
     """
     slices = len({_slice(device) for device in devices})
-    if slices > 1 and math.prod(across) == 1 and inside[0] % slices == 0:
-        inside, across = [inside[0] // slices, *inside[1:]], [slices, *across[1:]]
     granules = math.prod(across)
     of_processes = granules != slices and granules == len({device.process_index for device in devices})
     reason = ""

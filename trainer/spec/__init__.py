@@ -1,6 +1,6 @@
 """The train block of job.yaml: its keys, their types and defaults, a file for each block. Never imports jax."""
 
-from jaxlaunch.trainer.spec.block import STORES, Block, Natural, Place, Positive
+from jaxlaunch.trainer.spec.block import Block, Few, Natural, Place, Positive, at_most, in_bucket
 from jaxlaunch.trainer.spec.checkpoint import Best, Checkpoint
 from jaxlaunch.trainer.spec.data import ArrayRecord, Data, Mixture, Part, Source, Synthetic, Text, Tfds, Torch
 from jaxlaunch.trainer.spec.evaluation import EVAL, Eval, Samples, StopEarly, Watched
@@ -11,9 +11,10 @@ from jaxlaunch.trainer.spec.model import GPT2, MLP, CustomModel, Decoder, Model,
 from jaxlaunch.trainer.spec.optimizer import OPTIMIZERS, Optimizer, Schedule
 from jaxlaunch.trainer.spec.precision import Policy, Precision, Remat
 from jaxlaunch.trainer.spec.tasks import CLASSIFY, DPO, LM, TASK_DEFAULTS, TASKS, over_task, task_name, with_defaults
-from jaxlaunch.trainer.spec.train import DEFAULT_STEPS, OnNonfinite, Profile, TrainSpec
+from jaxlaunch.trainer.spec.train import AUTO, DEFAULT_STEPS, OnNonfinite, Profile, TrainSpec
 
 __all__ = [
+    "AUTO",
     "ArrayRecord",
     "Best",
     "Block",
@@ -27,6 +28,7 @@ __all__ = [
     "Dpo",
     "EVAL",
     "Eval",
+    "Few",
     "GPT2",
     "LM",
     "Lora",
@@ -48,7 +50,6 @@ __all__ = [
     "Published",
     "Remat",
     "RopeScaling",
-    "STORES",
     "Samples",
     "Schedule",
     "Source",
@@ -62,6 +63,8 @@ __all__ = [
     "TrainSpec",
     "ViT",
     "Watched",
+    "at_most",
+    "in_bucket",
     "over_task",
     "said",
     "task_name",

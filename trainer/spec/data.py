@@ -7,7 +7,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from jaxlaunch.trainer.spec.block import STORES, Block, Fraction, Natural, Positive, Seed, Weight
+from jaxlaunch.trainer.spec import buckets
+from jaxlaunch.trainer.spec.block import (
+    COUNTED,
+    Block,
+    Few,
+    Fraction,
+    Ids,
+    Many,
+    Natural,
+    Positive,
+    Seed,
+    Weight,
+    at_most,
+    in_bucket,
+)
 
 MOST_WORKERS = 256  # processes that read for one process of a run; more than this is a typing error
 
@@ -17,8 +31,8 @@ class Source(Block):
 
     shuffle: bool = Field(True, description="a new order every epoch, drawn from the seed")
     trace: bool = Field(False, description="write the example ids of every step to the run folder")
-    prefetch: Natural = Field(2, description="batches read ahead")
-    threads: Positive = Field(4, description="threads per process that read examples")
+    prefetch: Annotated[int, Field(ge=0), at_most(2**10)] = Field(2, description="batches read ahead")
+    threads: Few = Field(4, description="threads per process that read examples")
     deterministic: bool | None = Field(
         None,
         description="whether an example is the same each time it is read; default: false for a dataset or a task of "
@@ -31,11 +45,13 @@ def _readable(path: str | list[str] | None) -> str | list[str] | None:
     if path is not None and not path:
         raise ValueError("names no file")
     for each in [path] if isinstance(path, str) else path or []:
-        scheme, found, place = each.partition("://")
-        if found and scheme not in (*STORES, "stdlib"):
+        scheme, is_url, place = each.partition("://")
+        if is_url and scheme.lower() not in (*buckets.STORES, "stdlib"):
             raise ValueError(f"holds {each}, which cannot be read: folders, gs:// and s3:// can")
-        if not each or (scheme in STORES and found and not place.partition("/")[0]):
+        if not each or (is_url and scheme != "stdlib" and not place.partition("/")[0]):
             raise ValueError(f"holds {each!r}, which names no {'bucket' if each else 'file'}")
+        if (wrong := buckets.fault(each)) is not None:
+            raise ValueError(f"holds {each}, which {wrong}")
     return path
 
 
@@ -43,9 +59,9 @@ def _one_readable(path: str) -> str:
     """Raises ValueError for an empty name, and for a URL of a store that cannot be read."""
     if not path:
         raise ValueError("is empty: name bytes, or a folder or file of a tokenizer.json")
-    if "://" in path and path.partition("://")[0] not in STORES:
+    if "://" in path and path.partition("://")[0].lower() not in buckets.STORES:
         raise ValueError(f"is {path}, which cannot be read: folders, gs:// and s3:// can")
-    return path
+    return in_bucket(path)
 
 
 def _mounted(path: str | None) -> str | None:
@@ -311,8 +327,15 @@ class Synthetic(Source):
     source: Literal["synthetic"] = Field(description="this source")
     examples: Positive = Field(4096, description="of an epoch")
     eval_examples: Natural = Field(512, description="of an evaluation")
-    shape: list[Positive] | None = Field(None, description="of an image; default [28, 28]")
-    classes: Positive = Field(10, description="of an image: labels are 0 to classes - 1")
+    shape: list[Many] | None = Field(None, description="of an image; default [28, 28]")
+    classes: Ids = Field(10, description="of an image: labels are 0 to classes - 1")
+
+    @field_validator("shape")
+    @classmethod
+    def _is_counted(cls, shape: list[int] | None) -> list[int] | None:
+        if shape is not None and math.prod(shape) > COUNTED:
+            raise ValueError(f"is of {math.prod(shape)} numbers, and a device counts to {COUNTED}")
+        return shape
 
 
 Data = Annotated[Tfds | ArrayRecord | Text | Mixture | Torch | Synthetic, Field(discriminator="source")]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from jaxlaunch.trainer.spec.block import Block, Natural, Positive, Weight
+from jaxlaunch.trainer.spec.block import Block, Natural, Positive, Weight, Wide
 
 EVAL = "eval/"  # before the name of a metric that an evaluation gives
 FALLING = ("loss", "bits_per_byte")  # ends of the names of metrics that are known to be better when smaller
@@ -27,7 +27,7 @@ class Samples(Block):
     prompts: Annotated[list[str | list[Natural]], Field(min_length=1)] = Field(
         description="texts, or token ids where the data has no tokenizer"
     )
-    max_tokens: Positive = Field(64, description="tokens of a sample")
+    max_tokens: Wide = Field(64, description="tokens of a sample")
     temperature: Weight = Field(0.0, description="0: greedy")
 
 

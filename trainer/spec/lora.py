@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from jaxlaunch.trainer.spec.block import Block, Fraction, Place, Positive, Rate
+from jaxlaunch.trainer.spec.block import Block, Fraction, Many, Place, Rate
 
 
 class Lora(Block):
@@ -23,7 +23,7 @@ class Lora(Block):
     init_from: Place | None = Field(
         None, description="a peft folder or URL to start from: it sets rank, alpha, targets and rslora"
     )
-    rank: Positive = Field(16, description="columns of an adapter's first matrix, rows of its second")
+    rank: Many = Field(16, description="columns of an adapter's first matrix, rows of its second")
     alpha: Rate = Field(32.0, description="the adapter's output is multiplied by alpha / rank")
     targets: Annotated[list[str], Field(min_length=1)] = Field(
         ["q", "v"],

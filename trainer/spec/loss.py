@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from jaxlaunch.trainer.spec.block import Block, Fraction, Positive, Weight
+from jaxlaunch.trainer.spec.block import Block, Fraction, Many, Weight
 
 
 class Dpo(Block):
@@ -46,7 +46,7 @@ class Loss(Block):
     ```
     """
 
-    chunks: Literal["auto"] | Positive = Field(
+    chunks: Literal["auto"] | Many = Field(
         "auto", description="tokens: sequence chunks for chunked cross-entropy; must divide length"
     )
     z: Weight = Field(0.0, description="weight of the z-loss (squared log of the softmax normalizer), such as 1e-4")

@@ -27,7 +27,9 @@ class Mesh(Block):
     fsdp: int = Field(1, description="the batch and the state are split")
     ep: int = Field(1, description="the batch and the experts of a mixture are split")
     mp: int = Field(1, description="model parallel: weights and activations are split")
-    dcn: dict[Literal["dp", "fsdp", "ep", "mp"], Positive] = Field({}, description="how often an axis spans slices")
+    dcn: dict[Literal["dp", "fsdp", "ep", "mp"], Positive] = Field(
+        {}, description="how often an axis spans slices; left out: the outermost axes, as far as they divide"
+    )
 
     @model_validator(mode="after")
     def _axes(self) -> Mesh:

@@ -7,7 +7,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from jaxlaunch.trainer.spec.block import Block, Fraction, Natural, Place, Positive, Rate, Weight
+from jaxlaunch.trainer.spec.block import (
+    Block,
+    Fraction,
+    Ids,
+    Many,
+    Natural,
+    Place,
+    Rate,
+    Tokens,
+    Weight,
+    Wide,
+    at_most,
+)
 from jaxlaunch.trainer.spec.presets import PRESETS
 
 
@@ -48,9 +60,9 @@ class MLP(Block):
     """
 
     kind: Literal["mlp"] = Field("mlp", description="this model")
-    layers: Positive = Field(2, description="hidden layers")
-    width: Positive = Field(512, description="units of a hidden layer")
-    classes: Positive = Field(10, description="labels are 0 to classes - 1")
+    layers: Many = Field(2, description="hidden layers")
+    width: Wide = Field(512, description="units of a hidden layer")
+    classes: Ids = Field(10, description="labels are 0 to classes - 1")
 
 
 class RopeScaling(Block):
@@ -70,7 +82,7 @@ class RopeScaling(Block):
         "llama3", description="how frequencies are scaled: llama3 and yarn only the low ones, linear all"
     )
     factor: Rate = Field(description="frequencies are divided by it")
-    original_length: Positive | None = Field(
+    original_length: Tokens | None = Field(
         None, description="context length before scaling, in tokens; not with linear"
     )
     low_freq_factor: Rate = Field(
@@ -169,14 +181,14 @@ class Decoder(Published):
     family: (
         Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "mixtral", "qwen3_moe"] | None
     ) = Field(None, description="model family that an export is written as; default the first that supports these keys")
-    layers: Positive = Field(4, description="transformer blocks")
-    width: Positive = Field(256, description="size of the residual stream")
-    heads: Positive = Field(4, description="query heads; must divide width, unless head_size is given")
-    kv_heads: Positive | None = Field(None, description="key and value heads; default heads; must divide heads")
-    hidden: Positive | None = Field(None, description="units of the MLP; default 8/3 of width, rounded up to 64")
-    vocab: Positive = Field(256, description="token ids are 0 to vocab - 1; 256 for bytes")
-    length: Positive = Field(256, description="tokens of an example")
-    positions: Positive | None = Field(
+    layers: Many = Field(4, description="transformer blocks")
+    width: Wide = Field(256, description="size of the residual stream")
+    heads: Many = Field(4, description="query heads; must divide width, unless head_size is given")
+    kv_heads: Many | None = Field(None, description="key and value heads; default heads; must divide heads")
+    hidden: Wide | None = Field(None, description="units of the MLP; default 8/3 of width, rounded up to 64")
+    vocab: Ids = Field(256, description="token ids are 0 to vocab - 1; 256 for bytes")
+    length: Tokens = Field(256, description="tokens of an example")
+    positions: Tokens | None = Field(
         None, description="longest sequence that an export states for the model, in tokens; default length"
     )
     rope_theta: Rate = Field(10000.0, description="base of the rotary position angles")
@@ -185,7 +197,7 @@ class Decoder(Published):
     )
     norm_eps: Rate = Field(1e-5, description="added to the mean square in RMSNorm")
     tied: bool = Field(False, description="the output matrix is the embedding")
-    head_size: Positive | None = Field(None, description="channels of a head; default width / heads")
+    head_size: Many | None = Field(None, description="channels of a head; default width / heads")
     biases: list[Literal["qkv", "out", "mlp"]] = Field(
         [], description="linear layers with a bias: queries, keys and values; attention's output; the MLP"
     )
@@ -205,7 +217,7 @@ class Decoder(Published):
         None, description="soft cap of attention scores: cap × tanh(score / cap); null: none"
     )
     logit_cap: Rate | None = Field(None, description="the same for the logits")
-    window: Positive | None = Field(
+    window: Tokens | None = Field(
         None, description="sliding window: tokens that a position attends to, including itself; null: no window"
     )
     pattern: Annotated[list[Look], Field(min_length=1)] | None = Field(
@@ -214,11 +226,11 @@ class Decoder(Published):
     rope_local_theta: Rate | None = Field(
         None, description="rope_theta of the layers with a window, to which rope_scaling then does not apply"
     )
-    experts: Annotated[int, Field(ge=2)] | None = Field(
+    experts: Annotated[int, Field(ge=2), at_most(2**16)] | None = Field(
         None, description="experts (MLPs) of a layer, of which a router picks some for each token; null: one MLP"
     )
-    experts_per_token: Positive = Field(2, description="how many experts a token goes to (top-k)")
-    expert_hidden: Positive | None = Field(None, description="units of an expert; default hidden")
+    experts_per_token: Many = Field(2, description="how many experts a token goes to (top-k)")
+    expert_hidden: Wide | None = Field(None, description="units of an expert; default hidden")
     experts_normalized: bool = Field(True, description="normalize a token's top-k router probabilities to sum to 1")
     dense_layers: list[Natural] = Field([], description="layers, from 0, with one dense MLP instead of experts")
     balance: Weight = Field(
@@ -321,13 +333,13 @@ class GPT2(Published):
     preset: Literal["gpt2-124m", "gpt2-355m", "gpt2-774m", "gpt2-1.5b"] | None = Field(
         None, description="a preset of sizes by name; keys given here override it"
     )
-    layers: Positive = Field(4, description="transformer blocks")
-    width: Positive = Field(256, description="size of the residual stream")
-    heads: Positive = Field(4, description="attention heads; must divide width")
-    hidden: Positive | None = Field(None, description="units of the MLP; default 4 × width")
-    vocab: Positive = Field(256, description="token ids are 0 to vocab - 1; 256 for bytes")
-    length: Positive = Field(256, description="tokens of an example")
-    positions: Positive | None = Field(None, description="rows of the position table; default length")
+    layers: Many = Field(4, description="transformer blocks")
+    width: Wide = Field(256, description="size of the residual stream")
+    heads: Many = Field(4, description="attention heads; must divide width")
+    hidden: Wide | None = Field(None, description="units of the MLP; default 4 × width")
+    vocab: Ids = Field(256, description="token ids are 0 to vocab - 1; 256 for bytes")
+    length: Tokens = Field(256, description="tokens of an example")
+    positions: Tokens | None = Field(None, description="rows of the position table; default length")
     norm_eps: Rate = Field(1e-5, description="added to the variance in LayerNorm")
     dropout: Fraction = Field(0.0, description="dropout probability on residual branches")
     drop_path: Fraction = Field(
@@ -368,14 +380,14 @@ class ViT(Published):
     preset: Literal["vit-s16", "vit-b16", "vit-l16"] | None = Field(
         None, description="a preset of sizes by name; keys given here override it"
     )
-    layers: Positive = Field(6, description="transformer blocks")
-    width: Positive = Field(192, description="size of the residual stream")
-    heads: Positive = Field(3, description="attention heads; must divide width")
-    hidden: Positive | None = Field(None, description="units of the MLP; default 4 × width")
-    image: list[Positive] = Field([32, 32], description="height and width of an image; both a multiple of patch")
-    channels: Positive = Field(3, description="channels of an image, its last axis; with 1 the axis may be absent")
-    patch: Positive = Field(4, description="height and width of a patch")
-    classes: Positive = Field(10, description="labels are 0 to classes - 1")
+    layers: Many = Field(6, description="transformer blocks")
+    width: Wide = Field(192, description="size of the residual stream")
+    heads: Many = Field(3, description="attention heads; must divide width")
+    hidden: Wide | None = Field(None, description="units of the MLP; default 4 × width")
+    image: list[Many] = Field([32, 32], description="height and width of an image; both a multiple of patch")
+    channels: Many = Field(3, description="channels of an image, its last axis; with 1 the axis may be absent")
+    patch: Many = Field(4, description="height and width of a patch")
+    classes: Ids = Field(10, description="labels are 0 to classes - 1")
     pool: Literal["cls", "mean"] = Field(
         "cls", description="classify from a class token (cls) or from the mean of the patches"
     )

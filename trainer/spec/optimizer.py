@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from jaxlaunch.spelling import in_full, nearest
-from jaxlaunch.trainer.spec.block import Block, Fraction, Natural, Positive, Rate, Weight
+from jaxlaunch.trainer.spec.block import Block, Few, Fraction, Natural, Positive, Rate, Weight
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Arguments = dict[str, Any]
@@ -36,7 +36,7 @@ SHAPES = ("constant", "linear", "cosine", "wsd")
 
 
 def _defaults(key: str) -> str:
-    """Says which optimizers take a key, and its default: "adam, adamw 0.9, adan 0.98"."""
+    """Says which optimizers take a key, and its default: "lion 0.99, adam, adamw 0.999"."""
     takers: dict[Any, list[str]] = {}
     for name, takes in OPTIMIZERS.items():
         if key in takes:
@@ -168,7 +168,7 @@ class Link(Block):
     momentum: Fraction | None = Field(None, description=_defaults("momentum"))
     nesterov: bool | None = Field(None, description=f"{_defaults('nesterov')}; all but adam need a momentum")
     beta: Fraction | None = Field(None, description=f"{_defaults('beta')}: its momentum")
-    ns_steps: Positive | None = Field(None, description=f"{_defaults('ns_steps')}: Newton-Schulz iterations")
+    ns_steps: Few | None = Field(None, description=f"{_defaults('ns_steps')}: Newton-Schulz iterations")
     consistent_rms: Rate | None = Field(None, description=f"{_defaults('consistent_rms')}; 0.2: updates of Adam's size")
 
     @field_validator("args", *OPTIONS)

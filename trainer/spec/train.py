@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from jaxlaunch.contract import PROFILE_STEPS
-from jaxlaunch.trainer.spec.block import Block, Natural, Place, Positive, Seed, Steps
+from jaxlaunch.trainer.spec.block import COUNTED, Block, Ids, Many, Natural, Place, Positive, Seed, Steps, Wide
 from jaxlaunch.trainer.spec.checkpoint import Checkpoint
 from jaxlaunch.trainer.spec.data import Data, Mixture, Tfds
 from jaxlaunch.trainer.spec.evaluation import Eval, StopEarly
@@ -21,6 +21,7 @@ from jaxlaunch.trainer.spec.precision import Precision, Remat
 from jaxlaunch.trainer.spec.tasks import CLASSIFY, DPO, LM, TASK_DEFAULTS, over_task, task_name
 
 DEFAULT_STEPS = 1000
+AUTO = "auto"  # of compile_cache
 
 
 class Profile(Block):
@@ -82,8 +83,8 @@ class TrainSpec(Block):
         "running statistics are averaged over devices",
     )
     remat: Remat = Field("none", description="activation checkpointing; a list names the activations to save")
-    batch: Positive = Field(128, description="global batch: examples per step, over all devices and micro-batches")
-    accumulate: Positive = Field(1, description="gradient accumulation: micro-batches per step")
+    batch: Ids = Field(128, description="global batch: examples per step, over all devices and micro-batches")
+    accumulate: Wide = Field(1, description="gradient accumulation: micro-batches per step")
     steps: Steps | None = Field(None, description=f"optimizer steps; or epochs; default {DEFAULT_STEPS} steps")
     epochs: Positive | None = Field(None, description="passes over the training set, in place of steps")
     seed: Seed = Field(0, description="seed of the initial weights, the order of examples and a task's random numbers")
@@ -100,9 +101,12 @@ class TrainSpec(Block):
         description="implementation; auto: cudnn or splash if devices, precision and sizes allow, else xla; the log "
         "says which",
     )
-    compile_cache: Place | None = Field(None, description="folder or URL of XLA's compilation cache; null: none")
+    compile_cache: Place | None = Field(
+        AUTO,
+        description="XLA's compilation cache: folder or URL; auto: on the host, seeded from the run folder; null: none",
+    )
     on_nonfinite: OnNonfinite = Field(OnNonfinite(), description="when loss or gradients are not finite")
-    steps_per_dispatch: Positive = Field(1, description="steps per dispatch to the device; more for tiny models")
+    steps_per_dispatch: Many = Field(1, description="steps per dispatch to the device; more for tiny models")
     profile: Profile = Field(Profile(), description="which steps are traced")
     log_every: Positive = Field(10, description="steps between two lines of metrics")
 
@@ -123,6 +127,15 @@ class TrainSpec(Block):
         if task == LM and form == "preference":
             raise ValueError(f"format: preference has pairs of texts, which the task {DPO} trains on")
         return data
+
+    @field_validator("batch")
+    @classmethod
+    def _is_counted(cls, batch: int, info: ValidationInfo) -> int:
+        length = getattr(info.data.get("model"), "length", None) or 1
+        if batch * length > COUNTED:
+            tokens = f"{batch * length} tokens a step at model.length = {length}"
+            raise ValueError(f"is {tokens}, and a device counts to {COUNTED}")
+        return batch
 
     @field_validator("loss")
     @classmethod

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import importlib.util
 import os
 import re
@@ -16,10 +15,12 @@ import jax
 from etils import epath
 
 from jaxlaunch import contract
+from jaxlaunch.accelerators import OLDEST_DRIVER
 from jaxlaunch.contract import AgentJob
-from jaxlaunch.trainer.buckets import faults, remote
-from jaxlaunch.trainer.errors import CheckpointError, DataError, SpecError, StorageError
-from jaxlaunch.trainer.spec import EVAL, TrainSpec
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.data import arguments
+from jaxlaunch.trainer.errors import CheckpointError, DataError, SpecError
+from jaxlaunch.trainer.spec import AUTO, EVAL, TrainSpec
 
 SHOWN_KEYS = 3  # of those in which a job differs from what its checkpoint was trained with
 CUDA_ERROR_NO_DEVICE = 100  # cuda.h
@@ -46,18 +47,18 @@ def _check_cuda() -> None:
     if not installed or supported is None or min(installed) <= supported[0]:
         return
     cuda = min(installed)
-    older = [version for version in contract.OLDEST_DRIVER if version <= supported[0]]
+    older = [version for version in OLDEST_DRIVER if version <= supported[0]]
     other = f"use an image with jaxlaunch[cuda{max(older)}], or " if older else ""
     raise SpecError(
         f"{_driver()} on this machine ({socket.gethostname()}) is too old for CUDA {cuda}: it runs CUDA "
-        f"{supported[0]}.{supported[1]} at most, and jaxlaunch[cuda{cuda}] needs driver {contract.OLDEST_DRIVER[cuda]} "
+        f"{supported[0]}.{supported[1]} at most, and jaxlaunch[cuda{cuda}] needs driver {OLDEST_DRIVER[cuda]} "
         f"or newer; {other}update the driver of the nodes"
     )
 
 
 def _installed_cuda() -> list[int]:
     """The major versions of CUDA that JAX is installed for."""
-    return [cuda for cuda in contract.OLDEST_DRIVER if importlib.util.find_spec(f"jax_cuda{cuda}_plugin")]
+    return [cuda for cuda in OLDEST_DRIVER if importlib.util.find_spec(f"jax_cuda{cuda}_plugin")]
 
 
 def _supported_cuda() -> tuple[int, int] | None:
@@ -154,36 +155,10 @@ def check_mesh(spec: TrainSpec) -> None:
 
 # Of a folder that cannot be written: the path or its rights are wrong. Any other error (a full disk, a quota, a stale
 # NFS handle, a bad block) is the storage's, which may work again at the next start.
-OF_THE_SPEC = (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
-
-
-def check_folder(path: str) -> None:
-    """Checks that `path` can be written, before hours of training depend on it.
-
-    Raises SpecError for a wrong path (no permission, read-only, not a folder), StorageError when storage fails.
-    """
-    if remote.is_remote(path):
-        remote.check("train.checkpoint.path", path)
-    probe = epath.Path(path) / f".probe-{jax.process_index()}-{os.getpid()}"
-    try:
-        probe.parent.mkdir(parents=True, exist_ok=True)
-        probe.write_text("")
-        probe.unlink()
-    except OSError as error:
-        is_wrong = faults.is_refusal(error) if remote.is_remote(path) else error.errno in OF_THE_SPEC
-        kind = SpecError if is_wrong else StorageError
-        raise kind(f"train.checkpoint.path = {path} cannot be written: {error}") from None
-    except Exception as error:  # the clients of object stores have errors of their own
-        if not remote.is_remote(path):
-            raise
-        kind = SpecError if faults.is_refusal(error) else StorageError
-        raise kind(f"train.checkpoint.path = {path} cannot be written: {_first_line(error)}") from error
-
-
 def check_cache(spec: TrainSpec) -> None:
     """Raises SpecError when the compilation cache is a file: JAX would only warn, at every program."""
     path = spec.compile_cache
-    if path is None:
+    if path in (None, AUTO):
         return
     if remote.is_remote(path):  # only named right: JAX goes on without a cache that it cannot reach
         return remote.check("train.compile_cache", path)
@@ -200,7 +175,11 @@ def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) ->
             continue
         text = f"{key} is {_shown(value)}, but the checkpoints in {path} were made with {_shown(then)}"
         if key == "data":
-            raise DataError(f"the training data changed: {text}; restore the data, or start in another checkpoint.path")
+            keys = ", ".join(f"train.data.args.{name}" for name in arguments.changed(then, value))
+            raise DataError(
+                f"the training data changed{f' ({keys})' if keys else ''}: {text}; restore the data, or start in "
+                "another checkpoint.path"
+            )
         raise CheckpointError(
             f"{text}: resuming would not see each example once; keep it, or use another checkpoint.path"
         )

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-import jax
 import pydantic
 
 from jaxlaunch import contract
@@ -19,9 +18,9 @@ from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.errors import SpecError, TrainerError, said
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS, TrainSpec, over_task, task_name
-from jaxlaunch.trainer.start import distributed
+from jaxlaunch.trainer.start import compile_cache, distributed
 from jaxlaunch.trainer.task import Task, defaults, make
-from jaxlaunch.trainer.user_code import load
+from jaxlaunch.trainer.user_code import load, raised_at
 
 
 def print_result(find: Callable[[], Mapping[str, Any]]) -> int:
@@ -29,7 +28,7 @@ def print_result(find: Callable[[], Mapping[str, Any]]) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # notes, and what the user's imports print, are not results
         try:
             found = find()
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # what user code calls sys.exit(0) for is no result
             code = exit_code(error, has_stepped=False)
             print_error(error, code)
             return code
@@ -63,8 +62,7 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
             for each in error.errors()
         ]
         raise SpecError("; ".join(errors)) from None
-    if spec.compile_cache is not None:
-        jax.config.update("jax_compilation_cache_dir", spec.compile_cache)
+    compile_cache.settle(spec.compile_cache)
     return spec, make(spec.task, task_class)
 
 
@@ -78,6 +76,14 @@ def exit_code(error: BaseException, *, has_stepped: bool) -> int:
     if isinstance(error, OSError) and error.errno in faults.OF_A_DISK:
         return contract.STORAGE
     return contract.CRASH if has_stepped else contract.STARTUP
+
+
+def of_exit(error: BaseException) -> str:
+    """What to say of a call of sys.exit, whose own words are a number; "" of any other error."""
+    if not isinstance(error, SystemExit):
+        return ""
+    where = raised_at(error)
+    return f"sys.exit({error.code!r}){f' ({where})' if where else ''} ends no run; raise an error to end it"
 
 
 def print_error(error: BaseException, code: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pydantic
 
+from jaxlaunch.trainer.data import arguments
 from jaxlaunch.trainer.data.source import Source
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.optim import schedules
@@ -95,6 +96,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any], step: int) -> str |
     said = [f"{key} {before} → {after}" for key, before, after in _differing("train", then["train"], now["train"])]
     for key, name in (("total_steps", "the steps of the run"), ("eval_data", "the held-out data")):
         if then.get(key) != now[key]:
+            name += "".join(f", args.{each}" for each in arguments.changed(then.get(key), now[key]))
             said.append(f"{name} {_shown(then.get(key))} → {_shown(now[key])}")
     before, after = _rate(then, step), _rate(now, step)
     if before is not None and after is not None and not math.isclose(before, after, rel_tol=1e-6):

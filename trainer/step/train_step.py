@@ -24,15 +24,15 @@ from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.adapters import base, reference_model
 from jaxlaunch.trainer.adapters.attach import Adapters
 from jaxlaunch.trainer.adapters.targets import is_adapter
-from jaxlaunch.trainer.attention import availability
+from jaxlaunch.trainer.attention import availability, padding
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import load
 from jaxlaunch.trainer.numerics import flops, memory, precision
-from jaxlaunch.trainer.optim import groups, loss_scale, optimizers, schedules
+from jaxlaunch.trainer.optim import groups, loss_scale, optimizers, schedule_free, schedules
 from jaxlaunch.trainer.optim.loss_scale import LossScale
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel import sharding
-from jaxlaunch.trainer.spec import CustomModel, Published, TrainSpec
+from jaxlaunch.trainer.spec import GPT2, LM, CustomModel, Decoder, Published, TrainSpec
 from jaxlaunch.trainer.step import checked
 from jaxlaunch.trainer.step.executable import Executable, once
 from jaxlaunch.trainer.step.model_arrays import ModelArrays, Named
@@ -254,6 +254,11 @@ class Step:
         """Parts of a batch."""
         return meshes.shards(self._mesh)
 
+    def reads_tokens(self, batch: Batch) -> bool:
+        """Whether a batch like this one has rows of `tokens`, of which a language model reads all but the last."""
+        is_read = isinstance(self._spec.model, Decoder | GPT2) or self._spec.task == LM
+        return is_read and "tokens" in batch and len(batch["tokens"].shape) > 1
+
     def flops(self, batch: Batch) -> float | None:
         """Model FLOPs of a train step on global batches like this one; None when they depend on the data."""
         return flops.train_step(self.forward(batch), trained=self.trained_arrays)
@@ -312,6 +317,8 @@ class Step:
         new = TrainState(state.step + 1, {**state.params, **trained}, opt, ema, rest, state.scale)
         kept = jax.tree.map(partial(jnp.where, finite & ~is_empty), new, state)
         counts, flags = finite, {Key.FINITE: finite, Key.WEIGHT: loss.weight}
+        if self.reads_tokens(batch):
+            flags[Key.TOKENS] = padding.counted(batch)
         if state.scale is not None:
             scale = loss_scale.updated(state.scale, finite)
             kept = kept._replace(scale=jax.tree.map(partial(jnp.where, is_empty & finite), state.scale, scale))
@@ -441,7 +448,7 @@ class Step:
         """The parameters that evaluation uses: an average of them where there is one."""
         if state.ema is not None:
             return {name: state.ema.get(name, param) for name, param in state.params.items()}
-        averaged = optimizers.averaged(state.opt, state.params)
+        averaged = schedule_free.averaged(state.opt, state.params)
         return state.params if averaged is None else averaged
 
     def _evaluated_rest(self, state: TrainState) -> Named:

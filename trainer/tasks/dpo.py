@@ -17,6 +17,7 @@ from jax import Array
 
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.adapters import reference_model
+from jaxlaunch.trainer.attention import padding
 from jaxlaunch.trainer.attention.implementations import Visible
 from jaxlaunch.trainer.data.examples import Batch, Unusable
 from jaxlaunch.trainer.data.source import Source
@@ -54,7 +55,7 @@ class Preference:
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
         """The mean over pairs of the batch, each times its `weight` [B]; rewards are beta times the log-ratios."""
-        pairs = {key: array.reshape(-1, *array.shape[2:]) for key, array in batch.items() if key != "weight"}
+        pairs = padding.rows(batch)
         ours_B2, penalty = _log_probabilities(model, pairs)
         theirs_B2, _ = _log_probabilities(reference_model.of(model), pairs)
         rewards_B2 = self._of.beta * (ours_B2 - jax.lax.stop_gradient(theirs_B2))
@@ -83,11 +84,8 @@ class Preference:
         if tokens_2T.ndim != 2 or len(tokens_2T) != 2 or tokens_2T.shape[1] < 2:
             raise Unusable(f"tokens of shape {list(tokens_2T.shape)}, but a pair is two rows of at least 2")
         width = tokens_2T.shape[1]
-        found = {
-            "tokens": tokens_2T,
-            "mask": np.asarray(raw.get("mask", np.ones((2, width - 1))), np.float32),
-            "length": ranges.whole("length", raw.get("length", [width, width])),
-        }
+        found = {"tokens": tokens_2T, "length": ranges.whole("length", raw.get("length", [width, width]))}
+        found["mask"] = np.asarray(raw["mask"] if "mask" in raw else np.ones((2, width - 1)), np.float32)
         for key, wanted in (("mask", (2, width - 1)), ("length", (2,))):
             if found[key].shape != wanted:
                 raise Unusable(
@@ -125,11 +123,12 @@ class _Twos:
 
 def _log_probabilities(model: Any, pairs: dict[str, Array]) -> tuple[Array, Array | None]:
     """Log-probability [B, 2] of what was chosen and rejected, and a mean over the tokens that training adds."""
-    tokens_RT, weight_RL = pairs["tokens"], pairs["mask"]  # R rows: 2 B
+    tokens_RT = pairs["tokens"]  # R rows: 2 B
+    weight_RL = pairs["mask"] * padding.targets(pairs).astype(pairs["mask"].dtype)
     inputs_RL, labels_RL = tokens_RT[:, :-1], tokens_RT[:, 1:]
     if not isinstance(model, LanguageModel):  # what fills a row up comes behind all that is predicted
         return losses.log_probabilities(model(inputs_RL), labels_RL, weight_RL).reshape(-1, 2), None
-    found = model.read(inputs_RL, Visible(None, None, pairs["length"]))
+    found = model.read(inputs_RL, Visible(None, None, pairs["length"]), padding.read(pairs))
     sums_R = lm.scored(model, found.x_BLD, labels_RL, weight_RL, losses.log_probabilities)
     return sums_R.reshape(-1, 2), found.penalty
 

@@ -4,8 +4,9 @@ An example may have more about its tokens, [L + 1] but for the last:
 
 | key | meaning |
 |---|---|
-| `attention_mask` | no position sees a token where it is 0 |
-| `segments` | which of several examples in the row a token is of: no position sees or predicts another one's tokens |
+| `attention_mask` | a token where it is 0 is neither seen nor predicted |
+| `segments` | which of several examples in the row a token is of, from 1, 0 of padding: no position sees or predicts
+those of another |
 | `length` | how many tokens there are: the rest is padding, neither seen nor predicted |
 
 A mask can express the others, and costs a fused kernel most of its gain.
@@ -27,6 +28,7 @@ from flax import nnx
 from jax import Array
 
 from jaxlaunch.trainer import spec as specs
+from jaxlaunch.trainer.attention import padding
 from jaxlaunch.trainer.attention.implementations import Visible
 from jaxlaunch.trainer.data.examples import Batch, Examples, Unusable
 from jaxlaunch.trainer.data.source import Source
@@ -81,15 +83,15 @@ class NextToken:
         `batch` has `tokens` int32 [B, L + 1], `mask` float32 [B, L], `weight` [B], and any of TOKEN_KEYS.
         """
         tokens_BT = batch["tokens"]
-        inputs: Any = (tokens_BT[:, :-1], *keys(model, batch))
+        inputs_BL, seen = tokens_BT[:, :-1], keys(model, batch)
         labels_BL, weight_BL = tokens_BT[:, 1:], weights(batch)
         if isinstance(model, LanguageModel):
             self._vocab = model.head_DV.shape[1]
-            found = model.read(*inputs)
+            found = model.read(inputs_BL, seen[0] if seen else None, padding.read(batch))
             sums = _sums(model, found, labels_BL, weight_BL)
             means = found.means
         else:
-            logits_BLV = checked_logits(model, model(*inputs), labels_BL)
+            logits_BLV = checked_logits(model, model(inputs_BL, *seen), labels_BL)
             self._vocab = logits_BLV.shape[-1]
             sums, means = losses.cross_entropy(logits_BLV, labels_BL, weight_BL), {}
         metrics = {"accuracy": (sums.correct, sums.weight)}
@@ -106,15 +108,16 @@ class NextToken:
         return open_source(spec, split)
 
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-        """`tokens` int32 [L + 1], `mask` float32 [L] (ones by default), those of TOKEN_KEYS in it as int32, BYTES.
+        """`tokens` int32 [L + 1], `mask` float32 [L] (by default 1 for all text), those of TOKEN_KEYS as int32, BYTES.
 
         Raises Unusable without tokens, for those that are no whole numbers or no row, and for a key of another shape.
         """
         tokens_T = ranges.whole("tokens", ranges.of(raw, "tokens"))
         if tokens_T.ndim != 1 or len(tokens_T) < 2:
             raise Unusable(f"tokens of shape {list(tokens_T.shape)}, but an example is one row of at least 2")
-        mask_L = raw["mask"] if "mask" in raw else np.ones(len(tokens_T) - 1, np.float32)
-        example = {"tokens": tokens_T, "mask": np.asarray(mask_L, np.float32)}
+        example = {"tokens": tokens_T}
+        if "mask" in raw:
+            example["mask"] = np.asarray(raw["mask"], np.float32)
         example |= {key: ranges.whole(key, raw[key]) for key in TOKEN_KEYS if key in raw}
         if BYTES in raw:
             example[BYTES] = np.asarray(raw[BYTES], np.float32)
@@ -124,6 +127,10 @@ class NextToken:
                 raise Unusable(
                     f"{key} of shape {list(value.shape)}, but its {len(tokens_T)} tokens go with {list(wanted)}"
                 )
+        if "mask" not in example:
+            (example["mask"],) = padding.targets({key: value[None] for key, value in example.items()}).astype(
+                np.float32
+            )
         return example
 
     def _tokens(self, spec: TrainSpec) -> Array:
@@ -166,14 +173,10 @@ class NextToken:
 
 
 def weights(batch: dict[str, Array]) -> Array:
-    """Weight of each target, [B, L]: 0 for a token of another example than the token before it."""
-    weight_BL = batch["mask"] * batch["weight"][:, None]
-    if (segments_BT := batch.get("segments")) is not None:
-        weight_BL = weight_BL * (segments_BT[:, 1:] == segments_BT[:, :-1]).astype(weight_BL.dtype)
-    if (length_B := batch.get("length")) is not None:
-        is_there_BL = jnp.arange(1, weight_BL.shape[1] + 1)[None, :] < length_B[:, None]
-        weight_BL = weight_BL * is_there_BL.astype(weight_BL.dtype)
-    return weight_BL
+    """Weight of each target, [B, L]: 0 for a token of another example than the token before it, and for padding."""
+    weight_BL, is_target_BL = batch["mask"] * batch["weight"][:, None], padding.targets(batch)
+    weighed_BL: Array = weight_BL * is_target_BL.astype(weight_BL.dtype)
+    return weighed_BL
 
 
 def keys(model: Any, batch: dict[str, Array]) -> tuple[Array | Visible, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from jaxlaunch.trainer.attention import padding
 from jaxlaunch.trainer.data.examples import Batch, Unusable
 
 INT32 = np.iinfo(np.int32)
@@ -70,22 +71,21 @@ def counting(batch: Batch, rows: npt.NDArray[np.intp], *, seen: bool) -> npt.NDA
     As the loss of trainer/tasks/lm weighs them; `batch` has its keys. Other rows are False.
     """
     counts_BT = np.zeros(batch["tokens"].shape, bool)
-    for row in rows:
-        counts_BT[row] = _counting({key: array[row] for key, array in batch.items()}, seen)
+    if len(rows):
+        of_rows = {key: array[rows] for key, array in batch.items()}
+        real_RT, weighs_RL = padding.real_tokens(of_rows), padding.targets(of_rows)
+        for at, row in enumerate(rows):
+            counts_BT[row] = _counting(batch.get("segments", counts_BT)[row], real_RT[at], weighs_RL[at], seen)
     return counts_BT
 
 
-def _counting(row: Batch, seen: bool) -> npt.NDArray[np.bool_]:
-    index_T = np.arange(len(row["tokens"]))
-    segment_T = np.unique(row["segments"], return_inverse=True)[1] if "segments" in row else np.zeros_like(index_T)
-    is_there_T = index_T < row.get("length", len(index_T))
-    weighs_L = (row["mask"] != 0) & is_there_T[1:] & (segment_T[1:] == segment_T[:-1])
+def _counting(
+    numbers_T: npt.NDArray[Any], real_T: npt.NDArray[np.bool_], weighs_L: npt.NDArray[np.bool_], seen: bool
+) -> npt.NDArray[np.bool_]:
+    index_T, segment_T = np.arange(len(real_T)), np.unique(numbers_T, return_inverse=True)[1]
     counts_T = np.append(False, weighs_L)
     if seen:  # a key is read by the queries from its own position on, in its own segment, that predict something
         last_S = np.full(segment_T.max() + 1, -1)
         np.maximum.at(last_S, segment_T[:-1], np.where(weighs_L, index_T[:-1], -1))
-        may_be_seen_T = is_there_T & (row["attention_mask"] != 0) if "attention_mask" in row else is_there_T
-        # The query at its own position reads a token through its embedding, whatever attention may see.
-        counts_T |= (index_T <= last_S[segment_T]) & may_be_seen_T
-        counts_T[:-1] |= weighs_L
+        counts_T |= (index_T <= last_S[segment_T]) & real_T
     return counts_T

@@ -39,6 +39,7 @@ BUCKET_BYTES = 16 << 20  # of text that is packed at once, about: a byte of it i
 SHARD_BYTES = 64 << 20  # of text in a shard, about, where there are few
 MOST_SHARDS = 256  # whoever reads them holds two files of each open
 MAKING = "parts"  # folder of what is begun
+LEAST = 2  # tokens of a text in which one is predicted
 SAY_S = 2.0  # seconds between two lines of progress
 PR_SET_PDEATHSIG = 1  # prctl(2)
 NO_LOCKS = (errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)  # of a file system without flock
@@ -127,13 +128,26 @@ def _counted(recipe: Recipe, making: Path, units: int, count: int, buckets: int)
         totals = {key: totals[key] + each for key, each in zip(totals, found, strict=True)}
     if not documents_:
         raise DataError(f"data.path: {recipe.paths[0]} and what else matches hold no document with a text in it")
-    if recipe.eval_split and documents_ == 1:
+    cut = _cut(recipe, totals["tokens"]) if recipe.eval_split and documents_ == 1 else None
+    report = {"documents": documents_, **totals, "lengths": np.trim_zeros(lengths, "b").tolist()}
+    return Corpus(count, buckets, tuple(first_U), documents_, cut), report
+
+
+def _cut(recipe: Recipe, tokens: int) -> int:
+    """Where the only document is cut, by tokens: its end is held out. Raises DataError for a row, and a short text."""
+    held_out = max(round(tokens * recipe.eval_split), LEAST)
+    if documents.kind_of(recipe.paths[0]) != "text" or tokens - held_out < LEAST:
         raise DataError(
             f"data.eval_split = {recipe.eval_split} of one document leaves none to train on; set it to 0, or name "
             "data.eval_path"
         )
-    report = {"documents": documents_, **totals, "lengths": np.trim_zeros(lengths, "b").tolist()}
-    return Corpus(count, buckets, tuple(first_U), documents_), report
+    print(
+        f"preparing text: data.eval_split = {recipe.eval_split} of one document, whose last {held_out} of {tokens} "
+        "tokens are held out",
+        file=sys.stderr,
+        flush=True,
+    )
+    return tokens - held_out
 
 
 def _index(recipe: Recipe, making: Path, count: int, report: dict[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Corpus(NamedTuple):
     buckets: int
     first_U: tuple[int, ...]  # number of the first document of each unit, in the corpus
     documents: int
+    cut: int | None = None  # of the only document, the tokens to train on; the rest is held out
 
 
 class _Documents(NamedTuple):
@@ -89,18 +90,20 @@ def _of_buckets(made: _Rows, folder: Path, shard: int, corpus: Corpus, split: st
         return
     first, last = (corpus.buckets * number // corpus.shards for number in (shard, shard + 1))
     for bucket in range(first, last):
-        yield from _rows(made, _documents(made.recipe, folder, bucket, corpus, split), bucket)
+        found = _documents(made.recipe, folder, bucket, corpus, split)
+        yield from _rows(made, found if corpus.cut is None else _part(found, corpus.cut, split, made.counts), bucket)
 
 
 def _documents(recipe: Recipe, folder: Path, bucket: int, corpus: Corpus, split: str) -> _Documents:
-    """The bucket's documents for training, or those held out, in the order of their keys."""
-    share = Share(recipe.eval_split, corpus.documents)
+    """The bucket's documents for training, or those held out, in the order of their keys; one that is cut as it is."""
+    share = Share(recipe.eval_split if corpus.cut is None else 0.0, corpus.documents)
     texts: list[npt.NDArray[np.int32]] = []
     key_D: list[npt.NDArray[np.uint64]] = []
     bytes_D: list[npt.NDArray[np.int64]] = []
     for unit, first in enumerate(corpus.first_U):
         for about, tokens_T in parts.of_bucket(folder, unit, bucket):
-            is_chosen_D = share.is_held_out(first + about.number_D) == (split == "eval")
+            is_held_D = share.is_held_out(first + about.number_D)
+            is_chosen_D = is_held_D == (split == "eval") if corpus.cut is None else ~is_held_D
             ends_D = np.cumsum(about.length_D)
             begin_D = (ends_D - about.length_D)[is_chosen_D].tolist()
             texts += (tokens_T[low:high] for low, high in zip(begin_D, ends_D[is_chosen_D].tolist(), strict=True))
@@ -112,6 +115,17 @@ def _documents(recipe: Recipe, folder: Path, bucket: int, corpus: Corpus, split:
     tokens_T = np.concatenate([np.zeros(0, np.int32), *tokens])
     counted_D = np.concatenate([np.zeros(0, np.int64), *bytes_D])[order_D]
     return _Documents(parts.ids_of(tokens_T), tokens_T >= 0, lengths_D, counted_D)
+
+
+def _part(found: _Documents, cut: int, split: str, counts: npt.NDArray[np.int64]) -> _Documents:
+    """The beginning of the only document, to train on, or its end; nothing of a bucket without it."""
+    if not len(found.lengths):
+        return found
+    kept = slice(None, cut) if split == "train" else slice(cut, None)
+    share = counts[found.tokens[kept]].sum() / max(counts[found.tokens].sum(), 1)
+    bytes_D = np.round(found.bytes * share).astype(np.int64)
+    tokens_T = found.tokens[kept]
+    return _Documents(tokens_T, found.is_target[kept], np.array([len(tokens_T)]), bytes_D)
 
 
 def _rows(made: _Rows, found: _Documents, bucket: int) -> Iterator[dict[str, Any]]:

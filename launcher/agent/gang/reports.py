@@ -108,6 +108,7 @@ class _Line:
     committed: Whole
     restored: Whole
     metrics: Annotated[Mapping[str, Any], _fits]
+    of: Whole
     stopped: _Stopped
     profile: Annotated[Mapping[str, Any], _has_state]
     note: str

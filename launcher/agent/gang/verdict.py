@@ -311,6 +311,27 @@ def verdict_of(event: Event) -> Verdict:
     return of_code(_code(event), message, traceback=_tail(event.text), **where)
 
 
+def of_lost_leader(
+    reason: str, rank: int, own: Sequence[Status], committed: int | None, *, is_stopping: bool
+) -> Verdict:
+    """The verdict of a host that has lost host 0, with `rank`, by the statuses of its `own` ranks.
+
+    `committed` is the newest step on storage that host 0 has told of.
+    """
+    text = f"host 0 was lost: {reason}"
+    steps = [status.step for status in own if status.step is not None]
+    where = {"rank": rank, "host": 0, "step": min(steps, default=None)}
+    if not is_stopping:
+        return of_code(contract.LOST, text, **where)
+    reports = [status.stopped for status in own if status.stopped is not None]
+    if any(stopped.get("saved") for stopped in reports):
+        saved = f"saved at step {max(int(stopped.get('step') or 0) for stopped in reports)}; {text}"
+    else:
+        newest = max((step for step in (committed, *(one.committed for one in own)) if step), default=None)
+        saved = f"not saved: {text}" + (f"; step {newest} is saved" if newest else "")
+    return of_code(contract.PREEMPTED, f"stopped from outside: {saved}", **where)
+
+
 def _code(event: Event) -> int:
     """The exit code of the gang: the trainer's own where it is of the contract, 70 or 83 for any other program."""
     if event.kind is Kind.EXIT and event.exit < 0:

@@ -10,15 +10,15 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from jaxlaunch import contract
+from jaxlaunch import contract, regular_files
 from jaxlaunch.launcher.agent.gang import reports
 from jaxlaunch.launcher.agent.gang.progress import Progress
 from jaxlaunch.launcher.agent.gang.reports import UNSTARTABLE
 from jaxlaunch.launcher.agent.host import programs
-from jaxlaunch.launcher.agent.io import files, limits
+from jaxlaunch.launcher.agent.io import limits
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.pipes import LinePipe
 
@@ -65,6 +65,9 @@ class Child:
         self.notes: set[str] = set()  # that were passed on
         self._reporter = 0  # the pid of the Python that reports; not that of a wrapper such as `sh -c`
         self._has_met_reporter = False  # it ran when its hello came: a pid of another namespace never does
+        self._told: set[int] = set()  # processes that were sent SIGTERM
+        self._wraps = False  # the started process was a wrapper when it was to stop
+        self.is_killed = self._is_reaped = False
         self._on_output, self._on_report = on_output, on_report
         self._output = LinePipe(loop, contract.MAX_LINE, self._take_output)
         self._reports = LinePipe(loop, contract.MAX_LINE, self._take_report)
@@ -88,7 +91,7 @@ class Child:
     def stacks(self) -> str:
         """The stacks that the process has written so far, the last MAX_STACKS bytes; empty before the first."""
         try:
-            return files.read(self.stacks_path, MAX_STACKS, at_end=True).decode(errors="replace")
+            return regular_files.read(self.stacks_path, MAX_STACKS, at_end=True).decode(errors="replace")
         except OSError:  # not there yet, or what the process put in its place
             return ""
 
@@ -105,12 +108,47 @@ class Child:
         """Whether a wrapper went on without the Python that reported: its last phase says nothing any more."""
         return not self.is_program and self._has_met_reporter and not programs.exists(self._reporter)
 
-    def signal(self, number: int) -> None:
-        """Signals the program alone: the Python that reports, else what a wrapper runs, else the started process."""
+    def pause(self, is_paused: bool) -> None:
+        """Has the program wait with its output, or go on."""
+        self._output.pause(is_paused)
+
+    def stop(self) -> None:
+        """Sends SIGTERM to the program, once to each of its processes that it is meant for.
+
+        Called again until it has ended: a shell may go on with another program, which is told once it has a handler.
+        """
+        self._wraps = self._wraps or not self.is_program or programs.is_shell(self.pid)
+        is_first, told = not self._told, {pid for pid in self._told if programs.session(pid) is not None}
+        meant = [pid for pid in self._meant() if pid not in told]
+        if is_first:
+            others = [pid for pid in meant if programs.catches(pid, signal.SIGTERM) or not programs.reads_a_pipe(pid)]
+            meant = others or meant
+        else:
+            meant = [pid for pid in meant if programs.catches(pid, signal.SIGTERM)]
+        last = [pid for pid in meant if programs.ends_at_once(pid)]
+        for pid in [pid for pid in meant if pid not in last] or ([] if told else last):
+            programs.signal(pid, signal.SIGTERM)
+            self._told.add(pid)
+
+    def _meant(self) -> Iterator[int]:
+        """The Python that reports, else what a wrapper runs, else the started process."""
         if not self.is_program and programs.session(self._reporter) == self.pid:
-            return programs.signal(self._reporter, number)
-        for pid in programs.below(self.pid, number, is_wrapper=self.has_lost_reporter):
-            programs.signal(pid, number)
+            return programs.towards(self._reporter, self.pid, signal.SIGTERM)
+        return programs.below(self.pid, signal.SIGTERM, is_wrapper=self.has_lost_reporter)
+
+    def leaves_programs(self) -> bool:
+        """Whether the started process, which has ended, was told to stop, and programs that it ran still do so.
+
+        A shell may end in its trap, and leave a program in its background: that is told now, if the trap did not.
+        """
+        if self.is_killed or not self._told or not self._wraps:
+            return False
+        left = programs.orphans(programs.of_session(self.pid))
+        for pid in left if self.pid in self._told else ():
+            if pid not in self._told:
+                programs.signal(pid, signal.SIGTERM)
+                self._told.add(pid)
+        return not self._told.isdisjoint(left)
 
     def dump_stacks(self) -> None:
         """Has the Python with our site hook write its stacks; a program without the handler would die of the signal."""
@@ -120,13 +158,21 @@ class Child:
             programs.signal(pid, signal.SIGUSR1)
 
     def kill(self) -> None:
-        """Kills the process and its process group."""
+        """Kills the process and its session: tini, and a shell with `set -m`, give what they run a group of its own."""
+        self.is_killed = True
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:
-            os.kill(self.pid, signal.SIGKILL)  # between fork and setsid there is no group yet
+            if not self._is_reaped:
+                os.kill(self.pid, signal.SIGKILL)  # between fork and setsid there is no group yet
+        for pid in programs.of_session(self.pid):
+            programs.signal(pid, signal.SIGKILL)
 
     def reaped(self) -> None:
+        """Takes in that the kernel may give the pid of the ended process to another."""
+        self._is_reaped = True
+
+    def close(self) -> None:
         """Reads what the ended process left in its pipes, and removes its files."""
         for pipe in (self._reports, self._output):
             pipe.drain()
@@ -174,7 +220,7 @@ def _become(
         if not die_with_parent(signal.SIGKILL, agent):
             os._exit(1)
         limits.forget()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(out, 1)

@@ -21,6 +21,7 @@ TRAINER: Mapping[str, Mapping[str, str]] = {
     "cuda": {"JAX_OPTIMIZATION_LEVEL": "O1", MEMORY_SHARE: "0.9"},
 }
 
+STORAGE_WAIT_S = 30.0  # at a start: less than the grace of a stop, which waits for it
 _EMPTY = {"PATH": os.defpath}  # what is searched where the variable is not set
 
 
@@ -39,7 +40,8 @@ def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> di
     if contract.TRAIN_SPEC in base:
         environ |= {name: value for name, value in TRAINER.get(job.platform, {}).items() if not _is_set(base, name)}
     paths = {name: _before(folder, base.get(name) or _EMPTY.get(name)) for name, folder in job.search_paths.items()}
-    timeout = phase_timeouts(job.timeouts_s)["rendezvous"]
+    timeouts = phase_timeouts(job.timeouts_s)
+    timeout, waits = timeouts["rendezvous"], [timeouts[phase] for phase in ("init", "restore")]
     return {
         **environ,
         **base,
@@ -48,6 +50,7 @@ def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> di
         contract.NUM_PROCESSES: str(config.processes),
         contract.PROCESS_ID: str(rank),
         contract.TIMEOUT: str(int(timeout or 24 * 3600)),
+        contract.STORAGE_WAIT: f"{min(STORAGE_WAIT_S, *(each / 2 for each in waits if each)):g}",
     }
 
 
@@ -69,13 +72,16 @@ def _is_set(base: Mapping[str, str], name: str) -> bool:
     return name in base or (name == MEMORY_SHARE and NEW_MEMORY_SHARE in base)
 
 
-def of_attempt(attempt: int, coordinator: str, listens: str | None) -> dict[str, str]:
+def of_attempt(attempt: int, coordinator: str, listens: str | None, saved: int | None = None) -> dict[str, str]:
     """The variables that change with every attempt: a new port keeps processes of the last one out.
 
+    `saved` is the newest step that earlier attempts saved, 0 where they only trained; None: none of them did.
     `listens` is the address of this host at which JAX's coordinator listens, where it is on this host: JAX would listen
     on every interface.
     """
     found = {contract.ATTEMPT: str(attempt), contract.COORDINATOR: coordinator}
     if listens is not None:
         found[contract.BIND] = f"{bracketed(listens)}:{coordinator.rpartition(':')[2]}"
+    if saved is not None:
+        found[contract.SAVED] = str(saved)
     return found

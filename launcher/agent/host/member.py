@@ -5,6 +5,7 @@ Decides nothing itself while it has a leader; when the leader is lost it ends it
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import socket
 import time
@@ -15,15 +16,17 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.handshake import HostSide, NotProven
+from jaxlaunch.launcher.agent.gang.messages import FROM_LEADER, Judged, Leave, Ping, Refused, Start, Welcome
 from jaxlaunch.launcher.agent.gang.progress import Changes, phase_timeouts
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
 from jaxlaunch.launcher.agent.gang.reports import UNSTARTABLE
 from jaxlaunch.launcher.agent.gang.stacks import MAX_CHARS
-from jaxlaunch.launcher.agent.gang.verdict import Kind, is_signals
+from jaxlaunch.launcher.agent.gang.verdict import Kind, is_signals, of_lost_leader
 from jaxlaunch.launcher.agent.host import ephemeral
 from jaxlaunch.launcher.agent.host.child import Child
 from jaxlaunch.launcher.agent.host.processes import Processes
 from jaxlaunch.launcher.agent.host.profiles import Profiles
+from jaxlaunch.launcher.agent.host.reported_metrics import ReportedMetrics
 from jaxlaunch.launcher.agent.host.site_folder import SiteFolder
 from jaxlaunch.launcher.agent.io import cgroup
 from jaxlaunch.launcher.agent.io.dial import RETRY_S, Dialer
@@ -31,6 +34,7 @@ from jaxlaunch.launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.output import OutputStream
 from jaxlaunch.records import checked
+from jaxlaunch.records.checked import Malformed
 from jaxlaunch.records.verdict import Verdict, of_code
 
 TICK_S = 0.2
@@ -80,7 +84,7 @@ class Member:
         self._verdict: Verdict | None = None
         self._signalled_at: float | None = None
         self._ticked_at = self._beat_at = time.monotonic()
-        self._metrics: Mapping[str, Any] | None = None
+        self._reported = ReportedMetrics(config.run_dir, say, lambda text: loop.after(0.0, lambda: say(text)))
         self._changes = Changes()  # of the ranks' states, for the leader
         self._overdue: set[int] = set()  # ranks whose timeout was reported in this attempt
         self._warned_of_hook: set[int] = set()  # ranks without our site hook
@@ -89,7 +93,7 @@ class Member:
         self._stacks: dict[int, str] = {}  # of each rank, as of the last tick
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.on_signal(number, self.request_stop)
-        self._handlers: dict[str, Callable[[Link, Message], None]] = {
+        self._handlers: dict[str, Callable[[Link, Any], None]] = {
             "ping": self._pinged,
             "start": self._start,
             "stop": self._stop,
@@ -149,32 +153,39 @@ class Member:
         self.last_message_at, self._patience_s = time.monotonic(), SILENCE_S
         if link.epoch is None:
             return self._shake_hands(link, message)
-        handler = self._handlers.get(message["type"])
-        if handler is not None:
-            handler(link, message)
+        kind = message["type"]
+        if (handler := self._handlers.get(kind)) is None:
+            return  # of a newer host 0
+        try:
+            order = checked.read(FROM_LEADER[kind], message) if kind in FROM_LEADER else None
+        except Malformed as error:
+            link.close()
+            return self._leader_lost(link, f"it sent a `{kind}` whose {error}")
+        handler(link, order)
 
     def _shake_hands(self, link: Link, message: Message) -> None:
         """Takes the messages before this host is admitted: whoever answers may be no leader of this run."""
         try:
             if message["type"] == "challenge":
                 return link.send("hello", **self._side.hello(message, self._hello.to_wire()))
-            answer = self._side.opened(message)
-        except NotProven as error:
+            fields = self._side.opened(message)
+            if message["type"] == "welcome":
+                link.epoch = checked.read(Welcome, fields).epoch
+                return
+            refused = checked.read(Refused, fields)
+        except (NotProven, Malformed) as error:
             link.close()
             return self._leader_lost(link, str(error))
-        if message["type"] == "welcome":
-            link.epoch = answer["epoch"]
-        else:
-            self._refused(link, answer)
+        self._refused(link, refused)
 
-    def _refused(self, link: Link, answer: Mapping[str, Any]) -> None:
+    def _refused(self, link: Link, answer: Refused) -> None:
         link.close()
         self._link = None
-        if answer["may_retry"]:
-            self._try_again(f"refused this host: {answer['message']}")
+        if answer.may_retry:
+            self._try_again(f"refused this host: {answer.message}")
         else:
-            self._say(f"host 0 refused this host: {answer['message']}")
-            self._finish(of_code(answer["code"], answer["message"]))
+            self._say(f"host 0 refused this host: {answer.message}")
+            self._finish(of_code(answer.code, answer.message))
 
     def _try_again(self, reason: str) -> None:
         """Dials once more in a while; why is said once."""
@@ -183,8 +194,8 @@ class Member:
         self._refusal = reason
         self._dialer.dial(RETRY_REFUSED_S)
 
-    def _pinged(self, link: Link, message: Message) -> None:
-        self.gang = message["gang"]
+    def _pinged(self, link: Link, order: Ping) -> None:
+        self.gang = dataclasses.asdict(order.gang)
 
     def _leader_lost(self, link: Link, reason: str) -> None:
         self._link = None
@@ -193,15 +204,15 @@ class Member:
             return self._try_again(f"did not admit this host: {reason}; {hint}")
         if self._verdict is None and not self._has_started:
             return self._dialer.dial()  # it may start again
-        self._abandon(f"host 0 was lost: {reason}")
+        self._abandon(reason)
 
-    def _abandon(self, message: str) -> None:
+    def _abandon(self, reason: str) -> None:
         """Ends the processes of this host, which has lost its leader."""
         if self._verdict is None:
-            self._say(message)
-            code = contract.PREEMPTED if self._is_stopping else contract.LOST
-            ranks = self._config.ranks(0)
-            self._verdict = of_code(code, message, rank=ranks[0], host=0)
+            own = [child.progress.status for child in self.processes.children.values()]
+            rank, committed = self._config.ranks(0)[0], self.gang.get("of", {}).get("last_committed")
+            self._verdict = of_lost_leader(reason, rank, own, committed, is_stopping=self._is_stopping)
+            self._say(self._verdict.message)
             self._orphaned(self._verdict)
         self.processes.kill()
         self._report_gone()
@@ -218,34 +229,34 @@ class Member:
 
     # --- the leader's orders ------------------------------------------------------------------------------------------
 
-    def _start(self, link: Link, message: Message) -> None:
-        self._attempt, self._has_started, self._verdict = message["attempt"], True, None
+    def _start(self, link: Link, order: Start) -> None:
+        self._attempt, self._has_started, self._verdict = order.attempt, True, None
         self._overdue.clear()
         self._warned_of_hook.clear()
-        self._metrics, self._changes = None, Changes()
+        self._reported.unsent, self._changes = None, Changes()
         if self._clock is not None:
             self._clock.enter("init", time.monotonic())
         listens = link.peer if self._config.is_leader else None  # as the other hosts reach it
-        self.processes.start(message["attempt"], message["coordinator"], listens, message["start"])
+        self.processes.start(order.attempt, order.coordinator, listens, order.start, order.saved)
         children = list(self.processes.children.values())
         self._loop.after(HELLO_S, lambda: self._check_hellos(children))
 
-    def _stop(self, link: Link, message: Message) -> None:
+    def _stop(self, link: Link, order: None) -> None:
         self._is_stopping = True
-        self.processes.signal(signal.SIGTERM)
+        self.processes.stop()
 
-    def _dump(self, link: Link, message: Message) -> None:
+    def _dump(self, link: Link, order: None) -> None:
         self.processes.dump_stacks()
         self._stacks_until, self._stacks = time.monotonic() + STACKS_S, {}
 
-    def _judged(self, link: Link, message: Message) -> None:
-        self._attempt, self._verdict = message["attempt"], checked.read(Verdict, message["verdict"])
+    def _judged(self, link: Link, order: Judged) -> None:
+        self._attempt, self._verdict = order.attempt, order.verdict
         self.processes.kill()
         self._report_gone()
 
-    def _leave(self, link: Link, message: Message) -> None:
+    def _leave(self, link: Link, order: Leave) -> None:
         if not self._config.is_leader:  # host 0 stays until every host has this message
-            self._finish(checked.read(Verdict, message["verdict"]))
+            self._finish(order.verdict)
 
     # --- the processes ------------------------------------------------------------------------------------------------
 
@@ -263,7 +274,7 @@ class Member:
         if isinstance(message.get("profile"), dict):
             self.profiles.update(child, message["profile"])
         if "metrics" in message and child.rank == 0:
-            self._metrics = message["metrics"]
+            self._reported.add(message.get("of", child.progress.status.step), message["metrics"])
         if "stopped" in message or "committed" in message or message.get("phase") == "done":
             self._beat()  # what may be the last that the leader hears
         if (
@@ -293,6 +304,8 @@ class Member:
 
     def _child_ended(self, child: Child, code: int) -> None:
         self._check_hello(child)
+        if child.rank == 0:
+            self._reported.end()
         self._beat()
         if child.handled is not None and code > 0 and not is_signals(code):  # its wrapper passed the failure on
             self._send_event(Kind.ERROR, child, error=child.handled)
@@ -353,6 +366,8 @@ class Member:
         if self._verdict is None:
             self._check_timeouts(now)
         self._send_stacks(now)
+        if self._is_stopping:
+            self.processes.stop()
         self.processes.flush()
 
     def _beat(self) -> None:
@@ -360,7 +375,7 @@ class Member:
         if self._link is None or self._link.epoch is None:
             return
         changes = self._changes.take({rank: child.progress.status for rank, child in self.processes.children.items()})
-        metrics, self._metrics = self._metrics, None
+        metrics, self._reported.unsent = self._reported.unsent, None
         self._link.send("beat", attempt=self._attempt, ranks=changes, metrics=metrics)
 
     def _check_timeouts(self, now: float) -> None:

@@ -18,6 +18,7 @@ from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.output import OutputStream, RankLog, start_folder
 
 TRAINER = "jaxlaunch.trainer"  # the module that a job without a command runs
+POLL_S = 0.1  # between two looks at programs whose wrapper has ended
 
 
 class Standby:
@@ -65,22 +66,24 @@ class Processes:
         self._standbys: dict[int, Standby] = {}
         self._has_failed_standby = False
         self._logs: dict[int, RankLog] = {}
+        self._is_paused = False  # no program's output is read, since the stream is behind
+        stdout.on_room = lambda: self._pause(False)
         self._argv = site_folder.command(TRAINER) if config.job.command is None else config.job.command
         loop.on_child(self._ending, self._reap)
 
     # --- an attempt ---------------------------------------------------------------------------------------------------
 
-    def start(self, attempt: int, coordinator: str, listens: str | None, number: int) -> None:
+    def start(self, attempt: int, coordinator: str, listens: str | None, number: int, saved: int | None) -> None:
         """Starts every rank of this host: its standby process if there is one, else the command.
 
         `listens` is the address of this host at which JAX's coordinator listens; None where it is on another host.
-        `number` is that of the start, whose folder gets the logs.
+        `number` is that of the start, whose folder gets the logs. `saved` is of earlier attempts.
         """
         run, kept = self._config.run_dir, self._config.job.log_bytes
         folder = None if run is None else start_folder(run, number)
         for rank in self._config.ranks():
             self._logs.setdefault(rank, RankLog(folder, rank, kept, self._log_failed))
-        fresh = environment.of_attempt(attempt, coordinator, listens)
+        fresh = environment.of_attempt(attempt, coordinator, listens, saved)
         self.children = {}
         for rank in self._config.ranks():
             standby = self._standbys.pop(rank, None)
@@ -90,10 +93,10 @@ class Processes:
         """The processes of this attempt that have not ended."""
         return [child for child in self.children.values() if child.progress.status.exit is None]
 
-    def signal(self, number: int) -> None:
-        """Signals every program of this attempt."""
+    def stop(self) -> None:
+        """Asks every program of this attempt to end; called again, those that have begun since."""
         for child in self.alive():
-            child.signal(number)
+            child.stop()
 
     def kill(self) -> None:
         """Kills every process of this attempt, with its process group."""
@@ -151,31 +154,50 @@ class Processes:
 
     def _print(self, child: Child, line: bytes) -> None:
         self._stdout.line(b"[%d] %s" % (child.rank, line))
+        if self._stdout.is_behind and not self._is_paused:
+            self._pause(True)
         self._logs[child.rank].line(line)
+
+    def _pause(self, is_paused: bool) -> None:
+        """Has every program wait until the stream has written what is queued, or go on."""
+        if is_paused != self._is_paused:
+            self._is_paused = is_paused
+            for child in [*self.children.values(), *(standby.child for standby in self._standbys.values())]:
+                child.pause(is_paused)
 
     def _report(self, child: Child, message: Mapping[str, Any]) -> None:
         if self.children.get(child.rank) is child:
             self._on_report(child, message)
 
     def _ending(self, pid: int) -> None:
-        """Kills what an ended process leaves behind in its process group."""
+        """Kills what an ended process leaves behind in its session, but for programs that a stop lets end."""
         for child in [*self.children.values(), *(standby.child for standby in self._standbys.values())]:
-            if child.pid == pid:
+            if child.pid == pid and not child.leaves_programs():
                 child.kill()
 
     def _reap(self, pid: int, code: int) -> None:
         for child in self.children.values():
             if child.pid == pid:
                 child.reaped()
-                child.progress.ended(code)
-                return self._on_end(child, code)
+                return self._ended(child, code)
         for rank, standby in list(self._standbys.items()):
             if standby.child.pid == pid:
                 standby.close()
-                standby.child.reaped()
+                standby.child.close()
                 del self._standbys[rank]
                 self._has_failed_standby = True
                 return self._say(f"the standby process of rank {rank} ended with {code}; restarts will take longer")
+
+    def _ended(self, child: Child, code: int) -> None:
+        """Reports the end of a process, with the last program that it leaves."""
+        if child.leaves_programs():
+            self._loop.after(POLL_S, lambda: self._ended(child, code))
+            return
+        if not child.is_killed:
+            child.kill()
+        child.close()
+        child.progress.ended(code)
+        self._on_end(child, code)
 
     def _log_failed(self, error: OSError) -> None:
         self._say(f"cannot write a log in the run folder: {error}")

@@ -7,15 +7,16 @@ runs the job without memory.
 from __future__ import annotations
 
 import json
+import os
 import select
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from jaxlaunch import isolated
 from jaxlaunch.launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.host import temporary_folder
 
 BEGIN_S = 60.0  # to import the store's client and fetch a few small files
 END_S = 20.0  # to put what is new; the kubelet ends it earlier where the pod's grace period is over
@@ -32,7 +33,8 @@ class RemoteFolder:
 
     def __init__(self, url: str, config: Config) -> None:
         """Returns when the folder holds what earlier attempts left. Raises FolderError."""
-        self.folder = Path(tempfile.mkdtemp(prefix="jaxlaunch-run-"))
+        folder, self._lock = temporary_folder.make("run-")
+        self.folder = Path(folder)
         ranks = config.ranks()
         whole = ["--whole"] if config.host in WHOLE else []
         argv = [url, str(self.folder), "--ranks", str(ranks.start), str(ranks.stop), *whole]
@@ -41,13 +43,14 @@ class RemoteFolder:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C is not for it
+            pass_fds=[self._lock],  # it uses the folder for a while after an agent that was killed
         )
         self.pid = self._process.pid
         said = self._first_line()
         if said != READY:
             self._process.kill()
             self._process.wait()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self._remove()
             raise FolderError(f"the run folder {url} cannot be used: {said}")
 
     def _first_line(self) -> str:
@@ -76,5 +79,9 @@ class RemoteFolder:
             self._process.kill()
         self._process.wait()
         self._process.stdout.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._remove()
         return is_whole
+
+    def _remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._lock)

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 
 from jaxlaunch import isolated
+from jaxlaunch.launcher.agent.host import temporary_folder
 
 STANDBY = "standby.py"
 HOOKS = ("sitecustomize.py", "jaxhook.py", STANDBY)  # of launcher/agent/site
@@ -24,10 +25,9 @@ class SiteFolder:
     """The folder, made once per agent; `site` is the part that comes first on a child's PYTHONPATH."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="jaxlaunch-")
-        if len(self._folder) > MAX_SOCKET_PATH - 20:
-            os.rmdir(self._folder)
-            self._folder = tempfile.mkdtemp(prefix="jaxlaunch-", dir="/tmp")
+        is_long = len(tempfile.gettempdir()) > MAX_SOCKET_PATH - 40
+        temporary_folder.sweep()
+        self._folder, self._lock = temporary_folder.make(folder="/tmp" if is_long else None)
         self._numbers = itertools.count()
         self.site = os.path.join(self._folder, "site")
         os.mkdir(self.site)
@@ -54,6 +54,7 @@ class SiteFolder:
     def close(self) -> None:
         """Removes the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)
 
     def _copy(self, package: str, resource: str, name: str) -> None:
         data = pkgutil.get_data(package, resource)

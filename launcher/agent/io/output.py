@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import errno
+import math
 import os
 import re
 import select
-import stat
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from jaxlaunch.launcher.agent.io import files
+from jaxlaunch import regular_files
 from jaxlaunch.launcher.agent.io.loop import WRITE, Loop
 
 CHUNK = 4096  # PIPE_BUF: a pipe that is ready takes this much without blocking
@@ -26,11 +25,14 @@ _ROTATED = re.compile(ROTATED.replace(b"(", rb"\(").replace(b")", rb"\)").replac
 class OutputStream:
     """stdout or stderr, whose reader may be slow or gone. Of lines that do not fit the oldest are dropped, and counted.
 
-    To block instead would stop heartbeats: a paused terminal would look like a lost host.
+    To block instead would stop heartbeats: a paused terminal would look like a lost host. Where the reader writes a
+    plain file, and so is never paused, the stream `is_whole`: nothing is dropped, and who writes to it waits while it
+    is behind.
     """
 
-    def __init__(self, loop: Loop, fd: int) -> None:
-        self._loop, self._fd = loop, fd
+    def __init__(self, loop: Loop, fd: int, *, is_whole: bool = False) -> None:
+        self._loop, self._fd, self._is_whole = loop, fd, is_whole
+        self.on_room: Callable[[], None] = lambda: None  # called when it is behind no longer
         self._writing = bytearray()  # a line may be half out: none of it is dropped
         self._lines: deque[bytes] = deque()
         self._queued = 0  # bytes in _lines
@@ -43,11 +45,22 @@ class OutputStream:
             return
         self._lines.append(text + b"\n")
         self._queued += len(text) + 1
-        self._keep(MAX_QUEUED)
+        if not self._is_whole:
+            self._keep(MAX_QUEUED)
         self._pump()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether lines have to wait before more of them come; never where it may drop them."""
+        return self._is_whole and not self._is_gone and self._queued > MAX_QUEUED // 4
+
     def flush(self, seconds: float) -> None:
-        """Writes what is queued, for at most `seconds`; of what is left after half of them, its count and its end."""
+        """Writes what is queued, for at most `seconds`; of what is left after half of them, its count and its end.
+
+        All of a whole stream is written, until its reader is gone.
+        """
+        if self._is_whole:
+            return self._write_for(math.inf)
         self._write_for(seconds / 2)
         self._keep(LAST_BYTES)
         self._write_for(seconds / 2)
@@ -78,6 +91,8 @@ class OutputStream:
                 self._is_gone = True
                 break
             del self._writing[:written]
+        if not self.is_behind:
+            self.on_room()
         if self._has_more():  # never a plain file: that is always ready
             self._loop.watch(self._fd, WRITE, lambda mask: self._pump())
         else:
@@ -137,8 +152,8 @@ class RankLog:
 
     def _open(self, path: Path) -> BinaryIO:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "ab", opener=_at_once)
-        first, newline, _ = files.read(path, 200).partition(b"\n")
+        self._file = open(path, "ab", opener=regular_files.opener)
+        first, newline, _ = regular_files.read(path, 200).partition(b"\n")
         told = _ROTATED.fullmatch(first)
         self._before, head = (0, 0) if told is None else (int(told[1]), len(first + newline))
         self._size = self._file.tell() - head
@@ -149,17 +164,8 @@ class RankLog:
         self._file = None
         path.replace(path.with_suffix(".log.1"))
         self._before += self._size
-        self._file, self._size = open(path, "ab", opener=_at_once), 0
+        self._file, self._size = open(path, "ab", opener=regular_files.opener), 0
         self._file.write(ROTATED % (self._before, self._kept) + b"\n")
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Opens a regular file; a FIFO in its place would have the agent wait for a reader. Raises OSError for others."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", path)
-    return descriptor
 
 
 def start_folder(run: Path, number: int) -> Path:

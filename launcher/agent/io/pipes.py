@@ -22,6 +22,7 @@ class LinePipe:
         os.set_blocking(self._fd, False)
         self._loop, self._on_line = loop, on_line
         self._lines = Lines(max_line)
+        self._is_paused = False
         loop.watch(self._fd, READ, self._ready)
 
     def _ready(self, mask: int) -> None:
@@ -30,6 +31,15 @@ class LinePipe:
     def opened(self) -> None:
         """Closes our copy of the writing end, once the child has its own: the pipe could not end otherwise."""
         os.close(self.write_end)
+
+    def pause(self, is_paused: bool) -> None:
+        """Reads no more until it is called with False: the writer waits, once the pipe is full."""
+        if self._fd >= 0 and is_paused != self._is_paused:
+            self._is_paused = is_paused
+            if is_paused:
+                self._loop.unwatch(self._fd)
+            else:
+                self._loop.watch(self._fd, READ, self._ready)
 
     def drain(self) -> None:
         """Reads what is in the pipe now, not what processes that hold it open go on to write: they may never stop."""

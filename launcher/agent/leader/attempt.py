@@ -37,6 +37,7 @@ class Attempt:
         self._hung: Event | None = None  # ... with the rank that is to blame, once all stacks are there
         self._without_stacks: list[int] | None = None  # ranks whose stacks may still come
         self._silent: tuple[float, list[int]] | None = None  # hosts without a message since then
+        self._lost = 0  # ranks that had not ended when their host was lost
         self._stop_by: float | None = None
         self._stopped_by = STOPPED  # the code of a stop, and its words
         self._is_killed = False
@@ -88,6 +89,7 @@ class Attempt:
         of = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
         text = f"host {host} ({of}) was lost: {reason}"
         self._symptoms.add(Event(Kind.LOST, host, ranks[0], self.statuses[ranks[0]], text=text), now)
+        self._lost += sum(self.statuses[rank].exit is None for rank in ranks)
 
     def stop(self, deadline_s: float, now: float, by: tuple[int, str] = STOPPED) -> None:
         """Starts a stop from outside: all later symptoms are part of it. It ends after `deadline_s`, with code and
@@ -141,7 +143,7 @@ class Attempt:
 
         `last_message_at` has the time of the last message of each host that is not lost.
         """
-        everyone_ended = self._counts.alive == 0
+        everyone_ended = self._counts.alive == self._lost  # ranks of a lost host count as ended: nothing more comes
         if self._stop_by is not None:
             if everyone_ended or now >= self._stop_by:
                 return self._stopped(everyone_ended)
@@ -245,19 +247,24 @@ class Attempt:
         return of_code(code, f"{words}: {self._saved(everyone_ended)}", step=self.step)
 
     def _saved(self, everyone_ended: bool) -> str:
-        """Whether the work was saved: "saved at step 37", or which ranks held it up."""
+        """Whether the work was saved: "saved at step 37", or which ranks or lost hosts held it up."""
         reports = [status.stopped for status in self.statuses.values() if status.stopped is not None]
-        if reports and (everyone_ended or len(reports) == len(self.statuses)):
-            if any(stopped.get("saved") for stopped in reports):
-                steps = [stopped.get("step") for stopped in reports]
-                return f"saved at step {max((step for step in steps if isinstance(step, int)), default=0)}"
+        has_all = bool(reports) and (everyone_ended or len(reports) == len(self.statuses))
+        lost = [event for event in self._symptoms.of(Closeness.HOST) if self._lost]
+        if any(stopped.get("saved") for stopped in reports):
+            steps = [stopped.get("step") for stopped in reports]
+            saved = f"saved at step {max((step for step in steps if isinstance(step, int)), default=0)}"
+            late = [] if has_all else [f"{self._who_holds_up()} did not end"]
+            return "; ".join([saved, *(event.text for event in lost), *late])
+        if has_all and not lost:
             return next((str(stopped["note"]) for stopped in reports if stopped.get("note")), "not saved")
-        if everyone_ended and all(status.phase is None for status in self.statuses.values()):
+        if everyone_ended and not lost and all(status.phase is None for status in self.statuses.values()):
             return "the program did not report whether it saved"
-        faults = self._symptoms.of(Closeness.CAUSE, Closeness.ABORT, Closeness.EXIT)
+        faults = [*lost, *self._symptoms.of(Closeness.CAUSE, Closeness.ABORT, Closeness.EXIT)]
         found = decide([event for event in faults if event.exit != -signal.SIGTERM])
         if found is not None and not self._is_killed:
-            return f"not saved: {verdict_of(found[0]).message}"
+            before = f"; step {self.committed} is saved" if lost and self.committed else ""
+            return f"not saved: {verdict_of(found[0]).message}{before}"
         return f"not saved: {self._who_holds_up()}" + (", killed" if self._is_killed else "")
 
     def _who_holds_up(self) -> str:

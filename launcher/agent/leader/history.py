@@ -67,6 +67,18 @@ def next_move(records: Sequence[Record], in_place_limit: int, everyone_lives: bo
     return Next(False, first)
 
 
+def saved(records: Sequence[Record], generation: int = 0) -> int | None:
+    """The newest step that these attempts saved, 0 where they trained and saved none; None: none of them trained.
+
+    Where new pods have no record of those before them, 0: what keeps a run from training leads to no new pods.
+    """
+    if generation and not records:
+        return 0
+    steps = [record.last_committed for record in records if record.last_committed is not None]
+    has_trained = any(record.seconds.get(cause) for record in records for cause in ("step", "lost_work"))
+    return max(steps, default=0 if has_trained else None)
+
+
 def _has_repeated(records: Sequence[Record]) -> bool:
     """Whether the last two attempts failed at once and alike, before any progress: a third would fail too."""
     failures = [_failure(record) for record in records[-2:]]

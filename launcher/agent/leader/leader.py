@@ -16,6 +16,7 @@ from jaxlaunch.contract import Action
 from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.handshake import LeaderSide
+from jaxlaunch.launcher.agent.gang.messages import Stop
 from jaxlaunch.launcher.agent.gang.progress import Status, phase_timeouts
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello, Refusal, refusal
 from jaxlaunch.launcher.agent.gang.verdict import Event
@@ -30,6 +31,7 @@ from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
 from jaxlaunch.launcher.agent.leader.pod_log import PodLog, View
 from jaxlaunch.launcher.agent.leader.run_folder import AGENTS, RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
+from jaxlaunch.records import checked
 from jaxlaunch.records.progress_annotation import Recorded
 from jaxlaunch.records.summary import Of, Summary, ratio
 from jaxlaunch.records.verdict import Verdict, names, of_code
@@ -229,8 +231,8 @@ class Leader:
     def _take(self, peer: Peer, message: Message) -> None:
         now, kind, attempt = time.monotonic(), message["type"], self._attempt
         if kind == "stop":
-            excess = message.get("excess")
-            self._stop_requested(now, STOPPED if excess is None else (contract.STORAGE, str(excess)))
+            excess = checked.read(Stop, message).excess
+            self._stop_requested(now, STOPPED if excess is None else (contract.STORAGE, excess))
         elif kind == "kill":
             self._say(f"{peer.hello.name} received a second signal to stop")
             attempt.kill(now)
@@ -302,7 +304,10 @@ class Leader:
         size = " on ".join(f"{count} {name}{plural if count > 1 else ''}" for count, name, plural in counts)
         self._say(f"starting attempt {self._number}: {size}")
         coordinator = f"{bracketed(self._config.leader[0])}:{free_port()}"
-        self._broadcast("start", attempt=self._number, coordinator=coordinator, start=self._starts.number)
+        start, saved = self._starts.number, history.saved(self._records, self._config.generation)
+        if saved is None and self._starts.has_written:
+            saved = 0
+        self._broadcast("start", attempt=self._number, coordinator=coordinator, start=start, saved=saved)
         self._keep_summary(time.monotonic())
 
     def _consider(self) -> None:
@@ -374,6 +379,10 @@ class Leader:
             started=self._started,
         )
         self._seconds_before = seconds
+        others = self._run_folder.records(self._config.uid)
+        if others and others[-1].attempt == self._number:  # host 0 stood still, and host 1 has ended the attempt
+            self._records.append(others[-1])
+            return
         self._records.append(record)
         self._run_folder.append(record)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jaxlaunch.launcher.agent.io import files
+from jaxlaunch import regular_files
 from jaxlaunch.launcher.agent.io.output import log_path, start_folder
 from jaxlaunch.records import checked, wire
 from jaxlaunch.records.attempt import Record
@@ -45,7 +45,7 @@ class RunFolder:
         if self._folder is None:
             return []
         try:
-            lines = files.read(self._folder / ATTEMPTS, MAX_READ, at_end=True).splitlines()
+            lines = regular_files.read(self._folder / ATTEMPTS, MAX_READ, at_end=True).splitlines()
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -63,13 +63,23 @@ class RunFolder:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with (self._folder / ATTEMPTS).open("a+b") as file:
+            with open(self._folder / ATTEMPTS, "a+b", opener=regular_files.opener) as file:
                 line = json.dumps(record.to_json(), default=str).encode() + b"\n"
                 file.write(line if _ends_a_line(file) else b"\n" + line)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             self._failed(error)
+
+    def amend(self, record: Record) -> None:
+        """Replaces the last attempt of attempts.jsonl, of which more has become known."""
+        if self._folder is None:
+            return
+        try:
+            before = regular_files.read(self._folder / ATTEMPTS, MAX_READ, at_end=True).splitlines(keepends=True)[:-1]
+        except OSError as error:
+            return self._failed(error)
+        self.replace(ATTEMPTS, b"".join(before) + json.dumps(record.to_json(), default=str).encode() + b"\n")
 
     def write(self, name: str, value: Mapping[str, Any] | Sequence[Any]) -> None:
         """Replaces a file by `value` as JSON, atomically: a reader finds the old content or the new."""
@@ -92,7 +102,7 @@ class RunFolder:
         """Replaces file `to` by a copy of `name`, atomically, where there is one."""
         if self._folder is not None:
             with contextlib.suppress(OSError):
-                self.replace(to, files.read(self._folder / name, MAX_JSON))
+                self.replace(to, regular_files.read(self._folder / name, MAX_JSON))
 
     def move(self, name: str, to: str) -> None:
         """Moves a file or folder where there is one, and nothing in its new place."""
@@ -173,7 +183,7 @@ def agents(folder: Path) -> list[Listed]:
 
 def _json(path: Path) -> Any:
     """The value in a file. Raises OSError, and ValueError where it is none, or larger than ours get."""
-    data = files.read(path, MAX_JSON + 1)
+    data = regular_files.read(path, MAX_JSON + 1)
     if len(data) > MAX_JSON or sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES:
         raise ValueError(f"{path} is too large")
     return wire.decoded(data)
@@ -190,7 +200,7 @@ def _ends_a_line(file: BinaryIO) -> bool:
 def _end(path: Path, size: int) -> list[str]:
     """The last whole lines of a file, `size` bytes at most; none where it cannot be read."""
     try:
-        found = files.read(path, size + 1, at_end=True)
+        found = regular_files.read(path, size + 1, at_end=True)
     except OSError:
         return []
     lines = found[-size:].decode(errors="replace").splitlines()

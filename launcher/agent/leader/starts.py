@@ -47,6 +47,18 @@ class Starts:
         """The rows of the starts before this one."""
         return self._rows[:-1]
 
+    @property
+    def saved(self) -> int:
+        """The newest step that earlier starts saved; 0 where they saved none."""
+        kept = [self._folder.summary(name=_path(row.start, FILE)) for row in self.earlier]
+        return max((found.saved or 0 for found in kept if found is not None), default=0)
+
+    @property
+    def has_written(self) -> bool:
+        """Whether an earlier start trained, with its checkpoints where this one has them."""
+        has_moved = any(key.startswith("train.checkpoint") for key in self._rows[-1].changed)
+        return not has_moved and any(row.has_trained for row in self.earlier)
+
     def begin(self, changed: Mapping[str, Sequence[Any]]) -> None:
         """Puts the row of this start on storage, before its agents begin."""
         self._rows[-1] = dataclasses.replace(self._rows[-1], changed=changed)

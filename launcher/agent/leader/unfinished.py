@@ -84,7 +84,7 @@ def record_lost_leader(
 
     That is host 0's last report; the last summary in `folder`, if it is of the same attempt; and the statuses of this
     host's own processes. The folder may be this host's copy, without what host 0 wrote since the pods started. Nothing
-    is written where this host never joined a host 0 that still writes summaries.
+    is written where this host never joined a host 0 that still writes summaries, nor where the end is on record.
     """
     found = folder.summary(config.uid)
     has_joined = reported.attempt > 0 or reported.last is not None
@@ -95,6 +95,8 @@ def record_lost_leader(
         if found.of.generation != config.generation:
             settle(folder, config.uid)  # host 0 would have done it
     records = folder.records(config.uid)
+    if has_joined and records and records[-1].attempt >= reported.attempt > 0:
+        return  # host 0 went on without this host, which was held up, and has put the end of the attempt on record
     found, of = _last_known(folder, config, reported, records)
     firsts = [status.first_committed for status in statuses if status.first_committed is not None]
     lasts = [status.committed for status in statuses if status.first_committed is not None]
@@ -104,7 +106,8 @@ def record_lost_leader(
         last_committed=_most(of.last_committed, *lasts),
     )
     own = _least(*(status.step for status in statuses))
-    record = close(of, verdict)
+    step = found.step if own is None else own
+    record = close(of, dataclasses.replace(verdict, step=step))
     end = record.verdict
     folder.append(record)
     before = records[-1].attempt if records else 0
@@ -113,7 +116,7 @@ def record_lost_leader(
     ended = dataclasses.replace(
         found,
         verdict=end,
-        step=found.step if own is None else own,
+        step=step,
         seconds=reported_fields.carried(records, time.time(), config.started)
         if is_known
         else _of_run(reported, record),

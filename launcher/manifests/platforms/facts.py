@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from jaxlaunch.accelerators import Source
 
-Provisioner = Literal["karpenter", "managed"]
+Provisioner = Literal["karpenter", "managed", "auto"]
 
 INSTANCE = "node.kubernetes.io/instance-type"
 GKE_GPU = "cloud.google.com/gke-accelerator"
@@ -21,21 +21,12 @@ NAME, PROJECT, BLOCK, SUB_BLOCK = "NAME", "PROJECT", "BLOCK", "SUB_BLOCK"
 
 
 @dataclasses.dataclass(frozen=True)
-class Nodes:
-    """A kind of node: its labels, one of several values for a key, and the taints to tolerate."""
-
-    labels: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    tolerations: tuple[Mapping[str, Any], ...] = ()
-    source: Source | None = None  # None: a job's or a cluster's own words
-
-
-@dataclasses.dataclass(frozen=True)
 class Instance:
     """A machine type: GPUs, GiB of memory of each as its maker names it, and interfaces for the fast network."""
 
     gpus: int
     memory_gb: int
-    efa: int = 0
+    efa: int | None = 0  # None: not known
     source: Source | None = None
 
 
@@ -62,6 +53,18 @@ class Fact(Generic[_Value]):
 
 
 @dataclasses.dataclass(frozen=True)
+class Nodes:
+    """A kind of node: its labels, one of several values for a key, and the taints to tolerate."""
+
+    labels: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    source: Source | None = None  # None: a job's or a cluster's own words
+    plugins: Fact[str] | None = None  # of NCCL, that an installer puts where the NCCL of every job finds them
+    rdma: Fact[int] | None = None  # adapters for RDMA that GKE's managed DRANET gives a pod
+    gib_tuner: Fact[str] | None = None  # the configuration of these machines for the tuner of NCCL's plugin gIB
+
+
+@dataclasses.dataclass(frozen=True)
 class PlatformFacts:
     """A platform's row in the table: what jobs are made from and judged by. An accelerator that is not in `nodes` does
     not exist there."""
@@ -73,7 +76,7 @@ class PlatformFacts:
     networks: tuple[str, ...] = ()  # fast networks that exist there alone, as `network:` names them
     instances: Mapping[str, Instance] = dataclasses.field(default_factory=dict)  # by the value of a label
     largest: Mapping[str, Fact[int]] = dataclasses.field(default_factory=dict)  # GPUs of the largest machine, likewise
-    memory_gb: Mapping[str, Fact[int]] = dataclasses.field(default_factory=dict)  # of each GPU, likewise
+    memory_gb: Mapping[str, Fact[float]] = dataclasses.field(default_factory=dict)  # of each GPU, likewise
     slice_label: Fact[str] | None = None  # that nodes of one TPU slice share
     # Search paths that a program needs there to find its driver, by JAX's platform.
     search_paths: Mapping[str, Fact[Mapping[str, str]]] = dataclasses.field(default_factory=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jaxlaunch.accelerators import Source
+from jaxlaunch.accelerators import DRIVER, KNOWN, Accelerator, Source
 from jaxlaunch.launcher.manifests.platforms.facts import (
     AMD_DEVICE,
     GPU_PRODUCT,
@@ -25,16 +25,8 @@ AMD = Source(
 )
 AMD_IDS = Source("vLLM: PCI ids of AMD Instinct GPUs", "github.com/vllm-project/vllm, vllm/platforms/rocm.py")
 AMD_GROUP = Source("AMD GPU device plugin: as another user than root", "github.com/ROCm/k8s-device-plugin, issue 39")
-MAKERS = Source(
-    "NVIDIA: MIG user guide, memory of supported GPUs",
-    "docs.nvidia.com/datacenter/tesla/mig-user-guide/supported-gpus.html",
-)
 
 DRIVER_LABEL = Fact("nvidia.com/cuda.driver.major", DISCOVERY)  # on GKE and EKS too, where the discovery is installed
-
-
-def _gpu(*products: str) -> Nodes:
-    return Nodes({GPU_PRODUCT: products}, (GPU_TAINT,), DISCOVERY)
 
 
 def _amd(*ids: str) -> Nodes:
@@ -46,28 +38,26 @@ AMD_RESOURCE = Fact("amd.com/gpu", AMD)
 # A node's own group, by whose number alone a user other than root opens the devices.
 AMD_DEVICES = Fact("/dev/kfd and /dev/dri/renderD*, of root and group render, mode 0660", AMD_GROUP)
 
-# GB of the makes of an accelerator that comes in several, where a label tells them apart.
-MEMORY_GB: Mapping[str, Fact[int]] = {
-    "NVIDIA-A100-SXM4-40GB": Fact(40, MAKERS),
-    "NVIDIA-A100-PCIE-40GB": Fact(40, MAKERS),
-    "NVIDIA-A100-SXM4-80GB": Fact(80, MAKERS),
-    "NVIDIA-A100-80GB-PCIe": Fact(80, MAKERS),
-    "NVIDIA-H100-80GB-HBM3": Fact(80, MAKERS),
-    "NVIDIA-H100-PCIe": Fact(80, MAKERS),
-    "NVIDIA-H100-NVL": Fact(94, MAKERS),
+# GiB of the makes of each GPU, by the name that the discovery gives it: the device's own, without spaces.
+_MEMORY_GB: Mapping[str, Fact[float]] = {
+    make.name.replace(" ", "-"): Fact(make.memory_gib, DRIVER)
+    for one in KNOWN.values()
+    if one.platform == "cuda"
+    for make in one.makes
 }
+
+
+def _nvidia(one: Accelerator) -> Nodes:
+    """A GPU of whatever name is asked for by its resource alone."""
+    products = tuple(make.name.replace(" ", "-") for make in one.makes)
+    return Nodes({GPU_PRODUCT: products} if products else {}, (GPU_TAINT,), DISCOVERY)
+
 
 NODES: Mapping[str, Nodes] = {
     "cpu": Nodes(source=DISCOVERY),
-    "l4": _gpu("NVIDIA-L4"),
-    "a100": _gpu("NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-PCIE-40GB", "NVIDIA-A100-80GB-PCIe"),
-    "h100": _gpu("NVIDIA-H100-80GB-HBM3", "NVIDIA-H100-PCIe", "NVIDIA-H100-NVL"),
-    "h200": _gpu("NVIDIA-H200", "NVIDIA-H200-NVL"),
-    "b200": _gpu("NVIDIA-B200"),
-    "b300": _gpu("NVIDIA-B300-SXM6-AC"),
-    "gb200": _gpu("NVIDIA-GB200"),
+    **{name: _nvidia(one) for name, one in KNOWN.items() if one.platform == "cuda"},
     "mi300x": _amd("74a1", "74b5"),
     "mi325x": _amd("74a5", "74b9"),
 }
 
-PLATFORM = PlatformFacts(NODES, memory_gb=MEMORY_GB)
+PLATFORM = PlatformFacts(NODES, memory_gb=_MEMORY_GB)

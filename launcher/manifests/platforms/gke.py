@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jaxlaunch.accelerators import Source
 from jaxlaunch.launcher.manifests.platforms.facts import (
@@ -67,8 +67,25 @@ COMPUTE_DOMAINS = Source(
 )
 
 
-def _gpu(*values: str) -> Nodes:
-    return Nodes({GKE_GPU: values}, (GPU_TAINT,), GPUS)
+GIB_RELEASE = Source(
+    "NCCL/gIB 1.1.2 of May 2026: NCCL versions", "docs.cloud.google.com/ai-hypercomputer/docs/nccl/release-notes-arm64"
+)
+DRANET = Source(
+    "GKE: allocate network resources by managed DRANET; its NCCL test",
+    f"{_DOCS}/how-to/allocate-network-resources-dra; "
+    "github.com/GoogleCloudPlatform/container-engine-accelerators, gpudirect-rdma/nccl-test-managed-rdma.yaml",
+)
+RDMA_CLASS = Fact("mrdma.google.com", DRANET)
+# GPUDirect RDMA by NCCL's plugin gIB.
+GIB_FOLDER = Fact("/usr/local/gib", GIB_POD)
+_GIB = Fact("gIB", GIB_POD)
+
+
+def _gpu(
+    *values: str, plugins: Fact[str] | None = None, rdma: Fact[int] | None = None, gib_tuner: str | None = None
+) -> Nodes:
+    tuner = None if gib_tuner is None else Fact(f"{GIB_FOLDER.value}/configs/{gib_tuner}", GIB_NCCL)
+    return Nodes({GKE_GPU: values}, (GPU_TAINT,), GPUS, plugins, rdma, tuner)
 
 
 def _tpu(value: str) -> Nodes:
@@ -77,12 +94,17 @@ def _tpu(value: str) -> Nodes:
 
 NODES: Mapping[str, Nodes] = {
     "cpu": Nodes(source=GPUS),
+    "gpu": Nodes({}, (GPU_TAINT,), GPUS),
+    "t4": _gpu("nvidia-tesla-t4"),
+    "v100": _gpu("nvidia-tesla-v100"),
+    "rtxpro6000": _gpu("nvidia-rtx-pro-6000"),
     "l4": _gpu("nvidia-l4"),
     "a100": _gpu("nvidia-tesla-a100", "nvidia-a100-80gb"),
-    "h100": _gpu("nvidia-h100-80gb", "nvidia-h100-mega-80gb"),
-    "h200": _gpu("nvidia-h200-141gb"),
-    "b200": _gpu("nvidia-b200"),
-    "gb200": Nodes({GKE_GPU: ("nvidia-gb200",)}, (GPU_TAINT, ARM_TAINT), GPUS),
+    "h100": _gpu("nvidia-h100-80gb", "nvidia-h100-mega-80gb", plugins=Fact("GPUDirect-TCPX or TCPXO", TCPXO)),
+    "h200": _gpu("nvidia-h200-141gb", plugins=_GIB, rdma=Fact(8, DRANET), gib_tuner="tuner_config_a3u.txtpb"),
+    "b200": _gpu("nvidia-b200", plugins=_GIB, rdma=Fact(8, DRANET), gib_tuner="tuner_config_a4.txtpb"),
+    "gb200": Nodes({GKE_GPU: ("nvidia-gb200",)}, (GPU_TAINT, ARM_TAINT), GPUS, _GIB, Fact(4, DRANET)),
+    "gb300": Nodes({GKE_GPU: ("nvidia-gb300",)}, (GPU_TAINT, ARM_TAINT), GPUS),
     "v4": _tpu("tpu-v4-podslice"),
     "v5e": _tpu("tpu-v5-lite-podslice"),
     "v5p": _tpu("tpu-v5p-slice"),
@@ -93,7 +115,8 @@ NODES: Mapping[str, Nodes] = {
 }
 
 # GB of the makes of an accelerator that comes in several, where a label tells them apart.
-MEMORY_GB: Mapping[str, Fact[int]] = {
+MEMORY_GB: Mapping[str, Fact[float]] = {
+    "nvidia-tesla-v100": Fact(16, MACHINES),
     "nvidia-tesla-a100": Fact(40, MACHINES),
     "nvidia-a100-80gb": Fact(80, MACHINES),
     "nvidia-h100-80gb": Fact(80, MACHINES),
@@ -102,6 +125,9 @@ MEMORY_GB: Mapping[str, Fact[int]] = {
 
 # GPUs of the largest machine.
 LARGEST: Mapping[str, Fact[int]] = {
+    "nvidia-tesla-t4": Fact(4, MACHINES),
+    "nvidia-tesla-v100": Fact(8, MACHINES),
+    "nvidia-rtx-pro-6000": Fact(8, MACHINES),
     "nvidia-l4": Fact(8, MACHINES),
     "nvidia-tesla-a100": Fact(16, MACHINES),
     "nvidia-a100-80gb": Fact(8, MACHINES),
@@ -110,6 +136,7 @@ LARGEST: Mapping[str, Fact[int]] = {
     "nvidia-h200-141gb": Fact(8, MACHINES),
     "nvidia-b200": Fact(8, MACHINES),
     "nvidia-gb200": Fact(4, MACHINES),
+    "nvidia-gb300": Fact(4, MACHINES),
 }
 
 CAPACITY: Mapping[str, Nodes] = {
@@ -181,16 +208,18 @@ TCPXO_VARIABLES: Fact[Mapping[str, str]] = Fact(
         "NCCL_DEBUG": "WARN",
         "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV,COLL,GRAPH",
         "NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY": "/dev/aperture_devices",
+        "NCCL_NVLS_ENABLE": "1",
+        # JAX loads the image's NCCL by its path; the one that is loaded before is the one that is found.
+        "LD_PRELOAD": "/usr/local/nvidia/lib64/libnccl.so.2",
     },
     TCPXO_RELEASE,
 )
 # GPUDirect-TCPX of a3-highgpu-8g is not built.
 TCPX_GPU = Fact("nvidia-h100-80gb", TCPXO)
 
-# GPUDirect RDMA by NCCL's plugin gIB: 8 GPUs of a3-ultragpu-8g or a4-highgpu-8g, an interface for each from eth2 on.
+# gIB: 8 GPUs of a3-ultragpu-8g or a4-highgpu-8g, an interface for each from eth2 on.
 GIB_GPUS = Fact(8, GIB_POD)
 GIB_FIRST_INTERFACE = Fact(2, GIB_POD)
-GIB_FOLDER = Fact("/usr/local/gib", GIB_POD)
 GIB_FOLDERS: Fact[Mapping[str, str]] = Fact(
     {"/home/kubernetes/bin/nvidia": "/usr/local/nvidia", "/home/kubernetes/bin/gib": GIB_FOLDER.value}, GIB_POD
 )
@@ -209,25 +238,27 @@ GIB_VARIABLES: Fact[Mapping[str, str]] = Fact(
     },
     GIB_NCCL,
 )
-# By accelerator: those that have it.
-GIB_TUNER: Mapping[str, Fact[str]] = {
-    "h200": Fact(f"{GIB_FOLDER.value}/configs/tuner_config_a3u.txtpb", GIB_NCCL),
-    "b200": Fact(f"{GIB_FOLDER.value}/configs/tuner_config_a4.txtpb", GIB_NCCL),
-}
-# The installer puts the plugin where NCCL of every job finds it, and its tuner ends a job that does not configure it.
-WITHOUT_GIB: Fact[Mapping[str, str]] = Fact({"NCCL_TUNER_PLUGIN": "none", "NCCL_NET_PLUGIN": "none"}, GIB_UNUSED)
+# A tuner that an installer puts there ends a job that does not configure it.
+WITHOUT_PLUGINS: Fact[Mapping[str, str]] = Fact({"NCCL_TUNER_PLUGIN": "none", "NCCL_NET_PLUGIN": "none"}, GIB_UNUSED)
+# Beginnings of variables by which a job sets the plugins up itself.
+OF_PLUGINS: Fact[Sequence[str]] = Fact(("NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_"), TCPXO_RELEASE)
+# The NCCL that TCPXO is qualified with, which its installer brings, and the oldest that gIB works with.
+TCPXO_NCCL = Fact("2.28.7", TCPXO_RELEASE)
+GIB_OLDEST_NCCL = Fact("2.25", GIB_RELEASE)
 
-# A4X also joins its hosts by NVLink, through a ComputeDomain (IMEX) of a DRA driver: not built.
+# A4X also joins its hosts by NVLink, through a ComputeDomain (IMEX) of a DRA driver.
 COMPUTE_DOMAIN_GPU = Fact("nvidia-gb200", COMPUTE_DOMAINS)
 
 # Bandwidth of all interfaces for GPUs as a multiple of eth0's 200 Gbit/s, which plain TCP uses: 4 × 200 Gbit/s of
-# a3-highgpu-8g, 8 × 200 of a3-megagpu-8g, 8 × 400 of a3-ultragpu-8g and a4-highgpu-8g, 4 × 400 of a4x-highgpu-4g.
+# a3-highgpu-8g, 8 × 200 of a3-megagpu-8g, 8 × 400 of a3-ultragpu-8g and a4-highgpu-8g, 4 × 400 of a4x-highgpu-4g,
+# 4 × 800 of a4x-maxgpu-4g-metal.
 GPU_NETWORK_FACTOR: Mapping[str, Fact[int]] = {
     "nvidia-h100-80gb": Fact(4, BANDWIDTH),
     "nvidia-h100-mega-80gb": Fact(8, BANDWIDTH),
     "nvidia-h200-141gb": Fact(16, BANDWIDTH),
     "nvidia-b200": Fact(16, BANDWIDTH),
     "nvidia-gb200": Fact(8, BANDWIDTH),
+    "nvidia-gb300": Fact(16, BANDWIDTH),
 }
 # GB/s of NCCL between hosts by plain TCP, and by GPUDirect-TCPXO.
 NCCL_GB_PER_S: Fact[tuple[int, int]] = Fact((4, 340), MEASURED)
@@ -235,7 +266,7 @@ NCCL_GB_PER_S: Fact[tuple[int, int]] = Fact((4, 340), MEASURED)
 PLATFORM = PlatformFacts(
     NODES,
     CAPACITY,
-    networks=("gpudirect-tcpxo", "gpudirect-rdma"),
+    networks=("gpudirect-tcpxo", "gpudirect-rdma", "gpudirect-rdma-dra"),
     largest=LARGEST,
     memory_gb=MEMORY_GB,
     slice_label=SLICE_LABEL,

@@ -25,9 +25,8 @@ cluster whose nodes are labelled otherwise says so under `nodes` and `capacity` 
 of JobSet and Kueue, and that it runs there is *by the source*. Labels of several values are an affinity; a job of
 several hosts must choose one value with `node_selector`, because its hosts would differ in memory or network.
 
-Not built: GPUDirect-TCPX of a3-highgpu-8g, and on a4x-highgpu-4g GPUDirect RDMA and the ComputeDomain of its NVLink
-between hosts. Such hosts communicate over plain TCP unless `pod:` adds what the cluster has; `launcher plan` shows what
-that costs. AMD's GPUs run programs of your own (`command:`); the built-in trainer does not support ROCm.
+Not built: GPUDirect-TCPX of a3-highgpu-8g. Such hosts communicate over TCP; `launcher plan` shows what that costs.
+AMD's GPUs run programs of your own (`command:`); the built-in trainer does not support ROCm.
 """
 
 _ACCELERATORS = """\
@@ -35,6 +34,9 @@ _ACCELERATORS = """\
 
 From the rows of `jaxlaunch/accelerators.py`, the same on every platform. Memory is what one JAX device has. The peak is
 that of dense bf16, which MFU is a part of; several, where devices of several names are of the type.
+
+`gpu` is an NVIDIA GPU of any name: the job requests `nvidia.com/gpu`, and `node_selector` chooses the nodes. What is
+not known of it is left out: no MFU, and a plan of memory only with `accelerator.memory`, such as `24Gi`.
 
 | `type` | JAX's platform | devices per host | GiB per device | peak TFLOP/s | compute capability | source |
 |---|---|---|---|---|---|---|"""
@@ -56,6 +58,8 @@ def facts(value: Any) -> Iterator[_Known]:
     """Every fact in a value, however deep in its mappings and sequences."""
     if isinstance(value, Nodes | Instance | Access | Fact):
         yield value
+        if isinstance(value, Nodes):
+            yield from facts((value.plugins, value.gib_tuner))
     elif isinstance(value, PlatformFacts):
         yield from facts(vars(value))
     elif isinstance(value, Mapping | tuple):
@@ -82,8 +86,9 @@ def _accelerators() -> Iterator[str]:
     for name, one in KNOWN.items():
         devices = "by the topology" if one.dimensions else str(one.per_host)
         devices += f", {one.devices_per_chip} a chip" if one.devices_per_chip > 1 else ""
-        memory = " or ".join(f"{size:g}" for size in one.memory_gib) or "its host's"
-        peaks = " or ".join(dict.fromkeys(f"{peak / 1e12:g}" for peak in one.peak_flops.values())) or "not known"
+        memory = " or ".join(f"{size:g}" for size in one.memory_gib) or ("its host's" if name == "cpu" else "not known")
+        known = [make.peak_flops / 1e12 for make in one.makes if make.peak_flops is not None]
+        peaks = " or ".join(dict.fromkeys(f"{peak:g}" for peak in known)) or "not known"
         read = ", ".join(str(numbers[source]) for source in one.sources) or "none"
         yield f"| `{name}` | {one.platform} | {devices} | {memory} | {peaks} | {one.capability or 'none'} | {read} |"
     yield ""
@@ -143,7 +148,8 @@ def _instances(instances: Mapping[str, Instance], numbers: Mapping[Source, int])
     yield "| instance type | GPUs | GB of each | EFA interfaces | source |"
     yield "|---|---|---|---|---|"
     for name, one in instances.items():
-        yield f"| `{name}` | {one.gpus} | {one.memory_gb} | {one.efa or 'none'} | {_number(one, numbers)} |"
+        efa = "not known" if one.efa is None else one.efa or "none"
+        yield f"| `{name}` | {one.gpus} | {one.memory_gb} | {efa} | {_number(one, numbers)} |"
     yield ""
 
 
@@ -153,6 +159,9 @@ def _others(module: ModuleType, numbers: Mapping[Source, int]) -> Iterator[str]:
     for name, value in vars(module).items():
         if name not in _TABLES and not name.startswith("_"):
             rows += [(f"{name.lower().replace('_', ' ')}{of}", fact) for of, fact in _named(value)]
+    for kind, nodes in vars(module).get("NODES", {}).items():
+        rows += [(f"plugins of NCCL of `{kind}`", nodes.plugins)] if nodes.plugins else []
+        rows += [(f"gib tuner of `{kind}`", nodes.gib_tuner)] if nodes.gib_tuner else []
     rows += [("resource", fact) for fact in table.RESOURCE.values() if fact.source in numbers]
     yield "| fact | value | source |"
     yield "|---|---|---|"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from jaxlaunch.accelerators import Source
 from jaxlaunch.launcher.manifests.platforms import eks, generic, gke
-from jaxlaunch.launcher.manifests.platforms.facts import ARM_TAINT, Fact, Nodes, PlatformFacts, Provisioner
+from jaxlaunch.launcher.manifests.platforms.facts import Fact, Nodes, PlatformFacts, Provisioner
 
 PLATFORMS: Mapping[str, PlatformFacts] = {"gke": gke.PLATFORM, "eks": eks.PLATFORM, "generic": generic.PLATFORM}
 if TYPE_CHECKING:
@@ -29,16 +29,9 @@ NODES: Mapping[Where, Mapping[str, Nodes]] = {where: one.nodes for where, one in
 # Fast networks of one platform alone.
 HOME_OF_NETWORK: Mapping[str, Where] = {name: where for where, one in PLATFORMS.items() for name in one.networks}
 
-# Accelerators whose kinds of node have equal memory, and no fast network or the same: only of these may a gang have
-# several kinds. An AMD GPU has one id on the machine, and another in a virtual machine.
-ALIKE = ("l4", "mi300x", "mi325x")
-
-# Accelerators on machines with processors of Arm: GKE taints them, and EC2's p6e are NVIDIA's Grace too.
-ARM = tuple(kind for kind, nodes in gke.NODES.items() if ARM_TAINT in nodes.tolerations)
-
 # GPUs of the largest machine, and GB of each GPU, by the value of a label.
 LARGEST: dict[str, int] = {}
-MEMORY_GB: dict[str, int] = {}
+MEMORY_GB: dict[str, float] = {}
 for _row in PLATFORMS.values():
     LARGEST |= {name: one.gpus for name, one in _row.instances.items()}
     LARGEST |= {name: fact.value for name, fact in _row.largest.items()}

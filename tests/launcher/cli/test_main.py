@@ -243,7 +243,7 @@ def processor_time_of_children() -> float:
 def test_a_command_starts_soon(tmp_path: Path, capsys: Capture) -> None:
     """With three times the ratio that the bench allows; see benchmarks/cli.py."""
     (tmp_path / "job.yaml").write_text(
-        "name: lm\nimage: i\naccelerator: {type: cpu}\ntrain: {task: 'a:B', checkpoint: {path: 'gs://b/lm'}}\n"
+        "name: lm\nimage: i\naccelerator: {type: cpu}\ntrain: {task: 'a:B', checkpoint: {path: 'gs://team-b/lm'}}\n"
     )
     lines = {
         "python -I -c pass": ("-I", "-c", "pass"),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -60,7 +62,12 @@ def test_what_is_written_meanwhile_appears_above_the_status_line(
 
 
 OSC = "\x1b]52;c;aGVsbG8=\x07"  # sets the clipboard
-CONTROLS = "".join(map(chr, [*range(32), *range(127, 160)]))
+INVISIBLE = [
+    chr(code) for code in range(0xA0, sys.maxunicode + 1) if unicodedata.category(chr(code)) in ("Zl", "Zp", "Cs")
+]
+BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+NO_WIDTH = "\xad\u180e\u200b\u200c\u200d\u2060\ufeff\U000e0041"
+CONTROLS = "".join([*map(chr, [*range(32), *range(127, 160)]), *INVISIBLE, BIDI, NO_WIDTH])
 
 
 def test_control_characters_are_shown_and_not_obeyed_wherever_they_come_from(
@@ -83,12 +90,15 @@ def test_control_characters_are_shown_and_not_obeyed_wherever_they_come_from(
         assert set(CONTROLS).intersection(said) <= {"\n", "\t"}, said
     output.show("a\tb\nc \x1b]0;title\x07 × é")
     assert capsys.readouterr().out == "a\tb\nc \\x1b]0;title\\x07 × é\n"
+    output.show("\u202egnp.exe \U000e0041 caf\udce9")
+    assert capsys.readouterr().out == "\\u202egnp.exe \\U000e0041 caf\\udce9\n"
 
 
 def test_data_with_control_characters_is_the_same_as_json_and_as_yaml(capsys: Capture) -> None:
     for form, load in (("json", json.loads), ("yaml", yaml.safe_load)):
-        output.data({"a": f"{OSC}\x7f\x85\x9b"}, form)
-        assert load(capsys.readouterr().out) == {"a": f"{OSC}\x7f\x85\x9b"}
+        held = f"{OSC}\x7f\x85\x9b{BIDI}{NO_WIDTH}\u2028"
+        output.data({"a": held, held: 1}, form)
+        assert load(capsys.readouterr().out) == {"a": held, held: 1}
 
 
 def test_a_program_keeps_its_colours_to_the_end_of_its_line_and_nothing_else(capsys: Capture) -> None:

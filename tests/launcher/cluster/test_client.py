@@ -386,6 +386,31 @@ def test_who_waits_for_the_server_is_told_so_once_a_minute(
     assert told == [f"waiting for an answer of the API server {server.url}"]
 
 
+def test_who_waits_for_a_log_is_told_of_which_pod_and_of_slow_calls_in_a_row(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url)))
+    monkeypatch.setattr("jaxlaunch.launcher.cluster.transport.TELL_AFTER_S", 60.0)
+    monkeypatch.setattr("jaxlaunch.launcher.cluster.transport._SLOW_CALL_S", 0.0)
+    told, is_told = [], threading.Event()
+
+    def say(text: str) -> None:
+        told.append(text)
+        is_told.set()
+
+    def slow(handler: Handler) -> bool:
+        assert is_told.wait(30)
+        return False
+
+    cluster = Cluster.connect(say=say)
+    assert cluster.get(JOBSETS, "x") is None
+    monkeypatch.setattr("jaxlaunch.launcher.cluster.transport.TELL_AFTER_S", 1e-9)  # less than that call took
+    server.put(PODS.path("team", "lm-0", "log"), {"text": "hello\n"})
+    server.on("GET", "/log", slow)
+    assert list(cluster.log("team", "lm-0")) == ["hello"]
+    assert told == ["waiting for the log of pod lm-0 from its node"]
+
+
 def test_a_server_that_answers_at_once_is_not_spoken_of(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from jaxlaunch.contract import OLDEST_DRIVER
+from jaxlaunch.accelerators import OLDEST_DRIVER, PINNED_NCCL
 from jaxlaunch.launcher.cli.doctor import lines, summary
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.doctor import controllers, finding, namespace, nodes, queues, references, server
@@ -438,8 +438,7 @@ RDMA = "accelerator: {type: h100}\nhosts: 2\nnetwork: {profile: rdma, resource: 
 @pytest.mark.parametrize(
     ("more", "users", "what", "fix"),
     [
-        (V5E, {}, "whether user 1000 of the pods may open /dev/vfio/0 on the nodes", "or users: {v5e: root} in"),
-        (V5E, {"v5e": "root"}, None, ""),
+        (V5E, {"v5e": 1000}, "whether user 1000 of the pods may open /dev/vfio/0 on the", "or users: {v5e: root} in"),
         (V5E, {"v5e": "privileged"}, None, ""),
         (RDMA, {"h100": 2000}, "how much memory user 2000 of the pods may pin on the nodes for network rdma", "infin"),
         (RDMA, {"h100": "root"}, None, ""),
@@ -453,6 +452,39 @@ def test_what_the_nodes_must_give_the_pods_user_is_unknown_and_how_to_see_it_is_
     assert [one.level for one in found] == ([] if what is None else ["unknown"])
     for one in found:
         assert one.what.startswith(str(what)) and fix in one.fix and "kubectl debug node/NODE" in one.fix
+
+
+def test_pods_on_tpus_are_root_by_default_and_a_restricted_namespace_says_what_to_do() -> None:
+    for users, rights in ({}, "no capability"), ({"v5e": "root"}, "DAC_OVERRIDE"):
+        (found,) = nodes.access(pod_of(V5E, users))
+        assert found.level == "ok" and f"root with {rights}, so that they can open /dev/vfio/0" in found.what
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    refused = namespace.pod_security("team", labels, {"spec": pod_of(V5E, {})})
+    assert refused.level == "fail" and "pods on TPUs are root" in refused.fix and "users: {v5e: 1000}" in refused.fix
+    assert namespace.pod_security("team", labels, {"spec": pod_of(V5E, {"v5e": 1000})}).level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("more", "level", "words"),
+    [
+        ("{type: h100}\nhosts: 2\nnetwork: gpudirect-tcpxo", "ok", "NCCL 2.28.7 of the nodes' GPUDirect-TCPXO"),
+        ("{type: h100}\nhosts: 2\nnetwork: gpudirect-tcpxo\nenv: {LD_PRELOAD: /a.so}", "warn", "2.32.3 in one of"),
+        ("{type: h200}\nhosts: 2\nnetwork: gpudirect-rdma", "ok", "gIB works with NCCL 2.25 or newer"),
+        ("{type: h100}\nhosts: 2", None, ""),
+    ],
+)
+def test_the_nccl_of_a_network_s_plugins_is_compared_with_the_one_that_is_loaded(
+    more: str, level: str | None, words: str
+) -> None:
+    found = list(nodes.nccl(pod_of(f"accelerator: {more}", {})))
+    assert [one.level for one in found] == ([] if level is None else [level])
+    assert all(words in one.what for one in found)
+
+
+def test_the_nccl_of_the_images_is_the_one_that_is_pinned() -> None:
+    for cuda in OLDEST_DRIVER:
+        text = (Path(__file__).parents[3] / "requirements" / f"cuda{cuda}.txt").read_text()
+        assert f"nvidia-nccl-cu{cuda}=={PINNED_NCCL} " in text
 
 
 def test_the_documented_minimum_of_a_driver_is_the_one_that_is_checked_and_has_its_extra() -> None:

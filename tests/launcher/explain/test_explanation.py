@@ -29,6 +29,7 @@ from tests.launcher.objects import (
     ended,
     event,
     farewell,
+    job_object,
     jobset,
     judged,
     local_queue,
@@ -110,6 +111,42 @@ UNSEEN = event(
     'JobSet.jobset.x-k8s.io "lm" not found',
     last=ago(seconds=1),
 )
+
+
+def container(name: str, code: int | None = None, reason: str = "Error") -> dict[str, Any]:
+    """The status of a container next to the main one, which runs or has ended."""
+    ended = {"exitCode": code, "reason": reason}
+    return {
+        "name": name,
+        "state": {"running": {"startedAt": ago(minutes=5)}} if code is None else {"terminated": ended},
+    }
+
+
+def limited(kind: str, name: str, memory: str, **more: Any) -> dict[str, Any]:
+    return {kind: [{"name": name, "resources": {"limits": {"memory": memory}}, **more}]}
+
+
+def silent(name: str = "node-1", status: str = "Unknown") -> dict[str, Any]:
+    ready = condition(
+        "Ready",
+        status,
+        "NodeStatusUnknown",
+        "Kubelet stopped posting node status.",
+        lastTransitionTime=ago(minutes=3),
+    )
+    return {"metadata": {"name": name}, "status": {"conditions": [ready]}}
+
+
+def leaving(host: int, minutes: int = 2, **parts: Any) -> dict[str, Any]:
+    """A pod that should have ended so long ago, with the finalizer that every pod of a Job has."""
+    made = pod(host, **parts)
+    finalizers = ["batch.kubernetes.io/job-tracking"]
+    return made | {"metadata": made["metadata"] | {"deletionTimestamp": ago(minutes=minutes), "finalizers": finalizers}}
+
+
+DONE_LONG_AGO = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": ago(minutes=2)}}
+TAINTED_OUT = [condition("DisruptionTarget", reason="DeletionByTaintManager", message="Taint manager: deleting")]
+CLAIM = 'PodResourceClaim imex: resource claim template "t": resourceclaimtemplate.resource.k8s.io "t" not found'
 
 
 # A situation, the snapshot, and a regular expression for its first line.
@@ -840,7 +877,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             jobset(1, status={"restarts": 1}),
             pod(0) | {"metadata": pod(0)["metadata"] | {"deletionTimestamp": ago(minutes=9)}},
         ),
-        "^lm is restarting; 1 pod still terminating: pod lm-w-0-0-abcd0 should have ended 9m ago, and node-1 does not",
+        "^lm is restarting; 1 pod still terminating: pod lm-w-0-0-abcd0 should have ended 9m ago, and node node-1",
     ),
     "a finalizer keeps the JobSet alone": (
         snapshot(
@@ -894,9 +931,17 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             jobset(2),
             pod(0),
             pod(1),
-            records=(beat(phase="ended", counts={"ended": 1, "step": 1}, phases={"ended": [0], "step": [1]}),),
+            records=(beat(phase="ended", counts={"ended": 2}, phases={"ended": [0, 1]}),),
         ),
         "^lm runs: its processes have ended at step 40$",
+    ),
+    "most of what it started has ended": (
+        snapshot(
+            jobset(3),
+            *map(pod, range(3)),
+            records=(beat(phase="ended", counts={"ended": 2, "step": 1}, phases={"ended": [0, 2], "step": [1]}),),
+        ),
+        "^lm runs: its processes end at step 40; ranks 0, 2 have ended, rank 1 still runs$",
     ),
     "another controller": (
         snapshot({**jobset(1), "spec": {**jobset(1)["spec"], "managedBy": "their.test/own"}}, jobs=()),
@@ -1002,6 +1047,229 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         r"did not join within 5 s; host 1 \(pod lm-w-0-1-abcd1\): cannot join host 0 at \S+: name not resolved$",
     ),
     "no pods yet": (snapshot(jobset(2), events=()), "^lm is being created: 0 of 2 pods exist$"),
+    # --- a controller or a node that is silent ------------------------------------------------------------------------
+    "the Job controller is silent": (
+        snapshot(jobset(2), jobs=(job_object(is_seen=False),)),
+        "^lm has no pods 10m after its Job lm-w-0 was created: the Job controller has not acted on it$",
+    ),
+    "the Job controller misses a failure": (
+        snapshot(
+            jobset(1), pod(0, state={"terminated": {"exitCode": 3, "finishedAt": ago(minutes=2)}}, phase="Failed")
+        ),
+        r"^lm waits: host 0 \(pod lm-w-0-0-abcd0\) failed 2m ago, and the Job controller has not acted on that$",
+    ),
+    "the JobSet controller misses a failure": (
+        snapshot(
+            jobset(1), over(0, 3), jobs=(job_object("lm-w-0", condition("Failed", lastTransitionTime=ago(minutes=2))),)
+        ),
+        "^lm waits: its Jobs failed 2m ago, and the JobSet controller has not acted on that$",
+    ),
+    "the garbage collector is silent": (
+        snapshot(jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(minutes=5)}}, pod(0)),
+        "^lm is being deleted, but is blocked: the garbage collector has not deleted its Job lm-w-0 in 5m$",
+    ),
+    "the Job controller keeps a pod that has ended": (
+        snapshot(jobset(1, status={"restarts": 1}), leaving(0, phase="Failed")),
+        "pod lm-w-0-0-abcd0 has ended, and the Job controller has not counted it for 2m$",
+    ),
+    "a dead node keeps a pod": (
+        snapshot(jobset(1), leaving(0, conditions=TAINTED_OUT), silent_node=silent()),
+        "^lm was interrupted: its host was on node node-1, which does not answer or got a NoExecute taint; pod "
+        "lm-w-0-0-abcd0 should have ended 2m ago, and node node-1 has not answered since 11:57:00 UTC \\(3m ago\\): "
+        "Kubelet stopped posting node status$",
+    ),
+    "a dead node, its pods not deleted yet": (
+        snapshot(jobset(2), pod(0), pod(1, node="node-2"), silent_node=silent("node-2")),
+        "^lm waits: node node-2 has not answered since 11:57:00 UTC \\(3m ago\\): Kubelet stopped posting node status; "
+        "host 1 is on it$",
+    ),
+    "a kubelet that does not begin": (
+        snapshot(jobset(1), waiting(0, "ContainerCreating", is_seen=False, containerStatuses=[])),
+        "^lm is starting: its host: the kubelet of node node-1 has not begun with it in 10m$",
+    ),
+    "a warning while it is created": (
+        snapshot(jobset(2), pod(0), events=(event("Job", "lm-w-0", "Odd", "it is odd"),)),
+        "^lm is being created: 1 of 2 pods exist; the newest warning: Odd: it is odd$",
+    ),
+    "a resource claim that cannot be made": (
+        snapshot(
+            jobset(1),
+            pod(0, node=None, state={}, conditions=[]),
+            events=(event("Pod", "lm-w-0-0-abcd0", "FailedResourceClaimCreation", CLAIM),),
+        ),
+        "^lm waits: its host cannot be scheduled: FailedResourceClaimCreation: PodResourceClaim imex: .*not found$",
+    ),
+    # --- other containers ---------------------------------------------------------------------------------------------
+    "a sidecar failed": (
+        snapshot(
+            jobset(1, status=objects.ended("Failed", "FailedJobs")),
+            over(0, 0, message=farewell(0, "the process finished"), beside=[container("proxy", 7)]),
+        ),
+        "^lm failed: container proxy of its host ended with exit code 7; the program itself finished$",
+    ),
+    "a sidecar failed, and the program runs": (
+        snapshot(
+            jobset(2),
+            pod(0),
+            pod(1, beside=[container("ship", 137, "OOMKilled")], spec=limited("containers", "ship", "40Mi")),
+            records=(beat(),),
+        ),
+        "^lm runs, but container ship of host 1 was OOMKilled; its memory limit is 40Mi: the job fails",
+    ),
+    "a sidecar does not end": (
+        snapshot(jobset(1), pod(0, state=DONE_LONG_AGO, phase="Running", beside=[container("mesh")])),
+        r"^lm does not end: its program ended 2m ago \(exit 0\), but container mesh of its host still runs$",
+    ),
+    "a sidecar does not end, and the program failed": (
+        snapshot(
+            jobset(1),
+            pod(
+                0,
+                state={"terminated": DONE_LONG_AGO["terminated"] | {"exitCode": 83}},
+                phase="Running",
+                beside=[container("mesh")],
+            ),
+        ),
+        r"^lm does not end: its program ended 2m ago \(exit 83\), but container mesh of its host still runs$",
+    ),
+    "a native sidecar ends with the program": (
+        snapshot(
+            jobset(1, status=objects.ended("Completed")), over(0, 0, initContainerStatuses=[container("mesh", 137)])
+        ),
+        "^lm is done, in 5m$",
+    ),
+    "an init container runs": (
+        snapshot(jobset(1), waiting(0, "PodInitializing", initContainerStatuses=[container("fetch")])),
+        "^lm is starting: its host: init container fetch has run for 5m$",
+    ),
+    "a native sidecar is not ready": (
+        snapshot(
+            jobset(1),
+            waiting(
+                0,
+                "PodInitializing",
+                initContainerStatuses=[container("mesh")],
+                spec={"initContainers": [{"name": "mesh", "restartPolicy": "Always"}]},
+            ),
+        ),
+        "^lm is starting: its host: sidecar mesh has not been ready for 5m$",
+    ),
+    "an init container was OOMKilled": (
+        snapshot(
+            jobset(1, status=objects.ended("Failed", "FailedJobs"), resources={"memory": "64Gi"}),
+            waiting(
+                0,
+                "PodInitializing",
+                phase="Failed",
+                initContainerStatuses=[container("fetch", 137, "OOMKilled")],
+                spec=limited("initContainers", "fetch", "40Mi"),
+            ),
+        ),
+        "^lm failed: init container fetch of its host was OOMKilled; its memory limit is 40Mi$",
+    ),
+    "too little memory to start": (
+        snapshot(
+            jobset(1, status=objects.ended("Failed", "FailedJobs")),
+            over(
+                0,
+                128,
+                "StartError",
+                "cannot start a stopped process: unknown",
+                spec=limited("containers", "main", "4Mi"),
+            ),
+        ),
+        "^lm failed: it cannot start on its host: its memory limit of 4Mi is too low for the container runtime",
+    ),
+    "the container runtime fails": (
+        snapshot(
+            jobset(1, status=objects.ended("Failed", "FailedJobs")),
+            over(0, 128, "StartError", "cgroup: device busy", spec=limited("containers", "main", "4Gi")),
+        ),
+        "^lm failed: it cannot start on its host: the container runtime failed: cgroup: device busy$",
+    ),
+    # --- ranks --------------------------------------------------------------------------------------------------------
+    "one rank has ended": (
+        snapshot(
+            jobset(2),
+            pod(0),
+            pod(1),
+            records=(
+                beat(phase="unsaid", step=None, phases={"unsaid": [0], "ended": [1]}, counts={"unsaid": 1, "ended": 1}),
+            ),
+        ),
+        "^lm runs: its program reports no steps; rank 1 has ended, rank 0 still runs$",
+    ),
+    "a trainer that starts": (
+        snapshot(
+            jobset(1, command=None, train={"task": "my.tasks:Mine", "batch": 1, "steps": 9}),
+            pod(0),
+            records=(beat(phase="unsaid", step=None, phases={"unsaid": [0]}, counts={"unsaid": 1}),),
+        ),
+        "^lm runs: its processes start: imports, devices, JAX's own initialization$",
+    ),
+    "no room in shared memory": (
+        snapshot(
+            jobset(1, status=objects.ended("Failed", "FailedJobs"), resources={"memory": "1Gi", "shm": "1Mi"}),
+            over(0, 135, message=farewell(135, "rank 0 was killed by SIGBUS")),
+        ),
+        r"^lm failed: killed \(exit 135\): rank 0 was killed by SIGBUS; most often /dev/shm is full, which is 1Mi",
+    ),
+    # --- the scheduler's rules, and Kueue's reasons -------------------------------------------------------------------
+    "topology spread": (
+        unscheduled(
+            "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 node(s) didn't match pod topology spread "
+            "constraints (missing required label). no new claims to deallocate, preemption: 0/3 nodes are available: 3 "
+            "Preemption is not helpful for scheduling.",
+            node("a"),
+            node("b"),
+            node("c", taints=("x=y:NoSchedule",)),
+        ),
+        r"unschedulable: 2 node\(s\) didn't match pod topology spread constraints \(missing required label\); 2 nodes "
+        "would fit a host when empty$",
+    ),
+    "anti-affinity, nodes unknown": (
+        snapshot(
+            jobset(1),
+            pending(0, "0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules. preemption: no."),
+        ),
+        r"unschedulable: 0/2 nodes are available: 2 node\(s\) didn't match pod anti-affinity rules$",
+    ),
+    "a closed queue": (
+        snapshot(jobset(1, **QUEUED), workload=reserved("Workload namespace doesn't match ClusterQueue selector")),
+        "^lm waits: queue research is closed to namespace team: its namespaceSelector does not match$",
+    ),
+    "drained": (
+        snapshot(
+            jobset(1, **QUEUED),
+            workload=reserved("ClusterQueue shared is stopped", condition("Evicted", reason="ClusterQueueStopped")),
+            local_queue=local_queue(),
+            cluster_queue=cluster_queue(active=False, stopPolicy="HoldAndDrain"),
+        ),
+        r"^lm was evicted because the ClusterQueue was stopped \(stopPolicy: HoldAndDrain\) and waits: ClusterQueue "
+        r"shared is stopped",
+    ),
+    "no node replaces one that failed": (
+        snapshot(
+            jobset(1, **QUEUED), workload=reserved("", condition("Evicted", reason="NodeFailures", message="no node"))
+        ),
+        r"^lm was evicted because nodes failed, and Kueue found no replacement \(NodeFailures, TAS",
+    ),
+    **{
+        f"Kueue's reason {reason}": (
+            snapshot(jobset(1, **QUEUED), workload=reserved("it says why", reason=reason)),
+            rf"^lm waits: queue research {words} \({reason}\): it says why$",
+        )
+        for reason, words in {
+            "Misconfigured": "or the job is misconfigured",
+            "ExceedsMaxQuota": "can never admit it",
+            "Suspended": "is stopped by its administrator",
+            "AdmissionGated": "does not admit it yet",
+            "WaitingForPodsReady": "admits one job after the other",
+            "WaitingForQuota": "is full",
+            "TopologyPlacementFailed": "has no room in one topology domain",
+            "DRAResourcesUnresolved": "cannot resolve its resource claims",
+        }.items()
+    },
     "another tool's": (
         snapshot(objects.foreign(), *(pod(host, part="part", container="work", slice=0) for host in range(3))),
         "^lm is being created: 3 of 6 pods exist$",

@@ -42,7 +42,7 @@ ttl: 3d
 timeouts: {rendezvous: 30m, init: 5m, restore: 10m, compile: 30m, step: auto, data: 10m, eval: 30m, save: 20m}
 volumes:
   - {claim: ckpt, path: /ckpt}
-  - {bucket: gs://b, path: /data, read_only: true}
+  - {bucket: gs://team-b, path: /data, read_only: true}
   - {ephemeral: 100Gi, path: /scratch}
   - {secret: s, path: /s}
   - {configmap: c, path: /c}
@@ -96,7 +96,7 @@ def test_the_whole_schema_is_read() -> None:
     whole = jobs.parse(WHOLE)
     assert (whole.devices, whole.host_count, whole.processes, whole.devices_per_process) == (32, 4, 4, 8)
     assert (whole.grace, whole.deadline, whole.ttl) == (60.0, 172800.0, 259200.0)
-    assert [volume.name for volume in whole.volumes] == ["ckpt", "b", "scratch", "s", "c"]
+    assert [volume.name for volume in whole.volumes] == ["ckpt", "team-b", "scratch", "s", "c"]
     assert isinstance(whole.train, spec.TrainSpec)
     assert whole.train.optimizer.lr == 3e-4
 

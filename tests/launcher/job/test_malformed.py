@@ -137,3 +137,44 @@ def test_rows_that_are_not_contiguous_and_do_not_overlap_are_no_fault(kind: str)
         {"name": "lm", "accelerator": accelerator, "slices": 2, "train": {"task": "a:B", "mesh": mesh}}
     )
     assert not list(mesh_checks.row_faults(job))
+
+
+MEANT = (
+    "0,01",
+    "1,000",
+    "1,000,000",
+    "1e8",
+    "2.0",
+    "012",
+    "1_0",
+    "-3",
+    "Übung_x",
+    "3d",
+    "Москва",
+    "1.5s",
+    "2 weeks",
+    "99999w",
+)
+MEANT += ("9M", "32GB", "0.5 gib", "1 000", "yes", "a/b", "../a", "x" * 70, "A.b", "１２", "1.10", "1e400")
+
+
+@pytest.mark.parametrize("text", MEANT)
+def test_a_value_that_a_hint_proposes_is_one_that_the_key_takes(text: str) -> None:
+    for key in (
+        "hosts",
+        "name",
+        "grace",
+        "namespace",
+        "priority",
+        "workdir",
+        "network_policy",
+        "restarts: {crash",
+        "x",
+    ):
+        block = f"resources: {{memory: '{text}'}}\n" if key == "x" else f"{key}: '{text}'{'}' * key.count('{')}\n"
+        head = HEAD.partition("\n")[2] if key == "name" else HEAD
+        try:
+            jobs.parse(head + block)
+        except JobFaults as faults:
+            for proposed in re.findall(r"write ([^\s,]+?)[.,]?(?: |$)", str(faults), re.M):
+                jobs.parse(head + block.replace(f"'{text}'", proposed))

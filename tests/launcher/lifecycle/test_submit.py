@@ -371,6 +371,14 @@ def test_who_created_it_is_no_controller_that_touched_it_later(server: Server, r
     assert "is not managed by launcher: created by kubectl-create at 2026-" in run("delete", "x").err
 
 
+@pytest.mark.parametrize("command", [("stop",), ("delete", "--yes")])
+def test_a_job_whose_label_was_taken_away_remains_ours(server: Server, run: Run, command: tuple[str, ...]) -> None:
+    assert submit(run).code == 0
+    server.objects[AT]["metadata"]["labels"] = {}
+    left = run(*command, "x")
+    assert left.code == 0, left.err
+
+
 @pytest.mark.parametrize("command", ["stop", "delete"])
 def test_what_is_not_ours_is_neither_stopped_nor_deleted(server: Server, run: Run, command: str) -> None:
     server.put(AT, {"metadata": {"name": "x"}})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +27,18 @@ def test_runs_that_start_together_make_one_file_and_later_ones_use_it(cache: Pat
     (file,) = made
     assert list(cache.iterdir()) == [file] and not (tmp_path / "run").exists()
     before = file.stat()
-    assert agent_file.path(tmp_path / "run") == file and file.stat() == before
+    assert agent_file.path(tmp_path / "run") == file and file.stat().st_ino == before.st_ino
+
+
+def test_files_of_versions_that_were_not_used_for_a_day_go_but_for_the_newest(cache: Path, tmp_path: Path) -> None:
+    cache.mkdir(parents=True)
+    names = [f"agent-{number}.pyz" for number in range(6)] + [".agent-6.pyz.draft"]
+    for days, name in enumerate([*reversed(names), "agent-of-today.pyz", "mine.txt"]):
+        (cache / name).touch()
+        os.utime(cache / name, (then := time.time() - 86_400 * (0.5 if "of" in name else 10 - days), then))
+    file = agent_file.path(tmp_path)
+    left = {path.name for path in cache.iterdir()}
+    assert left == {file.name, "agent-of-today.pyz", "agent-0.pyz", "agent-1.pyz", "agent-2.pyz", "mine.txt"}
 
 
 def test_a_python_compiles_none_of_it_again(cache: Path, tmp_path: Path) -> None:

@@ -64,6 +64,61 @@ def test_an_attempt_whose_agent_was_killed_is_on_record_as_lost(tmp_path: Path) 
     assert record["seconds"]["step"] == 6.0 and record["seconds"]["lost_work"] == 4.0
 
 
+KILLED = "(its agent was killed by SIGKILL (by the kernel because memory ran out, or by a person))"
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "told"),
+    [
+        (81, "host 0 was lost: connection closed", f"host 0 was lost: connection closed {KILLED}"),
+        (81, "host 1 (ranks 2 to 3) was lost: no message for 10 s", None),
+        (
+            80,
+            "stopped from outside: not saved: host 0 was lost: connection closed; step 40 is saved",
+            f"stopped from outside: not saved: host 0 was lost: connection closed {KILLED}; step 40 is saved",
+        ),
+    ],
+)
+def test_the_end_by_a_lost_host_has_the_signal_that_only_the_launcher_saw(
+    tmp_path: Path, code: int, message: str, told: str | None
+) -> None:
+    folder, verdict = RunFolder(tmp_path, fail), of_code(code, message, rank=0, host=0, step=43)
+    before = running()
+    assert before.of is not None
+    folder.append(unfinished.close(dataclasses.replace(before.of, uid="another"), verdict))
+    folder.append(unfinished.close(before.of, verdict))
+    write(folder, dataclasses.replace(before, verdict=verdict))
+    assert end(tmp_path, [-9, code])["verdict"]["message"] == (told or message)
+    assert [one["verdict"]["message"] for one in attempts(tmp_path)] == [message, told or message]
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "told"),
+    [
+        (81, "host 0 was lost: reset", f"host 0 was lost: reset {KILLED}"),
+        (
+            80,
+            "stopped from outside: not saved: host 0 was lost: reset; step 40 is saved",
+            f"stopped from outside: not saved: host 0 was lost: reset {KILLED}; step 60 is saved",
+        ),
+    ],
+)
+def test_a_step_that_a_lost_host_0_saved_and_could_not_tell_is_on_record(
+    tmp_path: Path, code: int, message: str, told: str
+) -> None:
+    folder, before = RunFolder(tmp_path, fail), running(first_step=1)
+    assert before.of is not None
+    folder.append(unfinished.close(before.of, verdict := of_code(code, message, rank=0, host=0, step=43)))
+    write(folder, dataclasses.replace(before, verdict=verdict))
+    for step in (40, 60):
+        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+        (tmp_path / "checkpoints" / str(step) / contract.MANIFEST).touch()
+    found = end(tmp_path, [-9, code])
+    assert (found["saved"], found["step"], found["verdict"]["step"]) == (60, 60, 60)
+    assert found["verdict"]["message"] == told
+    assert [(one["last_committed"], one["verdict"]["step"]) for one in attempts(tmp_path)] == [(60, 60)]
+
+
 def test_all_seconds_since_the_start_are_counted_after_a_kill(tmp_path: Path) -> None:
     write(RunFolder(tmp_path, fail), running())
     seconds = end(tmp_path, [-9])["goodput"]["seconds"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 
@@ -16,6 +17,15 @@ def refused(folder: Path, **volumes: Path) -> str:
     with pytest.raises(UserError) as raised:
         folders.check(folder, volumes)
     return str(raised.value)
+
+
+@pytest.mark.parametrize("which", ["run", "base", "volume"])
+def test_a_folder_whose_name_is_no_utf_8_is_refused_before_anything_is_made(tmp_path: Path, which: str) -> None:
+    paths = {name: tmp_path / name for name in ("run", "base", "volume")}
+    paths[which] = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    with pytest.raises(UserError, match=r"caf\\xe9, has a name that is not UTF-8"):
+        folders.check_names(paths["run"], paths["base"], {"data": paths["volume"]})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_in_the_way_of_a_run_folder_is_named(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ def begin(folder: Path, uid: str, text: str) -> Starts:
 
 def ended(uid: str, code: int | None, first: int | None, step: int | None) -> Summary:
     verdict = None if code is None else of_code(code, "it ended")
-    return Summary(verdict, step=step, seconds={"step": 1.0}, restarts={}, of=Of(uid, 0, 1, 1.0, 2.0, first_step=first))
+    of = Of(uid, 0, 1, 1.0, 2.0, first_step=first)
+    return Summary(verdict, step=step, seconds={"step": 1.0}, restarts={}, saved=step or None, of=of)
 
 
 def train(folder: Path, uid: str, text: str, first: int | None, step: int | None, code: int | None = 0) -> None:
@@ -80,6 +81,17 @@ def test_the_summary_says_which_start_trained_what_and_the_job_is_that_of_the_ne
     assert [read(tmp_path, f"starts/{number}/summary.json")["of"]["uid"] for number in (1, 2, 3, 4)] == list("abcd")
 
 
+def test_a_start_knows_whether_an_earlier_one_trained_with_its_checkpoints_in_the_same_place(tmp_path: Path) -> None:
+    def has_written(uid: str, **checkpoint: Any) -> bool:
+        begin(tmp_path, uid, json.dumps({"name": "t", "train": {"checkpoint": checkpoint}}))
+        return Starts(RunFolder(tmp_path, pytest.fail), uid).has_written
+
+    assert not has_written("a", path="/x")
+    assert not has_written("b", path="/x")
+    train(tmp_path, "c", json.dumps({"name": "t", "train": {"checkpoint": {"path": "/x"}}}), 1, 6)
+    assert has_written("d", path="/x") and not has_written("e", path="/y")
+
+
 def test_until_a_start_has_trained_the_job_is_that_of_the_newest(tmp_path: Path) -> None:
     train(tmp_path, "a", job(1.0), 1, 0, code=65)
     begin(tmp_path, "b", job(2.0))
@@ -102,19 +114,21 @@ def test_a_row_keeps_its_first_step_while_a_later_attempt_restores(tmp_path: Pat
     assert told(tmp_path) == [(1, None, 1, 7)]
 
 
+@pytest.mark.parametrize("has_told", [True, False], ids=["it told its first step", "it had no time to"])
 @pytest.mark.parametrize("committed", [None, 8], ids=["nothing saved", "a step saved"])
 def test_a_start_that_was_killed_with_its_launcher_is_ended_by_the_next_with_what_is_on_disk(
-    tmp_path: Path, committed: int | None
+    tmp_path: Path, committed: int | None, has_told: bool
 ) -> None:
     train(tmp_path, "a", job(1.0), 1, 6)
     save(tmp_path, 6)
-    train(tmp_path, "b", job(2.0), 7, 6, code=None)
+    train(tmp_path, "b", job(2.0), 7 if has_told else None, 6 if has_told else None, code=None)
     if committed is not None:
         save(tmp_path, committed)
     begin(tmp_path, "c", job(3.0))
     found = read(tmp_path, "starts/2/summary.json")
     assert (found["status"], found["verdict"]["cause"], found["saved"]) == ("failed", "lost", committed or 6)
-    assert told(tmp_path)[1:] == [(2, contract.LOST, committed and 7, committed or 6), (3, None, None, None)]
+    last = committed or (6 if has_told else None)
+    assert told(tmp_path)[1:] == [(2, contract.LOST, committed and 7, last), (3, None, None, None)]
     assert lr(tmp_path) == (1.0 if committed is None else 2.0)
     (record,) = RunFolder(tmp_path, pytest.fail).records("b")
     assert (record.first_committed, record.last_committed) == (committed, committed)

@@ -73,7 +73,7 @@ def test_every_path_of_the_train_block_is_rewritten_and_nothing_else(tmp_path: P
 
 
 def test_the_files_of_a_tokenizer_and_of_every_part_of_a_mixture_are_rewritten(tmp_path: Path) -> None:
-    parts = {"a": {"weight": 1, "path": "/data/a"}, "b": {"weight": 2, "path": ["b/*"], "eval_path": "gs://c/d"}}
+    parts = {"a": {"weight": 1, "path": "/data/a"}, "b": {"weight": 2, "path": ["b/*"], "eval_path": "gs://team-c"}}
     data = {"source": "mixture", "tokenizer": "tok", "data_dir": "/data/made", "parts": parts}
     job = spec(tmp_path, volumes=VOLUMES, train={"task": "mine:Task", "data": data})
     assert job.train is not None
@@ -81,7 +81,7 @@ def test_the_files_of_a_tokenizer_and_of_every_part_of_a_mixture_are_rewritten(t
     assert isinstance(found, Mixture)
     assert (found.tokenizer, found.data_dir) == (f"{tmp_path}/tok", "/x/made")
     assert [part.path for part in found.parts.values()] == ["/x/a", [f"{tmp_path}/b/*"]]
-    assert found.parts["b"].eval_path == "gs://c/d"
+    assert found.parts["b"].eval_path == "gs://team-c"
     bare = job.train.model_copy(update={"data": Text(source="text", path="/data/a")})
     assert paths.of(job, tmp_path, tmp_path / "run", {}).train(bare).data.tokenizer == "bytes"  # type: ignore[union-attr]
 
@@ -103,7 +103,11 @@ def test_the_job_that_a_run_keeps_says_the_same_from_any_folder(tmp_path: Path, 
     """`launcher run runs/one/job.yaml` trains what `launcher run job.yaml` did."""
     train = {
         "task": "mine:Task",
-        "data": {"source": "array_record", "path": ["/data/a", "b/*.rec", "gs://c/d"], "eval_path": "/elsewhere/e"},
+        "data": {
+            "source": "array_record",
+            "path": ["/data/a", "b/*.rec", "gs://team-c"],
+            "eval_path": "/elsewhere/e",
+        },
         "checkpoint": {"path": "kept"},
         "compile_cache": "cache",
         "model": {"kind": "gpt2", "init_from": "../weights"},

@@ -27,6 +27,13 @@ from tests.launcher.invoke import launcher
 JOB = "name: t\nhosts: 1\naccelerator: {type: cpu, per_host: 1}\ncommand: [true]\n"
 
 
+def test_more_hosts_than_this_machine_has_memory_for_are_refused_before_the_first(tmp_path: Path) -> None:
+    job = jobs.parse(JOB.replace("hosts: 1", "hosts: 100000"))
+    with pytest.raises(UserError, match="100000 hosts are 200000 processes here, and this machine's .* hold at most"):
+        run.run(job, run.LocalRun(tmp_path / "run", tmp_path), print, print)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("code", "status"), [(0, "done"), (77, "stopped"), (80, "stopped"), (81, "failed"), (70, "failed")]
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 
 import pytest
@@ -28,6 +29,13 @@ def test_a_refusal_names_no_exit_code_but_its_own(monkeypatch: pytest.MonkeyPatc
 def test_what_is_logged_behind_a_refusal_does_not_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = contract.refusal_line("no usable checkpoint in /c:\n  step 3: damaged", contract.NO_CHECKPOINT) + "\nbye\n"
     assert says(stderr, contract.NO_CHECKPOINT, monkeypatch) == "no usable checkpoint in /c: step 3: damaged"
+
+
+def test_a_program_that_ends_well_without_its_result_has_failed() -> None:
+    here = "tests.launcher.local.ends_at_once"
+    for asked in (trainer_process.run, lambda *args, **keys: list(trainer_process.events(*args, **keys))):
+        with pytest.raises(UserError, match=r"^bye\n`python -m .*ends_at_once` ended without a result \(exit 0\)"):
+            asked(here, environ=os.environ)
 
 
 def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,20 +14,24 @@ H100 = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: h100}\n"
 H200 = H100.replace("h100", "h200")
 TCPXO = "platform: gke\ntcpxo: {image: i%s}"
 GIB = gke.GIB_VARIABLES.value
-UNUSED = dict(gke.WITHOUT_GIB.value)
+UNUSED = dict(gke.WITHOUT_PLUGINS.value)
 
 
 def environment(text: str, cluster: str) -> dict[str, str]:
     """The variables of the main container that are about the network, as the manifest has them."""
     spec = template(render(resolve(load.parse(text), defaults.parse(cluster)))[0])["spec"]
     found = {one["name"]: one.get("value", "") for one in spec["containers"][0]["env"]}
-    return {name: value for name, value in found.items() if name.startswith(("NCCL_", "FI_", "CUDA_"))}
+    return {name: value for name, value in found.items() if name.startswith(("NCCL_", "FI_", "CUDA_", "LD_PRELOAD"))}
 
 
 @pytest.mark.parametrize(
     ("text", "cluster", "wanted"),
     [
-        (H100, "platform: gke", {}),
+        (H100, "platform: gke", UNUSED),
+        (H100, "platform: generic", {}),
+        (H100 + "env: {NCCL_FASTRAK_NUM_FLOWS: '2'}\n", "platform: gke", {"NCCL_FASTRAK_NUM_FLOWS": "2"}),
+        (H100.replace("h100", "gb200"), "platform: gke", UNUSED),
+        (H100.replace("h100", "l4"), "platform: gke", {}),
         (H100 + "network: gpudirect-tcpxo\n", TCPXO % "", dict(gke.TCPXO_VARIABLES.value)),
         (H100 + "network: gpudirect-tcpxo\n", TCPXO % ", env: {NCCL_ALGO: Ring}", {"NCCL_ALGO": "Ring"}),
         (H100 + "network: efa\n", "platform: eks", dict(eks.WITHOUT_HUGEPAGES.value)),
@@ -49,6 +53,12 @@ def test_gib_is_tuned_for_its_machine_and_a_job_may_set_each_variable_otherwise(
     text = H100.replace("h100", kind) + "network: gpudirect-rdma\nenv: {NCCL_IB_TC: '1'}\n"
     of_machine = {"NCCL_TUNER_CONFIG_PATH": f"/usr/local/gib/configs/tuner_config_{tuner}.txtpb"}
     assert environment(text, "platform: gke") == {**GIB, **of_machine, "NCCL_IB_TC": "1"}
+
+
+def test_tcpxo_has_the_nccl_that_it_is_qualified_with_and_nvlink_sharp() -> None:
+    """By the release notes of 9 January 2026. LD_LIBRARY_PATH would not do: JAX loads the image's NCCL by its path."""
+    found = environment(H100 + "network: gpudirect-tcpxo\n", TCPXO % "")
+    assert found["LD_PRELOAD"] == "/usr/local/nvidia/lib64/libnccl.so.2" and found["NCCL_NVLS_ENABLE"] == "1"
 
 
 def test_a_secret_counts_before_the_variable_of_a_network() -> None:

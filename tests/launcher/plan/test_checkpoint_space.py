@@ -51,8 +51,8 @@ def test_a_job_without_a_folder_saves_in_its_run_folder(tmp_path: Path) -> None:
         ("/ckpt/lm", ["{claim: ckpt, path: /ckpt}"], None, "on claim ckpt, whose size `launcher doctor` compares"),
         ("/s/lm", ["{ephemeral: 100Gi, path: /s}"], 100 * 2**30, "of the volume's 100Gi"),
         ("/d/s/lm", ["{claim: d, path: /d}", "{ephemeral: 1Gi, path: /d/s}"], 2**30, "of the volume's 1Gi"),
-        ("/b/lm", ["{bucket: gs://b, path: /b}"], None, "a bucket"),
-        ("gs://b/lm", [], None, "a bucket"),
+        ("/b/lm", ["{bucket: gs://team-b, path: /b}"], None, "a bucket"),
+        ("gs://team-b/lm", [], None, "a bucket"),
     ],
 )
 def test_a_volume_has_what_the_job_says_of_it(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.accelerators import KNOWN
+from jaxlaunch.accelerators import KNOWN, PEAK_FLOPS
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
@@ -151,8 +151,36 @@ def test_devices_of_a_cpu_host_share_what_the_job_asks_for() -> None:
     assert estimate.verdict(*trained(nothing), of(1, 1, 1)).fits is None
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "usable"),
+    [
+        ("{type: v4, topology: 2x2x1}", 30.5),
+        ("{type: v5e, topology: 2x4}", 15.75),
+        ("{type: v5p, topology: 2x2x1}", 95.73),
+        ("{type: v6e, topology: 2x4}", 31.24),
+        ("{type: tpu7x, topology: 2x2x1}", 94.74),
+        ("{type: gpu, memory: 24Gi}", 24 * 0.9),
+        ("{type: a100, memory: 10Gi}", 10 * 0.9),  # a part of one
+    ],
+)
+def test_the_memory_is_what_the_compiler_grants_or_what_the_job_says(accelerator: str, usable: float) -> None:
+    found = estimate.memory(jobs.parse(f"name: x\ncommand: [a]\naccelerator: {accelerator}\n"), {})
+    assert found is not None and found.usable == pytest.approx([usable * GIB])
+
+
+def test_what_a_gpu_of_any_name_has_is_asked_for() -> None:
+    found = estimate.verdict(*trained(job("accelerator: {type: gpu, per_host: 4}")), of(1, 1, 1))
+    assert found.fits is None and "accelerator.memory, such as 24Gi" in str(found.hint)
+
+
+def test_the_peak_of_a_device_is_that_of_the_chip_s_part() -> None:
+    assert PEAK_FLOPS["TPU7x"] * 2 == 2307e12
+    assert {"NVIDIA B300 SXM6 AC", "NVIDIA H200 NVL", "NVIDIA GB300"} < set(PEAK_FLOPS)
+    assert not KNOWN["tpu7"].accepts("8x8x8") and KNOWN["tpu7x"].accepts("8x8x8")
+
+
 def test_every_accelerator_says_its_memory() -> None:
-    assert {name for name, known in KNOWN.items() if not known.memory_gib} == {"cpu"}
+    assert {name for name, known in KNOWN.items() if not known.memory_gib} == {"cpu", "gpu"}
 
 
 def test_the_cluster_is_asked_for_the_sum_of_what_is_rendered() -> None:

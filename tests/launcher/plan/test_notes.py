@@ -49,7 +49,8 @@ def test_what_costs_time_or_progress_is_noted(text: str, said: list[str]) -> Non
 @pytest.mark.parametrize(
     ("text", "users", "said"),
     [
-        (V5E, {}, ["user: 1000, who can open /dev/vfio/0 only where the nodes' containerd has device_ownership_from"]),
+        (V5E, {}, ["user: the pods run as root without capabilities (Pod Security level baseline): no source"]),
+        (V5E, {"v5e": 1000}, ["user: 1000, who can open /dev/vfio/0 only where the nodes' containerd has device_"]),
         (V5E, {"v5e": 2000}, ["user: 2000, who can open"]),
         (V5E, {"v5e": "root"}, ["user: the pods run as root, by users.v5e of the cluster defaults."]),
         (V5E, {"v5e": "privileged"}, ["user: the pods run as root, in a privileged container, by users.v5e"]),
@@ -77,7 +78,7 @@ def judge(text: str, said: list[str], users: dict[Kind, User]) -> None:
             "jaxlaunch does not support their GPUDirect-TCPX, and nvidia-h100-mega-80gb has network: gpudirect-tcpxo.",
         ),
         (H200, 16, "network: gpudirect-rdma."),
-        (GB200, 8, "the ComputeDomain of their NVLink: add both with pod:."),
+        (GB200, 8, "network: gpudirect-rdma-dra, and compute_domain: true for their NVLink."),
         (EKS, 32, "network: efa."),
     ],
 )

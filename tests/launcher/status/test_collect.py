@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.cluster.client import Cluster
-from jaxlaunch.launcher.errors import ApiError, ClusterError
+from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
 from jaxlaunch.launcher.explain.explanation import explain
 from jaxlaunch.launcher.kube import kinds, labels
 from jaxlaunch.launcher.kube.kinds import JOBSETS, PODS, Kind
 from jaxlaunch.launcher.kube.labels import OWN_LABEL
-from jaxlaunch.launcher.status import collect
+from jaxlaunch.launcher.status import collect, leader_log
 from jaxlaunch.launcher.status.job_status import State, status_of
-from jaxlaunch.launcher.status.snapshot import NoSuchJob
+from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.records import log_lines
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Fault, Handler, Server, refuse
@@ -134,6 +134,46 @@ def test_a_node_that_fails_to_give_a_log_is_called_once(server: Server, cluster:
     found = explain(collect.snapshot(cluster, "team", "lm"))
     assert found.headline.startswith("lm runs: 1 of 1 host ready; what they do is unknown: the log of lm-w-0-0-")
     assert sum(at.endswith("/log") for _, at, _ in server.requests) == 1
+
+
+HUNG = (
+    'Get "https://10.77.0.1:10250/containerLogs/team/lm-w-0-0-abcd0/main?tail=1": net/http: TLS handshake timeout '
+    "(GET /api/v1/namespaces/team/pods/lm-w-0-0-abcd0/log)"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (ApiError(HUNG, None, 500), "the kubelet of node n-1 does not answer the API server: net/http: TLS handshake"),
+        (Unreachable("The API server stopped answering.", sent=True), "the kubelet of node n-1 has not sent it to the"),
+        (Unreachable("The API server cannot be reached."), "The API server cannot be reached."),
+        (ApiError("pods is forbidden", None, 403), "pods is forbidden"),
+    ],
+)
+def test_a_log_that_a_kubelet_does_not_give_is_no_fault_of_the_api_server(error: ClusterError, why: str) -> None:
+    assert leader_log.why_unread(error, "n-1").startswith(why)
+
+
+def test_the_node_of_a_host_that_may_be_lost_is_read_and_named(server: Server, cluster: Cluster) -> None:
+    ready = objects.condition("Ready", "Unknown", message="Kubelet stopped posting node status.")
+    put(server, JOBSETS, jobset(1))
+    put(server, PODS, pod(0))
+    server.put(kinds.NODES.path(None, "node-1"), node("node-1") | {"status": {"conditions": [ready]}})
+    server.on("GET", "/log", refuse(500))
+    job = collect.snapshot(cluster, "team", "lm")
+    assert explain(job).headline == (
+        "lm waits: node node-1 has not answered: Kubelet stopped posting node status; its host is on it"
+    )
+    assert isinstance(job, Snapshot) and status_of(job).ready == 0
+    assert calls(server) <= 8
+
+
+def test_a_job_whose_label_was_taken_away_is_still_listed(server: Server, cluster: Cluster) -> None:
+    disowned = jobset(1)
+    del disowned["metadata"]["labels"][OWN_LABEL]
+    put(server, JOBSETS, disowned, objects.foreign("theirs"))
+    assert [(one.name, one.is_ours) for one in collect.snapshots(cluster, "team")] == [("lm", True)]
 
 
 def test_a_server_without_jobset_differs_from_a_job_that_does_not_exist(server: Server, cluster: Cluster) -> None:

@@ -239,6 +239,7 @@ def test_json_has_every_field_and_no_object_of_ours() -> None:
         ((over(0, 42),), 42),
         ((), 1),
         ((over(0, 81, message=farewell(81)), over(1, 83, message=farewell(83))), 83),
+        ((over(0, 0, message=farewell(0), beside=[{"name": "proxy", "state": {"terminated": {"exitCode": 7}}}]),), 7),
     ],
 )
 def test_a_failed_job_has_the_code_of_its_verdict_or_of_its_container(pods: tuple[Any, ...], code: int) -> None:

@@ -34,7 +34,10 @@ def of_status(status: int) -> Exception:
     return urllib.error.HTTPError("https://h/x", status, "said", http.client.HTTPMessage(), None)
 
 
-BOTO = {"response": {"ResponseMetadata": {"HTTPStatusCode": 503}}}
+def boto(status: int, code: str = "said") -> Exception:
+    """A store's answer, as botocore raises it."""
+    answer = {"ResponseMetadata": {"HTTPStatusCode": status}}
+    return type("ClientError", (Exception,), {"__module__": "botocore.exceptions", "response": answer})(code)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +58,9 @@ BOTO = {"response": {"ResponseMetadata": {"HTTPStatusCode": 503}}}
         urllib3.exceptions.MaxRetryError(None, "/", None),
         urllib3.exceptions.ProtocolError("connection broken"),
         client("EndpointConnectionError", "botocore.exceptions"),
-        client("ClientError", "botocore.exceptions", **BOTO),
+        boto(503),
+        raised(OSError(5, "said"), boto(503)),
+        raised(OSError(5, "said"), client("EndpointConnectionError", "botocore.exceptions")),
         client("ServiceUnavailable", "google.api_core.exceptions", code=503),
         client("ServerDisconnectedError", "aiohttp.client_exceptions"),
         client("ReadTimeout", "httpx"),
@@ -94,3 +99,27 @@ def test_a_network_or_a_disk_that_fails_is_storage_s_fault(error: Exception) -> 
 def test_what_stays_as_it_is_is_the_data_s_fault(error: Exception) -> None:
     assert not faults.is_storage(error)
     assert isinstance(faults.unreadable("example 3 cannot be read", error), DataError)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        PermissionError(13, "denied"),
+        of_status(401),
+        of_status(403),
+        boto(403),
+        boto(400, "An error occurred (ExpiredToken)"),
+        raised(OSError(5, "An error occurred (Unauthorized)"), boto(401)),
+        client("RefreshError", "google.auth.exceptions"),
+        client("NoCredentialsError", "botocore.exceptions"),
+    ],
+    ids=repr,
+)
+def test_a_right_that_a_run_had_and_lost_is_storage_s_fault(refusal: Exception) -> None:
+    assert not faults.is_storage(refusal)
+    with faults.training():
+        with faults.training():
+            assert faults.is_storage(refusal) and not faults.is_refusal(refusal)
+            assert not faults.is_storage(FileNotFoundError(2, "gone")) and not faults.is_storage(of_status(404))
+        assert faults.has_trained()
+    assert not faults.has_trained() and not faults.is_storage(refusal)

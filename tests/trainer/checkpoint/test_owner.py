@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -153,3 +154,11 @@ def test_an_owner_file_that_is_a_fifo_or_a_device_is_refused_and_never_read(fold
     make(folder / owner.NAME)
     with pytest.raises(CheckpointError, match="is not a regular file"):
         Owner(folder, "run-a").claim()
+
+
+def test_after_each_renewal_who_waits_for_it_is_called(folder):
+    called = threading.Event()
+    own = Owner(folder, "run-a", renew_s=0.01, renewed=called.set)
+    own.claim()
+    assert called.wait(60)
+    own.release()

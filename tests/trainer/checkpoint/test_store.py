@@ -1,5 +1,6 @@
 """Checkpoints are whole or not there: what is damaged is found and said, and what was saved comes back equal."""
 
+import errno
 import os
 import random
 import shutil
@@ -16,6 +17,7 @@ import pytest
 from etils import epath
 from jax.sharding import Mesh
 
+from jaxlaunch import contract
 from jaxlaunch.trainer.checkpoint import manifest, owner
 from jaxlaunch.trainer.checkpoint.arrays import Arrays, first_difference
 from jaxlaunch.trainer.checkpoint.owner import NAME as OWNER
@@ -286,23 +288,85 @@ def test_the_number_of_a_bad_step_can_be_saved_again_and_the_bad_one_is_kept(fol
     assert (folder / "40.bad-2").is_dir()
 
 
-def test_a_step_without_a_manifest_is_tried_digested_and_adopted(folder):
+def test_a_step_without_a_manifest_gives_way_to_one_that_can_be_verified(folder):
+    """It may be damaged, and nothing would tell."""
     (folder / "40" / manifest.NAME).unlink()
     with Opened(folder, uid="run-b") as store:
         step, said = store.found()
-        assert step == 40 and "a manifest was written" in said
-        assert store.steps()[-1] == 40
+        assert step == 30 and "step 40: no manifest" in said and "using step 30 (40 was removed)" in said
+        assert not (folder / "40").exists() and store.steps()[-1] == 30
+        save(store, 40)
     with Opened(folder) as store:
         assert store.found() == (40, "")
 
 
-def test_a_step_without_a_manifest_that_does_not_restore_is_walked_over(folder):
-    (folder / "40" / manifest.NAME).unlink()
+def without_manifests(folder):
+    for file in folder.glob(f"*/{manifest.NAME}"):
+        file.unlink()
+
+
+def test_where_no_step_can_be_verified_the_newest_is_used_and_that_is_said(folder):
+    without_manifests(folder)
+    with Opened(folder, uid="run-b") as store:
+        step, said = store.found()
+        assert step == 40 and "its files could not be verified" in said
+        assert store.steps() == [40]
+    with Opened(folder) as store:
+        assert store.found() == (40, "")
+
+
+def test_of_steps_without_a_manifest_one_that_does_not_restore_is_walked_over(folder):
+    without_manifests(folder)
     shutil.rmtree(folder / "40" / "state" / "d")
     with Opened(folder) as store:
         step, said = store.found()
     assert step == 30
     assert "step 40: no manifest, and it cannot be restored: " in said
+
+
+def test_a_step_without_a_manifest_is_used_where_the_others_are_damaged(folder):
+    (folder / "30" / manifest.NAME).unlink()
+    for step in (20, 40):
+        flip(biggest(folder / str(step)), random.Random(step))
+    with Opened(folder) as store:
+        step, said = store.found()
+    assert step == 30 and "using step 30 (40 is kept as 40.bad-1)" in said
+    assert (folder / "20").is_dir()
+
+
+@pytest.mark.parametrize("call", ["_survey", "_inspect", "_claim"])
+def test_storage_that_fails_for_a_moment_is_tried_again(folder, monkeypatch, call):
+    monkeypatch.setenv(contract.STORAGE_WAIT, "60")
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    real, faults = getattr(Store, call), [errno.EIO, errno.EACCES, errno.ESTALE]
+
+    def fail(*args):
+        if faults:
+            raise OSError(faults.pop(0), "away")
+        return real(*args)
+
+    monkeypatch.setattr(Store, call, fail)
+    with Opened(folder, uid="run-b") as store:
+        assert store.found()[0] == 40
+    assert not faults
+
+
+@pytest.mark.parametrize("what", ["", "2"])
+def test_what_somebody_deleted_while_the_run_trains_is_told_once_and_saved_again(tmp_path, what):
+    with Opened(tmp_path / "checkpoints", keep=2) as store:
+        save(store, 1, 2)
+        store._owner._renewed()
+        assert store.committed() == 2 and not store.lost(2) and store.notes == []
+        shutil.rmtree(tmp_path / "checkpoints" / what)
+        for _ in range(2):
+            store._owner._renewed()
+            store.committed()
+        assert [note.startswith("step 2 is gone from ") for note in store.notes] == [True]
+        assert store.lost(2)
+        save(store, 2)
+        assert store.steps()[-1] == 2 and len(store.notes) == 1
+    with Opened(tmp_path / "checkpoints") as store:
+        assert store.found() == (2, "")
 
 
 # What is another's is refused.

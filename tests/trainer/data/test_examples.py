@@ -26,7 +26,7 @@ class Listed:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         self.reads += 1
-        if isinstance(self.items[index], Exception):
+        if isinstance(self.items[index], BaseException):
             raise self.items[index]
         return {"x": self.items[index]}
 
@@ -208,6 +208,7 @@ def test_another_shape_is_refused_with_both(keep_bytes: int) -> None:
         (["a cat"], r"example 0 has x of <U5; the task's example\(\) must return numbers"),
         ([0.0, ValueError("bad JPEG")], "listed: example 1 cannot be read: ValueError: bad JPEG"),
         ([0.0, DataError("record 3 of f")], "^record 3 of f$"),
+        ([0.0, SystemExit(0)], "listed: example 1 cannot be read: SystemExit: 0"),
         ([0.0, FileNotFoundError(2, "gone")], "example 1 cannot be read: FileNotFoundError"),
     ],
 )

@@ -1,3 +1,4 @@
+import re
 from collections import Counter
 from typing import Any
 
@@ -132,6 +133,22 @@ def test_evaluation_counts_every_example_once_on_any_number_of_processes(
             assert set(found["weight"].tolist()) <= {0.0, 1.0}
     assert counted == Counter(range(length))
     assert len(counts) == 1
+
+
+@pytest.mark.parametrize("rows", [range(4), range(2), range(2, 4)], ids=str)
+def test_the_first_example_that_is_not_finite_is_named_by_whoever_looks(rows: range) -> None:
+    """Position 11 is of the second epoch of 7 examples, and of the step from 8 on; the label is a whole number."""
+
+    def example(raw: dict[str, Any]) -> dict[str, Any]:
+        return {"x": np.full((2, 2), [1.0, np.inf if raw["x"] == 4 else 2.0]), "label": raw["x"]}
+
+    found = Pipeline(
+        Numbers(7), example, batch=4, rows=rows, seed=0, shuffle=False, prefetch=1, threads=1, deterministic=True
+    )
+    assert found.not_finite(0) is None
+    place = r"\(.*test_pipeline.py:\d+\)"
+    assert re.fullmatch(rf"\w+: example 4, at position 4, has x inf {place}", found.not_finite(1) or "")
+    assert re.fullmatch(rf"\w+: example 4, at position 11, has x inf {place}", found.not_finite(2) or "")
 
 
 def test_evaluation_may_be_limited_and_repeated() -> None:

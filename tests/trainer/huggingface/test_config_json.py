@@ -122,21 +122,21 @@ def test_a_key_of_theirs_is_one_of_ours(given: dict[str, Any], says: dict[str, A
     [
         ({"model_type": "phi3", "resid_pdrop": 0.0, "embd_scale": 2}, "model_type is phi3, and only llama, mistral"),
         ({"model_type": "phi3", "embd_scale": 2}, "; keys that these do not have: embd_scale"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5: partial rotary embeddings are"),
-        ({"quantization_config": {"bits": 4}}, "quantized weights are not supported"),
         (
-            {"model_type": "mixtral", "router_jitter_noise": 0.1},
-            "router_jitter_noise is 0.1, and only 0.0 is supported",
+            {"partial_rotary_factor": 0.5},
+            "partial_rotary_factor is 0.5, which rotates a part of each head: only 1.0 is",
         ),
         ({"model_type": "mixtral", "num_local_experts": 1}, "num_local_experts is 1: Input should be greater"),
-        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "experts_per_token = 9 is more than experts = 8"),
+        (
+            {"model_type": "mixtral", "num_experts_per_tok": 9},
+            "num_experts_per_tok = 9 is more than num_local_experts = 8",
+        ),
         ({"model_type": "qwen3_moe", "mlp_only_layers": 1}, "mlp_only_layers is 1, not a list of layers"),
-        ({"model_type": "qwen3_moe", "mlp_only_layers": [0, 1]}, "dense_layers has all 2 layers, which leaves none"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [0, 1]}, "mlp_only_layers has all 2 layers, which leaves"),
         ({"hidden_act": "relu2"}, "hidden_act is relu2: of activations silu, gelu"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is dynamic: of rotary scalings default"),
-        ({"head_dim": 15}, "head_size = 15 is odd"),
-        ({"num_key_value_heads": 3}, "kv_heads = 3 does not divide heads = 4"),
-        ({"model_type": "gpt2", "n_layer": 1, "activation_function": "relu"}, "activation_function is relu, and only"),
+        ({"head_dim": 15}, "head_dim = 15 is odd"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads = 3 does not divide num_attention_heads = 4"),
     ],
 )
 def test_what_is_not_supported_is_said(given: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -181,8 +181,100 @@ def test_a_decoder_that_no_family_has_is_not_exported() -> None:
 def test_a_family_that_cannot_have_a_model_is_one_of_those_that_do_not() -> None:
     thin = spec.Decoder(width=64, heads=3, kv_heads=3, head_size=24)  # OLMo 2 has no head size of its own
     assert config_json.family(thin) == "llama"
-    with pytest.raises(SpecError, match="olmo2 is nearest: width = 64 does not split into heads = 3"):
+    with pytest.raises(SpecError, match="olmo2 is nearest: hidden_size = 64 does not split into num_attention"):
         config_json.family(thin.model_copy(update={"family": "olmo2"}))
+
+
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+# A key of a config.json and a value that changes what transformers 4.57.6 computes, or that it cannot read.
+REFUSED: list[tuple[str, str, Any]] = [
+    ("gpt2_tiny", "scale_attn_weights", False),
+    ("gpt2_tiny", "scale_attn_weights", None),
+    ("gpt2_tiny", "scale_attn_by_inverse_layer_idx", True),
+    ("gpt2_tiny", "add_cross_attention", True),
+    ("gpt2_tiny", "pruned_heads", {"0": [1]}),
+    ("gpt2_tiny", "activation_function", "relu"),
+    ("gpt2_tiny", "tie_word_embeddings", False),
+    ("llama_tiny", "attention_bias", "false"),
+    ("llama_tiny", "tie_word_embeddings", "false"),
+    ("llama_tiny", "is_causal", False),
+    ("llama_tiny", "logits_soft_cap", 30.0),
+    ("llama_tiny", "qkv_bias", True),
+    ("llama_tiny", "layer_types", ["sliding_attention", "full_attention"]),
+    ("llama_tiny", "quantization_config", {"bits": 4}),
+    ("llama_tiny", "rope_scaling", {"factor": 2.0}),
+    ("llama_tiny", "rope_scaling", {"rope_type": "default", "mrope_section": [2, 3, 3]}),
+    ("llama_tiny", "rope_scaling", {"rope_type": "linear", "type": "yarn", "factor": 2.0}),
+    ("llama_tiny", "rope_scaling", {"rope_type": "llama3", "factor": 2.0}),
+    ("llama_tiny", "rope_scaling", {"rope_type": "yarn", "factor": 2.0, "truncate": "no"}),
+    ("llama_tiny", "rope_scaling", {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}),
+    ("llama_tiny", "rope_parameters", {**LINEAR, "rope_theta": 10000.0}),  # rope_theta beside it has no scaling
+    ("mistral_tiny", "layer_types", ["sliding_attention", "full_attention"]),  # transformers gives all a window
+    ("mistral_tiny", "sliding_window", True),
+    ("qwen2_tiny", "attention_bias", True),
+    ("qwen2_tiny", "use_sliding_window", "false"),
+    ("qwen2_tiny", "layer_types", ["sliding_attention", "full_attention"]),  # without a window
+    ("qwen3_tiny", "layer_types", ["full_attention"] * 3),
+    ("qwen3_tiny", "head_dim", None),
+    ("gemma2_tiny", "mlp_bias", True),
+    ("gemma2_tiny", "use_bidirectional_attention", True),
+    ("gemma3_tiny", "attn_logit_softcapping", 50.0),
+    ("olmo2_tiny", "head_dim", 32),
+    ("olmo2_tiny", "clip_qkv", 8.0),
+    ("mixtral_tiny", "router_jitter_noise", 0.1),
+    ("mixtral_tiny", "num_local_experts", None),
+    ("mixtral_tiny", "shared_expert_intermediate_size", 64),
+    ("qwen3_moe_tiny", "norm_topk_prob", "false"),
+    ("qwen3_moe_tiny", "mlp_only_layers", ["0"]),
+    ("qwen3_moe_tiny", "decoder_sparse_step", 0),
+    ("qwen3_moe_tiny", "moe_intermediate_size", None),
+    ("qwen3_moe_tiny", "scoring_func", "sigmoid"),
+    ("vit_tiny", "qkv_bias", False),
+    ("vit_tiny", "hidden_act", "relu"),
+]
+# One that changes nothing of it.
+ACCEPTED: list[tuple[str, str, Any]] = [
+    ("gpt2_tiny", "reorder_and_upcast_attn", True),
+    ("gpt2_tiny", "summary_type", "mean"),
+    ("gpt2_tiny", "n_ctx", 32),
+    ("llama_tiny", "initializer_range", 0.5),
+    ("llama_tiny", "pad_token_id", 3),
+    ("llama_tiny", "problem_type", "regression"),
+    ("llama_tiny", "torch_dtype", "bfloat16"),
+    ("llama_tiny", "dtype", "bfloat16"),
+    ("llama_tiny", "rope_scaling", {"rope_type": "default", "factor": 4.0}),
+    ("llama_tiny", "rope_parameters", {"rope_type": "default", "rope_theta": 10000.0}),
+    ("llama_tiny", "use_mrope", False),
+    ("llama_tiny", "unsloth_fixed", True),
+    ("mistral_tiny", "pretraining_tp", 1),
+    ("qwen2_tiny", "sliding_window", 8),  # which use_sliding_window turns off
+    ("qwen2_tiny", "attention_bias", False),
+    ("gemma2_tiny", "hidden_act", "relu"),
+    ("gemma3_tiny", "_sliding_window_pattern", 1),
+    ("gemma3_tiny", "cache_implementation", "hybrid"),
+    ("olmo2_tiny", "head_dim", 16),
+    ("mixtral_tiny", "norm_topk_prob", False),
+    ("qwen3_moe_tiny", "max_window_layers", 1),
+    ("vit_tiny", "pooler_act", "relu"),
+]
+
+
+@pytest.mark.parametrize(("case", "key", "value"), REFUSED, ids=str)
+def test_a_key_that_changes_the_model_and_is_not_ours_is_refused_by_name(case: str, key: str, value: Any) -> None:
+    with pytest.raises(SpecError, match=key):
+        config_json.model(config(case) | {key: value})
+
+
+@pytest.mark.parametrize(("case", "key", "value"), ACCEPTED, ids=str)
+def test_a_key_that_says_nothing_changes_nothing(case: str, key: str, value: Any) -> None:
+    assert config_json.model(config(case) | {key: value}) == config_json.model(config(case))
+
+
+@pytest.mark.parametrize("case", ["qwen2_tiny", "qwen3_tiny"])
+def test_a_window_that_is_turned_on_and_not_said_is_transformers_own(case: str) -> None:
+    given = {key: value for key, value in config(case).items() if key not in ("sliding_window", "layer_types")}
+    model: Any = config_json.model(given | {"use_sliding_window": True, "max_window_layers": 1})
+    assert (model.window, model.looks) == (4096, ("full", "window"))
 
 
 SLIDING = {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True}

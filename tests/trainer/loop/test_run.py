@@ -97,7 +97,9 @@ def test_what_goes_wrong_on_the_way_is_named_and_what_was_saved_stays(home: Path
         return {"x": x, "y": np.full_like(x, np.nan if number == 3 else 1.0)}
 
     with pytest.raises(
-        NotFiniteError, match=r"step 4: loss nan of test_run.py:\d+ step; nothing after step 2 is saved"
+        NotFiniteError,
+        match=r"step 4: loss nan of test_run.py:\d+ step; nothing after step 2 is saved. Its batch is not: "
+        r"test_run.py:\d+ data: the batch of step 3 has y nan in row 0",
     ):
         jaxlaunch.run(step, given, data, steps=6, every=2)
     with pytest.raises(

@@ -21,7 +21,7 @@ from tests import generated
 class Loop:
     """What a training loop does with its metrics, over real files, a real pipe and a real socket."""
 
-    def __init__(self, folder: pathlib.Path, *, rank: int = 0, tokens: int | None = None) -> None:
+    def __init__(self, folder: pathlib.Path, *, rank: int = 0, has_tokens: bool = False) -> None:
         self.folder = folder
         end, self.fd = os.pipe()
         os.set_blocking(self.fd, False)
@@ -34,7 +34,7 @@ class Loop:
             report=self.report,
             total_steps=60,
             examples_per_step=8,
-            tokens_per_step=tokens,
+            has_tokens=has_tokens,
             dataset_examples=100,
         )
 
@@ -208,12 +208,14 @@ def test_a_resumed_run_holds_each_step_once(tmp_path: pathlib.Path) -> None:
 def test_tokens_are_the_unit_of_a_task_that_has_them(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    loop = Loop(tmp_path, tokens=512)
+    loop = Loop(tmp_path, has_tokens=True)
     loop.metrics.start(0)
-    loop.steps(1, 10)
+    for step in range(1, 11):
+        loop.metrics.trained(step, 0.5, 512.0)
+        loop.steps(step, step)
     assert 'jaxlaunch_tokens_total{rank="0"} 5120.0' in loop.scrape()
     assert loop.lines()[0]["tokens_per_s"] == pytest.approx(loop.lines()[0]["examples_per_s"] * 64)
-    assert " tokens/s  data " in capsys.readouterr().out
+    assert " tokens/s  " in capsys.readouterr().out
     loop.told()
     loop.pipe.close()
 
@@ -221,10 +223,10 @@ def test_tokens_are_the_unit_of_a_task_that_has_them(
 def test_tokens_are_shown_beside_the_targets_among_them(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    loop = Loop(tmp_path, tokens=512)
+    loop = Loop(tmp_path, has_tokens=True)
     loop.metrics.start(0)
     for step in range(1, 21):
-        loop.metrics.trained(step, 32.0 if step <= 10 else 64.0)
+        loop.metrics.trained(step, 32.0 if step <= 10 else 64.0, 512.0)
         loop.steps(step, step)
     for line, share in zip(loop.lines(), (32, 64), strict=True):
         assert line["targets_per_s"] == pytest.approx(line["tokens_per_s"] * share / 512) and "weight" not in line

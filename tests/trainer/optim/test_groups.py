@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.optim import groups, optimizers
+from jaxlaunch.trainer.optim import groups, muon, optimizers
 from jaxlaunch.trainer.spec import Optimizer, Schedule
 from tests.trainer.tiny import Digits, build, compiled
 
@@ -70,7 +70,7 @@ def test_a_scale_of_all_heads_is_no_matrix() -> None:
     axes = {"blocks.attention.query_norm.scale": ("heads", "head")}
     leaf = jax.ShapeDtypeStruct((2, 4, 8), jnp.float32)
     assert not groups.is_matrix("blocks.attention.query_norm.scale", leaf, axes)
-    assert optimizers.muon_axes("blocks.attention.query_norm.scale", leaf, axes) is None
+    assert muon.muon_axes("blocks.attention.query_norm.scale", leaf, axes) is None
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,38 @@ def test_slices_are_a_hybrid_mesh(axes: dict[str, int], dcn: dict[str, int]) -> 
     assert [{chip.slice_index for chip in half.flat} for half in halves] == [{0}, {1}]
 
 
+@pytest.mark.parametrize(
+    ("slices", "axes", "dcn"),
+    [
+        (2, {"fsdp": 32}, {"fsdp": 2}),
+        (2, {"fsdp": 8, "mp": 4}, {"fsdp": 2}),
+        (2, {"ep": 8, "mp": 4}, {"ep": 2}),
+        (2, {"mp": 32}, {"mp": 2}),
+        (4, {"dp": 2, "fsdp": 32}, {"dp": 2, "fsdp": 2}),
+        (3, {"dp": 2, "fsdp": 24}, {"fsdp": 3}),
+        (2, {"dp": 4, "fsdp": 8}, {"dp": 2}),
+    ],
+)
+def test_without_dcn_any_axis_is_divided_over_the_slices_and_which_is_said(
+    slices: int, axes: dict[str, int], dcn: dict[str, int]
+) -> None:
+    notes: list[str] = []
+    chips = pod((4, 4, 1), slices, kind="TPU v5 lite")
+    grid = mesh.build(spec.Mesh(**axes), chips[::-1], notes.append)
+    assert np.array_equal(grid.devices, mesh.build(spec.Mesh(**axes, dcn=dcn), chips[::-1]).devices)
+    parts = ", ".join(f"{axis}: {count}" for axis, count in dcn.items())
+    assert notes == [f"train.mesh has no dcn: its axes are divided over the {slices} slices as dcn: {{{parts}}} says"]
+
+
+def test_the_innermost_axis_follows_the_torus_inside_each_slice() -> None:
+
+    notes: list[str] = []
+    chips = pod(CUBE, 2)
+    grid = mesh.build(spec.Mesh(dp=2, fsdp=16, mp=4), chips, notes.append)
+    assert {chip.slice_index for chip in grid.devices[0].flat} == {0} and "{dp: 2}" in notes[0]
+    assert hops(grid, 3, CUBE) == 1
+
+
 def test_processes_span_the_slow_network_where_devices_know_no_slices() -> None:
     chips = [dataclasses.replace(chip, process_index=chip.slice_index, slice_index=0) for chip in pod((2, 2, 1), 2)]
     grid = mesh.build(spec.Mesh(fsdp=8, dcn={"fsdp": 2}), chips)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from etils import epath
 
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
-from jaxlaunch.trainer.checkpoint import consensus
-from jaxlaunch.trainer.errors import DataError, SpecError, TrainerError
+from jaxlaunch.trainer.checkpoint import consensus, writable
+from jaxlaunch.trainer.errors import DataError, SpecError, StorageError, TrainerError
 from jaxlaunch.trainer.spec import LM, TrainSpec
 from jaxlaunch.trainer.start import preflight
 from jaxlaunch.trainer.start.process import exit_code
@@ -38,15 +39,43 @@ def test_a_folder_is_the_specifications_fault_only_where_its_path_is(
 
     monkeypatch.setattr(type(epath.Path(tmp_path)), call, fail)
     with pytest.raises(TrainerError, match=os.strerror(number)) as caught:
-        preflight.check_folder(str(tmp_path / "checkpoints"))
+        writable.check(str(tmp_path / "checkpoints"))
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize("known_by", ["the agent", "its steps"])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_folder_that_refuses_a_run_which_has_saved_there_is_storages_fault_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, known_by: str
+) -> None:
+    if known_by == "the agent":
+        monkeypatch.setenv(contract.SAVED, "0")
+    else:
+        (tmp_path / "10").mkdir()
+        (tmp_path / "10" / contract.MANIFEST).touch()
+    monkeypatch.setenv(contract.STORAGE_WAIT, "60")
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    real, refusals = type(epath.Path(tmp_path)).write_text, [number, errno.EIO]
+
+    def refuse(*args: Any, **keys: Any) -> Any:
+        if refusals:
+            raise OSError(number := refusals.pop(0), os.strerror(number))
+        return real(*args, **keys)
+
+    monkeypatch.setattr(type(epath.Path(tmp_path)), "write_text", refuse)
+    writable.check(str(tmp_path))
+    assert capsys.readouterr().out.count(f"cannot be written: [Errno {number}]") == 2
+    refusals.append(number)
+    monkeypatch.setenv(contract.STORAGE_WAIT, "0")
+    with pytest.raises(StorageError, match="cannot be written"):
+        writable.check(str(tmp_path))
 
 
 @pytest.mark.parametrize("path", ["file", "file/below", "x" * 300])
 def test_a_file_in_the_place_of_a_folder_is_the_specifications_fault(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SpecError, match="cannot be written"):
-        preflight.check_folder(str(tmp_path / path))
+        writable.check(str(tmp_path / path))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])

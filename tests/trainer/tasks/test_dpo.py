@@ -217,7 +217,7 @@ def test_the_example_prefers_what_was_chosen_and_resumes_exactly(tmp_path: Path)
     assert held_out[30]["examples"] == 6 and held_out[30]["accuracy"] == 1.0
     assert held_out[30]["loss"] < held_out[15]["loss"] < math.log(2)
     assert {"rewards/chosen", "rewards/rejected", "margin"} <= set(whole[30]) & set(held_out[30])
-    assert whole[30]["tokens_per_s"] == pytest.approx(2 * 63 * whole[30]["examples_per_s"])
+    assert 0 < whole[30]["tokens_per_s"] < 2 * 63 * whole[30]["examples_per_s"]  # of both texts, without padding
     assert whole[30]["targets_per_s"] is None  # a loss of pairs counts no targets
     shutil.rmtree(next((tmp_path / "checkpoints").glob("*30*")))
     loop_of(train, Preference(), Place(str(tmp_path)), Never(), Progress(None)).run()

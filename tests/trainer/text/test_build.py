@@ -459,6 +459,17 @@ def test_a_corpus_that_leaves_nothing_is_refused(
         build.build(made, tmp_path / "out" / "x")
 
 
+def test_one_text_is_split_by_position_and_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.txt").write_text("a" * 90 + "b" * 10)
+    keys = {"tokenizer": "bytes", "packing": "concat"}
+    folder = built(text(tmp_path, tmp_path / "out", path=f"{tmp_path}/mine.txt", **keys), 16)
+    assert "whose last 10 of 100 tokens are held out" in capsys.readouterr().err
+    for name, letter, targets in (("train", b"a", 89), ("eval", b"b", 9)):
+        rows = split(folder, name)
+        assert {bytes([token]) for row in rows for token in row["tokens"].tolist()} == {letter}
+        assert sum(len(row["tokens"]) - 1 for row in rows) == targets == sum(float(row["bytes"]) for row in rows)
+
+
 def test_the_process_that_prepares_hands_its_sentence_on(corpus: Path, tmp_path: Path) -> None:
     made = recipe.of(text(corpus, tmp_path), 32)
     corpora.lines(tmp_path / "a.jsonl", ["fine", "too"])

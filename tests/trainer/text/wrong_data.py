@@ -170,7 +170,7 @@ KEYS = [
     key("bigram with a tokenizer", "bigram is of one stream of bytes", bigram=True),
     key("eval_path of a stream", "eval_path is of documents", tokenizer="bytes", eval_path="x"),
     key("bytes for chats", "format: chat needs a tokenizer with a chat template", tokenizer="bytes", format="chat"),
-    key("data_dir in a bucket", "is not a folder, which is needed to prepare data in", data_dir="gs://a/b"),
+    key("data_dir in a bucket", "is not a folder, which is needed to prepare data in", data_dir="gs://team-a/b"),
     key("tokenizer of the web", "which cannot be read: folders, gs:// and s3:// can", tokenizer="hf://a/b"),
     key("pairs for next-token", f"which the task {DPO} trains on", **PAIRS),
     key("no parts", "weights that sum to 0", **MIX, parts={}),

@@ -51,9 +51,9 @@ def _files(pattern: str) -> list[str]:
 
 
 def _objects(pattern: str) -> list[str]:
-    remote.check("train.data.path", pattern)
     if WILD.search(pattern.partition("://")[2].split("/")[0]):
         raise DataError(f"data.path {pattern!r} matches no file; the name of a bucket is written in full")
+    remote.check("train.data.path", pattern)
     return remote.matched(pattern)
 
 

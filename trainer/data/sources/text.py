@@ -60,7 +60,7 @@ class Stream:
     """Windows of a stream: `tokens` int32 [L + 1]; `mask` float32 [L], 1 where tokens[1:] is a target.
 
     Only the last window may be short: it is filled up with zeros, which the mask leaves out. Where files are kept
-    `apart`, `segments` [L + 1] numbers the file of every token.
+    `apart`, `segments` [L + 1] numbers the file of every token, from 1; 0 is of those zeros.
     """
 
     def __init__(self, pieces: list[Piece], length: int, label: str, apart: bool = False) -> None:
@@ -87,10 +87,11 @@ class Stream:
         return {"tokens": tokens_T, "mask": mask_L} | ({"segments": self._segments(first)} if self._apart else {})
 
     def _segments(self, first: int) -> npt.NDArray[np.int32]:
-        """Which file each token of the window that begins at `first` is of, counted from the window's own first."""
+        """Which file each token of the window that begins at `first` is of; the window's own first is 1."""
         places = np.arange(first, first + self._window + 1)
         low, high = (bisect.bisect_right(self._ends, int(place)) for place in (places[0], places[-1]))
-        return np.asarray(np.searchsorted(self._ends[low:high], places, side="right"), np.int32)
+        number_T = 1 + np.searchsorted(self._ends[low:high], places, side="right")
+        return np.where(places < self.bytes, number_T, 0).astype(np.int32)
 
     def read(self, start: int, stop: int) -> Bytes:
         """Bytes start … stop − 1 of the stream. Raises DataError when a file is shorter than it was at the start."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.buckets import faults
-from jaxlaunch.trainer.data import example_rng
+from jaxlaunch.trainer.data import arguments, example_rng
 from jaxlaunch.trainer.data.messages import Draws, Item, Request
 from jaxlaunch.trainer.data.workers import shared
 from jaxlaunch.trainer.errors import DataError, SpecError
@@ -52,8 +52,9 @@ def _built(path: str, found: Any, args: Mapping[str, Any]) -> Any:
         return found
     try:
         return found(**args)
-    except Exception as error:  # whatever the user's class raises
-        raise faults.unreadable(f"{path} with args {dict(args)} cannot be built", error) from error
+    except (Exception, SystemExit) as error:  # whatever the user's class raises
+        given = f" with args {', '.join(args)}" if args else ""  # not their values, which may be secret
+        raise faults.unreadable(f"{path}{given} cannot be built", error) from error
 
 
 def _dataset(path: str, found: Any) -> Any:
@@ -103,9 +104,9 @@ class MapStyle:
         return shared(self.workers).items(Request(opener, (self.name, self._args), how, index_B, position_B))
 
     def fingerprint(self) -> str:
-        """Class, number of examples and arguments; not the content."""
+        """Class, number of examples and digests of the arguments; not the content."""
         # Not the content: such classes often draw at random, and then no two readings are equal.
-        return f"{self.name}, {len(self)} examples, args {self._args}"
+        return f"{self.name}, {len(self)} examples, {arguments.told(self._args)}"
 
 
 class Stream(MapStyle):

@@ -35,6 +35,30 @@ request.kind.kind == "JobSet" ? dyn({{ . }}).spec.?replicatedJobs.orValue([])
 : []
 {{- end -}}
 
+{{/* CEL: the labels that the templates in `object` or `oldObject` give pods; of a Pod its own. */}}
+{{- define "launcher.celPodLabels" -}}
+request.kind.kind == "JobSet" ? dyn({{ . }}).spec.?replicatedJobs.orValue([])
+  .map(j, dyn(j.template.spec.template.?metadata.?labels.orValue({})))
+: request.kind.kind == "Job" ? [dyn(dyn({{ . }}).spec.template.?metadata.?labels.orValue({}))]
+: request.kind.kind == "Pod" ? [dyn(dyn({{ . }}).metadata.?labels.orValue({}))]
+: []
+{{- end -}}
+
+{{/* CEL list of the PriorityClasses that jobs may name: this release's, and those of admissionPolicy.priorityClasses. */}}
+{{- define "launcher.celPriorityClasses" -}}
+{{- $own := list -}}
+{{- range .Values.priorityClasses -}}{{- $own = append $own (include "launcher.wideName" (dict "root" $ "part" .name)) -}}{{- end -}}
+{{- concat $own .Values.admissionPolicy.priorityClasses | uniq | toJson -}}
+{{- end -}}
+
+{{/* CEL: whether the toleration `t` is of every taint, or of one by which Kubernetes or a cloud keeps pods off a node. To stay for a while on a node that is unreachable is each pod's right. */}}
+{{- define "launcher.celTooTolerant" -}}
+{{- $system := printf "^(node-role\\.kubernetes\\.io|node\\.kubernetes\\.io|node\\.cloudprovider\\.kubernetes\\.io|karpenter\\.sh)/|%s" "ByClusterAutoscaler$|OfClusterAutoscaler$" -}}
+t.?key.orValue("") == "" || t.key.matches({{ $system | quote }}) && !(t.key in {{ toJson .Values.admissionPolicy.systemTaints }})
+&& !(t.key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] && has(t.tolerationSeconds)
+&& t.?effect.orValue("") == "NoExecute")
+{{- end -}}
+
 {{/* CEL list of the ServiceAccounts that pods may run as. */}}
 {{- define "launcher.celServiceAccounts" -}}
 {{- $own := list -}}
@@ -49,19 +73,24 @@ request.kind.kind == "JobSet" ? dyn({{ . }}).spec.?replicatedJobs.orValue([])
 {{- if .Values.defaults.tcpxo -}}
 {{- $own = list "/home/kubernetes/bin/nvidia" "/sys" "/proc/sys" "/dev/aperture_devices" -}}
 {{- end -}}
-{{- if or .Values.defaults.gib (has "gpudirect-rdma" (values .Values.defaults.network)) -}}
+{{- if or .Values.defaults.gib (has "gpudirect-rdma" (values .Values.defaults.network)) (has "gpudirect-rdma-dra" (values .Values.defaults.network)) -}}
 {{- $own = concat $own (list "/home/kubernetes/bin/nvidia" "/home/kubernetes/bin/gib") -}}
 {{- end -}}
 {{- concat $own .Values.admissionPolicy.hostPaths | uniq | toJson -}}
 {{- end -}}
 
-{{/* JSON list of the resources whose pods may be one of `users`, by defaults.users; of "cpu", which has none, "". */}}
+{{/* JSON list of the resources whose pods may be one of `users`, by defaults.users, and of TPUs, whose pods are root unless it says another user; of "cpu", which has none, "". */}}
 {{- define "launcher.resourcesOf" -}}
 {{- $found := list -}}
+{{- $tpu := has "root" .users -}}
+{{- range $kind, $user := .root.Values.defaults.users -}}
+{{- if regexMatch "^(v[0-9][a-z]?|7x|tpu.*)$" $kind -}}{{- $tpu = false -}}{{- end -}}
+{{- end -}}
+{{- if $tpu -}}{{- $found = append $found "google.com/tpu" -}}{{- end -}}
 {{- range $kind, $user := .root.Values.defaults.users -}}
 {{- if has $user $.users -}}
 {{- if eq $kind "cpu" -}}{{- $found = append $found "" -}}
-{{- else if regexMatch "^(v[0-9]|7x|tpu)" $kind -}}{{- $found = append $found "google.com/tpu" -}}
+{{- else if regexMatch "^(v[0-9][a-z]?|7x|tpu.*)$" $kind -}}{{- $found = append $found "google.com/tpu" -}}
 {{- else if regexMatch "^mi[0-9]" $kind -}}{{- $found = append $found "amd.com/gpu" -}}
 {{- else -}}{{- $found = append $found "nvidia.com/gpu" -}}
 {{- end -}}
@@ -103,12 +132,12 @@ c.name == "tcpxo-daemon" && c.?image.orValue("") == {{ toJson .image }}
 {{- define "launcher.podSecurity" -}}
 {{- $networks := .Values.defaults.network -}}
 {{- $privileged := or .Values.defaults.tcpxo .Values.defaults.gib (has "privileged" (values .Values.defaults.users)) -}}
-{{- range list "hostnetwork" "gpudirect-tcpxo" "gpudirect-rdma" -}}
+{{- range list "hostnetwork" "gpudirect-tcpxo" "gpudirect-rdma" "gpudirect-rdma-dra" -}}
 {{- if has . (values $networks) -}}{{- $privileged = true -}}{{- end -}}
 {{- end -}}
 {{- range $kind, $user := .Values.defaults.users -}}
 {{- $network := get $networks $kind -}}
-{{- if and (eq (toString $user) "root") (or (kindIs "map" $network) (eq (toString $network) "efa")) -}}{{- $privileged = true -}}{{- end -}}
+{{- if and (eq (toString $user) "root") (or (kindIs "map" $network) (has (toString $network) (list "efa" "efa-dra"))) -}}{{- $privileged = true -}}{{- end -}}
 {{- end -}}
 {{- if $privileged -}}privileged
 {{- else if has "root" (values .Values.defaults.users) -}}baseline

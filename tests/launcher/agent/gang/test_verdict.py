@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch.launcher.agent.gang.progress import Progress, Status
-from jaxlaunch.launcher.agent.gang.verdict import Event, Kind, decide, verdict_of
+from jaxlaunch.launcher.agent.gang.verdict import Event, Kind, decide, of_lost_leader, verdict_of
 from jaxlaunch.launcher.agent.leader.attempt import BARRIER_PATIENCE_S, STACKS_S, Attempt
 
 GLOO = {"type": "ValueError", "message": "Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:4711"}
@@ -295,6 +295,80 @@ def test_nothing_that_follows_a_stop_replaces_it() -> None:
     verdict = of.verdict(155.0, {})
     assert verdict is not None and verdict.code == 80
     assert verdict.message == "stopped from outside: not saved: rank 1 raised at step 20: ValueError: boom"
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        ({"stopped": SAVED, "exit": 80}, "saved at step 37; host 1 (rank 1) was lost: connection closed"),
+        ({"stopped": NOTHING, "exit": 80}, "not saved: host 1 (rank 1) was lost: connection closed"),
+        ({"exit": -6}, "not saved: host 1 (rank 1) was lost: connection closed"),
+        ({"exit": -6, "committed": 30}, "not saved: host 1 (rank 1) was lost: connection closed; step 30 is saved"),
+    ],
+)
+def test_a_host_that_is_lost_while_stopping_is_waited_for_no_longer_and_named(
+    first: dict[str, Any], message: str
+) -> None:
+    of = attempt()
+    of.stop(55.0, 100.0)
+    of.host_lost(1, "connection closed", 101.0)
+    assert of.verdict(101.0, {0: 101.0}) is None
+    status = dataclasses.replace(TRAINER, **first)
+    of.add(Event(Kind.EXIT, 0, 0, status, exit=first["exit"], text=COORDINATION), 102.0)
+    verdict = of.verdict(102.0, {0: 102.0})
+    assert verdict is not None and (verdict.code, verdict.message) == (80, f"stopped from outside: {message}")
+
+
+@pytest.mark.parametrize(
+    ("own", "is_stopping", "code", "message"),
+    [
+        (TRAINER, False, 81, "host 0 was lost: reset"),
+        (TRAINER, True, 80, "stopped from outside: not saved: host 0 was lost: reset; step 10 is saved"),
+        (
+            dataclasses.replace(TRAINER, committed=15),
+            True,
+            80,
+            "stopped from outside: not saved: host 0 was lost: reset; step 15 is saved",
+        ),
+        (
+            dataclasses.replace(TRAINER, stopped=SAVED),
+            True,
+            80,
+            "stopped from outside: saved at step 37; host 0 was lost: reset",
+        ),
+    ],
+)
+def test_a_host_without_its_leader_says_what_it_knows(own: Status, is_stopping: bool, code: int, message: str) -> None:
+    verdict = of_lost_leader("reset", 0, [own, Status()], 10, is_stopping=is_stopping)
+    assert (verdict.code, verdict.message) == (code, message)
+    assert (verdict.rank, verdict.host, verdict.step) == (0, 0, 20)
+
+
+def test_a_host_that_is_lost_after_its_ranks_have_ended_is_no_matter_of_a_stop() -> None:
+    of = attempt()
+    of.stop(55.0, 100.0)
+    of.update({1: dataclasses.replace(TRAINER, stopped=SAVED, exit=80)})
+    of.host_lost(1, "connection closed", 101.0)
+    assert of.verdict(101.0, {0: 101.0}) is None
+    of.update({0: dataclasses.replace(TRAINER, stopped=SAVED, exit=80)})
+    verdict = of.verdict(102.0, {0: 102.0})
+    assert verdict is not None and verdict.message == "stopped from outside: saved at step 37"
+
+
+def test_a_rank_that_reported_its_save_counts_at_the_deadline_where_another_has_not_ended() -> None:
+    of = attempt()
+    of.stop(55.0, 100.0)
+    of.update({0: dataclasses.replace(TRAINER, stopped=SAVED, exit=80)})
+    verdict = of.verdict(155.0, {})
+    assert (
+        verdict is not None and verdict.message == "stopped from outside: saved at step 37; rank 1 in step did not end"
+    )
+
+
+@pytest.mark.parametrize("exit", [256, -128, 2**40, "9", None])
+def test_an_exit_code_that_no_process_ends_with_is_no_event(exit: Any) -> None:
+    with pytest.raises(ValueError, match="exit must be "):
+        Event.from_wire(0, {"kind": "exit", "rank": 0, "exit": exit})
 
 
 def test_an_abort_while_stopping_is_what_held_the_save_up() -> None:

@@ -118,3 +118,17 @@ def test_what_the_job_sets_for_jaxs_devices_wins() -> None:
     base = {"JAX_PLATFORMS": "cuda", "JAX_NUM_CPU_DEVICES": "1"}
     found = environment.of_rank(config(devices_per_process=4), base, 1, "/site")
     assert found.items() >= base.items()
+
+
+@pytest.mark.parametrize("saved", [None, 0, 40])
+def test_a_process_knows_what_earlier_attempts_saved(saved: int | None) -> None:
+    found = environment.of_attempt(3, "127.0.0.1:20001", None, saved)
+    assert found.get("JAXLAUNCH_SAVED") == (None if saved is None else str(saved))
+
+
+@pytest.mark.parametrize(
+    ("timeouts", "wait"), [({}, "30"), ({"init": 20.0}, "10"), ({"init": None, "restore": 9.0}, "4.5")]
+)
+def test_storage_is_waited_for_within_the_timeouts_of_a_start(timeouts: dict[str, float | None], wait: str) -> None:
+    found = environment.of_rank(config(timeouts_s=timeouts), {}, 0, "/site")
+    assert found["JAXLAUNCH_STORAGE_WAIT"] == wait

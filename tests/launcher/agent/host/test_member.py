@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import time
@@ -14,6 +15,7 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang import config
+from jaxlaunch.launcher.agent.gang.handshake import LeaderSide
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
 from jaxlaunch.launcher.agent.gang.verdict import Kind
 from jaxlaunch.launcher.agent.host.member import CHALLENGE_S, RETRY_REFUSED_S, Member
@@ -52,7 +54,9 @@ def connection() -> tuple[socket.socket, socket.socket]:
     """Both ends of one over TCP."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ours = socket.create_connection(listener.getsockname())
-        return ours, listener.accept()[0]
+        theirs = listener.accept()[0]
+        theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is sent is there at once
+        return ours, theirs
 
 
 @pytest.fixture
@@ -111,6 +115,91 @@ def test_a_host_obeys_nobody_who_has_not_proven_the_key_and_dials_again(
     assert not of._finish.called  # type: ignore[attr-defined]
     assert loop.after.call_args_list[-1].args == (RETRY_REFUSED_S, of._dialer._resolve)
     assert "host 0 did not admit this host: " in of._say.call_args.args[0]  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def leader(member: tuple[Member, MagicMock]) -> Iterator[Callable[..., None]]:
+    """Sends a message to the member as the leader that has admitted it."""
+    of, _ = member
+    ours, theirs = connection()
+    of._connected(ours)
+    side = LeaderSide(of._config.key)
+    numbers = itertools.count()
+
+    def put(fields: dict[str, Any]) -> None:
+        theirs.sendall(json.dumps(fields).encode() + b"\n")
+        if of._link is not None:
+            of._link._read()
+
+    put({"type": "challenge", **side.challenge()})
+    side.opened(json.loads(theirs.recv(65536)))
+    put({"type": "welcome", **side.sealed("welcome", epoch="e")})
+    yield lambda kind, **fields: put({"type": kind, **fields, "epoch": "e", "n": next(numbers)})
+    ours.close()
+    theirs.close()
+
+
+STATE = {"attempt": 1, "of": {"uid": "", "generation": 0, "attempt": 1, "started": 1.0, "at": 2.0}, "seconds": {}}
+DEEP = json.loads("[" * 20 + "]" * 20)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("ping", {}),
+        ("ping", {"gang": None}),
+        ("ping", {"gang": []}),
+        ("ping", {"gang": {**STATE, "of": None}}),
+        ("ping", {"gang": {**STATE, "seconds": {"step": "long"}}}),
+        ("ping", {"gang": {**STATE, "silence_s": None}}),
+        ("ping", {"gang": {**STATE, "foremost": -1}}),
+        ("ping", {"gang": {**STATE, "left": {"crash": DEEP}}}),
+        ("start", {}),
+        ("start", {"attempt": "1", "coordinator": "a:1", "start": 1}),
+        ("start", {"attempt": 1, "coordinator": None, "start": 1}),
+        ("start", {"attempt": 1, "coordinator": "a:1\nLD_PRELOAD=x", "start": 1}),
+        ("start", {"attempt": 1, "coordinator": "a:1", "start": "../../x"}),
+        ("start", {"attempt": 2**70, "coordinator": "a:1", "start": 1}),
+        ("start", {"attempt": 1, "coordinator": "a:1", "start": 1, "saved": "40"}),
+        ("verdict", {"attempt": 1}),
+        ("verdict", {"attempt": 1, "verdict": []}),
+        ("verdict", {"attempt": 1, "verdict": {**VERDICT, "code": 700}}),
+        ("leave", {"verdict": {**VERDICT, "message": 3}}),
+        ("leave", {"verdict": None}),
+    ],
+    ids=str,
+)
+def test_a_message_of_another_form_ends_the_connection_to_the_leader_and_no_agent(
+    member: tuple[Member, MagicMock], leader: Callable[..., None], kind: str, fields: dict[str, Any]
+) -> None:
+    of, _ = member
+    leader("ping", gang=STATE)
+    assert of.gang["attempt"] == 1
+    leader("nothing that is known", gang=3)
+    assert of._link is not None
+    of._has_started = True
+    leader(kind, **fields)
+    assert of._link is None and of.gang["attempt"] == 1
+    finished = of._finish.call_args.args[0]  # type: ignore[attr-defined]
+    assert finished.code == contract.LOST
+    assert finished.message.startswith(f"host 0 was lost: it sent a `{kind}` whose ")
+
+
+def test_a_leader_that_proves_the_key_and_answers_nonsense_is_dialled_again(member: tuple[Member, MagicMock]) -> None:
+    of, loop = member
+    for kind, fields in (("welcome", {"epoch": 3}), ("welcome", {}), ("refused", {"message": "x", "code": "64"})):
+        ours, theirs = connection()
+        of._connected(ours)
+        side = LeaderSide(of._config.key)
+        theirs.sendall(json.dumps({"type": "challenge", **side.challenge()}).encode() + b"\n")
+        assert of._link is not None
+        of._link._read()
+        side.opened(json.loads(theirs.recv(65536)))
+        theirs.sendall(json.dumps({"type": kind, **side.sealed(kind, **fields)}).encode() + b"\n")
+        of._link._read()
+        theirs.close()
+        assert of._link is None and not of._finish.called  # type: ignore[attr-defined]
+        assert loop.after.call_args_list[-1].args == (RETRY_REFUSED_S, of._dialer._resolve)
 
 
 def test_a_leader_that_says_nothing_is_left_and_dialled_again(

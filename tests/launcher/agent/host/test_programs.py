@@ -26,15 +26,18 @@ def running(*command: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("line", "is_told"),
+    ("line", "told"),
     [
-        ("echo ready; sleep 60; true", "sleep"),
-        ("echo ready; (sleep 60; true); true", "sleep"),
-        ("trap 'exit 3' TERM; echo ready; sleep 60; true", "sh"),
-        ("echo ready; exec sleep 60", "sleep"),
+        ("echo ready; sleep 60; true", ["sleep"]),
+        ("echo ready; (sleep 60; true); true", ["sleep"]),
+        ("trap 'exit 3' TERM; echo ready; sleep 60; true", ["sh", "sleep"]),
+        ("trap 'exit 3' TERM; sleep 60 & echo ready; wait; true", ["sh"]),
+        ("echo ready; exec sleep 60", ["sleep"]),
     ],
 )
-def test_a_signal_to_a_shell_is_meant_for_what_it_runs_unless_it_has_a_trap(line: str, is_told: str) -> None:
+def test_a_signal_to_a_shell_is_meant_for_what_it_runs_and_for_itself_where_it_has_a_trap(
+    line: str, told: list[str]
+) -> None:
     def names(pid: int) -> list[str]:
         found = []
         for each in programs.below(pid, signal.SIGTERM):
@@ -43,7 +46,7 @@ def test_a_signal_to_a_shell_is_meant_for_what_it_runs_unless_it_has_a_trap(line
         return found
 
     with running("sh", "-c", line) as pid:
-        assert eventually(lambda: names(pid) == [is_told])
+        assert eventually(lambda: names(pid) == told)
 
 
 def test_a_program_with_workers_gets_its_signal_itself() -> None:

@@ -28,7 +28,7 @@ def copier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(remote_folder, "sys", SimpleNamespace(executable=str(script)))
         environ = {contract.LEADER: "127.0.0.1:1", contract.HOSTS: "1", contract.INDEX: "0", contract.UID: "u"}
         place = config.read(environ | {contract.JOB: AgentJob("t", ("true",)).to_json()})
-        return RemoteFolder("gs://b/r", place)
+        return RemoteFolder("gs://team-b/r", place)
 
     return start
 

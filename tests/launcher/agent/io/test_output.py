@@ -98,6 +98,21 @@ def test_a_reader_that_is_late_at_the_end_gets_the_count_and_the_last_lines(pipe
     assert len(came) * WIDTH < 4 * LAST_BYTES
 
 
+def test_a_whole_stream_is_behind_until_its_reader_has_caught_up_and_drops_nothing(pipe: Pipe) -> None:
+    stream, room = OutputStream(Idle(), pipe.write_end, is_whole=True), threading.Event()
+    stream.on_room = room.set
+    lines = iter(range(LINES))
+    while not stream.is_behind:
+        stream.line(written(next(lines)))
+    room.clear()
+    for number in lines:
+        stream.line(written(number))
+    assert not room.is_set()
+    pipe.read()
+    stream.flush(0.0)
+    assert room.is_set() and numbers(pipe.close()) == (list(range(LINES)), 0)
+
+
 def test_a_line_that_is_half_written_is_never_dropped(pipe: Pipe) -> None:
     stream = OutputStream(Idle(), pipe.write_end)
     stream.line(b"0 " + b"y" * (1 << 20))  # the pipe takes some of it

@@ -16,6 +16,7 @@ from jaxlaunch.launcher.agent.leader.history import (
     next_move,
     preemptions_without_progress,
     restarts_by_cause,
+    saved,
 )
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.verdict import of_code
@@ -198,3 +199,18 @@ def test_a_full_disk_keeps_its_verdict_whatever_failed_before_it() -> None:
         move = next_move([earlier, full], 3, True)
         assert (move.again, move.verdict.code) == (False, contract.STORAGE)
         assert "No space left on device" in move.verdict.message
+
+
+@pytest.mark.parametrize(
+    ("records", "step"),
+    [
+        ([], None),
+        ([record(1)], None),
+        ([record(1), dataclasses.replace(record(2), seconds={"restore": 3.0, "step": 0.2})], 0),
+        ([record(1), dataclasses.replace(record(2), seconds={"lost_work": 0.2}), record(3)], 0),
+        ([record(1, committed=10), record(2, committed=30), record(3)], 30),
+    ],
+)
+def test_an_attempt_is_told_how_far_the_run_has_got(records: list[Record], step: int | None) -> None:
+    assert saved(records) == step
+    assert saved(records, generation=1) == (step if records else 0)

@@ -126,3 +126,14 @@ def test_a_host_that_never_joined_ends_what_earlier_pods_left_and_its_own_attemp
     keep(folder, of(4, generation=0))
     unfinished.record_lost_leader(folder, place, Reported.of({}, 0, time.time()), [], LOST)
     assert [(record.generation, record.attempt) for record in folder.records("u")] == [(0, 4), (1, 5)]
+
+
+def test_a_host_that_was_held_up_does_not_replace_the_end_that_host_0_wrote_without_it(
+    place: Config, folder: RunFolder
+) -> None:
+    ended = unfinished.close(of(2), of_code(contract.LOST, "host 1 (rank 1) was lost: no message for 10 s", rank=1))
+    folder.append(ended)
+    Starts(folder, "u").write(Summary(ended.verdict, step=9, seconds={}, restarts={}, of=of(2)))
+    unfinished.record_lost_leader(folder, place, Reported.of(gang(of(2), {"step": 4.0}), 2, time.time()), [], LOST)
+    assert folder.records("u") == [ended]
+    assert (found := folder.summary("u")) is not None and found.verdict == ended.verdict

@@ -27,8 +27,10 @@ class Broken(NamedTuple):
     cluster: str = "platform: gke"
 
 
-GKE, EKS = "platform: gke", "platform: eks"
-A100, H100, H200, GB200 = (f"accelerator: {{type: {kind}}}\n" for kind in ("a100", "h100", "h200", "gb200"))
+GKE, EKS, MANAGED = "platform: gke", "platform: eks", "{platform: eks, provisioner: managed}"
+A100, H100, H200, GB200, GB300, L40S, GPU, V100 = (
+    f"accelerator: {{type: {kind}}}\n" for kind in ("a100", "h100", "h200", "gb200", "gb300", "l40s", "gpu", "v100")
+)
 V5E = "accelerator: {type: v5e, topology: %s}\n"
 MEGA = "node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-mega-80gb}\n"
 HIGH = "node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-80gb}\n"
@@ -49,7 +51,8 @@ TABLE = [
     Broken(5, "plan", H100 + "capacity: spot\n", "GKE ends the pods of a Spot node after 15 s"),
     Broken(6, "plan", H100 + "node_selector: {node.kubernetes.io/instance-type: p5.4xlarge}\n", "has 1 GPU", EKS),
     Broken(6, "plan", "accelerator: {type: gb200, per_host: 8}\n", "the largest gb200 machine", EKS),
-    Broken(6, "plan", GB200 + "network: efa\n", "how many interfaces nodes of gb200 have is not known.", EKS),
+    Broken(6, "plan", GB300 + "network: efa\n", "how many interfaces nodes of gb300 have is not known.", EKS),
+    Broken(6, "plan", L40S + "hosts: 2\nnetwork: efa\n", "nodes of l40s have 1, 2 or 4 interfaces", EKS),
     Broken(6, "plan", H100 + "resources: {memory: 1Ti, hugepages: 5Gi}\n", "Karpenter adds no node", EKS),
     Broken(6, "plan", H100 + "network: efa\nresources: {hugepages: 5Gi}\n", "only together with cpu or memory.", EKS),
     Broken(6, "plan", H100 + "hosts: 2\n" + P5, "those of p5.48xlarge for its GPUs have 32 ×", EKS),
@@ -60,7 +63,11 @@ TABLE = [
     Broken(7, "plan", H200 + "network: gpudirect-tcpxo\n", "does not apply to h200 with 8 per host.", TCPXO),
     Broken(7, "plan", H100 + "network: gpudirect-rdma\n", "does not apply to h100 with 8 per host."),
     Broken(7, "plan", "accelerator: {type: h200, per_host: 4}\nnetwork: gpudirect-rdma\n", "to h200 with 4 per host."),
-    Broken(7, "plan", GB200 + "network: gpudirect-rdma\n", "needs a ComputeDomain, which jaxlaunch does not create"),
+    Broken(
+        7, "plan", GB200 + "network: gpudirect-rdma\n", "{network: gpudirect-rdma-dra, compute_domain: true} is RDMA"
+    ),
+    Broken(6, "plan", GB200 + "network: efa-dra\n", "network: efa-dra is supported on managed node groups", EKS),
+    Broken(9, "plan", H200 + "capacity: {reservation: cr-1}\n", "label the group that has it capacity-res", MANAGED),
     Broken(7, "plan", H200 + "network: gpudirect-rdma\n", "gpudirect-rdma does not exist on platform = eks.", EKS),
     Broken(7, "plan", H100 + "hosts: 2\n" + MEGA, "those of nvidia-h100-mega-80gb for its GPUs have 8 ×"),
     Broken(7, "plan", H100 + "hosts: 2\n" + HIGH, "those of nvidia-h100-80gb for its GPUs have 4 ×"),
@@ -76,9 +83,15 @@ TABLE = [
     Broken(11, "validate", "accelerator: {type: mi300x}\n", "train does not run on mi300x"),
     Broken(11, "plan", "accelerator: {type: mi300x}\n", "accelerator.type = mi300x is not known on platform = gke."),
     Broken(11, "plan", "accelerator: {type: mi325x}\n", "/dev/kfd and /dev/dri belong to", "platform: generic"),
+    Broken(11, "validate", "accelerator: {type: rtx5080}\n", "any NVIDIA GPU is {type: gpu}"),
+    Broken(11, "validate", "accelerator: {type: NVIDIA-H100-80GB}\n", "write h100."),
+    Broken(11, "validate", "accelerator: {type: cpu, memory: 4Gi}\n", "use resources.memory, of a host."),
+    Broken(11, "plan", GPU + "hosts: 2\n", "the 2 hosts may have different GPUs"),
+    Broken(11, "plan", V100, "CUDA 13 does not compile for", "platform: generic"),
+    Broken(11, "plan", "accelerator: {type: gh200}\n", "nodes of gh200 are arm64", "platform: generic"),
     Broken(11, "plan", "accelerator: {type: tpu7, topology: 2x2x1}\n", "tpu7 is not known on platform = eks.", EKS),
 ]
-TRAIN = "train: {task: 'a:B', mesh: {dp: -1}, batch: 512, checkpoint: {path: gs://b/x}}\n"
+TRAIN = "train: {task: 'a:B', mesh: {dp: -1}, batch: 512, checkpoint: {path: gs://team-b/x}}\n"
 
 
 def said(broken: Broken) -> tuple[str, str]:

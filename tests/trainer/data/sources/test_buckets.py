@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.checkpoint import writable
 from jaxlaunch.trainer.data import records
 from jaxlaunch.trainer.data.sources import array_record, cache, files, text
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError, TrainerError
@@ -191,11 +192,11 @@ def test_a_cache_that_cannot_be_written_is_said_and_is_not_taken_for_a_bad_file(
         array_record.source(ArrayRecord(source="array_record", path=f"{url}/*.array_record"), "train")
 
 
-@pytest.mark.parametrize(("url", "extra"), [("gs://b/x", "gcs"), ("s3://b/x", "s3")])
+@pytest.mark.parametrize(("url", "extra"), [("gs://team-b/x", "gcs"), ("s3://team-b/x", "s3")])
 def test_a_store_whose_package_is_not_installed_is_a_sentence_that_names_the_extra(url, extra, monkeypatch) -> None:
     monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
     monkeypatch.setattr(remote, "_is_registered", lambda name: False)
-    for act in (preflight.check_folder, files.matched):
+    for act in (writable.check, files.matched):
         with pytest.raises(SpecError, match=rf"= {url}: .* is not installed; install jaxlaunch\[{extra}\]") as caught:
             act(url)
         assert caught.value.code == 64
@@ -204,14 +205,14 @@ def test_a_store_whose_package_is_not_installed_is_a_sentence_that_names_the_ext
 def test_a_compilation_cache_in_a_store_whose_package_is_not_installed_is_that_sentence_too(monkeypatch) -> None:
     monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
     monkeypatch.setattr(remote, "_is_registered", lambda name: False)
-    with pytest.raises(SpecError, match=r"train.compile_cache = s3://b/x: .*install jaxlaunch\[s3\]"):
-        preflight.check_cache(TrainSpec.model_validate({"task": "a:B", "compile_cache": "s3://b/x"}))
+    with pytest.raises(SpecError, match=r"train.compile_cache = s3://team-b/x: .*install jaxlaunch\[s3\]"):
+        preflight.check_cache(TrainSpec.model_validate({"task": "a:B", "compile_cache": "s3://team-b/x"}))
 
 
 def test_a_store_that_answers_with_an_error_of_its_own_is_a_sentence(url, monkeypatch) -> None:
     monkeypatch.setattr("etils.epath.backend._FileSystemSpecBackend.open", lambda *_: 1 / 0)
     with pytest.raises(StorageError, match=f"train.checkpoint.path = {url} cannot be written: .*division by zero"):
-        preflight.check_folder(url)
+        writable.check(url)
 
 
 def raising(name: str, module: str, base: type[Exception] = Exception, **attributes: Any) -> Any:
@@ -243,7 +244,7 @@ def test_a_store_that_refuses_is_the_specification_s_fault_and_one_that_is_away_
     assert caught.value.code == code
     monkeypatch.setattr("etils.epath.backend._FileSystemSpecBackend.open", fail)
     with pytest.raises(TrainerError, match=f"train.checkpoint.path = {url} cannot be written") as caught:
-        preflight.check_folder(url)
+        writable.check(url)
     assert caught.value.code == {65: 64}.get(code, code)
 
 
@@ -256,4 +257,4 @@ def test_a_compilation_cache_in_a_bucket_that_is_away_costs_no_run(url, monkeypa
 def test_a_url_of_another_kind_is_refused_by_name() -> None:
     for url in ("http://host/x", "hdfs://host/x", "az://b/x"):
         with pytest.raises(SpecError, match=f"{url}: .* use gs:// and s3://"):
-            preflight.check_folder(url)
+            writable.check(url)

@@ -169,7 +169,7 @@ def test_a_table_is_not_read_as_bytes(tmp_path: Path) -> None:
         ({"bigram": True}, "bigram is of one stream of bytes"),
         ({"tokenizer": "bytes", "eval_path": "x"}, "eval_path is of documents; give packing"),
         ({"tokenizer": "http://a/b"}, "is http://a/b, which cannot be read: folders, gs:// and s3:// can"),
-        ({"data_dir": "gs://a/b"}, "is not a folder, which is needed to prepare data in"),
+        ({"data_dir": "gs://team-a/b"}, "is not a folder, which is needed to prepare data in"),
         ({"packing": "best"}, "Input should be 'concat', 'first-fit' or 'none'"),
     ],
 )

@@ -53,7 +53,7 @@ def test_files_are_told_apart_where_that_is_asked_for(folder: Path) -> None:
         window = source[index]
         tokens, segments = window["tokens"], window["segments"]
         np.testing.assert_array_equal(tokens[:, None] == tokens, segments[:, None] == segments)
-    assert source[0]["segments"].tolist() == [0] * 3 + [1] * 6 + [2] * 2
+    assert source[0]["segments"].tolist() == [1] * 3 + [2] * 6 + [3] * 2
     assert "segments" not in opened("train", f"{folder}/*.txt", 10)[0]
 
 

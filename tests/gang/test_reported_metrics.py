@@ -1,0 +1,35 @@
+"""The metrics that a program of one's own reports are where those of `train:` are."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+from tests.gang.agents import Gang, job, script
+
+REPORTS = """
+import os, time
+import jaxlaunch
+attempt = int(os.environ["JAXLAUNCH_ATTEMPT"])
+for step in range(1, 4) if attempt == 1 else range(3, 6):
+    jaxlaunch.report(step=step, loss=attempt + 1 / step, bad=float("nan"))
+    time.sleep(0.15)
+jaxlaunch.report(phase="eval", accuracy=0.5)
+time.sleep(0.15)
+raise SystemExit(1 if attempt == 1 else 0)
+"""
+
+
+def test_reported_metrics_are_in_the_run_folder_once_a_step_and_on_the_screen(tmp_path: Path) -> None:
+    with Gang(tmp_path, job((sys.executable, str(script(tmp_path, REPORTS))), in_place_limit=1), hosts=2) as gang:
+        gang.start()
+        assert gang.wait() == [0, 0], gang.talk
+    rows = [json.loads(line) for line in (gang.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert [round(row["loss"], 3) for row in rows] == [2.0, 1.5, 2.333, 2.25, 2.2]
+    assert rows[-1]["accuracy"] == 0.5 and rows[0]["bad"] is None and "accuracy" not in rows[1]
+    events = [path.read_bytes() for path in (gang.run_dir / "tensorboard").iterdir()]
+    assert any(b"train/loss" in event and struct.pack("<f", 2.25) in event for event in events)
+    assert "step 5  loss 2.2  accuracy 0.5" in gang.talk

@@ -1,0 +1,69 @@
+"""What a run does when its storage fails, or is deleted: a few of the cases of tests/storage_faults, which has all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests import storage_faults
+from tests.gang.runs import Result, Running
+from tests.storage_faults import BUCKET, CASES, DISK, MOMENTS, Case, Disk, document, faults, table
+
+COVERING = (
+    Case("EROFS", "save", for_ever=False),
+    Case("EACCES", "eval", for_ever=False),
+    Case("403", "restore", for_ever=False),
+    Case("EROFS", "start", for_ever=True),
+    Case("ENOSPC", "save", for_ever=True),
+)
+
+
+def has_compiler() -> bool:
+    return bool(shutil.which("cc") or shutil.which("gcc"))
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return storage_faults.shim(tmp_path_factory.mktemp("shim")) if has_compiler() else Path()
+
+
+@pytest.fixture(scope="module")
+def results(shim: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[Case, Result]]:
+    """The runs that this machine can have, two at a time: most of their time they wait."""
+    cases = [case for case in COVERING if has_compiler() or case.kind in BUCKET]
+    folder = tmp_path_factory.mktemp("runs")
+    with ThreadPoolExecutor(2) as threads:
+        run = lambda case: storage_faults.run(case, folder / str(CASES.index(case)), shim)  # noqa: E731
+        yield dict(zip(cases, threads.map(run, cases), strict=True))
+
+
+def test_the_table_of_the_page_has_every_case() -> None:
+    assert table().keys() == {(kind, for_ever) for kind in (*DISK, *BUCKET) for for_ever in (False, True)}
+    assert all(len(codes) == len(MOMENTS) for codes in table().values())
+
+
+@pytest.mark.parametrize("case", COVERING, ids=str)
+def test_storage_that_fails_ends_a_run_as_the_page_says(case: Case, results: Mapping[Case, Result]) -> None:
+    if case not in results:
+        pytest.skip("there is no C compiler")
+    result = results[case]
+    assert [*faults(case, result)] == [], result.stdout[-3000:] + result.stderr[-3000:]
+    if case.for_ever and case.moment == "save":
+        assert "failed at step 2" in result.stderr and ": saving step 20 in " in result.verdict["message"]
+
+
+def test_checkpoints_that_are_deleted_while_a_run_trains_are_saved_anew_and_that_is_said(tmp_path: Path) -> None:
+    storage = Disk(tmp_path, Path())
+    files = {f"{split}_FILE".upper(): path for split, path in storage.data.items()}
+    with Running(tmp_path, document(storage, for_ever=False), env=files) as running:
+        running.until("a saved step", lambda: storage.has("10/jaxlaunch.manifest.json"))
+        shutil.rmtree(storage.checkpoints)
+        result = running.wait()
+    assert result.code == 0 and result.summary["restarts"] == {}
+    (note,) = result.summary["notes"]
+    assert note.startswith(f"step 10 is gone from {storage.checkpoints}") and note in result.stdout
+    assert storage.has("20/jaxlaunch.manifest.json") and storage.has("40/jaxlaunch.manifest.json")

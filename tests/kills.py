@@ -1,0 +1,330 @@
+"""Kills and stops a training at random moments, and judges what it keeps: python -m tests.kills --seed 1 --count 200
+
+The events of one run folder follow each other: KILL, TERM, STOP, INT or SEGV for a process (`child`), the agent of
+another host (`agent`), host 0's (`leader`), all of them (`all`) or `launcher run` itself, at a step, in a save, in a
+stop, or while everything starts. Each start goes on from what the one before has left; the last one finishes, and the
+losses of all starts together are those of an undisturbed run, to the bit. What is true comes from the folder of
+checkpoints. One JSON line for each event: what was drawn, what was found, and what is `wrong`, which is empty when all
+is right. (`python -m tests.gang.kills` judges steps, seconds and restarts of SIGKILL alone.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.gang.runs import Result, Running, descendants, digits, job, launch
+
+STEPS, EVERY = 150, 6
+SERIES = 8  # events of one run folder
+SIGNALS = ("KILL", "TERM", "STOP", "INT", "SEGV")
+TARGETS = ("child", "agent", "leader", "all", "launcher")
+MOMENTS = ("step", "step", "save", "save", "stop", "stop", "start")
+PAUSE_S = 1.5  # of processes that are stopped, and that nobody may take for lost yet
+PATIENCE_S = 600.0
+LATE_S = 3.0  # by which the step on record may be behind: agents send and write it once a second
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """What was drawn."""
+
+    seed: str
+    hosts: int
+    target: str
+    sends: str
+    moment: str
+    victim: int  # a rank, of child
+    after: int  # steps of this start
+    delay_s: float
+
+    @property
+    def number(self) -> signal.Signals:
+        """The signal."""
+        return signal.Signals[f"SIG{self.sends}"]
+
+    @property
+    def asks(self) -> bool:
+        """Whether it is a request to stop, which is answered by a save."""
+        return self.sends in ("TERM", "INT") and (self.target != "child" or self.sends == "TERM")
+
+    @property
+    def is_pause(self) -> bool:
+        """Whether nobody is to notice: it is over before anyone counts as lost."""
+        is_one = self.target in ("agent", "leader", "child") and self.hosts > 1
+        return self.sends == "STOP" and not is_one and self.target != "child"
+
+
+def draw(seed: str, hosts: int) -> Event:
+    """The event of a seed."""
+    rng = random.Random(seed)
+    target = rng.choice(TARGETS)
+    if target == "agent" and hosts == 1:
+        target = "leader"
+    chosen, moment = rng.choice(SIGNALS), rng.choice(MOMENTS)
+    if chosen == "STOP" and moment != "step" and target in ("child", "agent", "leader"):
+        moment = "step"  # else nothing but the grace period ends it
+    if moment == "start" and chosen in ("TERM", "INT", "STOP"):
+        moment = "step"  # a Python that still imports has no handler
+    return Event(
+        seed,
+        hosts,
+        target,
+        chosen,
+        moment,
+        victim=rng.randrange(hosts),
+        after=rng.randrange(1, 8),
+        delay_s=rng.uniform(0.0, 0.4),
+    )
+
+
+def document(hosts: int) -> dict[str, Any]:
+    """The job: each start is one attempt, so that its record is that of the event."""
+    train = digits(steps=STEPS, checkpoint={"every": EVERY, "keep": 3})
+    limits = {"restarts": {"crash": 0, "in_place": 0}, "timeouts": {"step": "20s"}, "grace": "60s"}
+    return job(train, hosts=hosts, per_host=2 // hosts, **limits)
+
+
+class Series:
+    """A run folder and the events in it."""
+
+    def __init__(self, folder: Path, hosts: int) -> None:
+        self.folder, self.hosts, self.run = folder, hosts, folder / "run"
+        self._seen: list[tuple[float, int]] = []  # the steps of a start, and when they were seen
+
+    def newest(self) -> int:
+        """The newest step whose save is whole; 0 before the first."""
+        manifests = self.run.glob("checkpoints/*/jaxlaunch.manifest.json")
+        return max((int(path.parent.name) for path in manifests if path.parent.name.isdecimal()), default=0)
+
+    def step(self) -> int:
+        """The newest step in metrics.jsonl."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return int(json.loads((self.run / "metrics.jsonl").read_text().splitlines()[-1])["step"])
+        return 0
+
+    def saves(self) -> bool:
+        """Whether a step's folder is there without its manifest."""
+        folders = [path for path in (self.run / "checkpoints").glob("*") if path.is_dir()]
+        return any(not (path / "jaxlaunch.manifest.json").exists() for path in folders)
+
+    def carry_out(self, event: Event) -> dict[str, Any]:
+        """One start with its event; its line."""
+        before = self.newest()
+        with Running(self.folder, document(self.hosts)) as running:
+            pids = self._strike(event, running)
+            saved = self.newest()
+            result = running.wait() if pids else None
+            if result is not None:
+                self._until_ended(pids)
+        if result is None:
+            return {**dataclasses.asdict(event), "wrong": ["the run ended before the event"]}
+        wrong = self._judge(event, result, before, saved)
+        found = {key: result.summary[key] for key in ("status", "step", "saved")}
+        verdict = {key: result.verdict[key] for key in ("cause", "code", "rank", "step", "message")}
+        return {**dataclasses.asdict(event), "saved_then": saved, "found": found, "verdict": verdict, "wrong": wrong}
+
+    # --- the event ----------------------------------------------------------------------------------------------------
+
+    def _strike(self, event: Event, running: Running) -> list[int]:
+        """Waits for the moment and sends the signal; the pids of the run, none where it was over before."""
+        ended = running.process.poll
+        self._seen = []
+        until = time.monotonic() + PATIENCE_S
+        begun = self.step() + event.after
+        while ended() is None and time.monotonic() < until:
+            agents, children = running.agents(), running.children()
+            self._seen.append((time.monotonic(), self.step()))
+            is_whole = len(agents) == self.hosts and len(children) == self.hosts
+            if is_whole and (event.moment == "start" or self.step() >= begun):
+                break
+            time.sleep(0.02)
+        while event.moment == "save" and ended() is None and time.monotonic() < until and not self.saves():
+            time.sleep(0.002)
+        if ended() is not None:
+            return []
+        pids = [running.process.pid, *descendants(running.process.pid)]
+        if event.moment == "stop":
+            os.kill(running.process.pid, signal.SIGTERM)
+        time.sleep(event.delay_s / (20.0 if event.moment == "save" else 1.0))
+        hit = {
+            "child": [children[event.victim]],
+            "agent": [agents[self.hosts - 1], *self._frozen(event, children, self.hosts - 1)],
+            "leader": [agents[0], *self._frozen(event, children, 0)],
+            "all": [*agents.values(), *(children.values() if event.sends in ("KILL", "SEGV", "STOP") else ())],
+            "launcher": [running.process.pid],
+        }[event.target]
+        _send(hit, event.number)
+        if event.sends == "STOP" and event.target != "child":
+            self._go_on(event, hit, agents)
+        if event.is_pause and event.moment != "stop" and ended() is None:
+            os.kill(running.process.pid, signal.SIGTERM)  # it went on: it is stopped now
+        return pids
+
+    def _frozen(self, event: Event, children: dict[int, int], host: int) -> list[int]:
+        """The process of a host that is stopped whole, as a machine is that stands still."""
+        return [children[host]] if event.sends == "STOP" else []
+
+    def _go_on(self, event: Event, hit: list[int], agents: dict[int, int]) -> None:
+        """Continues what was stopped: after a while, or once the rest of the gang has given it up."""
+        others = [] if event.is_pause else [pid for pid in agents.values() if pid not in hit]
+        until = time.monotonic() + (PATIENCE_S if others else PAUSE_S)
+        while (not others or any(map(_lives, others))) and time.monotonic() < until:
+            time.sleep(0.05)
+        _send(hit, signal.SIGCONT)
+
+    def _until_ended(self, pids: list[int]) -> None:
+        """Waits for what a launcher that was killed has left: its agents save and write the end."""
+        until = time.monotonic() + PATIENCE_S
+        while any(map(_lives, pids)) and time.monotonic() < until:
+            time.sleep(0.05)
+
+    # --- what was found -----------------------------------------------------------------------------------------------
+
+    def _judge(self, event: Event, result: Result, before: int, saved: int) -> list[str]:
+        """What is wrong with the records of an event, in words."""
+        summary, verdict, newest = result.summary, result.verdict, self.newest()
+        wrong = []
+        if newest < max(before, saved):
+            wrong.append(f"step {max(before, saved)} was saved, but now the newest is {newest}")
+        if verdict is None:
+            return [*wrong, "there is no job result"]
+        causes, rank, words = expected(event)
+        if (verdict["cause"], verdict["code"]) not in causes:
+            wrong.append(f"the cause is {verdict['cause']} ({verdict['code']}), not {causes}")
+        if rank is not None and verdict["cause"] != "preempted" and verdict["rank"] != rank:
+            wrong.append(f"the rank is {verdict['rank']}, not {rank}")
+        if verdict["cause"] != "preempted" and words not in verdict["message"]:
+            wrong.append(f"the message does not say {words!r}")
+        if event.target != "launcher" or event.asks or event.is_pause:
+            wrong += [f"the exit code is {result.code}"] if result.code != verdict["code"] else []
+        if (summary["saved"] or 0) != newest:
+            wrong.append(f"saved is {summary['saved']}, not {newest}")
+        if verdict["cause"] == "preempted":
+            wrong += self._stop_wrong(event, verdict["message"], newest)
+        reached = summary["step"] if summary["step"] is not None else 0
+        now = self._seen[-1][0]
+        low = max((step for when, step in self._seen if when < now - LATE_S), default=0)
+        high = max(self.step(), newest) + 2
+        if event.moment != "start" and not low <= reached <= high:
+            wrong.append(f"the step is {reached}, not {low} to {high}")
+        record = json.loads((self.run / "attempts.jsonl").read_text().splitlines()[-1])
+        if record["verdict"]["message"] != verdict["message"]:
+            wrong.append(f"the attempt's record says {record['verdict']['message']!r}")
+        if before and event.moment != "start" and f"resumed at step {before} " not in result.stdout:
+            wrong.append(f"it did not resume at step {before}")
+        return wrong
+
+    def _stop_wrong(self, event: Event, message: str, newest: int) -> list[str]:
+        """What is wrong with what a stop says of its save."""
+        if f"saved at step {newest}" in message or f"step {newest} is saved" in message:
+            return []
+        if f"nothing new to save after step {newest}" in message:
+            return []
+        if newest == 0 and ("nothing is saved" in message or "not saved" in message):
+            return []
+        if "not saved" in message and "is saved" not in message and event.moment in ("stop", "start"):
+            return []  # it names what came between
+        return [f"step {newest} is on disk, it says {message!r}"]
+
+
+def expected(event: Event) -> tuple[list[tuple[str, int]], int | None, str]:
+    """The causes and codes that are right, the rank, and what the message has to say."""
+    stopped = ("preempted", 80)
+    if event.moment == "stop" or event.asks or event.is_pause:
+        return [stopped], None, ""
+    name = f"SIG{event.sends}"
+    if event.target == "child":
+        cause = {
+            "KILL": ("killed", 137),
+            "SEGV": ("killed", 139),
+            "STOP": ("hang", 82),
+            "INT": ("crash" if event.moment != "start" else "startup", 83),
+        }[event.sends]
+        words = {"INT": "KeyboardInterrupt", "STOP": ""}.get(event.sends, name)
+        return [cause], event.victim, words
+    if event.target == "launcher":
+        return [stopped], None, ""
+    if event.sends == "STOP":
+        return [("lost", 81)], 0 if event.target == "leader" else event.hosts - 1, "was lost"
+    rank = event.hosts - 1 if event.target == "agent" else 0
+    return [("lost", 81)], rank, name
+
+
+def _send(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def compared(series: Series, undisturbed: dict[int, float]) -> list[str]:
+    """Lets the run of a series finish; what is wrong with its losses."""
+    result = launch(series.folder, document(series.hosts))
+    if result.code != 0:
+        return [f"the last start ended with {result.code}: {result.verdict['message']}"]
+    other = [step for step, loss in undisturbed.items() if result.losses.get(step) != loss]
+    return [f"the losses of {len(other)} steps differ, the first at step {other[0]}"] if other else []
+
+
+def run(seed: str, hosts: int, count: int, folder: Path, undisturbed: dict[int, float]) -> Iterator[dict[str, Any]]:
+    """The lines of a series of `count` events, and of its end."""
+    series = Series(folder, hosts)
+    for number in range(count):
+        event = draw(f"{seed}:{number}", hosts)
+        try:
+            yield series.carry_out(event)
+        except Exception as error:  # a run that cannot be judged is a finding too
+            yield {**dataclasses.asdict(event), "wrong": [f"{type(error).__name__}: {error}"]}
+    yield {"seed": seed, "hosts": hosts, "losses": True, "wrong": compared(series, undisturbed)}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Carries out the events; the number of those with something wrong is the exit code, 99 at most."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--hosts", type=int, choices=[1, 2], help="[default: in turn]")
+    parser.add_argument("--keep", type=Path, help="where the folders of series with something wrong are kept")
+    given = parser.parse_args(argv)
+    found: Counter[str] = Counter()
+    undisturbed: dict[int, dict[int, float]] = {}
+    for number in range(-(-given.count // SERIES)):
+        hosts = given.hosts or 2 - number % 2
+        with tempfile.TemporaryDirectory(prefix="kills-") as place:
+            folder = Path(place)
+            if hosts not in undisturbed:
+                undisturbed[hosts] = launch(folder / "undisturbed", document(hosts)).losses
+            count = min(SERIES, given.count - number * SERIES)
+            lines = []
+            for line in run(f"{given.seed}:{number}", hosts, count, folder / "series", undisturbed[hosts]):
+                print(json.dumps(line), flush=True)
+                lines.append(line)
+            found.update("wrong" if line["wrong"] else "right" for line in lines)
+            if given.keep and any(line["wrong"] for line in lines):
+                shutil.copytree(folder, given.keep / f"{given.seed}-{number}", dirs_exist_ok=True)
+    print(json.dumps({"seed": given.seed, **found}), file=sys.stderr)
+    return min(found["wrong"], 99)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

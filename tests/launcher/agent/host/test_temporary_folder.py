@@ -1,0 +1,56 @@
+"""Temporary folders of agents that were killed go with the next agent; those in use, and others', stay."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from jaxlaunch.launcher.agent.host import temporary_folder
+
+MAKES = """
+import sys, time
+from jaxlaunch.launcher.agent.host import temporary_folder
+made, _ = temporary_folder.make("run-")
+open(made + "/file", "w").close()
+print(made, flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+def test_the_folder_of_a_process_that_was_killed_is_removed_and_not_before(place: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", MAKES], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        temporary_folder.sweep()
+        assert (folder / "file").exists() and folder.parent == place
+        process.kill()
+    temporary_folder.sweep()
+    assert list(place.iterdir()) == []
+
+
+def test_what_is_not_known_to_be_unused_stays(place: Path) -> None:
+    mine, lock = temporary_folder.make()
+    others = place / "elsewhere"
+    (others / "inner").mkdir(parents=True)
+    (others / temporary_folder.LOCK).touch()
+    (place / "jaxlaunch-link").symlink_to(others)
+    (place / "jaxlaunch-file").touch()
+    (place / "jaxlaunch-of-another-version").mkdir()
+    (place / "jaxlaunch-fifo").mkdir()
+    os.mkfifo(place / "jaxlaunch-fifo" / temporary_folder.LOCK)
+    before = sorted(place.rglob("*"))
+    temporary_folder.sweep()
+    assert sorted(place.rglob("*")) == before and Path(mine).is_dir()
+    os.close(lock)

@@ -1,0 +1,39 @@
+"""What `validate` says of data that is here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.local import data_files
+
+JOB = """
+name: t
+accelerator: {{type: cpu}}
+volumes: [{{claim: data, path: /data}}]
+train: {{task: lm, model: {{kind: decoder, length: 16}}, data: {{source: text, {}}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("path: mine.txt", "train.data.path: 1 file here, 100 B; its end is held out, by eval_split = 0.05."),
+        ("path: mine.txt, packing: concat, eval_split: 0.0", "train.data.path: 1 file here, 100 B."),
+        ("path: rows.jsonl, packing: concat", "train.data.path: 1 file here, 20 B."),
+        ("path: [mine.txt, 'ro*']", "train.data.path: 2 files here, 120 B."),
+        ("path: empty.txt", "train.data.path: 1 file here, 0 B: every file that matches is empty."),
+        ("path: 'corpus/*.txt'", "train.data.path: corpus/*.txt matches no file here, in FOLDER."),
+        ("path: '/data/*.txt'", ""),
+        ("path: 'stdlib://*.py'", ""),
+        ("path: gs://team-data/x", ""),
+        ("path: /data/x, tokenizer: tok", "train.data.tokenizer = tok does not exist here, in FOLDER."),
+    ],
+)
+def test_files_that_are_here_are_counted_and_what_is_not_here_is_said(tmp_path: Path, data: str, said: str) -> None:
+    for name, size in (("mine.txt", 100), ("rows.jsonl", 20), ("empty.txt", 0)):
+        (tmp_path / name).write_bytes(b"x" * size)
+    found = list(data_files.notes(jobs.parse(JOB.format(data)), tmp_path))
+    assert [note.replace(str(tmp_path), "FOLDER") for note in found] == ([said] if said else [])

@@ -1,0 +1,225 @@
+"""Storage that fails while a run starts, saves, restores and evaluates: `python -m tests.storage_faults [WORD …]`.
+
+Fifteen faults, of a disk (tests/fixtures/storage/faulty.c, which needs a C compiler) and of a bucket
+(tests/bucket_server), each for five seconds and for ever, at four moments. Every run has to end as the table of
+docs/checkpoints.md says. Prints a line for each, and the table of what was seen; WORDs choose among them: `EIO save`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.bucket_server import Bucket
+from tests.gang.runs import Result, Running, digits, job
+
+PAGE = Path(__file__).parents[1] / "docs" / "checkpoints.md"
+SHIM = Path(__file__).parent / "fixtures" / "storage" / "faulty.c"
+DISK = ("EIO", "ESTALE", "EROFS", "EACCES", "ENOSPC", "EDQUOT", "slow disk")
+BUCKET = ("401", "403", "429", "500", "502", "503", "cut", "slow bucket")
+MOMENTS = ("start", "save", "restore", "eval")
+MOMENT_S = 5.0
+LENGTHS = {"5 s": (False,), "for ever": (True,), "either": (False, True)}
+AT_ONCE = 3  # runs
+TIMES = 5  # of the sentence: as two attempts end, as the new agents begin, and at the end
+LONGEST = 400  # characters of the sentence of a job result
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One run: what fails, from which moment on, and whether for ever."""
+
+    kind: str
+    moment: str
+    for_ever: bool
+
+    def __str__(self) -> str:
+        return f"{self.kind}, {'for ever' if self.for_ever else f'{MOMENT_S:.0f} s'}, {self.moment}"
+
+    @property
+    def expected(self) -> str:
+        """The exit code, by the table of the page."""
+        return table()[self.kind, self.for_ever][MOMENTS.index(self.moment)]
+
+
+CASES = [Case(kind, moment, for_ever) for kind in (*DISK, *BUCKET) for for_ever in (False, True) for moment in MOMENTS]
+
+
+def table() -> dict[tuple[str, bool], Sequence[str]]:
+    """Exit codes by kind and length, one for each moment, as the page has them."""
+    found: dict[tuple[str, bool], Sequence[str]] = {}
+    kinds: list[str] = []
+    for line in PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 2 + len(MOMENTS) and cells[1] in LENGTHS:
+            kinds = re.findall(r"`([^`]+)`", cells[0]) or kinds  # an empty cell: as above
+            found |= {(kind, for_ever): cells[2:] for kind in kinds for for_ever in LENGTHS[cells[1]]}
+    return found
+
+
+def shim(folder: Path) -> Path:
+    """The library that a program is started with, compiled."""
+    path = folder / "faulty.so"
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    assert compiler is not None, "no C compiler"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-w", "-o", path, SHIM, "-ldl"], check=True)
+    return path
+
+
+class Disk:
+    """Folders on a disk that fails on demand."""
+
+    def __init__(self, folder: Path, shim: Path) -> None:
+        self.checkpoints, self._control = str(folder / "checkpoints"), folder / "fault"
+        (folder / "data").mkdir(parents=True)
+        self.data = {split: str(folder / "data" / split) for split in ("train", "eval")}
+        for path in self.data.values():
+            Path(path).write_text(path)
+        self.environ = {"LD_PRELOAD": str(shim), "STORAGE_FAULT": str(self._control)}
+
+    def fail(self, kind: str, where: str) -> None:
+        """From now on what is done below `where` fails."""
+        draft = self._control.with_suffix(".draft")
+        draft.write_text(f"{kind.split()[0]} {where}")
+        draft.rename(self._control)
+
+    def is_hit(self) -> bool:
+        """Whether something has failed."""
+        return self._control.with_suffix(".hit").exists()
+
+    def mend(self) -> None:
+        """From now on nothing fails."""
+        self._control.unlink()
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a file among the checkpoints."""
+        return (Path(self.checkpoints) / name).exists()
+
+    def close(self) -> None:
+        """Nothing is left but files."""
+
+
+class Store:
+    """The same in a bucket."""
+
+    def __init__(self, folder: Path, shim: Path) -> None:
+        self._server = Bucket()
+        self.checkpoints = "s3://team/checkpoints"
+        self.data = {split: f"s3://team/data/{split}" for split in ("train", "eval")}
+        self._server.objects.update({path.removeprefix("s3://"): path.encode() for path in self.data.values()})
+        self.environ = self._server.environ() | {"XDG_CACHE_HOME": str(folder / "cache")}
+
+    def fail(self, kind: str, where: str) -> None:
+        """As of a disk."""
+        self._server.fault = kind.split()[0], where.removeprefix("s3://team/")
+
+    def is_hit(self) -> bool:
+        """As of a disk."""
+        return self._server.is_hit.is_set()
+
+    def mend(self) -> None:
+        """As of a disk."""
+        self._server.fault = None
+
+    def has(self, name: str) -> bool:
+        """As of a disk."""
+        return f"team/checkpoints/{name}" in self._server.objects
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._server.close()
+
+
+def document(storage: Disk | Store, for_ever: bool) -> dict[str, Any]:
+    """A job of 40 steps, one in a twelfth of a second, that saves every 10 and evaluates every 20."""
+    train = digits(
+        task="reads_files:ReadsFiles",
+        batch=4,
+        steps=40,
+        data={"source": "synthetic", "examples": 512, "eval_examples": 8, "shape": [8, 8], "threads": 1},
+        eval={"every": 20},
+        checkpoint={"every": 10, "path": storage.checkpoints},
+    )
+    restarts = {"in_place": 0, "crash": 1} if for_ever else {"in_place": 3, "crash": 1}
+    timeouts = {"restore": "20s"} if for_ever else {}  # of which a half is waited for storage
+    return job(train, per_host=1) | {"restarts": restarts, "timeouts": {"save": "1m", **timeouts}}
+
+
+def run(case: Case, folder: Path, shim: Path) -> Result:
+    """The run of a case, in `folder`."""
+    storage = (Disk if case.kind in DISK else Store)(folder, shim)
+    files = {f"{split}_FILE".upper(): path for split, path in storage.data.items()}
+    keys = document(storage, case.for_ever and "slow" not in case.kind), storage.environ | files
+    where = storage.data["eval"] if case.moment == "eval" else storage.checkpoints
+    try:
+        if case.moment == "restore":
+            with Running(folder, keys[0], env=keys[1]) as running:
+                running.until("a saved step", lambda: storage.has("10/jaxlaunch.manifest.json"))
+                running.signal(signal.SIGINT)
+                assert running.wait().code == 80
+        if case.moment in ("start", "restore"):
+            storage.fail(case.kind, where)
+        with Running(folder, keys[0], env=keys[1]) as running:
+            if case.moment in ("save", "eval"):
+                running.until("a saved step", lambda: storage.has("10/jaxlaunch.manifest.json"))
+                storage.fail(case.kind, where)
+            if not case.for_ever:
+                end_fault(running, storage)
+            return running.wait()
+    finally:
+        storage.close()
+
+
+def end_fault(running: Running, storage: Disk | Store) -> None:
+    """Mends the storage some seconds after the first call that failed, or when the run has ended."""
+    while running.process.poll() is None and not storage.is_hit():
+        time.sleep(0.02)
+    hit = time.monotonic()
+    while running.process.poll() is None and time.monotonic() < hit + MOMENT_S:
+        time.sleep(0.02)
+    storage.mend()
+
+
+def faults(case: Case, result: Result) -> Iterator[str]:
+    """What is not as it should be, in words."""
+    if str(result.code) != case.expected:
+        yield f"exit {result.code}, not {case.expected}"
+    if "Traceback" in result.stdout + result.stderr:
+        yield "a traceback"
+    if result.code and len(result.verdict["message"]) > LONGEST:
+        yield f"a sentence of {len(result.verdict['message'])} characters"
+    if result.code and result.stderr.count(result.verdict["message"]) > TIMES:
+        yield "one sentence again and again"
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs the cases that hold all `words`; 1 where one does not end as it should."""
+    cases = [case for case in CASES if all(word in str(case) for word in words)]
+    failed = 0
+    with tempfile.TemporaryDirectory() as top, ThreadPoolExecutor(AT_ONCE) as threads:
+        library = shim(Path(top))
+        tried: Callable[[Case], Result] = lambda case: run(case, Path(top) / str(case).replace(" ", "-"), library)  # noqa: E731
+        for case, result in zip(cases, threads.map(tried, cases), strict=True):
+            wrong = "; ".join(faults(case, result))
+            failed += bool(wrong)
+            message = result.verdict["message"]
+            print(f"{'WRONG ' if wrong else ''}{case}: {result.code} {message}{wrong and f' ({wrong})'}", flush=True)
+            if wrong and "KEEP" in os.environ:
+                (Path(os.environ["KEEP"]) / str(case).replace(" ", "-")).write_text(result.stdout + result.stderr)
+    print(f"{len(cases)} runs, {failed} wrong")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
