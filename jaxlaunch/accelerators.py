@@ -93,6 +93,11 @@ class Accelerator:
         """What one JAX device may have, the smallest make first."""
         return tuple(sorted({make.memory_gib for make in self.makes}))
 
+    @property
+    def peak(self) -> float | None:
+        """Dense bf16 FLOP/s of one JAX device of the fastest make; None where no make's is known."""
+        return max((make.peak_flops for make in self.makes if make.peak_flops is not None), default=None)
+
     def topologies(self) -> tuple[str, ...]:
         """The topologies a message may offer."""
         if self.dimensions == 2:

@@ -28,9 +28,9 @@ def complete(job: JobSpec, train: TrainSpec, found: dict[str, Any], price: float
     modelled["examples_per_second"] = [train.batch / high, train.batch / low]
     if (length := getattr(train.model, "length", None)) is not None:
         modelled["tokens_per_second"] = [train.batch * length / high, train.batch * length / low]
-    peaks = KNOWN[job.accelerator.type].peak_flops.values()
-    if peaks and found["model_flops"]:
-        rate = found["model_flops"] / job.devices / max(peaks)
+    peak = KNOWN[job.accelerator.type].peak
+    if peak is not None and found["model_flops"]:
+        rate = found["model_flops"] / job.devices / peak
         modelled["mfu"] = [rate / high, rate / low]
     if train.epochs is None:
         modelled["seconds_to_end"] = [low * train.steps, high * train.steps]

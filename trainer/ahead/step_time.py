@@ -76,7 +76,7 @@ def estimate(
 def _peak(chips: Chips) -> float:
     """FLOP/s of all devices together."""
     devices = chips.hosts * chips.per_host * KNOWN[chips.type].devices_per_chip
-    return devices * max(KNOWN[chips.type].peak_flops.values(), default=float("inf"))
+    return devices * (KNOWN[chips.type].peak or float("inf"))
 
 
 def _roofline(chips: Chips, machine: Machine, flops: float | None, moved: float) -> tuple[float, float]:
