@@ -90,6 +90,7 @@ class Summary:
     stacks: Mapping[int, str] = dataclasses.field(default_factory=dict)  # by rank, after a hang
     of: Of | None = None
     starts: Sequence[Start] = ()  # of the run, the newest last; none in version 0.1, and in what a start keeps
+    nccl: str = ""  # what NCCL's RAS said, after a hang
 
     @property
     def status(self) -> str:
@@ -109,6 +110,7 @@ class Summary:
             "restarts": dict(self.restarts),
             "notes": list(self.notes),
             **({"stacks": {str(rank): self.stacks[rank] for rank in sorted(self.stacks)}} if self.stacks else {}),
+            **({"nccl": self.nccl} if self.nccl else {}),
             "of": self.of.to_json(has_ended=self.verdict is not None) if self.of else None,
             **({"starts": [dataclasses.asdict(one) for one in self.starts]} if self.starts else {}),
         }

@@ -29,6 +29,7 @@ def init(name: str | None, kind: str) -> None:
     It trains on CPU, without a network. With NAME the job is called that, and its file NAME.yaml. The kinds own and
     command also write the code, NAME.py.
     """
+    name = None if name is None else name.removesuffix(".yaml").removesuffix(".yml")
     file = Path("job.yaml" if name is None else f"{name}.yaml")
     title = name or {"classify": "digits", "command": "program"}.get(kind, kind)
     module = title.replace("-", "_").replace(".", "_")

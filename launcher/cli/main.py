@@ -118,8 +118,10 @@ def cli(ctx: click.Context) -> None:
 
 def main() -> NoReturn:
     """Runs the command line and exits. An unexpected error keeps its traceback: it is our bug."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without × must not end a run
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this
+            setattr(sys, name, open(os.devnull, "w"))
+        getattr(sys, name).reconfigure(errors="replace")  # a terminal without × must not end a run
     try:
         code = cli.main(prog_name="launcher", standalone_mode=False)
     except UserError as error:

@@ -30,7 +30,15 @@ def folders(command: Callable[..., Any]) -> Callable[..., Any]:
     text = "A folder here for a volume of the job, by its name or mount path."
     command = click.option("--volume", "volumes", multiple=True, metavar="NAME=DIR", help=text)(command)
     text = "The run folder. [default: runs/<name>]"
-    return click.option("--run-dir", type=click.Path(path_type=Path), help=text)(command)
+    return click.option("--run-dir", type=_Folder(path_type=Path), help=text)(command)
+
+
+class _Folder(click.Path):
+    """A path that is not empty, as that of an unset variable is: it would be the working folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        return self.fail("it is empty.", param, ctx) if value == "" else super().convert(value, param, ctx)
 
 
 def volumes(given: tuple[str, ...]) -> dict[str, Path]:

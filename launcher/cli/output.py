@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.logs.lines import Line, Select
 from jaxlaunch.launcher.wording import CONTROL, coloured, escaped, visible
 from jaxlaunch.launcher.yaml12 import writer
@@ -117,6 +118,11 @@ def _write(line: str, *, is_result: bool = True) -> None:
     with _writing:
         if _status:
             print(_ERASE, end="", file=sys.stderr, flush=True)
-        print(line, file=sys.stdout if is_result else sys.stderr, flush=True)
+        try:
+            print(line, file=sys.stdout if is_result else sys.stderr, flush=True)
+        except OSError as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise UserError(f"The output cannot be written: {error.strerror}.") from None
         if _status:
             print(_status, end="", file=sys.stderr, flush=True)

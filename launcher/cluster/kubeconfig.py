@@ -23,7 +23,9 @@ def _files() -> str | None:
         return paths
     if "KUBERNETES_SERVICE_HOST" in os.environ and (_HERE / "token").is_file():
         return None
-    raise ClusterError(f"{paths}: no such file, and this is not a pod of a cluster.", "set KUBECONFIG=FILE.")
+    is_there = any(Path(path).expanduser().exists() for path in paths.split(os.pathsep) if path)
+    what = "is not a file" if is_there else "no such file"
+    raise ClusterError(f"{paths}: {what}, and this is not a pod of a cluster.", "set KUBECONFIG=FILE.")
 
 
 def context(wanted: str | None) -> tuple[str, str]:
@@ -44,7 +46,8 @@ def _merged(paths: str) -> Any:
     try:
         found = KubeConfigMerger(paths).config
     except (ConfigException, yaml.YAMLError, OSError, TypeError, AttributeError, KeyError) as error:
-        raise ClusterError(f"{paths} is not a kubeconfig: {error}") from None
+        why = " ".join(str(error).split())
+        raise ClusterError(f"{paths} is not a kubeconfig: {why}") from None
     if found is None:
         raise ClusterError(f"{paths} is not a kubeconfig: it is empty.")
     return found

@@ -37,6 +37,7 @@ _MOVES = {
 }
 
 
+_POD_DEADLINE = "DeadlineExceeded"  # a pod's own reason, by its kubelet
 _RESUMES = re.compile(r"submit --replace`\.$|submit it again\.$")
 _CANNOT_JOIN = "rendezvous: cannot join host 0"  # as launcher/agent/host/member says it
 
@@ -130,6 +131,9 @@ def _exited(snapshot: Snapshot) -> Answer | None:
     if host is None:
         return None
     code, output = host.ended["exitCode"], _traceback(host.ended.get("message"))
+    if host.reason == _POD_DEADLINE:
+        headline = f"{host.name} was ended by its own activeDeadlineSeconds: {one_line(host.message)}"
+        return Answer("deadline", headline, output, "leave activeDeadlineSeconds out under pod:; use deadline:.")
     if code == contract.KILLED:
         event = snapshot.event("Unhealthy", kind="Pod")
         if event is not None and is_liveness(event) and host.pod in event["names"]:
@@ -154,7 +158,8 @@ def _rejected(snapshot: Snapshot) -> Answer | None:
 
 def _unexplained(snapshot: Snapshot) -> Answer:
     message = one_line(condition(snapshot.jobset, "Failed").get("message", ""))
-    return Answer("failed", f"{message}{unread.because(snapshot, 'pods', 'jobs')}")
+    lost = "" if snapshot.hosts or "pods" in snapshot.not_read else "; no pod is left that could say why"
+    return Answer("failed", f"{message}{lost}{unread.because(snapshot, 'pods', 'jobs')}")
 
 
 def _conditions(snapshot: Snapshot) -> tuple[str, ...]:

@@ -216,8 +216,7 @@ def running(snapshot: Snapshot) -> Answer | None:
     if status.state is not State.RUNNING:
         return None
     if snapshot.report.heartbeat is None:
-        ready = f"{status.ready} of {count(status.hosts, 'host')} ready"
-        return Answer("running", f"runs: {ready}{unread.log(snapshot)}")
+        return Answer("running", f"runs: {_ready(snapshot, status)}{unread.log(snapshot)}")
     last = snapshot.report.last
     if last is not None and snapshot.report.is_judged:
         headline = f"has ended attempt {last.attempt}: {last.result}: {one_line(last.verdict.message)}"
@@ -227,7 +226,9 @@ def running(snapshot: Snapshot) -> Answer | None:
     situation = "restarted" if again else "running"
     move = _PREPARING if status.phase == "prepare" else None
     some = _some_ended(snapshot)
-    headline = f"runs{again}: {_doing(status, is_partly=bool(some))}{some}"
+    is_short = status.phase is None and status.ready is not None and status.ready < status.hosts
+    doing = _ready(snapshot, status) if is_short else _doing(status, is_partly=bool(some))
+    headline = f"runs{again}: {doing}{some}"
     return Answer(situation, headline, (*_before(snapshot), *_ranks(snapshot)), move)
 
 
@@ -238,11 +239,16 @@ _PREPARING = (
 _SILENT = ("unsaid", None)  # programs that report nothing
 
 
+def _ready(snapshot: Snapshot, status: JobStatus) -> str:
+    """ "1 of 2 hosts ready; host 1 (pod …): containers with unready status: [main]"."""
+    late = next((host for host in snapshot.hosts if host.unready), None)
+    why = "" if late is None else f"; {late.name}: {one_line(late.unready)}"
+    return f"{status.ready} of {count(status.hosts, 'host')} ready{why}"
+
+
 def _doing(status: JobStatus, *, is_partly: bool) -> str:
     """ "training at step 120 of 300", "in compile for 2m"."""
     of = f" of {status.steps}" if status.steps else ""
-    if status.phase is None and status.ready is not None and status.ready < status.hosts:
-        return f"{status.ready} of {count(status.hosts, 'host')} ready"
     at = f" at step {status.step}{of}" if status.step is not None else ""
     if status.phase == "step":
         return f"training{at}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.explain.answer import Answer, one_line, which
+from jaxlaunch.launcher.explain.answer import Answer, one_line, quoted, which
 from jaxlaunch.launcher.kube.objects import age, seconds_since
 from jaxlaunch.launcher.status.hosts import Container, Host
 from jaxlaunch.launcher.status.snapshot import Snapshot
@@ -54,10 +54,30 @@ def failing(snapshot: Snapshot) -> Answer | None:
     """The program runs, and another container of its pods has failed, which fails the job in the end."""
     found = _hosts_with(snapshot, lambda one: bool(one.ended.get("exitCode")))
     if found is None:
-        return None
+        return _restarting(snapshot)
     there, one = found
     headline = f"runs, but {_of(there, one, snapshot)} {ending(one)}: the job fails when its program ends"
     return Answer("sidecar", headline, next_move=f"kubectl logs {there[0].pod} -c {one.name}")
+
+
+def _restarting(snapshot: Snapshot) -> Answer | None:
+    """A native sidecar that its kubelet starts again and again; its ends are not counted."""
+    pairs = [
+        (host, one)
+        for host in snapshot.hosts
+        for one in host.beside
+        if one.is_sidecar and not one.running and (one.ended or one.before)
+    ]
+    if not pairs:
+        return None
+    one = pairs[0][1]
+    there = [host for host, other in pairs if other.name == one.name]
+    headline = (
+        f"runs, but sidecar {one.name} of {which(there, snapshot.expected_hosts)} ends again and again: exit code "
+    )
+    event = snapshot.event("BackOff", kind="Pod")
+    move = f"kubectl logs {there[0].pod} -c {one.name} --previous"
+    return Answer("sidecar", f"{headline}{(one.ended or one.before).get('exitCode')}", quoted(event), move)
 
 
 def ending(one: Container) -> str:

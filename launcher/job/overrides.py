@@ -28,8 +28,8 @@ class Override:
 def read(argument: str) -> Override | Fault:
     """What an argument sets; a fault where it cannot be read."""
     try:
-        argument.encode()
-    except UnicodeEncodeError:  # a byte of the command line that is none of its encoding
+        argument = argument.encode(errors="surrogateescape").decode()  # in a C locale Python reads bytes as ASCII
+    except UnicodeError:  # a byte of the command line that is none of its encoding
         legible = argument.encode(errors="replace").decode()
         return _fault(_shown(legible), "is not UTF-8.", "check how the shell writes it.")
     key, equals, text = argument.partition("=")

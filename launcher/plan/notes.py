@@ -19,7 +19,7 @@ def notes(job: ResolvedJob) -> Iterator[str]:
     if job.nodes.platform == "eks":
         yield from _hugepages(job)
         yield from _eks(job)
-    for kind in (_tcp, _render, _arm, _any_gpu, _cuda, _user):
+    for kind in (_tcp, _render, _arm, _numa, _any_gpu, _cuda, _user):
         yield from kind(job)
 
 
@@ -140,6 +140,17 @@ def _arm(job: ResolvedJob) -> Iterator[str]:
         yield (
             f"image: nodes of {job.spec.accelerator.type} are arm64; an image for amd64 alone ends there with `exec "
             "format error`."
+        )
+
+
+def _numa(job: ResolvedJob) -> Iterator[str]:
+    """Chips of several NUMA nodes, which one process drives: Google's and xpk's pods have a container for each."""
+    known, asked = KNOWN[job.spec.accelerator.type], job.spec.accelerator
+    if known.numa_nodes > 1 and asked.per_host > 1:
+        yield (
+            f"host: the {asked.per_host} chips of a {asked.type} host are on {known.numa_nodes} NUMA nodes, and one "
+            "process drives them all; Google's pods and xpk's have a bound container for each node, which jaxlaunch "
+            "does not: what crosses the nodes is slower."
         )
 
 

@@ -1,4 +1,4 @@
-"""Reads one job from a cluster in at most eight calls, or all jobs in a few calls, however many there are.
+"""Reads one job from a cluster in at most nine calls, or all jobs in a few calls, however many there are.
 
 Only what the situation needs is read: nodes when a pod has none, queues while they hold the job back. What the user may
 not read is recorded in the snapshot, and the rest is used. Further pages of five hundred pods, events or nodes are not

@@ -33,6 +33,7 @@ class Container:
     is_sidecar: bool  # an init container that runs next to the main one: restartPolicy Always
     running: Mapping[str, Any]
     ended: Mapping[str, Any]
+    before: Mapping[str, Any]  # how an earlier start of it ended
     memory_limit: str | None
 
 
@@ -45,6 +46,7 @@ class Host:
     generation: int
     node: str | None
     is_ready: bool
+    unready: str  # why it is not, as its condition says it
     is_leaving: bool  # it is being deleted
     phase: str  # the pod's own: Pending, Running, Succeeded, Failed
     container: str  # whose state the next four are: the main one, or the init container that holds it up
@@ -173,6 +175,7 @@ def _host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> Host:
         generation=int(labels.get(GENERATION_LABEL, 0)),
         node=spec.get("nodeName"),
         is_ready=is_true(pod, "Ready"),
+        unready="" if is_true(pod, "Ready") else condition(pod, "Ready").get("message", ""),
         is_leaving="deletionTimestamp" in metadata,
         phase=status.get("phase", "Pending"),
         container=container.get("name", main),
@@ -220,6 +223,7 @@ def _beside(status: Obj, telling: str, limits: Mapping[str, str], sidecars: Set[
                 is_sidecar=one["name"] in sidecars,
                 running=state.get("running") or {},
                 ended=state.get("terminated") or {},
+                before=(one.get("lastState") or {}).get("terminated") or {},
                 memory_limit=limits.get(one["name"]),
             )
 

@@ -52,7 +52,7 @@ def end(path: str, size: int) -> str | None:
 
 
 def summary(path: str) -> str | None:
-    """What summary.json holds but for its stacks, as JSON; None where it cannot be read."""
+    """What summary.json holds but for stacks and NCCL's text, as JSON; None where it cannot be read."""
     file = opened(path)
     if file is None:
         return None
@@ -64,7 +64,7 @@ def summary(path: str) -> str | None:
         return None
     if not isinstance(fields, dict):
         return None
-    return json.dumps({name: value for name, value in fields.items() if name != "stacks"})
+    return json.dumps({name: value for name, value in fields.items() if name not in ("stacks", "nccl")})
 
 
 def newest(folder: str) -> str:

@@ -6,8 +6,13 @@ reports all faults at once, each with the path of the value that it makes unusab
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
+import os
 import re
+import select
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -107,7 +112,7 @@ class Document:
 def read(path: Path, opener: Opener | None = None) -> Document:
     """The document in a file. Raises UserError when the file cannot be read, is too large or not UTF-8."""
     try:
-        with open(path, "rb", opener=opener) as file:
+        with open(path, "rb", opener=opener or _opened) as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file.", "create one with `launcher init`.") from None
@@ -123,6 +128,18 @@ def read(path: Path, opener: Opener | None = None) -> Document:
             f"{path}:{line}: is not UTF-8 (byte 0x{content[error.start]:02x}).", "save the file as UTF-8."
         ) from None
     return parse(text, str(path))
+
+
+def _opened(path: str, flags: int) -> int:
+    """For `open`: a descriptor, of `<(command)` too. Raises OSError for a pipe that nothing writes to."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISFIFO(os.fstat(descriptor).st_mode) and not select.select([descriptor], [], [], 0)[0]:
+        with contextlib.suppress(BlockingIOError):  # its writer has not written yet
+            os.read(descriptor, 1)
+            os.close(descriptor)
+            raise OSError(errno.EPIPE, "is a pipe that nothing writes to")
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def parse(text: str, name: str, at: KeyPath = ()) -> Document:
@@ -299,6 +316,7 @@ _SYNTAX: tuple[tuple[str, str, str], ...] = (
         "indent all keys of a block alike.",
     ),
     ("expected ':'", "a line that is neither `key: value` nor `- item`", "put `: ` after the key."),
+    ("tab character", "a tab as indentation", "indent with spaces."),
     ("alphabetic or numeric", "a value that begins with `*` or `&`", "quote it."),
     ("escape character", "an unknown escape in double quotes", "use single quotes, or double the backslash."),
     ("tag handle", "a YAML tag (!…)", "delete the tag; a job is plain data."),

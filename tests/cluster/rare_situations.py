@@ -11,7 +11,7 @@ from tests.cluster.gangs import Object
 from tests.cluster.harness import kwok
 from tests.cluster.harness.places import NODE
 from tests.cluster.preparations import KUEUE, make_queue
-from tests.cluster.situations import POOL, Prepare, Situation, late_host, make, pod_spec
+from tests.cluster.situations import HOARD, POOL, Prepare, Situation, late_host, make, pod_spec
 
 FAKE = [{"key": kwok.TAINT, "operator": "Exists"}]
 HOLD = "jaxlaunch.test/hold"  # a finalizer that nobody takes away
@@ -100,6 +100,21 @@ def beside(jobset: Object) -> None:
     pod_spec(jobset)["initContainers"] = [side]
 
 
+def another(
+    name: str, command: Sequence[str], *, first: bool = False, memory: str | None = None
+) -> Callable[[Object], None]:
+    """Somebody's webhook adds a container with this memory limit, as an init container if it runs `first`."""
+
+    def change(jobset: Object) -> None:
+        one: Object = {key: main(jobset)[key] for key in ("image", "securityContext") if key in main(jobset)}
+        one |= {"name": name, "command": list(command)}
+        if memory is not None:
+            one["resources"] = {"limits": {"memory": memory}}
+        pod_spec(jobset).setdefault("initContainers" if first else "containers", []).append(one)
+
+    return change
+
+
 def as_root(jobset: Object) -> None:
     pod_spec(jobset)["securityContext"] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 
@@ -184,11 +199,13 @@ def storage(cluster: Access, namespace: str) -> None:
 def odd_queues(cluster: Access, namespace: str) -> None:
     """Queues whose ClusterQueue is missing, inactive, or has no quota of what is wanted; one that is fine."""
     quota = {"cpu": "100m", "memory": "1Gi"}
-    for name in ("fine", "flavorless", "checked", "memory"):
+    for name in ("fine", "flavorless", "checked", "memory", "closed"):
         make_queue(cluster, namespace, {"memory": "1Gi"} if name == "memory" else quota, name=name)
     (group,) = cluster.api.get(f"/apis/{KUEUE}/clusterqueues/{namespace}-flavorless")["spec"]["resourceGroups"]
     group["flavors"][0]["name"] = f"{namespace}-none"
     cluster.api.merge(f"/apis/{KUEUE}/clusterqueues/{namespace}-flavorless", {"spec": {"resourceGroups": [group]}})
+    others = {"namespaceSelector": {"matchLabels": {"team": "other"}}}
+    cluster.api.merge(f"/apis/{KUEUE}/clusterqueues/{namespace}-closed", {"spec": others})
     checks = {"admissionChecksStrategy": {"admissionChecks": [{"name": "none"}]}}
     cluster.api.merge(f"/apis/{KUEUE}/clusterqueues/{namespace}-checked", {"spec": checks})
     local = f"/apis/{KUEUE}/namespaces/{namespace}/localqueues"
@@ -367,8 +384,27 @@ RARE: Mapping[str, Situation] = {
         with_main(ports=[{"containerPort": 7, "hostPort": 7}]),
         starts_after="port",
     ),
+    "apart": Situation(
+        "didn't match pod topology spread constraints .missing required label.; 1 node would fit a host when empty",
+        on("work"),
+        change=with_pod(
+            topologySpreadConstraints=[
+                {
+                    "maxSkew": 1,
+                    "topologyKey": "jaxlaunch.test/zone",
+                    "whenUnsatisfiable": "DoNotSchedule",
+                    "labelSelector": {"matchLabels": {"none": "none"}},
+                }
+            ]
+        ),
+    ),
+    "no-device-claim": Situation(
+        "its host cannot be scheduled: FailedResourceClaimCreation: .*none.* not found",
+        change=with_pod(resourceClaims=[{"name": "imex", "resourceClaimTemplateName": "none"}]),
+    ),
     "frozen": Situation(
-        "its host was on node .*-frozen, which does not answer or got a NoExecute taint",
+        "its host was on node .*-frozen, which does not answer or got a NoExecute taint; pod frozen-w-0-0-.* should "
+        "have ended .* ago, and node .*-frozen has not answered",
         on("frozen"),
         after="runs",
         then=frozen,
@@ -423,6 +459,27 @@ RARE: Mapping[str, Situation] = {
         "its host cannot start: .*no command specified", change=with_main(command=None, args=None)
     ),
     "sidecar": Situation("cannot start on its host: init container proxy ended with exit code 3", change=beside),
+    "side-fails": Situation(
+        "failed: container proxy of its host ended with exit code 7; the program itself finished",
+        {"command": ["true"]},
+        change=another("proxy", ["sh", "-c", "exit 7"]),
+    ),
+    "side-stays": Situation(
+        "does not end: its program ended .* ago .exit 0., but container mesh of its host still runs",
+        {"command": ["true"]},
+        change=another("mesh", ["sleep", "600"]),
+    ),
+    "init-runs": Situation(
+        "is starting: its host: init container fetch has run for",
+        change=another("fetch", ["sleep", "600"], first=True),
+    ),
+    "init-oom": Situation(
+        "failed: init container fetch of its host was OOMKilled; its memory limit is 40Mi",
+        change=another("fetch", HOARD, first=True, memory="40Mi"),
+    ),
+    "tiny": Situation(
+        "its memory limit of 4Mi is too low for the container runtime", {"resources": {"cpu": "20m", "memory": "4Mi"}}
+    ),
     "no-program": Situation("nonesuch", {"command": ["nonesuch"]}),
     "not-executable": Situation(
         "/programs/broken.*([Pp]ermission denied|not executable)",
@@ -459,6 +516,9 @@ RARE: Mapping[str, Situation] = {
         "ClusterQueue .*-checked is inactive: AdmissionCheckNotFound", {"queue": "checked"}, "odd-queues"
     ),
     "uncovered": Situation("does not cover cpu", {"queue": "memory"}, "odd-queues"),
+    "closed-queue": Situation(
+        "is closed to namespace {odd-queues}: its namespaceSelector", {"queue": "closed"}, "odd-queues"
+    ),
     "deactivated": Situation("is stopped", {"queue": "fine"}, "odd-queues", after="runs", then=deactivated),
     # between hosts
     "unserved": Situation(

@@ -55,6 +55,7 @@ def late_host(jobset: Object) -> None:
 def not_ours(jobset: Object) -> None:
     """As another tool would have made it."""
     del jobset["metadata"]["labels"]["jaxlaunch.io/job"]
+    del pod_spec(jobset)["containers"][0]["env"]
     without_agent(["sleep", "600"])(jobset)
 
 

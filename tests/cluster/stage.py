@@ -37,6 +37,8 @@ from tests.found import ON_CLUSTER, entry, reasons
 ON_ITS_WAY = {
     "creating",
     "starting",
+    "init-runs",
+    "sidecar",
     "gathering",
     "rendezvous",
     "running",

@@ -248,6 +248,10 @@ BEYOND: list[tuple[Object, str]] = [
         jobset(**tolerating("node.kubernetes.io/unreachable", effect="NoSchedule")),
         f"JobSet evil: {TOLERATES.format('node.kubernetes.io/unreachable')}",
     ),
+    (
+        jobset(**tolerating("node.kubernetes.io/not-ready", effect="NoExecute", tolerationSeconds=10**9)),
+        f"JobSet evil: {TOLERATES.format('node.kubernetes.io/not-ready')}",
+    ),
     *((made(activeDeadlineSeconds=60), f"{PLACES[made()['kind']]}: {DEADLINE}") for made in (jobset, job, pod)),
     *(
         (labelled(kind, **{key.replace(".", "_").replace("/", "__"): "other"}), f"{kind} evil: {LABELLED.format(key)}")

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from jaxlaunch.launcher.agent.host import nccl_ras
 from tests.found import shows
 from tests.gang.agents import Gang, children, eventually, is_alive, job, launch, program, script
+from tests.launcher.agent.host.fake_ras import play, server
 
 FOREVER = "time.sleep(3600)"
 SLACK = 3  # times an issue's bounds: the machine may be slow
@@ -136,6 +138,17 @@ def test_a_rank_that_makes_no_progress_is_named_with_every_ranks_stack(tmp_path:
     assert "3 ranks in step in all_gather (program.py" in verdict["message"]
     assert "rank 3 in step in read_batch (program.py" in verdict["message"]
     assert sorted(stacks) == ["0", "1", "2", "3"] and all("program.py" in text for text in stacks.values())
+
+
+def test_what_nccl_knows_of_a_hang_on_gpus_is_said_and_kept_beside_the_stacks(tmp_path: Path) -> None:
+    command = program(tmp_path, f"say(phase='step', step=20)\n{FOREVER}")
+    dead = "Communicators... (2.05s)\nDEAD\n  Process 34 on node 172.16.64.213 managing GPU 5\n"
+    with server(play("SERVER PROTOCOL 2\nOK\n", dead)) as address:
+        about = job(command, platform="cuda", timeouts_s={"step": 1.0})
+        gang, codes = launch(tmp_path, about, env={nccl_ras.ADDRESS: address})
+    assert codes == [82], gang.talk
+    assert gang.verdict["message"].endswith("; NCCL: process 34 on node 172.16.64.213 managing GPU 5 is dead")
+    assert gang.summary["nccl"].startswith(dead) and sorted(gang.summary["stacks"]) == ["0"]
 
 
 @pytest.mark.parametrize("phase", ["compile", "restore", "save"])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
 from etils import epath
 
+from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.checkpoint import arrays, manifest
 from jaxlaunch.trainer.checkpoint.manifest import Damaged, is_remote
-from jaxlaunch.trainer.errors import CheckpointError, StorageError
+from jaxlaunch.trainer.errors import CheckpointError, StorageError, first_line
 
 BEST = "best"  # the name of the step that evaluated best
 
@@ -23,7 +25,8 @@ def find(path: str, step: int | Literal["best"] | None = None, note: Callable[[s
     Raises CheckpointError when there is none that is whole, StorageError when storage fails.
     """
     folder = epath.Path(path) if is_remote(epath.Path(path)) else epath.Path(path).expanduser().absolute()
-    steps = manifest.committed(folder)
+    with _reading(path):
+        steps = manifest.committed(folder)
     if not steps:
         raise CheckpointError(f"{path} holds no checkpoint: there is no folder here with finished steps in it")
     if step == BEST:
@@ -36,7 +39,8 @@ def find(path: str, step: int | Literal["best"] | None = None, note: Callable[[s
         if not damage:
             for worse, why in bad.items():
                 note(f"step {worse}: {why}; using step {each}")
-            return StoredStep(folder / str(each), each)
+            with _reading(f"step {each} of {path}"):
+                return StoredStep(folder / str(each), each)
         bad[each] = damage
     raise CheckpointError(f"no valid checkpoint in {path}: " + "; ".join(f"step {n}: {why}" for n, why in bad.items()))
 
@@ -61,14 +65,24 @@ def _best(folder: epath.Path, steps: list[int], path: str) -> int:
 def _damage(folder: epath.Path, step: int) -> str:
     """How a step is damaged, as a sentence; "" where every file is as it was written."""
     try:
-        written = manifest.read(folder)
-        if written is None or written.step != step:
-            return "its manifest is that of another step"
-        return next(iter(manifest.find_damage(folder, written)), "")
+        with _reading(f"step {step} of {folder.parent}"):
+            written = manifest.read(folder)
+            if written is None or written.step != step:
+                return "its manifest is that of another step"
+            return next(iter(manifest.find_damage(folder, written)), "")
     except Damaged as error:
         return str(error)
-    except OSError as error:
-        raise StorageError(f"reading step {step} failed: {error}") from error
+
+
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Turns what a disk or a store raises into a StorageError."""
+    try:
+        yield
+    except Exception as error:
+        if not faults.is_from_store(error):
+            raise
+        raise StorageError(f"reading {what} failed: {first_line(error)}") from error
 
 
 class StoredStep:

@@ -6,6 +6,7 @@ Decides nothing itself while it has a leader; when the leader is lost it ends it
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import socket
 import time
@@ -17,12 +18,13 @@ from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.handshake import HostSide, NotProven
 from jaxlaunch.launcher.agent.gang.messages import FROM_LEADER, Judged, Leave, Ping, Refused, Start, Welcome
+from jaxlaunch.launcher.agent.gang.nccl_status import asks_nccl
 from jaxlaunch.launcher.agent.gang.progress import Changes, phase_timeouts
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
 from jaxlaunch.launcher.agent.gang.reports import UNSTARTABLE
 from jaxlaunch.launcher.agent.gang.stacks import MAX_CHARS
 from jaxlaunch.launcher.agent.gang.verdict import Kind, is_signals, of_lost_leader
-from jaxlaunch.launcher.agent.host import ephemeral
+from jaxlaunch.launcher.agent.host import ephemeral, nccl_ras
 from jaxlaunch.launcher.agent.host.child import Child
 from jaxlaunch.launcher.agent.host.processes import Processes
 from jaxlaunch.launcher.agent.host.profiles import Profiles
@@ -50,6 +52,8 @@ Finish = Callable[[Verdict], None]
 
 class Member:
     """Calls `finish` once, when this host may exit; `orphaned` before that, if it has lost its leader."""
+
+    _nccl: nccl_ras.Question | None = None  # under way: what NCCL knows of a hang
 
     def __init__(
         self,
@@ -248,6 +252,8 @@ class Member:
     def _dump(self, link: Link, order: None) -> None:
         self.processes.dump_stacks()
         self._stacks_until, self._stacks = time.monotonic() + STACKS_S, {}
+        if asks_nccl(self._config.job.platform, self._config.host):
+            self._nccl = nccl_ras.Question(os.environ)
 
     def _judged(self, link: Link, order: Judged) -> None:
         self._attempt, self._verdict = order.attempt, order.verdict
@@ -366,6 +372,7 @@ class Member:
         if self._verdict is None:
             self._check_timeouts(now)
         self._send_stacks(now)
+        self._send_nccl()
         if self._is_stopping:
             self.processes.stop()
         self.processes.flush()
@@ -405,3 +412,11 @@ class Member:
             if self._link is not None:
                 about = {"attempt": self._attempt, "rank": rank, "status": status.to_wire()}
                 self._link.send("stacks", **about, text=text[-MAX_CHARS:])
+
+    def _send_nccl(self) -> None:
+        """Sends what NCCL answered; an empty text where it did not."""
+        if self._nccl is None or (text := self._nccl.answer) is None:
+            return
+        self._nccl = None
+        if self._link is not None:
+            self._link.send("nccl", attempt=self._attempt, text=text)

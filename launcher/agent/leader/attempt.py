@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang import stacks
+from jaxlaunch.launcher.agent.gang import nccl_status, stacks
 from jaxlaunch.launcher.agent.gang.progress import Status, ranks_of
 from jaxlaunch.launcher.agent.gang.verdict import Closeness, Event, Kind, Symptoms, decide, settle_s, verdict_of
 from jaxlaunch.launcher.agent.leader.rank_counts import RankCounts
@@ -20,17 +20,20 @@ _OF_A_LOST_HOST = (Closeness.ABORT, Closeness.ECHO)  # how the death of one host
 ON_ITS_WAY_S = 0.2  # a message that arrives within this may have been sent before
 STOPPED = (contract.PREEMPTED, "stopped from outside")
 WHOLE_STACKS_CHARS = 4_000_000  # of all ranks together: thousands of ranks have hundreds of megabytes
-STACKS_S = 4.0  # every rank's stacks come within this, or never
+STACKS_S = 4.0  # every rank's stacks come within this, or never, and so does NCCL's answer
+MAX_NCCL_CHARS = 40_000  # with the kernel's messages
 
 
 class Attempt:
     """Collects the symptoms; call `verdict` again after each of them and as time passes."""
 
-    def __init__(self, number: int, ranks: Mapping[int, range]) -> None:
+    def __init__(self, number: int, ranks: Mapping[int, range], platform: str = "cpu") -> None:
         self.number = number
         self._counts = RankCounts(rank for of_host in ranks.values() for rank in of_host)
         self.stacks: dict[int, str] = {}
         self._stack_chars = 0
+        self.nccl = ""  # what NCCL's RAS said of a hang
+        self._without_nccl = {host for host in ranks if nccl_status.asks_nccl(platform, host)}  # it may still come
         self._ranks = ranks
         self._symptoms = Symptoms()
         self._overdue: tuple[float, Event] | None = None
@@ -82,6 +85,11 @@ class Attempt:
         is_much = self._stack_chars + len(text) > WHOLE_STACKS_CHARS
         self.stacks[rank] = stacks.cut(text) if is_much else text
         self._stack_chars += len(self.stacks[rank])
+
+    def add_nccl(self, host: int, text: str) -> None:
+        """Takes in what NCCL answered on a host: all know of all, but one may be cut, or silent itself."""
+        self._without_nccl.discard(host)
+        self.nccl = max(self.nccl, text[:MAX_NCCL_CHARS], key=len)
 
     def host_lost(self, host: int, reason: str, now: float) -> None:
         """Takes in that the connection to a host's agent was lost."""
@@ -206,20 +214,20 @@ class Attempt:
         return status.waits and status.exit is None and now - arrived >= BARRIER_PATIENCE_S
 
     def _hang(self, now: float) -> tuple[Event, Closeness] | None:
-        """The hang, once the stacks of every living rank have arrived or can no longer be expected."""
+        """The hang, once every living rank's stacks and NCCL's answer have arrived or can no longer be expected."""
         if self._overdue is None:
             return None
-        if self._hung is None and (now - self._overdue[0] >= STACKS_S or self._are_stacks_complete()):
+        if self._hung is None and (now - self._overdue[0] >= STACKS_S or self._is_told_all()):
             self._hung = self._suspected(self._overdue[1])
         return None if self._hung is None else (self._hung, Closeness.HANG)
 
-    def _are_stacks_complete(self) -> bool:
+    def _is_told_all(self) -> bool:
         if self._without_stacks is None:
             self._without_stacks = list(self.statuses)
         waited = self._without_stacks
         while waited and (waited[-1] in self.stacks or self.statuses[waited[-1]].exit is not None):
             waited.pop()
-        return not waited
+        return not waited and not self._without_nccl
 
     def _suspected(self, event: Event) -> Event:
         """The hang that `event` reported, of the rank that the others wait for."""
@@ -231,6 +239,8 @@ class Attempt:
         status = living[culprit]
         own = f"rank {culprit} makes no progress {status.where}".rstrip()
         text = f"{own} ({event.text}): {stacks.describe(living, self.stacks)}"
+        if self.nccl and (faults := nccl_status.describe(self.nccl)):
+            text += f"; NCCL: {faults}"
         return dataclasses.replace(event, rank=culprit, host=host, status=status, text=text)
 
     def _ended(self) -> Verdict:

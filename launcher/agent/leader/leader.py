@@ -254,6 +254,8 @@ class Leader:
                 raise TypeError(f"metrics are {metrics!r}")
             self._metrics = metrics or self._metrics
             attempt.merge(host, message["ranks"])
+        elif kind == "nccl":
+            attempt.add_nccl(host, str(message["text"]))
         elif kind in ("stacks", "event"):
             rank = message["rank"]
             if rank not in self._config.ranks(host):
@@ -296,7 +298,8 @@ class Leader:
     def _start(self) -> None:
         """Starts the processes of all hosts, with a new port for JAX's coordinator."""
         self._number += 1
-        self._attempt = Attempt(self._number, {host: self._config.ranks(host) for host in range(self._config.hosts)})
+        ranks = {host: self._config.ranks(host) for host in range(self._config.hosts)}
+        self._attempt = Attempt(self._number, ranks, self._config.job.platform)
         self._stage, self._verdict, self._has_requested_stacks = Stage.RUN, None, False
         self._started = time.time()
         self._not_gone = set(self._peers)
@@ -550,7 +553,7 @@ class Leader:
     def _summary(self, verdict: Verdict | None) -> Summary:
         now = time.monotonic()
         seconds = self._clock.seconds(now)
-        steps = [*(record.last_committed for record in self._records), self._attempt.committed]
+        steps = [self._starts.known, *(record.last_committed for record in self._records), self._attempt.committed]
         return Summary(
             verdict,
             step=self._attempt.step,
@@ -561,6 +564,7 @@ class Leader:
             metrics=self._metrics,
             notes=self._notes,
             stacks=self._attempt.stacks,
+            nccl=self._attempt.nccl,
         )
 
     def _addresses(self) -> list[dict[str, Any]]:

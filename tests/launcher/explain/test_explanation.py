@@ -145,6 +145,7 @@ def leaving(host: int, minutes: int = 2, **parts: Any) -> dict[str, Any]:
 
 
 DONE_LONG_AGO = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": ago(minutes=2)}}
+ENDED_WITH_4 = {"terminated": {"exitCode": 4, "reason": "Error"}}
 TAINTED_OUT = [condition("DisruptionTarget", reason="DeletionByTaintManager", message="Taint manager: deleting")]
 CLAIM = 'PodResourceClaim imex: resource claim template "t": resourceclaimtemplate.resource.k8s.io "t" not found'
 
@@ -177,7 +178,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     ),
     "failed and its pods are gone": (
         snapshot(jobset(1, status=objects.ended("Failed", "FailedJobs", "jobset failed"))),
-        "^lm failed: jobset failed$",
+        "^lm failed: jobset failed; no pod is left that could say why$",
     ),
     "killed, and nobody says by whom": (
         snapshot(jobset(1, status=objects.ended("Failed"), resources={"memory": "4Gi"}), over(0, 137)),
@@ -1138,6 +1139,34 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         ),
         "^lm is done, in 5m$",
     ),
+    "a native sidecar ends again and again": (
+        snapshot(
+            jobset(1),
+            pod(
+                0,
+                conditions=[condition("Ready", "False", message="containers with unready status: [proxy]")],
+                initContainerStatuses=[{"name": "proxy", "state": {"waiting": {}}, "lastState": ENDED_WITH_4}],
+                spec={"initContainers": [{"name": "proxy", "restartPolicy": "Always"}]},
+            ),
+            records=(beat(),),
+        ),
+        "^lm runs, but sidecar proxy of its host ends again and again: exit code 4$",
+    ),
+    "a pod's own deadline": (
+        snapshot(
+            jobset(1, status=objects.ended("Failed", "FailedJobs")),
+            over(0, 137, reason="Error")
+            | {"status": over(0, 137)["status"] | {"reason": "DeadlineExceeded", "message": "Pod was active too long"}},
+        ),
+        r"^lm failed: host 0 \(pod lm-w-0-0-abcd0\) was ended by its own activeDeadlineSeconds: Pod was active",
+    ),
+    "not ready, and why": (
+        snapshot(
+            jobset(1),
+            pod(0, conditions=[condition("Ready", "False", message="containers with unready status: [main]")]),
+        ),
+        r"^lm runs: 0 of 1 host ready; host 0 \(pod lm-w-0-0-abcd0\): containers with unready status: \[main\]$",
+    ),
     "an init container runs": (
         snapshot(jobset(1), waiting(0, "PodInitializing", initContainerStatuses=[container("fetch")])),
         "^lm is starting: its host: init container fetch has run for 5m$",
@@ -1287,6 +1316,16 @@ def test_every_wait_and_every_failure_comes_with_a_next_move() -> None:
     for case, (job, _) in CASES.items():
         found = explain(job)
         assert found.next_move or re.search(r"\bruns\b|about to start|preempted|is admitted", found.headline), case
+
+
+@pytest.mark.parametrize(
+    ("saved", "move"), [(37, "`launcher submit -n team --replace`: it resumes from step 37."), (None, "")]
+)
+def test_only_where_a_step_is_saved_is_it_said_that_the_job_resumes_from_it(saved: int | None, move: str) -> None:
+    failed = over(0, 71, message=farewell(71, "the loss is nan"))
+    job = snapshot(jobset(1, status=objects.ended("Failed", "FailedJobs")), failed, records=(beat(committed=saved),))
+    found = explain(job).next_move or ""
+    assert found.endswith(move) and ("resumes" in found) is bool(move)
 
 
 def test_evidence_is_bounded_however_many_events_there_are() -> None:

@@ -71,6 +71,24 @@ def test_what_the_kubelet_says_in_place_of_a_log_is_shown_beside_the_others(serv
     )
 
 
+def test_a_log_whose_lines_the_kubelet_no_longer_has_says_where_they_are(server: Server, logs: Logs) -> None:
+    for host in range(2):
+        write(server, host)
+    left = logs()
+    assert (left.code, left.out) == (0, "")
+    assert "`launcher logs -n team lm --from-volume` reads older ones" in left.err
+    assert logs("--grep", "x").err == ""
+
+
+def test_where_no_pod_has_a_log_the_exit_code_says_so(server: Server, logs: Logs) -> None:
+    for host in range(2):
+        path = PODS.path("team", objects.pod(host)["metadata"]["name"])
+        server.put(path, objects.waiting(host, "ContainerCreating"))
+    left = logs()
+    assert left.code == 3 and "2 of 2 hosts have no log yet" in left.err
+    assert logs("-n", "team", "--tail", "3").code == 3
+
+
 def test_a_rank_that_the_job_does_not_have_is_an_error(logs: Logs) -> None:
     left = logs("--rank", "7")
     assert left.code == 2 and "--rank 7 does not exist: ranks are 0–1." in left.err

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.doctor import precheck
+from jaxlaunch.launcher.doctor.target import Target
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.kube.objects import template
@@ -91,3 +95,20 @@ def test_a_reservation_on_eks_keeps_its_id_whoever_adds_the_nodes(cluster: str, 
     found = made("b200", "capacity: {reservation: cr-1}\n", cluster)["JobSet"]
     selector = template(found)["spec"]["nodeSelector"]
     assert selector == labels | {"node.kubernetes.io/instance-type": "p6-b200.48xlarge"}
+
+
+@pytest.mark.parametrize(
+    ("found", "levels", "words"),
+    [
+        ({"resource.k8s.io": ["v1"], "resource.nvidia.com": ["v1beta1"]}, ["ok", "ok"], ""),
+        ({"resource.k8s.io": ["v1beta1"]}, ["fail", "fail"], "is served as v1beta1, not as v1"),
+        ({"resource.k8s.io": ["v1"]}, ["ok", "fail"], "NVIDIA's DRA driver is not installed"),
+    ],
+)
+def test_a_cluster_that_does_not_serve_what_is_claimed_is_told_before_submit(
+    found: dict[str, list[str]], levels: list[str], words: str
+) -> None:
+    manifests = list(made("gb200", "compute_domain: true\nnetwork: gpudirect-rdma-dra\n", "platform: gke").values())
+    cluster = SimpleNamespace(served=lambda group: found.get(group, []))
+    said = list(precheck.allocation(Target(cast(Cluster, cluster), "team", manifests)))
+    assert [one.level for one in said] == levels and words in " ".join(one.what for one in said)

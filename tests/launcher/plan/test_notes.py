@@ -37,6 +37,10 @@ MEGA = "node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-mega-80gb}
         (EKS + "hosts: 2\n", ["network: the 2 hosts communicate over TCP"]),
         (EKS + "hosts: 2\nnetwork: efa\n", ["user: 1000, who can pin memory for network efa"]),
         (EKS + "resources: {memory: 1Ti, hugepages: 5Gi}\n", ["resources.hugepages: 5Gi, but Karpenter"]),
+        (
+            V5E.replace("v5e", "tpu7x").replace("2x4", "2x2x1"),
+            ["host: the 4 chips of a tpu7x host are on 2 NUMA nodes", "user: the pods run as root without"],
+        ),
         (AMD, ["devices: /dev/kfd and /dev/dri belong to the node's group render, and user 1000"]),
         (AMD + "pod: {spec: {securityContext: {supplementalGroups: [109]}}}\n", []),
         (H100 + "hosts: 2\nnetwork: gpudirect-tcpxo\n", ["user: 1000, who can pin memory for network gpudirect-tcpxo"]),

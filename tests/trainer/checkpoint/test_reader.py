@@ -1,4 +1,7 @@
+import errno
+import os
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -71,3 +74,16 @@ def test_a_step_that_goes_while_it_is_read_is_a_fault_of_storage(folder: Path) -
     (folder / "1" / arrays.STATE).rename(folder / "gone")
     with pytest.raises(StorageError, match="reading b of .* failed"):
         found.part("params")["b"][:]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+@pytest.mark.parametrize("owner, call", [(manifest, "committed"), (manifest, "find_damage"), (arrays, "meta")])
+def test_storage_that_fails_while_a_step_is_looked_for_is_one_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, owner: ModuleType, call: str, number: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(owner, call, fail)
+    with pytest.raises(StorageError, match=rf"reading .* failed: .*Errno {number}\]"):
+        reader.find(str(folder))

@@ -55,7 +55,7 @@ request.kind.kind == "JobSet" ? dyn({{ . }}).spec.?replicatedJobs.orValue([])
 {{- define "launcher.celTooTolerant" -}}
 {{- $system := printf "^(node-role\\.kubernetes\\.io|node\\.kubernetes\\.io|node\\.cloudprovider\\.kubernetes\\.io|karpenter\\.sh)/|%s" "ByClusterAutoscaler$|OfClusterAutoscaler$" -}}
 t.?key.orValue("") == "" || t.key.matches({{ $system | quote }}) && !(t.key in {{ toJson .Values.admissionPolicy.systemTaints }})
-&& !(t.key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] && has(t.tolerationSeconds)
+&& !(t.key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] && t.?tolerationSeconds.orValue(86400) <= 3600
 && t.?effect.orValue("") == "NoExecute")
 {{- end -}}
 

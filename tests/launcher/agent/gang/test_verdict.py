@@ -120,6 +120,18 @@ def test_what_is_no_fault_has_no_verdict(events: list[Event]) -> None:
     assert decide(events) is None
 
 
+def test_a_save_whose_barrier_fails_is_believed_when_no_rank_turns_out_to_have_died() -> None:
+    said = "saving step 90 failed: TimeoutError: Timed out while waiting for async_commit_complete barrier."
+    of = attempt()
+    of.add(error(1, said, TRAINER, code=84), 10.0)
+    assert of.verdict(11.0, {}) is None
+    alone = of.verdict(12.1, {})
+    assert alone is not None and (alone.code, alone.rank) == (84, 1)
+    of.add(ended(0, -11, TRAINER), 11.5)
+    verdict = of.verdict(11.5, {})
+    assert verdict is not None and (verdict.code, verdict.rank) == (139, 0)
+
+
 NCCL = "option reduce='nccl' is not one of sum, mean"
 STARTING = Status(phase="init")
 
@@ -250,6 +262,27 @@ def test_a_rank_that_cannot_even_dump_its_stacks_is_the_one_that_hangs() -> None
     assert of.verdict(10.0 + STACKS_S - 0.1, {}) is None
     verdict = of.verdict(10.0 + STACKS_S, {})
     assert verdict is not None and verdict.rank == 1 and "without a stack" in verdict.message
+
+
+def test_a_hang_on_gpus_waits_for_nccl_as_long_as_for_stacks_and_says_what_it_knows() -> None:
+    lagging = "Communicators...\n#0-0 (1f) MISMATCH\n  Communicator ranks have different AllReduce operation counts\n"
+    lagging += "  2 ranks have launched up to operation 9\n  Rank 1 has launched up to operation 8 -- GPU 0\n"
+    said = "#0-0: rank 1 is behind in AllReduce (8 of 9)"
+    verdicts = []
+    for answers in ({0: lagging, 1: ""}, {0: "", 1: lagging[:-20]}, {1: lagging}, {}):
+        of = Attempt(1, {host: range(host, host + 1) for host in range(3)}, "cuda")
+        of.update(dict.fromkeys(range(3), STEPPING))
+        of.add(overdue(0), 10.0)
+        of.stacks |= dict.fromkeys(range(3), stack("/lib/jax/_src/array.py", "_value"))
+        assert of.verdict(10.1, {}) is None
+        for host, text in answers.items():
+            of.add_nccl(host, text)
+        at_once = of.verdict(10.2, {})
+        assert (at_once is None) == (len(answers) < 2)
+        verdict = at_once or of.verdict(10.0 + STACKS_S, {})
+        assert verdict is not None and verdict.code == 82
+        verdicts.append(verdict.message.partition("; NCCL: ")[2])
+    assert verdicts == [said, "", said, ""]
 
 
 def test_two_versions_of_jax_in_one_gang_are_refused_by_rank() -> None:

@@ -100,6 +100,7 @@ def test_a_tick_looks_at_those_whose_turn_it_is_and_not_at_every_rank(gang: Call
         {"type": "beat", "ranks": {"2": {"stopped": "yes"}}, "metrics": None},
         {"type": "beat", "ranks": {}, "metrics": ["loss"]},
         {"type": "stacks", "rank": 2, "status": {}},
+        {"type": "nccl"},
         {"type": "note"},
     ],
     ids=json.dumps,
