@@ -99,8 +99,13 @@ def _of_pods(cluster: Cluster, seen: Snapshot, chosen: Select, window: Window, p
         unread.append(message)
         say(message)
 
+    is_empty = True
     for line in pods.read(cluster, seen.namespace, sources, chosen, window, say=_say):
         printer.show(line)
+        is_empty = False
+    if is_empty and sources and not unread and chosen.pattern is None and window.seconds is None:
+        older = f"`launcher logs {seen.name} --from-volume` reads older ones from its run folder"
+        say(placed(f"no process has a line in the part of its log that its kubelet still has; {older}", seen.namespace))
     return ClusterError.exit_code if len(unread) >= len(sources) else 0
 
 

@@ -29,7 +29,8 @@ def begin(folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: 
     run.replace(starts.path(JOB), resolved.encode())
     trained = [row for row in starts.earlier if row.has_trained] or starts.earlier
     job = reader.parse(resolved, JOB).data
-    starts.begin(dict(_changed("", _job(folder, trained[-1]), job)) if trained else {})
+    changed = dict(_changed("", _job(folder, trained[-1]), job)) if trained else {}
+    starts.begin(changed, ending.newest_step(checkpoints))
 
 
 def standing(folder: Path) -> int | None:

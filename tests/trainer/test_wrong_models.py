@@ -113,14 +113,18 @@ WRONG = {
     "an encoder": Wrong("model_type is bert, and only", {}, spoil=said(model_type="bert")),
     "no model_type": Wrong("model_type", {}, spoil=said(model_type=None)),
     "a width that heads do not divide": Wrong(
-        "width = 66 does not split into heads = 4", {}, spoil=said(hidden_size=66)
+        "hidden_size = 66 does not split into num_attention_heads = 4", {}, spoil=said(hidden_size=66)
     ),
     "a size that is text": Wrong("hidden_size", {}, spoil=said(hidden_size="wide")),
     "a negative size": Wrong("num_hidden_layers", {}, spoil=said(num_hidden_layers=-1)),
-    "heads that groups do not divide": Wrong("kv_heads = 3 does not divide", {}, spoil=said(num_key_value_heads=3)),
+    "heads that groups do not divide": Wrong(
+        "num_key_value_heads = 3 does not divide", {}, spoil=said(num_key_value_heads=3)
+    ),
     "another activation": Wrong("hidden_act is relu2", {}, spoil=said(hidden_act="relu2")),
     "another rotary scaling": Wrong("dynamic", {}, spoil=said(rope_scaling={"rope_type": "dynamic", "factor": 2.0})),
-    "quantized weights": Wrong("quantized weights are not supported", {}, spoil=said(quantization_config={"bits": 4})),
+    "quantized weights": Wrong(
+        "which says that the weights are quantized", {}, spoil=said(quantization_config={"bits": 4})
+    ),
     "more experts of a token than there are": Wrong(
         "= 9 is more than", {}, "mixtral_tiny", spoil=said(num_experts_per_tok=9)
     ),

@@ -206,6 +206,8 @@ def _closeness_of_error(event: Event) -> Closeness | None:
         return None  # so the trainer ends after a SIGTERM
     if code in (None, contract.STARTUP, contract.CRASH) and _is_echo(event):
         return Closeness.ECHO
+    if code == contract.STORAGE and not event.is_alone and "barrier" in str(event.error.get("message", "")):
+        return Closeness.ECHO  # of a save that all ranks take part in: another may have died
     return Closeness.CAUSE
 
 
@@ -340,7 +342,7 @@ def _code(event: Event) -> int:
         return contract.STARTUP
     own = event.error.get("code") if event.kind is Kind.ERROR else event.exit
     crash = contract.STARTUP if event.status.phase is not None and not event.status.stepped else contract.CRASH
-    if closeness(event) is Closeness.ECHO:
+    if closeness(event) is Closeness.ECHO and own != contract.STORAGE:
         return contract.CRASH  # what broke the connection may be temporary
     if event.status.trainer and isinstance(own, int) and own in contract.OUTCOMES and own != contract.DONE:
         return own

@@ -553,7 +553,7 @@ class Leader:
     def _summary(self, verdict: Verdict | None) -> Summary:
         now = time.monotonic()
         seconds = self._clock.seconds(now)
-        steps = [*(record.last_committed for record in self._records), self._attempt.committed]
+        steps = [self._starts.known, *(record.last_committed for record in self._records), self._attempt.committed]
         return Summary(
             verdict,
             step=self._attempt.step,

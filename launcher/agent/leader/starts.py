@@ -24,6 +24,7 @@ class Starts:
         """Begins a start where `uid` is new here; the record of the one before is in its folder then."""
         found = folder.summary()
         self._folder, self._has_job = folder, False
+        self.known: int | None = None  # the newest step on storage, by the summary of this start
         self._rows = rows(found) or [
             _row(number, folder.summary(name=_path(number, FILE))) for number in folder.starts()
         ]
@@ -31,6 +32,7 @@ class Starts:
             folder.move(LOGS, _path(1, LOGS))
             folder.copy(JOB, _path(1, JOB))
         if self._rows and self._rows[-1].uid == uid:
+            self.known = None if found is None else found.saved
             return
         if found is not None and self._rows:
             self._keep(found, self._rows[-1].start)
@@ -59,12 +61,12 @@ class Starts:
         has_moved = any(key.startswith("train.checkpoint") for key in self._rows[-1].changed)
         return not has_moved and any(row.has_trained for row in self.earlier)
 
-    def begin(self, changed: Mapping[str, Sequence[Any]]) -> None:
-        """Puts the row of this start on storage, before its agents begin."""
+    def begin(self, changed: Mapping[str, Sequence[Any]], saved: int | None = None) -> None:
+        """Puts the row of this start on storage, before its agents begin; `saved` is the newest step there."""
         self._rows[-1] = dataclasses.replace(self._rows[-1], changed=changed)
         if not any(row.has_trained for row in self.earlier):
             self._folder.copy(self.path(JOB), JOB)
-        self.write(Summary(None, step=None, seconds={}, restarts={}))
+        self.write(Summary(None, step=None, seconds={}, restarts={}, saved=saved))
 
     def write(self, summary: Summary) -> None:
         """Replaces summary.json of the run, and at its end that of the start."""

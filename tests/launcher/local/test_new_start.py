@@ -212,3 +212,10 @@ def test_a_summary_that_cannot_be_read_is_written_again_from_the_records_of_the_
     (tmp_path / "summary.json").write_text(text)
     begin(tmp_path, "c", job(3.0))
     assert told(tmp_path) == [(1, 0, 1, 6), (2, 0, 7, 9), (3, None, None, None)] and lr(tmp_path) == 2.0
+
+
+def test_what_is_saved_is_known_before_the_agents_of_a_start_have_restored_it(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "63").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "63" / contract.MANIFEST).touch()
+    assert begin(tmp_path, "one", job(0.1)).known == 63
+    assert read(tmp_path)["saved"] == 63

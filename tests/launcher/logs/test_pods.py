@@ -71,6 +71,15 @@ def test_what_the_kubelet_says_in_place_of_a_log_is_shown_beside_the_others(serv
     )
 
 
+def test_a_log_whose_lines_the_kubelet_no_longer_has_says_where_they_are(server: Server, logs: Logs) -> None:
+    for host in range(2):
+        write(server, host)
+    left = logs()
+    assert (left.code, left.out) == (0, "")
+    assert "`launcher logs -n team lm --from-volume` reads older ones" in left.err
+    assert logs("--grep", "x").err == ""
+
+
 def test_where_no_pod_has_a_log_the_exit_code_says_so(server: Server, logs: Logs) -> None:
     for host in range(2):
         path = PODS.path("team", objects.pod(host)["metadata"]["name"])

@@ -120,6 +120,18 @@ def test_what_is_no_fault_has_no_verdict(events: list[Event]) -> None:
     assert decide(events) is None
 
 
+def test_a_save_whose_barrier_fails_is_believed_when_no_rank_turns_out_to_have_died() -> None:
+    said = "saving step 90 failed: TimeoutError: Timed out while waiting for async_commit_complete barrier."
+    of = attempt()
+    of.add(error(1, said, TRAINER, code=84), 10.0)
+    assert of.verdict(11.0, {}) is None
+    alone = of.verdict(12.1, {})
+    assert alone is not None and (alone.code, alone.rank) == (84, 1)
+    of.add(ended(0, -11, TRAINER), 11.5)
+    verdict = of.verdict(11.5, {})
+    assert verdict is not None and (verdict.code, verdict.rank) == (139, 0)
+
+
 NCCL = "option reduce='nccl' is not one of sum, mean"
 STARTING = Status(phase="init")
 
