@@ -48,6 +48,7 @@ COMPATIBILITY = Source(
     "NVIDIA: CUDA compatibility, minor versions", "docs.nvidia.com/deploy/cuda-compatibility, table 1"
 )
 
+UNREAD = Source("NVIDIA: name, memory and peak, of no page or device that was looked at", "none", "not yet")
 _NVIDIA, _TPU = (DRIVER, GUIDE, SHEETS), (GKE_TPUS, XPK, TPU_PAGES, GRANTED)
 
 # The oldest NVIDIA driver that runs programs of a major version of CUDA, and so the extras cuda12 and cuda13; and the
@@ -93,6 +94,11 @@ class Accelerator:
         """What one JAX device may have, the smallest make first."""
         return tuple(sorted({make.memory_gib for make in self.makes}))
 
+    @property
+    def peak(self) -> float | None:
+        """Dense bf16 FLOP/s of one JAX device of the fastest make; None where no make's is known."""
+        return max((make.peak_flops for make in self.makes if make.peak_flops is not None), default=None)
+
     def topologies(self) -> tuple[str, ...]:
         """The topologies a message may offer."""
         if self.dimensions == 2:
@@ -111,6 +117,18 @@ class Accelerator:
         return whole_cubes and math.prod(sides) <= self.cubes * CHIPS_OF_A_CUBE
 
 
+# The GPUs whose rows were read against their sources.
+_READ = (
+    "NVIDIA L4",
+    "NVIDIA A100-SXM4-40GB",
+    "NVIDIA H100 PCIe",
+    "NVIDIA H200",
+    "NVIDIA B200",
+    "NVIDIA B300 SXM6 AC",
+    "NVIDIA GB200",
+)
+
+
 def _nvidia(
     capability: str, *makes: Make, per_host: int = 1, alike: bool = False, arm: bool = False, joins_hosts: bool = False
 ) -> Accelerator:
@@ -122,7 +140,7 @@ def _nvidia(
         alike=alike,
         joins_hosts=joins_hosts,
         arm=arm,
-        sources=_NVIDIA,
+        sources=_NVIDIA if any(make.name in _READ for make in makes) else (UNREAD,),
     )
 
 

@@ -370,6 +370,9 @@ def error_line(error: BaseException, code: int | None, said: str = "") -> dict[s
 REFUSAL = re.compile(rf"trainer: (.*) \(exit ({'|'.join(map(str, SENTENCES))})\)")  # what `refusal_line` writes
 
 
+COMPILING = "compiling: "  # planner -> launcher: begins a line of progress
+
+
 def refusal_line(message: str, code: int) -> str:
     """The line in a rank's log that says why it ends with `code`, where a person can fix that."""
     return f"trainer: {in_one_line(message)} (exit {code})"

@@ -17,6 +17,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxlaunch.trainer.adapters import peft
+from jaxlaunch.trainer.ahead import watch
+from jaxlaunch.trainer.ahead.chips import Chips
+from jaxlaunch.trainer.ahead.compile import AheadOfTime
 from jaxlaunch.trainer.attention import availability
 from jaxlaunch.trainer.attention.availability import Accelerator
 from jaxlaunch.trainer.data.examples import NARROW, Examples
@@ -41,7 +44,7 @@ def main() -> int:
     """Prints the plan of TRAIN_SPEC as JSON; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m jaxlaunch.trainer.plan", description=__doc__)
     parser.add_argument("--sharding", action="store_true", help="list every parameter and the mesh axes that split it")
-    parser.add_argument("--compile", action="store_true", help="compile the step, and add XLA's analysis")
+    parser.add_argument("--compile", metavar="JSON", type=Chips.parse, help="the chips to compile the steps for")
     parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="of the job's devices; default: not known")
     parser.add_argument("--capability", metavar="8.0", help="the compute capability of CUDA devices")
     options = parser.parse_args()
@@ -51,8 +54,12 @@ def main() -> int:
         spec, task = read_spec(os.environ)
         spec = peft.resolved(folder.resolved(spec, is_here=False), is_here=False)
         jax.config.update("jax_compilation_cache_dir", None)  # the job's own is on the cluster
-        plan = Plan(with_synthetic_data(spec, task), task, on)
-        return plan.to_dict(sharding=options.sharding, compiled=options.compile)
+        spec = with_synthetic_data(spec, task)
+        found = Plan(spec, task, on).to_dict(sharding=options.sharding)
+        if options.compile is not None:
+            with watch.bounded():
+                found["compiled"] = ahead(spec, task, options.compile)
+        return found
 
     return print_result(find)
 
@@ -79,15 +86,13 @@ class Plan:
     def __init__(self, spec: TrainSpec, task: Task, on: Accelerator | None = None) -> None:
         self.spec, self.task = availability.for_plan(spec, on), task
         self.mesh = mesh.build(spec.mesh)
-        source = checked_source(spec, task.source(spec, "train"))
-        if source is None:
-            raise SpecError(f"{spec.task} has no training data")
+        source = _source(spec, task)
         self.total = spec.total_steps(len(source))
         self.example = _example(task, source)
         self.step = self._step(spec.remat)
 
-    def to_dict(self, *, sharding: bool, compiled: bool) -> dict[str, Any]:
-        """The plan as JSON: bytes on a device by purpose; on request each parameter's sharding, and XLA's analysis."""
+    def to_dict(self, *, sharding: bool) -> dict[str, Any]:
+        """The plan as JSON: bytes on a device by purpose; on request each parameter's sharding."""
         batch, state = self._batch(self.spec.batch), self.step.abstract
         forward = self.step.forward(batch)
         found: dict[str, Any] = {
@@ -103,9 +108,6 @@ class Plan:
         }
         if sharding:
             found["sharding"] = [_placed(name, self.step) for name in state.params]
-        if compiled:
-            self.step.compile_train(batch)
-            found["compiled"] = self.step.analysis()
         return found
 
     def _state(self) -> dict[str, int]:
@@ -156,11 +158,27 @@ class Plan:
         return mesh.shards(self.mesh)
 
     def _batch(self, rows: int) -> Batch:
-        """The shapes and dtypes of a global batch of this many rows."""
-        weight = {"weight": jax.ShapeDtypeStruct((rows,), np.float32)}
-        return {
-            key: jax.ShapeDtypeStruct((rows, *each.shape), each.dtype) for key, each in self.example.items()
-        } | weight
+        return _batch(self.example, rows)
+
+
+def ahead(spec: TrainSpec, task: Task, chips: Chips) -> dict[str, Any]:
+    """What the compiler of these chips says of the steps, none of which need be here. Raises SpecError."""
+    source = _source(spec, task)
+    batch = _batch(_example(task, source), spec.batch)
+    return AheadOfTime(task, spec, chips, batch, spec.total_steps(len(source))).to_dict()
+
+
+def _source(spec: TrainSpec, task: Task) -> Source:
+    source = checked_source(spec, task.source(spec, "train"))
+    if source is None:
+        raise SpecError(f"{spec.task} has no training data")
+    return source
+
+
+def _batch(example: Mapping[str, jax.ShapeDtypeStruct], rows: int) -> Batch:
+    """The shapes and dtypes of a global batch of this many rows."""
+    weight = {"weight": jax.ShapeDtypeStruct((rows,), np.float32)}
+    return {key: jax.ShapeDtypeStruct((rows, *each.shape), each.dtype) for key, each in example.items()} | weight
 
 
 def _example(task: Task, source: Source) -> Mapping[str, jax.ShapeDtypeStruct]:

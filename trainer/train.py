@@ -248,7 +248,7 @@ class BuiltInTraining(Training[TrainState]):
         loss, norm, wrong = metrics[Key.LOSS], metrics[Key.GRAD_NORM], self.wrong_batch(step)
         move = "Try a lower train.optimizer.lr, a longer warmup or train.optimizer.clip"
         if wrong is not None:
-            move = f"Its batch is not finite: {wrong}. Mend that example, or leave it out"
+            move = f"Its batch is not finite: {wrong}. Fix that example, or leave it out"
         return NotFiniteError(
             f"step {step}: loss {loss:.6g} with gradient norm {norm:.6g}; the update was not applied, and nothing "
             f"after step {step - 1} is saved. {move}"

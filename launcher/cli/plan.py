@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cli import compiled, options, output
 from jaxlaunch.launcher.cli.validate import lines, summarize
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import defaults
@@ -29,46 +29,65 @@ NO_FIT = 2  # the training does not fit, and the user can change it
 @options.job
 @options.defaults("none")
 @click.option("--sharding", is_flag=True, help="List every parameter, and which axes of the mesh split it.")
-@click.option("--compile", "compiled", is_flag=True, help="Compile the step for virtual CPU devices, and ask XLA.")
+@click.option(
+    "--compile", "is_compiled", is_flag=True, help="Compile the steps for the job's devices, which need not be here."
+)
+@click.option("--price", type=float, metavar="PER-HOUR", help="With --compile: what one chip or GPU costs an hour.")
 @options.form("text", "json", "yaml")
 def plan_command(
-    job_file: Path, overrides: tuple[str, ...], defaults_file: Path | None, sharding: bool, compiled: bool, form: str
+    job_file: Path,
+    overrides: tuple[str, ...],
+    defaults_file: Path | None,
+    sharding: bool,
+    is_compiled: bool,
+    price: float | None,
+    form: str,
 ) -> int:
     """Estimate the memory that JOB_FILE needs, and whether it fits.
 
     Devices, mesh, bytes of each device, what the cluster will be asked for, the Pod Security level that results, and
     who can connect to the pods. Does not contact a cluster.
-    The bytes come from tracing the trainer here on virtual devices; nothing is allocated.
+    The bytes come from tracing the trainer here on virtual devices; nothing is allocated. With --compile the compiler
+    of the job's TPUs or GPUs compiles the train and the eval step as well, without the device.
     The exit code is 2 where the training cannot fit.
     """
     known = defaults.load(defaults_file)
     file = jobs.read(job_file, overrides, output.say)
     job, manifests = prepare(file, known)
-    found = _shapes(job.spec, file.folder, sharding=sharding, compiled=compiled)
+    found = _shapes(job.spec, file.folder, sharding=sharding, is_compiled=is_compiled)
     answer: dict[str, Any] = {**summarize(job.spec), "memory": None}
     if found is not None and job.spec.train is not None:
         answer["memory"] = _memory(job, job.spec.train, found, file.folder)
+        if is_compiled:
+            compiled.complete(job.spec, job.spec.train, found["compiled"], price)
     answer |= {"cluster": estimate.asked(job, manifests[0]), "pod_security": estimate.security(manifests[0])}
     answer |= {"ingress": estimate.ingress(job), "notes": list(notes(job))}
     if form == "text":
         output.show(*_text(job.spec, answer))
     else:
         output.data(answer, form)
-    return NO_FIT if answer["memory"] is not None and answer["memory"]["fits"] is False else 0
+    return NO_FIT if answer["memory"] is not None and not _fits(answer["memory"]) else 0
 
 
-def _shapes(job: JobSpec, base: Path, *, sharding: bool, compiled: bool) -> dict[str, Any] | None:
+def _fits(memory: Mapping[str, Any]) -> bool:
+    """What the compiler says, where it was asked; else whether the estimate fits, or whether that is not known."""
+    return bool(memory["compiled"]["fits"]) if "compiled" in memory else memory["fits"] is not False
+
+
+def _shapes(job: JobSpec, base: Path, *, sharding: bool, is_compiled: bool) -> dict[str, Any] | None:
     """The trainer's shapes; None for a program that is not the trainer's, and where it is not installed."""
     if job.train is None or not trainer_process.is_installed():
-        if sharding or compiled:
+        if sharding or is_compiled:
             whose = "a command's arrays are its own" if job.train is None else "the trainer is not installed here"
             raise UserError(
                 f"--sharding and --compile: {whose}.", None if job.train is None else trainer_process.INSTALL
             )
         return None
-    if compiled:
-        output.say(f"compiling for {count(job.devices, 'virtual CPU device')}")
-    return shapes.of(job, job.train, base, sharding=sharding, compiled=compiled)
+    if is_compiled:
+        output.say(f"compiling for {count(job.devices, 'device')} of {job.accelerator.type}")
+    return shapes.of(
+        job, job.train, base, sharding=sharding, compiled=is_compiled, show=output.say if is_compiled else None
+    )
 
 
 def _memory(job: ResolvedJob, train: TrainSpec, found: Mapping[str, Any], base: Path) -> dict[str, Any]:
@@ -123,7 +142,7 @@ def _bytes(job: JobSpec, train: TrainSpec, memory: Mapping[str, Any]) -> Iterato
     if "sharding" in memory:
         yield from _sharding(memory["sharding"])
     if "compiled" in memory:
-        yield from _compiled(memory["compiled"])
+        yield from compiled.lines(job, train, memory["compiled"])
 
 
 def _other_remat(train: TrainSpec, memory: Mapping[str, Any]) -> str:
@@ -141,17 +160,6 @@ def _sharding(listed: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         rows.append((each["name"], shape, each["dtype"], axes, split, size(each["bytes"])))
     yield "sharding:"
     yield from output.columns(rows, gap=2, indent="  ")
-
-
-def _compiled(found: Mapping[str, float]) -> Iterator[str]:
-    """What XLA says, for CPUs: its own layouts and buffers, and float32 where they lack bfloat16."""
-    yield "compiled for CPU, whose compiler is not the accelerator's; each device:"
-    rows = [("arguments", size(found["argument"])), ("temporaries", size(found["temp"]))]
-    rows.append(("not reused", size(found["output"] - found["alias"])))
-    yield from output.columns(rows, gap=2, indent="  ")
-    names = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-    used = ", ".join(f"{found[name]:.0f} {name}" for name in names if found[name])
-    yield f"  collectives, a loop's once: {used or 'none'}"
 
 
 def _range(both: Sequence[int]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +14,55 @@ from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, Mesh, TrainSpec
 
 
-def of(job: JobSpec, train: TrainSpec, base: Path, *, sharding: bool = False, compiled: bool = False) -> dict[str, Any]:
+def of(
+    job: JobSpec,
+    train: TrainSpec,
+    base: Path,
+    *,
+    sharding: bool = False,
+    compiled: bool = False,
+    show: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
     """What `python -m jaxlaunch.trainer.plan` finds of a job's train block; its code and data are relative to `base`.
+
+    `show` gets the progress of a compilation, line by line.
 
     Raises UserError with the trainer's own message where the training would not start.
     """
-    flags = [flag for flag, is_asked in (("--sharding", sharding), ("--compile", compiled)) if is_asked]
+    flags = ["--sharding"] if sharding else []
+    flags += ["--compile", json.dumps(_chips(job))] if compiled else []
     known = KNOWN[job.accelerator.type]
     flags += ["--platform", known.platform, *(["--capability", known.capability] if known.capability else [])]
     copies = 1 if compiled else _copies(train, job.devices)
     hint = "the trainer says so of the train block, here."
     found = trainer_process.run(
-        "jaxlaunch.trainer.plan", *flags, environ=_environment(job, train, base, copies), hint=hint
+        "jaxlaunch.trainer.plan",
+        *flags,
+        environ=_environment(job, train, base, copies),
+        hint=hint,
+        show=None if show is None else _progress(show),
     )
     for name in ("flops_per_step", "causal_flops_per_step"):
         if found[name] is not None:
             found[name] *= copies
     return found
+
+
+def _progress(show: Callable[[str], None]) -> Callable[[str], None]:
+    """Shows the lines that say how far a compilation is, and leaves out what compilers log."""
+    return lambda line: show(line) if line.startswith(contract.COMPILING) else None
+
+
+def _chips(job: JobSpec) -> dict[str, Any]:
+    """The job's devices, as trainer/ahead/chips reads them."""
+    kind = job.accelerator
+    return {
+        "type": kind.type,
+        "hosts": job.host_count,
+        "per_host": kind.per_host,
+        "slices": job.slices,
+        "topology": kind.topology,
+    }
 
 
 def _copies(train: TrainSpec, devices: int) -> int:

@@ -40,7 +40,7 @@ FLOORS = (
         "jaxlaunch.trainer.plan",
         "jaxlaunch.trainer.text.prepare",
     ),
-    ("jaxlaunch.trainer.tasks", "jaxlaunch.trainer.train"),
+    ("jaxlaunch.trainer.ahead", "jaxlaunch.trainer.tasks", "jaxlaunch.trainer.train"),
     ("jaxlaunch.trainer.generate", "jaxlaunch.trainer.loop"),
     ("jaxlaunch.trainer.start.process", "jaxlaunch.trainer.step"),
     ("jaxlaunch.trainer.adapters",),

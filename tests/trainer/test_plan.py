@@ -22,7 +22,7 @@ from tests.trainer import tiny
 
 def planned(task: Any, **keys: Any) -> dict[str, Any]:
     train = tiny.train_spec(task, **keys)
-    return Plan(plan.with_synthetic_data(train, task), task).to_dict(sharding=True, compiled=False)
+    return Plan(plan.with_synthetic_data(train, task), task).to_dict(sharding=True)
 
 
 def child(train: dict[str, Any], *flags: str, devices: int = 8) -> subprocess.CompletedProcess[str]:
@@ -129,17 +129,20 @@ TRAIN: dict[str, Any] = {
 }
 
 
+CHIPS = json.dumps({"type": "cpu", "hosts": 1, "per_host": 8})
+
+
 @pytest.mark.parametrize("remat", ["none", "dots"])
 def test_the_estimate_is_near_what_the_compiler_then_takes(remat: str) -> None:
-    found = json.loads(child({**TRAIN, "mesh": {"fsdp": 4}, "remat": remat}, "--compile", devices=4).stdout)
+    found = json.loads(child({**TRAIN, "mesh": {"fsdp": 4}, "remat": remat}, "--compile", CHIPS, devices=4).stdout)
     estimated = found["device"]["gradients"] + found["activations"]["asked"][1]
-    assert 0.6 < estimated / found["compiled"]["temp"] < 1.5
+    assert 0.6 < estimated / found["compiled"]["memory"]["train"]["temp"] < 1.5
 
 
 def test_what_mp_splits_lies_between_the_two_ends() -> None:
-    found = json.loads(child({**TRAIN, "mesh": {"dp": 2, "mp": 4}}, "--compile").stdout)
+    found = json.loads(child({**TRAIN, "mesh": {"dp": 2, "mp": 4}}, "--compile", CHIPS).stdout)
     low, high = (found["device"]["gradients"] + end for end in found["activations"]["asked"])
-    assert low < found["compiled"]["temp"] < high
+    assert low < found["compiled"]["memory"]["train"]["temp"] < high
 
 
 def test_a_wrong_spec_and_missing_data_are_told_apart() -> None:

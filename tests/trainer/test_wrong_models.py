@@ -113,7 +113,7 @@ WRONG = {
     "an encoder": Wrong("model_type is bert, and only", {}, spoil=said(model_type="bert")),
     "no model_type": Wrong("model_type", {}, spoil=said(model_type=None)),
     "a width that heads do not divide": Wrong(
-        "width = 66 does not split into heads = 4", {}, spoil=said(hidden_size=66)
+        "hidden_size = 66 does not split into num_attention_heads = 4", {}, spoil=said(hidden_size=66)
     ),
     "a size that is text": Wrong("hidden_size", {}, spoil=said(hidden_size="wide")),
     "a negative size": Wrong("num_hidden_layers", {}, spoil=said(num_hidden_layers=-1)),

@@ -162,7 +162,9 @@ def shape_of(model: Model) -> Shape | None:
 
 
 def _is_cuda(device: jax.Device) -> bool:
-    return device.platform == "gpu" and "cuda" in device.client.platform_version.lower()
+    """Whether a GPU is CUDA's. The client of one that is only compiled for does not say so, the GPU's name does."""
+    said = f"{device.client.platform_version} {device.device_kind}".lower()
+    return device.platform == "gpu" and ("cuda" in said or "nvidia" in said)
 
 
 def _refusal(name: str, shape: Shape, dtype: jnp.dtype, *, is_masked: bool = False) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -44,16 +43,13 @@ class Executable:
         """The compiled program as HLO text, each operation with the scope that it comes from."""
         return self._compiled.as_text() or ""
 
-    def analysis(self) -> dict[str, float]:
-        """XLA's analysis: bytes on a device, FLOPs and bytes accessed, and the number of collectives by name.
+    def memory(self) -> Any:
+        """XLA's account of a device's memory: bytes of arguments, outputs, temporaries, and the peak."""
+        return self._compiled.memory_analysis()
 
-        The body of a loop counts once.
-        """
-        memory, text = self._compiled.memory_analysis(), self.text()
-        costs = self._compiled.cost_analysis() or {}
-        bytes_of = {key: getattr(memory, f"{key}_size_in_bytes") for key in ("argument", "output", "alias", "temp")}
-        moved = {"flops": costs.get("flops", 0.0), "bytes_accessed": costs.get("bytes accessed", 0.0)}
-        return bytes_of | moved | {name: len(re.findall(rf" {name}(?:-start)?\(", text)) for name in COLLECTIVES}
+    def costs(self) -> dict[str, float]:
+        """XLA's FLOPs and bytes accessed of a device, by its names for them. The body of a loop counts once."""
+        return self._compiled.cost_analysis() or {}
 
 
 def _described(tree: PyTree) -> dict[str, str]:

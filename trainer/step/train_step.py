@@ -287,9 +287,11 @@ class Step:
         """The HLO texts of the compiled train steps, that of most steps per dispatch first."""
         return [self._train[steps].text() for steps in sorted(self._train, reverse=True)]
 
-    def analysis(self) -> dict[str, float]:
-        """XLA's analysis of the compiled train step; see Executable.analysis."""
-        return self._train[1].analysis()
+    @property
+    def compiled(self) -> dict[str, Executable]:
+        """The compiled steps: `train`, of one step a dispatch, and `eval`."""
+        found = {"train": self._train.get(1), "eval": self._evaluate}
+        return {name: each for name, each in found.items() if each is not None}
 
     def _updates(self, state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
         """One step after the other: a scan over the second axis of the batch."""

@@ -54,7 +54,7 @@ def cross_entropy(logits: Array, labels: Array, weight: Array, options: Options 
     return Sums(
         total=jnp.where(counts, total * weight, 0.0).sum(),
         nats=jnp.where(counts, each.nats * weight, 0.0).sum(),
-        correct=jnp.where(each.logits.argmax(-1) == labels.astype(jnp.int32), weight, 0.0).sum(),
+        correct=jnp.where(each.is_first, weight, 0.0).sum(),
         weight=weight.sum(),
     )
 
@@ -75,6 +75,7 @@ class _Each(NamedTuple):
     chosen: Array  # the label's logit
     log_sum: Array
     nats: Array  # of the label
+    is_first: Array  # the label is what argmax gives, the first of the largest
 
 
 def _each(logits: Array, labels: Array, weight: Array) -> _Each:
@@ -89,11 +90,20 @@ def _each(logits: Array, labels: Array, weight: Array) -> _Each:
     largest = jax.lax.stop_gradient(logits.max(-1))
     logits -= largest[..., None]  # first of all: a loss near 0 keeps its digits
     # A sum over a mask, not a gather: a gather along a vocabulary split over mp would fetch all the logits.
-    is_label = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == labels[..., None]
-    chosen = jnp.where(is_label, logits, 0.0).sum(-1)
+    places = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    chosen = jnp.where(places == labels[..., None], logits, 0.0).sum(-1)
+    # Not by argmax, which reads the logits once more and carries an index along.
+    is_beaten = ((logits == 0.0) & (places < labels[..., None])).any(-1)
     legal = (labels >= 0) & (labels < logits.shape[-1])
     log_sum = jnp.log(jnp.exp(logits).sum(-1))
-    return _Each(logits, largest, chosen, log_sum, jnp.where(legal, log_sum - chosen, jnp.nan))
+    return _Each(
+        logits,
+        largest,
+        chosen,
+        log_sum,
+        jnp.where(legal, log_sum - chosen, jnp.nan),
+        (chosen == 0.0) & ~is_beaten & legal,
+    )
 
 
 def in_chunks(

@@ -185,10 +185,7 @@ def test_products_of_what_is_frozen_count_twice_in_a_plan() -> None:
     train = tiny.train_spec(tiny.Counting(), lora={"rank": 2, "targets": ["q"]}, mesh={"dp": 8})
     whole = tiny.train_spec(tiny.Counting(), mesh={"dp": 8})
     task, of = NextToken(), tiny.DECODER
-    found, plain = (
-        Plan(plan.with_synthetic_data(each, task), task).to_dict(sharding=False, compiled=False)
-        for each in (train, whole)
-    )
+    found, plain = (Plan(plan.with_synthetic_data(each, task), task).to_dict(sharding=False) for each in (train, whole))
     tokens, wide = tiny.ROWS * of.length, of.width
     layer = 2 * wide * wide + 2 * wide * of.groups * of.size + 3 * wide * of.units
     pairs = 2 * of.length * of.heads * of.size  # scores and what they mix, of a token

@@ -42,11 +42,13 @@ class Device(NamedTuple):
     platform: str
     client: Client = Client("")
     compute_capability: str | None = None
+    device_kind: str = ""
 
 
 CPU, TPU, ROCM = Device("cpu"), Device("tpu"), Device("gpu", Client("ROCm 7"))
 CUDA = Device("gpu", Client("PJRT C API\ncuda 13000"), "8.0")
 TURING = CUDA._replace(compute_capability="7.5")
+NOT_HERE = Device("gpu", Client("PJRT C API\nNVIDIA H100 80GB HBM3"), "9.0", "NVIDIA H100 80GB HBM3")  # compiled for
 
 
 def train_spec(attention: str, model: dict[str, Any] = DECODER, precision: str = "bf16") -> spec.TrainSpec:
@@ -118,6 +120,7 @@ def test_what_can_be_had_is_used(train: spec.TrainSpec, device: Any, cudnn: None
     ("train", "device", "name"),
     [
         (train_spec("auto"), CUDA, "cudnn"),
+        (train_spec("auto"), NOT_HERE, "cudnn"),
         (train_spec("auto", precision="fp16"), CUDA, "cudnn"),
         (train_spec("auto", {"kind": "vit", "preset": "vit-b16"}), CUDA, "cudnn"),  # of 197 tokens, and no mask
         (train_spec("auto"), TPU, "splash"),
@@ -227,7 +230,7 @@ def test_a_job_of_auto_has_the_operations_of_the_one_that_runs(cudnn: None, monk
     task = tiny.Counting()
     train = tiny.train_spec(task, attention="auto", precision="bf16", mesh={"dp": -1})
     planned = [Plan(plan.with_synthetic_data(train, task), task, on) for on in (None, A100, CLOUD_TPU)]
-    counted = [each.to_dict(sharding=False, compiled=False) for each in planned]
+    counted = [each.to_dict(sharding=False) for each in planned]
     monkeypatch.setattr(availability, "_is_cuda", lambda device: True)
     step = tiny.build(task, attention="auto", precision="bf16")
     assert step.notes == ["train.attention = auto: using cudnn"]

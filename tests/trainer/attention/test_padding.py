@@ -20,7 +20,6 @@ from jaxlaunch.trainer.data.sources.text import Stream
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.step.train_step import Step
-from jaxlaunch.trainer.tasks.classify import Classify
 from jaxlaunch.trainer.tasks.dpo import Preference
 from jaxlaunch.trainer.tasks.lm import NextToken
 from jaxlaunch.trainer.text import build, preferences, recipe
@@ -36,6 +35,8 @@ MODELS: dict[str, Any] = {
     "decoder": tiny.WIDE.model_copy(update=SIZES | {"layers": 3}),
     "gpt2": tiny.GPT2.model_copy(update=SIZES | {"positions": MORE}),
 }
+PICTURES: dict[str, Any] = {"vit": tiny.Pictures(), "mlp": tiny.Digits()}
+MODELS |= {name: tiny.MODELS[type(task)][0] for name, task in PICTURES.items()}
 Rows = dict[str, np.ndarray]
 
 
@@ -135,7 +136,7 @@ def trained(model: str, batch: Rows, **settings: Any) -> dict[str, np.ndarray]:
     form = tuple((key, array.shape) for key, array in sorted(batch.items()))
     found = STEPS.get(key := (model, repr(settings), form))
     if found is None:
-        task: Any = Classify() if "image" in batch else NextToken() if batch["tokens"].ndim == 2 else Preference()
+        task: Any = PICTURES.get(model) or (NextToken() if batch["tokens"].ndim == 2 else Preference())
         given = {"optimizer": {"name": "sgd", "lr": 1.0, "momentum": 0.0, "schedule": "constant"}, **settings}
         train = TrainSpec(task="tests:Rows", model=MODELS[model], batch=ROWS, **given)
         devices = jax.devices()[: math.prod(settings.get("mesh", {}).values())]
@@ -193,6 +194,13 @@ def test_what_fills_a_row_up_changes_nothing_nor_does_the_order_of_rows(folder: 
     assert_alike(found, trained(model, filled(batch, MORE - LENGTH)))
     if name == "attention_mask" and model != "gpt2":  # GPT-2 counts positions from the row's begin
         assert_alike(found, trained(model, filled(batch, MORE - LENGTH, left=True)))
+
+
+@pytest.mark.parametrize("model", PICTURES)
+def test_of_images_rows_that_only_fill_a_batch_up_change_nothing_nor_does_their_order(model: str) -> None:
+    batch = {key: array[:ROWS] for key, array in PICTURES[model].batch(0).items()}
+    assert_alike(trained(model, batch), trained(model, permuted(batch)))
+    assert_alike(*(trained(model, each) for each in without_two(batch)))
 
 
 @pytest.mark.parametrize("keys", [{"mesh": {"fsdp": 2, "ep": 2}}, {"mesh": {"dp": 2}, "accumulate": 2}], ids=str)

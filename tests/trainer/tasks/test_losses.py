@@ -141,7 +141,7 @@ def stepped(chunks: int) -> tuple[float, float, dict[str, jax.Array]]:
     step.compile_train(step.put(rows))
     state, metrics = step.train(step.init(), step.put(rows))
     momentum = {name: leaf for name, leaf in step.named(state)["opt"].items() if ".trace." in name}
-    return step.analysis()["temp"], float(metrics["loss"]), momentum
+    return step.compiled["train"].memory().temp_size_in_bytes, float(metrics["loss"]), momentum
 
 
 def test_a_step_in_chunks_is_the_same_for_a_quarter_of_the_memory() -> None:

@@ -1,0 +1,196 @@
+"""Compiles a job's steps for its chips without having one, and says what their compiler found."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.errors import JaxRuntimeError
+
+from jaxlaunch.accelerators import KNOWN
+from jaxlaunch.trainer.ahead import collectives, step_time
+from jaxlaunch.trainer.ahead.chips import Chips
+from jaxlaunch.trainer.ahead.collectives import Collective
+from jaxlaunch.trainer.ahead.program import Program
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.numerics import flops
+from jaxlaunch.trainer.parallel import mesh
+from jaxlaunch.trainer.spec import Mesh, TrainSpec
+from jaxlaunch.trainer.step.executable import Executable
+from jaxlaunch.trainer.step.train_step import Batch, Step
+from jaxlaunch.trainer.task import Task
+
+GIB = 1024**3
+
+
+class TooLarge(Exception):
+    """The compiler refuses the program: it does not fit the memory of a device. Its message is the compiler's."""
+
+
+class AheadOfTime:
+    """A training on chips that are not here. `batch` gives the shapes of a global batch of so many rows."""
+
+    def __init__(self, task: Task, spec: TrainSpec, chips: Chips, batch: Batch, total_steps: int) -> None:
+        self._task, self._spec, self._chips = task, spec, chips
+        self._batch, self._total = batch, total_steps
+        self._devices = chips.devices()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the compiler says of the train and the eval step; where they do not fit, also the nearest change that
+        makes them fit, which is compiled as well.
+        """
+        try:
+            return self._compiled(self._spec)
+        except TooLarge as error:
+            return {
+                "chips": str(self._chips),
+                "compiler": self._chips.compiler,
+                "fits": False,
+                "says": str(error),
+                "change": self._nearest(),
+            }
+
+    def _compiled(self, spec: TrainSpec) -> dict[str, Any]:
+        started = time.monotonic()
+        step = Step(self._task, spec, mesh.build(spec.mesh, self._devices), self._total)
+        with _refusals():
+            step.compile_train(self._batch)
+            step.compile_eval(self._batch)
+        memory = {name: _memory(each) for name, each in step.compiled.items()}
+        peak, has = max(each["peak"] for each in memory.values()), KNOWN[self._chips.type].memory_gib
+        if has and peak > max(has) * GIB:  # a GPU's compiler does not refuse
+            raise TooLarge(f"the step's peak is {peak / GIB:.2f} GiB, and a {self._chips.type} has {max(has):g} GiB")
+        return {
+            "chips": str(self._chips),
+            "compiler": self._chips.compiler,
+            "seconds": round(time.monotonic() - started, 1),
+            "fits": True,
+            "attention": step.attention,
+            "notes": step.notes,
+            "peak": peak,
+            "memory": memory,
+            **self._figures(step),
+        }
+
+    def _figures(self, step: Step) -> dict[str, Any]:
+        """Costs, collectives and the modelled time of a train step; without a program text only its costs."""
+        train = step.compiled["train"]
+        costs = train.costs()
+        moved = float(costs.get("bytes accessed", 0.0))
+        found: dict[str, Any] = {"flops": costs.get("flops"), "bytes_accessed": moved}
+        try:
+            program = Program.parse(train.text())
+        except (JaxRuntimeError, ValueError) as error:
+            return {**found, "program": f"the compiler cannot print its program: {str(error).splitlines()[0]}"}
+        sizes = step.mesh.shape
+        across = _between(step.mesh)
+        listed = collectives.find(program, list(sizes), tuple(sizes.values()), across)
+        whole = step.flops(self._batch)
+        kernels = sum(times for each, times in program.scheduled() if "tpu_custom_call" in each.attributes)
+        modelled = step_time.estimate(
+            self._chips, program, listed, whole, self._of_kernels(step) if kernels else 0.0, moved, across
+        )
+        return {
+            **found,
+            "kernels": kernels,
+            "collectives": _together(listed),
+            "model_flops": whole,
+            "modelled": modelled,
+        }
+
+    def _of_kernels(self, step: Step) -> float:
+        """FLOPs of causal attention, which no estimate of the compiler's covers where a kernel computes it."""
+        forward = step.forward(self._batch)
+        whole = flops.train_step(forward, trained=step.trained_arrays)
+        half = flops.train_step(forward, 0.5, step.trained_arrays)
+        return 0.0 if whole is None or half is None else whole - half
+
+    def _nearest(self) -> dict[str, Any] | None:
+        """The first of the changes that fits, with what the compiler says of it."""
+        for change, spec in _changes(self._spec, len(self._devices)):
+            try:
+                return {"set": change, **self._compiled(spec)}
+            except (TooLarge, SpecError):
+                continue
+        return None
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Within it a program that the compiler finds too large raises TooLarge."""
+    try:
+        yield
+    except JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise TooLarge(_sentence(str(error))) from None
+
+
+def _sentence(text: str) -> str:
+    """The compiler's own first sentences, without the list of buffers behind them."""
+    return re.sub(r"\s+", " ", text.split("\n\n")[0].splitlines()[0]).strip()
+
+
+def _memory(executable: Executable) -> dict[str, int]:
+    """Bytes on a device: what is handed in, what is computed meanwhile, and the largest sum at any time."""
+    said = executable.memory()
+    parts = {name: int(getattr(said, f"{name}_size_in_bytes")) for name in ("argument", "output", "alias", "temp")}
+    together = parts["argument"] + parts["output"] - parts["alias"] + parts["temp"]
+    peak = int(getattr(said, "peak_memory_in_bytes", 0))
+    return {**parts, "peak": peak if peak > parts["temp"] else together}  # the CPU's leaves the temporaries out
+
+
+def _together(listed: Sequence[Collective]) -> list[dict[str, Any]]:
+    """Collectives of one kind over the same axes as one row, the most bytes first."""
+    rows: dict[tuple[str, tuple[str, ...]], list[Collective]] = defaultdict(list)
+    for each in listed:
+        if each.group > 1:
+            rows[each.kind, each.axes].append(each)
+    found = [
+        {
+            "kind": kind,
+            "axes": list(axes),
+            "times": sum(each.times for each in group),
+            "bytes": sum(each.bytes * each.times for each in group),
+            "wire": sum(each.wire for each in group),
+            "exposed": sum(each.wire for each in group if not each.is_hidden),
+        }
+        for (kind, axes), group in rows.items()
+    ]
+    return sorted(found, key=lambda row: -float(row["wire"]))
+
+
+def _between(on: jax.sharding.Mesh) -> set[str]:
+    """The axes of a mesh along which devices are in other slices; of GPUs, in other hosts."""
+    found = set()
+    for axis, name in enumerate(on.axis_names):
+        first, last = on.devices.take(0, axis).flat[0], on.devices.take(-1, axis).flat[0]
+        if _domain(first) != _domain(last):
+            found.add(name)
+    return found
+
+
+def _domain(device: jax.Device) -> int:
+    return int(getattr(device, "slice_index", 0) if device.platform == "tpu" else device.process_index)
+
+
+def _changes(spec: TrainSpec, devices: int) -> Iterator[tuple[Mapping[str, Any], TrainSpec]]:
+    """What makes a step smaller, the cheapest first: rematerialization, smaller micro-batches, state split further."""
+    base: dict[str, Any] = {}
+    if spec.remat != "full":
+        base = {"train.remat": "full"}
+        spec = spec.model_copy(update={"remat": "full"})
+        yield base, spec
+    for times in (2, 4, 8):
+        count = spec.accumulate * times
+        yield {**base, "train.accumulate": count}, spec.model_copy(update={"accumulate": count})
+    dp, fsdp, ep, mp = spec.mesh.resolve(devices)
+    if dp > 1:
+        split = Mesh(fsdp=dp * fsdp, ep=ep, mp=mp)
+        sizes = {"fsdp": dp * fsdp, "ep": ep, "mp": mp}
+        yield {**base, "train.mesh": sizes}, spec.model_copy(update={"mesh": split})
