@@ -202,6 +202,8 @@ class Series:
             wrong.append(f"step {max(before, saved)} was saved, but now the newest is {newest}")
         if verdict is None:
             return [*wrong, "there is no job result"]
+        if verdict["cause"] == "done" and newest == STEPS:
+            return wrong  # it finished in the moment of the event
         causes, rank, words = expected(event)
         if (verdict["cause"], verdict["code"]) not in causes:
             wrong.append(f"the cause is {verdict['cause']} ({verdict['code']}), not {causes}")
@@ -217,7 +219,8 @@ class Series:
             wrong += self._stop_wrong(event, verdict["message"], newest)
         reached = summary["step"] if summary["step"] is not None else 0
         now = self._seen[-1][0]
-        low = max((step for when, step in self._seen if when < now - LATE_S), default=0)
+        first = self._seen[0][1]  # of an earlier start
+        low = max((step for when, step in self._seen if when < now - LATE_S and step > first), default=0)
         high = max(self.step(), newest) + 2
         if event.moment != "start" and not low <= reached <= high:
             wrong.append(f"the step is {reached}, not {low} to {high}")
