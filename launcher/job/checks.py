@@ -115,6 +115,14 @@ def _device_memory(job: JobSpec) -> Iterator[Fault]:
         yield Fault(path, f"accelerator.memory = {given} is of a GPU, and accelerator.type = {kind}.", hint)
 
 
+def _compute_domain(job: JobSpec) -> Iterator[Fault]:
+    kind = job.accelerator.type
+    if job.compute_domain and not KNOWN[kind].joins_hosts:
+        able = either([name for name, one in KNOWN.items() if one.joins_hosts])
+        hint = f"leave it out: NVLink joins hosts of {able} alone."
+        yield Fault(("compute_domain",), f"compute_domain does not apply to {kind}.", hint)
+
+
 def _slice(job: JobSpec, kind: str, topology: str) -> Iterator[Fault]:
     """Chips and hosts of a TPU slice, which the topology decides."""
     chips = math.prod(accelerators.sides_of(topology) or ())
@@ -336,6 +344,7 @@ CHECKS: tuple[Check, ...] = (
     Check((("hosts",), ("slices",), ("accelerator",)), _pods),
     Check((("hosts",), ("accelerator",)), _topology),
     Check((("accelerator",),), _device_memory),
+    Check((("compute_domain",), ("accelerator",)), _compute_domain),
     Check((("processes_per_host",), ("accelerator",)), _processes),
     Check((), _resources),
     Check((("placement",),), _placement),

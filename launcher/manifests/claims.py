@@ -5,18 +5,14 @@ From Kubernetes 1.34 on, which serves resource.k8s.io/v1. Each pod has claims of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jaxlaunch.accelerators import KNOWN
-from jaxlaunch.launcher.errors import Fault
-from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.kube.kinds import COMPUTE_DOMAINS, RESOURCE_CLAIM_TEMPLATES
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
 from jaxlaunch.launcher.manifests.network import JobNetwork
 from jaxlaunch.launcher.manifests.nodes import JobNodes
 from jaxlaunch.launcher.manifests.platforms import eks, gke
-from jaxlaunch.launcher.wording import either
 
 _ADAPTERS, _NVLINK = "adapters", "nvlink"  # names of claims in a pod
 
@@ -37,15 +33,6 @@ def adapters(network: JobNetwork, nodes: JobNodes) -> Adapters | None:
         of_kind = gke.NODES[network.job.accelerator.type].rdma
         return Adapters(gke.RDMA_CLASS.value, None if of_kind is None else of_kind.value)
     return None
-
-
-def faults(job: JobSpec) -> Iterator[Fault]:
-    """What the job's accelerator does not have."""
-    kind = job.accelerator.type
-    if job.compute_domain and not KNOWN[kind].joins_hosts:
-        able = either([name for name, one in KNOWN.items() if one.joins_hosts])
-        hint = f"leave it out: NVLink joins hosts of {able} alone."
-        yield Fault(("compute_domain",), f"compute_domain does not apply to {kind}.", hint)
 
 
 def patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from jaxlaunch.launcher.errors import Fault, KeyPath
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
-from jaxlaunch.launcher.manifests import claims, code, network, nodes, security, storage
+from jaxlaunch.launcher.manifests import code, network, nodes, security, storage
 from jaxlaunch.launcher.manifests.code import JobCode
 from jaxlaunch.launcher.manifests.network import JobNetwork
 from jaxlaunch.launcher.manifests.nodes import JobNodes
@@ -41,7 +41,6 @@ class ResolvedJob:
         yield from code.faults(self.code, taken=(MAIN_CONTAINER, *self.network.containers))
         yield from nodes.faults(self.nodes)
         yield from network.faults(self.network, self.nodes)
-        yield from claims.faults(self.spec)
         yield from storage.faults(self.storage)
 
 

@@ -34,9 +34,8 @@ CHECKS = (
     "tests/launcher/cli/test_job_reference.py",
     "tests/helm/test_chart.py::test_the_values_of_the_defaults_are_the_keys_of_the_defaults",
     "tests/trainer/metrics/test_recorder.py::test_the_table_of_the_docs_is_the_contracts",
-    "tests/trainer/optim/test_by_name.py::test_every_name_is_compared",
-    "tests/trainer/optim/test_by_name.py::test_an_optimizer_by_name_is_optax_s_bit_for_bit[adabelief]",
-    "tests/trainer/optim/test_by_name.py::test_the_planned_bytes_are_those_of_the_trained_parameters[adabelief]",
+    "tests/trainer/optim/test_simulations.py",
+    "tests/trainer/optim/test_by_name.py::test_the_planned_bytes_are_those_of_the_trained_parameters[amsgrad]",
     "tests/trainer/test_spec.py",
 )
 
@@ -68,7 +67,7 @@ def test_what_is_added_as_the_rows_say_needs_no_more(tmp_path: Path) -> None:
     run(tmp_path, sys.executable, "-m", "tests.generated")
     assert {path: path.read_bytes() for path in before} == before
     added = sorted(path.name.partition("-")[::2] for path in set(golden.rglob("*.*")) - before.keys())
-    assert {where if where == "aks" else f"{where}-{rest[:5]}" for where, rest in added} == {"aks", "generic-gb300"}
+    assert {where if where == "aks" else f"{where}-{rest[:5]}" for where, rest in added} == {"aks", "generic-pg506"}
     run(tmp_path, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CHECKS)
 
 

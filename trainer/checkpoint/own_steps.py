@@ -90,7 +90,7 @@ def remove(folder: epath.Path) -> list[str]:
     names = manifest.listing(folder)
     own = set(written.files) if written else {name for name in names if name.split("/")[0].split(MAKING)[0] in WRITTEN}
     each(lambda name: _unlink(folder / name), [name for name in names if name in own and name != NAME])
-    for name in (NAME, manifest.NAME):
+    for name in (manifest.NAME + manifest.TEMPORARY, NAME, manifest.NAME):  # killed while the manifest was written
         _unlink(folder / name)
     left = [name for name in names if name not in own and name != NAME]
     if not is_remote(folder):

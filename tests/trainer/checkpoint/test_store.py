@@ -288,9 +288,12 @@ def test_the_number_of_a_bad_step_can_be_saved_again_and_the_bad_one_is_kept(fol
     assert (folder / "40.bad-2").is_dir()
 
 
-def test_a_step_without_a_manifest_gives_way_to_one_that_can_be_verified(folder):
+@pytest.mark.parametrize("is_half_written", [False, True])
+def test_a_step_without_a_manifest_gives_way_to_one_that_can_be_verified(folder, is_half_written):
     """It may be damaged, and nothing would tell."""
     (folder / "40" / manifest.NAME).unlink()
+    if is_half_written:  # as a process leaves it that is killed in the middle
+        (folder / "40" / (manifest.NAME + manifest.TEMPORARY)).write_bytes(b'{"files": {')
     with Opened(folder, uid="run-b") as store:
         step, said = store.found()
         assert step == 30 and "step 40: no manifest" in said and "using step 30 (40 was removed)" in said
@@ -361,7 +364,9 @@ def test_what_somebody_deleted_while_the_run_trains_is_told_once_and_saved_again
         for _ in range(2):
             store._owner._renewed()
             store.committed()
-        assert [note.startswith("step 2 is gone from ") for note in store.notes] == [True]
+        (note,) = store.notes
+        assert note.startswith("step 2 is gone from ")
+        shows("step 40 is gone from", note)
         assert store.lost(2)
         save(store, 2)
         assert store.steps()[-1] == 2 and len(store.notes) == 1

@@ -153,9 +153,15 @@ def free(y: Array, g: Array, s: State, t: int, rate: float, decay: float, b1: fl
 
 
 RULES: dict[str, Rule] = {
-    "adamw": adamw, "adam": adam, "adafactor": adafactor, "lion": lion, "sgd": sgd, "lamb": lamb, "muon": muon,
+    "adamw": adamw,
+    "adam": adam,
+    "adafactor": adafactor,
+    "lion": lion,
+    "sgd": sgd,
+    "lamb": lamb,
+    "muon": muon,
     "schedule-free": free,
-}  # fmt: skip
+}
 # Options of each, by what a test is called.
 VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"name": name} for name in RULES},
