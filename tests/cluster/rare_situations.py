@@ -34,6 +34,9 @@ def main(jobset: Object) -> Object:
     return found
 
 
+UNPRIVILEGED: Object = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
 def with_pod(**keys: Any) -> Callable[[Object], None]:
     """These keys of the pod's spec."""
     return lambda jobset: pod_spec(jobset).update(keys)
@@ -116,7 +119,7 @@ def another(
 
 
 def as_root(jobset: Object) -> None:
-    pod_spec(jobset)["securityContext"] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    pod_spec(jobset)["securityContext"] = dict(UNPRIVILEGED)
 
 
 def unhealthy(jobset: Object) -> None:
@@ -356,6 +359,8 @@ RARE: Mapping[str, Situation] = {
     "no-slice": Situation(
         "no node has label cloud.google.com/gke-tpu-",
         {"accelerator": {"type": "v4", "topology": "2x2x1"}, "platform": "gke"},
+        # The namespace refuses root, as which pods on TPUs run by default.
+        change=with_pod(securityContext={"runAsUser": 1000, **UNPRIVILEGED}),
     ),
     "no-fpga": Situation(
         "requests 1 example.com/fpga, the largest node has 0",
