@@ -240,7 +240,7 @@ def test_a_job_without_pods_says_where_to_look(here: Place) -> None:
     gang = here.start("large", Defaults(), command=["true"], resources={"cpu": 500})
     until("its pod is there", lambda: gang.pods)
     done = here.launcher("logs", gang.name)
-    assert (done.returncode, done.stdout) == (0, "")
+    assert (done.returncode, done.stdout) == (3, "")
     assert "1 of 1 hosts have no log yet" in done.stderr
 
 
