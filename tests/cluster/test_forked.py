@@ -23,5 +23,9 @@ def test_a_forked_command_does_what_one_of_its_own_does(tmp_path: Path, argument
 
 def test_a_forked_command_that_takes_too_long_is_killed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "job.yaml")
-    with pytest.raises(subprocess.TimeoutExpired):
-        forked.run(["validate", "job.yaml"], cwd=tmp_path, env=os.environ, timeout=1)
+    writer = os.open(tmp_path / "job.yaml", os.O_RDWR)  # one that writes nothing
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            forked.run(["validate", "job.yaml"], cwd=tmp_path, env=os.environ, timeout=1)
+    finally:
+        os.close(writer)

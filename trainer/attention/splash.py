@@ -17,7 +17,6 @@ from jax.sharding import PartitionSpec
 
 from jaxlaunch.trainer.parallel.sharding import RULES
 
-MIXED = "mixed"  # trainer/models: the checkpoint name of attention's output
 LANES = 128  # every block's sides are multiples of it
 BLOCKS = (512, 256, LANES)  # sides of a block, the largest that divides the length
 Ids = tuple[Array, Array]  # segments of queries and of keys, [B, L] each
@@ -91,8 +90,5 @@ def _kernel(length: int, heads: int, scores: Scores, interpret: bool) -> kernels
         q_seq_shards=1,
         attn_logits_soft_cap=scores.cap,
         interpret=interpret,
-        # As the model names what it mixes: with the output the backward pass then finds the softmax's sums, and a
-        # policy that keeps "mixed" does not run the kernel's forward pass again.
-        residual_checkpoint_name=MIXED,
     )
     return kernel
