@@ -177,7 +177,7 @@ def test_what_is_not_finite_in_a_batch_without_a_target_is_still_found() -> None
 def test_metrics_are_named_means() -> None:
     step = compiled(TASKS["decoder"], optimizer={"schedule": {"name": "linear", "warmup": 10}})
     _, metrics = step.train(step.init(), step.put(TASKS["decoder"].batch(0)))
-    assert set(metrics) == {"loss", "grad_norm", "learning_rate", "finite", "weight", "accuracy"}
+    assert set(metrics) == {"loss", "grad_norm", "learning_rate", "finite", "weight", "real_tokens", "accuracy"}
     assert metrics["weight"] == TASKS["decoder"].batch(0)["mask"].sum()
     assert metrics["learning_rate"] == 0 and metrics["grad_norm"] > 0
 
