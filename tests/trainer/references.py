@@ -142,6 +142,7 @@ def batch(case: str) -> dict[str, np.ndarray]:
     mask, tokens = (given["labels"][:, 1:] != -100).astype(np.float32), given["input_ids"]
     if case.endswith("_aux"):  # theirs routes the last token too, which predicts nothing
         mask, tokens = (np.pad(array, ((0, 0), (0, 1))) for array in (mask, tokens))
+        seen = {"attention_mask": np.ones(tokens.shape, np.int32)}
     return {"tokens": tokens, "mask": mask, **seen, **rows}
 
 

@@ -50,6 +50,11 @@ def said(**changed: Any) -> Callable[[Path], object]:
     return spoil
 
 
+def layers(count: int) -> Callable[[Path], object]:
+    """A config.json of so many layers."""
+    return said(num_hidden_layers=count, layer_types=["full_attention"] * count)
+
+
 def without(pattern: str) -> Callable[[Path], object]:
     """A folder without the files of this pattern."""
 
@@ -103,8 +108,8 @@ WRONG = {
         "embed_tokens.weight is [97, 32]", {}, spoil=weights(embed_tokens__weight=(97, 32))
     ),
     "another vocabulary in the weights": Wrong("is [50, 64]", {}, spoil=weights(embed_tokens__weight=(50, 64))),
-    "a layer too few in the weights": Wrong("is missing", {}, spoil=said(num_hidden_layers=3)),
-    "a layer too many in the weights": Wrong("is not used", {}, spoil=said(num_hidden_layers=1)),
+    "a layer too few in the weights": Wrong("is missing", {}, spoil=layers(3)),
+    "a layer too many in the weights": Wrong("is not used", {}, spoil=layers(1)),
     "a tensor that is not there": Wrong("is missing", {}, spoil=weights(norm__weight=None)),
     "an architecture that nobody knows": Wrong("model_type is mamba2, and only", {}, spoil=said(model_type="mamba2")),
     "keys that no family has": Wrong(

@@ -101,7 +101,7 @@ def config(of: spec.Published) -> dict[str, Any]:
 def _of_no_family(name: str, config: Config) -> str:
     """That a config.json is of another architecture, and which of its keys ours do not have."""
     known = SAYING_NOTHING.union(*(allowed_keys.read(*each) for each in FAMILIES.items()))
-    more = sorted(key for key, value in config.items() if key not in known and value not in (None, False))
+    more = sorted(key for key, value in config.items() if key not in known and value not in (None, False, {}, []))
     differ = f"; keys that these do not have: {', '.join(more)}" if more else ""
     return f"model_type is {name}, and only {', '.join(FAMILIES)} are supported{differ}"
 

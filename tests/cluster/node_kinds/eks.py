@@ -149,7 +149,13 @@ MANAGED_GROUPS = Platform(
             suffix="spot-group",
         ),
         _node(
-            "p6-b300.48xlarge", (192, 3877198), _B300, _managed("CAPACITY_BLOCK"), "cpu, b300", BLOCKS, suffix="block"
+            "p6-b300.48xlarge",
+            (192, 3877198),
+            _B300,
+            _managed("CAPACITY_BLOCK") | {"capacity-reservation-id": "cr-0123456789abcdef0"},  # the group's own label
+            "cpu, b300",
+            BLOCKS,
+            suffix="block",
         ),
     ),
     {
