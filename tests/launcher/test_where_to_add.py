@@ -34,7 +34,7 @@ CHECKS = (
     "tests/launcher/cli/test_job_reference.py",
     "tests/helm/test_chart.py::test_the_values_of_the_defaults_are_the_keys_of_the_defaults",
     "tests/trainer/metrics/test_recorder.py::test_the_table_of_the_docs_is_the_contracts",
-    "tests/trainer/optim/test_simulations.py",
+    "tests/trainer/optim/test_simulations.py::test_every_optimizer_by_name_has_a_formula",
     "tests/trainer/optim/test_by_name.py::test_the_planned_bytes_are_those_of_the_trained_parameters[amsgrad]",
     "tests/trainer/test_spec.py",
 )
