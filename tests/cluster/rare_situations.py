@@ -12,6 +12,7 @@ from tests.cluster.harness import kwok
 from tests.cluster.harness.places import NODE
 from tests.cluster.preparations import KUEUE, make_queue
 from tests.cluster.situations import HOARD, POOL, Prepare, Situation, late_host, make, pod_spec
+from tests.cluster.waiting import until
 
 FAKE = [{"key": kwok.TAINT, "operator": "Exists"}]
 HOLD = "jaxlaunch.test/hold"  # a finalizer that nobody takes away
@@ -138,6 +139,8 @@ def quota(**hard: str) -> Callable[[Access, str], None]:
         path = f"/api/v1/namespaces/{namespace}/resourcequotas"
         given = {name.replace("__", "/").replace("_", "."): much for name, much in hard.items()}
         make(cluster, path, "v1", "ResourceQuota", "few", spec={"hard": given})
+        # Admission counts by the status, which a controller writes.
+        until(lambda: cluster.api.get(f"{path}/few"), lambda one: one.get("status", {}).get("used"), "the quota counts")
 
     return prepare
 
