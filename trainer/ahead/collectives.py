@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from jaxlaunch.trainer.ahead.program import Operation, Program, sizes
-from jaxlaunch.trainer.step.executable import COLLECTIVES
 
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")  # as HLO names them
 Devices = tuple[int, ...]  # the shape of a mesh
 
 

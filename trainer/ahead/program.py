@@ -115,32 +115,41 @@ class Program:
         if (known := _TRIPS.search(loop.attributes)) is not None:
             return int(known[1])
         condition = self.computations.get(loop.attribute("condition") or "", ())
-        for each in (*condition, *(part for fused in condition for part in self.parts(fused))):
-            if each.kind == "compare" and (end := self._limit(each, condition, loop, within)) is not None:
-                return max(end, 1)
+        places: list[tuple[Computation, Operation | None]] = [(condition, None)]
+        places += [(self.computations.get(name, ()), fused) for fused in condition for name in fused.called]
+        for operations, fused in places:
+            by_name = {each.name: each for each in (*condition, *operations)}
+            for each in operations:
+                if each.kind == "compare" and (end := self._limit(each, by_name, fused, loop, within)) is not None:
+                    return end
         return 1
 
-    def _limit(self, compare: Operation, condition: Computation, loop: Operation, within: str) -> int | None:
-        """The constant that a counter from 0 is compared with: of the condition, or one that the loop carries."""
-        by_name = {each.name: each for each in condition} | {each.name: each for each in self._around(compare)}
-        outside = {each.name: each for each in self.computations[within]}
-        names = compare.operands if all(name in by_name for name in compare.operands) else []
-        fused = next((each for each in condition if compare in list(self.parts(each))), None)
-        for name in names:
-            value: Operation | None = by_name[name]
-            assert value is not None
-            if value.kind == "parameter" and fused is not None:
-                value = by_name.get(fused.operands[int(value.inside)], value)
-            if value.kind == "get-tuple-element" and (carried := outside.get(loop.operands[0])) is not None:
-                index = int(value.attribute("index") or 0)
-                value = _origin(carried.operands[index], outside) if carried.kind == "tuple" else value
-            if value is not None and value.kind == "constant" and value.inside.lstrip("-").isdecimal():
-                if int(value.inside) > 0:
-                    return int(value.inside)
-        return None
+    def _limit(
+        self,
+        compare: Operation,
+        by_name: Mapping[str, Operation],
+        fused: Operation | None,
+        loop: Operation,
+        within: str,
+    ) -> int | None:
+        """The constant that a counter from 0 is compared with: of the condition, or one that the loop carries.
 
-    def _around(self, operation: Operation) -> Computation:
-        return next((each for each in self.computations.values() if operation in each), ())
+        `fused` is the fusion that the comparison is in, if it is in one.
+        """
+        outside = {each.name: each for each in self.computations[within]}
+        if not all(name in by_name for name in compare.operands):
+            return None
+        for name in compare.operands:
+            value: Operation | None = by_name[name]
+            if value is not None and value.kind == "parameter" and fused is not None:
+                value = by_name.get(fused.operands[int(value.inside)], value)
+            if value is not None and value.kind == "get-tuple-element":
+                carried = outside.get(loop.operands[0])
+                if carried is not None and carried.kind == "tuple":
+                    value = _origin(carried.operands[int(value.attribute("index") or 0)], outside)
+            if value is not None and value.kind == "constant" and value.inside.isdecimal() and int(value.inside) > 0:
+                return int(value.inside)
+        return None
 
 
 def _origin(name: str, by_name: Mapping[str, Operation]) -> Operation | None:

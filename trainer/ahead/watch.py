@@ -24,7 +24,7 @@ def bounded() -> Iterator[None]:
 
     A compiler's call does not return before it is done, so nothing milder ends it.
     """
-    done, most = threading.Event(), _meminfo("MemAvailable") * SHARE
+    done, most = threading.Event(), _field("/proc/meminfo", "MemAvailable") * SHARE
     thread = threading.Thread(target=_watch, args=(done, most), daemon=True)
     thread.start()
     try:
@@ -37,7 +37,7 @@ def bounded() -> Iterator[None]:
 def _watch(done: threading.Event, most: float) -> None:
     started = said = time.monotonic()
     while not done.wait(1.0):
-        now, held = time.monotonic(), _status("VmRSS")
+        now, held = time.monotonic(), _field("/proc/self/status", "VmRSS")
         if held > most:
             _refuse(f"the compiler needs more than {most / GIB:.1f} GiB, {SHARE:.0%} of this machine's free memory")
         if now - started > LONGEST:
@@ -56,15 +56,7 @@ def _refuse(why: str) -> None:
     os._exit(contract.BAD_SPEC)
 
 
-def _status(key: str) -> int:
-    return _field(Path("/proc/self/status"), key)
-
-
-def _meminfo(key: str) -> int:
-    return _field(Path("/proc/meminfo"), key)
-
-
-def _field(file: Path, key: str) -> int:
+def _field(file: str, key: str) -> int:
     """Bytes of a field that /proc gives in kB."""
-    line = next(line for line in file.read_text().splitlines() if line.startswith(f"{key}:"))
+    line = next(line for line in Path(file).read_text().splitlines() if line.startswith(f"{key}:"))
     return int(line.split()[1]) * 1024

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 PyTree = Any
-COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")  # as HLO names them
 
 
 class Executable:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -365,12 +366,9 @@ def test_the_client_is_not_imported_before_a_cluster_is_meant() -> None:
 # --- what is waited for -----------------------------------------------------------------------------------------------
 
 
-def test_who_waits_for_the_server_is_told_so_once_a_minute(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url)))
-    monkeypatch.setattr("jaxlaunch.launcher.cluster.transport.TELL_AFTER_S", 0.05)
-    told, is_told = [], threading.Event()
+def patient() -> tuple[list[str], Callable[[str], None], Callable[[Handler], bool]]:
+    """What was told, who tells it, and a server that answers only once something was told."""
+    told, is_told = list[str](), threading.Event()
 
     def say(text: str) -> None:
         told.append(text)
@@ -380,6 +378,15 @@ def test_who_waits_for_the_server_is_told_so_once_a_minute(
         assert is_told.wait(30)
         return False
 
+    return told, say, slow
+
+
+def test_who_waits_for_the_server_is_told_so_once_a_minute(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url)))
+    monkeypatch.setattr("jaxlaunch.launcher.cluster.transport.TELL_AFTER_S", 0.05)
+    told, say, slow = patient()
     server.on("GET", "jobsets", slow, slow)
     cluster = Cluster.connect(say=say)
     assert [cluster.get(JOBSETS, "x") for _ in range(2)] == [None, None]
@@ -392,16 +399,7 @@ def test_who_waits_for_a_log_is_told_of_which_pod_and_of_slow_calls_in_a_row(
     monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url)))
     monkeypatch.setattr("jaxlaunch.launcher.cluster.transport.TELL_AFTER_S", 60.0)
     monkeypatch.setattr("jaxlaunch.launcher.cluster.transport._SLOW_CALL_S", 0.0)
-    told, is_told = [], threading.Event()
-
-    def say(text: str) -> None:
-        told.append(text)
-        is_told.set()
-
-    def slow(handler: Handler) -> bool:
-        assert is_told.wait(30)
-        return False
-
+    told, say, slow = patient()
     cluster = Cluster.connect(say=say)
     assert cluster.get(JOBSETS, "x") is None
     monkeypatch.setattr("jaxlaunch.launcher.cluster.transport.TELL_AFTER_S", 1e-9)  # less than that call took
