@@ -26,7 +26,7 @@ from jaxlaunch.trainer.huggingface import config_json, save
 from jaxlaunch.trainer.huggingface.families import FAMILIES
 from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.loop.place import Place
-from jaxlaunch.trainer.spec import Published
+from jaxlaunch.trainer.spec import Published, ResNet
 from jaxlaunch.trainer.start.process import print_result, read_spec
 
 
@@ -65,6 +65,8 @@ def export(
     found = reader.find(folder, step, notes.append)
     model = _model(found)
     params: Mapping[str, Parameter] = stored_model.parameters(found, ema)
+    if isinstance(model, ResNet):
+        params = {**params, **stored_model.rest(found, ema)}
     architecture, lora = FAMILIES[config_json.family(model)].architecture, stored_model.lora(found)
     if lora is None and merged:
         raise SpecError(f"step {found.step} holds a whole model, no adapters to be merged; leave --merged out")
@@ -90,7 +92,8 @@ def export(
 def _model(found: StoredStep) -> Published:
     model = stored_model.model(found)
     if not isinstance(model, Published):
-        raise SpecError(f"train.model.kind = {model.kind} has no Hugging Face form; decoder, gpt2 and vit have one")
+        kinds = ", ".join(sorted({family.kind for family in FAMILIES.values()}))
+        raise SpecError(f"train.model.kind = {model.kind} has no Hugging Face form; {kinds} have one")
     return model
 
 

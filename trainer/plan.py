@@ -30,7 +30,7 @@ from jaxlaunch.trainer.huggingface import folder
 from jaxlaunch.trainer.numerics import flops, memory
 from jaxlaunch.trainer.numerics.memory import Range
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.spec import GPT2, Decoder, Remat, Synthetic, TrainSpec, ViT
+from jaxlaunch.trainer.spec import GPT2, ConvNeXt, Decoder, Remat, ResNet, Synthetic, TrainSpec, ViT
 from jaxlaunch.trainer.start.process import print_result, read_spec
 from jaxlaunch.trainer.step.train_step import Batch, Step
 from jaxlaunch.trainer.task import Task, checked_source
@@ -38,6 +38,7 @@ from jaxlaunch.trainer.tasks.classify import Classify
 from jaxlaunch.trainer.tasks.lm import NextToken
 
 ENDLESS = 10**9  # steps
+IMAGE = 224  # pixels of a side, where a model takes any size and the data is not here
 
 
 def main() -> int:
@@ -71,6 +72,9 @@ def with_synthetic_data(spec: TrainSpec, task: Task) -> TrainSpec:
             synthetic = Synthetic(source="synthetic")
         case ViT() as model if isinstance(task, Classify):
             synthetic = Synthetic(source="synthetic", shape=[*model.image, model.channels])
+        case ResNet() | ConvNeXt() as model if isinstance(task, Classify):
+            side = getattr(spec.data, "size", None) or IMAGE
+            synthetic = Synthetic(source="synthetic", shape=[side, side, model.channels])
         case _:
             return spec
     steps = ENDLESS if spec.epochs else spec.steps  # the steps of an epoch are unknown without the data

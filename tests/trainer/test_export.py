@@ -139,7 +139,12 @@ def test_bfloat16_stays_bfloat16(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "ema", "error", "says"),
     [
-        ({"kind": "mlp"}, False, SpecError, "kind = mlp has no Hugging Face form; decoder, gpt2 and vit have one"),
+        (
+            {"kind": "mlp"},
+            False,
+            SpecError,
+            "mlp has no Hugging Face form; convnext, decoder, gpt2, resnet, vit have one",
+        ),
         ({"kind": "gpt2"}, True, SpecError, "step 3 holds no moving average"),
         (None, False, CheckpointError, "step 3 does not record its model"),
     ],

@@ -22,7 +22,8 @@ GPT2_END = 50256  # the token that transformers takes for a beginning and an end
 LONGEST = 2048  # tokens of an example where neither the job nor a shorter model says how many
 # Keys of ours that a config.json does not speak of, or not in a way that must agree.
 OWN = {"preset", "init_from", "scan", "length", "family", "dropout", "drop_path", "pool", "pixel_mean", "pixel_std"}
-OWN |= {"classes"}  # which the head's tensor says for certain
+OWN |= {"classes", "new_head"}  # of which the head's tensor says the first for certain
+OWN |= {"momentum", "running_variance", "layer_scale"}  # of training
 OWN |= {"balance", "router_z", "capacity"}  # of training; a folder says the first where the job does not
 SIZES = ("layers", "width", "heads", "hidden", "vocab")  # which a config.json must say, where a family has no default
 FLOATS = ("norm_eps", "query_scalar", "score_cap", "logit_cap", "rope_local_theta")
@@ -308,11 +309,11 @@ def _attention_factor(name: str, given: Mapping[str, Any]) -> float | None:
 
 
 def _other(family: Family, config: Config) -> dict[str, Any]:
-    """GPT-2 and ViT."""
+    """GPT-2 and models of images."""
     keys = _plain(family, config)
-    if family.kind == "vit":
-        if isinstance(keys.get("image"), int):
-            keys["image"] = [keys["image"]] * 2
+    if isinstance(keys.get("image"), int):
+        keys["image"] = [keys["image"]] * 2
+    if family.kind != "gpt2":
         labels = config.get("id2label")
         keys["classes"] = len(labels) if labels else config.get("num_labels") or 2  # transformers leaves out two
     return {key: value for key, value in keys.items() if value is not None}
@@ -356,7 +357,7 @@ def _config(of: spec.Published, name: str) -> dict[str, Any]:
         extra = {**dict(_of_decoder(of, known)), **dict(_of_experts(of, known))}
     elif isinstance(of, spec.GPT2) and of.vocab <= GPT2_END:
         extra = {"bos_token_id": None, "eos_token_id": None}
-    elif isinstance(of, spec.ViT):
+    elif isinstance(of, spec.OfImages):
         labels = {str(label): f"LABEL_{label}" for label in range(of.classes)}
         extra = {"id2label": labels, "label2id": {name: int(label) for label, name in labels.items()}}
     return {"architectures": [known.architecture], "model_type": name, **known.constant, **sizes, **extra}

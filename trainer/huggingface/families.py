@@ -64,6 +64,9 @@ _GEMMA_ABSENT: Values = {
 }
 _GEMMA: Values = {"norms": "both", "norm_from_one": True, "embedding_scale": True}
 
+# Of a model of images: which features it gives where it is a part of another.
+_OF_BACKBONES = frozenset("num_labels out_features out_indices stage_names tie_word_embeddings".split())
+
 # By model_type. In this order a model that names no family is tried in an export.
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(
@@ -210,6 +213,46 @@ FAMILIES: Mapping[str, Family] = {
             "tie_word_embeddings".split()
         ),
     ),
+    "resnet": Family(
+        "ResNetForImageClassification",
+        "resnet",
+        {
+            "depths": "depths",
+            "hidden_sizes": "widths",
+            "embedding_size": "stem_width",
+            "layer_type": "block",
+            "num_channels": "channels",
+        },
+        {
+            "depths": [3, 4, 6, 3],
+            "hidden_sizes": [256, 512, 1024, 2048],
+            "embedding_size": 64,
+            "layer_type": "bottleneck",
+            "num_channels": 3,
+        },
+        constant={"hidden_act": "relu", "downsample_in_first_stage": False, "downsample_in_bottleneck": False},
+        silent=_OF_BACKBONES,
+    ),
+    "convnext": Family(
+        "ConvNextForImageClassification",
+        "convnext",
+        {
+            "depths": "depths",
+            "hidden_sizes": "widths",
+            "patch_size": "patch",
+            "num_channels": "channels",
+            "layer_norm_eps": "norm_eps",
+        },
+        {
+            "depths": [3, 3, 9, 3],
+            "hidden_sizes": [96, 192, 384, 768],
+            "patch_size": 4,
+            "num_channels": 3,
+            "layer_norm_eps": 1e-12,
+        },
+        constant={"hidden_act": "gelu"},
+        silent=_OF_BACKBONES | {"drop_path_rate", "image_size", "layer_scale_init_value", "num_stages"},
+    ),
 }
 
 # Theirs -> ours.
@@ -235,6 +278,8 @@ DOES: Keys = {
     "activation_function": "computes another function in each layer",
     "add_cross_attention": "adds attention to an encoder",
     "attn_logit_softcapping": "caps attention scores, which transformers 4 does in gemma2 alone",
+    "downsample_in_bottleneck": "halves the image in another convolution of a block",
+    "downsample_in_first_stage": "halves the image once more",
     "hidden_act": "computes another function in each layer",
     "is_causal": "lets a token see those after it",
     "is_encoder_decoder": "adds an encoder",

@@ -42,7 +42,8 @@ def each(
     path = model.init_from or ""
     folder.check(model, folder.described_by(path), path)
     files = Files(path)
-    leaves = renamed(model, files)
+    leaves, drawn = renamed(model, files), names.drawn(model)
+    wanted = {name: like for name, like in wanted.items() if name not in drawn}
     check_tensors(path, "train.model", leaves, wanted, files, names.unread(model))
     for name, like in wanted.items():
         dtype = like.dtype if is_cast else _dtype(leaves[name], like, files)
@@ -81,7 +82,8 @@ def check_tensors(
     faults = [f"{name} is missing" for name in shapes if name not in files]
     for name, shape in shapes.items():
         if name in files and tuple(files[name].get_shape()) != shape:
-            faults.append(f"{name} is {files[name].get_shape()}, {key} makes it {list(shape)}")
+            hint = "; for classes of your own set new_head: true" if name.startswith("classifier.") else ""
+            faults.append(f"{name} is {files[name].get_shape()}, {key} makes it {list(shape)}{hint}")
     faults += [f"{name} is not used by {key}" for name in files if name not in shapes and not name.endswith(unread)]
     if faults:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""

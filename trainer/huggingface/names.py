@@ -164,6 +164,57 @@ def _vit(layer: str = "vit.encoder.layer.{l}.") -> Iterator[tuple[str, Leaf]]:
     yield "blocks.mlp.down_bias", Leaf("ld", "d", layer + "output.dense.bias")
 
 
+def _resnet(model: spec.ResNet) -> Iterator[tuple[str, Leaf]]:
+    for ours, theirs in _normalized(model):
+        yield f"{ours}.convolution.kernel", Leaf("yxio", "o i y x", f"{theirs}.convolution.weight")
+        yield from _norm(f"{ours}.norm", f"{theirs}.normalization", "")
+        yield f"{ours}.norm.mean", Leaf("d", "d", f"{theirs}.normalization.running_mean")
+        yield f"{ours}.norm.variance", Leaf("d", "d", f"{theirs}.normalization.running_var")
+    yield "head", Leaf("dv", "v d", "classifier.1.weight")
+    yield "head_bias", Leaf("v", "v", "classifier.1.bias")
+
+
+def _normalized(model: spec.ResNet) -> Iterator[tuple[str, str]]:
+    """The convolutions of a ResNet that have a batch normalization, as ours and theirs name them."""
+    yield "stem", "resnet.embedder.embedder"
+    before = model.stem_width
+    for stage, (depth, width) in enumerate(zip(model.depths, model.widths, strict=True)):
+        for at in range(depth):
+            ours, theirs = f"stages.{stage}.{at}", f"resnet.encoder.stages.{stage}.layers.{at}"
+            for each in range(2 if model.block == "basic" else 3):
+                yield f"{ours}.branch.{each}", f"{theirs}.layer.{each}"
+            if at == 0 and (stage or before != width):
+                yield f"{ours}.shortcut", f"{theirs}.shortcut"
+        before = width
+
+
+def _convnext(model: spec.ConvNeXt) -> Iterator[tuple[str, Leaf]]:
+    yield from _convolution("patches", "convnext.embeddings.patch_embeddings")
+    yield from _norm("patches_norm", "convnext.embeddings.layernorm", "")
+    for stage, depth in enumerate(model.depths):
+        theirs = f"convnext.encoder.stages.{stage}."
+        if stage:
+            yield from _norm(f"stages.{stage}.norm", theirs + "downsampling_layer.0", "")
+            yield from _convolution(f"stages.{stage}.half", theirs + "downsampling_layer.1")
+        for at in range(depth):
+            ours, block = f"stages.{stage}.blocks.{at}", f"{theirs}layers.{at}."
+            yield from _convolution(ours, block + "dwconv")
+            yield from _norm(f"{ours}.norm", block + "layernorm", "")
+            yield f"{ours}.up", Leaf("df", "f d", block + "pwconv1.weight")
+            yield f"{ours}.up_bias", Leaf("f", "f", block + "pwconv1.bias")
+            yield f"{ours}.down", Leaf("fd", "d f", block + "pwconv2.weight")
+            yield f"{ours}.down_bias", Leaf("d", "d", block + "pwconv2.bias")
+            yield f"{ours}.layer_scale", Leaf("d", "d", block + "layer_scale_parameter")
+    yield from _norm("norm", "convnext.layernorm", "")
+    yield "head", Leaf("dv", "v d", "classifier.weight")
+    yield "head_bias", Leaf("v", "v", "classifier.bias")
+
+
+def _convolution(ours: str, theirs: str) -> Iterator[tuple[str, Leaf]]:
+    yield f"{ours}.kernel", Leaf("yxio", "o i y x", f"{theirs}.weight")
+    yield f"{ours}.bias", Leaf("o", "o", f"{theirs}.bias")
+
+
 def _norm(ours: str, theirs: str, stacked: str) -> Iterator[tuple[str, Leaf]]:
     yield f"{ours}.scale", Leaf(stacked + "d", "d", f"{theirs}.weight")
     yield f"{ours}.bias", Leaf(stacked + "d", "d", f"{theirs}.bias")
@@ -174,19 +225,55 @@ _UNREAD: Mapping[str, tuple[str, ...]] = {
     "decoder": ("rotary_emb.inv_freq",),
     "gpt2": (".attn.bias", ".attn.masked_bias", "lm_head.weight"),
     "vit": ("pooler.dense.weight", "pooler.dense.bias"),
+    "resnet": (".num_batches_tracked",),
+    "convnext": (),
 }
-PREFIX: Mapping[str, str] = {"decoder": "model.", "gpt2": "transformer.", "vit": "vit."}
+PREFIX: Mapping[str, str] = {
+    "decoder": "model.",
+    "gpt2": "transformer.",
+    "vit": "vit.",
+    "resnet": "resnet.",
+    "convnext": "convnext.",
+}
+HEAD = ("head", "head_bias")  # of a model of images
 
 
 def unread(model: spec.Published) -> tuple[str, ...]:
     """Ends of the names of tensors that this model's files may hold and nothing reads."""
     if isinstance(model, spec.Decoder) and model.tied:  # some publish the embedding under the head's name as well
         return (*_UNREAD[model.kind], "lm_head.weight")
-    return _UNREAD[model.kind]
+    heads = (leaves(model)[name].name for name in drawn(model))
+    return (*_UNREAD[model.kind], *heads)
+
+
+def drawn(model: spec.Published) -> tuple[str, ...]:
+    """The parameters that are drawn at random beside those that are read: of a new head."""
+    return HEAD if isinstance(model, spec.OfImages) and model.new_head else ()
+
+
+def counts(model: spec.Published) -> dict[str, Leaf]:
+    """What their files hold beside what ours is made of, by a name for each: how many batches a norm has seen."""
+    if not isinstance(model, spec.ResNet):
+        return {}
+    return {
+        f"{ours}.norm.count": Leaf("", "", f"{theirs}.normalization.num_batches_tracked")
+        for ours, theirs in _normalized(model)
+    }
 
 
 def leaves(model: spec.Published) -> dict[str, Leaf]:
-    """How the parameters of a model are stored, by name. Raises SpecError for a ViT whose pooling theirs lacks."""
+    """How the parameters of a model are stored, by name, and the running statistics of a ResNet.
+
+    Raises SpecError for what theirs lacks: a ViT's pooling, a ResNet's small stem or another epsilon.
+    """
+    if isinstance(model, spec.ResNet):
+        if model.stem != "imagenet":
+            raise SpecError(f"train.model.stem = {model.stem}: Hugging Face's ResNet knows only imagenet")
+        if model.norm_eps != 1e-5:
+            raise SpecError(f"train.model.norm_eps = {model.norm_eps:g}: Hugging Face's ResNet knows only 1e-05")
+        return dict(_resnet(model))
+    if isinstance(model, spec.ConvNeXt):
+        return dict(_convnext(model))
     if isinstance(model, spec.ViT) and model.pool != "cls":
         raise SpecError(f"train.model.pool = {model.pool}: Hugging Face's ViT knows only cls")
     if isinstance(model, spec.Decoder):

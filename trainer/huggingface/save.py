@@ -23,10 +23,10 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import config_json, names, special_tokens
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.tensors import INDEX
-from jaxlaunch.trainer.spec import GPT2, Published, ViT
+from jaxlaunch.trainer.spec import GPT2, OfImages, Published
 
 FILE_BYTES = 2 * 2**30  # of a written file
-DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # what safetensors calls them
+DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64"}  # what safetensors calls them
 
 
 class Parameter(Protocol):
@@ -72,13 +72,14 @@ def save(
     Each parameter is read once, tensor by tensor, and no more than one is held in memory. One process must be able
     to read them whole. Raises SpecError where Hugging Face has no counterpart of a parameter, or `to` is not empty.
     """
-    leaves = names.leaves(model)
+    leaves, counts = names.leaves(model), names.counts(model)
     _check(model, leaves, params)
     generation = {**special_tokens.of_tokenizer(beside), **special_tokens.generation(model.init_from)}
     dtype = next(iter(params.values())).dtype.name
     config = config_json.config(model) | _special(model, generation) | {"dtype": dtype}
-    said = {"config.json": config} | ({} if isinstance(model, ViT) else {special_tokens.GENERATION: generation})
-    return write(to, leaves, params, {**said, **beside}, file_bytes=file_bytes)
+    said = {"config.json": config} | ({} if isinstance(model, OfImages) else {special_tokens.GENERATION: generation})
+    zeros = {name: np.zeros((), np.int64) for name in counts}  # of batches, which nothing reads: there is a momentum
+    return write(to, leaves | counts, {**params, **zeros}, {**said, **beside}, file_bytes=file_bytes)
 
 
 def write(
@@ -111,7 +112,7 @@ def write(
 
 def _special(model: Published, generation: Mapping[str, Any]) -> dict[str, Any]:
     """The tokens that begin, end and pad a text; null where not known: left out, transformers takes its own."""
-    if isinstance(model, ViT):
+    if isinstance(model, OfImages):
         return {}
     theirs = isinstance(model, GPT2) and model.vocab > config_json.GPT2_END  # where its own vocabulary has them
     known = {key: generation[key] for key in special_tokens.KEYS if key in generation}

@@ -105,12 +105,12 @@ class LayerNorm(nnx.Module):
         self.bias = bias((width,), ("embed",))
         self.eps = eps
 
-    def __call__(self, x_BLD: Array) -> Array:
-        wide_BLD = x_BLD.astype(jnp.float32)
-        centred_BLD = wide_BLD - jnp.mean(wide_BLD, axis=-1, keepdims=True)
-        variance_BL1 = jnp.mean(jnp.square(centred_BLD), axis=-1, keepdims=True)
-        normal_BLD = (centred_BLD * jax.lax.rsqrt(variance_BL1 + self.eps)).astype(x_BLD.dtype)
-        return normal_BLD * self.scale[...][None, None, :] + self.bias[...][None, None, :]
+    def __call__(self, x: Array) -> Array:
+        wide, last = x.astype(jnp.float32), (1,) * (x.ndim - 1) + (-1,)
+        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        normal = (centred * jax.lax.rsqrt(variance + self.eps)).astype(x.dtype)
+        return normal * self.scale[...].reshape(last) + self.bias[...].reshape(last)
 
 
 def gelu(x: Array) -> Array:
@@ -183,15 +183,15 @@ class Drop(nnx.Module):
         self.draw = rngs.dropout.fork() if rate or has_paths else None
         self.deterministic = False  # nnx's name for evaluation
 
-    def __call__(self, x_BLD: Array, path: Array | None = None) -> Array:
+    def __call__(self, x: Array, path: Array | None = None) -> Array:
         """`path` is the share of examples that skip the branch; None: none does."""
         if self.draw is None or self.deterministic:
-            return x_BLD
+            return x
         if self.rate:
-            x_BLD = _kept(x_BLD, 1.0 - self.rate, x_BLD.shape, self.draw())
+            x = _kept(x, 1.0 - self.rate, x.shape, self.draw())
         if path is not None:
-            x_BLD = _kept(x_BLD, 1.0 - path, (x_BLD.shape[0], 1, 1), self.draw())
-        return x_BLD
+            x = _kept(x, 1.0 - path, (x.shape[0], *[1] * (x.ndim - 1)), self.draw())
+        return x
 
 
 def _kept(x: Array, share: float | Array, shape: tuple[int, ...], key: Array) -> Array:

@@ -7,9 +7,11 @@ adds, is `layers`. On top of that, every array of the state is split over fsdp a
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -40,6 +42,8 @@ RULES: Mapping[str, Entry] = {
 # These are not split where they do not divide: a class token makes a sequence longer by one, GPT-2's vocabulary is odd.
 WHOLE = ("sequence", "vocab")
 
+_is_by_device: ContextVar[bool] = ContextVar("_is_by_device", default=False)
+
 
 def state_sharding(name: str, shape: tuple[int, ...], axes: Axes | None, mesh: jax.sharding.Mesh) -> NamedSharding:
     """The sharding of one array of the state: its named axes, then fsdp.
@@ -60,9 +64,20 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
-    entries = _divided(x.shape, axes, [RULES[axis] if axis else () for axis in axes], mesh)
+    mesh_axes = [RULES[axis] if axis and not (_is_by_device.get() and axis == "batch") else () for axis in axes]
+    entries = _divided(x.shape, axes, mesh_axes, mesh)
     held: jax.Array = jax.lax.with_sharding_constraint(x, PartitionSpec(*entries))
     return held
+
+
+@contextlib.contextmanager
+def by_device() -> Iterator[None]:
+    """Within it a batch is one device's rows, mapped over the devices: `constrain` names no mesh axis of it."""
+    token = _is_by_device.set(True)
+    try:
+        yield
+    finally:
+        _is_by_device.reset(token)
 
 
 def by_path(rules: Mapping[str, Sequence[str | None]], named: Mapping[str, Axes | None]) -> dict[str, Axes | None]:

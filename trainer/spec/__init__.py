@@ -7,11 +7,13 @@ from jaxlaunch.trainer.spec.evaluation import EVAL, Eval, Samples, StopEarly, Wa
 from jaxlaunch.trainer.spec.lora import Lora
 from jaxlaunch.trainer.spec.loss import Dpo, Loss
 from jaxlaunch.trainer.spec.mesh import Mesh, said
-from jaxlaunch.trainer.spec.model import GPT2, MLP, CustomModel, Decoder, Model, Published, RopeScaling, ViT
+from jaxlaunch.trainer.spec.model import GPT2, MLP, CustomModel, Decoder, Model, RopeScaling
 from jaxlaunch.trainer.spec.optimizer import OPTIMIZERS, Optimizer, Schedule
 from jaxlaunch.trainer.spec.precision import Policy, Precision, Remat
+from jaxlaunch.trainer.spec.presets import Published
 from jaxlaunch.trainer.spec.tasks import CLASSIFY, DPO, LM, TASK_DEFAULTS, TASKS, over_task, task_name, with_defaults
 from jaxlaunch.trainer.spec.train import AUTO, DEFAULT_STEPS, OnNonfinite, Profile, TrainSpec
+from jaxlaunch.trainer.spec.vision.models import ConvNeXt, OfImages, ResNet, ViT
 
 __all__ = [
     "AUTO",
@@ -20,6 +22,7 @@ __all__ = [
     "Block",
     "CLASSIFY",
     "Checkpoint",
+    "ConvNeXt",
     "CustomModel",
     "DEFAULT_STEPS",
     "DPO",
@@ -39,6 +42,7 @@ __all__ = [
     "Model",
     "Natural",
     "OPTIMIZERS",
+    "OfImages",
     "OnNonfinite",
     "Optimizer",
     "Part",
@@ -49,6 +53,7 @@ __all__ = [
     "Profile",
     "Published",
     "Remat",
+    "ResNet",
     "RopeScaling",
     "Samples",
     "Schedule",

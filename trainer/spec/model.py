@@ -13,40 +13,14 @@ from jaxlaunch.trainer.spec.block import (
     Ids,
     Many,
     Natural,
-    Place,
     Rate,
     Tokens,
     Weight,
     Wide,
     at_most,
 )
-from jaxlaunch.trainer.spec.presets import PRESETS
-
-
-class Published(Block):
-    """A model that others have trained: sizes by name, weights from their files."""
-
-    kind: str = Field(description="this model")
-    preset: str | None = Field(None, description="a preset of sizes by name; keys given here override it")
-    init_from: Place | None = Field(
-        None,
-        description="a Hugging Face folder or gs://, s3:// URL to start from; its config.json sets every size",
-    )
-    scan: bool = Field(
-        True, description="run the layers as one loop (scan): compiles fast; false: unrolled, runs faster"
-    )
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether the folder to start from sets sizes that the job does not."""
-        return self.init_from is not None and not {"layers", "width", "heads"} <= self.model_fields_set
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill(cls, raw: Any) -> Any:
-        """The preset's sizes, below the keys that are given."""
-        sizes = PRESETS.get(str(raw.get("preset"))) if isinstance(raw, Mapping) else None
-        return raw if sizes is None or sizes["kind"] != cls.model_fields["kind"].default else {**sizes, **raw}
+from jaxlaunch.trainer.spec.presets import PRESETS, Layered
+from jaxlaunch.trainer.spec.vision.models import ConvNeXt, ResNet, ViT, check_heads
 
 
 class MLP(Block):
@@ -128,7 +102,7 @@ _OF_EXPERTS |= {"capacity"}
 Look = Literal["window", "full"]  # what a layer's attention sees
 
 
-class Decoder(Published):
+class Decoder(Layered):
     """A decoder of tokens: Llama's, unless the keys from head_size on say otherwise.
 
     ```yaml
@@ -319,7 +293,7 @@ class Decoder(Published):
         return ("full",) if self.window is None else tuple(self.pattern or ("window",))[: self.layers]
 
 
-class GPT2(Published):
+class GPT2(Layered):
     """GPT-2: LayerNorm first, learned positions, tanh GELU, tied embeddings.
 
     ```yaml
@@ -350,7 +324,7 @@ class GPT2(Published):
     def _fits(self) -> GPT2:
         if self.is_partial:
             return self
-        _check_heads(self.width, self.heads)
+        check_heads(self.width, self.heads)
         if self.length > (self.positions or self.length):
             raise ValueError(f"length = {self.length} is more than positions = {self.positions}")
         return self
@@ -364,73 +338,6 @@ class GPT2(Published):
     def units(self) -> int:
         """Hidden units of the MLP."""
         return self.hidden or 4 * self.width
-
-
-class ViT(Published):
-    """A vision transformer: patches, learned positions, LayerNorm first, exact GELU.
-
-    ```yaml
-    train:
-      task: classify
-      model: {kind: vit, image: [32, 32], patch: 4, classes: 10}  # 64 patches; or preset: vit-b16
-    ```
-    """
-
-    kind: Literal["vit"] = Field("vit", description="this model")
-    preset: Literal["vit-s16", "vit-b16", "vit-l16"] | None = Field(
-        None, description="a preset of sizes by name; keys given here override it"
-    )
-    layers: Many = Field(6, description="transformer blocks")
-    width: Wide = Field(192, description="size of the residual stream")
-    heads: Many = Field(3, description="attention heads; must divide width")
-    hidden: Wide | None = Field(None, description="units of the MLP; default 4 × width")
-    image: list[Many] = Field([32, 32], description="height and width of an image; both a multiple of patch")
-    channels: Many = Field(3, description="channels of an image, its last axis; with 1 the axis may be absent")
-    patch: Many = Field(4, description="height and width of a patch")
-    classes: Ids = Field(10, description="labels are 0 to classes - 1")
-    pool: Literal["cls", "mean"] = Field(
-        "cls", description="classify from a class token (cls) or from the mean of the patches"
-    )
-    norm_eps: Rate = Field(1e-12, description="added to the variance in LayerNorm")
-    dropout: Fraction = Field(0.0, description="dropout probability on residual branches")
-    drop_path: Fraction = Field(
-        0.0, description="stochastic depth: probability of skipping the last layer; lower for earlier layers"
-    )
-    pixel_mean: list[float] | None = Field(
-        None, description="mean of each channel, subtracted from the pixels; null: each image is standardized by itself"
-    )
-    pixel_std: list[Rate] | None = Field(
-        None, description="standard deviation of each channel, to divide by; goes with pixel_mean"
-    )
-
-    @model_validator(mode="after")
-    def _fits(self) -> ViT:
-        if self.is_partial:
-            return self
-        _check_heads(self.width, self.heads)
-        if len(self.image) != 2 or any(side % self.patch for side in self.image):
-            raise ValueError(f"image = {self.image} is not a height and a width that patch = {self.patch} divides")
-        if (self.pixel_mean is None) != (self.pixel_std is None):
-            raise ValueError("pixel_mean and pixel_std go together")
-        for key, values in (("pixel_mean", self.pixel_mean), ("pixel_std", self.pixel_std)):
-            if values is not None and len(values) != self.channels:
-                raise ValueError(f"{key} = {values} is not one number for each of channels = {self.channels}")
-        return self
-
-    @property
-    def units(self) -> int:
-        """Hidden units of the MLP."""
-        return self.hidden or 4 * self.width
-
-    @property
-    def patches(self) -> int:
-        """Patches of an image."""
-        return self.image[0] // self.patch * (self.image[1] // self.patch)
-
-
-def _check_heads(width: int, heads: int) -> None:
-    if width % heads:
-        raise ValueError(f"width = {width} does not split into heads = {heads} heads")
 
 
 class CustomModel(BaseModel):
@@ -462,6 +369,8 @@ Model = Annotated[
     | Annotated[Decoder, Tag("decoder")]
     | Annotated[GPT2, Tag("gpt2")]
     | Annotated[ViT, Tag("vit")]
+    | Annotated[ResNet, Tag("resnet")]
+    | Annotated[ConvNeXt, Tag("convnext")]
     | Annotated[CustomModel, Tag("custom")],
     Discriminator(_tag),
 ]

@@ -1,14 +1,22 @@
-"""Sizes of published models by name, as their config.json on the hub says. Never imports jax."""
+"""Published models: what their blocks share, and sizes by name, as their config.json on the hub says.
+
+Never imports jax.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from jaxlaunch.trainer.spec.block import Block, Place
 
 Sizes = Mapping[str, Any]
 
 # Touvron et al. 2023 and the Llama 3.1 and 3.2 model cards; Radford et al. 2019 (GPT-2); Dosovitskiy et al. 2021 and
-# Touvron et al. 2021 (ViT); the model cards of Qwen 2.5 and 3, Mistral, Mixtral, Gemma 2 and 3, OLMo 2.
+# Touvron et al. 2021 (ViT); He et al. 2016 (ResNet); Liu et al. 2022 (ConvNeXt); the model cards of Qwen 2.5 and 3,
+# Mistral, Mixtral, Gemma 2 and 3, OLMo 2.
 _DECODER: Sizes = {"kind": "decoder", "length": 2048}
 _LLAMA3: Sizes = {**_DECODER, "family": "llama", "vocab": 128256, "rope_theta": 500000.0, "positions": 131072}
 _QWEN: Sizes = {**_DECODER, "rope_theta": 1e6, "norm_eps": 1e-6, "vocab": 151936}
@@ -65,6 +73,7 @@ _QWEN3_MOE: Sizes = {
     "experts_per_token": 8,
 }
 _GPT2: Sizes = {"kind": "gpt2", "vocab": 50257, "length": 1024, "positions": 1024}
+_BASIC, _BOTTLENECK = [64, 128, 256, 512], [256, 512, 1024, 2048]  # channels of a ResNet's stages
 _VIT: Sizes = {"kind": "vit", "patch": 16, "image": [224, 224], "classes": 1000}
 
 
@@ -117,4 +126,56 @@ PRESETS: Mapping[str, Sizes] = {
     "vit-s16": {**_VIT, "layers": 12, "width": 384, "heads": 6},
     "vit-b16": {**_VIT, "layers": 12, "width": 768, "heads": 12},
     "vit-l16": {**_VIT, "layers": 24, "width": 1024, "heads": 16},
+    **{
+        f"resnet-{layers}": {"kind": "resnet", "classes": 1000, "block": block, "depths": depths, "widths": widths}
+        for layers, block, depths, widths in (
+            (18, "basic", [2, 2, 2, 2], _BASIC),
+            (34, "basic", [3, 4, 6, 3], _BASIC),
+            (50, "bottleneck", [3, 4, 6, 3], _BOTTLENECK),
+            (101, "bottleneck", [3, 4, 23, 3], _BOTTLENECK),
+            (152, "bottleneck", [3, 8, 36, 3], _BOTTLENECK),
+        )
+    },
+    **{
+        f"convnext-{name}": {"kind": "convnext", "classes": 1000, "depths": depths, "widths": widths}
+        for name, depths, widths in (
+            ("tiny", [3, 3, 9, 3], [96, 192, 384, 768]),
+            ("small", [3, 3, 27, 3], [96, 192, 384, 768]),
+            ("base", [3, 3, 27, 3], [128, 256, 512, 1024]),
+            ("large", [3, 3, 27, 3], [192, 384, 768, 1536]),
+        )
+    },
 }
+
+
+class Published(Block):
+    """A model that others have trained: sizes by name, weights from their files."""
+
+    SIZES: ClassVar[frozenset[str]] = frozenset({"layers", "width", "heads"})  # that a job says, or a folder
+
+    kind: str = Field(description="this model")
+    preset: str | None = Field(None, description="a preset of sizes by name; keys given here override it")
+    init_from: Place | None = Field(
+        None,
+        description="a Hugging Face folder or gs://, s3:// URL to start from; its config.json sets every size",
+    )
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the folder to start from sets sizes that the job does not."""
+        return self.init_from is not None and not self.SIZES <= self.model_fields_set
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, raw: Any) -> Any:
+        """The preset's sizes, below the keys that are given."""
+        sizes = PRESETS.get(str(raw.get("preset"))) if isinstance(raw, Mapping) else None
+        return raw if sizes is None or sizes["kind"] != cls.model_fields["kind"].default else {**sizes, **raw}
+
+
+class Layered(Published):
+    """A published model of equal layers."""
+
+    scan: bool = Field(
+        True, description="run the layers as one loop (scan): compiles fast; false: unrolled, runs faster"
+    )

@@ -19,6 +19,7 @@ from jaxlaunch.trainer.spec.model import GPT2, MLP, CustomModel, Decoder, Model
 from jaxlaunch.trainer.spec.optimizer import Optimizer
 from jaxlaunch.trainer.spec.precision import Precision, Remat
 from jaxlaunch.trainer.spec.tasks import CLASSIFY, DPO, LM, TASK_DEFAULTS, over_task, task_name
+from jaxlaunch.trainer.spec.vision.models import ResNet
 
 DEFAULT_STEPS = 1000
 AUTO = "auto"  # of compile_cache
@@ -77,10 +78,10 @@ class TrainSpec(Block):
     data: Data = Field(Tfds(), description="by source; default the task's own")
     mesh: Mesh = Field(Mesh(dp=-1), description="devices per mesh axis; default: all on dp")
     precision: Precision = Field("fp32", description="a named policy, or the dtype of each part")
-    batch_norm: Literal["global", "device"] = Field(
+    batch_norm: Literal["global", "device", "frozen"] = Field(
         "global",
-        description="batch norm in a model of yours: statistics of the whole micro-batch, or of each device's part; "
-        "running statistics are averaged over devices",
+        description="batch norm in resnet and models of yours: statistics of the whole micro-batch, or of each "
+        "device's part, running statistics averaged over devices; frozen: the running ones, which stay as they are",
     )
     remat: Remat = Field("none", description="activation checkpointing; a list names the activations to save")
     batch: Ids = Field(128, description="global batch: examples per step, over all devices and micro-batches")
@@ -158,10 +159,10 @@ class TrainSpec(Block):
 
     @field_validator("batch_norm")
     @classmethod
-    def _is_of_a_custom_model(cls, batch_norm: str, info: ValidationInfo) -> str:
+    def _is_of_a_model_with_norms(cls, batch_norm: str, info: ValidationInfo) -> str:
         model = info.data.get("model")
-        if batch_norm != "global" and model is not None and not isinstance(model, CustomModel):
-            raise ValueError(f"is of a model of yours, and train.model.kind = {model.kind} has no batch norm")
+        if batch_norm != "global" and model is not None and not isinstance(model, CustomModel | ResNet):
+            raise ValueError(f"is of resnet or a model of yours; train.model.kind = {model.kind} has no batch norm")
         return batch_norm
 
     @field_validator("lora")

@@ -117,7 +117,7 @@ class Step:
         if self._adapters is not None:
             read |= self._adapters.start(self.saved(self.abstract.params))
         elif isinstance(model, Published) and model.init_from is not None:
-            read |= load.load(model, self.saved(self.abstract.params))
+            read |= load.load(model, self.saved(self.abstract.params) | _real(self.abstract.rest))
         with self.context():
             fresh = jax.jit(
                 self._fresh, donate_argnums=0, out_shardings=self._shardings(), compiler_options=once(self._mesh)
@@ -386,6 +386,8 @@ class Step:
             """The loss of some rows, and the model's other arrays after them."""
             model_rng, loss_rng = jax.random.split(rng)
             model = self._arrays.merge(params, rest, model_rng)
+            if self._spec.batch_norm == "frozen":
+                model.set_attributes(use_running_average=True)
             loss = self._task_loss(model, batch, loss_rng)
             if not isinstance(loss, Loss):
                 weight = batch["weight"].sum()
@@ -409,7 +411,8 @@ class Step:
             split: Array = jax.lax.with_sharding_constraint(parts, where)
             return split
 
-        each = jax.vmap(of, spmd_axis_name=BATCH_AXES)(jax.tree.map(own, batch), jax.random.split(rng, count))
+        with sharding.by_device():
+            each = jax.vmap(of, spmd_axis_name=BATCH_AXES)(jax.tree.map(own, batch), jax.random.split(rng, count))
         loss: Loss = jax.tree.map(lambda parts: parts.sum(0), each[0])
         is_real = _real(each[1])
         return loss, {name: parts.mean(0) if name in is_real else parts[0] for name, parts in each[1].items()}
@@ -527,6 +530,7 @@ class Step:
         """The state before the first step, with the parameters `read`, and random ones in the place of others."""
         made, rest = self._arrays.split(self._model())
         params = {name: self._kept(name, read.get(name, param)) for name, param in made.items()}
+        rest = {name: read.get(name, leaf) for name, leaf in rest.items()}
         trained = self.trained(params)
         ema = None if self._spec.optimizer.ema is None else optimizers.ema_init(trained | _real(rest))
         scale = loss_scale.init() if self._precision.is_scaled else None

@@ -20,12 +20,16 @@ from jaxlaunch.trainer.data.source import Source
 from jaxlaunch.trainer.data.sources.open import open_source
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.models import custom
+from jaxlaunch.trainer.models.convolutional.convnext import ConvNeXt
+from jaxlaunch.trainer.models.convolutional.resnet import ResNet
 from jaxlaunch.trainer.models.mlp import MLP
 from jaxlaunch.trainer.models.options import ModelOptions
 from jaxlaunch.trainer.models.vit import ViT
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.task import Loss, Split, checked_logits
 from jaxlaunch.trainer.tasks import losses, ranges
+
+BUILT_IN = MLP | ViT | ResNet | ConvNeXt
 
 
 class Classify:
@@ -49,7 +53,8 @@ class Classify:
     _classes: int | None = None  # of the logits, known from when the loss was traced
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
-        """An MLP for images like the first example's, a ViT, or a model of the user's: images [B, ...] -> logits_BV.
+        """An MLP for images like the first example's, a ViT, a ResNet, a ConvNeXt, or a model of the user's:
+        images [B, ...] -> logits_BV.
 
         A model's attribute `pixels`, if any, is the mean and deviation of each channel to normalize images by.
         """
@@ -60,9 +65,16 @@ class Classify:
             case specs.ViT() as config:
                 self._check_image(spec, config)
                 return ViT(config, rngs, options)
+            case specs.ResNet() as config:
+                self._check_image(spec, config)
+                return ResNet(config, rngs, options)
+            case specs.ConvNeXt() as config:
+                self._check_image(spec, config)
+                return ConvNeXt(config, rngs, options)
             case specs.CustomModel() as config:
                 return custom.build(spec, config, rngs, lambda: (self._image(spec),))
-        raise SpecError(f"train.model.kind = {spec.model.kind} does not classify images; use mlp, vit or module:Name")
+        kinds = "mlp, vit, resnet, convnext or module:Name"
+        raise SpecError(f"train.model.kind = {spec.model.kind} does not classify images; use {kinds}")
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
         """Cross-entropy of `label` [B] on the normalized `image` [B, ...], times `weight` [B]; and `accuracy`.
@@ -71,14 +83,14 @@ class Classify:
         """
         images = self._normalized(model, batch["image"])
         label_B, weight_B = batch["label"], batch["weight"]
-        is_training = isinstance(model, MLP | ViT) and not model.deterministic
+        is_training = isinstance(model, BUILT_IN) and not model.deterministic
         extras = model.loss if is_training else specs.Loss()
         options = losses.Options(extras.z, extras.smoothing)
         if extras.mixup:
             loss, self._classes = blended(model, images, label_B, weight_B, rng, extras.mixup, options)
             return loss
         logits_BV = model(images)
-        if not isinstance(model, MLP | ViT):
+        if not isinstance(model, BUILT_IN):
             logits_BV = checked_logits(model, logits_BV, label_B)
         self._classes = logits_BV.shape[-1]
         sums = losses.cross_entropy(logits_BV, label_B, weight_B, options)
@@ -109,7 +121,7 @@ class Classify:
         if type(self).loss is not Classify.loss:
             return None
         classes = self._classes
-        if isinstance(spec.model, specs.MLP | specs.ViT) and type(self).model is Classify.model:
+        if isinstance(spec.model, specs.MLP | specs.OfImages) and type(self).model is Classify.model:
             classes = spec.model.classes
         return None if classes is None else ranges.outside("label", batch["label"], classes, "the model's classes")
 
@@ -117,11 +129,13 @@ class Classify:
         pixels = getattr(model, "pixels", None)
         return standardized(image) if pixels is None else scaled(image, *pixels)
 
-    def _check_image(self, spec: TrainSpec, config: specs.ViT) -> None:
-        shape, wanted = self._image_shape(spec), (*config.image, config.channels)
-        if shape != wanted and (*shape, 1) != wanted:
+    def _check_image(self, spec: TrainSpec, config: specs.OfImages) -> None:
+        shape, channels = self._image_shape(spec), config.channels
+        size = tuple(config.image) if isinstance(config, specs.ViT) else shape[:2]
+        if shape != (*size, channels) and (*shape, 1) != (*size, channels):
+            of_size = f"image = {config.image} and " if isinstance(config, specs.ViT) else ""
             raise SpecError(
-                f"train.model takes images of image = {config.image} and channels = {config.channels}, "
+                f"train.model takes images of {of_size}channels = {channels}, "
                 f"but train.data holds images of shape {list(shape)} (height, width, channels)"
             )
 
