@@ -78,10 +78,9 @@ def _shapes(job: JobSpec, base: Path, *, sharding: bool, is_compiled: bool) -> d
     """The trainer's shapes; None for a program that is not the trainer's, and where it is not installed."""
     if job.train is None or not trainer_process.is_installed():
         if sharding or is_compiled:
-            whose = "a command's arrays are its own" if job.train is None else "the trainer is not installed here"
-            raise UserError(
-                f"--sharding and --compile: {whose}.", None if job.train is None else trainer_process.INSTALL
-            )
+            if job.train is None:
+                raise UserError("--sharding and --compile: a command's arrays are its own.")
+            trainer_process.require("--sharding and --compile")
         return None
     if is_compiled:
         output.say(f"compiling for {count(job.devices, 'device')} of {job.accelerator.type}")
@@ -108,7 +107,7 @@ def _text(job: JobSpec, answer: Mapping[str, Any]) -> Iterator[str]:
     if job.train is not None and answer["memory"] is not None:
         yield from _bytes(job, job.train, answer["memory"])
     elif job.train is not None:
-        yield f"bytes: not known, the trainer is not installed here; {trainer_process.INSTALL}"
+        yield f"bytes: not known, the trainer is not installed here; {trainer_process.install_hint()}"
     asked, secured = answer["cluster"], answer["pod_security"]
     in_queue = f" through queue {asked['queue']}" if asked["queue"] else ""
     yield f"cluster: {count(asked['pods'], 'pod')} on {asked['platform']}{in_queue}"
