@@ -1,7 +1,8 @@
 """How jaxlaunch was installed here, and the command that adds an extra to this installation.
 
-Until the package index has jaxlaunch under its name (ON_INDEX), no page and no message sends anyone there: a message
-names what was installed (PEP 610's direct_url.json), a page the clone. The release that uploads the package sets it.
+Until the package index has jaxlaunch under its name (ON_INDEX), no page and no message sends anyone there. A message
+names what was installed here (PEP 610's direct_url.json). The pages install from a clone: `make generated` writes their
+commands for the index once the release that uploads the package has set ON_INDEX.
 """
 
 from __future__ import annotations
@@ -42,12 +43,6 @@ def hint(*extras: str) -> str:
     if origin is not None and "dir_info" in origin and not _path(origin["url"]).is_dir():
         return f"build this image again with the extra {' and '.join(extras)} of jaxlaunch"  # its sources are gone
     return f"install it with {_installer()} {_requirement(origin, ','.join(extras))}"
-
-
-def documented(*extras: str) -> str:
-    """The command of the pages: it installs from the index, or, until that has the package, from a clone."""
-    named = f"[{','.join(extras)}]" if extras else ""
-    return f'pip install "{NAME if ON_INDEX else "."}{named}"'
 
 
 def _origin() -> dict[str, Any] | None:
