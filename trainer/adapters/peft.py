@@ -34,7 +34,7 @@ SAYING_NOTHING = frozenset(
     "task_type".split()
 )
 READ = frozenset({*KEYS, "peft_type", "target_modules"})
-NOTHING = (None, False, "", [], {})  # which is peft's default of every other key, but for these
+NOTHING: tuple[Any, ...] = (None, False, "", [], {})  # which is peft's default of every other key, but for these
 PLAIN: Mapping[str, tuple[Any, ...]] = {
     "bias": (None, "none"),
     "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),  # others changed the base as well
