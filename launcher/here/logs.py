@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from jaxlaunch import regular_files
-from jaxlaunch.launcher.agent.io.output import log_path
 from jaxlaunch.launcher.here.found import Run
 from jaxlaunch.launcher.local import lock
 from jaxlaunch.launcher.logs.lines import Line, Select
@@ -43,7 +42,7 @@ def follow(run: Run, chosen: Select, tail: int | None, each: int, show: Callable
     is_first, is_over = True, False
     while True:
         for rank in ranks(folder, chosen):
-            texts = files.setdefault(rank, _File(log_path(folder, rank))).more()
+            texts = files.setdefault(rank, _File(Path(read_run.log_path(str(folder), rank)))).more()
             wanted = [text for text in texts if chosen.pattern is None or chosen.pattern.search(text) is not None]
             for text in wanted if not is_first or tail is None else wanted[len(wanted) - min(tail, len(wanted)) :]:
                 show(Line(rank // each, rank, text))
