@@ -73,8 +73,9 @@ FLOORS = (
     ),
     ("jaxlaunch.trainer.errors", "jaxlaunch.trainer.spec"),
     ("jaxlaunch.records",),
-    ("jaxlaunch.contract", "jaxlaunch.isolated", "jaxlaunch.regular_files", "jaxlaunch.spelling"),
-    ("jaxlaunch.accelerators", "jaxlaunch.programs", "jaxlaunch.user_modules"),
+    ("jaxlaunch.isolated",),
+    ("jaxlaunch.contract", "jaxlaunch.regular_files", "jaxlaunch.spelling"),
+    ("jaxlaunch.accelerators", "jaxlaunch.installation", "jaxlaunch.programs", "jaxlaunch.user_modules"),
     ("jaxlaunch.old_names",),
 )
 
@@ -124,6 +125,7 @@ SHARED = {
     "jaxlaunch.trainer": {
         "jaxlaunch.accelerators",
         "jaxlaunch.contract",
+        "jaxlaunch.installation",
         "jaxlaunch.isolated",
         "jaxlaunch.programs",
         "jaxlaunch.regular_files",
@@ -153,6 +155,7 @@ SHARED = {
     "jaxlaunch.launcher": {
         "jaxlaunch.accelerators",
         "jaxlaunch.contract",
+        "jaxlaunch.installation",
         "jaxlaunch.isolated",
         "jaxlaunch.programs",
         "jaxlaunch.records",
