@@ -14,8 +14,7 @@ from pyarrow import parquet
 from jaxlaunch.trainer.data import atomic_write
 from jaxlaunch.trainer.data.sources import files
 from jaxlaunch.trainer.data.sources.images import labels
-from jaxlaunch.trainer.data.sources.images.held import Member
-from jaxlaunch.trainer.data.sources.images.index import shown
+from jaxlaunch.trainer.data.sources.images.index import Member, shown
 from jaxlaunch.trainer.data.sources.images.labels import Label
 from jaxlaunch.trainer.errors import DataError, StorageError
 from jaxlaunch.trainer.spec import Images

@@ -12,14 +12,14 @@ import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data.sources import files
 from jaxlaunch.trainer.data.sources.images import index, labels
-from jaxlaunch.trainer.data.sources.images.index import Index, joined, shown
+from jaxlaunch.trainer.data.sources.images.index import Index, Member, joined, shown
 from jaxlaunch.trainer.data.sources.images.labels import Label
 from jaxlaunch.trainer.data.sources.images.listing import Found
 from jaxlaunch.trainer.data.sources.images.picture import ENDINGS
@@ -29,14 +29,6 @@ from jaxlaunch.trainer.spec import Images
 OF_CLASS = (".cls", ".cls.txt", ".label", ".txt")  # members of a WebDataset that are a label
 IN_JSON = ("label", "cls", "class", "category")
 MOST_LABEL = 1 << 20  # bytes of a member that is read as a label
-
-
-class Member(NamedTuple):
-    """An image in a file of its kind, and its label; None where nothing says it."""
-
-    start: int
-    size: int
-    label: Label | None
 
 
 def built(data: Images, found: Found, classes: Any, folder: Path) -> Index:

@@ -18,7 +18,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +91,14 @@ class Index:
     def _numbered(self) -> Index:
         """The same, with a number of a file for each image."""
         return dataclasses.replace(self, file_N=np.arange(len(self), dtype=np.int32))
+
+
+class Member(NamedTuple):
+    """An image in a file of its kind, and its label; None where nothing says it."""
+
+    start: int
+    size: int
+    label: str | int | None
 
 
 _PER_IMAGE = ("label_N", "file_N", "start_N", "size_N")
