@@ -286,7 +286,7 @@ _Workers = Annotated[int, Field(ge=0, le=MOST_WORKERS)]
 
 
 class Images(Source):
-    """Images as they lie: folders by class, lists of paths and labels, WebDataset tars, Parquet and Arrow.
+    """Image files, read in place: folders by class, lists of paths and labels, WebDataset tars, Parquet and Arrow.
 
     ```yaml
     train:
@@ -306,7 +306,7 @@ class Images(Source):
         "labels, .tar, .parquet, .arrow"
     )
     eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
-        None, description="what to evaluate on; default what path names val, validation or test, beside train"
+        None, description="what to evaluate on; default what path names val, validation or test, next to train"
     )
     eval_split: Fraction | None = Field(None, description="share of the images kept back when nothing else evaluates")
     size: Side | Annotated[list[Side], Field(min_length=2, max_length=2)] | None = Field(
