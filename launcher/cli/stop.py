@@ -10,13 +10,12 @@ import click
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.job import units
 from jaxlaunch.launcher.kube.kinds import JOBSETS
 from jaxlaunch.launcher.kube.objects import terminal_state
 from jaxlaunch.launcher.lifecycle import ownership, record, stop
 from jaxlaunch.launcher.status import collect
 from jaxlaunch.launcher.status.snapshot import Snapshot
-from jaxlaunch.launcher.wording import placed
+from jaxlaunch.launcher.wording import duration, placed
 
 _MARGIN_S = 60.0  # after the pods' grace period
 
@@ -53,7 +52,7 @@ def stop_command(name: str, namespace: str | None, context: str | None, no_wait:
     if seen.report.verdict is not None:
         output.say(seen.report.verdict.verdict.message)
     if not gone.is_over:
-        late = f"its pods are not gone after {units.text(limit_s)}; see `launcher explain {name}`"
+        late = f"its pods are not gone after {duration(limit_s)}; see `launcher explain {name}`"
         output.say(placed(late, jobset["metadata"]["namespace"]))
         return options.WAITED_TOO_LONG
     output.show(f"{JOBSETS.titled(name)} stopped")
