@@ -12,7 +12,7 @@ import click
 from jaxlaunch import programs
 from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.job import renamed, units
+from jaxlaunch.launcher.job import renamed
 
 WAITED_TOO_LONG = 124  # exit code
 
@@ -80,6 +80,14 @@ def place(what: str = "The job's namespace. [default: the context's]") -> Decora
     return add
 
 
+def whose(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options --local and --cluster: `where`, which is None where neither is given."""
+    text = "Only {}."
+    for where, what in (("cluster", "the cluster's jobs"), ("local", "the runs of this machine")):
+        command = click.option(f"--{where}", "where", flag_value=where, help=text.format(what))(command)
+    return command
+
+
 def form(*forms: str) -> Decorator:
     """The option --output: `form`, by default the first."""
     text = f"The form of the output. [default: {forms[0]}]"
@@ -144,7 +152,11 @@ def _type(option: programs.Option) -> click.ParamType[Any] | None:
 
 def seconds(option: str, given: str | None) -> float | None:
     """The value of a duration option. Raises UserError when it is not a duration."""
+    if given is None:
+        return None
+    from jaxlaunch.launcher.job import units  # with pydantic, for which other commands do not wait
+
     try:
-        return None if given is None else units.seconds(given)
+        return units.seconds(given)
     except ValueError:
         raise UserError(f"{option} {given} is not a duration.", "write 90s, 10m, 12h or 3d.") from None
