@@ -23,6 +23,7 @@ LONGEST = 2048  # tokens of an example where neither the job nor a shorter model
 # Keys of ours that a config.json does not speak of, or not in a way that must agree.
 OWN = {"preset", "init_from", "scan", "length", "family", "dropout", "drop_path", "pool", "pixel_mean", "pixel_std"}
 OWN |= {"classes", "new_head"}  # of which the head's tensor says the first for certain
+OWN |= {"image"}  # for which a ViT's positions are interpolated
 OWN |= {"momentum", "running_variance", "layer_scale"}  # of training
 OWN |= {"balance", "router_z", "capacity"}  # of training; a folder says the first where the job does not
 SIZES = ("layers", "width", "heads", "hidden", "vocab")  # which a config.json must say, where a family has no default

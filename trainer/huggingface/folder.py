@@ -40,7 +40,7 @@ def resolved(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
 
 
 def _says_every_size(model: Published) -> bool:
-    sizes = {"layers", "width", "heads", "vocab", "length", "image", "patch", "classes"}
+    sizes = {"layers", "width", "heads", "vocab", "length", "image", "patch", "classes", "depths", "widths"}
     sizes |= {"hidden"} if isinstance(model, Decoder) else set()  # 4 × width in the others
     return sizes & type(model).model_fields.keys() <= model.model_fields_set
 

@@ -16,10 +16,10 @@ import numpy as np
 from jax import Array
 
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.huggingface import folder, names
+from jaxlaunch.trainer.huggingface import folder, names, resolution
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.tensors import Files
-from jaxlaunch.trainer.spec import Published
+from jaxlaunch.trainer.spec import Published, ViT
 
 Slices = tuple[slice, ...]
 
@@ -40,14 +40,43 @@ def each(
     Unless `is_cast`, each has the dtype that the folder has it in.
     """
     path = model.init_from or ""
-    folder.check(model, folder.described_by(path), path)
+    theirs = folder.described_by(path)
+    folder.check(model, theirs, path)
     files = Files(path)
     leaves, drawn = renamed(model, files), names.drawn(model)
     wanted = {name: like for name, like in wanted.items() if name not in drawn}
-    check_tensors(path, "train.model", leaves, wanted, files, names.unread(model))
+    stored = _stored(model, theirs, wanted)
+    check_tensors(path, "train.model", leaves, stored, files, names.unread(model))
     for name, like in wanted.items():
         dtype = like.dtype if is_cast else _dtype(leaves[name], like, files)
-        yield name, read(leaves[name], jax.ShapeDtypeStruct(like.shape, dtype, sharding=like.sharding), files)
+        cast = jax.ShapeDtypeStruct(like.shape, dtype, sharding=like.sharding)
+        if like.shape == stored[name].shape:
+            yield name, read(leaves[name], cast, files)
+        else:
+            yield name, _interpolated(leaves[name], stored[name].shape, cast, files, model, theirs)
+
+
+def _stored(
+    model: Published, theirs: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """What is wanted, a ViT's positions as many as the folder has them."""
+    if not isinstance(model, ViT) or not isinstance(theirs, ViT) or "positions" not in wanted:
+        return dict(wanted)
+    like = wanted["positions"]
+    count = like.shape[0] - model.patches + theirs.patches
+    return {**wanted, "positions": jax.ShapeDtypeStruct((count, *like.shape[1:]), like.dtype)}
+
+
+def _interpolated(
+    leaf: Leaf, shape: tuple[int, ...], like: jax.ShapeDtypeStruct, files: Files, model: Published, theirs: Published
+) -> Array:
+    """The positions of another grid of patches than the folder's, of which each process reads all."""
+    assert isinstance(model, ViT) and isinstance(theirs, ViT), "no other model has a grid"
+    whole = part(leaf, tuple(slice(0, size) for size in shape), jax.ShapeDtypeStruct(shape, jnp.float32), files)
+    files.close()
+    made = resolution.interpolated(whole, theirs.grid, model.grid).astype(like.dtype)
+    assert like.sharding is not None, "the train step gives every parameter a sharding"
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: made[index])
 
 
 def _dtype(leaf: Leaf, like: jax.ShapeDtypeStruct, files: Files) -> jnp.dtype:

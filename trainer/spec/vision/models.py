@@ -14,7 +14,7 @@ class OfImages(Published):
     """What the published models of images have in common."""
 
     channels: Many = Field(3, description="channels of an image, its last axis; with 1 the axis may be absent")
-    classes: Ids = Field(10, description="outputs: labels are 0 to classes - 1; of a regression, how many numbers")
+    classes: Ids = Field(10, description="labels are 0 to classes - 1")
     new_head: bool = Field(
         False, description="with init_from: draw the last layer at random, for classes of your own, and read the rest"
     )
@@ -59,8 +59,8 @@ class ViT(OfImages, Layered):
     hidden: Wide | None = Field(None, description="units of the MLP; default 4 × width")
     image: list[Many] = Field(
         [32, 32],
-        description="height and width of an image; both a multiple of patch. Of other than the folder's, the "
-        "positions are interpolated",
+        description="height and width of an image; both a multiple of patch; where they differ from those of "
+        "init_from, its positions are interpolated",
     )
     patch: Many = Field(4, description="height and width of a patch")
     pool: Literal["cls", "mean"] = Field(

@@ -1,0 +1,34 @@
+"""A ViT for images of another size than its folder's."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.huggingface.folder import resolved
+from tests.trainer import references
+from tests.trainer.references import folder, step, tensors
+
+CASE = "vit_tiny"
+
+
+@pytest.mark.parametrize(("name", "image"), [("wide", [24, 72]), ("large", [64, 48])])
+def test_interpolated_positions_give_the_logits_of_transformers(name: str, image: list[int], tmp_path: Path) -> None:
+    trained, given = (
+        step(CASE, folder(CASE, tmp_path / "hf"), model={"image": image}),
+        tensors(f"{CASE}_interpolated", "io"),
+    )
+    state = trained.init()
+    with trained.context():
+        model = trained.merged(state.params, state.rest)
+        found = model(given[f"{name}.pixel_values"].transpose(0, 2, 3, 1))
+    np.testing.assert_allclose(found, given[f"{name}.logits"], rtol=0, atol=references.limit(CASE))
+
+
+def test_an_image_that_the_folder_s_patches_do_not_divide_is_refused(tmp_path: Path) -> None:
+    block = {"kind": "vit", "init_from": str(folder(CASE, tmp_path / "hf")), "image": [36, 36]}
+    train = spec.TrainSpec.model_validate({"task": "classify", "model": block})
+    with pytest.raises(SpecError, match=r"image = \[36, 36\] is not a height and a width that patch = 8 divides"):
+        resolved(train)

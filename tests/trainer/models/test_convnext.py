@@ -1,0 +1,35 @@
+"""A ConvNeXt against transformers', from its safetensors through `init_from` and back."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors.numpy import load_file
+
+from jaxlaunch.trainer.huggingface import save
+from tests.trainer.models.resnets import batch, folder, step, tensors
+
+CASE = "convnext_tiny"
+
+
+def test_logits_gradients_and_the_written_folder_equal_transformers(tmp_path: Path) -> None:
+    trained, given = step(CASE, folder(CASE, tmp_path / "hf"), model={"kind": "convnext"}), tensors(CASE, "io")
+    state, rows = trained.init(), batch(CASE)
+
+    def loss(params: Any) -> Any:
+        model: Any = trained.merged(params, state.rest)
+        logits_BV = model(rows["image"])
+        return -jax.nn.log_softmax(logits_BV)[np.arange(8), rows["label"]].mean(), logits_BV
+
+    with trained.context():
+        (found, logits_BV), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(state.params)
+    np.testing.assert_allclose(logits_BV, given["eval_logits"], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found, given["loss"][0], rtol=0, atol=5e-6)
+    for name, arrays, wanted in (("grads", grads, tensors(CASE, "grads")), ("same", state.params, None)):
+        save.save(str(tmp_path / name), trained._spec.model, arrays)  # type: ignore[arg-type]
+        written, wanted = load_file(tmp_path / name / "model.safetensors"), wanted or tensors(CASE, "weights")
+        assert written.keys() == wanted.keys()
+        for each, array in wanted.items():
+            limit = 1e-5 * np.abs(array).max() + 1e-7 if name == "grads" else 0.0
+            np.testing.assert_allclose(written[each], array, rtol=0, atol=limit, err_msg=each)
