@@ -172,7 +172,10 @@ class Restarts(Block):
     ```
     """
 
-    crash: Natural = Field(5, description="new sets of pods after a crash, a hang or a lost host")
+    crash: Natural = Field(
+        5,
+        description="new sets of pods after a crash or a hang; also how often each lost pod is replaced alone",
+    )
     in_place: Natural = Field(3, description="starts in the same pods in a row without a newly saved step")
     preempted: Positive | Literal["unlimited"] = Field(
         20, description="preemptions, evictions and drained nodes in a row without a newly saved step"
@@ -191,6 +194,9 @@ class Timeouts(Block):
     """
 
     rendezvous: Duration | None = Field("30m", validate_default=True, description="until every host has connected")
+    replace: Duration | None = Field(
+        "5m", validate_default=True, description="until a lost host is replaced, while the others keep their pods"
+    )
     prepare: Duration | None = Field("24h", validate_default=True, description="tokenizing and packing text, once")
     init: Duration | None = Field("5m", validate_default=True, description="jax.distributed and the devices")
     restore: Duration | None = Field("10m", validate_default=True, description="reading the checkpoint")
@@ -407,6 +413,12 @@ class JobSpec(Block):
         """JAX devices that each process drives."""
         return self.accelerator.devices_per_host // self.process_count_per_host
 
+    @property
+    def replaces_hosts(self) -> bool:
+        """Whether a lost host is replaced alone. A TPU slice is lost as a whole; a single host has no others."""
+        may_restart = self.restarts.crash > 0 and self.restarts.in_place > 0
+        return may_restart and self.host_count > 1 and self.accelerator.platform != "tpu"
+
     def agent_job(
         self,
         *,
@@ -432,6 +444,7 @@ class JobSpec(Block):
             timeouts_s=self.timeouts.seconds(),
             crash_limit=self.restarts.crash,
             in_place_limit=self.restarts.in_place,
+            replaces=self.replaces_hosts,
             preempted_limit=None if self.restarts.preempted == "unlimited" else self.restarts.preempted,
             grace_s=self.grace,
             deadline_s=self.deadline,
