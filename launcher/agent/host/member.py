@@ -55,6 +55,7 @@ Finish = Callable[[Verdict, bool], None]  # with the gang's verdict, or alone
 class Member:
     """Calls `finish` once, when this host may exit; `orphaned` before that, if it has lost its leader."""
 
+    _returns: Timer | None = None  # until when the next leader has to be there
     _nccl: nccl_ras.Question | None = None  # under way: what NCCL knows of a hang
 
     def __init__(
@@ -83,7 +84,6 @@ class Member:
         self._link: Link | None = None
         self._patience_s = SILENCE_S  # with the leader
         self._side = HostSide(config.key)  # of the handshake with the leader
-        self._returns: Timer | None = None  # until when the next leader has to be there
         self._refusal: str | None = None  # why the leader that was reached last is not this host's
         self._attempt = 0
         self._has_started = False
