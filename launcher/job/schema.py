@@ -6,6 +6,7 @@ Keys that only a cluster needs are here too: they are checked wherever the file 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from jaxlaunch import accelerators
+from jaxlaunch import accelerators, contract
 from jaxlaunch.accelerators import KNOWN, Platform
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.job.introspection import Words
@@ -41,6 +42,11 @@ else:
     ]
 MOST_PODS = 100_000  # of an indexed Job: maxParallelismForIndexedJob of Kubernetes' validation
 Pods = Annotated[int, Field(gt=0), at_most(MOST_PODS, "the most pods that an indexed Job of Kubernetes has")]
+Tracker = Annotated[
+    str,
+    Field(pattern=r"^(wandb|mlflow|trackio|tensorboard|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$"),
+    Words("wandb, mlflow, trackio, tensorboard, or module:Name of a class of your own"),
+]
 AS_WRITTEN = ("command", "env", "labels", "annotations", "node_selector")
 
 
@@ -339,6 +345,10 @@ class JobSpec(Block):
     )
     timeouts: Timeouts = Field(Timeouts(), description="timeout of each phase")
     logs: Logs = Field(Logs(), description="how much of the output is kept in addition to the pods' own logs")
+    tracker: Tracker | None = Field(
+        None,
+        description="where the metrics go besides the run folder: wandb, mlflow, trackio, tensorboard or module:Name",
+    )
     volumes: list[Volume] = Field([], description="storage, mounted in every pod; `run` maps each to a folder")
     env: dict[Variable, Text] = Field({}, description="environment variables, values as written; no credentials")
     secrets: dict[Variable, SecretKey] = Field({}, description="environment variables from Secrets")
@@ -407,6 +417,11 @@ class JobSpec(Block):
     def devices_per_process(self) -> int:
         """JAX devices that each process drives."""
         return self.accelerator.devices_per_host // self.process_count_per_host
+
+    @property
+    def tracking(self) -> dict[str, str]:
+        """The variable that names the tracker to the trainer; empty without one."""
+        return {contract.TRACKER: json.dumps({"tracker": self.tracker, "name": self.name})} if self.tracker else {}
 
     def agent_job(
         self,

@@ -69,8 +69,9 @@ FLOORS = (
         "jaxlaunch.trainer.metrics",
         "jaxlaunch.trainer.data.arguments",
         "jaxlaunch.trainer.buckets",
-        "jaxlaunch.trainer.user_code",
     ),
+    ("jaxlaunch.trainer.tracking",),
+    ("jaxlaunch.trainer.user_code",),
     ("jaxlaunch.trainer.errors", "jaxlaunch.trainer.spec"),
     ("jaxlaunch.records",),
     ("jaxlaunch.isolated",),
@@ -118,6 +119,7 @@ OUTSIDE: Mapping[str, set[str]] = {
     "jaxlaunch.regular_files": set(),
     "jaxlaunch.trainer.models.foreign": TRAINER | {"haiku"},  # an extra
     "jaxlaunch.trainer.generate.harness": TRAINER | {"lm_eval"},  # which calls it
+    "jaxlaunch.trainer.tracking.trackers": TRAINER | {"mlflow", "trackio", "wandb"},  # what a job names
     "jaxlaunch.trainer.spec": LAUNCHER,  # the launcher validates with it
     "jaxlaunch.trainer.errors": set(),
 }
