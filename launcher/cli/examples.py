@@ -13,6 +13,14 @@ FIRST: Mapping[str, str] = {
 
 # Command -> its examples, each with what it does.
 EXAMPLES: Mapping[str, Mapping[str, str]] = {
+    "compare": {
+        "launcher compare digits runs/other": "two runs: what differs, their loss",
+        "launcher compare a b c --metric eval/loss --at hour -o abc.html": "as a page",
+    },
+    "dashboard": {
+        "launcher dashboard": "the runs below runs/",
+        "launcher dashboard runs -n team-a": "and the jobs of a namespace",
+    },
     "delete": {
         "launcher delete digits": "asks first if it has not ended",
         "launcher delete digits -n team-a --yes": "for scripts",

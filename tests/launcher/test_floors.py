@@ -111,6 +111,7 @@ OUTSIDE: Mapping[str, set[str]] = {
     "jaxlaunch": {"jax"},  # for its types alone
     "jaxlaunch.reporting": set(),  # travels into users' images, as the face does
     "jaxlaunch.launcher": LAUNCHER,
+    "jaxlaunch.launcher.seen.pictures": LAUNCHER | {"PIL"},  # of [train]; without it there is no PNG
     "jaxlaunch.launcher.agent": set(),  # runs in images that hold nothing of ours but its zipapp
     "jaxlaunch.launcher.agent.site.jaxhook": {"jax"},  # in functions that JAX's own import calls
     "jaxlaunch.trainer": TRAINER,
