@@ -15,7 +15,7 @@ FIRST: Mapping[str, str] = {
 EXAMPLES: Mapping[str, Mapping[str, str]] = {
     "compare": {
         "launcher compare digits runs/other": "two runs: what differs, their loss",
-        "launcher compare a b c --metric eval/loss --at hour -o abc.html": "as a page",
+        "launcher compare a b --at hour -o both.html": "as a page",
     },
     "dashboard": {
         "launcher dashboard": "the runs below runs/",

@@ -110,7 +110,7 @@ def _scale(low: float, high: float, begin: float, end: float) -> Callable[[float
 def svg(shapes: Sequence[Shape]) -> str:
     """The picture as SVG."""
     rows = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui">',
         "<style>text { font-size: 13px }</style>",
     ]
     rows.append(f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>')

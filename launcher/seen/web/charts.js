@@ -139,6 +139,7 @@ function lineChart(frame, lines, { label, height = 190, isLog = false, xLabel = 
   const tables = lines.map((line) => [line.x, isLog ? line.y.map((v) => (v > 0 ? v : null)) : line.y]);
   if (ends) tables.push([ends, [null, null]]); // the whole axis, also where there is no point
   const data = tables.length === 1 ? tables[0] : uPlot.join(tables);
+  const isEmpty = !isLog && data.slice(1).every((values) => values.every((value) => value === null));
   const series = [...lines, ...(ends ? [{ label: "", x: ends, dash: [] }] : [])].map((line, at) => ({
     label: line.label,
     stroke: css(line.stroke || `--s${at % 6}`),
@@ -157,7 +158,7 @@ function lineChart(frame, lines, { label, height = 190, isLog = false, xLabel = 
   const options = {
     height,
     padding: [10, 8, 0, 0],
-    scales: { x: { time: false }, y: { distr: isLog ? 3 : 1 } },
+    scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, ...(isEmpty ? { range: [0, 1] } : {}) } }, // with no point there would be no axis
     axes: axes(short, xLabel),
     series: [{}, ...series],
     cursor: { y: false, drag: { x: true, y: false } },

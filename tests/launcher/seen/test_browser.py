@@ -29,6 +29,7 @@ def test_a_report_draws_everything_asks_for_nothing_and_complains_of_nothing(
 ) -> None:
     folder = tmp_path / "<b>odd"
     made_runs.run(folder, (137, 83, 0), points=300)
+    made_runs.run(tmp_path / "empty", (83,), points=0)
     with open(folder / "eval.jsonl", "a") as file:
         file.write('{"step": 1001, "loss": 1.0, "<img src=x onerror=alert(1)>": 1e300, "flat": 0.0}\n')
     (tmp_path / "run.html").write_text(page.of("run", NASTY, Followed(folder).read().to_json()))
@@ -46,6 +47,9 @@ def test_a_report_draws_everything_asks_for_nothing_and_complains_of_nothing(
         assert chromium.value("document.documentElement.scrollWidth <= innerWidth")
         assert chromium.value("document.querySelectorAll('img').length") == 0
         assert [url for url in chromium.requests if not url.startswith(("file:", "data:"))] == []
+    (tmp_path / "empty.html").write_text(page.of("run", "empty", Followed(tmp_path / "empty").read().to_json()))
+    chromium.open((tmp_path / "empty.html").as_uri(), 400)
+    assert len(set(chromium.value(edges))) == 1  # without a curve, too
     assert chromium.errors == []
 
 
