@@ -1,12 +1,12 @@
 """A stranger's path, timed: `python -m tests.stranger` follows README and two tutorials in a fresh clone.
 
-`python -m tests.stranger --wheel` has no clone: for each Python it finds of those in PYTHONS, it installs the wheel into
-an environment of its own, in an empty folder, follows the pages of WHEEL there, compares what their commands print with
-what the pages show, and reads what a missing extra says: without [train], and without [text].
+`python -m tests.stranger --wheel` has no clone: with each Python of PYTHONS that is here, it installs the wheel into an
+environment in an empty folder, follows the pages of WHEEL there, compares what their commands print with what the pages
+show, and reads what a missing extra says: without [train], and without [text].
 
 Nothing is taken from this checkout but its commits or the wheel, and nothing from the user but how pip reaches an index
-(`PIP_…`): HOME is empty, caches of packages included. Files and commands are those that the pages show. The table has the
-seconds to the first line of a curve, to the end of the first run, and of each tutorial after it.
+(`PIP_…`): HOME is empty, caches of packages included. Files and commands are those that the pages show. The table has
+the seconds to the first line of a curve, to the end of the first run, and of each tutorial after it.
 """
 
 from __future__ import annotations
