@@ -38,7 +38,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
     "help": {
         "launcher help": "lists the pages",
         "launcher help quickstart": "shows one",
-        "launcher help job-yaml#train.mesh": "one section; so is what `see:` names",
+        "launcher help job-yaml#train.mesh": "one section of a page",
     },
     "init": {"launcher init first": "writes first.yaml"},
     "list": {"launcher list": "the context's namespace", "launcher list -A": "all namespaces"},
