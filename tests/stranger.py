@@ -37,6 +37,7 @@ launcher run first.yaml train.epochs=2
 launcher help quickstart
 """
 WITHOUT_TEXT = """
+echo '{}' > tokenizer.json
 printf '{"text": "%s"}\n' one two three four > rows.jsonl
 cat > text.yaml <<END
 name: text
@@ -157,8 +158,10 @@ def row(what: str, seconds: float) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheel", action="store_true", help="install the wheel, without a clone")
-    if parser.parse_args().wheel:
-        for each in filter(shutil.which, PYTHONS):
+    parser.add_argument("--python", action="append", help="with this Python alone")
+    given = parser.parse_args()
+    if given.wheel:
+        for each in filter(shutil.which, given.python or PYTHONS):
             installed(each)
     else:
         cloned()

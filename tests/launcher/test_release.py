@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from jaxlaunch import installation
+from jaxlaunch.launcher.agent import pack
 from tests import generated
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,11 @@ def tracked(pattern: str) -> list[Path]:
 def test_the_changelog_s_newest_version_is_the_package_s() -> None:
     versions = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert versions[:2] == ["Unreleased", VERSION]
+
+
+def test_the_size_of_the_agent_is_about_what_the_page_says() -> None:
+    (said,) = re.findall(r"one file of about (\d+) kB", (ROOT / "docs/your-code.md").read_text())
+    assert abs(len(pack.pack()) / 1000 - int(said)) < 0.15 * int(said)
 
 
 def test_nobody_is_sent_to_an_index_that_does_not_have_the_package() -> None:
