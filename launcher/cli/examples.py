@@ -8,7 +8,7 @@ FIRST: Mapping[str, str] = {
     "launcher init first && launcher run first.yaml": "train on this machine, on CPU",
     "launcher submit job.yaml --follow --wait": "run on a cluster; exits as the job does",
     "launcher explain NAME": "why a job is pending, or why it failed",
-    "launcher help troubleshooting": "errors by the words on the screen",
+    "launcher help troubleshooting": "search by error message",
 }
 
 # Command -> its examples, each with what it does.
