@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # What a module imports of ours lies on a lower floor, or in the same package.
 FLOORS = (
     ("jaxlaunch", "jaxlaunch.launcher.cli"),
-    ("jaxlaunch.launcher.plan",),
+    ("jaxlaunch.launcher.here", "jaxlaunch.launcher.plan"),
     ("jaxlaunch.launcher.local", "jaxlaunch.launcher.profile_requests"),
     (
         "jaxlaunch.launcher.doctor",
@@ -81,7 +81,7 @@ FLOORS = (
 
 # What each side may import that is neither ours nor the standard library's. The longest name that fits counts.
 # The base install holds only the launcher's; TRAINER is the extra [train].
-LAUNCHER = {"click", "kubernetes", "pydantic", "pydantic_core", "urllib3", "websocket", "yaml"}
+LAUNCHER = {"click", "cryptography", "kubernetes", "pydantic", "pydantic_core", "urllib3", "websocket", "yaml"}
 TRAINER = {
     "absl",
     "array_record",
