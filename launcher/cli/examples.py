@@ -63,6 +63,10 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "launcher render job.yaml": "what submit would write",
         "launcher render job.yaml | kubectl apply -f -": "submit without launcher",
     },
+    "report": {
+        "launcher report digits": "writes digits.html: open it in a browser",
+        "launcher report runs/digits -o page.html": "a run by its folder",
+    },
     "run": {
         "launcher run job.yaml": "here, until it ends",
         "launcher run job.yaml train.steps=100 hosts=1": "with other values",

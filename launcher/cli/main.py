@@ -50,6 +50,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "prepare": ("jaxlaunch.launcher.cli.prepare:prepare_command", "Tokenize and pack the text of JOB_FILE, once."),
     "profile": ("jaxlaunch.launcher.cli.profile:profile_command", "Profile the next steps of RUN."),
     "render": ("jaxlaunch.launcher.cli.render:render", "Print JOB_FILE as Kubernetes manifests."),
+    "report": (
+        "jaxlaunch.launcher.cli.report:report_command",
+        "Write the page of RUN: where its time went, its curves.",
+    ),
     "run": ("jaxlaunch.launcher.cli.run:run", "Train JOB_FILE on this machine."),
     "sample": ("jaxlaunch.launcher.cli.sample:sample_command", "Generate text with the model of RUN."),
     "schema": ("jaxlaunch.launcher.cli.schema:schema", "Print the JSON schema of job.yaml."),
@@ -70,7 +74,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Write a job": ("init", "validate", "plan", "prepare"),
     "Run it on this machine": ("run",),
     "Run it on a cluster": ("doctor", "render", "submit", "stop", "delete"),
-    "See what it does": ("list", "status", "explain", "logs", "profile"),
+    "See what it does": ("list", "status", "explain", "logs", "profile", "report"),
     "Use what it trained": ("eval", "sample", "export"),
     "Documentation": ("help", "schema"),
 }

@@ -22,6 +22,7 @@ FLOORS = (
         "jaxlaunch.launcher.explain",
         "jaxlaunch.launcher.lifecycle",
         "jaxlaunch.launcher.logs",
+        "jaxlaunch.launcher.seen",
     ),
     ("jaxlaunch.launcher.manifests", "jaxlaunch.launcher.status"),
     ("jaxlaunch.launcher.cluster", "jaxlaunch.launcher.job"),
