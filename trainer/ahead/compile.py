@@ -13,7 +13,7 @@ import jax
 from jax.errors import JaxRuntimeError
 
 from jaxlaunch.accelerators import KNOWN
-from jaxlaunch.trainer.ahead import collectives, measure, step_time
+from jaxlaunch.trainer.ahead import collectives, measure, recomputation, step_time
 from jaxlaunch.trainer.ahead.chips import Chips
 from jaxlaunch.trainer.ahead.collectives import Collective
 from jaxlaunch.trainer.ahead.program import Program
@@ -103,6 +103,7 @@ class AheadOfTime:
             **found,
             "kernels": kernels,
             "collectives": _together(listed),
+            "recomputed": recomputation.share(program),
             "model_flops": whole,
             "modelled": modelled,
         }
