@@ -35,6 +35,8 @@ from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.start.process import exit_code, print_error, read_spec
 from jaxlaunch.trainer.task import Task
 
+DOUBT = 0.5  # standard deviations by which a candidate may be better than expected, where another is chosen
+
 
 def main() -> int:
     """Prints what was found of TRAIN_SPEC; returns the exit code."""
@@ -87,7 +89,7 @@ class Search:
         fit = [each for each in self._open if self._fits(each)]
         if not fit:
             return None
-        each = min(fit, key=lambda each: (each != self._own, self._forecast.seconds(each)))
+        each = min(fit, key=lambda each: (each != self._own, self._forecast.seconds(each, DOUBT)))
         self._open.remove(each)
         said: dict[str, Any] = self._described(each)
         try:

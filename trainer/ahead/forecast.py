@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.trainer.ahead import step_time
 from jaxlaunch.trainer.ahead.candidates import Candidate
@@ -21,7 +23,6 @@ _EXPOSED = 0.5  # of what is communicated
 _ANY = step_time.Machine(None, 5e10, 1e10, 1e10, 5e9)  # a device of which nothing is known, such as a CPU core
 _ANY_PEAK = 1e11  # FLOP/s of such a device
 _AGAIN = {"none": 1.0, "full": 4 / 3}  # the forward pass is a third of a step; others are in between
-_WITHOUT_RULE = 0.25  # of what the compilers said counts for a candidate that differs in one choice more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,19 +66,38 @@ class Traced:
 
 
 class Forecast:
-    """The seconds of candidates, corrected by what the compiler or a measurement said of those that are alike."""
+    """The seconds of candidates, corrected by what the compiler or a measurement said of others.
+
+    How much longer a candidate takes than by arithmetic is a linear function of its settings, as a logarithm, whose
+    weights are learned (Bayesian linear regression). What is known little of gets the benefit of the doubt, or a
+    setting that the arithmetic thinks little of would never be tried.
+    """
 
     def __init__(self, traced: Traced) -> None:
         self._traced = traced
-        self._known: dict[Candidate, float] = {}  # how many times more than by arithmetic, as a logarithm
+        self._known: dict[Candidate, float] = {}
 
     def after(self, each: Candidate, seconds: float) -> None:
         """Takes in what a candidate takes."""
         self._known[each] = math.log(seconds / self._traced.seconds(each))
 
-    def seconds(self, each: Candidate) -> float:
-        """What a candidate is expected to take."""
-        weights = {known: _WITHOUT_RULE ** each.differences(known) for known in self._known}
-        total = sum(weights.values())
-        more = sum(weights[known] * much for known, much in self._known.items()) / total if total else 0.0
-        return self._traced.seconds(each) * math.exp(more)
+    def seconds(self, each: Candidate, doubt: float = 0.0) -> float:
+        """What a candidate is expected to take; less `doubt` standard deviations."""
+        asked = np.array(_features(each))
+        known = np.array([_features(one) for one in self._known]).reshape(len(self._known), len(asked))
+        precision = np.diag(1 / _PRIOR**2) + known.T @ known / _NOISE**2
+        weights = np.linalg.solve(precision, known.T @ np.array(list(self._known.values())) / _NOISE**2)
+        spread = math.sqrt(asked @ np.linalg.solve(precision, asked))
+        return self._traced.seconds(each) * math.exp(asked @ weights - doubt * spread)
+
+
+def _features(each: Candidate) -> list[float]:
+    """The settings as numbers; the first is how wrong the arithmetic is of all."""
+    axes = [math.log2(size) for size in each.mesh]
+    flags = [each.remat == "full", each.remat == "none", each.attention == "xla", each.precision == "bf16"]
+    return [1.0, *axes, math.log2(each.accumulate), *map(float, flags)]
+
+
+# Standard deviations before anything is known: the arithmetic may be wrong by e as a whole, and by a fifth for each
+# setting, or each doubling of it; what the settings do not explain.
+_PRIOR, _NOISE = np.array([1.0, *[0.2] * 9]), 0.1

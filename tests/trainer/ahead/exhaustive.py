@@ -1,4 +1,4 @@
-"""Compiles every candidate of three small jobs, and writes what `test_tune` reads: `python -m … FILE`.
+"""Compiles every candidate of two small jobs, and writes what `test_tune` reads: `python -m … FILE`.
 
 Needs libtpu on PYTHONPATH; an hour on two cores.
 """
@@ -23,12 +23,10 @@ from jaxlaunch.trainer.tasks.lm import NextToken
 SIZES = {"kind": "decoder", "layers": 2, "heads": 4, "length": 512}
 WIDE = {**SIZES, "width": 1024, "vocab": 512, "hidden": 2048}
 NARROW = {**SIZES, "width": 512, "vocab": 4096, "hidden": 512}
-EXPERTS = {**SIZES, "width": 512, "vocab": 512, "hidden": 512, "experts": 4, "experts_per_token": 2}
 DEVICES = 4  # of each job
 JOBS: dict[str, tuple[Chips, dict[str, Any], tuple[Choice, ...]]] = {
     "wide": (Chips("v5e", 1, 4, 1, "2x2"), {"model": WIDE, "batch": 8}, ("mesh", "remat", "accumulate")),
     "a large vocabulary": (Chips("v6e", 1, 4, 1, "2x2"), {"model": NARROW, "batch": 16}, ("mesh", "remat")),
-    "experts": (Chips("v5p", 1, 4, 1, "2x2x1"), {"model": EXPERTS, "batch": 16}, ("mesh", "remat")),
 }
 
 
