@@ -30,7 +30,7 @@ from jaxlaunch.launcher.agent.leader.starts import JOB, Starts
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.local import agent_file, ending, folders, new_start, orphans
+from jaxlaunch.launcher.local import agent_file, ending, folders, new_start, orphans, trainer_process
 from jaxlaunch.launcher.local.lock import Lock, locked
 from jaxlaunch.launcher.local.paths import Paths, of
 from jaxlaunch.launcher.logs.lines import Line, parse
@@ -156,10 +156,10 @@ class Gang:
 class Signals:
     """SIGINT and SIGTERM, while entered: the first stops the gang, the second kills it."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], lock: Lock) -> None:
         self.received = 0
         self.gang: Gang | None = None
-        self._say = say
+        self._say, self._lock = say, lock
 
     def __enter__(self) -> Signals:
         self._before = {number: signal.signal(number, self._handle) for number in STOPPING}
@@ -172,6 +172,8 @@ class Signals:
     def _handle(self, number: int, frame: types.FrameType | None) -> None:
         self.received += 1
         is_first = self.received == 1
+        if is_first:
+            self._lock.note_stopping()
         self._say(
             "saving and stopping; a second signal kills" if is_first else "killing the agents and their processes"
         )
@@ -205,6 +207,8 @@ def run(
             f"The job has {job.host_count} hosts of {job.accelerator.type}; this machine is one host.",
             hint="use CPU devices in their place with --simulate, or run one host with hosts=1 slices=1.",
         )
+    if job.train is not None:
+        trainer_process.require("train:")
     _has_room(job)
     folders.check_names(local.folder, local.base, local.volumes)
     paths = of(job, local.base, local.folder, local.volumes)
@@ -212,7 +216,7 @@ def run(
     environ = environment(job, paths, local, uid=str(uuid.uuid4())) | {contract.STARTED: str(started)}
     resolved = jobs.dump(paths.anywhere(job))
     folders.check(local.folder, local.volumes)
-    with locked(local.folder) as lock, Signals(say) as signals:
+    with locked(local.folder) as lock, Signals(say, lock) as signals:
         folder, checkpoints = RunFolder(local.folder, say), _checkpoints(job, paths, local.folder)
         new_start.begin(local.folder, environ[contract.UID], resolved, checkpoints, say)
         _make(paths, say)

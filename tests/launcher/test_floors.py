@@ -15,13 +15,14 @@ ROOT = Path(__file__).parents[2]
 # What a module imports of ours lies on a lower floor, or in the same package.
 FLOORS = (
     ("jaxlaunch", "jaxlaunch.launcher.cli"),
-    ("jaxlaunch.launcher.plan",),
+    ("jaxlaunch.launcher.here", "jaxlaunch.launcher.plan"),
     ("jaxlaunch.launcher.local", "jaxlaunch.launcher.profile_requests"),
     (
         "jaxlaunch.launcher.doctor",
         "jaxlaunch.launcher.explain",
         "jaxlaunch.launcher.lifecycle",
         "jaxlaunch.launcher.logs",
+        "jaxlaunch.launcher.seen",
     ),
     ("jaxlaunch.launcher.manifests", "jaxlaunch.launcher.status"),
     ("jaxlaunch.launcher.cluster", "jaxlaunch.launcher.job"),
@@ -73,14 +74,15 @@ FLOORS = (
     ),
     ("jaxlaunch.trainer.errors", "jaxlaunch.trainer.spec"),
     ("jaxlaunch.records",),
-    ("jaxlaunch.contract", "jaxlaunch.isolated", "jaxlaunch.regular_files", "jaxlaunch.spelling"),
-    ("jaxlaunch.accelerators", "jaxlaunch.programs", "jaxlaunch.user_modules"),
+    ("jaxlaunch.isolated",),
+    ("jaxlaunch.contract", "jaxlaunch.regular_files", "jaxlaunch.spelling"),
+    ("jaxlaunch.accelerators", "jaxlaunch.installation", "jaxlaunch.programs", "jaxlaunch.user_modules"),
     ("jaxlaunch.old_names",),
 )
 
 # What each side may import that is neither ours nor the standard library's. The longest name that fits counts.
 # The base install holds only the launcher's; TRAINER is the extra [train].
-LAUNCHER = {"click", "kubernetes", "pydantic", "pydantic_core", "urllib3", "websocket", "yaml"}
+LAUNCHER = {"click", "cryptography", "kubernetes", "pydantic", "pydantic_core", "urllib3", "websocket", "yaml"}
 TRAINER = {
     "absl",
     "array_record",
@@ -124,6 +126,7 @@ SHARED = {
     "jaxlaunch.trainer": {
         "jaxlaunch.accelerators",
         "jaxlaunch.contract",
+        "jaxlaunch.installation",
         "jaxlaunch.isolated",
         "jaxlaunch.programs",
         "jaxlaunch.regular_files",
@@ -153,6 +156,7 @@ SHARED = {
     "jaxlaunch.launcher": {
         "jaxlaunch.accelerators",
         "jaxlaunch.contract",
+        "jaxlaunch.installation",
         "jaxlaunch.isolated",
         "jaxlaunch.programs",
         "jaxlaunch.records",
