@@ -73,8 +73,7 @@ def tune_command(
     job = jobs.load(job_file, overrides, output.say)
     if job.train is None:
         raise UserError("tune changes train, and this job has a command.")
-    if not trainer_process.is_installed():
-        raise UserError("tune compiles the trainer's step, and it is not installed.", trainer_process.INSTALL)
+    trainer_process.require("tune compiles the trainer's step")
     if target is not None and target.exists():
         raise UserError(f"{target} exists.", "name a new file for --write.")
     is_measured = measure or KNOWN[job.accelerator.type].platform == "cpu"  # no model tells a CPU's time
