@@ -94,6 +94,11 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "launcher submit job.yaml --dry-run=server": "validated, not kept",
         "launcher submit job.yaml --replace": "after the same name has ended",
     },
+    "tune": {
+        "launcher tune job.yaml --write faster.yaml": "compiles for the job's accelerator",
+        "launcher tune job.yaml --over mesh --most 16": "meshes alone, more of them",
+        "launcher tune job.yaml --measure": "times each on this machine",
+    },
     "validate": {
         "launcher validate job.yaml": "every error at once, without a cluster",
         "launcher validate job.yaml train.batch=256": "with another value",
