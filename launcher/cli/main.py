@@ -71,12 +71,13 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Stop job JOB_NAME, or a run here, after it has saved.",
     ),
     "submit": ("jaxlaunch.launcher.cli.submit:submit", "Submit JOB_FILE to a cluster."),
+    "tune": ("jaxlaunch.launcher.cli.tune:tune_command", "Find the fastest settings of JOB_FILE that fit."),
     "validate": ("jaxlaunch.launcher.cli.validate:validate", "Check JOB_FILE, and show what it requests."),
 }
 
 # How --help groups them, in the order in which they are first needed.
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Write a job": ("init", "validate", "plan", "prepare"),
+    "Write a job": ("init", "validate", "plan", "tune", "prepare"),
     "Run it on this machine": ("run",),
     "Run it on a cluster": ("doctor", "render", "submit", "stop", "delete"),
     "See what it does": ("list", "status", "explain", "logs", "profile", "report", "compare", "dashboard"),

@@ -34,7 +34,7 @@ FLOORS = (
     ),
     ("jaxlaunch.launcher.troubleshooting", "jaxlaunch.launcher.wording"),
     ("jaxlaunch.launcher.errors",),
-    ("jaxlaunch.trainer.__main__",),
+    ("jaxlaunch.trainer.__main__", "jaxlaunch.trainer.tune"),
     (
         "jaxlaunch.trainer.evaluation",
         "jaxlaunch.trainer.export",
