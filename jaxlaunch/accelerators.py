@@ -48,8 +48,12 @@ COMPATIBILITY = Source(
     "NVIDIA: CUDA compatibility, minor versions", "docs.nvidia.com/deploy/cuda-compatibility, table 1"
 )
 
-UNREAD = Source("NVIDIA: name, memory and peak, of no page or device that was looked at", "none", "not yet")
+NAMES = Source(
+    "NVIDIA: names of GPUs by device id, Turing and newer", "github.com/NVIDIA/open-gpu-kernel-modules, README.md"
+)
+UNREAD = Source("NVIDIA: memory and peak, of no page or device that was looked at", "none", "not yet")
 _NVIDIA, _TPU = (DRIVER, GUIDE, SHEETS), (GKE_TPUS, XPK, TPU_PAGES, GRANTED)
+_TURING = 7.5  # the oldest compute capability in NAMES
 
 # The oldest NVIDIA driver that runs programs of a major version of CUDA, and so the extras cuda12 and cuda13; and the
 # oldest compute capability that this version compiles for (COMPATIBILITY, GUIDE).
@@ -132,6 +136,7 @@ _READ = (
 def _nvidia(
     capability: str, *makes: Make, per_host: int = 1, alike: bool = False, arm: bool = False, joins_hosts: bool = False
 ) -> Accelerator:
+    unread = (NAMES, UNREAD) if float(capability) >= _TURING else (UNREAD,)
     return Accelerator(
         "cuda",
         per_host,
@@ -140,7 +145,7 @@ def _nvidia(
         alike=alike,
         joins_hosts=joins_hosts,
         arm=arm,
-        sources=_NVIDIA if any(make.name in _READ for make in makes) else (UNREAD,),
+        sources=_NVIDIA if any(make.name in _READ for make in makes) else unread,
     )
 
 

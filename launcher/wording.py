@@ -50,6 +50,16 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
+def duration(value_s: float) -> str:
+    """The shortest way to write whole seconds: 5400 is 1h30m."""
+    rest, parts = int(value_s), []
+    for letter, unit in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        number, rest = divmod(rest, unit)
+        if number:
+            parts.append(f"{number}{letter}")
+    return "".join(parts) or "0s"
+
+
 def size(number: float) -> str:
     """`131.2 MiB`."""
     if number < 1000:

@@ -95,7 +95,7 @@ def draw(seed: str, hosts: int) -> Event:
 def document(hosts: int) -> dict[str, Any]:
     """The job: each start is one attempt, so that its record is that of the event."""
     train = digits(steps=STEPS, checkpoint={"every": EVERY, "keep": 3})
-    limits = {"restarts": {"crash": 0, "in_place": 0}, "timeouts": {"step": "20s"}, "grace": "60s"}
+    limits = {"restarts": {"crash": 0, "in_place": 0}, "timeouts": {"step": "20s", "save": "1m"}, "grace": "60s"}
     return job(train, hosts=hosts, per_host=2 // hosts, **limits)
 
 

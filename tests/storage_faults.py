@@ -197,6 +197,9 @@ def faults(case: Case, result: Result) -> Iterator[str]:
         yield f"exit {result.code}, not {case.expected}"
     if "Traceback" in result.stdout + result.stderr:
         yield "a traceback"
+    if not (result.folder / "summary.json").exists():
+        yield "no summary"
+        return
     if result.code and len(result.verdict["message"]) > LONGEST:
         yield f"a sentence of {len(result.verdict['message'])} characters"
     if result.code and result.stderr.count(result.verdict["message"]) > TIMES:
@@ -213,7 +216,7 @@ def main(words: Sequence[str]) -> int:
         for case, result in zip(cases, threads.map(tried, cases), strict=True):
             wrong = "; ".join(faults(case, result))
             failed += bool(wrong)
-            message = result.verdict["message"]
+            message = result.verdict["message"] if "no summary" not in wrong else ""
             print(f"{'WRONG ' if wrong else ''}{case}: {result.code} {message}{wrong and f' ({wrong})'}", flush=True)
             if wrong and "KEEP" in os.environ:
                 (Path(os.environ["KEEP"]) / str(case).replace(" ", "-")).write_text(result.stdout + result.stderr)

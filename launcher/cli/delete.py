@@ -9,11 +9,10 @@ import click
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.job import units
 from jaxlaunch.launcher.kube.kinds import JOBSETS
 from jaxlaunch.launcher.kube.objects import terminal_state
 from jaxlaunch.launcher.lifecycle import delete, ownership, stop, submit
-from jaxlaunch.launcher.wording import placed
+from jaxlaunch.launcher.wording import duration, placed
 
 _MARGIN_S = 120.0  # after the pods' grace period
 
@@ -36,7 +35,7 @@ def delete_command(name: str, namespace: str | None, context: str | None, yes: b
     limit_s = stop.grace_s(jobset) + _MARGIN_S
     if no_wait or submit.gone(cluster, JOBSETS, dict(jobset), limit_s):
         return 0
-    late = f"its pods are not gone after {units.text(limit_s)}; see `launcher explain {name}`"
+    late = f"its pods are not gone after {duration(limit_s)}; see `launcher explain {name}`"
     output.say(placed(late, jobset["metadata"]["namespace"]))
     return options.WAITED_TOO_LONG
 

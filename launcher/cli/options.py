@@ -12,7 +12,7 @@ import click
 from jaxlaunch import programs
 from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.job import renamed, units
+from jaxlaunch.launcher.job import renamed
 
 WAITED_TOO_LONG = 124  # exit code
 
@@ -152,7 +152,11 @@ def _type(option: programs.Option) -> click.ParamType[Any] | None:
 
 def seconds(option: str, given: str | None) -> float | None:
     """The value of a duration option. Raises UserError when it is not a duration."""
+    if given is None:
+        return None
+    from jaxlaunch.launcher.job import units  # with pydantic, for which other commands do not wait
+
     try:
-        return None if given is None else units.seconds(given)
+        return units.seconds(given)
     except ValueError:
         raise UserError(f"{option} {given} is not a duration.", "write 90s, 10m, 12h or 3d.") from None

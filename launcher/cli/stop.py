@@ -12,13 +12,12 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.here import found
 from jaxlaunch.launcher.here import stop as stop_here
 from jaxlaunch.launcher.here.found import Run
-from jaxlaunch.launcher.job import units
 from jaxlaunch.launcher.kube.kinds import JOBSETS
 from jaxlaunch.launcher.kube.objects import terminal_state
 from jaxlaunch.launcher.lifecycle import ownership, record, stop
 from jaxlaunch.launcher.status import collect
 from jaxlaunch.launcher.status.snapshot import Snapshot
-from jaxlaunch.launcher.wording import placed
+from jaxlaunch.launcher.wording import duration, placed
 
 _MARGIN_S = 60.0  # after the pods' grace period
 _GRACE_S = 60.0  # of a run whose job cannot be read
@@ -62,7 +61,7 @@ def stop_command(
     if seen.report.verdict is not None:
         output.say(seen.report.verdict.verdict.message)
     if not gone.is_over:
-        late = f"its pods are not gone after {units.text(limit_s)}; see `launcher explain {name}`"
+        late = f"its pods are not gone after {duration(limit_s)}; see `launcher explain {name}`"
         output.say(placed(late, jobset["metadata"]["namespace"]))
         return options.WAITED_TOO_LONG
     output.show(f"{JOBSETS.titled(name)} stopped")
@@ -76,7 +75,7 @@ def _stop_run(run: Run, limit_s: float | None) -> int:
         output.show(f"run/{run.name} stopping")
         return 0
     if not stop_here.until_ended(run, limit_s):
-        output.say(f"it has not ended after {units.text(limit_s)}; see `launcher explain {run.name}`")
+        output.say(f"it has not ended after {duration(limit_s)}; see `launcher explain {run.name}`")
         return options.WAITED_TOO_LONG
     ended = found.open_run(run.folder)
     if ended.summary is not None and ended.summary.verdict is not None:

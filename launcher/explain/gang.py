@@ -96,7 +96,7 @@ def silent_node(snapshot: Snapshot) -> Answer | None:
         return None
     headline = f"waits: {silence(node, snapshot.now)}; {which(there, snapshot.expected_hosts)} {are(there)} on it"
     move = (
-        "wait: Kubernetes evicts its pods after 5 minutes, but makes them again elsewhere only when the node is back "
+        "wait: Kubernetes evicts its pods after 30 s, but makes them again elsewhere only when the node is back "
         f"or deleted; if it is gone for good: kubectl delete node {node['metadata']['name']}"
     )
     return Answer("node-lost", headline, quoted(snapshot.event("NodeNotReady", kind="Pod")), move)

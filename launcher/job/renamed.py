@@ -9,15 +9,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxlaunch.launcher.errors import KeyPath
-from jaxlaunch.trainer.spec import task_name
 
 UNTIL = "0.3"
 
 # The path of a block or a value: the path that it has now.
 KEYS: Mapping[KeyPath, KeyPath] = {("budgets",): ("timeouts",)}
 
+
+def _task_name(given: Any) -> Any:
+    from jaxlaunch.trainer.spec import task_name  # most commands read no job, and pydantic is half of a start
+
+    return task_name(given)
+
+
 # The path of a value: what gives the value's new name, and returns any other as it is.
-VALUES: Mapping[KeyPath, Callable[[Any], Any]] = {("train", "task"): task_name}
+VALUES: Mapping[KeyPath, Callable[[Any], Any]] = {("train", "task"): _task_name}
 
 Say = Callable[[str], None]
 

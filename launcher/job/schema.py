@@ -313,8 +313,10 @@ class JobSpec(Block):
     )
     slices: Pods = Field(1, description="groups of hosts that share a fast network; each is one child Job")
     processes_per_host: Few | Literal["all"] = Field(1, description="JAX processes of a host; all: one per device")
-    platform: Where | None = Field(None, description="default from the cluster defaults, else generic")
-    namespace: Label | None = Field(None, description="default from the kubeconfig's context")
+    platform: Where | None = Field(
+        None, description="whose labels of nodes the pods ask for; default from the cluster defaults, else generic"
+    )
+    namespace: Label | None = Field(None, description="where the job is created; default from the kubeconfig's context")
     queue: Label | None = Field(None, description="Kueue's LocalQueue; default from the cluster defaults, else none")
     priority: ObjectName | None = Field(
         None, description="with a queue Kueue's WorkloadPriorityClass, without one a PriorityClass"

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from jaxlaunch.launcher.job.introspection import Words
 from jaxlaunch.launcher.kube.quantity import SUFFIXED, amount
+from jaxlaunch.launcher.wording import duration
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _SPELLED = r"s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?|w|wks?|weeks?"
@@ -35,30 +36,20 @@ def seconds(value: Any) -> float:
     return float(total)
 
 
-def text(value_s: float) -> str:
-    """The shortest way to write whole seconds: 5400 is 1h30m."""
-    rest, parts = int(value_s), []
-    for letter, unit in _SECONDS.items():
-        count, rest = divmod(rest, unit)
-        if count:
-            parts.append(f"{count}{letter}")
-    return "".join(parts) or "0s"
-
-
 def _meant_duration(written: str) -> str | None:
     """What `10 min` or `1.5h` means. Nothing is rounded, and a capital M may be of anything."""
     match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*([a-z]+)", written.strip().lower())
     if match is None or not re.fullmatch(_SPELLED, match[2]) or written.strip().endswith("M"):
         return None
     total = Decimal(match[1]) * (_SECONDS | {"w": 604800})[match[2][0]]
-    return f"write {text(float(total))}." if total == int(total) and 0 < total <= _LONGEST_S else None
+    return f"write {duration(float(total))}." if total == int(total) and 0 < total <= _LONGEST_S else None
 
 
 Duration = Annotated[
     float,
     BeforeValidator(seconds),
     Words("a duration above 0, such as 90s, 10m, 12h or 3d", _meant_duration),
-    PlainSerializer(text, return_type=str),
+    PlainSerializer(duration, return_type=str),
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$"}, {"type": "integer"}]}),
 ]
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxlaunch.launcher.cluster.client import ApiError, Cluster, Unreachable
 from jaxlaunch.launcher.errors import UserError, exceeds_quota
-from jaxlaunch.launcher.job.load import JobFile
 from jaxlaunch.launcher.kube.kinds import SECRETS
 from jaxlaunch.launcher.wording import placed
 
 GIVE_UP_S = 30.0  # on a Secret that does not go, and on a server that answers with errors
 _SILENT_S = 2.0  # of a wait that nobody is told of
 _PAUSE_S = 0.5
+
+if TYPE_CHECKING:
+    from jaxlaunch.launcher.job.load import JobFile  # pydantic is most of a start, and few commands read a job
 
 Obj = dict[str, Any]
 

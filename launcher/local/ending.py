@@ -99,8 +99,12 @@ def _with_saved(found: Summary, checkpoints: Path | None, starts: Starts, record
 
 
 def newest_step(checkpoints: Path | None) -> int | None:
-    """The newest step that is whole in a folder of checkpoints: its manifest is written last."""
-    manifests = () if checkpoints is None else checkpoints.glob(f"*/{contract.MANIFEST}")
+    """The newest step that is whole in a folder of checkpoints: its manifest is written last. None where there is none,
+    and where the storage does not answer: what becomes of the run its own processes say."""
+    try:
+        manifests = [] if checkpoints is None else list(checkpoints.glob(f"*/{contract.MANIFEST}"))
+    except OSError:
+        return None
     return max((int(path.parent.name) for path in manifests if path.parent.name.isdecimal()), default=None)
 
 

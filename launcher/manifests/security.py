@@ -9,14 +9,16 @@ import base64
 import dataclasses
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.job.defaults import Defaults
-from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
 from jaxlaunch.launcher.manifests import certificates
 from jaxlaunch.launcher.manifests.platforms import runtime
+
+if TYPE_CHECKING:  # commands that read no job use what is below too, and do not wait for pydantic
+    from jaxlaunch.launcher.job.defaults import Defaults
+    from jaxlaunch.launcher.job.schema import JobSpec
 
 RESTRICTED = {
     "allowPrivilegeEscalation": False,

@@ -34,7 +34,7 @@ FLOORS = (
     ),
     ("jaxlaunch.launcher.troubleshooting", "jaxlaunch.launcher.wording"),
     ("jaxlaunch.launcher.errors",),
-    ("jaxlaunch.trainer.__main__",),
+    ("jaxlaunch.trainer.__main__", "jaxlaunch.trainer.tune"),
     (
         "jaxlaunch.trainer.evaluation",
         "jaxlaunch.trainer.export",
@@ -112,6 +112,7 @@ OUTSIDE: Mapping[str, set[str]] = {
     "jaxlaunch": {"jax"},  # for its types alone
     "jaxlaunch.reporting": set(),  # travels into users' images, as the face does
     "jaxlaunch.launcher": LAUNCHER,
+    "jaxlaunch.launcher.seen.pictures": LAUNCHER | {"PIL"},  # of [train]; without it there is no PNG
     "jaxlaunch.launcher.agent": set(),  # runs in images that hold nothing of ours but its zipapp
     "jaxlaunch.launcher.agent.site.jaxhook": {"jax"},  # in functions that JAX's own import calls
     "jaxlaunch.trainer": TRAINER,

@@ -19,6 +19,7 @@ from jaxlaunch.launcher.manifests.platforms.facts import (
 TYPES = Source("Amazon EC2: accelerated computing instances", "docs.aws.amazon.com/ec2/latest/instancetypes/ac.html")
 EFA = Source("Amazon EC2: EFA, instance types", "docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html")
 REFERENCE = Source("Karpenter: instance types, with their EFA interfaces", "karpenter.sh/docs/reference/instance-types")
+OLD_REFERENCE = Source("Karpenter 1.0: instance types", "karpenter.sh/v1.0/reference/instance-types")
 EFA_PODS = Source("Amazon EKS: run training with EFA", "docs.aws.amazon.com/eks/latest/userguide/node-efa.html")
 EFA_DRA = Source(
     "Amazon EKS: manage EFA devices, the EFA DRA driver",
@@ -32,28 +33,28 @@ LIBFABRIC = Source("libfabric: the EFA provider's variables", "github.com/ofiwg/
 UNREAD = Source("Amazon EC2: GPUs and EFA interfaces, of no page that was looked at", "none", "not yet")
 
 INSTANCES: Mapping[str, Instance] = {
-    **{f"g4dn.{size}xlarge": Instance(1, 16, source=UNREAD) for size in ("", 2, 4)},
-    **{f"g4dn.{size}xlarge": Instance(1, 16, 1, UNREAD) for size in (8, 16)},
-    "g4dn.12xlarge": Instance(4, 16, 1, UNREAD),
-    "g4dn.metal": Instance(8, 16, 1, UNREAD),
+    **{f"g4dn.{size}xlarge": Instance(1, 16, source=REFERENCE) for size in ("", 2, 4)},
+    **{f"g4dn.{size}xlarge": Instance(1, 16, 1, REFERENCE) for size in (8, 16)},
+    "g4dn.12xlarge": Instance(4, 16, 1, REFERENCE),
+    "g4dn.metal": Instance(8, 16, 1, REFERENCE),
     **{f"{family}.{size}xlarge": Instance(1, 24, source=TYPES) for family in ("g5", "g6") for size in ("", 2, 4)},
     **{f"{family}.{size}xlarge": Instance(1, 24, 1, REFERENCE) for family in ("g5", "g6") for size in (8, 16)},
     **{f"{family}.{size}xlarge": Instance(4, 24, 1, REFERENCE) for family in ("g5", "g6") for size in (12, 24)},
     **{f"{family}.48xlarge": Instance(8, 24, 1, REFERENCE) for family in ("g5", "g6")},
-    **{f"g6e.{size}xlarge": Instance(1, 48, source=UNREAD) for size in ("", 2, 4)},
-    **{f"g6e.{size}xlarge": Instance(1, 48, 1, UNREAD) for size in (8, 16)},
-    "g6e.12xlarge": Instance(4, 48, 1, UNREAD),
-    "g6e.24xlarge": Instance(4, 48, 2, UNREAD),
-    "g6e.48xlarge": Instance(8, 48, 4, UNREAD),
-    **{f"g7e.{size}xlarge": Instance(1, 96, source=UNREAD) for size in (2, 4)},
-    "g7e.8xlarge": Instance(1, 96, 1, UNREAD),
-    "g7e.12xlarge": Instance(2, 96, 1, UNREAD),
-    "g7e.24xlarge": Instance(4, 96, 2, UNREAD),
-    "g7e.48xlarge": Instance(8, 96, 4, UNREAD),
-    "p3.2xlarge": Instance(1, 16, source=UNREAD),
-    "p3.8xlarge": Instance(4, 16, source=UNREAD),
-    "p3.16xlarge": Instance(8, 16, source=UNREAD),
-    "p3dn.24xlarge": Instance(8, 32, 1, UNREAD),
+    **{f"g6e.{size}xlarge": Instance(1, 48, source=REFERENCE) for size in ("", 2, 4)},
+    **{f"g6e.{size}xlarge": Instance(1, 48, 1, REFERENCE) for size in (8, 16)},
+    "g6e.12xlarge": Instance(4, 48, 1, REFERENCE),
+    "g6e.24xlarge": Instance(4, 48, 2, REFERENCE),
+    "g6e.48xlarge": Instance(8, 48, 4, REFERENCE),
+    **{f"g7e.{size}xlarge": Instance(1, 96, source=REFERENCE) for size in (2, 4)},
+    "g7e.8xlarge": Instance(1, 96, 1, REFERENCE),
+    "g7e.12xlarge": Instance(2, 96, 1, REFERENCE),
+    "g7e.24xlarge": Instance(4, 96, 2, REFERENCE),
+    "g7e.48xlarge": Instance(8, 96, 4, REFERENCE),
+    "p3.2xlarge": Instance(1, 16, source=OLD_REFERENCE),
+    "p3.8xlarge": Instance(4, 16, source=OLD_REFERENCE),
+    "p3.16xlarge": Instance(8, 16, source=OLD_REFERENCE),
+    "p3dn.24xlarge": Instance(8, 32, 1, REFERENCE),
     "p4d.24xlarge": Instance(8, 40, 4, EFA),
     "p4de.24xlarge": Instance(8, 80, 4, EFA),
     "p5.4xlarge": Instance(1, 80, 1, REFERENCE),

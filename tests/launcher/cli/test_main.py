@@ -54,6 +54,15 @@ def test_rendering_imports_no_client_of_a_cluster(tmp_path: Path) -> None:
     assert said.stdout.startswith("apiVersion: jobset.x-k8s.io/v1alpha2")
 
 
+@pytest.mark.parametrize("command", ["delete"])
+def test_commands_on_a_submitted_job_do_not_wait_for_what_reads_a_job_file(command: str) -> None:
+    code = (
+        f"import sys, jaxlaunch.launcher.cli.{command};"
+        "print([name for name in ('pydantic_core', 'jaxlaunch.trainer.spec', 'cryptography') if name in sys.modules])"
+    )
+    assert python("-c", code).stdout == "[]\n"
+
+
 def test_the_launcher_never_imports_the_jax_side() -> None:
     code = (
         "import json, sys; from jaxlaunch.launcher.cli import validate, schema, init;"

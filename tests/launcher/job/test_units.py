@@ -4,6 +4,7 @@ from pydantic import TypeAdapter
 from jaxlaunch.accelerators import KNOWN, chips_per_host, sides_of
 from jaxlaunch.launcher.job import credentials, units
 from jaxlaunch.launcher.job.units import Quantity
+from jaxlaunch.launcher.wording import duration
 
 
 @pytest.mark.parametrize(
@@ -12,7 +13,7 @@ from jaxlaunch.launcher.job.units import Quantity
 )
 def test_a_duration_is_seconds(written: object, seconds: float) -> None:
     assert units.seconds(written) == seconds
-    assert units.seconds(units.text(seconds)) == seconds
+    assert units.seconds(duration(seconds)) == seconds
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,13 @@ def test_a_run_that_its_user_killed_in_a_save_says_what_is_on_disk(
     assert attempts(tmp_path)[0]["last_committed"] == own
 
 
+def test_storage_that_does_not_answer_leaves_the_end_as_it_is_on_record(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").symlink_to("x" * 300)  # an OSError for whoever looks there, root too
+    write(RunFolder(tmp_path, fail), running())
+    found = end(tmp_path, [-9])
+    assert (found["verdict"]["code"], found["saved"]) == (contract.LOST, 40)
+
+
 def test_what_was_decided_before_the_agents_were_killed_stands(tmp_path: Path) -> None:
     judged = of_code(contract.CRASH, "rank 1 raised", rank=1, step=43)
     write(RunFolder(tmp_path, fail), running(judged=judged))

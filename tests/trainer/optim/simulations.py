@@ -34,13 +34,14 @@ PARAMETERS: dict[str, tuple[tuple[int, ...], tuple[str, ...] | None]] = {
     "blocks.out": ((2, 2, 3, 5), ("heads", "head", "embed")),
     "blocks.scale": ((2, 5), ("embed",)),
     "bias": ((8,), ("hidden",)),  # which starts at 0
-    "wide": ((128, 136), None),  # which adafactor factors
-    "tall": ((2, 136, 128), ("embed", "hidden")),
+    "wide": ((12, 14), None),
+    "tall": ((2, 14, 12), ("embed", "hidden")),
     "frozen": ((3, 3), None),
 }
+FACTORED = {"wide": (128, 136), "tall": (2, 136, 128)}  # with adafactor, which factors nothing smaller
 MATRICES = {"embedding", "blocks.up", "blocks.out", "wide", "tall", "frozen"}
 # Inputs and outputs of what Muon has.
-OF_MUON = {"blocks.up": (5, 8), "blocks.out": (6, 5), "wide": (128, 136), "tall": (136, 128), "frozen": (3, 3)}
+OF_MUON = {"blocks.up": (5, 8), "blocks.out": (6, 5), "wide": (12, 14), "tall": (14, 12), "frozen": (3, 3)}
 GROUPS: list[dict[str, Any]] = [
     {"match": r"blocks\..*", "lr": 0.5, "weight_decay": 0.02},
     {"match": "embedding", "lr": 2.0},
@@ -220,10 +221,12 @@ ALL = [Setting(*switches) for switches in itertools.product((False, True), repea
 COVERING = [Setting(*map(bool, map(int, bits))) for bits in ("00000", "01111", "10111", "11011", "11101", "11110")]
 
 
-def drawn() -> tuple[dict[str, Array], list[dict[str, Array]]]:
+def drawn(optimizer: Optimizer) -> tuple[dict[str, Array], list[dict[str, Array]]]:
     """Parameters, and a gradient of each for every step, of very different sizes; all float32."""
     random = np.random.default_rng(7)
-    params = {name: random.normal(size=shape).astype(np.float32) for name, (shape, _) in PARAMETERS.items()}
+    shapes = {name: shape for name, (shape, _) in PARAMETERS.items()}
+    shapes |= FACTORED if optimizer.name == "adafactor" else {}
+    params = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     params["bias"][:] = 0.0
 
     def gradient(leaf: Array) -> Array:
@@ -234,7 +237,7 @@ def drawn() -> tuple[dict[str, Array], list[dict[str, Array]]]:
 
 def simulated(variant: str, setting: Setting) -> tuple[list[dict[str, Array]], dict[str, State]]:
     """The parameters after each update, and the states of the rule at the end."""
-    start, grads = drawn()
+    start, grads = drawn(setting.optimizer(variant))
     owner = {name: next((g for g in GROUPS if re.fullmatch(g["match"], name)), {}) for name in start}
     if not setting.has_groups:
         owner = dict.fromkeys(start, {})
@@ -261,8 +264,8 @@ def simulated(variant: str, setting: Setting) -> tuple[list[dict[str, Array]], d
 
 def trained(variant: str, setting: Setting) -> tuple[list[dict[str, Array]], Any]:
     """The product's: parameters after each update, and its state. A run that resumes builds its optimizer anew."""
-    start, grads = drawn()
     optimizer = setting.optimizer(variant)
+    start, grads = drawn(optimizer)
     axes = {name: axes for name, (_, axes) in PARAMETERS.items()}
     frozen = groups.frozen(optimizer, start)
     params = {name: jnp.asarray(leaf) for name, leaf in start.items() if name not in frozen}
