@@ -33,6 +33,7 @@ JOB = "JAXLAUNCH_JOB"  # jobset, run -> agent: AgentJob as JSON
 RUN_DIR = "JAXLAUNCH_RUN_DIR"  # jobset, run -> agent, trainer: the run folder; unset: none
 RUN_URL = "JAXLAUNCH_RUN_URL"  # jobset -> agent: the bucket that keeps the run folder, of which RUN_DIR is a copy here
 TRAIN_SPEC = "TRAIN_SPEC"  # jobset, run -> trainer: the train block as JSON
+TRACKER = "JAXLAUNCH_TRACKER"  # jobset, run -> trainer: {"tracker": NAME, "name": the job's} as JSON; unset: none
 STARTED = "JAXLAUNCH_STARTED"  # run -> agent: Unix time at which the run started; unset: when the agent did
 WHOLE_OUTPUT = "JAXLAUNCH_WHOLE_OUTPUT"  # run -> agent: 1 where no line may be dropped, since a plain file takes all
 PARENT = "JAXLAUNCH_PARENT"  # run -> agent: a pid; an agent whose parent is gone stops as on SIGTERM

@@ -6,6 +6,7 @@ Keys that only a cluster needs are here too: they are checked wherever the file 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from jaxlaunch import accelerators
+from jaxlaunch import accelerators, contract
 from jaxlaunch.accelerators import KNOWN, Platform
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.job.introspection import Words
@@ -41,6 +42,11 @@ else:
     ]
 MOST_PODS = 100_000  # of an indexed Job: maxParallelismForIndexedJob of Kubernetes' validation
 Pods = Annotated[int, Field(gt=0), at_most(MOST_PODS, "the most pods that an indexed Job of Kubernetes has")]
+Tracker = Annotated[
+    str,
+    Field(pattern=r"^(wandb|mlflow|trackio|tensorboard|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$"),
+    Words("wandb, mlflow, trackio, tensorboard, or module:Name of a class of your own"),
+]
 AS_WRITTEN = ("command", "env", "labels", "annotations", "node_selector")
 
 
@@ -313,8 +319,10 @@ class JobSpec(Block):
     )
     slices: Pods = Field(1, description="groups of hosts that share a fast network; each is one child Job")
     processes_per_host: Few | Literal["all"] = Field(1, description="JAX processes of a host; all: one per device")
-    platform: Where | None = Field(None, description="default from the cluster defaults, else generic")
-    namespace: Label | None = Field(None, description="default from the kubeconfig's context")
+    platform: Where | None = Field(
+        None, description="whose labels of nodes the pods ask for; default from the cluster defaults, else generic"
+    )
+    namespace: Label | None = Field(None, description="where the job is created; default from the kubeconfig's context")
     queue: Label | None = Field(None, description="Kueue's LocalQueue; default from the cluster defaults, else none")
     priority: ObjectName | None = Field(
         None, description="with a queue Kueue's WorkloadPriorityClass, without one a PriorityClass"
@@ -345,6 +353,10 @@ class JobSpec(Block):
     )
     timeouts: Timeouts = Field(Timeouts(), description="timeout of each phase")
     logs: Logs = Field(Logs(), description="how much of the output is kept in addition to the pods' own logs")
+    tracker: Tracker | None = Field(
+        None,
+        description="where the metrics go besides the run folder: wandb, mlflow, trackio, tensorboard or module:Name",
+    )
     volumes: list[Volume] = Field([], description="storage, mounted in every pod; `run` maps each to a folder")
     env: dict[Variable, Text] = Field({}, description="environment variables, values as written; no credentials")
     secrets: dict[Variable, SecretKey] = Field({}, description="environment variables from Secrets")
@@ -419,6 +431,11 @@ class JobSpec(Block):
         """Whether a lost host is replaced alone. A TPU slice is lost as a whole; a single host has no others."""
         may_restart = self.restarts.crash > 0 and self.restarts.in_place > 0
         return may_restart and self.host_count > 1 and self.accelerator.platform != "tpu"
+
+    @property
+    def tracking(self) -> dict[str, str]:
+        """The variable that names the tracker to the trainer; empty without one."""
+        return {contract.TRACKER: json.dumps({"tracker": self.tracker, "name": self.name})} if self.tracker else {}
 
     def agent_job(
         self,

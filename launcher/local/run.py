@@ -85,16 +85,20 @@ def environment(job: JobSpec, paths: Paths, local: LocalRun, uid: str) -> dict[s
         environ["JAX_PLATFORMS"] = "cpu"
     if job.train is not None:
         environ[contract.TRAIN_SPEC] = paths.train(job.train).model_dump_json(exclude_unset=True)
-    return environ | {
-        contract.JOB: agent_job(job, paths, local.simulate).to_json(),
-        contract.HOSTS: str(job.hosts),
-        contract.SLICES: str(job.slices),
-        contract.UID: uid,
-        contract.RUN_DIR: str(local.folder),
-        contract.TAKE_OVER: "1" if local.take_over else "0",
-        contract.PARENT: str(os.getpid()),
-        contract.WHOLE_OUTPUT: "1" if _is_plain_file(sys.stdout) else "0",
-    }
+    return (
+        environ
+        | job.tracking
+        | {
+            contract.JOB: agent_job(job, paths, local.simulate).to_json(),
+            contract.HOSTS: str(job.hosts),
+            contract.SLICES: str(job.slices),
+            contract.UID: uid,
+            contract.RUN_DIR: str(local.folder),
+            contract.TAKE_OVER: "1" if local.take_over else "0",
+            contract.PARENT: str(os.getpid()),
+            contract.WHOLE_OUTPUT: "1" if _is_plain_file(sys.stdout) else "0",
+        }
+    )
 
 
 def _is_plain_file(stream: TextIO) -> bool:
