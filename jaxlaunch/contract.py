@@ -33,6 +33,7 @@ JOB = "JAXLAUNCH_JOB"  # jobset, run -> agent: AgentJob as JSON
 RUN_DIR = "JAXLAUNCH_RUN_DIR"  # jobset, run -> agent, trainer: the run folder; unset: none
 RUN_URL = "JAXLAUNCH_RUN_URL"  # jobset -> agent: the bucket that keeps the run folder, of which RUN_DIR is a copy here
 TRAIN_SPEC = "TRAIN_SPEC"  # jobset, run -> trainer: the train block as JSON
+TRACKER = "JAXLAUNCH_TRACKER"  # jobset, run -> trainer: {"tracker": NAME, "name": the job's} as JSON; unset: none
 STARTED = "JAXLAUNCH_STARTED"  # run -> agent: Unix time at which the run started; unset: when the agent did
 WHOLE_OUTPUT = "JAXLAUNCH_WHOLE_OUTPUT"  # run -> agent: 1 where no line may be dropped, since a plain file takes all
 PARENT = "JAXLAUNCH_PARENT"  # run -> agent: a pid; an agent whose parent is gone stops as on SIGTERM
@@ -101,6 +102,10 @@ class Outcome:
 DONE, BAD_SPEC, BAD_DATA, STARTUP = 0, 64, 65, 70
 NOT_FINITE, DEADLINE, NO_CHECKPOINT, NO_PROGRESS, PREEMPTED = 76, 77, 78, 79, 80
 LOST, HANG, CRASH, STORAGE, KILLED = 81, 82, 83, 84, 137
+# Of one agent alone, which was told to stop and leaves the others waiting for the pod that takes its place; as a shell
+# says SIGTERM. The Job makes that pod, and charges nothing.
+LEFT = 143
+OF_THE_KERNEL = 128  # codes from here on tell how a container died: no agent exits with one for its gang
 SENTENCES = (
     BAD_SPEC,
     BAD_DATA,
@@ -132,6 +137,14 @@ OUTCOMES: Mapping[int, Outcome] = {
 }
 
 
+def exit_code(verdict_code: int, *, alone: bool) -> int:
+    """What an agent exits with whose lost peers are replaced one by one: the Job has to tell a gang that ended from a
+    pod that did. `alone`: it leaves, and its gang does not."""
+    if alone:
+        return LEFT
+    return verdict_code if verdict_code < OF_THE_KERNEL else CRASH
+
+
 def outcome(code: int) -> Outcome:
     """The row of `code`; a code outside the table is treated as a kill: counted, and restarted in place."""
     return OUTCOMES.get(code) or dataclasses.replace(OUTCOMES[KILLED], code=code)
@@ -149,6 +162,7 @@ class AgentJob:
     timeouts_s: Mapping[str, float | None] = dataclasses.field(default_factory=dict)  # None: learned (step), or endless
     crash_limit: int = 5  # generations, counted by JobSet or run
     in_place_limit: int = 3
+    replaces: bool = False  # a lost host is replaced alone, while the others wait for it
     preempted_limit: int | None = None  # preemptions in a row without a newly committed step; None: no limit
     grace_s: float = 60.0
     deadline_s: float | None = None  # of the whole job, all of its generations; None: no limit

@@ -10,6 +10,8 @@ def nearest(word: str, options: Iterable[str], most: int = 1) -> list[str]:
     import difflib  # only for words that are wrong
 
     written = {option.lower(): option for option in options}
+    if swapped := [option for lower, option in written.items() if sorted(lower) == sorted(word.lower())]:
+        return swapped[:most]
     return [written[found] for found in difflib.get_close_matches(word.lower(), written, most, cutoff=0.7)]
 
 

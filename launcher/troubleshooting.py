@@ -1,4 +1,4 @@
-"""The section of docs/troubleshooting.md about an exit code or a check of `doctor`. Pure."""
+"""The section of docs/troubleshooting.md about an exit code or a check of `doctor`: the command that shows it. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from jaxlaunch import contract
 
 PAGE = "docs/troubleshooting.md"
+_SHOW = "launcher help troubleshooting"  # every installation has it
 
 _CODES: Mapping[int, str] = {
     contract.NOT_FINITE: "data-and-loss",
@@ -38,12 +39,17 @@ _CHECKS: Mapping[str, str] = {
 }
 
 
+def section(name: str) -> str:
+    """The command that shows a section of the page."""
+    return f"{_SHOW}#{name}"
+
+
 def of_code(code: int) -> str | None:
     """The link for the exit code of a job; None where it is done or was stopped, which nobody needs to fix."""
-    return None if code in (contract.DONE, contract.PREEMPTED) else f"{PAGE}#{_CODES.get(code, 'exit-codes')}"
+    return None if code in (contract.DONE, contract.PREEMPTED) else section(_CODES.get(code, "exit-codes"))
 
 
 def of_check(check: str) -> str | None:
     """The link for a check of `doctor` that fails; None where the page has nothing on it."""
-    section = _CHECKS.get(check)
-    return None if section is None else f"{PAGE}#{section}"
+    name = _CHECKS.get(check)
+    return None if name is None else section(name)

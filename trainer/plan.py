@@ -148,9 +148,17 @@ class Plan:
 
         return {"asked": peak(asked), "none": whole, "full": peak(least)}
 
-    def _residuals(self, remat: Remat) -> Range:
+    def flops(self) -> float | None:
+        """Of a train step, on all devices together; None when they depend on the data."""
+        return self.step.flops(self._batch(self.spec.batch))
+
+    def residuals(self, remat: Remat) -> tuple[int, int]:
+        """Bytes that the backward pass of a micro-batch reads, and of one of twice the rows; on all devices."""
         step, rows = self._step(remat), self.spec.batch // self.spec.accumulate
-        of_batch, of_twice = step.residual_bytes(self._batch(rows)), step.residual_bytes(self._batch(2 * rows))
+        return step.residual_bytes(self._batch(rows)), step.residual_bytes(self._batch(2 * rows))
+
+    def _residuals(self, remat: Remat) -> Range:
+        of_batch, of_twice = self.residuals(remat)
         return memory.residuals_per_device(
             of_batch, of_twice, self._shards(), self.mesh.shape["fsdp"], self.mesh.shape["mp"]
         )
@@ -167,9 +175,14 @@ class Plan:
 
 def ahead(spec: TrainSpec, task: Task, chips: Chips) -> dict[str, Any]:
     """What the compiler of these chips says of the steps, none of which need be here. Raises SpecError."""
+    return ahead_of_time(spec, task, chips).to_dict()
+
+
+def ahead_of_time(spec: TrainSpec, task: Task, chips: Chips) -> AheadOfTime:
+    """The training, to be compiled for these chips. Raises SpecError."""
     source = _source(spec, task)
     batch = _batch(_example(task, source), spec.batch)
-    return AheadOfTime(task, spec, chips, batch, spec.total_steps(len(source))).to_dict()
+    return AheadOfTime(task, spec, chips, batch, spec.total_steps(len(source)))
 
 
 def _source(spec: TrainSpec, task: Task) -> Source:

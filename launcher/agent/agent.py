@@ -22,7 +22,7 @@ from jaxlaunch.launcher.agent.http.server import MetricsServer
 from jaxlaunch.launcher.agent.io import cgroup
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.output import OutputStream
-from jaxlaunch.launcher.agent.leader import unfinished
+from jaxlaunch.launcher.agent.leader import history, unfinished
 from jaxlaunch.launcher.agent.leader.leader import Leader
 from jaxlaunch.launcher.agent.leader.pod_log import PodLog
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
@@ -46,6 +46,7 @@ class Agent:
         self._stdout = OutputStream(self._loop, 1, is_whole=config.keeps_output)
         self._stderr = OutputStream(self._loop, 2)
         self._verdict: Verdict | None = None
+        self._is_alone = False  # it leaves, and its gang does not
         self._started = time.time()
         self._run_folder = RunFolder(config.run_dir, self._say_from_a_thread)
         clock = Clock(time.monotonic() - process_age_s()) if config.is_leader else None
@@ -100,6 +101,10 @@ class Agent:
 
     def run(self) -> int:
         """Runs the gang's part of this host; returns the exit code of the verdict."""
+        replaces = self._config.job.replaces
+        if replaces and history.is_done(self._run_folder.records(self._config.uid)):
+            self.say("the run has finished: there is nothing left to do")
+            return contract.DONE
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # the member handles them; children inherit the mask
         self._stop_with_parent()
         if self._leader is not None:
@@ -118,18 +123,18 @@ class Agent:
         assert self._verdict is not None, "the loop ends with a verdict"
         if self._config.is_pod:
             write_termination_message(self._verdict, self._config.host, self._config.generation, self._member.attempt)
-        return self._verdict.code
+        return contract.exit_code(self._verdict.code, alone=self._is_alone) if replaces else self._verdict.code
 
     def _stop_with_parent(self) -> None:
         parent = os.environ.get(contract.PARENT, "")
         if parent.isdecimal() and not die_with_parent(signal.SIGTERM, int(parent)):
             self._member.request_stop()
 
-    def _finish(self, verdict: Verdict) -> None:
+    def _finish(self, verdict: Verdict, alone: bool) -> None:
         """Ends with the first verdict. One that fails the job for good waits for a last scrape: no later pod has it."""
         if self._verdict is not None:
             return
-        self._verdict = verdict
+        self._verdict, self._is_alone = verdict, alone
         if contract.outcome(verdict.code).action is not Action.FAIL or self._member.is_signalled:
             return self._loop.stop()
         for number in STOPPING:

@@ -57,6 +57,8 @@ def lines(job: JobSpec, train: TrainSpec, found: Mapping[str, Any]) -> Iterator[
         yield f"  {found['program']}"
         return
     yield from _collectives(found["collectives"])
+    if found["recomputed"]:
+        yield f"  recomputation: {found['recomputed']:.0%} of the step's computation"
     if found["modelled"] is not None:
         yield from _modelled(found["modelled"])
 

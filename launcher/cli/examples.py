@@ -8,11 +8,19 @@ FIRST: Mapping[str, str] = {
     "launcher init first && launcher run first.yaml": "train on this machine, on CPU",
     "launcher submit job.yaml --follow --wait": "run on a cluster; exits as the job does",
     "launcher explain NAME": "why a job is pending, or why it failed",
-    "launcher help troubleshooting": "errors by the words on the screen",
+    "launcher help troubleshooting": "search by error message",
 }
 
 # Command -> its examples, each with what it does.
 EXAMPLES: Mapping[str, Mapping[str, str]] = {
+    "compare": {
+        "launcher compare digits runs/other": "two runs: what differs, their loss",
+        "launcher compare a b --at hour -o both.html": "as a page",
+    },
+    "dashboard": {
+        "launcher dashboard": "the runs below runs/",
+        "launcher dashboard runs -n team-a": "and the jobs of a namespace",
+    },
     "delete": {
         "launcher delete digits": "asks first if it has not ended",
         "launcher delete digits -n team-a --yes": "for scripts",
@@ -38,7 +46,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
     "help": {
         "launcher help": "lists the pages",
         "launcher help quickstart": "shows one",
-        "launcher help job-yaml#train.mesh": "one section; so is what `see:` names",
+        "launcher help job-yaml#train.mesh": "one section of a page",
     },
     "init": {"launcher init first": "writes first.yaml"},
     "list": {
@@ -93,6 +101,11 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "launcher submit job.yaml --follow --wait": "prints its log; exits as the job does",
         "launcher submit job.yaml --dry-run=server": "validated, not kept",
         "launcher submit job.yaml --replace": "after the same name has ended",
+    },
+    "tune": {
+        "launcher tune job.yaml --write faster.yaml": "compiles for the job's accelerator",
+        "launcher tune job.yaml --over mesh --most 16": "meshes alone, more of them",
+        "launcher tune job.yaml --measure": "times each on this machine",
     },
     "validate": {
         "launcher validate job.yaml": "every error at once, without a cluster",

@@ -18,8 +18,7 @@ from jaxlaunch.spelling import in_full, nearest
 def help_command(context: click.Context, topic: str | None) -> None:
     """Show a page of the documentation, or list them.
 
-    TOPIC is a page, a page with one of its sections (PAGE#SECTION, such as the commands print after `see:`), or a
-    command.
+    TOPIC is a page, a page with one of its sections (PAGE#SECTION), or a command.
     """
     docs = pages.folder()
     known = {} if docs is None else pages.names(docs)

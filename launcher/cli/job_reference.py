@@ -17,6 +17,7 @@ from jaxlaunch.launcher.job.introspection import Type
 from jaxlaunch.launcher.job.schema import JobSpec
 
 _EXAMPLES = re.compile(r",? such as [^,]+(, [^,]+)* or [^,]+")  # for a message, not for every row of a table
+_SAID = re.compile(r"(?:^|; )default:? (?P<default>[^;]+)(?:; |$)")
 _FENCED = re.compile(r"^```yaml\n.*?^```$", re.MULTILINE | re.DOTALL)
 
 _INTRODUCTION = """\
@@ -78,16 +79,26 @@ def _row(path: KeyPath, field: FieldInfo) -> str:
         wanted = "block"
     elif kind.items is not None and introspection.blocks(kind):
         wanted = "list of blocks"
-    cells = [f"`{path[-1]}`", wanted + (", or null" if kind.nullable else ""), _default(field), field.description or ""]
+    default, meaning = _default(field)
+    cells = [f"`{path[-1]}`", wanted + (", or null" if kind.nullable else ""), default, meaning]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _default(field: FieldInfo) -> str:
+def _default(field: FieldInfo) -> tuple[str, str]:
+    """The cells of the default and of the meaning: where the value is None, the meaning has said what then holds."""
+    meaning = field.description or ""
     if field.is_required():
-        return "required"
+        return "required", meaning
     value = field.default
     if isinstance(value, BaseModel):
-        value = value.model_dump(mode="json", exclude_unset=True) or None
-    if value is None or field.default_factory is not None:  # the meaning says what stands in
-        return ""
-    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
+        value = value.model_dump(mode="json", exclude_unset=True)
+    if field.default_factory is not None:
+        value = {} if introspection.blocks(Type.of_field(field)) else None
+    if value == {}:
+        return "those of its keys", meaning
+    if value is not None:
+        return f"`{value if isinstance(value, str) else json.dumps(value)}`", meaning
+    if (said := _SAID.search(meaning)) is None:
+        return "not set", meaning
+    rest = "; ".join(filter(None, (meaning[: said.start()], meaning[said.end() :])))
+    return said["default"], rest

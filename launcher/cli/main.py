@@ -25,6 +25,11 @@ READ_MORE = "launcher COMMAND --help has more examples, launcher help lists the 
 
 # Command -> where it is defined, and its line in --help. Importing them all would take --help half a second.
 COMMANDS: Mapping[str, tuple[str, str]] = {
+    "compare": ("jaxlaunch.launcher.cli.compare:compare_command", "Compare RUNS: what differs, and their curves."),
+    "dashboard": (
+        "jaxlaunch.launcher.cli.dashboard:dashboard_command",
+        "Serve the pages of all runs of FOLDER while they train.",
+    ),
     "delete": ("jaxlaunch.launcher.cli.delete:delete_command", "Delete job JOB_NAME."),
     "doctor": ("jaxlaunch.launcher.cli.doctor:doctor_command", "Check that the cluster can run JOB_FILE, or any job."),
     "eval": ("jaxlaunch.launcher.cli.evaluate:eval_command", "Evaluate a checkpoint of RUN on its held-out data."),
@@ -66,15 +71,16 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Stop job JOB_NAME, or a run here, after it has saved.",
     ),
     "submit": ("jaxlaunch.launcher.cli.submit:submit", "Submit JOB_FILE to a cluster."),
+    "tune": ("jaxlaunch.launcher.cli.tune:tune_command", "Find the fastest settings of JOB_FILE that fit."),
     "validate": ("jaxlaunch.launcher.cli.validate:validate", "Check JOB_FILE, and show what it requests."),
 }
 
 # How --help groups them, in the order in which they are first needed.
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Write a job": ("init", "validate", "plan", "prepare"),
+    "Write a job": ("init", "validate", "plan", "tune", "prepare"),
     "Run it on this machine": ("run",),
     "Run it on a cluster": ("doctor", "render", "submit", "stop", "delete"),
-    "See what it does": ("list", "status", "explain", "logs", "profile", "report"),
+    "See what it does": ("list", "status", "explain", "logs", "profile", "report", "compare", "dashboard"),
     "Use what it trained": ("eval", "sample", "export"),
     "Documentation": ("help", "schema"),
 }

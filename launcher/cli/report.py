@@ -14,7 +14,10 @@ from jaxlaunch.launcher.local import run_folders
 @click.command("report")
 @click.argument("run")
 @click.option("-o", "--output", "to", type=click.Path(path_type=Path), help="The file to write. [default: RUN.html]")
-def report_command(run: str, to: Path | None) -> None:
+@click.option(
+    "--pictures", type=click.Path(path_type=Path), metavar="DIR", help="Also write each picture as SVG and PNG."
+)
+def report_command(run: str, to: Path | None, pictures: Path | None) -> None:
     """Write the page of RUN: one HTML file.
 
     RUN is the name of a run on this machine, or its folder. The page says how the run stands and where every second
@@ -24,9 +27,12 @@ def report_command(run: str, to: Path | None) -> None:
     from jaxlaunch.launcher.seen.run import Followed
 
     folder = run_folders.folder(run)
-    seen = Followed(folder).read()
-    to = to or Path(f"{folder.name}.html")
-    write(to, page.of("run", folder.name, seen.to_json()))
+    data = Followed(folder).read().to_json()
+    write(to or Path(f"{folder.name}.html"), page.of("run", data["name"], data))
+    if pictures is not None:
+        from jaxlaunch.launcher.seen.pictures import of_run
+
+        output.show(*map(str, of_run(data, pictures)))
 
 
 def write(to: Path, text: str) -> None:

@@ -25,7 +25,11 @@ def _files() -> str | None:
         return None
     is_there = any(Path(path).expanduser().exists() for path in paths.split(os.pathsep) if path)
     what = "is not a file" if is_there else "no such file"
-    raise ClusterError(f"{paths}: {what}, and this is not a pod of a cluster.", "set KUBECONFIG=FILE.")
+    raise ClusterError(
+        f"{paths}: {what}, and this is not a pod of a cluster.",
+        "set KUBECONFIG=FILE to use a cluster. `launcher run` needs none: its runs are in the folder runs/, each with "
+        "its summary.json and logs.",
+    )
 
 
 def context(wanted: str | None) -> tuple[str, str]:

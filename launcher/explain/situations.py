@@ -236,7 +236,7 @@ def see(situation: str, code: int | None = None) -> str | None:
     if situation == "failed" and code is not None:
         return troubleshooting.of_code(code)
     section = SITUATIONS[situation].section
-    return None if section is None else f"{troubleshooting.PAGE}#{section}"
+    return None if section is None else troubleshooting.section(section)
 
 
 def page(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -252,14 +252,24 @@ def _one_program(data: Any) -> Iterator[Fault]:
         yield Fault((), "neither train nor command is given: there is nothing to run.", hint)
 
 
-_NOT_BUILT: tuple[KeyPath, ...] = (("jobs",),)
+_NOT_BUILT: Mapping[KeyPath, tuple[str, ...]] = {  # a key -> those of its values that are not built yet; none: any
+    ("jobs",): (),
+    ("train", "mesh", "cp"): (),
+    ("train", "mesh", "pp"): (),
+    ("train", "precision"): ("fp8", "int8"),
+    ("train", "precision", "compute"): ("fp8", "int8"),
+    ("train", "checkpoint", "memory"): (),
+    ("train", "checks"): (),
+}
 
 
 def _not_built(data: Any) -> Iterator[Fault]:
-    """The keys of the schema that are not built yet, by name."""
-    for path in _NOT_BUILT:
-        if messages.value_at(data, path) is not None:
-            yield Fault(path, f"{dotted(path)} is not supported yet.", "leave it out.")
+    """The keys and values that are reserved and not built yet, by name."""
+    for path, values in _NOT_BUILT.items():
+        value = messages.value_at(data, path)
+        if value is not None and (not values or value in values):
+            what = f"{dotted(path)} = {value}" if values else dotted(path)
+            yield Fault(path, f"{what} is not supported yet.", "leave it out.")
 
 
 # --- and back ---------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Keys that only a cluster needs are here too: they are checked wherever the file 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from jaxlaunch import accelerators
+from jaxlaunch import accelerators, contract
 from jaxlaunch.accelerators import KNOWN, Platform
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.job.introspection import Words
@@ -41,6 +42,11 @@ else:
     ]
 MOST_PODS = 100_000  # of an indexed Job: maxParallelismForIndexedJob of Kubernetes' validation
 Pods = Annotated[int, Field(gt=0), at_most(MOST_PODS, "the most pods that an indexed Job of Kubernetes has")]
+Tracker = Annotated[
+    str,
+    Field(pattern=r"^(wandb|mlflow|trackio|tensorboard|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$"),
+    Words("wandb, mlflow, trackio, tensorboard, or module:Name of a class of your own"),
+]
 AS_WRITTEN = ("command", "env", "labels", "annotations", "node_selector")
 
 
@@ -172,7 +178,10 @@ class Restarts(Block):
     ```
     """
 
-    crash: Natural = Field(5, description="new sets of pods after a crash, a hang or a lost host")
+    crash: Natural = Field(
+        5,
+        description="new sets of pods after a crash or a hang; also how often each lost pod is replaced alone",
+    )
     in_place: Natural = Field(3, description="starts in the same pods in a row without a newly saved step")
     preempted: Positive | Literal["unlimited"] = Field(
         20, description="preemptions, evictions and drained nodes in a row without a newly saved step"
@@ -191,6 +200,9 @@ class Timeouts(Block):
     """
 
     rendezvous: Duration | None = Field("30m", validate_default=True, description="until every host has connected")
+    replace: Duration | None = Field(
+        "5m", validate_default=True, description="until a lost host is replaced, while the others keep their pods"
+    )
     prepare: Duration | None = Field("24h", validate_default=True, description="tokenizing and packing text, once")
     init: Duration | None = Field("5m", validate_default=True, description="jax.distributed and the devices")
     restore: Duration | None = Field("10m", validate_default=True, description="reading the checkpoint")
@@ -307,8 +319,10 @@ class JobSpec(Block):
     )
     slices: Pods = Field(1, description="groups of hosts that share a fast network; each is one child Job")
     processes_per_host: Few | Literal["all"] = Field(1, description="JAX processes of a host; all: one per device")
-    platform: Where | None = Field(None, description="default from the cluster defaults, else generic")
-    namespace: Label | None = Field(None, description="default from the kubeconfig's context")
+    platform: Where | None = Field(
+        None, description="whose labels of nodes the pods ask for; default from the cluster defaults, else generic"
+    )
+    namespace: Label | None = Field(None, description="where the job is created; default from the kubeconfig's context")
     queue: Label | None = Field(None, description="Kueue's LocalQueue; default from the cluster defaults, else none")
     priority: ObjectName | None = Field(
         None, description="with a queue Kueue's WorkloadPriorityClass, without one a PriorityClass"
@@ -339,6 +353,10 @@ class JobSpec(Block):
     )
     timeouts: Timeouts = Field(Timeouts(), description="timeout of each phase")
     logs: Logs = Field(Logs(), description="how much of the output is kept in addition to the pods' own logs")
+    tracker: Tracker | None = Field(
+        None,
+        description="where the metrics go besides the run folder: wandb, mlflow, trackio, tensorboard or module:Name",
+    )
     volumes: list[Volume] = Field([], description="storage, mounted in every pod; `run` maps each to a folder")
     env: dict[Variable, Text] = Field({}, description="environment variables, values as written; no credentials")
     secrets: dict[Variable, SecretKey] = Field({}, description="environment variables from Secrets")
@@ -408,6 +426,17 @@ class JobSpec(Block):
         """JAX devices that each process drives."""
         return self.accelerator.devices_per_host // self.process_count_per_host
 
+    @property
+    def replaces_hosts(self) -> bool:
+        """Whether a lost host is replaced alone. A TPU slice is lost as a whole; a single host has no others."""
+        may_restart = self.restarts.crash > 0 and self.restarts.in_place > 0
+        return may_restart and self.host_count > 1 and self.accelerator.platform != "tpu"
+
+    @property
+    def tracking(self) -> dict[str, str]:
+        """The variable that names the tracker to the trainer; empty without one."""
+        return {contract.TRACKER: json.dumps({"tracker": self.tracker, "name": self.name})} if self.tracker else {}
+
     def agent_job(
         self,
         *,
@@ -433,6 +462,7 @@ class JobSpec(Block):
             timeouts_s=self.timeouts.seconds(),
             crash_limit=self.restarts.crash,
             in_place_limit=self.restarts.in_place,
+            replaces=self.replaces_hosts,
             preempted_limit=None if self.restarts.preempted == "unlimited" else self.restarts.preempted,
             grace_s=self.grace,
             deadline_s=self.deadline,

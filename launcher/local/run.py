@@ -85,16 +85,20 @@ def environment(job: JobSpec, paths: Paths, local: LocalRun, uid: str) -> dict[s
         environ["JAX_PLATFORMS"] = "cpu"
     if job.train is not None:
         environ[contract.TRAIN_SPEC] = paths.train(job.train).model_dump_json(exclude_unset=True)
-    return environ | {
-        contract.JOB: agent_job(job, paths, local.simulate).to_json(),
-        contract.HOSTS: str(job.hosts),
-        contract.SLICES: str(job.slices),
-        contract.UID: uid,
-        contract.RUN_DIR: str(local.folder),
-        contract.TAKE_OVER: "1" if local.take_over else "0",
-        contract.PARENT: str(os.getpid()),
-        contract.WHOLE_OUTPUT: "1" if _is_plain_file(sys.stdout) else "0",
-    }
+    return (
+        environ
+        | job.tracking
+        | {
+            contract.JOB: agent_job(job, paths, local.simulate).to_json(),
+            contract.HOSTS: str(job.hosts),
+            contract.SLICES: str(job.slices),
+            contract.UID: uid,
+            contract.RUN_DIR: str(local.folder),
+            contract.TAKE_OVER: "1" if local.take_over else "0",
+            contract.PARENT: str(os.getpid()),
+            contract.WHOLE_OUTPUT: "1" if _is_plain_file(sys.stdout) else "0",
+        }
+    )
 
 
 def _is_plain_file(stream: TextIO) -> bool:
@@ -108,40 +112,48 @@ def _is_plain_file(stream: TextIO) -> bool:
 class Gang:
     """One generation: the agents of a job as child processes, and their output."""
 
-    def __init__(self, environ: Mapping[str, str], hosts: int, slices: int, generation: int, lock: Lock) -> None:
+    def __init__(self, environ: Mapping[str, str], job: JobSpec, generation: int, lock: Lock) -> None:
         self._selector = selectors.DefaultSelector()
-        self._agents: list[subprocess.Popen[bytes]] = []
-        leader = f"127.0.0.1:{free_port()}"
-        packed = agent_file.path(lock.folder)
-        for host in range(hosts * slices):
-            agent = subprocess.Popen(
-                [sys.executable, "-I", str(packed)],
-                env=dict(environ)
-                | {
-                    contract.LEADER: leader,
-                    contract.SLICE: str(host // hosts),
-                    contract.INDEX: str(host % hosts),
-                    contract.GENERATION: str(generation),
-                    contract.POD_UID: str(uuid.uuid4()),
-                },
-                # Nothing reads it: the folder stays locked while an agent lives; its processes do not inherit this.
-                stdin=lock.descriptor,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,  # a Ctrl-C reaches them through us alone
-            )
-            self._agents.append(agent)
-            for stream in (agent.stdout, agent.stderr):
-                self._selector.register(stream, selectors.EVENT_READ, (host, Lines(_LONGEST_LINE)))  # type: ignore[arg-type]
+        self._environ, self._job, self._lock = environ, job, lock
+        self._leader, self._generation = f"127.0.0.1:{free_port()}", generation
+        self._packed = agent_file.path(lock.folder)
+        self._open = [0] * job.host_count  # streams of each host's agent
+        self._lost = [0] * job.host_count  # agents of each host that were killed
+        self._is_ending = False
+        self._agents = [self._start(host) for host in range(job.host_count)]
+
+    def _start(self, host: int) -> subprocess.Popen[bytes]:
+        agent = subprocess.Popen(
+            [sys.executable, "-I", str(self._packed)],
+            env=dict(self._environ)
+            | {
+                contract.LEADER: self._leader,
+                contract.SLICE: str(host // self._job.hosts),
+                contract.INDEX: str(host % self._job.hosts),
+                contract.GENERATION: str(self._generation),
+                contract.POD_UID: str(uuid.uuid4()),
+            },
+            # Nothing reads it: the folder stays locked while an agent lives; its processes do not inherit this.
+            stdin=self._lock.descriptor,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C reaches them through us alone
+        )
+        for stream in (agent.stdout, agent.stderr):
+            self._selector.register(stream, selectors.EVENT_READ, (host, Lines(_LONGEST_LINE)))  # type: ignore[arg-type]
+        self._open[host] = 2
+        return agent
 
     def signal(self, number: int) -> None:
-        """Signals every agent that lives."""
+        """Signals every agent that lives: none is replaced any more."""
+        self._is_ending = True
         for agent in self._agents:
             if agent.poll() is None:
                 agent.send_signal(number)
 
-    def follow(self, show: Show) -> list[int]:
-        """Shows every line until the last agent has ended; returns their exit codes, by host."""
+    def follow(self, show: Show, say: Callable[[str], None]) -> list[int]:
+        """Shows every line until the last agent has ended; returns their exit codes, by host. One that is lost alone is
+        started again, as a Job does with a pod."""
         while self._selector.get_map():
             for key, _ in self._selector.select():
                 host, lines = key.data
@@ -150,7 +162,21 @@ class Gang:
                     show(parse(host, text.decode(errors="replace")))
                 if not data:
                     self._selector.unregister(key.fileobj)
+                    self._open[host] -= 1
+                    if not self._open[host] and self._is_lost(host, self._agents[host].wait()):
+                        say(f"starting another agent for host {host}")
+                        self._agents[host] = self._start(host)
         return [agent.wait() for agent in self._agents]
+
+    def _is_lost(self, host: int, code: int) -> bool:
+        """Whether the agent of a host ended without its gang, which waits for another."""
+        if self._is_ending or not self._job.replaces_hosts:
+            return False
+        if code >= 0 and code != contract.LEFT:
+            self._is_ending = True  # with the gang's verdict
+            return False
+        self._lost[host] += code != contract.LEFT
+        return self._lost[host] <= self._job.restarts.crash
 
 
 class Signals:
@@ -263,10 +289,10 @@ def generations(
     """Starts sets of agents as JobSet would, until a set ends for good; a restart is charged to restarts.crash."""
     generation = 0
     while True:
-        signals.gang = gang = Gang(environ, job.hosts, job.slices, generation, lock)
+        signals.gang = gang = Gang(environ, job, generation, lock)
         if signals.received:
             gang.signal(signal.SIGTERM)  # it came while they were started
-        codes = gang.follow(show)
+        codes = gang.follow(show, say)
         orphans.end(environ[contract.UID])
         temporary_folder.sweep()  # of agents that were killed
         summary = ending.ended(

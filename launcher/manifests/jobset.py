@@ -1,7 +1,7 @@
 """render(job, bundle) → manifests: the JobSet that runs a job's gang, who may reach it, what it brings.
 
-Pure: no clock, no random, no cluster; and no judgement, for the job is resolved and accepted. Never `Ignore` for a
-gang: one pod replaced alone would never join its peers.
+Pure: no clock, no random, no cluster; and no judgement, for the job is resolved and accepted. A pod that is lost is
+made again alone where its peers wait for it; the hosts of a TPU slice do not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import hashlib
 import json
 from typing import Any
 
-from jaxlaunch.contract import OUTCOMES, Action
+from jaxlaunch import contract
+from jaxlaunch.contract import LEFT, OUTCOMES, Action
 from jaxlaunch.launcher.kube.labels import (
     EXCLUSIVE,
     LONGEST,
@@ -128,24 +129,41 @@ def _exit_codes(action: Action) -> str:
 
 
 def _job(job: ResolvedJob) -> dict[str, Any]:
-    """The Job of one slice. A pod that fails ends it at once: JobSet alone decides what follows."""
-    decided = sorted([*codes(Action.FAIL), *codes(Action.RESTART_UNCHARGED)])
+    """The Job of one slice."""
     spec: dict[str, Any] = {
         "completionMode": "Indexed",
         "completions": job.spec.hosts,
         "parallelism": job.spec.hosts,
-        "backoffLimit": 0,
         "podReplacementPolicy": "Failed",
-        "podFailurePolicy": {
-            "rules": [
-                {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                {
-                    "action": "FailJob",
-                    "onExitCodes": {"containerName": MAIN_CONTAINER, "operator": "In", "values": decided},
-                },
-            ]
-        },
+        **(_replaced_alone(job) if job.spec.replaces_hosts else _failed_together()),
     }
     if job.spec.deadline is not None:
         spec["activeDeadlineSeconds"] = int(job.spec.deadline)  # of each generation; Kueue alone knows the sum
     return spec
+
+
+def _failed_together() -> dict[str, Any]:
+    """A pod that fails ends its Job at once: JobSet alone decides what follows."""
+    decided = sorted([*codes(Action.FAIL), *codes(Action.RESTART_UNCHARGED)])
+    return {"backoffLimit": 0, "podFailurePolicy": {"rules": [_disrupted("FailJob"), _exited("FailJob", decided)]}}
+
+
+def _replaced_alone(job: ResolvedJob) -> dict[str, Any]:
+    """A pod that fails is made again, while its peers wait. What a gang decides, which leaves together with a code of
+    the table, still ends the Job; a disruption and a pod that was told to leave are not charged.
+
+    The limit is that of each pod: Kubernetes delays what it makes again by 10 s, and doubles that for every failure of
+    the same one, not of all.
+    """
+    decided = sorted(code for code in OUTCOMES if contract.DONE < code < contract.OF_THE_KERNEL)
+    rules = [_exited("FailJob", decided), _disrupted("Ignore"), _exited("Ignore", [LEFT])]
+    limits = {"backoffLimitPerIndex": job.spec.restarts.crash, "maxFailedIndexes": 0}
+    return {**limits, "podFailurePolicy": {"rules": rules}}
+
+
+def _disrupted(action: str) -> dict[str, Any]:
+    return {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+
+
+def _exited(action: str, values: list[int]) -> dict[str, Any]:
+    return {"action": action, "onExitCodes": {"containerName": MAIN_CONTAINER, "operator": "In", "values": values}}

@@ -85,6 +85,7 @@ def _environment(job: ResolvedJob) -> list[dict[str, Any]]:
     }
     if spec.train is not None:
         values[contract.TRAIN_SPEC] = storage.trained(job.storage, spec.train).model_dump_json(exclude_unset=True)
+    values |= spec.tracking
     if run_folder is not None:
         values[contract.RUN_URL if "://" in run_folder else contract.RUN_DIR] = run_folder
     fields = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in _FIELDS.items()]

@@ -19,7 +19,7 @@ def notes(job: ResolvedJob) -> Iterator[str]:
     if job.nodes.platform == "eks":
         yield from _hugepages(job)
         yield from _eks(job)
-    for kind in (_tcp, _render, _arm, _numa, _any_gpu, _cuda, _user):
+    for kind in (_slice, _tcp, _render, _arm, _numa, _any_gpu, _cuda, _user):
         yield from kind(job)
 
 
@@ -47,6 +47,16 @@ def _user(job: ResolvedJob) -> Iterator[str]:
         yield (
             f"user: {job.security.user}, who can pin memory for network {pinning} only where the nodes' containerd has "
             f"{runtime.PINNING_LIMIT.value}; elsewhere {root}."
+        )
+
+
+def _slice(job: ResolvedJob) -> Iterator[str]:
+    """What the loss of a host costs where the others do not wait for another."""
+    if job.spec.accelerator.platform == "tpu" and job.spec.host_count > 1:
+        others = f", of all {job.spec.slices} slices" if job.spec.slices > 1 else ""
+        yield (
+            "restarts: a TPU slice is lost as a whole, so a lost host costs all pods"
+            f"{others}: they are made again together, where those of a GPU job would wait for the one that is lost."
         )
 
 

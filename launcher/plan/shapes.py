@@ -30,7 +30,7 @@ def of(
     Raises UserError with the trainer's own message where the training would not start.
     """
     flags = ["--sharding"] if sharding else []
-    flags += ["--compile", json.dumps(_chips(job))] if compiled else []
+    flags += ["--compile", json.dumps(chips(job))] if compiled else []
     known = KNOWN[job.accelerator.type]
     flags += ["--platform", known.platform, *(["--capability", known.capability] if known.capability else [])]
     copies = 1 if compiled else _copies(train, job.devices)
@@ -38,7 +38,7 @@ def of(
     found = trainer_process.run(
         "jaxlaunch.trainer.plan",
         *flags,
-        environ=_environment(job, train, base, copies),
+        environ=environment(job, train, base, copies),
         hint=hint,
         show=None if show is None else _progress(show),
     )
@@ -53,7 +53,7 @@ def _progress(show: Callable[[str], None]) -> Callable[[str], None]:
     return lambda line: show(line) if line.startswith(contract.COMPILING) else None
 
 
-def _chips(job: JobSpec) -> dict[str, Any]:
+def chips(job: JobSpec) -> dict[str, Any]:
     """The job's devices, as trainer/ahead/chips reads them."""
     kind = job.accelerator
     return {
@@ -83,7 +83,7 @@ def _one_copy(train: TrainSpec, devices: int, copies: int) -> TrainSpec:
     return train.model_copy(update={"mesh": Mesh(fsdp=fsdp, ep=ep, mp=mp), "batch": train.batch // copies})
 
 
-def _environment(job: JobSpec, train: TrainSpec, base: Path, copies: int) -> dict[str, str]:
+def environment(job: JobSpec, train: TrainSpec, base: Path, copies: int = 1) -> dict[str, str]:
     """That of the job, with as many virtual devices as one copy has."""
     one = _one_copy(train, job.devices, copies)
     return {**trainer_process.environ(job, one, base), contract.NUM_CPU_DEVICES: str(job.devices // copies)}

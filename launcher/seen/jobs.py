@@ -83,6 +83,12 @@ def epochs(folder: Path) -> float | None:
     return float(found) if type(found) in (int, float) else None
 
 
+def batch(folder: Path) -> int | None:
+    """The examples of a step; None where the job does not say."""
+    found = _at(read(folder / FILE), "train", "batch")
+    return found if type(found) is int else None
+
+
 def quoted(folder: Path) -> str:
     """The folder of a run as commands are given it: below the working folder without what leads there."""
     try:

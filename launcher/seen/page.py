@@ -14,6 +14,8 @@ import importlib.resources
 import json
 from typing import Any
 
+from jaxlaunch.launcher.wording import visible
+
 _SCRIPTS = ("uPlot.iife.min.js", "charts.js", "page.js", "tables.js", "start.js")
 _STYLES = ("uPlot.min.css", "page.css")
 _NOT_IN_HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
@@ -36,7 +38,7 @@ def of(kind: str, title: str, data: dict[str, Any]) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="referrer" content="no-referrer">',
             '<link rel="icon" href="data:,">',
-            f"<title>{html.escape(title)}</title>",
+            f"<title>{html.escape(visible(title))}</title>",
             f"<style>{style}</style>",
             "</head>",
             "<body>",

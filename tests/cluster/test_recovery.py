@@ -75,14 +75,16 @@ GANGS: Mapping[str, tuple[int, Mapping[str, Loss]]] = {
         1,
         {
             "child": Loss(child, (0, 0), "attempt 1 of generation 0", "killed"),
-            "agent": Loss(agent, (1, 1), "attempt 2 of generation 0", "lost"),
-            "pod": Loss(pod, (2, 2), "attempt 3 of generation 1", "lost"),
+            "agent": Loss(agent, (0, 0), "attempt 2 of generation 0", "lost"),
+            "pod": Loss(pod, (0, 0), "attempt 3 of generation 0", "lost"),
+            "leader": Loss(leader, (0, 0), "attempt 4 of generation 0", "lost"),
+            "drained": Loss(eviction, (0, 0), "attempt 5 of generation 0", "preempted"),
         },
     ),
     "anew": (
         0,
         {
-            "leader": Loss(leader, (1, 1), "attempt 1 of generation 0", "lost"),
+            "all": Loss(leader, (1, 1), "attempt 1 of generation 0", "lost"),
             "eviction": Loss(eviction, (2, 1), "attempt 2 of generation 1", "preempted"),
         },
     ),
@@ -194,6 +196,12 @@ def test_it_ends_with_the_losses_of_an_undisturbed_run(here: Place, gangs: Any, 
         assert Gang(here.cluster, here.namespace, gang).counters == (0, 0)
     else:
         assert gangs[gang][name].counters == GANGS[gang][1][name].counters
+
+
+@pytest.mark.parametrize("name", ["agent", "pod", "leader", "drained"])
+def test_a_lost_pod_is_replaced_alone(gangs: Any, name: str) -> None:
+    after = gangs["in-place"][name]
+    assert len(after.now) == 2 and len(after.before & after.now) == 1
 
 
 def test_a_process_starts_again_in_the_same_pods(gangs: Any) -> None:

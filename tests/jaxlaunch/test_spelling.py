@@ -16,6 +16,7 @@ from jaxlaunch import spelling
         ("host", ["hosts", "ttl"], ["hosts"]),
         ("readonly", ["path", "read_only"], ["read_only"]),
         ("lr", ["lt", "log_every"], []),
+        ("rnu", ["run", "render"], ["run"]),
     ],
 )
 def test_a_mistyped_word_is_near_by_its_letters(word: str, options: list[str], meant: list[str]) -> None:

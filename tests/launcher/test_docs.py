@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from jaxlaunch import contract
+from jaxlaunch.launcher.agent.host.environment import TRAINER
 from jaxlaunch.launcher.cli import reference
 from jaxlaunch.launcher.job import load
 from jaxlaunch.launcher.local import trainer_process
@@ -132,7 +133,8 @@ def test_every_exit_code_is_listed_with_its_cause_and_what_follows() -> None:
 def test_the_page_of_the_environment_names_variables_and_phases_that_there_are() -> None:
     text = (DOCS / "environment.md").read_text()
     known = {value for value in vars(contract).values() if isinstance(value, str)}
-    named = set(re.findall(r"`(JAX(?:LAUNCH)?_[A-Z_]+[A-Z])`", text)) - {"JAX_PLATFORMS"}
+    named = set(re.findall(r"`(JAX(?:LAUNCH)?_[A-Z_]+[A-Z])`", text)) - {"JAX_PLATFORMS", "JAX_OPTIMIZATION_LEVEL"}
+    assert all(f"`{name}`" in text for of_platform in TRAINER.values() for name in of_platform)
     assert named and named <= known
     assert all(f"`{phase}`" in text for phase in contract.PHASES)
 

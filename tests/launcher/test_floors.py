@@ -34,7 +34,7 @@ FLOORS = (
     ),
     ("jaxlaunch.launcher.troubleshooting", "jaxlaunch.launcher.wording"),
     ("jaxlaunch.launcher.errors",),
-    ("jaxlaunch.trainer.__main__",),
+    ("jaxlaunch.trainer.__main__", "jaxlaunch.trainer.tune"),
     (
         "jaxlaunch.trainer.evaluation",
         "jaxlaunch.trainer.export",
@@ -70,8 +70,9 @@ FLOORS = (
         "jaxlaunch.trainer.metrics",
         "jaxlaunch.trainer.data.arguments",
         "jaxlaunch.trainer.buckets",
-        "jaxlaunch.trainer.user_code",
     ),
+    ("jaxlaunch.trainer.tracking",),
+    ("jaxlaunch.trainer.user_code",),
     ("jaxlaunch.trainer.errors", "jaxlaunch.trainer.spec"),
     ("jaxlaunch.records",),
     ("jaxlaunch.isolated",),
@@ -111,6 +112,7 @@ OUTSIDE: Mapping[str, set[str]] = {
     "jaxlaunch": {"jax"},  # for its types alone
     "jaxlaunch.reporting": set(),  # travels into users' images, as the face does
     "jaxlaunch.launcher": LAUNCHER,
+    "jaxlaunch.launcher.seen.pictures": LAUNCHER | {"PIL"},  # of [train]; without it there is no PNG
     "jaxlaunch.launcher.agent": set(),  # runs in images that hold nothing of ours but its zipapp
     "jaxlaunch.launcher.agent.site.jaxhook": {"jax"},  # in functions that JAX's own import calls
     "jaxlaunch.trainer": TRAINER,
@@ -119,6 +121,7 @@ OUTSIDE: Mapping[str, set[str]] = {
     "jaxlaunch.regular_files": set(),
     "jaxlaunch.trainer.models.foreign": TRAINER | {"haiku"},  # an extra
     "jaxlaunch.trainer.generate.harness": TRAINER | {"lm_eval"},  # which calls it
+    "jaxlaunch.trainer.tracking.trackers": TRAINER | {"mlflow", "trackio", "wandb"},  # what a job names
     "jaxlaunch.trainer.spec": LAUNCHER,  # the launcher validates with it
     "jaxlaunch.trainer.errors": set(),
 }

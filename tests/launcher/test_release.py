@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from jaxlaunch import installation
+from jaxlaunch.launcher.agent import pack
 from tests import generated
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,11 @@ def tracked(pattern: str) -> list[Path]:
 def test_the_changelog_s_newest_version_is_the_package_s() -> None:
     versions = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert versions[:2] == ["Unreleased", VERSION]
+
+
+def test_the_size_of_the_agent_is_about_what_the_page_says() -> None:
+    (said,) = re.findall(r"one file of about (\d+) kB", (ROOT / "docs/your-code.md").read_text())
+    assert abs(len(pack.pack()) / 1000 - int(said)) < 0.15 * int(said)
 
 
 def test_nobody_is_sent_to_an_index_that_does_not_have_the_package() -> None:
@@ -188,3 +194,27 @@ def test_a_release_is_tested_first_and_all_that_it_publishes_is_signed_by_digest
         assert re.search(r'cosign sign --yes "[^"]+@\$(?:DIGEST|digest)"', str(jobs[name]["steps"]))
     assert "cosign attest --yes --type spdxjson" in str(jobs["image"]["steps"])
     assert "cosign sign-blob --yes" in str(jobs["publish"]["steps"])
+
+
+def release(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([ROOT / ".ci/release", *arguments], cwd=folder, capture_output=True, text=True)
+
+
+def test_the_notes_of_a_release_are_its_own_section_and_leave_nothing_out(tmp_path: Path) -> None:
+    changes = tmp_path / "CHANGELOG.md"
+    changes.write_text("# Changelog\n\n## [Unreleased]\n\n## [0.2.0]\n\n- new\n\n## [0.1.0]\n\n- old\n")
+    assert release(tmp_path, "notes", "0.2.0").stdout == "- new\n"
+    assert "has no section [0.3.0]" in release(tmp_path, "notes", "0.3.0").stderr
+    changes.write_text("## [Unreleased]\n\n- newer\n\n## [0.1.0]\n\n- old\n")
+    refused = release(tmp_path, "notes", "0.1.0")
+    assert refused.returncode == 1 and "move them to a section [0.1.0]" in refused.stderr and refused.stdout == ""
+
+
+def test_the_package_has_absolute_links_and_the_project_s_urls(tmp_path: Path) -> None:
+    for name in ("README.md", "pyproject.toml"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    assert release(tmp_path, "links", "https://git.example/o/r", "v1.0.0").returncode == 0
+    targets = re.findall(r"\]\(([^()\s]+)\)", (tmp_path / "README.md").read_text())
+    assert targets and all(target.startswith("https://") for target in targets)
+    urls = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]["urls"]
+    assert urls["Changelog"] == "https://git.example/o/r/blob/v1.0.0/CHANGELOG.md"

@@ -66,7 +66,7 @@ def test_every_link_to_the_page_leads_to_a_section() -> None:
 
 
 def test_a_failed_job_links_to_what_its_exit_code_means() -> None:
-    assert see("failed", contract.HANG) == "docs/troubleshooting.md#hangs-and-timeouts"
-    assert see("failed") == "docs/troubleshooting.md#exit-codes"
-    assert troubleshooting.of_code(134) == "docs/troubleshooting.md#exit-codes"
+    assert see("failed", contract.HANG) == "launcher help troubleshooting#hangs-and-timeouts"
+    assert see("failed") == "launcher help troubleshooting#exit-codes"
+    assert troubleshooting.of_code(134) == "launcher help troubleshooting#exit-codes"
     assert troubleshooting.of_code(contract.DONE) is troubleshooting.of_code(contract.PREEMPTED) is None

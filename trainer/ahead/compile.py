@@ -13,7 +13,7 @@ import jax
 from jax.errors import JaxRuntimeError
 
 from jaxlaunch.accelerators import KNOWN
-from jaxlaunch.trainer.ahead import collectives, step_time
+from jaxlaunch.trainer.ahead import collectives, measure, recomputation, step_time
 from jaxlaunch.trainer.ahead.chips import Chips
 from jaxlaunch.trainer.ahead.collectives import Collective
 from jaxlaunch.trainer.ahead.program import Program
@@ -38,14 +38,14 @@ class AheadOfTime:
     def __init__(self, task: Task, spec: TrainSpec, chips: Chips, batch: Batch, total_steps: int) -> None:
         self._task, self._spec, self._chips = task, spec, chips
         self._batch, self._total = batch, total_steps
-        self._devices = chips.devices()
+        self.devices = chips.devices()
 
     def to_dict(self) -> dict[str, Any]:
         """What the compiler says of the train and the eval step; where they do not fit, also the nearest change that
         makes them fit, which is compiled as well.
         """
         try:
-            return self._compiled(self._spec)
+            return self.compiled(self._spec)
         except TooLarge as error:
             return {
                 "chips": str(self._chips),
@@ -55,9 +55,12 @@ class AheadOfTime:
                 "change": self._nearest(),
             }
 
-    def _compiled(self, spec: TrainSpec) -> dict[str, Any]:
+    def compiled(self, spec: TrainSpec, *, is_measured: bool = False) -> dict[str, Any]:
+        """What the compiler says of the steps of `spec`, a change of this training; `is_measured`: and what a train
+        step takes, on devices that are here. Raises TooLarge, SpecError.
+        """
         started = time.monotonic()
-        step = Step(self._task, spec, mesh.build(spec.mesh, self._devices), self._total)
+        step = Step(self._task, spec, mesh.build(spec.mesh, self.devices), self._total)
         with _refusals():
             step.compile_train(self._batch)
             step.compile_eval(self._batch)
@@ -75,6 +78,7 @@ class AheadOfTime:
             "peak": peak,
             "memory": memory,
             **self._figures(step),
+            **({"measured": measure.seconds(step, self._batch)} if is_measured else {}),
         }
 
     def _figures(self, step: Step) -> dict[str, Any]:
@@ -99,6 +103,7 @@ class AheadOfTime:
             **found,
             "kernels": kernels,
             "collectives": _together(listed),
+            "recomputed": recomputation.share(program),
             "model_flops": whole,
             "modelled": modelled,
         }
@@ -112,9 +117,9 @@ class AheadOfTime:
 
     def _nearest(self) -> dict[str, Any] | None:
         """The first of the changes that fits, with what the compiler says of it."""
-        for change, spec in _changes(self._spec, len(self._devices)):
+        for change, spec in _changes(self._spec, len(self.devices)):
             try:
-                return {"set": change, **self._compiled(spec)}
+                return {"set": change, **self.compiled(spec)}
             except (TooLarge, SpecError):
                 continue
         return None

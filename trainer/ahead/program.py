@@ -183,6 +183,12 @@ def _closing(text: str, start: int) -> int:
     return len(text)
 
 
+def dimensions(shape: str) -> list[int]:
+    """The dimensions of the first array that a shape names."""
+    found = _ARRAY.search(shape)
+    return [] if found is None else [int(size) for size in found[2].split(",") if size]
+
+
 def sizes(shape: str) -> list[int]:
     """The bytes of each array that a shape names: one, or those of a tuple."""
     return [_bytes(kind, dimensions) for kind, dimensions in _ARRAY.findall(shape)]

@@ -39,6 +39,13 @@ MACHINES: Mapping[str, Machine] = {
     "gb200": Machine(None, 8.0e12, 9e11, 9e11, 5e10),
 }
 _SAME = {"tpu7x": "7x", "tpu7": "7x"}
+
+
+def machine_of(kind: str) -> Machine | None:
+    """The machine of an accelerator; None where no row has it."""
+    return MACHINES.get(_SAME.get(kind, kind))
+
+
 _OF_PEAK = (0.35, 0.75)  # of a device's peak: what matrix products reach where the compiler gives no cycles
 
 
@@ -56,7 +63,7 @@ def estimate(
     `flops` are the model's, of all devices, and `in_kernels` those of them that the compiler's cycles leave out;
     `moved` the bytes that a device reads and writes; `axes_between` the mesh axes that cross slices or hosts.
     """
-    machine = MACHINES.get(_SAME.get(chips.type, chips.type))
+    machine = machine_of(chips.type)
     if machine is None:
         return None
     cycles = sum(each.cycles * times for each, times in program.scheduled())

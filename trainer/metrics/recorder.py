@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from jaxlaunch.trainer.metrics.journal import Journal, TensorBoard, tensorboard_
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.prometheus import Exporter, Histogram, Value
 from jaxlaunch.trainer.metrics.timer import BOUNDS, StepTimer
+from jaxlaunch.trainer.tracking import feeding
 
 CACHE_EVENTS = "/jax/compilation_cache/cache_"  # + hits, misses: the names jax records
 SPEEDS = (Key.EXAMPLES_PER_S, Key.TOKENS_PER_S, Key.TARGETS_PER_S, Key.MFU)
@@ -49,6 +51,8 @@ class Metrics:
         epochs: Callable[[int], Mapping[str, float]] | None = None,
     ) -> None:
         self.timer = StepTimer()
+        if run_dir is None and rank == 0 and feeding.is_asked():
+            run_dir = tempfile.mkdtemp()  # the tracker follows the files of the run folder
         self._rank, self._run_dir, self._report = rank, run_dir, report
         self._total, self._dataset, self._epochs = total_steps, dataset_examples, epochs
         self._examples, self._has_tokens = examples_per_step, has_tokens
@@ -71,6 +75,7 @@ class Metrics:
         jax.monitoring.register_event_listener(self._count)
         self._journals: dict[str, Journal] = {}
         self._board: TensorBoard | None = None
+        self._feed: feeding.Feed | None = None
         self._exporter: Exporter | None = None
         if socket is not None:
             self._try("no metrics for Prometheus", lambda: self._export(socket))
@@ -87,6 +92,7 @@ class Metrics:
         if self._rank == 0 and self._run_dir is not None:
             folder = self._run_dir
             self._try("no metrics in the run folder", lambda: self._open(folder, step))
+            self._try("no tracker", lambda: self._track(folder))
         self.timer.start()
 
     def interval(self, step: int, values: Mapping[str, float], share: float = 1.0) -> None:
@@ -172,6 +178,9 @@ class Metrics:
         ends += [each.close for each in (self._exporter, *self._journals.values(), self._board) if each is not None]
         for end in ends:
             self._try("the metrics could not be closed", end, Exception)
+        if self._feed is not None and (lost := self._feed.close()) is not None:
+            self._report.note(lost)
+            print(lost, file=sys.stderr, flush=True)
 
     # --- where the numbers go -----------------------------------------------------------------------------------------
 
@@ -181,8 +190,11 @@ class Metrics:
     def _open(self, folder: str, step: int) -> None:
         for name in ("metrics", "eval"):
             self._journals[name] = Journal(os.path.join(folder, f"{name}.jsonl"), step)
-        if tensorboard_installed():
+        if tensorboard_installed() and not feeding.writes_events():
             self._board = TensorBoard(os.path.join(folder, "tensorboard"), step)
+
+    def _track(self, folder: str) -> None:
+        self._feed = feeding.start(folder)
 
     def _write(self, name: str, step: int, values: Mapping[str, float | None]) -> None:
         journal, board = self._journals.get(name), self._board

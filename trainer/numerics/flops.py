@@ -127,11 +127,19 @@ def _backward_of(equation: JaxprEqn, causal: float | None, given: list[bool]) ->
         each = [backward(branch, causal, given[1:]) for branch in inner]
         return max(flops for flops, _ in each), [any(of) for of in zip(*(found for _, found in each), strict=True)]
     if name == "scan":
-        given = _through_scan(inner[0], causal, given, params["num_consts"], params["num_carry"])
+        given = _through_scan(inner[0], causal, given, *consts_and_carries(params))
     if len(inner) != 1 or name == "while" or len(inner[0].invars) != len(given):
         return 0.0, [any(given)] * len(equation.outvars)
     flops, results = backward(inner[0], causal, given)
     return flops * _times(name, params), results
+
+
+def consts_and_carries(scan: Mapping[str, Any]) -> tuple[int, int]:
+    """How many of a scan's arguments are constants, and how many it carries; JAX 0.12 groups its arguments instead."""
+    if "num_consts" in scan:
+        return scan["num_consts"], scan["num_carry"]
+    consts, carries, _ = scan["ft_in"].unpack()
+    return len(consts), len(carries)
 
 
 def _through_scan(body: Jaxpr, causal: float | None, given: list[bool], consts: int, carries: int) -> list[bool]:

@@ -145,7 +145,7 @@ class Text(Source):
     field: str | None = Field(
         None,
         min_length=1,
-        description="of JSON lines, Parquet and Arrow: what holds the text; default text, of chats messages",
+        description="of JSON lines, Parquet and Arrow: what holds the text; default text, for chats messages",
     )
     packing: Literal["concat", "first-fit", "none"] | None = Field(
         None,
@@ -215,7 +215,7 @@ class Part(Block):
     field: str | None = Field(
         None,
         min_length=1,
-        description="of JSON lines, Parquet and Arrow: what holds the text; default text, of chats messages",
+        description="of JSON lines, Parquet and Arrow: what holds the text; default text, for chats messages",
     )
     eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
         None, description="files or globs to evaluate on"

@@ -53,9 +53,10 @@ class Judged:
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-    """Every host may exit."""
+    """Every host may exit; `alone`: this one, for which another takes its place."""
 
     verdict: Verdict
+    alone: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ from jaxlaunch.records.checked import MAX_NUMBER, Exit, Whole
 TIMEOUTS_S: Mapping[str, float | None] = {
     "rendezvous": 1800.0,
     "prepare": 86400.0,
+    "replace": 300.0,  # of a lost host, for which the others wait
     "init": 300.0,
     "restore": 600.0,
     "compile": 1800.0,

@@ -31,6 +31,8 @@ class Hello:
     pid: Number
     metrics_port: Number
     fault: Text | None = None
+    attempt: Number = 0  # the last that it took part in: a leader that took another's place may not know it
+    saved: Number | None = None  # the newest step on storage that it knows of
 
     @classmethod
     def of(cls, config: Config, metrics_port: int) -> Hello:
@@ -78,8 +80,13 @@ class Refusal:
         return contract.BAD_SPEC if self.ends_gang else contract.LOST
 
 
-def refusal(hello: Hello, leader: Hello, present: Mapping[int, Hello], hosts: int) -> Refusal | None:
-    """Why `hello` is refused, or None. `leader` is host 0's own hello, `present` are those of the hosts that joined."""
+def refusal(
+    hello: Hello, leader: Hello, present: Mapping[int, Hello], hosts: int, *, replaces: bool = False
+) -> Refusal | None:
+    """Why `hello` is refused, or None. `leader` is host 0's own hello, `present` are those of the hosts that joined.
+
+    Where a lost host is replaced, the pod before it may not be known to be lost yet.
+    """
     if hello.generation != leader.generation:
         theirs, ours = (f"generation {each.generation}" for each in (hello, leader))
         return Refusal(
@@ -89,7 +96,7 @@ def refusal(hello: Hello, leader: Hello, present: Mapping[int, Hello], hosts: in
         return Refusal(f"{hello.name} has an index that is not below the number of hosts, {hosts}")
     other = present.get(hello.host)
     if other is not None and other.pod != hello.pod:
-        return Refusal(f"{hello.name} has the same index as {other.name}, which has already joined")
+        return Refusal(f"{hello.name} has the same index as {other.name}, which has already joined", may_retry=replaces)
     if hello.fault is not None:
         return Refusal(f"{hello.name}: {hello.fault}", ends_gang=True)
     for name, ours_version in leader.versions.items():

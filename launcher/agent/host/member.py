@@ -1,11 +1,13 @@
 """One host of the gang: reports its processes to the leader, and does what the leader decides.
 
-Decides nothing itself while it has a leader; when the leader is lost it ends its processes and reports that.
+Decides nothing itself while it has a leader; when the leader is lost it ends its processes and reports that. Where lost
+hosts are replaced, it then waits for the next leader.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import signal
 import socket
@@ -33,7 +35,7 @@ from jaxlaunch.launcher.agent.host.site_folder import SiteFolder
 from jaxlaunch.launcher.agent.io import cgroup
 from jaxlaunch.launcher.agent.io.dial import RETRY_S, Dialer
 from jaxlaunch.launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message, secured
-from jaxlaunch.launcher.agent.io.loop import Loop
+from jaxlaunch.launcher.agent.io.loop import Loop, Timer
 from jaxlaunch.launcher.agent.io.output import OutputStream
 from jaxlaunch.records import checked
 from jaxlaunch.records.checked import Malformed
@@ -47,12 +49,13 @@ RETRY_REFUSED_S = 2.0
 MAX_NOTES = 50  # of a process
 STACKS_S = 2.0  # for the processes to write their stacks
 
-Finish = Callable[[Verdict], None]
+Finish = Callable[[Verdict, bool], None]  # with the gang's verdict, or alone
 
 
 class Member:
     """Calls `finish` once, when this host may exit; `orphaned` before that, if it has lost its leader."""
 
+    _returns: Timer | None = None  # until when the next leader has to be there
     _nccl: nccl_ras.Question | None = None  # under way: what NCCL knows of a hang
 
     def __init__(
@@ -66,7 +69,7 @@ class Member:
         *,
         say: Callable[[str], None],
         finish: Finish,
-        orphaned: Finish,
+        orphaned: Callable[[Verdict], None],
     ) -> None:
         self.gang: Mapping[str, Any] = {}  # the leader's last report of all hosts
         self.last_message_at = time.monotonic()
@@ -134,7 +137,8 @@ class Member:
         if self._link is None or self._link.epoch is None:
             self.processes.kill()
             code = contract.PREEMPTED if excess is None else contract.STORAGE
-            return self._finish(of_code(code, f"{excess or 'stopped from outside'} before every host had joined"))
+            verdict = of_code(code, f"{excess or 'stopped from outside'} before every host had joined")
+            return self._finish(verdict, self._config.job.replaces and excess is None)
         if first is None:
             self._say("received a signal to stop" + (f": {excess}" if excess else ""))
             return self._link.send("stop", excess=excess)
@@ -172,10 +176,14 @@ class Member:
         """Takes the messages before this host is admitted: whoever answers may be no leader of this run."""
         try:
             if message["type"] == "challenge":
-                return link.send("hello", **self._side.hello(message, self._hello.to_wire()))
+                hello = dataclasses.replace(self._hello, attempt=self._attempt, saved=self._saved)
+                return link.send("hello", **self._side.hello(message, hello.to_wire()))
             fields = self._side.opened(message)
             if message["type"] == "welcome":
                 link.epoch = checked.read(Welcome, fields).epoch
+                if self._returns is not None:
+                    self._returns.cancel()
+                    self._returns = None
                 return
             refused = checked.read(Refused, fields)
         except (NotProven, Malformed) as error:
@@ -190,7 +198,7 @@ class Member:
             self._try_again(f"refused this host: {answer.message}")
         else:
             self._say(f"host 0 refused this host: {answer.message}")
-            self._finish(of_code(answer.code, answer.message))
+            self._finish(of_code(answer.code, answer.message), False)
 
     def _try_again(self, reason: str) -> None:
         """Dials once more in a while; why is said once."""
@@ -222,6 +230,34 @@ class Member:
         self.processes.kill()
         self._report_gone()
 
+    @property
+    def _saved(self) -> int | None:
+        """The newest step on storage that this host knows of; 0 where processes of the gang ran, and None before."""
+        own = [child.progress.status.committed for child in self.processes.children.values()]
+        steps = (self.gang.get("of", {}).get("last_committed"), *own)
+        return max((step for step in steps if step is not None), default=0 if self._has_started else None)
+
+    def _may_wait(self, verdict: Verdict) -> bool:
+        """Whether a host without a leader waits for the next one after an attempt that ended like this."""
+        can_go_on = contract.outcome(verdict.code).in_place or verdict.code == contract.PREEMPTED
+        return self._config.job.replaces and can_go_on and not self.is_signalled and not self._config.is_leader
+
+    def _wait(self, verdict: Verdict) -> None:
+        """Keeps this host, until another pod leads from host 0's place."""
+        if self._returns is not None:
+            return  # it does already
+        timeout_s = self.timeouts_s["replace"]
+        self._say("keeping this host, until host 0 is replaced")
+        message = f"{verdict.message}; no other host 0 within {timeout_s or math.inf:.0f} s (timeouts.replace)"
+        given_up = dataclasses.replace(verdict, message=message)
+        self._returns = self._loop.after(timeout_s or math.inf, lambda: self._given_up(given_up))
+        self._dialer.dial(RETRY_S)
+
+    def _given_up(self, verdict: Verdict) -> None:
+        self._say(verdict.message)
+        self._orphaned(verdict)
+        self._finish(verdict, False)
+
     def _rendezvous_timed_out(self) -> None:
         is_admitted = self._link is not None and self._link.epoch is not None
         if not is_admitted and not self._has_started:
@@ -230,12 +266,13 @@ class Member:
             self._say(message)
             verdict = of_code(contract.LOST, message, rank=0, host=0)
             self._orphaned(verdict)
-            self._finish(verdict)
+            self._finish(verdict, False)
 
     # --- the leader's orders ------------------------------------------------------------------------------------------
 
     def _start(self, link: Link, order: Start) -> None:
         self._attempt, self._has_started, self._verdict = order.attempt, True, None
+        self._is_stopping = False
         self._overdue.clear()
         self._warned_of_hook.clear()
         self._reported.unsent, self._changes = None, Changes()
@@ -263,7 +300,7 @@ class Member:
 
     def _leave(self, link: Link, order: Leave) -> None:
         if not self._config.is_leader:  # host 0 stays until every host has this message
-            self._finish(order.verdict)
+            self._finish(order.verdict, order.alone)
 
     # --- the processes ------------------------------------------------------------------------------------------------
 
@@ -355,8 +392,10 @@ class Member:
             return
         if self._link is not None:
             self._link.send("gone", attempt=self._attempt)
+        elif self._may_wait(self._verdict):
+            self._wait(self._verdict)
         else:
-            self._finish(self._verdict)
+            self._finish(self._verdict, False)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

@@ -113,8 +113,18 @@ def restarts_before(records: Sequence[Record]) -> int:
 
 
 def restarts_used(records: Sequence[Record], generation: int) -> int:
-    """Restarts in place of `generation` since the last newly committed step, the one after the last record included."""
-    return sum(record.generation == generation for record in _since_progress(records))
+    """Restarts in place of `generation` since the last newly committed step, the one after the last record included.
+    Those after a preemption are not charged."""
+    return sum(record.generation == generation and not _is_uncharged(record) for record in _since_progress(records))
+
+
+def is_done(records: Sequence[Record]) -> bool:
+    """Whether the run has finished: an agent that takes another's place then has nothing to do."""
+    return bool(records) and records[-1].verdict.code == contract.DONE
+
+
+def _is_uncharged(record: Record) -> bool:
+    return contract.outcome(record.verdict.code).action is Action.RESTART_UNCHARGED
 
 
 def first_error(records: Sequence[Record]) -> Verdict:
@@ -149,6 +159,14 @@ def given_up(records: Sequence[Record], generation: int, preempted_limit: int | 
     return verdict if verdict.code == contract.NO_PROGRESS else None
 
 
+def used_up(records: Sequence[Record], generation: int, in_place_limit: int) -> Verdict | None:
+    """The verdict on a gang whose host 0 was lost, where its restarts in place were used up before that."""
+    if not records or records[-1].generation != generation or not contract.outcome(records[-1].verdict.code).in_place:
+        return None
+    move = next_move(records, in_place_limit, everyone_lives=True)
+    return None if move.again else move.verdict
+
+
 def given_up_unseen(generation: int, crash_limit: int, preempted_limit: int | None) -> Verdict | None:
     """The same of a trainer that keeps no checkpoints, and so no record of earlier pods: the restarts that brought it
     to `generation` beyond `crash_limit` were free."""
@@ -174,7 +192,7 @@ def _is_fruitless_preemption(record: Record) -> bool:
     verdict = record.verdict
     is_silent = verdict.step is None and record.last_committed is None
     has_run = is_silent and not _has_only_waited(record) and record.ended - record.started > AT_ONCE_S
-    return contract.outcome(verdict.code).action is Action.RESTART_UNCHARGED and not has_run
+    return _is_uncharged(record) and not has_run
 
 
 def _has_only_waited(record: Record) -> bool:

@@ -10,8 +10,7 @@ T = TypeVar("T")
 
 
 class LatestWriter(Generic[T]):
-    """Calls `write` for one value at a time, in a thread that ends when there is none left; of those that wait, for
-    the newest."""
+    """Writes values in a background thread; if several are queued, only the newest."""
 
     def __init__(self, write: Callable[[T], None]) -> None:
         self._write_one = write

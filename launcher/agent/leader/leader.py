@@ -8,7 +8,7 @@ import itertools
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxlaunch import contract
@@ -81,7 +81,7 @@ class Leader:
         pod_log: PodLog,
         *,
         say: Callable[[str], None],
-        finish: Callable[[Verdict], None],
+        finish: Callable[[Verdict, bool], None],
     ) -> None:
         self._config, self._loop, self._hello = config, loop, hello
         self._starts = Starts(run_folder, config.uid)
@@ -108,16 +108,19 @@ class Leader:
         self._started = time.time()
         self._seconds_before: dict[str, float] = {}
         self._verdict: Verdict | None = None
-        self._is_stopping = self._has_requested_stacks = False
+        self._is_stopping = self._has_requested_stacks = self._is_alone = False
         self._stopped_by = STOPPED
+        self._leaving: set[int] = set()  # hosts that were told to stop
         self._notes: list[str] = []
+        self._saved_before: int | None = None  # by attempts that hosts took part in, and this leader may not know
         self._metrics: Mapping[str, Any] | None = None
         now = self._since = self._ticked_at = self._logged_at = self._annotated_at = self._kept_at = time.monotonic()
         self._turn = 0  # of the hosts that are sent a beat at the next tick
         self._until = now  # when the stage ends at the latest; of KILL and LEAVE
         self._kept: tuple[int | None, Stage] | None = None  # of what the summary was written last
-        timeout_s = phase_timeouts(config.job.timeouts_s)["rendezvous"]
-        self._gather_until = None if timeout_s is None else now + timeout_s
+        self._gather_until: float | None = None
+        self._gather_limit = ""
+        self._limit_gather("rendezvous")
 
     def begin(self) -> None:
         """Reads the attempts of earlier pods, and starts to wait for every host."""
@@ -128,15 +131,20 @@ class Leader:
         for record in self._records[-3:]:
             message = record.verdict.message
             self._say(f"previous attempt {record.attempt} (generation {record.generation}): {message}")
-        self._pod_log.begin(self._records, self._run_folder, self._starts.number, self._config.processes)
+        self._tell_past()
         self._keep_summary(now)
         self._give_up()
         self._loop.every(TICK_S, self._tick)
+
+    def _tell_past(self) -> None:
+        self._pod_log.begin(self._records, self._run_folder, self._starts.number, self._config.processes)
 
     def _give_up(self) -> None:
         """Ends the gang at once, where the attempts of earlier pods already used up what may pass without progress."""
         generation, job = self._config.generation, self._config.job
         verdict = history.given_up(self._records, generation, job.preempted_limit)
+        if job.replaces and verdict is None:
+            verdict = history.used_up(self._records, generation, job.in_place_limit)
         if job.command is None and not self._config.keeps_run:
             verdict = history.given_up_unseen(generation, job.crash_limit, job.preempted_limit)
         if verdict is not None:
@@ -162,12 +170,19 @@ class Leader:
         """Takes in a host that has the run's key, or refuses it."""
         before = self._peers.get(hello.host)
         present = {} if before is None else {hello.host: before.hello}
-        why = refusal(hello, self._hello, present, self._config.hosts)
+        replaces = self._config.job.replaces
+        why = refusal(hello, self._hello, present, self._config.hosts, replaces=replaces)
         is_late = self._stage is not Stage.GATHER
-        if is_late and (self._verdict is None if why is None else why.ends_gang):
-            why = Refusal(f"{hello.name} tried to join after the start")
+        if replaces:  # who comes late is told how the gang ended, or waits until it starts again
+            is_late = self._stage in (Stage.RUN, Stage.KILL) or self._is_alone
+        if is_late and (replaces or (self._verdict is None if why is None else why.ends_gang)):
+            why = Refusal(f"{hello.name} tried to join after the start", may_retry=replaces)
         if why is not None:
-            return self._refuse(link, side, hello, why)
+            self._refuse(link, side, hello, why)
+            if is_late and replaces and before is not None and before.hello.pod != hello.pod:
+                before.link.close()  # a Job makes a pod again once the one before has ended
+                self._disconnected(before.link, "its pod was replaced")
+            return
         if before is not None:  # the same pod has connected again: the old connection is dead
             before.link.close()
             self._remove(before)
@@ -181,10 +196,14 @@ class Leader:
         self._arrived.add(hello.host)
         if self._verdict is None:
             self._not_gone.add(hello.host)
+            self._number = max(self._number, hello.attempt)
+            self._saved_before = _most(self._saved_before, hello.saved)
         if self._verdict is not None:
             link.send("leave", verdict=self._verdict.to_json())
         elif len(self._peers) == self._config.hosts:
             self._run_folder.write(AGENTS, self._addresses())
+            if self._attempt.number == self._number and self._records:  # the lines of the pod before it go with it
+                self._tell_past()
             self._start()
 
     def _refuse(self, link: Link, side: LeaderSide, hello: Hello, why: Refusal) -> None:
@@ -232,6 +251,11 @@ class Leader:
         now, kind, attempt = time.monotonic(), message["type"], self._attempt
         if kind == "stop":
             excess = checked.read(Stop, message).excess
+            if excess is None and self._config.job.replaces:
+                self._leaving.add(peer.hello.host)
+                if self._stage is Stage.GATHER and self._verdict is None:
+                    self._let_go(self._stopped_while_waiting())
+                    return
             self._stop_requested(now, STOPPED if excess is None else (contract.STORAGE, excess))
         elif kind == "kill":
             self._say(f"{peer.hello.name} received a second signal to stop")
@@ -310,6 +334,7 @@ class Leader:
         start, saved = self._starts.number, history.saved(self._records, self._config.generation)
         if saved is None and self._starts.has_written:
             saved = 0
+        saved = _most(saved, self._saved_before)
         self._broadcast("start", attempt=self._number, coordinator=coordinator, start=start, saved=saved)
         self._keep_summary(time.monotonic())
 
@@ -323,7 +348,7 @@ class Leader:
         elif self._verdict is not None and self._stage is Stage.KILL and (not self._not_gone or now > self._until):
             self._after_all_are_gone(self._verdict)
         elif self._verdict is not None and self._stage is Stage.LEAVE and self._may_leave(now):
-            self._finish(self._verdict)
+            self._finish(self._verdict, self._is_alone)
 
     def _watch(self, now: float) -> None:
         if self._attempt.wants_stacks and not self._has_requested_stacks:
@@ -355,16 +380,72 @@ class Leader:
         else:
             self._clock.died(now)
         self._record(verdict, now)
-        move = history.next_move(self._records, self._config.job.in_place_limit, self._everyone_lives)
-        if not move.again:
-            return self._end(move.verdict)
-        if self._is_stopping:
+        limit, may_wait = self._config.job.in_place_limit, self._may_wait
+        move = history.next_move(self._records, limit, self._everyone_lives or may_wait)
+        end = None if move.again else move.verdict
+        if move.again and self._is_stopping:
             code, words = self._stopped_by
-            return self._end(of_code(code, f"{words}, after: {move.verdict.message}"))
+            end = of_code(code, f"{words}, after: {move.verdict.message}")
+        if end is not None:
+            is_alone = may_wait and end.code == contract.PREEMPTED and self._leaving < self._peers.keys()
+            return self._part(end) if is_alone and self._leaving else self._end(end)
         count = history.restarts_used(self._records, self._config.generation)
-        limit = self._config.job.in_place_limit
         self._say(f"restarting in place: {count} of {limit} restarts (restarts.in_place) since the last committed step")
-        self._start()
+        if self._everyone_lives:
+            self._start()
+        else:
+            self._wait(self._missing)
+
+    # --- a lost host --------------------------------------------------------------------------------------------------
+
+    @property
+    def _may_wait(self) -> bool:
+        """Whether hosts that are lost now are replaced: once for each attempt whose processes started."""
+        return self._config.job.replaces and self._attempt.number == self._number > 0
+
+    def _wait(self, missing: Sequence[int]) -> None:
+        """Keeps every host that is there, until others have taken the places of those that are missing."""
+        self._stage, self._verdict = Stage.GATHER, None
+        self._is_stopping, self._stopped_by, self._leaving = False, STOPPED, set()
+        self._since = self._logged_at = now = time.monotonic()
+        self._limit_gather("replace")
+        self._say(f"keeping {len(self._peers)} of {self._config.hosts} hosts, until {names(missing)} is replaced")
+        self._keep_summary(now)
+
+    def _limit_gather(self, phase: str) -> None:
+        timeout_s = phase_timeouts(self._config.job.timeouts_s)[phase]
+        self._gather_until = None if timeout_s is None else time.monotonic() + timeout_s
+        self._gather_limit = f"timeouts.{phase}"
+
+    def _part(self, verdict: Verdict) -> None:
+        """After a stop of some hosts: they leave, the others wait for what takes their places."""
+        limit = self._config.job.preempted_limit
+        given_up = history.given_up(self._records, self._config.generation, limit)
+        if given_up is not None:
+            return self._end(given_up)
+        leaving = self._let_go(verdict)
+        if self._stage is not Stage.LEAVE:
+            self._wait(sorted({*self._missing, *leaving}))
+
+    def _let_go(self, verdict: Verdict) -> set[int]:
+        """Lets the hosts that were told to stop leave alone, host 0 last: who takes its place leads from then on."""
+        leaving, self._leaving = self._leaving & self._peers.keys(), set()
+        for host in leaving - {self._config.host}:
+            self._peers[host].link.send("leave", verdict=verdict.to_json(), alone=True)
+        if self._config.host in leaving:
+            self._is_alone, self._verdict, self._stage = True, verdict, Stage.LEAVE
+            self._until = time.monotonic()
+            self._summary_writer.finish()
+            self._starts.write(self._summary(verdict))
+            self._annotate("left", verdict)
+        return leaving
+
+    def _stopped_while_waiting(self) -> Verdict:
+        last = self._records[-1].verdict if self._records and self._may_wait else None
+        if last is not None and last.code == contract.PREEMPTED:
+            return last
+        words = "before every host had joined" if last is None else f"after: {last.message}"
+        return of_code(contract.PREEMPTED, f"{STOPPED[1]} {words}" if last is None else f"{STOPPED[1]}, {words}")
 
     @property
     def _everyone_lives(self) -> bool:
@@ -464,7 +545,7 @@ class Leader:
         if self._gather_until is not None and now >= self._gather_until:
             missing = self._missing
             refused = f"; refused: {'; '.join(self._refused)}" if self._refused else ""
-            message = f"rendezvous: {names(missing)} did not join within {waited:.0f} s (timeouts.rendezvous){refused}"
+            message = f"rendezvous: {names(missing)} did not join within {waited:.0f} s ({self._gather_limit}){refused}"
             where = {"rank": self._config.ranks(missing[0])[0], "host": missing[0]}
             return self._decide(of_code(contract.LOST, message, **where))
         if now - self._logged_at >= LOG_S:
@@ -570,3 +651,7 @@ class Leader:
     def _addresses(self) -> list[dict[str, Any]]:
         peers = sorted(self._peers.items())
         return [reported_fields.address(peer.hello, peer.link.peer, self._config.ranks(host)) for host, peer in peers]
+
+
+def _most(*steps: int | None) -> int | None:
+    return max((step for step in steps if step is not None), default=None)

@@ -43,6 +43,7 @@ class PodLog:
 
     def __init__(self, generation: int, write: Callable[[str], None] | None) -> None:
         self._generation, self._write = generation, write
+        self._told = -1  # attempts whose past is written
         self._looked_at = self._beat_at = float("-inf")
         self._beat_state: Any = None  # of the last beat: a change of it is written early
         self._phase: Any = None
@@ -55,8 +56,9 @@ class PodLog:
 
         A job that was suspended gets new pods of the same generation.
         """
-        if self._write is None or not (self._generation or records):
+        if self._write is None or not (self._generation or records) or self._told == len(records):
             return
+        self._told = len(records)
         self._committed = max((one.last_committed for one in records if one.last_committed is not None), default=None)
         last, failing = (records[-1].attempt, records[-1].rank) if records else (0, None)
         before = records[-1].generation if records else self._generation - 1

@@ -89,14 +89,17 @@ def record_lost_leader(
     found = folder.summary(config.uid)
     has_joined = reported.attempt > 0 or reported.last is not None
     if not has_joined and found is not None and found.of is not None:
-        is_fresh = found.verdict is None and abs(time.time() - found.of.at) < FRESH_S
-        if is_fresh and found.of.generation == config.generation:
+        if _is_fresh(found) and found.of.generation == config.generation:
             return
         if found.of.generation != config.generation:
             settle(folder, config.uid)  # host 0 would have done it
     records = folder.records(config.uid)
     if has_joined and records and records[-1].attempt >= reported.attempt > 0:
-        return  # host 0 went on without this host, which was held up, and has put the end of the attempt on record
+        # Host 0 went on without this host, which was held up, and has put the end of the attempt on record; or nobody
+        # took its place.
+        if config.job.replaces and found is not None and found.verdict is None and not _is_fresh(found):
+            Starts(folder, config.uid).write(dataclasses.replace(found, verdict=verdict))
+        return
     found, of = _last_known(folder, config, reported, records)
     firsts = [status.first_committed for status in statuses if status.first_committed is not None]
     lasts = [status.committed for status in statuses if status.first_committed is not None]
@@ -115,7 +118,7 @@ def record_lost_leader(
     records.append(record)
     ended = dataclasses.replace(
         found,
-        verdict=end,
+        verdict=None if config.job.replaces and has_joined else end,  # another host 0 goes on
         step=step,
         seconds=reported_fields.carried(records, time.time(), config.started)
         if is_known
@@ -161,6 +164,11 @@ def _of_run(reported: Reported, record: Record) -> dict[str, float]:
         for cause, spent in record.seconds.items():
             seconds[cause] = seconds.get(cause, 0.0) + spent - reported.last.seconds.get(cause, 0.0)
     return seconds
+
+
+def _is_fresh(found: Summary) -> bool:
+    """Whether the host 0 that wrote a summary lives."""
+    return found.verdict is None and found.of is not None and abs(time.time() - found.of.at) < FRESH_S
 
 
 def _least(*steps: int | None) -> int | None:

@@ -6,7 +6,7 @@ const CAUSES = {
   data: ["waiting for data", "--c-data", "dots"],
   eval: ["evaluation", "--c-eval", "vertical"],
   save: ["saving", "--c-save", "horizontal"],
-  lost_work: ["lost work: steps that were done again", "--c-lost", "cross"],
+  lost_work: ["lost work: steps that were not saved", "--c-lost", "cross"],
   compile: ["compiling", "--c-compile", "rising"],
   restore: ["restoring", "--c-restore", "falling"],
   init: ["starting processes", "--c-init", "falling"],
@@ -135,12 +135,14 @@ class Chart {
 }
 
 // Runs of one curve each: [{label, x, y}] on one pair of axes. x may differ: they are joined.
-function lineChart(frame, lines, { label, height = 190, isLog = false, xLabel = "", range = null, peers = [], readout = null }) {
+function lineChart(frame, lines, { label, height = 190, isLog = false, xLabel = "", ends = null, peers = [], readout = null }) {
   const tables = lines.map((line) => [line.x, isLog ? line.y.map((v) => (v > 0 ? v : null)) : line.y]);
+  if (ends) tables.push([ends, [null, null]]); // the whole axis, also where there is no point
   const data = tables.length === 1 ? tables[0] : uPlot.join(tables);
-  const series = lines.map((line, at) => ({
+  const isEmpty = !isLog && data.slice(1).every((values) => values.every((value) => value === null));
+  const series = [...lines, ...(ends ? [{ label: "", x: ends, dash: [] }] : [])].map((line, at) => ({
     label: line.label,
-    stroke: css(`--s${at % 6}`),
+    stroke: css(line.stroke || `--s${at % 6}`),
     width: line.isFaint ? 1 : 1.5,
     alpha: line.isFaint ? 0.35 : 1,
     dash: line.dash || LINES[at % LINES.length],
@@ -156,7 +158,7 @@ function lineChart(frame, lines, { label, height = 190, isLog = false, xLabel = 
   const options = {
     height,
     padding: [10, 8, 0, 0],
-    scales: { x: { time: false, ...(range ? { range: () => range() } : {}) }, y: { distr: isLog ? 3 : 1 } },
+    scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, ...(isEmpty ? { range: [0, 1] } : {}) } }, // with no point there would be no axis
     axes: axes(short, xLabel),
     series: [{}, ...series],
     cursor: { y: false, drag: { x: true, y: false } },
@@ -173,7 +175,7 @@ function lineChart(frame, lines, { label, height = 190, isLog = false, xLabel = 
 const TOP = 18, BOTTOM = 14; // CSS pixels above the strip for attempts, below it for marks
 
 // The strip: run.strip, run.attempts and run.marks, on an axis in `unit` seconds.
-function stripChart(frame, run, unit, { peers, readout, range }) {
+function stripChart(frame, run, unit, { peers, readout }) {
   const tell = (u) => {
     const left = u.cursor.left;
     if (left === null || left === undefined || left < 0) return;
@@ -186,7 +188,7 @@ function stripChart(frame, run, unit, { peers, readout, range }) {
   const options = {
     height: 92,
     padding: [0, 8, 0, 0],
-    scales: { x: { time: false, range }, y: { range: [0, 1] } },
+    scales: { x: { time: false }, y: { range: [0, 1] } },
     axes: [{ show: false }, { ...axes(() => "", "")[1], grid: { show: false }, ticks: { show: false } }],
     series: [{}, { show: false }],
     cursor: { y: false, drag: { x: true, y: false } },
@@ -236,6 +238,7 @@ function drawStrip(u, run, unit) {
 function drawAttempts(context, run, x, strip, scale, top) {
   context.font = `${12 * scale}px system-ui, sans-serif`;
   context.textBaseline = "middle";
+  context.textAlign = "left";
   let free = -Infinity; // where the next label fits
   for (const one of run.attempts) {
     const begin = x(one.from), end = x(one.to);

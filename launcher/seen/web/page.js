@@ -59,7 +59,7 @@ function attempts(run) {
   const rows = run.attempts.map((one) => row(
     number(`${run.starts.length > 1 ? `${one.start}.` : ""}${one.number}`), el("td", { class: "number" }, `${span(one.from)} – ${span(one.to)}`),
     `${one.code === 0 ? "✓" : one.code === null ? "▶" : "✕"} ${one.cause}${one.code === null ? "" : ` (${one.code})`}`,
-    el("td", {}, one.message, one.traceback ? el("details", {}, el("summary", {}, "Traceback"), el("pre", { tabindex: "0" }, one.traceback)) : null),
+    el("td", { class: "why" }, one.message, one.traceback ? el("details", {}, el("summary", {}, "Traceback"), el("pre", { tabindex: "0" }, one.traceback)) : null),
     number(one.saved ?? "–"),
   ));
   return chapter("attempts", "Attempts", table(["#Attempt", "#From, to", "Ended by", "Why", "#Saved step"], rows, "Attempts"));
@@ -165,18 +165,18 @@ function timePair(run) {
   for (const chart of view.pair) chart.destroy();
   view.pair = [];
   const [unit, label] = unitOf(run.wall_s);
-  const range = () => [0, Math.max(run.wall_s / unit, 1e-9)];
+  const ends = [0, Math.max(run.wall_s / unit, 1e-9)];
   const readout = document.getElementById("readout");
   const strip = document.getElementById("strip"), loss = document.getElementById("loss");
   strip.replaceChildren();
   loss.replaceChildren();
-  stripChart(strip, run, unit, { peers: view.pair, readout, range });
+  stripChart(strip, run, unit, { peers: view.pair, readout });
   const name = ["loss", "eval/loss"].find((each) => run.curves[each]) || Object.keys(run.curves)[0];
   const known = name && run.curves[name][1].some((at) => at !== null);
-  const shown = known ? [{ label: name, ...lines(name, run.curves[name], "time", unit)[0] }] : [{ label: "no curve yet", x: range(), y: [null, null] }];
+  const shown = known ? [{ label: name, ...lines(name, run.curves[name], "time", unit)[0] }] : [{ label: "no curve yet", x: ends, y: [null, null] }];
   if (known && name === "loss" && run.curves["eval/loss"]) shown.push({ ...lines("eval/loss", run.curves["eval/loss"], "time", unit)[0], label: "eval/loss" });
   document.getElementById("loss-name").textContent = known ? shown.map((line, at) => `${line.label} (${at ? "dashed" : "solid"})`).join(", ") : "";
-  lineChart(loss, shown, { label: known ? told(name, run.curves[name]) : "no curve yet", height: 220, xLabel: `${label} of running`, range, peers: view.pair, readout, isLog: view.isLog });
+  lineChart(loss, shown, { label: known ? told(name, run.curves[name]) : "no curve yet", height: 220, xLabel: `${label} of running`, ends, peers: view.pair, readout, isLog: view.isLog });
 }
 
 function names(run) {

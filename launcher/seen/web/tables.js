@@ -1,5 +1,128 @@
 "use strict";
-// Tables of runs, and several runs beside each other.
+// The table of all runs, and runs next to each other.
 
-function showRuns(data) {}
-function showComparison(data) {}
+const MOST_ROWS = 500; // in the table at a time; the filter finds the others
+const table_ = { sort: "age_s", isDown: false, filter: "", picked: new Set() };
+const COLUMNS = [
+  ["name", "Name"], ["state", "State"], ["step", "#Step"], ["goodput", "#Goodput"], ["restarts", "#Restarts"],
+  ["age_s", "#Age"], ["owner", "Owner"], ["where", "Where"], ["why", "Why"],
+];
+
+function matches(run) {
+  const words = table_.filter.toLowerCase().split(/\s+/).filter(Boolean);
+  const text = `${run.name} ${run.state} ${run.owner} ${run.where} ${run.why}`.toLowerCase();
+  return words.every((word) => text.includes(word));
+}
+
+function inOrder(first, second) {
+  const [a, b] = [first[table_.sort], second[table_.sort]];
+  if (a === b) return first.name < second.name ? -1 : 1;
+  if (a === null || a === undefined) return 1;
+  if (b === null || b === undefined) return -1;
+  return (a < b ? -1 : 1) * (table_.isDown ? -1 : 1);
+}
+
+function runRow(run, changed) {
+  const pick = el("input", { type: "checkbox", "aria-label": `Compare ${run.name}`, checked: table_.picked.has(run.id), disabled: !run.page,
+    onchange: (event) => { if (event.target.checked) table_.picked.add(run.id); else table_.picked.delete(run.id); changed(); } });
+  const progress = run.steps ? `${run.step ?? 0} / ${run.steps}` : `${run.step ?? "–"}`;
+  return row(el("td", {}, pick), el("td", {}, run.page ? el("a", { href: run.page }, run.name) : run.name), el("td", {}, stateOf(run.state)), number(progress),
+    number(run.goodput === null ? "–" : `${(100 * run.goodput).toFixed(1)} %`), number(String(run.restarts)), number(span(run.age_s)), run.owner || "–", run.where, el("td", { class: "why" }, run.why));
+}
+
+function runsTable(data) {
+  const found = data.runs.filter(matches).sort(inOrder);
+  const place = document.getElementById("runs");
+  const focused = document.activeElement?.dataset?.sort;
+  const changed = () => compareLink(data);
+  const heads = COLUMNS.map(([key, title]) => el("th", { scope: "col", class: title.startsWith("#") ? "number" : null, "aria-sort": table_.sort === key ? (table_.isDown ? "descending" : "ascending") : null },
+    el("button", { "data-sort": key, onclick: () => { table_.isDown = table_.sort === key && !table_.isDown; table_.sort = key; runsTable(data); } }, title.replace("#", ""), table_.sort === key ? (table_.isDown ? " ▼" : " ▲") : "")));
+  const made = el("table", { "aria-label": "Runs" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Pick"), ...heads)),
+    el("tbody", {}, ...found.slice(0, MOST_ROWS).map((run) => runRow(run, changed))));
+  place.replaceChildren(el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Runs" }, made));
+  const more = found.length > MOST_ROWS ? `, the first ${MOST_ROWS} shown` : "";
+  document.getElementById("count").textContent = `${found.length} of ${data.runs.length} runs${more}`;
+  document.getElementById("unread").replaceChildren(...data.unread.map((text) => el("p", {}, `⚠ ${text}`)));
+  if (focused) place.querySelector(`[data-sort="${focused}"]`)?.focus();
+  changed();
+}
+
+function compareLink(data) {
+  const ids = data.runs.filter((run) => table_.picked.has(run.id)).map((run) => run.id);
+  const place = document.getElementById("compare");
+  if (ids.length < 2) place.replaceChildren(el("span", { class: "quiet" }, "Pick two or more runs to compare them."));
+  else place.replaceChildren(el("a", { href: `${data.compare}?${ids.map((id) => `run=${encodeURIComponent(id)}`).join("&")}` }, `Compare ${ids.length} runs`));
+}
+
+function showRuns(data) {
+  const filter = el("input", { type: "search", placeholder: "name, state, owner …", oninput: (event) => { table_.filter = event.target.value; runsTable(holder.now); } });
+  const holder = { now: data };
+  document.body.replaceChildren(el("main", {}, el("h1", {}, "Runs"), el("div", { class: "controls" }, el("label", {}, "Filter ", filter), el("span", { id: "count", role: "status" }), el("span", { id: "compare" })),
+    el("div", { id: "unread" }), el("div", { id: "runs" })), el("footer", {}, "Made by launcher dashboard from the files of the runs."));
+  runsTable(data);
+  if (data.events) follow(data.events, (now) => { holder.now = { ...data, ...now }; runsTable(holder.now); });
+}
+
+// Steps, seconds or examples of a curve, as the x axis of a comparison.
+function xOf(run, curve, by) {
+  if (by === "step") return curve[0];
+  if (by === "hour") return curve[1].map((at) => (at === null ? null : at / 3600));
+  return curve[0].map((step) => (run.batch ? step * run.batch : null));
+}
+
+function comparedCurves(data) {
+  const place = document.getElementById("curves");
+  for (const chart of view.charts.values()) chart.destroy();
+  view.charts.clear();
+  place.replaceChildren();
+  const all = [...new Set(data.runs.flatMap((run) => names(run)))];
+  const shown = data.metric ? all.filter((name) => data.metric.includes(name)) : all;
+  const units = { step: "step", hour: "hours of running", examples: "examples" };
+  for (const name of shown) {
+    const with_ = data.runs.filter((run) => run.curves[name]);
+    const curves_ = with_.map((run) => {
+      const raw = ordered(xOf(run, run.curves[name], view.by), run.curves[name][2]);
+      const at = data.runs.indexOf(run);
+      return { label: run.name, x: raw.x, y: view.smooth ? smoothed(raw.y, view.smooth) : raw.y, dash: LINES[at % LINES.length], stroke: `--s${at % 6}` };
+    }).filter((line) => line.x.length);
+    if (!curves_.length) continue;
+    const frame = el("div", { class: "chart" }), readout = el("p", { class: "readout" });
+    place.append(el("div", {}, el("h3", {}, name), frame, readout));
+    const label = with_.map((run) => `${run.name}, ${told(name, run.curves[name])}`).join("; ");
+    view.charts.set(name, lineChart(frame, curves_, { label, height: 210, isLog: view.isLog, xLabel: units[view.by], readout }));
+  }
+}
+
+function line(at) {
+  const made = el("canvas", { width: 44, height: 10, "aria-hidden": "true" });
+  const paint = made.getContext("2d");
+  paint.strokeStyle = css(`--s${at % 6}`);
+  paint.lineWidth = 2;
+  paint.setLineDash(LINES[at % LINES.length]);
+  paint.beginPath();
+  paint.moveTo(0, 5);
+  paint.lineTo(44, 5);
+  paint.stroke();
+  return made;
+}
+
+function showComparison(data) {
+  view.by = data.at;
+  const redraw = () => comparedCurves(data);
+  const radio = (value, text) => el("label", {}, el("input", { type: "radio", name: "by", value, checked: view.by === value, onchange: () => { view.by = value; redraw(); } }), ` ${text}`);
+  const draw = () => {
+    const runs = data.runs.map((run, at) => row(el("td", {}, line(at), " ", run.page ? el("a", { href: run.page }, run.name) : run.name), el("td", {}, stateOf(run.sentence.state)), number(String(run.step ?? "–")),
+      ...data.columns.map((name) => number(short(run.curves[name] ? run.curves[name][2].at(-1) : null))), number(run.goodput === null ? "–" : `${(100 * run.goodput).toFixed(1)} %`), number(span(run.wall_s))));
+    const differs = data.differs.map(([key, values]) => row(el("td", {}, el("code", {}, key)), ...values));
+    document.body.replaceChildren(el("main", {}, data.home ? el("p", {}, el("a", { href: data.home }, "All runs")) : null, el("h1", {}, data.runs.map((run) => run.name).join(" and ")),
+      table(["Run", "State", "#Step", ...data.columns.map((name) => `#${name}`), "#Goodput", "#Time"], runs, "Runs"),
+      ...chapter("differs", "What differs", differs.length ? table(["Key", ...data.runs.map((run) => run.name)], differs, "What differs") : el("p", {}, "Nothing in their jobs.")),
+      ...chapter("curves-title", "Curves", el("div", { class: "controls" }, el("fieldset", {}, el("legend", {}, "Over"), radio("step", "steps"), radio("hour", "time"), data.runs.every((run) => run.batch) ? radio("examples", "examples") : null),
+        el("label", {}, "Smooth ", el("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: view.smooth, oninput: (event) => { view.smooth = Number(event.target.value); redraw(); } })),
+        el("label", {}, el("input", { type: "checkbox", checked: view.isLog, onchange: (event) => { view.isLog = event.target.checked; redraw(); } }), " Logarithmic values")), el("div", { id: "curves", class: "charts" }))),
+      el("footer", {}, "Made by launcher compare from the files of the runs. Curves by uPlot, © Leon Sorokin, MIT license."));
+    redraw();
+  };
+  draw();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { patterns.clear(); draw(); });
+}

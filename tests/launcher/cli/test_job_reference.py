@@ -78,3 +78,8 @@ def test_an_example_is_of_its_section(title: str) -> None:
     key, _, value = which.partition(": ")
     named = value and value != "module:Name" and "preset" not in found
     assert found[key] == value if named else not key or value or key in found
+
+
+def test_every_row_says_a_default_and_a_meaning() -> None:
+    rows = [re.split(r"(?<!\\)\|", line) for line in job_reference.markdown().splitlines() if line.startswith("| `")]
+    assert [row for row in rows if not (row[3].strip() and row[4].strip())] == []

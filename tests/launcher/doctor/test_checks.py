@@ -59,7 +59,7 @@ def test_a_check_is_named_once_and_reasons_stand_below() -> None:
         "fail     queue            it is off",
         "                          why: nothing works.",
         "                          fix: turn it on.",
-        "                          see: docs/troubleshooting.md#queues",
+        "                          see: launcher help troubleshooting#queues",
         "unknown                   who knows",
         "                          why: you may not look.",
     ]

@@ -40,13 +40,14 @@ AGENT = "import sys; print('up', flush=True); open(sys.argv[1]).read()"  # in pl
 LAUNCHER = """
 import subprocess, sys
 from pathlib import Path
+from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.local import run
 from jaxlaunch.launcher.local.lock import locked
 agent, folder, pipe = sys.argv[1:]
 real = subprocess.Popen
 run.subprocess.Popen = lambda argv, **how: real([sys.executable, "-c", agent, pipe], **how)
 with locked(Path(folder)) as lock:
-    gang = run.Gang({}, 1, 1, 0, lock)
+    gang = run.Gang({}, JobSpec(name="t", command=["true"], accelerator={"type": "cpu"}), 0, lock)
     print(gang._agents[0].stdout.readline().decode(), flush=True)
     run.os._exit(9)
 """

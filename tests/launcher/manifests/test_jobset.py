@@ -146,13 +146,24 @@ def test_rendering_twice_gives_the_same_and_changes_nothing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_gang_ends_and_starts_as_a_whole(path: Path) -> None:
+def test_every_gang_ends_as_a_whole_and_where_its_peers_wait_a_lost_pod_is_made_again_alone(path: Path) -> None:
     manifest = manifests(path)[0]
     spec, pod = spec_of(manifest), pod_of(manifest)
     assert manifest["spec"]["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
-    assert (spec["backoffLimit"], spec["podReplacementPolicy"], pod["restartPolicy"]) == (0, "Failed", "Never")
+    assert (spec["podReplacementPolicy"], pod["restartPolicy"]) == ("Failed", "Never")
     assert spec["completions"] == spec["parallelism"]
-    assert {rule["action"] for rule in spec["podFailurePolicy"]["rules"]} == {"FailJob"}
+    hosts = spec["completions"] * manifest["spec"]["replicatedJobs"][0]["replicas"]
+    (waits,) = {
+        json.loads(one["value"])["replaces"] for one in pod["containers"][0]["env"] if one["name"] == contract.JOB
+    }
+    assert waits is (hosts > 1 and "google.com/tpu" not in str(pod["containers"]) and spec.get("backoffLimit") != 0)
+    actions = {rule["action"] for rule in spec["podFailurePolicy"]["rules"]}
+    if waits:
+        assert actions == {"FailJob", "Ignore"} and "backoffLimit" not in spec
+        charged = manifest["spec"]["failurePolicy"]["maxRestarts"]
+        assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (charged, 0)
+    else:
+        assert actions == {"FailJob"} and spec["backoffLimit"] == 0
     gone = [one for one in pod["tolerations"] if one.get("effect") == "NoExecute" and "tolerationSeconds" in one]
     assert [one["tolerationSeconds"] for one in gone] == [30, 30]
 
@@ -186,11 +197,14 @@ def answer(manifest: dict[str, Any], message: str, reason: str = "PodFailurePoli
     return Action.RESTART.value
 
 
+@pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("code", sorted(set(contract.OUTCOMES) - {contract.DONE}))
-def test_jobset_answers_every_exit_code_as_the_contract_says(code: int) -> None:
+def test_jobset_answers_every_exit_code_as_the_contract_says(code: int, hosts: int) -> None:
     """With the words in which the Job controller reports a failure."""
-    manifest = rendered(SMALL)
-    (rule,) = [rule for rule in spec_of(manifest)["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
+    manifest = rendered(SMALL + f"hosts: {hosts}\n")
+    rule = next(rule for rule in spec_of(manifest)["podFailurePolicy"]["rules"] if "onExitCodes" in rule)
+    is_left_to_the_job = hosts > 1 and contract.exit_code(code, alone=False) != code
+    assert rule["action"] == "FailJob"
     assert rule["onExitCodes"]["containerName"] == pod_of(manifest)["containers"][0]["name"]
     message = f"Container main for pod team/x-w-0-0-abcde failed with exit code {code} matching FailJob rule at index 1"
     if code not in rule["onExitCodes"]["values"]:
@@ -198,6 +212,16 @@ def test_jobset_answers_every_exit_code_as_the_contract_says(code: int) -> None:
     else:
         reason = "PodFailurePolicy"
     assert answer(manifest, message, reason) == contract.OUTCOMES[code].action.value
+    assert (code in rule["onExitCodes"]["values"]) or hosts == 1 or is_left_to_the_job
+
+
+def test_a_pod_that_dies_or_leaves_alone_is_made_again_and_only_what_died_is_charged() -> None:
+    decided, disrupted, left = spec_of(rendered(SMALL + "hosts: 2\n"))["podFailurePolicy"]["rules"]
+    values = decided["onExitCodes"]["values"]
+    assert values == [code for code in contract.OUTCOMES if 0 < code < 128]
+    assert {contract.exit_code(code, alone=False) for code in range(1, 256)} & {contract.LEFT} == set()
+    assert (disrupted["action"], disrupted["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+    assert (left["action"], left["onExitCodes"]["values"]) == ("Ignore", [contract.LEFT])
 
 
 def test_an_evicted_pod_is_never_charged() -> None:

@@ -15,6 +15,7 @@ H200, GB200 = H100.replace("h100", "h200"), H100.replace("h100", "gb200")
 EKS = H100.replace("gke", "eks") + "node_selector: {node.kubernetes.io/instance-type: p5.48xlarge}\n"
 AMD = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: mi300x}\n"
 HIGH = "node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-80gb}\n"
+SLICE = "restarts: a TPU slice is lost as a whole, so a lost host costs all pods: they are made again together"
 V5E = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: v5e, topology: 2x4}\nplatform: gke\n"
 MEGA = "node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-mega-80gb}\n"
 
@@ -53,11 +54,15 @@ def test_what_costs_time_or_progress_is_noted(text: str, said: list[str]) -> Non
 @pytest.mark.parametrize(
     ("text", "users", "said"),
     [
-        (V5E, {}, ["user: the pods run as root without capabilities (Pod Security level baseline): no source"]),
-        (V5E, {"v5e": 1000}, ["user: 1000, who can open /dev/vfio/0 only where the nodes' containerd has device_"]),
-        (V5E, {"v5e": 2000}, ["user: 2000, who can open"]),
-        (V5E, {"v5e": "root"}, ["user: the pods run as root, by users.v5e of the cluster defaults."]),
-        (V5E, {"v5e": "privileged"}, ["user: the pods run as root, in a privileged container, by users.v5e"]),
+        (V5E, {}, [SLICE, "user: the pods run as root without capabilities (Pod Security level baseline): no source"]),
+        (
+            V5E,
+            {"v5e": 1000},
+            [SLICE, "user: 1000, who can open /dev/vfio/0 only where the nodes' containerd has device_"],
+        ),
+        (V5E, {"v5e": 2000}, [SLICE, "user: 2000, who can open"]),
+        (V5E, {"v5e": "root"}, [SLICE, "user: the pods run as root, by users.v5e of the cluster defaults."]),
+        (V5E, {"v5e": "privileged"}, [SLICE, "user: the pods run as root, in a privileged container, by users.v5e"]),
         (H100, {"v5e": "privileged"}, []),
     ],
 )

@@ -190,3 +190,12 @@ def test_devices_of_a_kind_add_up() -> None:
         device_kind = "NVIDIA H200"
 
     assert flops.peak([Device(), Device()]) == 2 * 989.4e12  # type: ignore[list-item]
+
+
+def test_the_arguments_of_a_scan_are_told_apart_in_the_form_of_jax_0_12_too() -> None:
+    class Grouped:
+        def unpack(self) -> tuple[tuple[None, ...], ...]:
+            return (None, None), (None,), (None, None)
+
+    assert flops.consts_and_carries({"ft_in": Grouped()}) == (2, 1)
+    assert flops.consts_and_carries({"num_consts": 3, "num_carry": 4}) == (3, 4)

@@ -85,7 +85,7 @@ class Gang:
             RunFolder(folder, self.said.append),
             PodLog(0, None),
             say=self.said.append,
-            finish=self.ended.append,
+            finish=lambda verdict, alone: self.ended.append(verdict),
         )
         self.leader.begin()
         (self.listener,) = self.loop.ready

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 # What Pillow may open. Others of its formats run programs (EPS) or read fonts and movies.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 MOST_PIXELS = 89_478_485  # Pillow's own mark of a decompression bomb: 256 MiB of RGB
 MOST_BYTES = 1 << 30  # of a file

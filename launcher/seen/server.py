@@ -1,0 +1,258 @@
+"""The dashboard's server: a table of runs, the page of each while it goes on, and several next to each other.
+
+It listens on this machine alone, and answers only who has the token of its address. A page of another site can neither
+ask it (Host, Origin) nor read it. What it serves is made here: no path of a request is ever opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import secrets
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.seen import compare, folder, page
+from jaxlaunch.launcher.seen.run import Followed
+from jaxlaunch.launcher.wording import visible
+
+LOOPBACK = "127.0.0.1"
+PERIOD_S = 1.0  # between two looks at a run
+LIST_S = 2.0  # between two looks at all
+MOST_COMPARED = 8
+MOST_STREAMS = 32  # at a time
+MOST_FOLLOWED = 64  # runs whose numbers are kept
+IDLE_S = 15.0  # after which a stream says something, which ends those that nobody reads
+
+Jobs = Callable[[], tuple[list[dict[str, Any]], list[str]]]  # rows of a cluster, and what could not be read
+
+
+class Runs:
+    """The runs of a folder, and the jobs of a cluster where `jobs` reads them."""
+
+    def __init__(self, below: Path | None, jobs: Jobs | None) -> None:
+        self._below, self._jobs = below, jobs
+        self._lock = threading.Lock()
+        self._listed: tuple[float, dict[str, Path], dict[str, Any]] | None = None
+        self._followed: dict[str, tuple[threading.Lock, Followed]] = {}
+        self._briefs: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}
+
+    def table(self) -> dict[str, Any]:
+        """The rows of all runs; read again after LIST_S."""
+        with self._lock:
+            return self._list()[2]
+
+    def _list(self) -> tuple[float, dict[str, Path], dict[str, Any]]:
+        if self._listed is not None and time.monotonic() - self._listed[0] < LIST_S:
+            return self._listed
+        paths = {_id(path): path for path in ([] if self._below is None else folder.folders(self._below))}
+        rows = [{**self._brief(path), "id": name} for name, path in paths.items()]
+        unread = list[str]()
+        if self._jobs is not None:
+            found, unread = self._jobs()
+            rows += found
+        self._listed = time.monotonic(), paths, {"runs": rows, "unread": [visible(text) for text in unread]}
+        return self._listed
+
+    def _brief(self, path: Path) -> dict[str, Any]:
+        """The row of a run, read again where its summary has changed or it may have been killed since."""
+        try:
+            found = (path / "summary.json").stat()
+            stamp = found.st_mtime_ns, found.st_ino
+        except OSError:
+            stamp = 0, 0
+        kept = self._briefs.get(path)
+        if kept is None or kept[0] != stamp or kept[1]["state"] in ("running", "unknown"):
+            kept = self._briefs[path] = stamp, _row(folder.brief(path))
+        return kept[1]
+
+    def seen(self, name: str) -> Any:
+        """A run by its id, as it is now; None where it is not in the table."""
+        with self._lock:
+            path = self._list()[1].get(name)
+            if path is None:
+                return None
+            if name not in self._followed and len(self._followed) >= MOST_FOLLOWED:
+                del self._followed[next(iter(self._followed))]
+            lock, followed = self._followed.setdefault(name, (threading.Lock(), Followed(path)))
+        with lock:
+            return followed.read()
+
+
+def _id(path: Path) -> str:
+    """What addresses call a run: its name may be anything."""
+    return hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+
+
+def _row(brief: folder.Brief) -> dict[str, Any]:
+    return {
+        "name": visible(brief.name),
+        "state": brief.state,
+        "why": visible(brief.why)[:300],
+        "step": brief.step,
+        "steps": brief.steps,
+        "goodput": brief.goodput,
+        "restarts": brief.restarts,
+        "age_s": brief.age_s,
+        "owner": brief.owner,
+        "where": "this machine",
+    }
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves `runs` until it is shut down. Raises UserError where the port is taken."""
+
+    daemon_threads = True
+
+    def __init__(self, runs: Runs, port: int = 0) -> None:
+        self.runs, self.token = runs, secrets.token_urlsafe(24)
+        self.streams = threading.BoundedSemaphore(MOST_STREAMS)
+        self.is_closing = threading.Event()
+        try:
+            super().__init__((LOOPBACK, port), Handler)
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise UserError(
+                f"Port {port} cannot be used: {why}.", "choose another with --port, or leave it out."
+            ) from None
+
+    @property
+    def address(self) -> str:
+        """The address to open, with the token."""
+        return f"http://{LOOPBACK}:{self.server_address[1]}/{self.token}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of a client that left."""
+
+    def shutdown(self) -> None:
+        """Ends the streams too."""
+        self.is_closing.set()
+        super().shutdown()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """One request."""
+
+    server: Server
+    protocol_version = "HTTP/1.1"
+    timeout = 30
+    server_version, sys_version = "jaxlaunch", ""
+
+    def do_GET(self) -> None:
+        """Answers a page or a stream, or refuses."""
+        found = urllib.parse.urlsplit(self.path)
+        parts = found.path.split("/")
+        if (
+            not self._is_ours()
+            or len(parts) < 3
+            or not secrets.compare_digest(parts[1].encode(), self.server.token.encode())
+        ):
+            return self._refuse(HTTPStatus.FORBIDDEN, "open the address that launcher dashboard printed\n")
+        query, runs = urllib.parse.parse_qs(found.query), self.server.runs
+        match parts[2:]:
+            case [""]:
+                data = {**self._table(), "compare": f"/{parts[1]}/compare", "events": f"/{parts[1]}/events"}
+                self._page(page.of("runs", "Runs", data))
+            case ["events"]:
+                self._stream(self._table, LIST_S)
+            case ["run", name] if (seen := runs.seen(name)) is not None:
+                data = {**seen.to_json(), "home": f"/{parts[1]}/", "events": f"/{parts[1]}/run/{name}/events"}
+                self._page(page.of("run", data["name"], data))
+            case ["run", name, "events"] if runs.seen(name) is not None:
+                self._stream(lambda: runs.seen(name).to_json(), PERIOD_S)
+            case ["compare"]:
+                self._compare(query.get("run", [])[:MOST_COMPARED], parts[1])
+            case _:
+                self._refuse(HTTPStatus.NOT_FOUND, "there is no such page\n")
+
+    def _is_ours(self) -> bool:
+        """Whether the request is of our own page, or of a person: not of another site that found the port."""
+        port = self.server.server_address[1]
+        hosts = {f"{LOOPBACK}:{port}", f"localhost:{port}"}
+        origin = self.headers.get("Origin")
+        is_same = self.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
+        return (
+            self.headers.get("Host") in hosts
+            and is_same
+            and (origin is None or origin in {f"http://{each}" for each in hosts})
+        )
+
+    def _table(self) -> dict[str, Any]:
+        found = self.server.runs.table()
+        rows = [
+            {**run, "page": f"/{self.server.token}/run/{run['id']}" if run.get("page", True) else ""}
+            for run in found["runs"]
+        ]
+        return {**found, "runs": rows}
+
+    def _compare(self, names: list[str], token: str) -> None:
+        found = {name: seen for name in names if (seen := self.server.runs.seen(name)) is not None}
+        if len(found) < 2:
+            return self._refuse(HTTPStatus.NOT_FOUND, "there are no such runs\n")
+        data = compare.data(list(found.values()), (), "step")
+        for run, name in zip(data["runs"], found, strict=True):
+            run["page"] = f"/{token}/run/{name}"
+        self._page(page.of("compare", "Compare", {**data, "home": f"/{token}/"}))
+
+    def _page(self, text: str) -> None:
+        self._answer(HTTPStatus.OK, "text/html; charset=utf-8", text.encode("utf-8", "backslashreplace"))
+
+    def _refuse(self, status: HTTPStatus, text: str) -> None:
+        self.close_connection = True
+        self._answer(status, "text/plain; charset=utf-8", text.encode())
+
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self._head(kind, {"Content-Length": str(len(body))})
+        self.wfile.write(body)
+
+    def _head(self, kind: str, more: Mapping[str, str]) -> None:
+        fixed = {
+            "Content-Type": kind,
+            "Cache-Control": "no-store",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Cross-Origin-Opener-Policy": "same-origin",
+        }
+        for name, value in {**fixed, **more}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _stream(self, read: Callable[[], dict[str, Any]], period_s: float) -> None:
+        """Sends what `read` returns whenever it has changed, until the client leaves."""
+        if not self.server.streams.acquire(blocking=False):
+            return self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open\n")
+        try:
+            self.close_connection = True
+            self.send_response(HTTPStatus.OK)
+            self._head("text/event-stream", {"Connection": "close"})
+            self._send_changes(read, period_s)
+        finally:
+            self.server.streams.release()
+
+    def _send_changes(self, read: Callable[[], dict[str, Any]], period_s: float) -> None:
+        before, said = b"", time.monotonic()
+        while not self.server.is_closing.is_set():
+            text = page.written(read())
+            if (now := _digest(text)) != before:
+                before, said = now, time.monotonic()
+                self.wfile.write(f"event: run\ndata: {text}\n\n".encode())
+            elif time.monotonic() - said > IDLE_S:
+                said = time.monotonic()
+                self.wfile.write(b": nothing new\n\n")
+            self.server.is_closing.wait(period_s)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Prints nothing: an address has the token in it."""
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode()).digest()

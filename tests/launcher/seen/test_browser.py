@@ -1,0 +1,111 @@
+"""The pages in a real browser."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jaxlaunch.launcher.seen import compare, page
+from jaxlaunch.launcher.seen.run import Followed
+from jaxlaunch.launcher.seen.server import Runs, Server
+from jaxlaunch.records.verdict import of_code
+from tests.launcher.seen import browser, made_runs
+from tests.launcher.seen.test_page import NASTY
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not browser.is_here(), reason="there is no chromium")]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[browser.Page]:
+    with browser.page() as opened:
+        yield opened
+
+
+def test_a_report_draws_everything_asks_for_nothing_and_complains_of_nothing(
+    chromium: browser.Page, tmp_path: Path
+) -> None:
+    folder = tmp_path / "<b>odd"
+    made_runs.run(folder, (137, 83, 0), points=300)
+    made_runs.run(tmp_path / "empty", (83,), points=0)
+    with open(folder / "eval.jsonl", "a") as file:
+        file.write('{"step": 1001, "loss": 1.0, "<img src=x onerror=alert(1)>": 1e300, "flat": 0.0}\n')
+    (tmp_path / "run.html").write_text(page.of("run", NASTY, Followed(folder).read().to_json()))
+    for width, is_dark in ((1180, False), (400, True)):
+        chromium.requests.clear()
+
+        chromium.open((tmp_path / "run.html").as_uri(), width, is_dark)
+
+        shown = chromium.value("[...document.querySelectorAll('h2')].map((each) => each.textContent)")
+        assert {"Where the time went", "Attempts", "Curves", "Commands", "Job"} <= set(shown)
+        assert chromium.value("document.querySelectorAll('#strip canvas, #loss canvas').length") == 2
+        edges = "view.pair.map((chart) => `${chart.plot.bbox.left} ${chart.plot.bbox.width}`)"
+        assert len(set(chromium.value(edges))) == 1  # one axis
+        assert chromium.value("document.querySelectorAll('#the-attempts tbody tr').length") == 3
+        assert chromium.value("document.documentElement.scrollWidth <= innerWidth")
+        assert chromium.value("document.querySelectorAll('img').length") == 0
+        assert [url for url in chromium.requests if not url.startswith(("file:", "data:"))] == []
+    (tmp_path / "empty.html").write_text(page.of("run", "empty", Followed(tmp_path / "empty").read().to_json()))
+    chromium.open((tmp_path / "empty.html").as_uri(), 400)
+    assert len(set(chromium.value(edges))) == 1  # without a curve, too
+    assert chromium.errors == []
+
+
+def test_a_chart_is_moved_by_keys_and_the_strip_follows_the_loss(chromium: browser.Page, tmp_path: Path) -> None:
+    made_runs.run(tmp_path / "run", (137, 0))
+    (tmp_path / "run.html").write_text(page.of("run", "run", Followed(tmp_path / "run").read().to_json()))
+    chromium.open((tmp_path / "run.html").as_uri())
+    wide = chromium.value("view.pair.map((chart) => chart.plot.scales.x.max)")
+
+    chromium.value("document.getElementById('loss').dispatchEvent(new KeyboardEvent('keydown', {key: '+'}))")
+
+    strip, loss = chromium.value("view.pair.map((chart) => chart.plot.scales.x.max)")
+    assert strip == loss < wide[0]
+    chromium.value("document.querySelector('input[value=time]').click()")
+    chromium.value("document.querySelector('input[type=checkbox]').click()")
+    assert chromium.errors == []
+
+
+def test_the_dashboard_sorts_filters_compares_and_shows_what_is_new(chromium: browser.Page, tmp_path: Path) -> None:
+    made_runs.run(tmp_path / "first", points=40)
+    made_runs.run(tmp_path / "second", points=40)
+    made_runs.failed(tmp_path / "third", of_code(83, NASTY, rank=0))
+    server = Server(Runs(tmp_path, None))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        chromium.open(server.address)
+        names = "[...document.querySelectorAll('tbody tr')].map((each) => each.children[1].textContent)"
+        chromium.value("document.querySelector('[data-sort=name]').click()")
+        assert chromium.value(names) == ["first", "second", "third"]
+        box = "document.querySelector('input[type=search]')"
+        chromium.value(f"({box}.value = 'failed', {box}.dispatchEvent(new Event('input')))")
+        assert chromium.value(names) == ["third"]
+        chromium.value(f"({box}.value = '', {box}.dispatchEvent(new Event('input')))")
+        chromium.value("[...document.querySelectorAll('tbody input')].slice(0, 2).forEach((each) => each.click())")
+        chromium.open(chromium.value("document.querySelector('#compare a').href"))
+        assert chromium.value("document.querySelector('h1').textContent") == "first and second"
+        assert chromium.value("document.querySelectorAll('#curves canvas').length") == 4
+
+        chromium.open(chromium.value("document.querySelector('tbody a').href"))
+        with open(tmp_path / "first" / "metrics.jsonl", "a") as file:
+            file.write('{"step": 1001, "loss": 0.125}\n')
+        assert chromium.until("document.querySelector('#curves p').textContent.startsWith('now 0.125')")
+        chromium.open("about:blank")
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert chromium.errors == []
+
+
+def test_a_comparison_of_runs_without_a_common_curve_is_a_page_too(chromium: browser.Page, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        made_runs.run(tmp_path / name, (83,), points=0)
+    data = compare.data([Followed(tmp_path / name).read() for name in ("one", "two")], (), "hour")
+    (tmp_path / "both.html").write_text(page.of("compare", "both", data))
+    chromium.open((tmp_path / "both.html").as_uri(), 400)
+    assert chromium.value("document.querySelector('h1').textContent") == "one and two"
+    assert chromium.errors == []

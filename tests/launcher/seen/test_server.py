@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jaxlaunch.launcher.seen.server import Runs, Server
+from tests.launcher.seen import made_runs
+from tests.launcher.seen.test_page import NASTY, data_of
+
+SECRET = "nobody else's business"
+
+
+def _jobs() -> tuple[list[dict], list[str]]:
+    row = {"id": "", "page": "", "name": "lm", "state": "queued", "why": "lm waits for its queue", "step": None}
+    more = {"steps": None, "goodput": None, "restarts": 0, "age_s": 60.0, "owner": "research", "where": "namespace a"}
+    return [{**row, **more}], ["the pods of namespace a cannot be read"]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    for name in ("first", "second", "<script>alert(1)<", "..\u202e"):
+        made_runs.run(tmp_path / "runs" / name, points=40)
+    (tmp_path / "secret").write_text(SECRET)
+    (tmp_path / "runs" / "link").symlink_to(tmp_path)
+    (tmp_path / "runs" / "no-run").mkdir()
+    made = Server(Runs(tmp_path / "runs", _jobs))
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield made
+    made.shutdown()
+    made.server_close()
+    thread.join()
+
+
+def get(server: Server, path: str, **headers: str) -> tuple[int, str]:
+    client = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+    try:
+        client.putrequest("GET", path, skip_host="Host" in headers)
+        for name, value in headers.items():
+            client.putheader(name.replace("_", "-"), value)
+        client.endheaders()
+        answer = client.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        client.close()
+
+
+def rows_of(server: Server) -> dict[str, dict]:
+    return {run["name"]: run for run in data_of(get(server, f"/{server.token}/")[1])["runs"]}
+
+
+def test_the_table_has_every_run_of_the_folder_and_job_of_the_cluster_and_leads_to_their_pages(server: Server) -> None:
+    runs = rows_of(server)
+
+    assert set(runs) == {"first", "second", "<script>alert(1)<", "..\\u202e", "lm"}
+    assert (runs["first"]["state"], runs["first"]["step"], runs["lm"]["page"]) == ("done", 1000, "")
+    status, text = get(server, runs["<script>alert(1)<"]["page"])
+    assert status == 200 and text.count("<script") == 2
+    both = "&".join(f"run={runs[name]['id']}" for name in ("first", "second"))
+    assert [run["name"] for run in data_of(get(server, f"/{server.token}/compare?{both}")[1])["runs"]] == [
+        "first",
+        "second",
+    ]
+
+
+def test_who_has_not_the_token_or_comes_from_another_site_sees_nothing(server: Server) -> None:
+    ours = f"/{server.token}/"
+    port = server.server_address[1]
+    assert get(server, ours)[0] == 200
+    assert get(server, ours, Origin=f"http://127.0.0.1:{port}")[0] == 200
+    refused = [
+        get(server, "/"),
+        get(server, "/wrong/"),
+        get(server, f"/{server.token[:-1]}/"),
+        get(server, ours, Host="evil.example"),
+        get(server, ours, Host=f"evil.example:{port}"),
+        get(server, ours, Origin="http://evil.example"),
+        get(server, ours, Origin="null"),
+        get(server, ours, Sec_Fetch_Site="cross-site"),
+        get(server, f"/{server.token}/events", Origin="http://evil.example"),
+    ]
+    assert {status for status, _ in refused} == {403}
+    assert not any("first" in text for _, text in refused)
+
+
+def test_no_path_leads_out_of_the_folder(server: Server) -> None:
+    odd = [
+        "..",
+        "../secret",
+        "%2e%2e/secret",
+        "link",
+        "no-run",
+        "first",
+        "....//secret",
+        "%00",
+        "a" * 5000,
+        "%ff%fe",
+        "?",
+        "x\\..\\y",
+    ]
+    odd += [part.replace("/", "%2f") for part in odd] + [
+        "%3Cscript%3E",
+        NASTY[:8].replace("<", "%3C").replace(">", "%3E"),
+    ]
+    for name in odd:
+        for path in (
+            f"/{server.token}/run/{name}",
+            f"/{server.token}/{name}",
+            f"/{server.token}/run/{name}/events",
+            f"/{server.token}/compare?run={name}&run={name}",
+        ):
+            status, text = get(server, path)
+            assert status in (200, 404), path
+            assert SECRET not in text and (status == 404 or data_of(text)["kind"] == "runs"), path
+
+
+def test_a_page_that_is_open_gets_what_is_new(server: Server, tmp_path: Path) -> None:
+    runs = rows_of(server)
+    client = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+    client.request("GET", f"{runs['first']['page']}/events")
+    answer = client.getresponse()
+    assert answer.headers["Content-Type"] == "text/event-stream"
+
+    assert [answer.readline()[:6] for _ in range(3)] == [b"event:", b"data: ", b"\n"]  # how it stands
+    with open(tmp_path / "runs" / "first" / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 1001, "loss": 0.125, "time": made_runs.BEGAN + 60}) + "\n")
+
+    assert answer.readline() == b"event: run\n"
+    found = json.loads(re.sub("^data: ", "", answer.readline().decode()))
+    assert [axis[-1] for axis in found["curves"]["loss"]][::2] == [1001, 0.125]
+    answer.close()
+    client.close()

@@ -1,0 +1,53 @@
+"""Compiles every candidate of two small jobs, and writes what `test_tune` reads: `python -m … FILE`.
+
+Needs libtpu on PYTHONPATH; an hour on two cores.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxlaunch.trainer import tune
+from jaxlaunch.trainer.ahead.candidates import Choice
+from jaxlaunch.trainer.ahead.chips import Chips
+from jaxlaunch.trainer.plan import with_synthetic_data
+from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.tasks.lm import NextToken
+
+SIZES = {"kind": "decoder", "layers": 2, "heads": 4, "length": 512}
+WIDE = {**SIZES, "width": 1024, "vocab": 512, "hidden": 2048}
+NARROW = {**SIZES, "width": 512, "vocab": 4096, "hidden": 512}
+DEVICES = 4  # of each job
+JOBS: dict[str, tuple[Chips, dict[str, Any], tuple[Choice, ...]]] = {
+    "wide": (Chips("v5e", 1, 4, 1, "2x2"), {"model": WIDE, "batch": 8}, ("mesh", "remat", "accumulate")),
+    "a large vocabulary": (Chips("v6e", 1, 4, 1, "2x2"), {"model": NARROW, "batch": 16}, ("mesh", "remat")),
+}
+
+
+def main(target: Path) -> None:
+    """Writes the record after each job: what was traced, and seconds and peak of each candidate."""
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    found: dict[str, Any] = {}
+    for name, (chips, keys, over) in JOBS.items():
+        train = TrainSpec.model_validate(
+            {"task": "lm", "data": {"source": "synthetic"}, "precision": "bf16", "steps": 10, **keys}
+        )
+        task = NextToken()
+        search = tune.Search(with_synthetic_data(train, task), task, chips, over, is_measured=False)
+        points = []
+        while (tried := search.next()) is not None:
+            print(name, tried["changes"], tried.get("seconds", tried.get("refused")), flush=True)
+            if "seconds" in tried:
+                points.append(tried["candidate"] | {key: tried[key] for key in ("seconds", "peak")})
+        found[name] = {"traced": dataclasses.asdict(search.traced), "points": points}
+        target.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,81 @@
+"""Which candidates `launcher tune` considers, and in which order it compiles them."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from jaxlaunch.trainer import tune
+from jaxlaunch.trainer.ahead import candidates
+from jaxlaunch.trainer.ahead.candidates import Candidate
+from jaxlaunch.trainer.ahead.forecast import Forecast, Traced
+from jaxlaunch.trainer.spec import TrainSpec
+from tests.trainer.references import FIXTURES
+
+DECODER = {"kind": "decoder", "layers": 2, "width": 64, "heads": 4, "vocab": 64, "length": 32, "hidden": 128}
+
+
+def job(**keys: Any) -> TrainSpec:
+    return TrainSpec.model_validate(
+        {"task": "lm", "model": DECODER, "data": {"source": "synthetic"}, "batch": 16} | keys
+    )
+
+
+@pytest.mark.parametrize("experts", [None, 4])
+def test_every_candidate_divides_devices_batch_heads_and_experts(experts: int | None) -> None:
+    model = DECODER | ({} if experts is None else {"experts": experts, "experts_per_token": 2})
+    found = list(candidates.every(job(model=model, mesh={"fsdp": -1}), 8, ("mesh", "remat", "accumulate")))
+    assert len(found) == len(set(found)) and candidates.of(job(mesh={"fsdp": -1}), 8) in found
+    for each in found:
+        dp, fsdp, ep, mp = each.mesh
+        assert math.prod(each.mesh) == 8 and 16 % (dp * fsdp * ep * each.accumulate) == 0
+        assert 4 % mp == 0 and (experts or 1) % ep == 0
+    assert {each.mesh[2] for each in found} == ({1} if experts is None else {1, 2, 4})
+    assert {each.remat for each in found} == {"none", "full"}
+
+
+def test_what_may_not_change_stays_the_jobs_own() -> None:
+    own = job(mesh={"dp": 2, "mp": 4}, remat=["mixed"], accumulate=2, precision={"compute": "bfloat16"})
+    (only,) = candidates.every(own, 8, ())
+    assert only.changes(own, 8) == {} and only.applied(own).precision == own.precision
+    (kept,) = [each for each in candidates.every(own, 8, ("remat",)) if each.remat == ("mixed",)]
+    assert kept.applied(own).remat == ["mixed"]
+    others = [each.changes(own, 8) for each in candidates.every(own, 8, ("mesh",))]
+    assert {"train.mesh": {"dp": 8}} in others and all(change.keys() <= {"train.mesh"} for change in others)
+
+
+def test_the_forecast_follows_what_was_said_of_candidates_that_are_alike() -> None:
+    traced = Traced("v5e", 1, 10**8, 12 * 10**8, 1e13, {"none": (10**9, 2 * 10**9), "full": (10**8, 10**8)}, 2, 64, 64)
+    forecast = Forecast(traced)
+    near, other = Candidate((8, 1, 1, 1), "none", 1, "auto", "bf16"), Candidate((8, 1, 1, 1), "full", 1, "auto", "bf16")
+    before = {each: forecast.seconds(each) for each in (near, other)}
+    assert forecast.seconds(other, 1.0) < before[other], "what was not tried gets the benefit of the doubt"
+    forecast.after(near, 3 * before[near])
+    assert forecast.seconds(near) == pytest.approx(3 * before[near], rel=0.05)
+    assert 2 * before[other] < forecast.seconds(other) < 3 * before[other]
+    forecast.after(other, before[other])
+    assert forecast.seconds(near) > 2 * forecast.seconds(other) * before[near] / before[other]
+
+
+def test_the_search_finds_nearly_the_best_of_all_with_a_third_of_the_compilations() -> None:
+    """Against what libtpu said of every candidate: `python -m tests.trainer.ahead.exhaustive`."""
+    for name, recorded in json.loads((FIXTURES / "tune.json").read_text()).items():
+        parts = recorded["traced"]
+        residuals = {key: tuple(both) for key, both in parts.pop("residuals").items()}
+        forecast, took = Forecast(Traced(**parts, residuals=residuals)), {}
+        points = {_candidate(each): each["seconds"] for each in recorded["points"]}
+        own = next(iter(points))
+        for _ in range(len(points) // 3):
+            chosen = min(
+                points.keys() - took.keys(), key=lambda each: (each != own, forecast.seconds(each, tune.DOUBT))
+            )
+            took[chosen] = points[chosen]
+            forecast.after(chosen, took[chosen])
+        assert min(took.values()) <= 1.03 * min(points.values()), name
+
+
+def _candidate(point: dict[str, Any]) -> Candidate:
+    return Candidate(tuple(point["mesh"]), point["remat"], point["accumulate"], point["attention"], point["precision"])

@@ -1,0 +1,87 @@
+"""A tracker gets each line of a run once, and nothing waits for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxlaunch import contract
+from jaxlaunch.records.journal import Journal
+from jaxlaunch.trainer.tracking import feeding
+
+TRACKERS = """
+import time
+class Kept:
+    def __init__(self, run):
+        self.file = open(run.folder + "/kept", "a")
+        print("run", run.id, file=self.file, flush=True)
+    def log(self, step, values):
+        for name, value in values.items():
+            print(step, name, value, file=self.file, flush=True)
+    def close(self):
+        print("closed", file=self.file, flush=True)
+class Blocks(Kept):
+    def log(self, step, values):
+        time.sleep(3600)
+class Raises(Kept):
+    def log(self, step, values):
+        raise OSError(28, "No space left on device")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine.py").write_text(TRACKERS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv(contract.UID, "uid-of-a-job")
+    return tmp_path
+
+
+def feed(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, first: int, last: int) -> str | None:
+    """What is said of the tracker at the end of a start that goes on after `first` and trains until `last`."""
+    monkeypatch.setenv(contract.TRACKER, json.dumps({"tracker": f"mine:{name}", "name": "job"}))
+    journals = {each: Journal(str(folder / f"{each}.jsonl"), first) for each in ("metrics", "eval")}
+    begun = feeding.start(str(folder))
+    assert begun is not None
+    for step in range(first + 1, last + 1):
+        journals["metrics"].write(step, {"loss": 1 / step, "mfu": None, "time": 5.0})
+        if step % 2 == 0:
+            journals["eval"].write(step, {"loss": 2 / step})
+    for journal in journals.values():
+        journal.close()
+    return begun.close()
+
+
+def test_each_line_is_handed_over_once_to_one_run_over_restarts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for first, last in ((0, 4), (2, 5), (5, 5), (3, 8)):  # resumed at 2, 5 and 3
+        assert feed(folder, "Kept", monkeypatch, first, last) is None
+        monkeypatch.setenv(contract.UID, f"another start {last}")
+    lines = (folder / "kept").read_text().splitlines()
+    assert len({line for line in lines if line.startswith("run ")}) == 1 and lines.count("closed") == 4
+    handed = [line for line in lines if line[0].isdigit()]
+    wanted = [
+        line
+        for step in range(1, 9)
+        for line in (f"{step} train/loss {1 / step}", *([f"{step} eval/loss {2 / step}"] if step % 2 == 0 else []))
+    ]
+    assert handed == wanted
+
+
+@pytest.mark.parametrize(("name", "says"), [("Blocks", "was still busy"), ("Raises", "failed (exit 1)")])
+def test_a_tracker_that_blocks_or_raises_is_left_behind_and_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
+) -> None:
+    monkeypatch.setattr(feeding, "ENDS_S", 1.0 if name == "Blocks" else 60.0)
+    said = feed(folder, name, monkeypatch, 0, 4)
+    assert said is not None and says in said and str(folder / feeding.LOG) in said
+    if name == "Raises":
+        assert "No space left on device" in (folder / feeding.LOG).read_text()
+    monkeypatch.setattr(feeding, "ENDS_S", 60.0)
+    assert feed(folder, "Kept", monkeypatch, 0, 4) is None  # another tracker gets all
+    assert len([line for line in (folder / "kept").read_text().splitlines() if "train/loss" in line]) == 4
+
+
+def test_a_job_without_a_tracker_starts_nothing(folder: Path) -> None:
+    assert feeding.start(str(folder)) is None and not (folder / feeding.LOG).exists()

@@ -1,0 +1,128 @@
+"""Hands the metrics of a run to its tracker: `python -m jaxlaunch.trainer.tracking JSON`, as feeding.py starts it.
+
+Each line of metrics.jsonl and eval.jsonl is handed over once, whatever is restarted: `tracker.json` in the run folder
+has the run's id and the last step of each. Of a step that is trained again after a restart the first line counts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
+
+from jaxlaunch.records.journal import STEP
+from jaxlaunch.trainer.tracking import trackers
+from jaxlaunch.trainer.tracking.feeding import ENDS_S, LATE
+
+STATE, LOCK = "tracker.json", ".tracker.lock"
+POLL_S = 0.5
+NICE = 10  # a step comes first
+PREFIX = {"metrics": "train", "eval": "eval"}  # of the names, by journal
+
+
+def main() -> None:
+    """Hands over until the training ends, and then what is left."""
+    asked = json.loads(sys.argv[1])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # what ends it is the end of the training
+    os.nice(NICE)
+    is_over = threading.Event()
+    threading.Thread(target=_watch, args=(is_over,), daemon=True).start()
+    with open(os.path.join(asked["folder"], LOCK), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one of an earlier attempt may still hand over its last lines
+        _hand_over(asked, is_over)
+
+
+def _watch(is_over: threading.Event) -> None:
+    """Notes that the training has ended, and ends a tracker that does not return."""
+    sys.stdin.buffer.read()
+    is_over.set()
+    time.sleep(ENDS_S)
+    os._exit(LATE)
+
+
+def _hand_over(asked: Mapping[str, str], is_over: threading.Event) -> None:
+    folder, name = asked["folder"], asked["tracker"]
+    state = _State(folder, name, asked["uid"])
+    known = trackers.Run(state.id, asked["name"], folder, max(state.sent.values(), default=0))
+    tracker = trackers.open_tracker(name, known)
+    files = {journal: _Followed(os.path.join(folder, f"{journal}.jsonl")) for journal in PREFIX}
+    is_last = False
+    while True:
+        rows = [(row[STEP], journal, row) for journal, file in files.items() for row in file.rows()]
+        for step, journal, row in sorted(rows, key=lambda one: (one[0], one[1] == "eval")):
+            if step > state.sent.get(journal, -1):
+                tracker.log(step, _named(PREFIX[journal], row))
+                state.keep(journal, step)
+        if is_last:
+            return tracker.close()
+        is_last = is_over.wait(POLL_S)  # then once more: what was written until it ended
+
+
+def _named(prefix: str, row: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a line, under the names that TensorBoard has."""
+    numbers = {name: value for name, value in row.items() if name not in (STEP, "time")}
+    return {f"{prefix}/{name}": float(value) for name, value in numbers.items() if isinstance(value, int | float)}
+
+
+class _State:
+    """What outlives a restart: the id of the run at its tracker, and the last step of each journal that it has."""
+
+    def __init__(self, folder: str, tracker: str, uid: str) -> None:
+        self._path = os.path.join(folder, STATE)
+        found: dict[str, Any] = {}
+        try:
+            with open(self._path) as file:
+                found = json.load(file)
+        except (OSError, ValueError):
+            pass
+        found = found if found.get("tracker") == tracker else {}  # another tracker has none of it
+        # Of all pods of a job the uid is the same, should its run folder not outlive them.
+        self._tracker, self.id = tracker, str(found.get("id") or uuid.uuid5(uuid.NAMESPACE_OID, uid).hex)
+        self.sent: dict[str, int] = dict(found.get("sent") or {})
+        self._write()
+
+    def keep(self, journal: str, step: int) -> None:
+        """Notes that the tracker has the line of this step."""
+        self.sent[journal] = step
+        self._write()
+
+    def _write(self) -> None:
+        with open(f"{self._path}.tmp", "w") as file:
+            json.dump({"tracker": self._tracker, "id": self.id, "sent": self.sent}, file)
+        os.replace(f"{self._path}.tmp", self._path)
+
+
+class _Followed:
+    """A journal as it grows: its whole lines since the last call."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._rest = path, b""
+        self._file: BinaryIO | None = None
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The objects in the lines; what is none is left out."""
+        if self._file is None:
+            try:
+                self._file = open(self._path, "rb")
+            except OSError:
+                return
+        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+        for line in lines:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict) and isinstance(row.get(STEP), int):
+                yield row
+
+
+if __name__ == "__main__":
+    main()
