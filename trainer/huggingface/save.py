@@ -79,7 +79,9 @@ def save(
     config = config_json.config(model) | _special(model, generation) | {"dtype": dtype}
     said = {"config.json": config} | ({} if isinstance(model, OfImages) else {special_tokens.GENERATION: generation})
     zeros = {name: np.zeros((), np.int64) for name in counts}  # of batches, which nothing reads: there is a momentum
-    return write(to, leaves | counts, {**params, **zeros} if zeros else params, {**said, **beside}, file_bytes=file_bytes)
+    return write(
+        to, leaves | counts, {**params, **zeros} if zeros else params, {**said, **beside}, file_bytes=file_bytes
+    )
 
 
 def write(
