@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cluster import kubeconfig
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.here import found
@@ -70,7 +71,7 @@ def _cluster_jobs(
     except ClusterError as error:
         if is_required:
             raise
-        return [], f"no cluster: {error.message}", None
+        return ([], "", error) if kubeconfig.is_named() else ([], f"no cluster: {error.message}", None)
     place = None if all_namespaces else namespace or cluster.namespace
     try:
         seen = collect.snapshots(cluster, place)

@@ -25,7 +25,10 @@ READ_MORE = "launcher COMMAND --help has more examples, launcher help lists the 
 
 # Command -> where it is defined, and its line in --help. Importing them all would take --help half a second.
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "compare": ("jaxlaunch.launcher.cli.compare:compare_command", "Compare RUNS: what differs, and their curves."),
+    "compare": (
+        "jaxlaunch.launcher.cli.compare:compare_command",
+        "Compare RUNS: what differs in their jobs, and their curves.",
+    ),
     "dashboard": (
         "jaxlaunch.launcher.cli.dashboard:dashboard_command",
         "Serve the pages of all runs of FOLDER while they train.",
@@ -57,7 +60,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "render": ("jaxlaunch.launcher.cli.render:render", "Print JOB_FILE as Kubernetes manifests."),
     "report": (
         "jaxlaunch.launcher.cli.report:report_command",
-        "Write the page of RUN: where its time went, its curves.",
+        "Write the page of RUN: one HTML file.",
     ),
     "run": ("jaxlaunch.launcher.cli.run:run", "Train JOB_FILE on this machine."),
     "sample": ("jaxlaunch.launcher.cli.sample:sample_command", "Generate text with the model of RUN."),
@@ -71,7 +74,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Stop job JOB_NAME, or a run here, after it has saved.",
     ),
     "submit": ("jaxlaunch.launcher.cli.submit:submit", "Submit JOB_FILE to a cluster."),
-    "tune": ("jaxlaunch.launcher.cli.tune:tune_command", "Find the fastest settings of JOB_FILE that fit."),
+    "tune": ("jaxlaunch.launcher.cli.tune:tune_command", "Find the fastest settings of JOB_FILE that fit its devices."),
     "validate": ("jaxlaunch.launcher.cli.validate:validate", "Check JOB_FILE, and show what it requests."),
 }
 

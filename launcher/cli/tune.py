@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,7 +98,7 @@ def _search(
 ) -> tuple[list[Found], list[Found]]:
     """The candidates that were compiled, in their order, and those that were not."""
     assert job.train is not None
-    asked = ["--chips", json.dumps(shapes.chips(job)), "--over", *over, "--most", str(most)]
+    asked = ["--chips", shapes.chips(job), "--over", *over, "--most", str(most)]
     asked += ["--measure"] if is_measured else []
     environ = shapes.environment(job, job.train, base)
     if is_measured:

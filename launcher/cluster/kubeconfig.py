@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 _HERE = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # what a pod has
 
 
+def is_named() -> bool:
+    """Whether there is a kubeconfig, or KUBECONFIG names one: an error in it is no lack of a cluster."""
+    return bool(os.environ.get("KUBECONFIG")) or Path("~/.kube/config").expanduser().exists()
+
+
 def _files() -> str | None:
     """The kubeconfig files, as KUBECONFIG lists them; None in a pod that has none."""
     paths = os.environ.get("KUBECONFIG") or "~/.kube/config"

@@ -30,7 +30,7 @@ def of(
     Raises UserError with the trainer's own message where the training would not start.
     """
     flags = ["--sharding"] if sharding else []
-    flags += ["--compile", json.dumps(chips(job))] if compiled else []
+    flags += ["--compile", chips(job)] if compiled else []
     known = KNOWN[job.accelerator.type]
     flags += ["--platform", known.platform, *(["--capability", known.capability] if known.capability else [])]
     copies = 1 if compiled else _copies(train, job.devices)
@@ -53,16 +53,18 @@ def _progress(show: Callable[[str], None]) -> Callable[[str], None]:
     return lambda line: show(line) if line.startswith(contract.COMPILING) else None
 
 
-def chips(job: JobSpec) -> dict[str, Any]:
+def chips(job: JobSpec) -> str:
     """The job's devices, as trainer/ahead/chips reads them."""
     kind = job.accelerator
-    return {
-        "type": kind.type,
-        "hosts": job.host_count,
-        "per_host": kind.per_host,
-        "slices": job.slices,
-        "topology": kind.topology,
-    }
+    return json.dumps(
+        {
+            "type": kind.type,
+            "hosts": job.host_count,
+            "per_host": kind.per_host,
+            "slices": job.slices,
+            "topology": kind.topology,
+        }
+    )
 
 
 def _copies(train: TrainSpec, devices: int) -> int:

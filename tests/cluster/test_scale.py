@@ -14,7 +14,7 @@ from tests.cluster.fleet import Fleet, Place
 from tests.cluster.waiting import until
 
 HOSTS = 1000
-WRITES, CALLS, MEMORY_MIB = 3, 8, 200
+WRITES, CALLS, MEMORY_MIB = 4, 8, 200
 PATIENCE_S = 1200.0  # until as many pods are made, on a machine that is shared
 
 

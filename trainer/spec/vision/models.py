@@ -158,7 +158,7 @@ class ConvNeXt(Staged):
     ```yaml
     train:
       task: classify
-      model: {preset: convnext-tiny, classes: 10, drop_path: 0.1}
+      model: {preset: convnext-tiny, classes: 10, drop_path: 0.1}  # stochastic depth, as it was published
     ```
     """
 
