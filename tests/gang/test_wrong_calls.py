@@ -65,7 +65,7 @@ CALLS: dict[str, tuple[list[str], str]] = {
     "a group without a pattern": (["train.optimizer.groups=[{freeze: true}]"], "groups.0.match is missing."),
     "a metric of training": (["train.checkpoint.best={metric: loss}"], "is not a metric of an evaluation"),
     "a metric of either way": (["train.stop_early={metric: eval/accuracy, patience: 2}"], "needs mode for metric ="),
-    "a precision that does not exist": (["train.precision=fp8"], "train.precision = fp8 is not one of"),
+    "a precision that does not exist": (["train.precision=half"], "train.precision = half is not one of"),
     "checkpoints over http": (["train.checkpoint.path=http://host/x"], "is not a folder or a gs:// or s3:// URL."),
     "checkpoints nowhere": (['train.checkpoint.path=""'], "is not a folder or a gs:// or s3:// URL."),
     "weights over http": (["train.model={kind: gpt2, init_from: 'http://host/x'}"], "is not a folder or a gs:// or s3://"),
