@@ -205,7 +205,9 @@ def test_a_store_whose_package_is_not_installed_is_a_sentence_that_names_the_ext
 def test_a_compilation_cache_in_a_store_whose_package_is_not_installed_is_that_sentence_too(monkeypatch) -> None:
     monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
     monkeypatch.setattr(remote, "_is_registered", lambda name: False)
-s3:// needs s3fs, which is not installed"):
+    with pytest.raises(
+        SpecError, match="train.compile_cache = s3://team-b/x: s3:// needs s3fs, which is not installed"
+    ):
         preflight.check_cache(TrainSpec.model_validate({"task": "a:B", "compile_cache": "s3://team-b/x"}))
 
 
