@@ -157,8 +157,7 @@ def _proposal(job_file: Path, own: Found, best: Found, written: Sequence[str], t
 
 def _columns(each: Found) -> tuple[str, ...]:
     keys = each["keys"]
-    mesh = " × ".join(f"{axis} {count}" for axis, count in keys["mesh"].items())
-    return mesh, str(keys["remat"]), str(keys["accumulate"]), _attention(each), _precision(keys["precision"])
+    return _mesh(keys), str(keys["remat"]), str(keys["accumulate"]), _attention(each), _precision(keys["precision"])
 
 
 def _attention(each: Found) -> str:
@@ -172,8 +171,11 @@ def _precision(named: str) -> str:
 
 
 def _settings(keys: Mapping[str, Any]) -> str:
-    mesh = " × ".join(f"{axis} {count}" for axis, count in keys["mesh"].items())
-    return f"{mesh}, remat {keys['remat']}, accumulate {keys['accumulate']}"
+    return f"{_mesh(keys)}, remat {keys['remat']}, accumulate {keys['accumulate']}"
+
+
+def _mesh(keys: Mapping[str, Any]) -> str:
+    return " × ".join(f"{axis} {count}" for axis, count in keys["mesh"].items())
 
 
 def _time(seconds: float) -> str:

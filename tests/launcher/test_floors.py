@@ -53,7 +53,11 @@ FLOORS = (
         "jaxlaunch.trainer.task",
     ),
     ("jaxlaunch.trainer.text",),
-    ("jaxlaunch.trainer.data.sources.files", "jaxlaunch.trainer.data.sources.share"),
+    (
+        "jaxlaunch.trainer.data.sources.arrow",
+        "jaxlaunch.trainer.data.sources.files",
+        "jaxlaunch.trainer.data.sources.share",
+    ),
     (
         "jaxlaunch.trainer.checkpoint",
         "jaxlaunch.trainer.data",

@@ -75,20 +75,20 @@ class Forecast:
 
     def __init__(self, traced: Traced) -> None:
         self._traced = traced
-        self._known: dict[Candidate, float] = {}
+        # Of the weights, a normal distribution: its precision, and that times its mean.
+        self._precision, self._sums = np.diag(1 / _PRIOR**2), np.zeros(len(_PRIOR))
 
     def after(self, each: Candidate, seconds: float) -> None:
         """Takes in what a candidate takes."""
-        self._known[each] = math.log(seconds / self._traced.seconds(each))
+        features = np.array(_features(each))
+        self._precision = self._precision + np.outer(features, features) / _NOISE**2
+        self._sums = self._sums + features * math.log(seconds / self._traced.seconds(each)) / _NOISE**2
 
     def seconds(self, each: Candidate, doubt: float = 0.0) -> float:
         """What a candidate is expected to take; less `doubt` standard deviations."""
         asked = np.array(_features(each))
-        known = np.array([_features(one) for one in self._known]).reshape(len(self._known), len(asked))
-        precision = np.diag(1 / _PRIOR**2) + known.T @ known / _NOISE**2
-        weights = np.linalg.solve(precision, known.T @ np.array(list(self._known.values())) / _NOISE**2)
-        spread = math.sqrt(asked @ np.linalg.solve(precision, asked))
-        return self._traced.seconds(each) * math.exp(asked @ weights - doubt * spread)
+        weights = np.linalg.solve(self._precision, asked)
+        return self._traced.seconds(each) * math.exp(weights @ self._sums - doubt * math.sqrt(weights @ asked))
 
 
 def _features(each: Candidate) -> list[float]:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from jaxlaunch.trainer.data.sources import files
+from jaxlaunch.trainer.data.sources import arrow, files
 from jaxlaunch.trainer.errors import DataError, TrainerError
 
 PIECE = 1 << 20  # bytes of a document of plain text
@@ -409,14 +409,7 @@ def _batches(path: str) -> tuple[Any, Iterator[Any]]:
     """
     import pyarrow
 
-    mapped = pyarrow.memory_map(files.here(path))
-    is_file = mapped.read(6) == b"ARROW1"
-    mapped.seek(0)
-    if is_file:
-        table = pyarrow.ipc.open_file(mapped)
-        return table.schema, (table.get_batch(number) for number in range(table.num_record_batches))
-    stream = pyarrow.ipc.open_stream(mapped)
-    return stream.schema, iter(stream)
+    return arrow.batches(pyarrow.memory_map(files.here(path)))
 
 
 def _columns(path: str, schema: Any, field: str, also: Sequence[str]) -> list[str]:

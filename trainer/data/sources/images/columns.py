@@ -12,7 +12,7 @@ import pyarrow
 from pyarrow import parquet
 
 from jaxlaunch.trainer.data import atomic_write
-from jaxlaunch.trainer.data.sources import files
+from jaxlaunch.trainer.data.sources import arrow, files
 from jaxlaunch.trainer.data.sources.images import labels
 from jaxlaunch.trainer.data.sources.images.index import Member, shown
 from jaxlaunch.trainer.data.sources.images.labels import Label
@@ -35,28 +35,16 @@ def members(data: Images, path: str, copy: Path) -> Found:
             columns, names = _chosen(data, path, file.schema_arrow)
             return *_copied(path, file.iter_batches(ROWS, columns=list(columns)), columns, copy), names
         mapped = pyarrow.memory_map(here)
-        schema, batches = _batches(mapped)
+        schema, batches = arrow.batches(mapped)
         columns, names = _chosen(data, path, schema)
         found = _in_place(path, batches, columns, mapped)
         if found is None:  # it is compressed
-            return *_copied(path, _batches(mapped)[1], columns, copy), names
+            return *_copied(path, arrow.batches(mapped)[1], columns, copy), names
         return path, found, names
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         if isinstance(error, OSError) and error.errno is not None:  # the file system's
             raise
         raise DataError(f"{shown(path)} is truncated or damaged: {error}") from None
-
-
-def _batches(mapped: Any) -> tuple[Any, Iterator[Any]]:
-    """Schema and batches of the file format, or of the streaming format, which `datasets` writes."""
-    mapped.seek(0)
-    is_file = mapped.read(6) == b"ARROW1"
-    mapped.seek(0)
-    if is_file:
-        table = pyarrow.ipc.open_file(mapped)
-        return table.schema, (table.get_batch(number) for number in range(table.num_record_batches))
-    stream = pyarrow.ipc.open_stream(mapped)
-    return stream.schema, iter(stream)
 
 
 def _chosen(data: Images, path: str, schema: Any) -> tuple[tuple[str, str], list[str] | None]:
