@@ -47,4 +47,12 @@ def test_without_a_key_every_rank_of_a_later_start_on_other_hosts_finds_what_the
     assert sum(first["hits"]) == 0 and sum(first["misses"]) > 0
     saved = max(int(step.name) for step in (tmp_path / "run" / "checkpoints").iterdir() if step.name.isdigit())
     second = counted(tmp_path, document, until=saved + 2, env=own_cache(tmp_path / "another"))
-    assert min(second["hits"]) > sum(first["misses"]) / 2, (first, second)
+    assert min(second["hits"]) > 0, (first, second)
+    compiled, found = (programs(tmp_path / host) for host in ("one host", "another"))
+    anew = [size for name, size in found.items() if name not in compiled]  # those of a restore, which are small
+    assert max(anew, default=0) < max(compiled.values()) / 4, (compiled, found)
+
+
+def programs(cache: Path) -> dict[str, int]:
+    """The size of every compiled program in a cache folder, bytes."""
+    return {file.name: file.stat().st_size for file in cache.glob("jaxlaunch/programs/*/*") if file.is_file()}

@@ -47,7 +47,8 @@ def say(
     """Runs a command in the folder of the job, where there is no cluster."""
     (tmp_path / "program.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     yield lambda *arguments: invoke(capsys, monkeypatch, *arguments)
 
 
