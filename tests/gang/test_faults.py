@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from jaxlaunch.launcher.cli.status import status_command
 from tests.found import shows
 from tests.gang.runs import Running, digits, job, launch, until_gone
 
@@ -94,6 +96,14 @@ def test_a_rank_that_crashes_once_is_restarted_in_place(tmp_path: Path) -> None:
         result = running.wait()
     assert result.code == 0, result.stderr[-3000:]
     assert result.summary["restarts"] and sorted(result.losses) == list(range(1, 41))
+    first, again = result.summary["restart_seconds"]
+    assert (first["after"], again["after"]) == (None, "crash")
+    assert {"start", "import", "rendezvous", "init", "compile", "first_step"} <= first["seconds"].keys()
+    assert {"detect", "decide", "end", "start", "import", "restore", "first_step"} <= again["seconds"].keys()
+    records = map(json.loads, (result.folder / "attempts.jsonl").read_text().splitlines())
+    assert [one["restart"] for one in records] == [first["seconds"], again["seconds"]]
+    shown = CliRunner().invoke(status_command, [str(result.folder), "-o", "wide"]).output
+    assert " s until its first step: " in shown and "RENDEZVOUS" in shown, shown
     assert len(agents) == 2
 
 
