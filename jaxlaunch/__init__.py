@@ -93,10 +93,14 @@ def _needed_for(name: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"jaxlaunch.{name} needs {error.name}, which is not installed here: pip install 'jaxlaunch[train]'",
-            name=error.name,
-        ) from None
+        try:
+            from jaxlaunch.installation import hint
+        except ImportError:  # of jaxlaunch the agent brings no more than `report` into an image
+            how = "install jaxlaunch in this image with the extra train"
+        else:
+            how = hint("train")
+        message = f"jaxlaunch.{name} needs {error.name}, which is not installed here: {how}"
+        raise ModuleNotFoundError(message, name=error.name) from None
 
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of ours

@@ -115,8 +115,16 @@ def main(argv: list[str]) -> None:
     name, sys.argv = argv[0], argv
     if name.endswith(".py"):
         runpy.run_path(name, run_name="__main__")
-    else:
+        return
+    try:
         runpy.run_module(name, run_name="__main__", alter_sys=True)
+    except ModuleNotFoundError as error:  # while the program imports: its own errors become exit codes
+        from jaxlaunch import contract, installation
+
+        if (why := installation.lacking(error)) is None:
+            raise
+        print(contract.refusal_line(why, contract.BAD_SPEC), file=sys.stderr)
+        sys.exit(contract.BAD_SPEC)
 
 
 def _installed() -> Any:
@@ -132,7 +140,7 @@ def _installed() -> Any:
     try:
         from jaxlaunch import isolated
     except ImportError as error:
-        why = f"{sys.executable} has no jaxlaunch with its trainer ({error}): pip install 'jaxlaunch[train]'"
+        why = f"{sys.executable} has no jaxlaunch with its trainer ({error}): install it there with its extra train"
         raise ModuleNotFoundError(why) from None
     return isolated
 

@@ -15,8 +15,8 @@ HERE = Path(__file__).parent
 PYPROJECT = HERE.parent / "pyproject.toml"
 SITE = HERE.parent / "tests" / "requirements" / "docs.txt"  # in an environment of its own: tests/environments.py
 DOCUMENT = tomllib.loads(PYPROJECT.read_text())
-EVERYWHERE = ("train", "digits")  # extras that every image holds
-ADDED = [extra for extra in DOCUMENT["project"]["optional-dependencies"] if extra not in EVERYWHERE]
+EVERYWHERE = "train"  # the extra that every image holds
+ADDED = [extra for extra in DOCUMENT["project"]["optional-dependencies"] if extra != EVERYWHERE]
 
 
 def compiled(output: Path, *options: str | Path, wanted: str | None = None) -> dict[str, str]:
@@ -52,13 +52,11 @@ def main(upgrade: list[str]) -> None:
         compiled(pins, "--all-extras", *upgrade, PYPROJECT)
 
         def of(*extras: str) -> dict[str, str]:
-            named = [word for extra in (*EVERYWHERE, *extras) for word in ("--extra", extra)]
+            named = [word for extra in (EVERYWHERE, *extras) for word in ("--extra", extra)]
             return compiled(Path(folder, "list.txt"), *named, "--constraints", pins, PYPROJECT)
 
         base = of()
-        write(
-            HERE / "train.txt", "Every image holds these: the package's own requirements, [train] and [digits].", base
-        )
+        write(HERE / "train.txt", "Every image holds these: the package's own requirements and [train].", base)
         for extra in ADDED:
             added = {name: entry for name, entry in of(extra).items() if name not in base}
             write(HERE / f"{extra}.txt", f"[{extra}] adds these to train.txt.", added)

@@ -26,6 +26,14 @@ def metrics(page: str) -> str:
     return re.sub(r"(?:\| `jaxlaunch_.*\n)+", lambda _: rows, page, count=1)
 
 
+def installs(page: str) -> str:
+    """A page whose commands install the package from where it is: the index that has it, or a clone."""
+    from jaxlaunch.installation import NAME, ON_INDEX
+
+    command = re.compile(r"pip install (\"?)(?:\.|jaxlaunch)(?=[\[\"\s`])")
+    return command.sub(lambda found: f"pip install {found[1]}{NAME if ON_INDEX else '.'}", page)
+
+
 def _files() -> Mapping[str, Callable[[str], str]]:
     """Path → the file's text from its text so far, which pages around a table keep."""
     from jaxlaunch.launcher.cli import job_reference
@@ -36,6 +44,8 @@ def _files() -> Mapping[str, Callable[[str], str]]:
     from tests.helm import readme, schema
 
     return {
+        "README.md": installs,
+        "docs/install.md": installs,
         "docs/api.md": lambda _: api.markdown(),
         "docs/job-yaml.md": lambda _: job_reference.markdown(),
         "docs/cli.md": lambda _: commands.markdown(),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -127,15 +128,18 @@ class Series:
         with Running(self.folder, document(self.hosts)) as running:
             pids = self._strike(event, running)
             saved = self.newest()
-            result = running.wait() if pids else None
-            if result is not None:
-                self._until_ended(pids)
-        if result is None:
-            return {**dataclasses.asdict(event), "wrong": ["the run ended before the event"]}
+            result = running.wait()
+            self._until_ended(pids)
         wrong = self._judge(event, result, before, saved)
         found = {key: result.summary[key] for key in ("status", "step", "saved")}
         verdict = {key: result.verdict[key] for key in ("cause", "code", "rank", "step", "message")}
+        if not (pids or self.is_done(verdict)):
+            wrong.append("the run ended before the event")
         return {**dataclasses.asdict(event), "saved_then": saved, "found": found, "verdict": verdict, "wrong": wrong}
+
+    def is_done(self, verdict: Any) -> bool:
+        """Whether the training has finished: before the event, or in its moment."""
+        return verdict is not None and verdict["cause"] == "done" and self.newest() == STEPS
 
     # --- the event ----------------------------------------------------------------------------------------------------
 
@@ -202,8 +206,8 @@ class Series:
             wrong.append(f"step {max(before, saved)} was saved, but now the newest is {newest}")
         if verdict is None:
             return [*wrong, "there is no job result"]
-        if verdict["cause"] == "done" and newest == STEPS:
-            return wrong  # it finished in the moment of the event
+        if self.is_done(verdict):
+            return wrong
         causes, rank, words = expected(event)
         if (verdict["cause"], verdict["code"]) not in causes:
             wrong.append(f"the cause is {verdict['cause']} ({verdict['code']}), not {causes}")
@@ -290,14 +294,17 @@ def compared(series: Series, undisturbed: dict[int, float]) -> list[str]:
 
 
 def run(seed: str, hosts: int, count: int, folder: Path, undisturbed: dict[int, float]) -> Iterator[dict[str, Any]]:
-    """The lines of a series of `count` events, and of its end."""
+    """The lines of a series of `count` events, fewer where the training finishes, and of its end."""
     series = Series(folder, hosts)
     for number in range(count):
         event = draw(f"{seed}:{number}", hosts)
         try:
-            yield series.carry_out(event)
+            line = series.carry_out(event)
         except Exception as error:  # a run that cannot be judged is a finding too
-            yield {**dataclasses.asdict(event), "wrong": [f"{type(error).__name__}: {error}"]}
+            line = {**dataclasses.asdict(event), "wrong": [f"{type(error).__name__}: {error}"]}
+        if series.is_done(line.get("verdict")) and not line["wrong"]:
+            break  # no event: nothing was hit
+        yield line
     yield {"seed": seed, "hosts": hosts, "losses": True, "wrong": compared(series, undisturbed)}
 
 
@@ -311,17 +318,20 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse_args(argv)
     found: Counter[str] = Counter()
     undisturbed: dict[int, dict[int, float]] = {}
-    for number in range(-(-given.count // SERIES)):
+    for number in itertools.count():
+        left = given.count - found["events"]
+        if not left:
+            break
         hosts = given.hosts or 2 - number % 2
         with tempfile.TemporaryDirectory(prefix="kills-") as place:
             folder = Path(place)
             if hosts not in undisturbed:
                 undisturbed[hosts] = launch(folder / "undisturbed", document(hosts)).losses
-            count = min(SERIES, given.count - number * SERIES)
             lines = []
-            for line in run(f"{given.seed}:{number}", hosts, count, folder / "series", undisturbed[hosts]):
+            for line in run(f"{given.seed}:{number}", hosts, min(SERIES, left), folder / "series", undisturbed[hosts]):
                 print(json.dumps(line), flush=True)
                 lines.append(line)
+            found["events"] += len(lines) - 1
             found.update("wrong" if line["wrong"] else "right" for line in lines)
             if given.keep and any(line["wrong"] for line in lines):
                 shutil.copytree(folder, given.keep / f"{given.seed}-{number}", dirs_exist_ok=True)

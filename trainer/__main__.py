@@ -17,7 +17,7 @@ from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start import distributed, preflight
-from jaxlaunch.trainer.start.process import exit_code, leave, of_exit, print_error, read_spec
+from jaxlaunch.trainer.start.process import exit_code, leave, of_exit, print_error, read_spec, refused
 from jaxlaunch.trainer.text import prepare
 from jaxlaunch.trainer.train import loop_of
 
@@ -43,7 +43,8 @@ def main() -> NoReturn:
         loop = loop_of(peft.resolved(folder.resolved(spec)), task, Place.from_environ(), stop, report)
         loop.run()
         code = contract.DONE
-    except BaseException as error:  # every end has a code
+    except BaseException as raised:  # every end has a code
+        error = refused(raised)
         code = exit_code(error, has_stepped=loop is not None and loop.is_stepping)
         if loop is not None and code != contract.PREEMPTED:
             loop.end_saves()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from jaxlaunch import contract
 from jaxlaunch.contract import Action
 from jaxlaunch.launcher.agent.gang.clock import Clock, process_age_s
-from jaxlaunch.launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.gang.config import Config, open_coordinator
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
 from jaxlaunch.launcher.agent.host.child import die_with_parent
 from jaxlaunch.launcher.agent.host.member import Member
@@ -103,6 +103,8 @@ class Agent:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # the member handles them; children inherit the mask
         self._stop_with_parent()
         if self._leader is not None:
+            if (warning := open_coordinator(self._config)) is not None:
+                self.say(warning)
             self._leader.begin()
         self._member.begin()
         try:

@@ -21,6 +21,7 @@ def start() -> int:
     """Runs this host's agent; returns its exit code."""
     try:
         place = config.read(os.environ)
+        _check_certificates(place)
         if place.code is not None:
             unpack.unpack(*place.code)
     except (config.ConfigError, unpack.CodeError) as error:
@@ -38,6 +39,19 @@ def start() -> int:
     finally:
         if copied is not None and not copied.close():
             print(f"agent {place.host}: the run folder was not copied to its bucket whole", file=sys.stderr)
+
+
+def _check_certificates(place: Config) -> None:
+    """Raises ConfigError for certificates that this Python cannot use."""
+    if place.certificates is None:
+        return
+    try:
+        from jaxlaunch.launcher.agent.io import tls
+
+        tls.contexts(place.certificates)
+    except (ImportError, OSError) as error:
+        hint = "`gang_secret: false` goes without"
+        raise config.ConfigError(f"cannot use the certificates in {place.certificates}: {error}; {hint}") from None
 
 
 def _copied(place: Config) -> RemoteFolder | None:

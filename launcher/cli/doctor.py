@@ -20,7 +20,7 @@ from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobFile
 from jaxlaunch.launcher.job.volumes import Claim
-from jaxlaunch.launcher.lifecycle import cluster_defaults
+from jaxlaunch.launcher.lifecycle import cluster_defaults, gang_secret
 from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.manifests import security
 from jaxlaunch.launcher.manifests.prepare import prepare
@@ -67,6 +67,7 @@ def doctor_command(
     found = checks.check_server(cluster)
     if finding.exit_code(found) == 0:
         known = cluster_defaults.find(cluster, where)[0] if defaults_file is None else defaults.load(defaults_file)
+        file = gang_secret.settled(file, cluster, where, output.say)
         job, manifests = prepare(file, known)
         if file.spec.gang_secret:
             manifests.append(security.gang_secret(manifests[0]))

@@ -26,8 +26,7 @@ def eval_command(run: str, keys: tuple[str, ...], step: programs.Step | None, be
     --data eval_path=/other/*.array_record, evaluates on other examples. Uses the devices that JAX finds, those of a CPU
     job on the CPU alone; of another number than the training's, they split the batch.
     """
-    if not trainer_process.is_installed():
-        raise UserError("eval runs models with the trainer, which is not installed.", trainer_process.INSTALL)
+    trainer_process.require("launcher eval")
     if best and step not in (None, programs.BEST):
         raise UserError(f"--best and --step {step} name two steps.", "give one of them.")
     job, train, home = run_folders.training(run, [f"train.data.{key}" for key in keys])

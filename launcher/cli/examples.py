@@ -50,6 +50,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
     "plan": {
         "launcher plan job.yaml": "memory per device; exits 2 if too little",
         "launcher plan job.yaml train.remat=full": "with another value",
+        "launcher plan job.yaml --cluster": "an error if a cluster could not run it",
         "launcher plan job.yaml --sharding": "how each array is split",
     },
     "prepare": {"launcher prepare job.yaml": "before a run, on all cores"},

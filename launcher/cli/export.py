@@ -9,7 +9,6 @@ import click
 
 from jaxlaunch import programs
 from jaxlaunch.launcher.cli import options, output
-from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import run_folders, trainer_process
 from jaxlaunch.launcher.wording import count
 
@@ -25,8 +24,7 @@ def export_command(run: str, **given: Any) -> None:
     checkpoint is verified first, then read one array at a time. The best step is that of train.checkpoint.best.
     Adapters (train.lora) are written as peft's folder: adapter_config.json and adapter_model.safetensors.
     """
-    if not trainer_process.is_installed():
-        raise UserError("export reads checkpoints with the trainer, which is not installed.", trainer_process.INSTALL)
+    trainer_process.require("launcher export")
     asked = programs.Export(folder=run_folders.checkpoints(run), **given)
     found = trainer_process.run("jaxlaunch.trainer.export", *programs.arguments(asked), environ=os.environ)
     for note in found["notes"]:

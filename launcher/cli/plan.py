@@ -10,13 +10,14 @@ import click
 
 from jaxlaunch.launcher.cli import compiled, options, output
 from jaxlaunch.launcher.cli.validate import lines, summarize
-from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.errors import JobFaults, UserError
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job.load import JobSpec
+from jaxlaunch.launcher.job.defaults import ClusterDefaults
+from jaxlaunch.launcher.job.load import JobFile, JobSpec
 from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.manifests.prepare import prepare
-from jaxlaunch.launcher.manifests.resolve import ResolvedJob
+from jaxlaunch.launcher.manifests.resolve import ResolvedJob, resolve
 from jaxlaunch.launcher.plan import checkpoint_space, estimate, shapes
 from jaxlaunch.launcher.plan.notes import notes
 from jaxlaunch.launcher.wording import count, size
@@ -28,6 +29,7 @@ NO_FIT = 2  # the training does not fit, and the user can change it
 @click.command("plan")
 @options.job
 @options.defaults("none")
+@click.option("--cluster", "for_cluster", is_flag=True, help="Refuse a job that only runs here, not on a cluster.")
 @click.option("--sharding", is_flag=True, help="List every parameter, and which axes of the mesh split it.")
 @click.option(
     "--compile", "is_compiled", is_flag=True, help="Compile the steps for the job's devices, which need not be here."
@@ -38,6 +40,7 @@ def plan_command(
     job_file: Path,
     overrides: tuple[str, ...],
     defaults_file: Path | None,
+    for_cluster: bool,
     sharding: bool,
     is_compiled: bool,
     price: float | None,
@@ -46,27 +49,46 @@ def plan_command(
     """Estimate the memory that JOB_FILE needs, and whether it fits.
 
     Devices, mesh, bytes of each device, what the cluster will be asked for, the Pod Security level that results, and
-    who can connect to the pods. Does not contact a cluster.
+    who can connect to the pods. Does not contact a cluster. What a job lacks only for a cluster, such as an image, is
+    a note; with --cluster it is an error.
     The bytes come from tracing the trainer here on virtual devices; nothing is allocated. With --compile the compiler
     of the job's TPUs or GPUs compiles the train and the eval step as well, without the device.
     The exit code is 2 where the training cannot fit.
     """
     known = defaults.load(defaults_file)
     file = jobs.read(job_file, overrides, output.say)
-    job, manifests = prepare(file, known)
+    job = resolve(file.spec, known)
+    of_cluster = _of_cluster(job, file, known, for_cluster)
     found = _shapes(job.spec, file.folder, sharding=sharding, is_compiled=is_compiled)
     answer: dict[str, Any] = {**summarize(job.spec), "memory": None}
     if found is not None and job.spec.train is not None:
         answer["memory"] = _memory(job, job.spec.train, found, file.folder)
         if is_compiled:
             compiled.complete(job.spec, job.spec.train, found["compiled"], price)
-    answer |= {"cluster": estimate.asked(job, manifests[0]), "pod_security": estimate.security(manifests[0])}
-    answer |= {"ingress": estimate.ingress(job), "notes": list(notes(job))}
+    answer |= of_cluster
     if form == "text":
         output.show(*_text(job.spec, answer))
     else:
         output.data(answer, form)
     return NO_FIT if answer["memory"] is not None and not _fits(answer["memory"]) else 0
+
+
+def _of_cluster(job: ResolvedJob, file: JobFile, known: ClusterDefaults, is_required: bool) -> dict[str, Any]:
+    """What the job asks of a cluster, or notes of what it lacks for one. Raises UserError for those if required."""
+    try:
+        jobset = prepare(file, known).manifests[0]
+    except UserError as error:
+        if is_required:
+            raise
+        faults = error.faults if isinstance(error, JobFaults) else (error,)
+        lacks = [f"on a cluster: {' '.join(str(fault).split())}" for fault in faults]
+        return {"cluster": None, "pod_security": None, "ingress": None, "notes": lacks}
+    return {
+        "cluster": estimate.asked(job, jobset),
+        "pod_security": estimate.security(jobset),
+        "ingress": estimate.ingress(job),
+        "notes": list(notes(job)),
+    }
 
 
 def _fits(memory: Mapping[str, Any]) -> bool:
@@ -78,10 +100,9 @@ def _shapes(job: JobSpec, base: Path, *, sharding: bool, is_compiled: bool) -> d
     """The trainer's shapes; None for a program that is not the trainer's, and where it is not installed."""
     if job.train is None or not trainer_process.is_installed():
         if sharding or is_compiled:
-            whose = "a command's arrays are its own" if job.train is None else "the trainer is not installed here"
-            raise UserError(
-                f"--sharding and --compile: {whose}.", None if job.train is None else trainer_process.INSTALL
-            )
+            if job.train is None:
+                raise UserError("--sharding and --compile: a command's arrays are its own.")
+            trainer_process.require("--sharding and --compile")
         return None
     if is_compiled:
         output.say(f"compiling for {count(job.devices, 'device')} of {job.accelerator.type}")
@@ -108,15 +129,19 @@ def _text(job: JobSpec, answer: Mapping[str, Any]) -> Iterator[str]:
     if job.train is not None and answer["memory"] is not None:
         yield from _bytes(job, job.train, answer["memory"])
     elif job.train is not None:
-        yield f"bytes: not known, the trainer is not installed here; {trainer_process.INSTALL}"
-    asked, secured = answer["cluster"], answer["pod_security"]
+        yield f"bytes: not known, the trainer is not installed here; {trainer_process.install_hint()}"
+    if answer["cluster"] is not None:
+        yield from _cluster(answer["cluster"], answer["pod_security"], answer["ingress"])
+    yield from (f"note: {note}" for note in answer["notes"])
+
+
+def _cluster(asked: Mapping[str, Any], secured: Mapping[str, Any], ingress: str) -> Iterator[str]:
     in_queue = f" through queue {asked['queue']}" if asked["queue"] else ""
     yield f"cluster: {count(asked['pods'], 'pod')} on {asked['platform']}{in_queue}"
     yield f"  each      {_amounts(asked['per_pod'])}"
     yield f"  together  {_amounts(asked['together'])}"
     yield f"pod security: {secured['level']}" + (f", for {'; '.join(secured['because'])}" if secured["because"] else "")
-    yield f"ingress: {answer['ingress']}"
-    yield from (f"note: {note}" for note in answer["notes"])
+    yield f"ingress: {ingress}"
 
 
 def _bytes(job: JobSpec, train: TrainSpec, memory: Mapping[str, Any]) -> Iterator[str]:

@@ -33,8 +33,7 @@ def prepare_command(
     job = jobs.load(job_file, overrides, output.say)
     if job.train is None:
         raise UserError("prepare reads train.data; this job has a command.")
-    if not trainer_process.is_installed():
-        raise UserError("the trainer prepares text, and is not installed.", trainer_process.INSTALL)
+    trainer_process.require("launcher prepare")
     base, folder = job_file.absolute().parent, (run_dir or run_folders.HOME / job.name).absolute()
     train = paths.of(job, base, folder, options.volumes(volumes)).train(job.train)
     environ = trainer_process.environ(job, train, base)

@@ -27,8 +27,7 @@ def sample_command(run: str, form: str, **given: Any) -> None:
     are made side by side, of all prompts, and printed at the end. Uses the devices that JAX finds; JAX_PLATFORMS=cpu
     leaves accelerators alone.
     """
-    if not trainer_process.is_installed():
-        raise UserError("sample runs models with the trainer, which is not installed.", trainer_process.INSTALL)
+    trainer_process.require("launcher sample")
     if not given["prompt"] and not given["ids"]:
         raise UserError("There is no prompt.", "give --prompt TEXT, or --ids for a model without tokenizer.")
     folder, step = run_folders.weights(run)

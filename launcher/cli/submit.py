@@ -19,7 +19,7 @@ from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.kube.kinds import JOBSETS
 from jaxlaunch.launcher.kube.objects import Obj
-from jaxlaunch.launcher.lifecycle import cluster_defaults
+from jaxlaunch.launcher.lifecycle import cluster_defaults, gang_secret
 from jaxlaunch.launcher.lifecycle.submit import Submission, Submitted
 from jaxlaunch.launcher.lifecycle.wait import Timeout, Waiting, quietly
 from jaxlaunch.launcher.logs import follow, lines, pods
@@ -82,6 +82,7 @@ def submit(
     cluster = Cluster.connect(context, output.say)
     where = file.spec.namespace or cluster.namespace
     known = _found(cluster, where) if defaults_file is None else defaults.load(defaults_file)
+    file = gang_secret.settled(file, cluster, where, output.say)
     manifests = prepare(file, known, where).manifests
     if dry_run == "client":
         output.documents(manifests)

@@ -322,9 +322,10 @@ class JobSpec(Block):
         False, description="NVLink between hosts of gb200 or gb300, by a ComputeDomain (IMEX) of NVIDIA's DRA driver"
     )
     network_policy: bool = Field(True, description="a NetworkPolicy: only the job's own pods and Prometheus reach it")
-    gang_secret: bool = Field(
-        False,
-        description="hosts authenticate each other with a Secret that submit creates, instead of the JobSet's uid",
+    gang_secret: bool | None = Field(
+        None,
+        description="hosts authenticate each other, and encrypt what they say, by a Secret that submit creates; "
+        "left out: where there are several hosts and you may create Secrets",
     )
     resources: Resources = Field(Resources(), description="of a host")
     restarts: Restarts = Field(Restarts(), description="how often to restart")

@@ -5,12 +5,14 @@ It is never read, so that submitting needs no right to: a dry run says whether o
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
 
 from jaxlaunch.launcher.cluster.client import ApiError, Cluster, Unreachable
 from jaxlaunch.launcher.errors import UserError, exceeds_quota
+from jaxlaunch.launcher.job.load import JobFile
 from jaxlaunch.launcher.kube.kinds import SECRETS
 from jaxlaunch.launcher.wording import placed
 
@@ -19,6 +21,20 @@ _SILENT_S = 2.0  # of a wait that nobody is told of
 _PAUSE_S = 0.5
 
 Obj = dict[str, Any]
+
+
+def settled(file: JobFile, cluster: Cluster, namespace: str, say: Callable[[str], None]) -> JobFile:
+    """The job with `gang_secret` as it is where the job file leaves it out: true for several hosts, if the user may."""
+    if file.spec.gang_secret is not None:
+        return file
+    has_several = file.spec.host_count > 1
+    may = has_several and cluster.may("create", SECRETS, namespace)
+    if has_several and not may:
+        say(
+            f"the hosts' traffic is not encrypted, since you may not create Secrets in namespace {namespace}: "
+            "the job's NetworkPolicy alone keeps others out (docs/kubernetes.md, Many hosts)"
+        )
+    return dataclasses.replace(file, spec=file.spec.model_copy(update={"gang_secret": may}))
 
 
 class GangSecret:

@@ -30,7 +30,7 @@ from jaxlaunch.launcher.agent.leader.starts import JOB, Starts
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.local import agent_file, ending, folders, new_start, orphans
+from jaxlaunch.launcher.local import agent_file, ending, folders, new_start, orphans, trainer_process
 from jaxlaunch.launcher.local.lock import Lock, locked
 from jaxlaunch.launcher.local.paths import Paths, of
 from jaxlaunch.launcher.logs.lines import Line, parse
@@ -205,6 +205,8 @@ def run(
             f"The job has {job.host_count} hosts of {job.accelerator.type}; this machine is one host.",
             hint="use CPU devices in their place with --simulate, or run one host with hosts=1 slices=1.",
         )
+    if job.train is not None:
+        trainer_process.require("train:")
     _has_room(job)
     folders.check_names(local.folder, local.base, local.volumes)
     paths = of(job, local.base, local.folder, local.volumes)

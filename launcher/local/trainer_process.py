@@ -11,17 +11,26 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch import contract, isolated
+from jaxlaunch import contract, installation, isolated
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.trainer.spec import TrainSpec
-
-INSTALL = "install it with pip install 'jaxlaunch[train]'."
 
 
 def is_installed() -> bool:
     """Whether the trainer is installed; the base install does not have it."""
     return all(importlib.util.find_spec(name) is not None for name in ("jax", "flax", "optax"))
+
+
+def install_hint() -> str:
+    """The command that adds the trainer to this installation."""
+    return f"{installation.hint('train')}."
+
+
+def require(what: str) -> None:
+    """Raises UserError where the trainer, which `what` needs, is not installed here."""
+    if not is_installed():
+        raise UserError(f"{what} needs the trainer, which is not installed here.", install_hint())
 
 
 def environ(job: JobSpec, train: TrainSpec, base: Path) -> dict[str, str]:

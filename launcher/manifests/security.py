@@ -15,6 +15,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.job.defaults import Defaults
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
+from jaxlaunch.launcher.manifests import certificates
 from jaxlaunch.launcher.manifests.platforms import runtime
 
 RESTRICTED = {
@@ -114,10 +115,11 @@ def patch(security: JobSecurity) -> dict[str, Any]:
 
 
 def gang_secret(jobset: Mapping[str, Any]) -> dict[str, Any]:
-    """The Secret of a JobSet with such a gang, with bytes that no other has."""
-    metadata = {key: value for key, value in jobset["metadata"].items() if key in ("namespace", "labels")}
-    data = {KEY: base64.b64encode(secrets.token_bytes(BYTES)).decode()}
-    named = {**metadata, "name": _gang_secret(jobset["metadata"]["name"])}
+    """The Secret of a JobSet with such a gang: bytes and certificates that no other has."""
+    metadata, job = jobset["metadata"], jobset["metadata"]["name"]
+    held = {KEY: secrets.token_bytes(BYTES), **certificates.made(job)}
+    data = {name: base64.b64encode(content).decode() for name, content in held.items()}
+    named = {key: metadata[key] for key in ("namespace", "labels") if key in metadata} | {"name": _gang_secret(job)}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": named, "type": "Opaque", "data": data}
 
 

@@ -144,4 +144,7 @@ def test_an_old_driver_is_told_before_jax_starts(here: Place, image: str, tmp_pa
     )  # fmt: skip
     said = refusal(gang)
     assert "is too old for CUDA 13: it runs CUDA 12.4 at most" in said
-    assert "needs driver 580 or newer; use an image with jaxlaunch[cuda12], or update the driver of the nodes" in said
+    assert (
+        "needs driver 580 or newer; use an image with the extra cuda12 of jaxlaunch, or update the driver of the nodes"
+        in said
+    )

@@ -144,4 +144,6 @@ def test_a_job_in_an_image_of_another_python_is_told_what_it_lacks(tmp_path: Pat
     command = ["python3", "-I", "-S", copy, "jaxlaunch.trainer"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 1
-    assert "has no jaxlaunch with its trainer" in ended.stderr and "pip install 'jaxlaunch[train]'" in ended.stderr
+    assert (
+        "has no jaxlaunch with its trainer" in ended.stderr and "install it there with its extra train" in ended.stderr
+    )

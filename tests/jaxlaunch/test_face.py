@@ -55,7 +55,7 @@ for use in (lambda: jaxlaunch.Loss, lambda: jaxlaunch.load("lm"), lambda: jaxlau
 """
     command = [sys.executable, "-I", "-S", "-c", program, str(tmp_path)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    install = "which is not installed here: pip install 'jaxlaunch[train]'"
+    install = "which is not installed here: install jaxlaunch in this image with the extra train"
     assert said == [
         f"jaxlaunch.Loss needs jaxlaunch.trainer, {install}",
         f"jaxlaunch.load needs jaxlaunch.launcher, {install}",

@@ -13,6 +13,7 @@ import yaml
 from jaxlaunch import contract
 from jaxlaunch.launcher.cli import reference
 from jaxlaunch.launcher.job import load
+from jaxlaunch.launcher.local import trainer_process
 from tests import drawings
 from tests.launcher.invoke import launcher
 
@@ -159,3 +160,16 @@ def test_the_first_cluster_job_on_tpus_fits_as_its_page_says(
 @pytest.mark.parametrize("job", [pytest.param(text, id=where) for where, text in jobs()])
 def test_every_job_on_a_page_is_valid(job: str) -> None:
     assert load.parse(job).name
+
+
+@pytest.mark.parametrize("job", [pytest.param(text, id=where) for where, text in jobs()])
+def test_every_job_on_a_page_can_be_planned(
+    job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as that needs no trainer: what a job lacks for a cluster is a note, and an error with --cluster."""
+    monkeypatch.setattr(trainer_process, "is_installed", lambda: False)
+    (tmp_path / "job.yaml").write_text(job)
+    done = launcher(capsys, monkeypatch, "plan", str(tmp_path / "job.yaml"))
+    assert done.code == 0
+    required = launcher(capsys, monkeypatch, "plan", str(tmp_path / "job.yaml"), "--cluster")
+    assert required.code == (2 if "note: on a cluster: " in done.out else 0)

@@ -13,8 +13,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
-EVERY_IMAGE = PYPROJECT["project"]["dependencies"] + EXTRAS["train"] + EXTRAS["digits"]
-ADDED = sorted(set(EXTRAS) - {"train", "digits"})
+EVERY_IMAGE = PYPROJECT["project"]["dependencies"] + EXTRAS["train"]
+ADDED = sorted(set(EXTRAS) - {"train"})
 ENTRY = re.compile(r"[\w.-]+==[^\s;]+(?: ; [^\\\n]+)?(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n")
 
 

@@ -73,14 +73,15 @@ FLOORS = (
     ),
     ("jaxlaunch.trainer.errors", "jaxlaunch.trainer.spec"),
     ("jaxlaunch.records",),
-    ("jaxlaunch.contract", "jaxlaunch.isolated", "jaxlaunch.regular_files", "jaxlaunch.spelling"),
-    ("jaxlaunch.accelerators", "jaxlaunch.programs", "jaxlaunch.user_modules"),
+    ("jaxlaunch.isolated",),
+    ("jaxlaunch.contract", "jaxlaunch.regular_files", "jaxlaunch.spelling"),
+    ("jaxlaunch.accelerators", "jaxlaunch.installation", "jaxlaunch.programs", "jaxlaunch.user_modules"),
     ("jaxlaunch.old_names",),
 )
 
 # What each side may import that is neither ours nor the standard library's. The longest name that fits counts.
 # The base install holds only the launcher's; TRAINER is the extra [train].
-LAUNCHER = {"click", "kubernetes", "pydantic", "pydantic_core", "urllib3", "websocket", "yaml"}
+LAUNCHER = {"click", "cryptography", "kubernetes", "pydantic", "pydantic_core", "urllib3", "websocket", "yaml"}
 TRAINER = {
     "absl",
     "array_record",
@@ -124,6 +125,7 @@ SHARED = {
     "jaxlaunch.trainer": {
         "jaxlaunch.accelerators",
         "jaxlaunch.contract",
+        "jaxlaunch.installation",
         "jaxlaunch.isolated",
         "jaxlaunch.programs",
         "jaxlaunch.regular_files",
@@ -153,6 +155,7 @@ SHARED = {
     "jaxlaunch.launcher": {
         "jaxlaunch.accelerators",
         "jaxlaunch.contract",
+        "jaxlaunch.installation",
         "jaxlaunch.isolated",
         "jaxlaunch.programs",
         "jaxlaunch.records",

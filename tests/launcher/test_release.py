@@ -13,6 +13,9 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from jaxlaunch import installation
+from tests import generated
+
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -38,6 +41,15 @@ def tracked(pattern: str) -> list[Path]:
 def test_the_changelog_s_newest_version_is_the_package_s() -> None:
     versions = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert versions[:2] == ["Unreleased", VERSION]
+
+
+def test_nobody_is_sent_to_an_index_that_does_not_have_the_package() -> None:
+    """When it is: make generated"""
+    sent = re.compile(r"pip install ['\"]?jaxlaunch(?![-\w])")
+    pages = {path: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
+    assert [path.name for path, text in pages.items() if sent.search(text)] == [] or installation.ON_INDEX
+    assert all(generated.installs(text) == text for text in pages.values())
+    assert ("not on the Python Package Index" in pages[ROOT / "docs/install.md"]) != installation.ON_INDEX
 
 
 def test_the_chart_is_of_the_package_s_version() -> None:

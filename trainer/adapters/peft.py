@@ -27,27 +27,17 @@ CONFIG, STEM = "adapter_config.json", "adapter_model"
 KEYS: Mapping[str, str] = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora"}
 DEFAULTS: dict[str, Any] = {"rank": 8, "alpha": 8.0, "rslora": False}  # peft's, of keys that a file leaves out
 SETS = ("rank", "alpha", "rslora", "targets")  # keys of ours that a folder sets
-# Keys of theirs that change what an adapter computes or where it is, and the values that change nothing.
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "bias": ("none",),
-    "use_dora": (False,),
-    "use_qalora": (False,),
-    "use_bdlora": (False, None),
-    "lora_bias": (False,),
-    "rank_pattern": ({},),
-    "alpha_pattern": ({},),
-    "modules_to_save": ([],),
-    "layers_to_transform": (),
-    "layer_replication": (),
-    "exclude_modules": ([],),
-    "target_parameters": ([],),
-    "trainable_token_indices": (),
-    "alora_invocation_tokens": (),
-    "arrow_config": (),
-    "kasa_config": (),
-    "monteclora_config": (),
-    "velora_config": (),
-    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others changed the base as well
+# Keys that change neither what an adapter computes nor where it is: of the base, of its training, of an initialization.
+SAYING_NOTHING = frozenset(
+    "auto_mapping base_model_name_or_path corda_config eva_config fan_in_fan_out inference_mode layers_pattern "
+    "loftq_config lora_dropout lora_ga_config megatron_core peft_version qalora_group_size revision runtime_config "
+    "task_type".split()
+)
+READ = frozenset({*KEYS, "peft_type", "target_modules"})
+NOTHING: tuple[Any, ...] = (None, False, "", [], {})  # which is peft's default of every other key, but for these
+PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "bias": (None, "none"),
+    "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),  # others changed the base as well
 }
 
 
@@ -100,9 +90,13 @@ def described_by(folder: str, model: Published) -> Lora:
     if not isinstance(given, dict) or given.get("peft_type") != "LORA":
         kind = given.get("peft_type") if isinstance(given, dict) else None
         raise SpecError(f"{_path(folder)}: peft_type = {kind} is not LORA, the only supported kind")
-    other = [f"{key} = {given[key]}" for key, fine in UNSUPPORTED.items() if given.get(key, None) not in (None, *fine)]
-    if other:
-        raise SpecError(f"{_path(folder)}: {', '.join(other)} is not supported: only LoRA of whole linear layers is")
+    other = given.keys() - READ - SAYING_NOTHING
+    wrong = [f"{key} = {given[key]}" for key in given if key in other and given[key] not in PLAIN.get(key, NOTHING)]
+    if wrong:
+        raise SpecError(
+            f"{_path(folder)}: {', '.join(wrong)} is not supported: only LoRA of whole linear layers is; remove a key "
+            "if the adapters were trained without it"
+        )
     where: Any = given.get("target_modules")
     is_list = isinstance(where, list) and where and all(isinstance(each, str) for each in where)
     if not (is_list or isinstance(where, str)):

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from jaxlaunch import installation
 from jaxlaunch.accelerators import KNOWN, sides_of
 from jaxlaunch.trainer.ahead import gpu_targets
 from jaxlaunch.trainer.errors import SpecError
@@ -80,7 +81,7 @@ class Chips:
     def _tpus(self) -> list[jax.Device]:
         if importlib.util.find_spec("libtpu") is None:
             raise SpecError(
-                "the compiler of TPUs is not installed here: add libtpu, pip install 'jaxlaunch[train,plan-tpu]'"
+                f"the compiler of TPUs, libtpu, is not installed here: {installation.hint('train', 'plan-tpu')}"
             )
         assert self.topology is not None, "the schema requires it of TPUs"
         os.environ.update(_LIBTPU)
@@ -105,7 +106,7 @@ class Chips:
             )
         if not plugin:
             raise SpecError(
-                "the compiler of CUDA devices is not installed here: pip install 'jaxlaunch[train,plan-cuda]'"
+                f"the compiler of CUDA devices is not installed here: {installation.hint('train', 'plan-cuda')}"
             )
         os.environ.update(_CUDA)
         shape = f"1x{self.hosts}x{self.per_host}"  # NVLink domains, hosts, GPUs

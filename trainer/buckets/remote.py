@@ -12,6 +12,7 @@ from typing import Any
 
 import fsspec
 
+from jaxlaunch import installation
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError, TrainerError
 from jaxlaunch.trainer.spec import buckets
@@ -40,8 +41,7 @@ def check(key: str, url: str) -> None:
     extra, package = SCHEMES[scheme]
     if importlib.util.find_spec(package) is None and not _is_registered(extra):
         raise SpecError(
-            f"{key} = {url}: {scheme}:// needs {package}, which is not installed; install jaxlaunch[{extra}] where the "
-            "run runs"
+            f"{key} = {url}: {scheme}:// needs {package}, which is not installed: {installation.hint(extra)}"
         )
 
 

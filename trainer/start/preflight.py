@@ -48,10 +48,10 @@ def _check_cuda() -> None:
         return
     cuda = min(installed)
     older = [version for version in OLDEST_DRIVER if version <= supported[0]]
-    other = f"use an image with jaxlaunch[cuda{max(older)}], or " if older else ""
+    other = f"use an image with the extra cuda{max(older)} of jaxlaunch, or " if older else ""
     raise SpecError(
         f"{_driver()} on this machine ({socket.gethostname()}) is too old for CUDA {cuda}: it runs CUDA "
-        f"{supported[0]}.{supported[1]} at most, and jaxlaunch[cuda{cuda}] needs driver {OLDEST_DRIVER[cuda]} "
+        f"{supported[0]}.{supported[1]} at most, and the extra cuda{cuda} needs driver {OLDEST_DRIVER[cuda]} "
         f"or newer; {other}update the driver of the nodes"
     )
 
@@ -116,8 +116,8 @@ def _missing(job: AgentJob, platform: str, found: int) -> str:
         return f"{has}: leave {contract.NUM_CPU_DEVICES}, JAX_PLATFORMS and XLA_FLAGS to the launcher"
     extra = {"cuda": "cuda13", "tpu": "tpu"}[job.platform]
     return (
-        f"{has}: run it where they are, with driver and jaxlaunch[{extra}], or with accelerator.per_host as here; "
-        "`launcher run --simulate` uses CPU devices in their place"
+        f"{has}: run it where they are, with driver and the extra {extra} of jaxlaunch, or with accelerator.per_host "
+        "as here; `launcher run --simulate` uses CPU devices in their place"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import pydantic
 
-from jaxlaunch import contract
+from jaxlaunch import contract, installation
 from jaxlaunch.contract import DONE
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.errors import SpecError, TrainerError, said
@@ -28,7 +28,8 @@ def print_result(find: Callable[[], Mapping[str, Any]]) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # notes, and what the user's imports print, are not results
         try:
             found = find()
-        except (Exception, SystemExit) as error:  # what user code calls sys.exit(0) for is no result
+        except (Exception, SystemExit) as raised:  # what user code calls sys.exit(0) for is no result
+            error = refused(raised)
             code = exit_code(error, has_stepped=False)
             print_error(error, code)
             return code
@@ -64,6 +65,12 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
         raise SpecError("; ".join(errors)) from None
     compile_cache.settle(spec.compile_cache)
     return spec, make(spec.task, task_class)
+
+
+def refused(error: BaseException) -> BaseException:
+    """The error as a person can fix it: a SpecError for an extra that is not installed, else the error itself."""
+    why = installation.lacking(error)
+    return error if why is None else SpecError(why)
 
 
 def exit_code(error: BaseException, *, has_stepped: bool) -> int:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jaxlaunch import installation
 from jaxlaunch.trainer.checkpoint import saved_tokenizer
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.text import documents, tokenizer
@@ -96,8 +97,8 @@ class Chats:
             import jinja2
         except ImportError:
             raise SpecError(
-                f"data.format = chat needs the package jinja2 for the template of {self._name}; install "
-                "jaxlaunch[text] where the run runs"
+                f"data.format = chat needs the package jinja2 for the template of {self._name}: "
+                f"{installation.hint('text')}"
             ) from None
         from jaxlaunch.trainer.text.chat_template import Template
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from etils import epath
 
+from jaxlaunch import installation
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import saved_tokenizer
 from jaxlaunch.trainer.checkpoint.saved_tokenizer import FILES, MAIN
@@ -236,9 +237,7 @@ def _parsed(name: str, text: bytes) -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise SpecError(
-            f"data.tokenizer = {name} needs the package tokenizers; install jaxlaunch[text] where the run runs"
-        ) from None
+        raise SpecError(f"data.tokenizer = {name} needs the package tokenizers: {installation.hint('text')}") from None
     try:
         return tokenizers.Tokenizer.from_str(text.decode())
     except Exception as error:  # the library raises what its Rust raises, a bare Exception

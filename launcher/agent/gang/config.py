@@ -15,6 +15,7 @@ from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 
 PROTOCOL = "4"  # the version of the messages between agents
+MUTUAL_TLS = (0, 11, 2)  # the first JAX whose coordinator has it (its wheels, September 2026)
 MIN_SECRET = 16  # bytes of a gang's secret
 
 
@@ -35,6 +36,7 @@ class Config:
     job: AgentJob
     spec: str  # sha256 over the job and the train block
     key: bytes = dataclasses.field(repr=False)  # of the gang's handshake
+    certificates: Path | None = None  # the folder of those that the gang's connections are encrypted by
     pod_ip: str = ""  # empty outside of Kubernetes
     run_dir: Path | None = None  # a bucket's copy included; None: there is none, or no copy could be made
     keeps_run: bool = False  # the job has a run folder, whether or not this host has it or a copy
@@ -96,6 +98,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Config:
         job=job,
         spec=_digest(environ[contract.JOB] + environ.get(contract.TRAIN_SPEC, "")),
         key=_key(environ),
+        certificates=_certificates(environ),
         pod_ip=environ.get(contract.POD_IP, ""),
         run_dir=Path(run_dir) if run_dir and "://" not in run_dir else None,
         keeps_run=bool(run_dir or environ.get(contract.RUN_URL)),
@@ -115,6 +118,20 @@ def versions() -> dict[str, str | None]:
     except importlib.metadata.PackageNotFoundError:
         jax = None  # the program may run another interpreter
     return {"python": platform.python_version(), "jax": jax, "agent": PROTOCOL}
+
+
+def open_coordinator(place: Config) -> str | None:
+    """What a gang with certificates is told whose JAX has no use for them at its coordinator; None: it has."""
+    found = versions()["jax"]
+    if place.certificates is None or place.processes == 1 or found is None:
+        return None
+    release = tuple(int(part) for part in found.split(".")[:3] if part.isdecimal())
+    if release >= MUTUAL_TLS:
+        return None
+    return (
+        f"jax {found} does not ask who connects to its coordinator, as {'.'.join(map(str, MUTUAL_TLS))} and later do "
+        "by the gang's certificates: until then the job's NetworkPolicy alone keeps others from it"
+    )
 
 
 def _digest(text: str) -> str:
@@ -157,6 +174,13 @@ def _key(environ: Mapping[str, str]) -> bytes:
     if len(secret) < MIN_SECRET:
         raise ConfigError(f"{contract.GANG_SECRET} = {path!r} holds {len(secret)} bytes, not at least {MIN_SECRET}")
     return secret + _uid(environ).encode()
+
+
+def _certificates(environ: Mapping[str, str]) -> Path | None:
+    """The folder of the gang's Secret, where it has certificates: one that was made by hand may have the key alone."""
+    path = environ.get(contract.GANG_SECRET, "")
+    folder = Path(path).parent
+    return folder if path and (folder / contract.CERTIFICATE).exists() else None
 
 
 def _job(environ: Mapping[str, str]) -> AgentJob:

@@ -47,10 +47,24 @@ def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> di
         **base,
         **paths,
         **_python_path(config, base, site),
+        **_mutual_tls(config),
         contract.NUM_PROCESSES: str(config.processes),
         contract.PROCESS_ID: str(rank),
         contract.TIMEOUT: str(int(timeout or 24 * 3600)),
         contract.STORAGE_WAIT: f"{min(STORAGE_WAIT_S, *(each / 2 for each in waits if each)):g}",
+    }
+
+
+def _mutual_tls(config: Config) -> dict[str, str]:
+    """JAX's coordinator and its clients show the gang's certificate (from JAX 0.11.2 on; an older one reads none)."""
+    folder = config.certificates
+    if folder is None:
+        return {}
+    return {
+        "JAX_MTLS_CERT_FILE": str(folder / contract.CERTIFICATE),
+        "JAX_MTLS_KEY_FILE": str(folder / contract.CERTIFICATE_KEY),
+        "JAX_MTLS_CA_FILE": str(folder / contract.AUTHORITY),
+        "JAX_MTLS_PEER_URI_PREFIX": contract.PEER_URI,  # the address in place of it is an IP, which no name is
     }
 
 

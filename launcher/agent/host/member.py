@@ -32,7 +32,7 @@ from jaxlaunch.launcher.agent.host.reported_metrics import ReportedMetrics
 from jaxlaunch.launcher.agent.host.site_folder import SiteFolder
 from jaxlaunch.launcher.agent.io import cgroup
 from jaxlaunch.launcher.agent.io.dial import RETRY_S, Dialer
-from jaxlaunch.launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message
+from jaxlaunch.launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message, secured
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.output import OutputStream
 from jaxlaunch.records import checked
@@ -146,7 +146,8 @@ class Member:
 
     def _connected(self, sock: socket.socket) -> None:
         try:
-            self._link = Link(self._loop, sock, self._message, self._leader_lost, str(sock.getpeername()[0]))
+            peer, channel = str(sock.getpeername()[0]), secured(self._config.certificates, is_server=False)
+            self._link = Link(self._loop, sock, self._message, self._leader_lost, peer, channel)
         except OSError:  # the other side closed meanwhile
             sock.close()
             return self._dialer.dial(RETRY_S)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop
 from jaxlaunch.records import wire
@@ -21,11 +22,24 @@ MAX_UNSENT = 4 * 1024 * 1024  # bytes a peer may be behind before it counts as l
 
 Message = dict[str, Any]
 
+if TYPE_CHECKING:
+    from jaxlaunch.launcher.agent.io.tls import Channel
+
 
 def encoded(kind: str, /, **fields: Any) -> bytes:
     """A message of type `kind` as JSON without its closing brace, so that each link can add its own stamp to it."""
     text = json.dumps({"type": kind, **fields}, separators=(",", ":"), default=str)
     return text[:-1].encode("utf-8", "backslashreplace")
+
+
+def secured(certificates: Path | None, *, is_server: bool) -> Channel | None:
+    """The encryption of a new connection, by the folder of the gang's certificates; None where it has none."""
+    if certificates is None:
+        return None
+    from jaxlaunch.launcher.agent.io import tls  # ssl takes longer to import than all else of an agent's connections
+
+    known = tls.contexts(certificates)
+    return tls.Channel(known.server if is_server else known.client, is_server=is_server)
 
 
 class Link:
@@ -38,8 +52,11 @@ class Link:
         on_message: Callable[[Link, Message], None],
         on_close: Callable[[Link, str], None],
         peer: str = "",
+        channel: Channel | None = None,
     ) -> None:
         """Takes over `sock`; `peer` is the other side's address. Raises OSError where it is closed already.
+
+        `channel` encrypts what is sent; nothing is until the other side has shown a certificate of this gang.
 
         `on_message` and `on_close` may be replaced later.
         """
@@ -49,11 +66,14 @@ class Link:
         self._epoch: str | None = None
         self._epoch_json = b""
         self._sent = self._received = 0
-        self._is_full = False  # the system takes no more for now
         self._loop, self._sock = loop, sock
         self.on_message, self.on_close = on_message, on_close
         self._inbox, self._outbox = bytearray(), bytearray()
-        loop.watch(sock.fileno(), READ, self._ready)
+        self._channel = channel
+        if channel is not None:
+            self._outbox += channel.begin()
+        self._is_full = bool(self._outbox)  # the system takes no more for now, or was not asked yet
+        loop.watch(sock.fileno(), READ | WRITE if self._is_full else READ, self._ready)
 
     @property
     def is_open(self) -> bool:
@@ -79,10 +99,11 @@ class Link:
         if not self.is_open:
             return
         if self._epoch is None:
-            self._outbox += message + b"}\n"
+            line = message + b"}\n"
         else:
-            self._outbox += b'%b,"epoch":%b,"n":%d}\n' % (message, self._epoch_json, self._sent)
+            line = b'%b,"epoch":%b,"n":%d}\n' % (message, self._epoch_json, self._sent)
             self._sent += 1
+        self._outbox += line if self._channel is None else self._channel.sealed(line)
         if len(self._outbox) > MAX_UNSENT:
             return self._lost(f"it has not read the last {len(self._outbox)} bytes")
         if not self._is_full:
@@ -126,7 +147,7 @@ class Link:
             return self._lost(_reason(error))
         if not data:
             return self._lost("connection closed")
-        self._inbox += data
+        self._inbox += data if self._channel is None else self._opened(data, self._channel)
         while self.is_open:
             end = self._inbox.find(b"\n")
             longest = MAX_FIRST if self._epoch is None else MAX_LINE
@@ -137,6 +158,22 @@ class Link:
             line = bytes(self._inbox[:end])
             del self._inbox[: end + 1]
             self._take(line)
+
+    def _opened(self, data: bytes, channel: Channel) -> bytes:
+        """What was received in plain text; sends what the handshake answers, and why it failed."""
+        from jaxlaunch.launcher.agent.io.tls import NotTrusted
+
+        text, fault = b"", None
+        try:
+            text = channel.opened(data)
+        except NotTrusted as error:
+            fault = str(error)
+        self._outbox += channel.sealed(b"")
+        if self._outbox and not self._is_full:
+            self._write()
+        if fault is not None:
+            self._lost(fault)
+        return text
 
     def _take(self, line: bytes) -> None:
         try:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.handshake import LeaderSide, NotProven
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
-from jaxlaunch.launcher.agent.io.link import Link, Message
+from jaxlaunch.launcher.agent.io.link import Link, Message, secured
 from jaxlaunch.launcher.agent.io.loop import READ, Loop
 from jaxlaunch.launcher.agent.io.ports import listen
 
@@ -32,7 +32,7 @@ class Gate:
 
     def __init__(self, config: Config, loop: Loop, *, say: Callable[[str], None], admitted: Admitted) -> None:
         self._loop, self._say, self._admitted = loop, say, admitted
-        self._key, self._most = config.key, config.hosts + SPARE
+        self._key, self._certificates, self._most = config.key, config.certificates, config.hosts + SPARE
         self._waiting: dict[Link, tuple[float, LeaderSide]] = {}  # since when, the longest first
         self._strangers = 0  # that the next line about them counts
         self._stranger = ""  # the last one
@@ -72,7 +72,8 @@ class Gate:
 
     def _challenge(self, sock: socket.socket, peer: str) -> None:
         try:
-            link = Link(self._loop, sock, self._message, self._turn_away, peer)
+            channel = secured(self._certificates, is_server=True)
+            link = Link(self._loop, sock, self._message, self._turn_away, peer, channel)
         except OSError:  # the other side closed meanwhile
             return sock.close()
         side = LeaderSide(self._key)

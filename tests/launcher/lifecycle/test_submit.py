@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 
 from jaxlaunch.launcher.kube.kinds import (
     CONFIGMAPS,
@@ -189,6 +191,40 @@ def test_a_gang_s_secret_is_32_random_bytes_that_the_jobset_owns(server: Server,
     run("submit", "job.yaml", "name=y", "gang_secret=true")
     assert server.objects[SECRETS.path("team-a", "y-gang")]["data"] != secret["data"]
     assert secret["data"]["key"] not in json.dumps(server.objects[AT])
+
+
+def test_several_hosts_have_certificates_of_an_authority_that_only_their_job_has(server: Server, run: Run) -> None:
+    left = run("submit", "job.yaml", "hosts=2")
+    assert (left.code, left.err) == (0, "")
+    run("submit", "job.yaml", "name=y", "hosts=2")
+    mine, other = (
+        {
+            name: base64.b64decode(held)
+            for name, held in server.objects[SECRETS.path("team-a", f"{job}-gang")]["data"].items()
+        }
+        for job in ("x", "y")
+    )
+    assert mine.keys() == {"key", "tls.crt", "tls.key", "ca.crt"} and not set(mine.values()) & set(other.values())
+    own, authority, another = (
+        x509.load_pem_x509_certificate(held) for held in (mine["tls.crt"], mine["ca.crt"], other["ca.crt"])
+    )
+    own.verify_directly_issued_by(authority)
+    with pytest.raises(InvalidSignature):
+        own.verify_directly_issued_by(another)
+    assert b"PRIVATE" not in mine["ca.crt"]
+
+
+def test_several_hosts_go_without_certificates_where_the_user_may_not_create_secrets_and_are_told(
+    server: Server, run: Run
+) -> None:
+    server.denied.add(("create", "secrets"))
+    left = run("submit", "job.yaml", "hosts=2")
+    assert (
+        left.code == 0 and "traffic is not encrypted, since you may not create Secrets in namespace team-a" in left.err
+    )
+    assert SECRET_AT not in server.objects
+    left = run("submit", "job.yaml", "name=y")  # a host alone
+    assert (left.code, left.err) == (0, "")
 
 
 def test_submitting_again_keeps_the_gang_s_secret_and_makes_one_that_is_missing(server: Server, run: Run) -> None:

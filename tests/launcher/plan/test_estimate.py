@@ -329,7 +329,7 @@ def test_checkpoints_that_do_not_fit_into_their_folder_are_told_before_the_first
 
 
 def test_offline_faults_come_first(file: str, capsys: Any, monkeypatch: Any) -> None:
-    left = launcher(capsys, monkeypatch, "plan", file, "placement.preferred=rack")
+    left = launcher(capsys, monkeypatch, "plan", file, "placement.preferred=rack", "--cluster")
     assert left.code == 2 and "the job has no queue" in left.err and left.out == ""
 
 

@@ -76,6 +76,10 @@ def test_a_wrong_block_is_refused(task: Any, lora: dict[str, Any], says: str) ->
         ({"use_dora": True}, {}, "use_dora = True is not supported"),
         ({"bias": "all", "rank_pattern": {"q_proj": 2}}, {}, "bias = all, rank_pattern = .'q_proj': 2. is not supp"),
         ({"modules_to_save": ["lm_head"]}, {}, "modules_to_save"),
+        ({"ensure_weight_tying": True}, {}, "ensure_weight_tying = True is not supported"),
+        ({"megatron_config": {"hidden_size": 64}}, {}, "megatron_config = .'hidden_size': 64. is not supported"),
+        ({"layers_to_transform": 1}, {}, "layers_to_transform = 1 is not supported"),
+        ({"a_key_of_tomorrow": 0.5}, {}, "a_key_of_tomorrow = 0.5 is not supported.*remove a key if the adapters were"),
         ({"r": 0}, {}, "adapter_config.json: .*greater than 0"),
         ({"target_modules": ["q_proj", "wq"]}, {}, "adapter_config.json: target_modules: wq matches no linear layer"),
         ({"target_modules": "q_proj"}, {}, "adapter_config.json: target_modules: q_proj matches no linear layer"),
@@ -107,6 +111,12 @@ def test_a_folder_that_does_not_fit_is_refused(
     folders.start(CASE, tmp_path / "peft", **changed)
     with pytest.raises(SpecError, match=says):
         folders.step(CASE, tmp_path, lora=lora).init()
+
+
+def test_what_a_folder_says_of_its_base_and_its_training_changes_nothing(tmp_path: Path) -> None:
+    training = {"lora_dropout": 0.1, "init_lora_weights": "gaussian", "eva_config": {"rho": 2.0}}
+    folders.start(CASE, tmp_path / "peft", **training, revision="main", a_key_of_tomorrow=False)
+    folders.step(CASE, tmp_path).init()
 
 
 def test_the_same_targets_in_other_words_are_no_difference(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from typing import Any, TextIO
 
 import tensorflow_datasets as tfds
 
+from jaxlaunch import installation
 from jaxlaunch.spelling import nearest
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data.sources.without_tensorflow import without_tensorflow
@@ -78,7 +79,7 @@ def _locked(folder: str, name: str) -> Iterator[None]:
 
 def _prepare(builder: Any, name: str, folder: str) -> None:
     if name == OURS and importlib.util.find_spec("sklearn") is None:
-        raise DataError("data.name = digits needs scikit-learn, which contains the images: install jaxlaunch[digits]")
+        raise DataError(f"data.name = digits needs scikit-learn, which has the images: {installation.hint('train')}")
     _require_network(builder, name, folder)
     tfds.disable_progress_bar()
     said: TextIO = sys.stderr  # results belong on stdout, what tensorflow-datasets prints is not a result

@@ -1,0 +1,86 @@
+"""How jaxlaunch was installed here, and the command that adds an extra to this installation.
+
+Until the package index has jaxlaunch under its name (ON_INDEX), no page and no message sends anyone there. A message
+names what was installed here (PEP 610's direct_url.json). The pages install from a clone: `make generated` writes their
+commands for the index once the release that uploads the package has set ON_INDEX.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import shlex
+import shutil
+import sys
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+NAME = "jaxlaunch"
+ON_INDEX = False
+# What an extra brings, by the names that are imported: without it the first import of one of these fails.
+_BRINGS = {
+    "train": ("jax", "flax", "optax", "orbax", "grain", "etils", "array_record", "tensorflow_datasets", "sklearn")
+    + ("absl", "numpy", "PIL", "prometheus_client", "safetensors", "fsspec"),
+    "text": ("tokenizers", "pyarrow", "jinja2"),
+    "haiku": ("haiku",),
+    "gcs": ("gcsfs",),
+    "s3": ("s3fs",),
+}
+
+
+def lacking(error: BaseException) -> str | None:
+    """The sentence for an import that fails because an extra is not installed; None for any other error."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    extra = next((extra for extra, names in _BRINGS.items() if name in names), None)
+    return None if extra is None else f"the package {name} is not installed here: {hint(extra)}"
+
+
+def hint(*extras: str) -> str:
+    """What adds the extras to this installation, as the end of a sentence: `install it with …`."""
+    origin = _origin()
+    if origin is not None and "dir_info" in origin and not _path(origin["url"]).is_dir():
+        return f"build this image again with the extra {' and '.join(extras)} of jaxlaunch"  # its sources are gone
+    return f"install it with {_installer()} {_requirement(origin, ','.join(extras))}"
+
+
+def _origin() -> dict[str, Any] | None:
+    """What PEP 610 records of an installation from a folder, a file or a repository; None for one from an index."""
+    try:
+        text = importlib.metadata.distribution(NAME).read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    found: dict[str, Any] | None = None if text is None else json.loads(text)
+    return found
+
+
+def _requirement(origin: dict[str, Any] | None, extras: str) -> str:
+    """The requirement as a shell takes it: `-e 'FOLDER[train]'`, `'jaxlaunch[train] @ URL'` or `'jaxlaunch[train]'`."""
+    if origin is None:
+        return shlex.quote(f"{NAME}[{extras}]")
+    if "dir_info" in origin:
+        editable = "-e " if origin["dir_info"].get("editable") else ""
+        return editable + shlex.quote(f"{_path(origin['url'])}[{extras}]")
+    url = origin["url"]
+    if "vcs_info" in origin:
+        url = f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}"
+    return shlex.quote(f"{NAME}[{extras}] @ {url}")
+
+
+def _path(url: str) -> Path:
+    return Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path))
+
+
+def _installer() -> str:
+    """The installer of this interpreter's environment: that of a tool's own, uv where there is no pip, or pip."""
+    environment = Path(sys.prefix)
+    if (environment / "uv-receipt.toml").exists():
+        return "uv tool install"
+    if (environment / "pipx_metadata.json").exists():
+        return "pipx install --force"
+    if importlib.util.find_spec("pip") is None:
+        return f"uv pip install --python {shlex.quote(sys.executable)}"
+    found = shutil.which("pip")
+    is_ours = found is not None and Path(found).parent == Path(sys.executable).parent
+    return "pip install" if is_ours else f"{shlex.quote(sys.executable)} -m pip install"
