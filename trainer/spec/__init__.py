@@ -2,7 +2,7 @@
 
 from jaxlaunch.trainer.spec.block import Block, Few, Natural, Place, Positive, at_most, in_bucket
 from jaxlaunch.trainer.spec.checkpoint import Best, Checkpoint
-from jaxlaunch.trainer.spec.data import ArrayRecord, Data, Mixture, Part, Source, Synthetic, Text, Tfds, Torch
+from jaxlaunch.trainer.spec.data import ArrayRecord, Data, Images, Mixture, Part, Source, Synthetic, Text, Tfds, Torch
 from jaxlaunch.trainer.spec.evaluation import EVAL, Eval, Samples, StopEarly, Watched
 from jaxlaunch.trainer.spec.lora import Lora
 from jaxlaunch.trainer.spec.loss import Dpo, Loss
@@ -33,6 +33,7 @@ __all__ = [
     "Eval",
     "Few",
     "GPT2",
+    "Images",
     "LM",
     "Lora",
     "Loss",

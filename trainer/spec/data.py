@@ -280,6 +280,71 @@ class Mixture(Source):
         }
 
 
+_Readable = Annotated[str | list[str], AfterValidator(_readable)]
+Side = Annotated[int, Field(gt=0), at_most(2**15)]
+_Workers = Annotated[int, Field(ge=0, le=MOST_WORKERS)]
+
+
+class Images(Source):
+    """Images as they lie: folders by class, lists of paths and labels, WebDataset tars, Parquet and Arrow.
+
+    ```yaml
+    train:
+      task: classify
+      model: {preset: vit-s16, classes: 2}
+      data:
+        source: images
+        path: photos          # photos/cat/1.jpg, photos/dog/2.png …; or photos/train/cat/1.jpg and photos/val/…
+        size: 224
+        eval_split: 0.1
+    ```
+    """
+
+    source: Literal["images"] = Field(description="this source")
+    path: _Readable = Field(
+        description="a folder, files or globs, here or in gs:// or s3://: images, .csv, .tsv or .jsonl of paths and "
+        "labels, .tar, .parquet, .arrow"
+    )
+    eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
+        None, description="what to evaluate on; default what path names val, validation or test, beside train"
+    )
+    eval_split: Fraction | None = Field(None, description="share of the images kept back when nothing else evaluates")
+    size: Side | Annotated[list[Side], Field(min_length=2, max_length=2)] | None = Field(
+        None, description="height and width, or both as one number; default that of every image"
+    )
+    channels: Literal[1, 3] = Field(3, description="3: RGB; 1: grey")
+    image: str | None = Field(None, min_length=1, description="column of the image, or of its path; default found")
+    label: str | None = Field(None, min_length=1, description="column of the label; default found")
+    classes: Annotated[list[str | int], Field(min_length=1)] | None = Field(
+        None, description="the labels in the order in which they are numbered; default sorted"
+    )
+    on_broken: Literal["stop", "skip"] = Field(
+        "stop", description="an image that cannot be decoded ends the run; skip: all are decoded once, to leave it out"
+    )
+    workers: _Workers = Field(0, description="processes that decode, per process of the run; 0: data.threads decode")
+
+    @property
+    def shape(self) -> tuple[int, int] | None:
+        """Height and width, where they are given."""
+        if isinstance(self.size, int):
+            return self.size, self.size
+        return None if self.size is None else (self.size[0], self.size[1])
+
+    @field_validator("classes")
+    @classmethod
+    def _are_different(cls, classes: list[str | int] | None) -> list[str | int] | None:
+        for twice in classes or []:
+            if (classes or []).count(twice) > 1:
+                raise ValueError(f"holds {twice!r} twice; name each class once")
+        return classes
+
+    @model_validator(mode="after")
+    def _is_evaluated_once(self) -> Images:
+        if self.eval_path is not None and self.eval_split:
+            raise ValueError("eval_path and eval_split are both given; keep one")
+        return self
+
+
 class Torch(Source):
     """A dataset as PyTorch has them, `module:name`: a class, an object or a DataLoader; torch need not be installed.
 
@@ -338,4 +403,4 @@ class Synthetic(Source):
         return shape
 
 
-Data = Annotated[Tfds | ArrayRecord | Text | Mixture | Torch | Synthetic, Field(discriminator="source")]
+Data = Annotated[Tfds | ArrayRecord | Text | Images | Mixture | Torch | Synthetic, Field(discriminator="source")]

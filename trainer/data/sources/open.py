@@ -8,7 +8,7 @@ from typing import Literal
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data.source import Source
 from jaxlaunch.trainer.errors import DataError, SpecError
-from jaxlaunch.trainer.spec import ArrayRecord, Data, Mixture, Synthetic, Text, Tfds, Torch, TrainSpec
+from jaxlaunch.trainer.spec import ArrayRecord, Data, Images, Mixture, Synthetic, Text, Tfds, Torch, TrainSpec
 
 BYTES = 256
 
@@ -77,6 +77,10 @@ def _opened(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
             from jaxlaunch.trainer.data.sources import array_record
 
             return array_record.source(data, split)
+        case Images():
+            from jaxlaunch.trainer.data.sources.images import source as images
+
+            return images.source(data, split)
         case Text():
             return _text(spec, data, split)
         case Mixture():

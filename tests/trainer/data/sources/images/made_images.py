@@ -1,0 +1,86 @@
+"""Small images of two classes that are told apart by their colour, in every way that people keep them."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+from PIL import Image
+from pyarrow import parquet
+
+COLOURS = {"cat": (200, 40, 40), "dog": (40, 40, 200)}
+
+
+def encoded(name: str, number: int, form: str = "PNG") -> bytes:
+    """An image of a class, another for each number."""
+    noise = np.random.default_rng(number).normal(COLOURS[name], 30, (12, 16, 3))
+    file = io.BytesIO()
+    Image.fromarray(np.clip(noise, 0, 255).astype(np.uint8)).save(file, form)
+    return file.getvalue()
+
+
+def folders(root: Path, each: int = 4) -> Path:
+    """A folder by class."""
+    for name in COLOURS:
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for number in range(each):
+            (root / name / f"{number}.png").write_bytes(encoded(name, number))
+    return root
+
+
+def pairs(each: int = 4) -> list[tuple[str, int]]:
+    """Class and number of every image, in the order of `folders`."""
+    return [(name, number) for name in COLOURS for number in range(each)]
+
+
+def tar(path: Path, members: dict[str, bytes]) -> Path:
+    """A tar with these members, in their order."""
+    with tarfile.open(path, "w") as file:
+        for name, data in members.items():
+            about = tarfile.TarInfo(name)
+            about.size = len(data)
+            file.addfile(about, io.BytesIO(data))
+    return path
+
+
+def webdataset(path: Path) -> Path:
+    """A WebDataset tar of the images of `folders`, in their order; of half of them the label is in a JSON member."""
+    members = {}
+    for at, (name, number) in enumerate(pairs()):
+        members[f"{at:04}.png"] = encoded(name, number)
+        as_json = {f"{at:04}.json": json.dumps({"label": name}).encode()}
+        members |= as_json if at % 2 else {f"{at:04}.cls": name.encode()}
+    return tar(path, members)
+
+
+def table() -> pyarrow.Table:
+    """The images of `folders` as Hugging Face's datasets has them."""
+    rows = [{"bytes": encoded(name, number), "path": None} for name, number in pairs()]
+    labels = [list(COLOURS).index(name) for name, _ in pairs()]
+    features = {"image": {"_type": "Image"}, "label": {"names": list(COLOURS), "_type": "ClassLabel"}}
+    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    found = pyarrow.table({"image": pyarrow.array(rows, kind), "label": pyarrow.array(labels, pyarrow.int64())})
+    return found.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+
+
+def saved(folder: Path, compression: str | None = None) -> Path:
+    """A folder as `save_to_disk` writes it."""
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text("{}")
+    (folder / "dataset_info.json").write_text("{}")
+    options = pyarrow.ipc.IpcWriteOptions(compression=compression)
+    made = table()
+    with pyarrow.ipc.new_stream(folder / "data-00000-of-00001.arrow", made.schema, options=options) as writer:
+        for batch in made.to_batches(max_chunksize=3):
+            writer.write_batch(batch)
+    return folder
+
+
+def exported(folder: Path) -> Path:
+    """Parquet files of two splits, as the hub has them."""
+    (folder / "data").mkdir(parents=True)
+    for split in ("train", "test"):
+        parquet.write_table(table(), folder / "data" / f"{split}-00000-of-00001.parquet", row_group_size=3)
+    return folder

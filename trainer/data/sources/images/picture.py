@@ -1,0 +1,153 @@
+"""One image of a file as pixels: upright, in RGB or grey, as uint8, decoded at a reduced scale where that is enough.
+
+H height, W width, C channels.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, UnidentifiedImageError
+
+# What Pillow may open. Others of its formats run programs (EPS) or read fonts and movies.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO")
+ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+MOST_PIXELS = 89_478_485  # Pillow's own mark of a decompression bomb: 256 MiB of RGB
+MOST_BYTES = 1 << 30  # of a file
+REDUCED = 8  # JPEG decodes at 1/2, 1/4 and 1/8
+ORIENTATION = 0x0112  # of EXIF
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_SIDEWAYS = (5, 6, 7, 8)
+_MODES = {1: "L", 3: "RGB"}
+
+# What Pillow finds odd in a file that it reads all the same.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+Pixels = npt.NDArray[np.uint8]
+Box = tuple[float, float, float, float]  # top, left, height and width, in pixels of the upright image
+Size = tuple[int, int]  # height and width
+# What is made of an image: pixels [H, W, C]. The generator is that of the example's position; None draws nothing.
+Transform = Callable[["Picture", np.random.Generator | None], Pixels]
+
+
+class Broken(Exception):
+    """What is wrong with an image, to follow the name of its file."""
+
+
+class Picture:
+    """An image whose header is read; `pixels` decodes it, once. Raises Broken where it is none."""
+
+    def __init__(self, data: bytes, channels: int = 3) -> None:
+        if not data:
+            raise Broken("is empty")
+        self._mode = _MODES[channels]
+        try:
+            self._image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+            self._orientation = _orientation(self._image)
+        except UnidentifiedImageError:
+            raise Broken("is no image of JPEG, PNG, WebP, GIF, BMP or TIFF") from None
+        except Image.DecompressionBombError:
+            raise Broken(f"has more than {MOST_PIXELS:,} pixels") from None
+        except MemoryError:
+            raise
+        except Exception as error:  # Pillow's readers raise whatever a damaged header leads to
+            raise Broken(f"is damaged: {error or type(error).__name__}") from None
+        width, height = self._image.size
+        if width * height > MOST_PIXELS:
+            raise Broken(f"has {width} × {height} pixels, more than {MOST_PIXELS:,}")
+        self.size: Size = (width, height) if self._orientation in _SIDEWAYS else (height, width)
+
+    @property
+    def about(self) -> tuple[str, str]:
+        """Format and mode of the file, as Pillow names them."""
+        return str(self._image.format), self._image.mode
+
+    def pixels(self, box: Box | None = None, size: Size | None = None) -> Pixels:
+        """The part of the image in `box`, or all of it, resized to `size`: uint8 [H, W, C].
+
+        A JPEG of which at least twice as much is there as `size` needs is decoded at 1/2, 1/4 or 1/8. May be called
+        once. Resizing is bilinear with antialiasing, as torchvision's of PIL images. Raises Broken.
+        """
+        height, width = self.size
+        top, left, high, wide = box or (0, 0, height, width)
+        try:
+            if size is not None and self._image.format in ("JPEG", "MPO"):
+                self._reduce(min(high / size[0], wide / size[1]))
+            image = _in_mode(self._image, self._mode)
+            if (turn := _UPRIGHT.get(self._orientation)) is not None:
+                image = image.transpose(turn)
+            down, across = image.height / height, image.width / width  # 1, but for what was reduced
+            cut = (left * across, top * down, (left + wide) * across, (top + high) * down)
+            if size is not None:
+                image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=cut)
+            elif box is not None:
+                image = image.crop(tuple(round(edge) for edge in cut))  # type: ignore[arg-type]
+            found: Pixels = np.asarray(image)
+        except (MemoryError, Broken):
+            raise
+        except Exception as error:  # as above
+            raise Broken(f"is truncated or damaged: {error or type(error).__name__}") from None
+        return found[..., None] if found.ndim == 2 else found
+
+    def _reduce(self, factor: float) -> None:
+        """Has a JPEG decoded at the smallest of its scales that leaves `factor` of it, or more."""
+        by = min(REDUCED, 2 ** int(math.log2(max(factor, 1.0))))
+        if by > 1:
+            width, height = self._image.size
+            self._image.draft(self._mode, (width // by, height // by))
+
+
+def fitted(size: Size | None) -> Transform:
+    """The middle of an image in the proportions of `size`, as large as can be, resized to it; without one all of it."""
+
+    def fit(picture: Picture, rng: np.random.Generator | None = None) -> Pixels:
+        """The pixels."""
+        return picture.pixels() if size is None else picture.pixels(middle(picture.size, size), size)
+
+    return fit
+
+
+def middle(whole: Size, size: Size) -> Box:
+    """The largest box in the middle of `whole` that has the proportions of `size`."""
+    scale = min(whole[0] / size[0], whole[1] / size[1])
+    high, wide = size[0] * scale, size[1] * scale
+    return (whole[0] - high) / 2, (whole[1] - wide) / 2, high, wide
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF's; that of a file whose EXIF cannot be read is upright."""
+    try:
+        return int(image.getexif().get(ORIENTATION, 1))
+    except MemoryError:
+        raise
+    except Exception:  # a damaged EXIF block does not make the pixels wrong
+        return 1
+
+
+def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+    """The first frame in RGB or grey. Of 16 bits the upper 8 stay; transparency is dropped, as torchvision does."""
+    if image.mode.startswith("I"):
+        deep: npt.NDArray[Any] = np.asarray(image)
+        if deep.size and (deep.min() < 0 or deep.max() > 0xFFFF):
+            raise Broken(f"has pixels from {deep.min()} to {deep.max()}, more than 16 bits hold")
+        image = Image.fromarray((deep >> 8).astype(np.uint8))
+    if image.mode == "F":
+        raise Broken("has floating-point pixels, of which no range is known; save it with 8 or 16 bits")
+    if image.mode in ("P", "PA"):
+        image = image.convert("RGBA")
+    return image if image.mode == mode else image.convert(mode)
