@@ -279,7 +279,7 @@ DOES: Keys = {
     "add_cross_attention": "adds attention to an encoder",
     "attn_logit_softcapping": "caps attention scores, which transformers 4 does in gemma2 alone",
     "downsample_in_bottleneck": "halves the image in another convolution of a block",
-    "downsample_in_first_stage": "halves the image once more",
+    "downsample_in_first_stage": "halves the image in the first stage too",
     "hidden_act": "computes another function in each layer",
     "is_causal": "lets a token see those after it",
     "is_encoder_decoder": "adds an encoder",
