@@ -41,7 +41,11 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "launcher help job-yaml#train.mesh": "one section; so is what `see:` names",
     },
     "init": {"launcher init first": "writes first.yaml"},
-    "list": {"launcher list": "the context's namespace", "launcher list -A": "all namespaces"},
+    "list": {
+        "launcher list": "the runs in runs/, and the context's namespace",
+        "launcher list -A": "all namespaces",
+        "launcher list --local -o wide": "the runs alone, with their goodput",
+    },
     "logs": {
         "launcher logs digits -f": "follow all ranks, across restarts",
         "launcher logs digits --rank 0 --tail 20": "the last lines of rank 0",
@@ -59,6 +63,10 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "launcher render job.yaml": "what submit would write",
         "launcher render job.yaml | kubectl apply -f -": "submit without launcher",
     },
+    "report": {
+        "launcher report digits": "writes digits.html: open it in a browser",
+        "launcher report runs/digits -o page.html": "a run by its folder",
+    },
     "run": {
         "launcher run job.yaml": "here, until it ends",
         "launcher run job.yaml train.steps=100 hosts=1": "with other values",
@@ -74,9 +82,12 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
     },
     "status": {
         "launcher status digits": "state, step, loss, hosts",
-        "launcher status digits -o json": "for scripts",
+        "launcher status runs/digits -o json": "of a run on this machine; for scripts",
     },
-    "stop": {"launcher stop digits": "saves first; submit again to resume"},
+    "stop": {
+        "launcher stop digits": "saves first; submit again to resume",
+        "launcher stop runs/digits": "the run on this machine, from any terminal",
+    },
     "submit": {
         "launcher submit job.yaml": "returns at once",
         "launcher submit job.yaml --follow --wait": "prints its log; exits as the job does",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
-from jaxlaunch.launcher.cli import options, output
-from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.cli import options, output, whose
 from jaxlaunch.launcher.explain.explanation import Explanation
 from jaxlaunch.launcher.explain.explanation import explain as explain_world
+from jaxlaunch.launcher.here import explained
+from jaxlaunch.launcher.here.status import live
 from jaxlaunch.launcher.status import collect
 
 UNKNOWN = 2  # exit code: there is no job of that name
@@ -16,14 +17,19 @@ UNKNOWN = 2  # exit code: there is no job of that name
 @click.command("explain")
 @click.argument("name", metavar="JOB_NAME")
 @options.place()
+@options.whose
 @options.screen_form("The form of the output.")
-def explain_command(name: str, namespace: str | None, context: str | None, form: str | None) -> int:
+def explain_command(name: str, namespace: str | None, context: str | None, where: str | None, form: str | None) -> int:
     """Explain why job JOB_NAME waits, what it does, or how it ended.
 
-    The first line names the situation; below are the evidence for it and what to do.
+    The first line names the situation; below are the evidence for it and what to do. A run on this machine is given by
+    its name, below runs/, or by its folder.
     """
-    cluster = Cluster.connect(context, output.say)
-    answer = explain_world(collect.snapshot(cluster, namespace or cluster.namespace, name))
+    if (run := whose.run_here(name, namespace, context, where)) is not None:
+        answer = explained.explain(run, live(run))
+    else:
+        cluster = whose.connect(name, context, where)
+        answer = explain_world(collect.snapshot(cluster, namespace or cluster.namespace, name))
     if form in ("json", "yaml"):
         output.data(answer.to_json(), form)
     else:

@@ -1,41 +1,90 @@
-"""`launcher list`: a table of the jobs, one row each."""
+"""`launcher list`: a table of the runs of this machine and of the jobs of a cluster, one row each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.errors import ClusterError, UserError
+from jaxlaunch.launcher.here import found
+from jaxlaunch.launcher.here import status as here_status
 from jaxlaunch.launcher.kube.objects import age
+from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.status import collect
 from jaxlaunch.launcher.status.job_status import OVER, JobStatus, status_of
 
+HERE = "(here)"  # no namespace has such a name
 _NODES = 3  # shown in a wide row
 
 
 @click.command("list")
+@click.argument("folder", metavar="[FOLDER]", default=run_folders.HOME, type=click.Path(path_type=Path))
 @options.place("The namespace to list. [default: the context's]")
 @click.option("-A", "--all-namespaces", is_flag=True, help="List all namespaces.")
+@options.whose
 @options.screen_form("The form of the output; wide has more columns.")
-def list_command(namespace: str | None, all_namespaces: bool, context: str | None, form: str | None) -> None:
-    """List the jobs that launcher submitted."""
-    cluster = Cluster.connect(context, output.say)
-    where = None if all_namespaces else namespace or cluster.namespace
-    found = collect.snapshots(cluster, where)
-    for why in dict.fromkeys(why for seen in found for why in seen.unread):
-        output.say(why)
-    jobs = [status_of(seen) for seen in found]
+def list_command(
+    folder: Path, namespace: str | None, all_namespaces: bool, context: str | None, where: str | None, form: str | None
+) -> None:
+    """List the runs here, and the jobs that launcher submitted.
+
+    The runs are those below FOLDER, by default runs/. With -n, -A, --context or --cluster only the cluster's jobs are
+    listed, with a FOLDER or --local only the runs.
+    """
+    is_given = folder != run_folders.HOME
+    asks_cluster = where == "cluster" or all_namespaces or namespace is not None or context is not None
+    if asks_cluster and (where == "local" or is_given):
+        raise UserError("A folder and --local are of this machine; -n, -A, --context and --cluster are of a cluster.")
+    here = [] if asks_cluster else [here_status.status_of(run, here_status.live(run)) for run in found.runs_in(folder)]
+    jobs, nothing, failed = (
+        _cluster_jobs(namespace, all_namespaces, context, is_required=asks_cluster)
+        if where != "local" and not is_given
+        else ([], "", None)
+    )
+    listed = [*here, *jobs]
+    if failed is not None and not listed:
+        raise failed
     if form in ("json", "yaml"):
-        return output.data([job.to_json() for job in jobs], form)
-    if not jobs:
-        return output.say(f"no jobs in {'any namespace' if where is None else f'namespace {where}'}")
-    output.show(*table(jobs, all_namespaces, form == "wide"))
+        output.data([job.to_json() for job in listed], form)
+    elif listed:
+        output.show(*table(listed, all_namespaces or bool(here and jobs), form == "wide"))
+    else:
+        output.say(nothing if asks_cluster else " and ".join(filter(None, (f"no runs in {folder}", nothing))))
+    if failed is not None:
+        raise failed
+
+
+def _cluster_jobs(
+    namespace: str | None, all_namespaces: bool, context: str | None, *, is_required: bool
+) -> tuple[list[JobStatus], str, ClusterError | None]:
+    """The cluster's jobs, what to say where there are none, and why they could not be read.
+
+    Raises ClusterError where the cluster was asked for.
+    """
+    try:
+        cluster = Cluster.connect(context, output.say)
+    except ClusterError as error:
+        if is_required:
+            raise
+        return [], f"no cluster: {error.message}", None
+    place = None if all_namespaces else namespace or cluster.namespace
+    try:
+        seen = collect.snapshots(cluster, place)
+    except ClusterError as error:
+        if is_required:
+            raise
+        return [], "", error
+    for why in dict.fromkeys(why for one in seen for why in one.unread):
+        output.say(why)
+    return [status_of(one) for one in seen], f"no jobs in {f'namespace {place}' if place else 'any namespace'}", None
 
 
 def table(jobs: Sequence[JobStatus], with_namespace: bool, is_wide: bool) -> list[str]:
-    """The rows under their headings."""
+    """The rows under their headings; the namespace of a run is this machine."""
     heads = ["NAME", "STATE", "HOSTS", "STEP", "RESTARTS", "AGE"]
     rows = [_row(job) for job in jobs]
     if is_wide:
@@ -43,7 +92,7 @@ def table(jobs: Sequence[JobStatus], with_namespace: bool, is_wide: bool) -> lis
         rows = [[*row, *_more(job)] for row, job in zip(rows, jobs, strict=True)]
     if with_namespace:
         heads = ["NAMESPACE", *heads]
-        rows = [[job.namespace, *row] for row, job in zip(rows, jobs, strict=True)]
+        rows = [[job.namespace or HERE, *row] for row, job in zip(rows, jobs, strict=True)]
     return output.columns([heads, *rows])
 
 

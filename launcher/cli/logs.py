@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import click
 
-from jaxlaunch.launcher.cli import from_volume, options
+from jaxlaunch.launcher.cli import from_volume, of_run, options, whose
 from jaxlaunch.launcher.cli.output import Printer, say
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
@@ -29,6 +29,7 @@ HEAD_BYTES = 256 * 1024  # of host 0's log: what it writes first is how the gene
 @click.command("logs")
 @click.argument("name", metavar="JOB_NAME")
 @options.place()
+@options.whose
 @click.option("-f", "--follow", "is_following", is_flag=True, help="Follow until the job ends, across restarts.")
 @click.option(
     "--rank", metavar="N,N-M|all", help="Ranks to show. [default: all; of more than 16, 0 and the failed one]"
@@ -47,6 +48,7 @@ def logs_command(
     name: str,
     namespace: str | None,
     context: str | None,
+    where: str | None,
     is_following: bool,
     rank: str | None,
     previous: bool,
@@ -56,17 +58,21 @@ def logs_command(
     is_from_volume: bool,
     output: str | None,
 ) -> int:
-    """Print the logs of job JOB_NAME.
+    """Print the logs of job JOB_NAME, or of a run here.
 
     In order of time, each line after its rank; the job's result first when there is one.
 
     Lines of processes go to stdout, those of agents and launcher to stderr. The exit code is 3 when no log could be
-    read.
+    read. Those of a run, which is given by its name below runs/ or by its folder, come rank by rank.
     """
     since_s = options.seconds("--since", since)
     asked, window = logs.select(rank, pattern), Window(None if since_s is None else int(since_s), tail)
     _require_together(previous or is_from_volume, is_following, is_from_volume, since)
-    cluster = Cluster.connect(context, say)
+    if (run := whose.run_here(name, namespace, context, where or ("cluster" if is_from_volume else None))) is not None:
+        if since is not None:
+            raise UserError(f"{name} is a run on this machine, whose lines have no timestamps: --since needs them.")
+        return of_run.logs(run, asked, rank is not None, tail, output == "json", is_following, previous)
+    cluster = whose.connect(name, context, where)
     seen = collect.snapshot(cluster, namespace or cluster.namespace, name)
     if isinstance(seen, NoSuchJob):
         raise UserError(f"Job {name} not found in namespace {seen.namespace}.", "see `launcher list`.")

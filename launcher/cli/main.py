@@ -35,8 +35,14 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "export": ("jaxlaunch.launcher.cli.export:export_command", "Export a checkpoint of RUN as a Hugging Face model."),
     "help": ("jaxlaunch.launcher.cli.help:help_command", "Show a page of the documentation, or list them."),
     "init": ("jaxlaunch.launcher.cli.init:init", "Write a starter job.yaml."),
-    "list": ("jaxlaunch.launcher.cli.list:list_command", "List the jobs that launcher submitted."),
-    "logs": ("jaxlaunch.launcher.cli.logs:logs_command", "Print the logs of job JOB_NAME."),
+    "list": (
+        "jaxlaunch.launcher.cli.list:list_command",
+        "List the runs here, and the jobs that launcher submitted.",
+    ),
+    "logs": (
+        "jaxlaunch.launcher.cli.logs:logs_command",
+        "Print the logs of job JOB_NAME, or of a run here.",
+    ),
     "plan": (
         "jaxlaunch.launcher.cli.plan:plan_command",
         "Estimate the memory that JOB_FILE needs, and whether it fits.",
@@ -44,11 +50,21 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "prepare": ("jaxlaunch.launcher.cli.prepare:prepare_command", "Tokenize and pack the text of JOB_FILE, once."),
     "profile": ("jaxlaunch.launcher.cli.profile:profile_command", "Profile the next steps of RUN."),
     "render": ("jaxlaunch.launcher.cli.render:render", "Print JOB_FILE as Kubernetes manifests."),
+    "report": (
+        "jaxlaunch.launcher.cli.report:report_command",
+        "Write the page of RUN: where its time went, its curves.",
+    ),
     "run": ("jaxlaunch.launcher.cli.run:run", "Train JOB_FILE on this machine."),
     "sample": ("jaxlaunch.launcher.cli.sample:sample_command", "Generate text with the model of RUN."),
     "schema": ("jaxlaunch.launcher.cli.schema:schema", "Print the JSON schema of job.yaml."),
-    "status": ("jaxlaunch.launcher.cli.status:status_command", "Show the state of job JOB_NAME."),
-    "stop": ("jaxlaunch.launcher.cli.stop:stop_command", "Stop job JOB_NAME after it has saved."),
+    "status": (
+        "jaxlaunch.launcher.cli.status:status_command",
+        "Show the state of job JOB_NAME, or of a run here.",
+    ),
+    "stop": (
+        "jaxlaunch.launcher.cli.stop:stop_command",
+        "Stop job JOB_NAME, or a run here, after it has saved.",
+    ),
     "submit": ("jaxlaunch.launcher.cli.submit:submit", "Submit JOB_FILE to a cluster."),
     "validate": ("jaxlaunch.launcher.cli.validate:validate", "Check JOB_FILE, and show what it requests."),
 }
@@ -58,7 +74,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Write a job": ("init", "validate", "plan", "prepare"),
     "Run it on this machine": ("run",),
     "Run it on a cluster": ("doctor", "render", "submit", "stop", "delete"),
-    "See what it does": ("list", "status", "explain", "logs", "profile"),
+    "See what it does": ("list", "status", "explain", "logs", "profile", "report"),
     "Use what it trained": ("eval", "sample", "export"),
     "Documentation": ("help", "schema"),
 }

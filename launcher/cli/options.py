@@ -80,6 +80,14 @@ def place(what: str = "The job's namespace. [default: the context's]") -> Decora
     return add
 
 
+def whose(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options --local and --cluster: `where`, which is None where neither is given."""
+    text = "Only {}."
+    for where, what in (("cluster", "the cluster's jobs"), ("local", "the runs of this machine")):
+        command = click.option(f"--{where}", "where", flag_value=where, help=text.format(what))(command)
+    return command
+
+
 def form(*forms: str) -> Decorator:
     """The option --output: `form`, by default the first."""
     text = f"The form of the output. [default: {forms[0]}]"

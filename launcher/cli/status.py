@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import click
 
-from jaxlaunch.launcher.cli import from_volume, options, output
-from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.cli import from_volume, options, output, whose
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.explain.explanation import explain, restarts_line
 from jaxlaunch.launcher.explain.memory import evicted_for_excess, is_oom
+from jaxlaunch.launcher.here import status as here
+from jaxlaunch.launcher.here.found import Run
 from jaxlaunch.launcher.kube.objects import age
 from jaxlaunch.launcher.status import collect
 from jaxlaunch.launcher.status.job_status import OVER, JobStatus, as_of_line, status_of
@@ -22,16 +23,19 @@ MAX_HOSTS = 32  # rows of -o wide
 @click.command("status")
 @click.argument("name", metavar="JOB_NAME")
 @options.place()
+@options.whose
 @options.from_volume
 @options.screen_form("The form of the output; wide shows each host.")
 def status_command(
-    name: str, namespace: str | None, context: str | None, is_from_volume: bool, form: str | None
+    name: str, namespace: str | None, context: str | None, where: str | None, is_from_volume: bool, form: str | None
 ) -> None:
-    """Show the state of job JOB_NAME.
+    """Show the state of job JOB_NAME, or of a run here.
 
-    The job's result comes first when there is one.
+    The job's result comes first when there is one. A run is given by its name, below runs/, or by its folder.
     """
-    cluster = Cluster.connect(context, output.say)
+    if (run := whose.run_here(name, namespace, context, where or ("cluster" if is_from_volume else None))) is not None:
+        return _of_run(run, form)
+    cluster = whose.connect(name, context, where)
     seen = collect.snapshot(cluster, namespace or cluster.namespace, name)
     if isinstance(seen, NoSuchJob):
         raise UserError(f"{explain(seen).headline}.", explain(seen).next_move)
@@ -43,13 +47,32 @@ def status_command(
     output.show(*screen(status, seen), *(_each_host(seen) if form == "wide" else ()))
 
 
+def _of_run(run: Run, form: str | None) -> None:
+    live = here.live(run)
+    status = here.status_of(run, live)
+    if form in ("json", "yaml"):
+        return output.data(status.to_json(), form)
+    rows = [
+        *_numbers(status),
+        ("age", _age(status)),
+        ("folder", str(run.folder)),
+    ]
+    phases = {} if live is None or form != "wide" else live.phases
+    table = output.columns([("RANK", "PHASE"), *((str(rank), phases[rank]) for rank in sorted(phases))])
+    output.show(*_lines(status, rows), *(table if phases else ()))
+
+
 def screen(status: JobStatus, seen: Snapshot) -> Iterator[str]:
     """The lines of one job: its result, its state, and what else is known."""
+    yield from _lines(status, _rows(status, seen))
+
+
+def _lines(status: JobStatus, rows: Iterable[tuple[str, str]]) -> Iterator[str]:
     if status.verdict is not None:
         yield f"{status.verdict['cause']} ({status.verdict['code']}): {status.verdict['message']}"
     attempt = "" if status.attempt is None else f", attempt {status.attempt}"
     yield f"{status.name}: {status.state.value} (generation {status.generation}{attempt})"
-    for label, text in _rows(status, seen):
+    for label, text in rows:
         if text:
             yield f"  {label:<11}{text}"
 
@@ -60,14 +83,22 @@ def _rows(status: JobStatus, seen: Snapshot) -> Iterator[tuple[str, str]]:
     is_unsaid = is_oom(seen) or evicted_for_excess(seen) is not None
     if answer.situation == "sidecar" or (status.phase is None and (status.verdict is None or is_unsaid)):
         yield "why", answer.headline.removeprefix(f"{status.name} ")
+    yield from _numbers(status)
+    yield "as of", as_of_line(status, seen.now)
+    yield "age", _age(status)
+    yield "unknown", "; ".join(seen.unread)
+
+
+def _numbers(status: JobStatus) -> Iterator[tuple[str, str]]:
     yield "hosts", _hosts(status) + (f", queue {status.queue}" if status.queue else "")
     yield "phase", _phase(status)
     yield "restarts", restarts_line(status).removeprefix("restarts: ")
     yield "checkpoint", _checkpoint(status)
     yield "goodput", "" if status.goodput is None else f"{status.goodput:.1%}"
-    yield "as of", as_of_line(status, seen.now)
-    yield "age", age(status.age_s) + ("" if status.lasted_s is None else f", ended after {age(status.lasted_s)}")
-    yield "unknown", "; ".join(seen.unread)
+
+
+def _age(status: JobStatus) -> str:
+    return age(status.age_s) + ("" if status.lasted_s is None else f", ended after {age(status.lasted_s)}")
 
 
 def _hosts(status: JobStatus) -> str:
@@ -89,7 +120,7 @@ def _phase(status: JobStatus) -> str:
 def _checkpoint(status: JobStatus) -> str:
     if status.committed is None:
         return ""
-    if status.as_of is not None:
+    if status.as_of is not None or status.folder is not None:
         return f"step {status.committed}"
     since = "before these pods" if status.committed_age_s is None else f"{age(status.committed_age_s)} ago"
     return f"step {status.committed}, {since}"

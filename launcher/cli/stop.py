@@ -1,4 +1,4 @@
-"""`launcher stop`: saves a checkpoint and ends the pods of a job, which can be resumed."""
+"""`launcher stop`: saves a checkpoint and ends a job or a run on this machine, which can be resumed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 
 import click
 
-from jaxlaunch.launcher.cli import options, output
-from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.cli import options, output, whose
 from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.here import found
+from jaxlaunch.launcher.here import stop as stop_here
+from jaxlaunch.launcher.here.found import Run
 from jaxlaunch.launcher.job import units
 from jaxlaunch.launcher.kube.kinds import JOBSETS
 from jaxlaunch.launcher.kube.objects import terminal_state
@@ -19,21 +21,28 @@ from jaxlaunch.launcher.status.snapshot import Snapshot
 from jaxlaunch.launcher.wording import placed
 
 _MARGIN_S = 60.0  # after the pods' grace period
+_GRACE_S = 60.0  # of a run whose job cannot be read
 
 
 @click.command("stop")
 @click.argument("name", metavar="JOB_NAME")
 @options.place()
-@click.option("--no-wait", is_flag=True, help="Do not wait until its pods are gone.")
+@options.whose
+@click.option("--no-wait", is_flag=True, help="Do not wait until its pods are gone, or the run has ended.")
 @click.option("--timeout", metavar="DURATION", help="How long to wait. [default: the job's grace and 1 minute]")
-def stop_command(name: str, namespace: str | None, context: str | None, no_wait: bool, timeout: str | None) -> int:
-    """Stop job JOB_NAME after it has saved.
+def stop_command(
+    name: str, namespace: str | None, context: str | None, where: str | None, no_wait: bool, timeout: str | None
+) -> int:
+    """Stop job JOB_NAME, or a run here, after it has saved.
 
     Its processes save at their next step, then its pods end. The JobSet remains, suspended: `launcher submit` of the
-    same file resumes it from that checkpoint, `launcher delete` removes it.
+    same file resumes it from that checkpoint, `launcher delete` removes it. A run, given by its name below runs/ or by
+    its folder, ends as by Ctrl-C in its own terminal; `launcher run` of the same file resumes it.
     """
     limit_s = options.seconds("--timeout", timeout)
-    cluster = Cluster.connect(context, output.say)
+    if (run := whose.run_here(name, namespace, context, where)) is not None:
+        return _stop_run(run, None if no_wait else limit_s or (run.job.grace if run.job else _GRACE_S) + _MARGIN_S)
+    cluster = whose.connect(name, context, where)
     jobset = ownership.own(cluster, name, namespace or cluster.namespace)
     if (ended := terminal_state(jobset)) is not None:
         raise UserError(f"Job {name} is already {ended}: there is nothing to stop.")
@@ -57,4 +66,20 @@ def stop_command(name: str, namespace: str | None, context: str | None, no_wait:
         output.say(placed(late, jobset["metadata"]["namespace"]))
         return options.WAITED_TOO_LONG
     output.show(f"{JOBSETS.titled(name)} stopped")
+    return 0
+
+
+def _stop_run(run: Run, limit_s: float | None) -> int:
+    """Stops a run of this machine; the exit code. `limit_s` None: does not wait."""
+    stop_here.stop(run)
+    if limit_s is None:
+        output.show(f"run/{run.name} stopping")
+        return 0
+    if not stop_here.until_ended(run, limit_s):
+        output.say(f"it has not ended after {units.text(limit_s)}; see `launcher explain {run.name}`")
+        return options.WAITED_TOO_LONG
+    ended = found.open_run(run.folder)
+    if ended.summary is not None and ended.summary.verdict is not None:
+        output.say(ended.summary.verdict.message)
+    output.show(f"run/{run.name} stopped")
     return 0

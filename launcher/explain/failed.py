@@ -27,7 +27,7 @@ from jaxlaunch.launcher.wording import count
 _TRACEBACK_LINES = 20
 
 # What to do after an end with that code. Codes that JobSet restarts end a job only once its restarts are used up.
-_MOVES = {
+MOVES = {
     contract.BAD_SPEC: "fix what the message names in job.yaml, then `launcher submit --replace`.",
     contract.BAD_DATA: "fix the data or its path, then `launcher submit --replace`.",
     contract.STARTUP: "fix the program: the traceback shows where; then `launcher submit --replace`.",
@@ -89,7 +89,7 @@ def _hooked(snapshot: Snapshot) -> Answer | None:
     if host is None:
         return None
     headline = f"the postStart hook of {host.name} failed: {one_line(event['message'])}"
-    output = () if host.termination_report else _traceback(host.ended.get("message"))  # an agent's report is JSON
+    output = () if host.termination_report else traceback(host.ended.get("message"))  # an agent's report is JSON
     return Answer("failed", headline, (*quoted(event), *output), "fix the hook under pod:, or remove it.")
 
 
@@ -99,10 +99,10 @@ def _by_verdict(snapshot: Snapshot) -> Answer | None:
         return None
     verdict = snapshot.report.verdict.verdict
     headline = f"{verdict.cause} (exit {verdict.code}): {one_line(verdict.message)}{_not_joined(snapshot)}"
-    move = _MOVES.get(verdict.code)
+    move = MOVES.get(verdict.code)
     if (full := full_shared_memory(snapshot, verdict)) is not None:
         headline, move = f"{headline}; {full}", "raise resources.shm in job.yaml, then `launcher submit --replace`."
-    return Answer("failed", headline, _traceback(verdict.traceback), move)
+    return Answer("failed", headline, traceback(verdict.traceback), move)
 
 
 def _not_joined(snapshot: Snapshot) -> str:
@@ -130,7 +130,7 @@ def _exited(snapshot: Snapshot) -> Answer | None:
     host = _first_that_failed(snapshot)
     if host is None:
         return None
-    code, output = host.ended["exitCode"], _traceback(host.ended.get("message"))
+    code, output = host.ended["exitCode"], traceback(host.ended.get("message"))
     if host.reason == _POD_DEADLINE:
         headline = f"{host.name} was ended by its own activeDeadlineSeconds: {one_line(host.message)}"
         return Answer("deadline", headline, output, "leave activeDeadlineSeconds out under pod:; use deadline:.")
@@ -192,6 +192,6 @@ def _deadline(snapshot: Snapshot) -> str:
     return "its deadline"
 
 
-def _traceback(text: str | None) -> tuple[str, ...]:
+def traceback(text: str | None) -> tuple[str, ...]:
     """The end of a traceback, line by line."""
     return tuple(line.rstrip()[:300] for line in (text or "").strip().splitlines()[-_TRACEBACK_LINES:])

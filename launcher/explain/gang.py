@@ -224,15 +224,15 @@ def running(snapshot: Snapshot) -> Answer | None:
         return Answer(situation, headline, _before(snapshot), next_move("restarting", snapshot.name))
     again = _again(snapshot)
     situation = "restarted" if again else "running"
-    move = _PREPARING if status.phase == "prepare" else None
+    move = PREPARING if status.phase == "prepare" else None
     some = _some_ended(snapshot)
     is_short = status.phase is None and status.ready is not None and status.ready < status.hosts
-    doing = _ready(snapshot, status) if is_short else _doing(status, is_partly=bool(some))
-    headline = f"runs{again}: {doing}{some}"
+    what = _ready(snapshot, status) if is_short else doing(status, is_partly=bool(some))
+    headline = f"runs{again}: {what}{some}"
     return Answer(situation, headline, (*_before(snapshot), *_ranks(snapshot)), move)
 
 
-_PREPARING = (
+PREPARING = (
     "wait: its text is tokenized and packed, once; of hosts that share data.data_dir one works, and its log says how "
     "far it is. `launcher prepare` does it beforehand."
 )
@@ -246,7 +246,7 @@ def _ready(snapshot: Snapshot, status: JobStatus) -> str:
     return f"{status.ready} of {count(status.hosts, 'host')} ready{why}"
 
 
-def _doing(status: JobStatus, *, is_partly: bool) -> str:
+def doing(status: JobStatus, *, is_partly: bool) -> str:
     """ "training at step 120 of 300", "in compile for 2m"."""
     of = f" of {status.steps}" if status.steps else ""
     at = f" at step {status.step}{of}" if status.step is not None else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import time
@@ -13,8 +14,13 @@ from typing import TextIO
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.errors import UserError
 
-LONGEST = 64  # characters of the file that are read: it holds a pid
+FILE = ".lock"
+LONGEST = 256  # characters of the file that are read: who holds it, and whether that is stopping
 DYING_S = 2.0  # agents that were killed with their launcher are gone after less
+LOOK_S = 0.2  # for which nobody's name may be in the file of a taken lock: a look at it takes it for an instant
+_STOPPING = "stopping"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # a machine's, between two starts of it
+_AT_TICKS = 19  # in /proc/PID/stat after the name: when the process was started, in ticks since boot
 
 
 class Lock:
@@ -29,22 +35,58 @@ class Lock:
         """Whether the folder was deleted since."""
         return os.fstat(self.descriptor).st_nlink == 0
 
+    def note_stopping(self) -> None:
+        """Tells who looks that the run has been asked to stop. Safe in a handler of signals."""
+        os.write(self.descriptor, f"{_STOPPING}\n".encode())
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """Who holds the lock of a run folder.
+
+    `pid`: of the launcher, where it lives on this machine; a number that another process has by now is none.
+    """
+
+    pid: int | None
+    is_stopping: bool  # it was asked to, or was killed, and its agents are ending
+    is_here: bool = True  # False: on another machine, or in a container whose processes cannot be seen from here
+
+
+def holder(folder: Path) -> Holder | None:
+    """Who runs in a folder now; None where nobody does, whatever its files say. Raises OSError."""
+    try:
+        file = open(folder / FILE, errors="replace", opener=regular_files.opener)
+    except FileNotFoundError:
+        return None
+    with file:
+        if _taken(file, fcntl.LOCK_SH):
+            return None
+        name, _, more = file.read(LONGEST).partition("\n")
+    pid, _, born = name.partition(" ")
+    if not pid.isdecimal():  # it is about to write who it is
+        return Holder(None, is_stopping=False)
+    if _lives(name):
+        return Holder(int(pid), is_stopping=_STOPPING in more)
+    is_here = not born or not _BOOT.exists() or born.endswith(_BOOT.read_text().strip())
+    return Holder(None, is_stopping=is_here, is_here=is_here)
+
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[Lock]:
     """Holds the lock of a run folder. Raises UserError when another run holds it: both would write the same files."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _opened(folder / ".lock") as file:
-        until = time.monotonic() + DYING_S
-        while not _taken(file):
+    with _opened(folder / FILE) as file:
+        began = time.monotonic()
+        while not _taken(file, fcntl.LOCK_EX):
             file.seek(0)
-            holder = file.read(LONGEST).strip()
-            if _lives(holder) or time.monotonic() > until:
-                raise _in_use(folder, holder)
+            name = file.readline(LONGEST).strip()
+            patience_s = LOOK_S if not name else 0.0 if _lives(name) else DYING_S
+            if time.monotonic() - began > patience_s:
+                raise _in_use(folder, name)
             time.sleep(0.05)
         file.seek(0)
         file.truncate()
-        file.write(f"{os.getpid()}\n")
+        file.write(f"{os.getpid()} {_born(os.getpid())}\n")
         file.flush()
         yield Lock(folder, file.fileno())
         file.truncate(0)
@@ -60,35 +102,46 @@ def _opened(path: Path) -> TextIO:
         ) from None
 
 
-def _taken(file: TextIO) -> bool:
+def _taken(file: TextIO, how: int) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
-def _in_use(folder: Path, pid: str) -> UserError:
-    """The refusal of a folder that the launcher with this pid holds, or agents that outlived it."""
-    if not _lives(pid):
+def _in_use(folder: Path, name: str) -> UserError:
+    """The refusal of a folder that the launcher of this name holds, or agents that outlived it."""
+    pid = name.partition(" ")[0]
+    if name and not _lives(name):
         return UserError(
             f"{folder} is in use: `launcher run` with pid {pid} was killed, and its agents are still ending.",
             hint="wait until they have saved, for the job's `grace` at most, or name another folder with --run-dir.",
         )
     return UserError(
         f"{folder} is in use by the run with pid {pid or 'unknown'}.",
-        hint="wait for it, stop it with Ctrl-C, or name another folder with --run-dir.",
+        hint=f"wait for it, stop it with Ctrl-C or `launcher stop {folder}`, or name another folder with --run-dir.",
     )
 
 
-def _lives(pid: str) -> bool:
-    """Whether a process has this pid; True where none is said."""
+def _lives(name: str) -> bool:
+    """Whether the process of this name lives: its pid, and when it was born, where that is known."""
+    pid, _, born = name.partition(" ")
     if not pid.isdecimal():
-        return True
+        return False
     try:
         os.kill(int(pid), 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
-    except (PermissionError, OverflowError):
-        pass
-    return True
+    except PermissionError:
+        pass  # another user's
+    return not born or born == _born(int(pid))
+
+
+def _born(pid: int) -> str:
+    """When a process was started: its ticks since boot, and which boot that was; empty where nobody says."""
+    try:
+        ticks = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[_AT_TICKS]
+        return f"{ticks} {_BOOT.read_text().strip()}"
+    except (OSError, IndexError):
+        return ""

@@ -156,10 +156,10 @@ class Gang:
 class Signals:
     """SIGINT and SIGTERM, while entered: the first stops the gang, the second kills it."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], lock: Lock) -> None:
         self.received = 0
         self.gang: Gang | None = None
-        self._say = say
+        self._say, self._lock = say, lock
 
     def __enter__(self) -> Signals:
         self._before = {number: signal.signal(number, self._handle) for number in STOPPING}
@@ -172,6 +172,8 @@ class Signals:
     def _handle(self, number: int, frame: types.FrameType | None) -> None:
         self.received += 1
         is_first = self.received == 1
+        if is_first:
+            self._lock.note_stopping()
         self._say(
             "saving and stopping; a second signal kills" if is_first else "killing the agents and their processes"
         )
@@ -214,7 +216,7 @@ def run(
     environ = environment(job, paths, local, uid=str(uuid.uuid4())) | {contract.STARTED: str(started)}
     resolved = jobs.dump(paths.anywhere(job))
     folders.check(local.folder, local.volumes)
-    with locked(local.folder) as lock, Signals(say) as signals:
+    with locked(local.folder) as lock, Signals(say, lock) as signals:
         folder, checkpoints = RunFolder(local.folder, say), _checkpoints(job, paths, local.folder)
         new_start.begin(local.folder, environ[contract.UID], resolved, checkpoints, say)
         _make(paths, say)

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.local import paths
+from jaxlaunch.launcher.local import lock, paths
 from jaxlaunch.trainer.spec import GPT2, Decoder, TrainSpec
 
 HOME = Path("runs")
@@ -16,7 +16,20 @@ HOME = Path("runs")
 
 def find(run: str) -> Path | None:
     """The folder of a run, given by its name or by its folder; None if there is none."""
-    return next((found.absolute() for found in (Path(run), HOME / run) if (found / ".lock").is_file()), None)
+    return next((found.absolute() for found in (Path(run), HOME / run) if is_run(found)), None)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's. One that this user may not look into may be: who reads it says that."""
+    try:
+        return (folder / lock.FILE).is_file()
+    except PermissionError:
+        return True
+
+
+def looked_for(run: str) -> str:
+    """Where find() has looked, as a clause."""
+    return f"neither {run} nor {HOME / run} is a run folder"
 
 
 def folder(run: str) -> Path:

@@ -82,6 +82,7 @@ class JobStatus:
     nodes: tuple[str, ...]
     age_s: float
     lasted_s: float | None  # from the first start to the end
+    folder: str | None = None  # of a run on this machine, whose namespace is empty
 
     def to_json(self) -> dict[str, Any]:
         """The fields under their own names, the state as text."""

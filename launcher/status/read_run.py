@@ -78,9 +78,14 @@ def newest(folder: str) -> str:
     return next((each for each in found if os.path.isdir(os.path.join(each, "logs"))), folder)
 
 
+def log_path(folder: str, rank: int) -> str:
+    """The newest lines of a rank, in the folder of a start."""
+    return os.path.join(folder, "logs", f"rank-{rank}.log")
+
+
 def log(folder: str, rank: int, pattern: re.Pattern[str] | None, tail: int | None, size: int) -> dict[str, Any]:
     """The last selected lines of a rank, `size` bytes at most, and how many bytes before them are left out."""
-    path = os.path.join(folder, "logs", f"rank-{rank}.log")
+    path = log_path(folder, rank)
     files = [file for file in (opened(path + ".1"), opened(path)) if file is not None]
     sizes = [os.fstat(file.fileno()).st_size for file in files]
     skip = max(0, sum(sizes) - size) if pattern is None else 0  # without a pattern the end is all that is read

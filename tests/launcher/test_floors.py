@@ -15,13 +15,14 @@ ROOT = Path(__file__).parents[2]
 # What a module imports of ours lies on a lower floor, or in the same package.
 FLOORS = (
     ("jaxlaunch", "jaxlaunch.launcher.cli"),
-    ("jaxlaunch.launcher.plan",),
+    ("jaxlaunch.launcher.here", "jaxlaunch.launcher.plan"),
     ("jaxlaunch.launcher.local", "jaxlaunch.launcher.profile_requests"),
     (
         "jaxlaunch.launcher.doctor",
         "jaxlaunch.launcher.explain",
         "jaxlaunch.launcher.lifecycle",
         "jaxlaunch.launcher.logs",
+        "jaxlaunch.launcher.seen",
     ),
     ("jaxlaunch.launcher.manifests", "jaxlaunch.launcher.status"),
     ("jaxlaunch.launcher.cluster", "jaxlaunch.launcher.job"),

@@ -46,6 +46,8 @@ def test_a_wheel_installs_one_name_with_every_source(built: Path) -> None:
     assert {f"jaxlaunch/{name}" for name in sources} | set(map(str, OURS)) <= set(names)
     assert not any(info.external_attr >> 28 == 0o12 for info in wheel.infolist())  # a link
     assert len(names) == len(set(names))
+    web = {f"jaxlaunch/launcher/seen/web/{path.name}" for path in (ROOT / "launcher/seen/web").iterdir()}
+    assert web <= set(names) and "jaxlaunch/launcher/seen/web/uPlot.LICENSE" in web  # what a page is made of
     assert wheel.read("jaxlaunch/trainer/train.py") == (ROOT / "trainer/train.py").read_bytes()
 
 

@@ -310,7 +310,7 @@ _Workers = Annotated[int, Field(ge=0, le=MOST_WORKERS)]
 
 
 class Images(OfImages):
-    """Images as they lie: folders by class, lists of paths and labels, WebDataset tars, Parquet and Arrow.
+    """Image files, read in place: folders by class, lists of paths and labels, WebDataset tars, Parquet and Arrow.
 
     ```yaml
     train:
@@ -330,7 +330,7 @@ class Images(OfImages):
         "labels, .tar, .parquet, .arrow"
     )
     eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
-        None, description="what to evaluate on; default what path names val, validation or test, beside train"
+        None, description="what to evaluate on; default what path names val, validation or test, next to train"
     )
     eval_split: Fraction | None = Field(None, description="share of the images kept back when nothing else evaluates")
     channels: Literal[1, 3] = Field(3, description="3: RGB; 1: grey")

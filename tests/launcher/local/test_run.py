@@ -19,6 +19,7 @@ from jaxlaunch.launcher.cli import run as cli_run
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.local import run
+from jaxlaunch.launcher.local.lock import Holder, holder, locked
 from jaxlaunch.launcher.logs.lines import Line
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import of_code
@@ -63,10 +64,11 @@ def test_the_first_signal_stops_and_the_second_kills(tmp_path: Path) -> None:
         def signal(self, number: int) -> None:
             sent.append(number)
 
-    with run.Signals(said.append) as signals:
+    with locked(tmp_path) as lock, run.Signals(said.append, lock) as signals:
         signals.gang = Recorded()  # type: ignore[assignment]
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
+        assert holder(tmp_path) == Holder(os.getpid(), is_stopping=True)
     assert sent == [signal.SIGTERM, signal.SIGKILL] and signals.received == 2
     assert said == ["saving and stopping; a second signal kills", "killing the agents and their processes"]
 

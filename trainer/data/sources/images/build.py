@@ -90,7 +90,7 @@ def _of_lists(data: Images, found: Found, classes: Classes) -> Index:
             if not isinstance(name, str) or not name:
                 raise DataError(f"{shown(path)}, row {number}: its {column[0]!r} names no file")
             if label is None or label == "" or not isinstance(label, str | int):
-                raise DataError(f"{shown(path)}, row {number}: its {column[1]!r} is no label, but {label!r}")
+                raise DataError(f"{shown(path)}, row {number}: its {column[1]!r} is not a label, but {label!r}")
             names.append(name if name.startswith("/") or "://" in name else joined(os.path.dirname(path), name))
             raw.append(labels.whole(label))
         if column is None:
@@ -118,7 +118,7 @@ def _lines(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, Mapping[str
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{shown(path)}, row {number}: it is not JSON: {error}") from None
             if not isinstance(row, dict):
-                raise DataError(f"{shown(path)}, row {number}: it is no object with the fields of an image")
+                raise DataError(f"{shown(path)}, row {number}: it is not an object with the fields of an image")
             yield number, row
 
 

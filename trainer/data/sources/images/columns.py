@@ -110,7 +110,7 @@ def _values(path: str, first: int, batch: Any, columns: tuple[str, str]) -> tupl
     found = label.to_pylist()
     for row, value in enumerate(found, first + 1):
         if not isinstance(value, str | int) or isinstance(value, str) and not value:
-            raise DataError(f"{shown(path)}, row {row}: its {columns[1]!r} is no label, but {value!r}")
+            raise DataError(f"{shown(path)}, row {row}: its {columns[1]!r} is not a label, but {value!r}")
     return image, [labels.whole(int(each) if isinstance(each, bool) else each) for each in found]
 
 

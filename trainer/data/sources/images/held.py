@@ -138,7 +138,7 @@ def _of_tar(path: str, field: str | None) -> Iterator[Member]:
     except (tarfile.TarError, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise faults.unreadable(f"{shown(path)} cannot be read", error) from error
-        raise DataError(f"{shown(path)} is no tar, or is truncated or damaged: {error}") from None
+        raise DataError(f"{shown(path)} is not a tar, or is truncated or damaged: {error}") from None
 
 
 def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, ending: str, field: str | None, path: str) -> Label | None:

@@ -57,7 +57,9 @@ def check_case(classes: Sequence[str], where: str) -> None:
 def _check_numbers(found: set[int], where: str) -> None:
     lacking = sorted(set(range(max(found) + 1)) - found)[:MOST_SAID] if found and max(found) < 2**24 else []
     if min(found, default=0) < 0 or max(found, default=0) >= 2**24:
-        raise DataError(f"{where}: the label {min(found) if min(found) < 0 else max(found)} is no number of a class")
+        raise DataError(
+            f"{where}: the label {min(found) if min(found) < 0 else max(found)} is not the number of a class"
+        )
     if lacking:
         raise DataError(
             f"{where}: the labels are whole numbers up to {max(found)}, without {listed(lacking)}; number the classes "

@@ -60,7 +60,7 @@ class Picture:
             self._image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
             self._orientation = _orientation(self._image)
         except UnidentifiedImageError:
-            raise Broken("is no image of JPEG, PNG, WebP, GIF, BMP or TIFF") from None
+            raise Broken("is not an image of JPEG, PNG, WebP, GIF, BMP or TIFF") from None
         except Image.DecompressionBombError:
             raise Broken(f"has more than {MOST_PIXELS:,} pixels") from None
         except MemoryError:

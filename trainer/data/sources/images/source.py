@@ -95,7 +95,7 @@ class Pictures:
             pixels = self._transform(Picture(self.index.read(image), self._data.channels), rng)
         except Broken as error:
             raise DataError(
-                f"{self.name}: example {number}, {self.index.where(image)}, {error}; mend or remove it, or set "
+                f"{self.name}: example {number}, {self.index.where(image)}, {error}; fix or remove it, or set "
                 "data.on_broken: skip"
             ) from None
         return {"image": pixels, "label": self.index.label_N[image]}

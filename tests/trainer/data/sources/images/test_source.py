@@ -155,7 +155,7 @@ def test_a_large_jpeg_is_decoded_at_a_reduced_scale(tmp_path) -> None:
         (lambda root: (root / "a.csv").write_text("x,label\na,0\n"), "no column of the image"),
         (lambda root: (root / "a.csv").write_text(""), "has no rows"),
         (lambda root: made_images.tar(root / "a.tar", {"1.png": b"x"}), "image 1 has no label"),
-        (lambda root: (root / "a.tar").write_bytes(b"x" * 1000), "is no tar"),
+        (lambda root: (root / "a.tar").write_bytes(b"x" * 1000), "is not a tar"),
         (lambda root: (root / "a.tar.gz").write_bytes(b"x"), "unpack it, or pack it as .tar"),
         (lambda root: (root / "a.parquet").write_bytes(b"PAR1"), "a.parquet is truncated or damaged"),
     ],

@@ -1,0 +1,40 @@
+"""`launcher report`: the page of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from jaxlaunch.launcher.cli import output
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.local import run_folders
+
+
+@click.command("report")
+@click.argument("run")
+@click.option("-o", "--output", "to", type=click.Path(path_type=Path), help="The file to write. [default: RUN.html]")
+def report_command(run: str, to: Path | None) -> None:
+    """Write the page of RUN: one HTML file.
+
+    RUN is the name of a run on this machine, or its folder. The page says how the run stands and where every second
+    went, above the loss on the same axis, and shows curves, attempts, checkpoints and logs. It needs no network.
+    """
+    from jaxlaunch.launcher.seen import page
+    from jaxlaunch.launcher.seen.run import Followed
+
+    folder = run_folders.folder(run)
+    seen = Followed(folder).read()
+    to = to or Path(f"{folder.name}.html")
+    write(to, page.of("run", folder.name, seen.to_json()))
+
+
+def write(to: Path, text: str) -> None:
+    """Writes a page, and says where it is. Raises UserError where that cannot be."""
+    try:
+        to.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{to} cannot be written: {(error.strerror or str(error)).lower()}.", "name another file with -o."
+        ) from None
+    output.show(str(to))

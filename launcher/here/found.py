@@ -1,0 +1,115 @@
+"""The runs of this machine, as their folders tell of them: nothing is written here, and nobody is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pwd
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxlaunch import regular_files
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.starts import JOB, rows
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job.load import JobSpec
+from jaxlaunch.launcher.local import lock, run_folders
+from jaxlaunch.launcher.local.lock import Holder
+from jaxlaunch.launcher.yaml12 import reader
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.summary import Start, Summary
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run of this machine: its folder, what its newest start has written, and who runs in it now."""
+
+    name: str
+    folder: Path
+    summary: Summary | None  # None: it has not begun, or was never begun
+    holder: Holder | None  # None: nobody runs in it
+
+    @property
+    def start(self) -> Start | None:
+        """The row of the newest start."""
+        return next(reversed(rows(self.summary)), None)
+
+    @property
+    def start_folder(self) -> Path:
+        """What the newest start keeps; the run's own folder where it keeps none, as in version 0.1."""
+        own = self.folder / "starts" / str(self.start.start if self.start is not None else 1)
+        return own if own.is_dir() else self.folder
+
+    @functools.cached_property
+    def document(self) -> Mapping[str, Any]:
+        """The job of the newest start as plain data; empty where it cannot be read."""
+        try:
+            text = regular_files.read(self.start_folder / JOB, reader.MAX_BYTES).decode(errors="replace")
+            found = reader.parse(text, JOB).data
+        except (OSError, UserError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @functools.cached_property
+    def job(self) -> JobSpec | None:
+        """The same, checked; None where it is none, or another version's."""
+        try:
+            return jobs.kept(self.start_folder)
+        except (OSError, UserError):
+            return None
+
+    @functools.cached_property
+    def records(self) -> list[Record]:
+        """The attempts of the newest start that ended, oldest first."""
+        uid = "" if self.start is None else self.start.uid
+        return RunFolder(self.folder, _quiet).records(uid)
+
+
+def open_run(folder: Path) -> Run:
+    """The run in a folder. Raises UserError where this user may not read it."""
+    try:
+        holder = lock.holder(folder)
+        os.listdir(folder)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        owner = _owner(folder)
+        raise UserError(f"The run in {folder} cannot be read: {why}.", owner and f"it is {owner}'s.") from None
+    return Run(folder.name, folder, RunFolder(folder, _quiet).summary(), holder)
+
+
+def runs_in(folder: Path) -> Iterator[Run]:
+    """The runs below a folder, by name; those that this user may not read are left out."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder))
+    except OSError:
+        return
+    for name in names:
+        if run_folders.is_run(folder / name):
+            try:
+                yield open_run(folder / name)
+            except UserError:
+                continue
+
+
+def _owner(folder: Path) -> str | None:
+    """The name of the user whose folder it is; None where that is this user, or not known."""
+    try:
+        uid = folder.stat().st_uid
+    except OSError:
+        return None
+    return None if uid == os.geteuid() else user(uid)
+
+
+def user(uid: int) -> str:
+    """The name of a user."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _quiet(message: str) -> None:
+    """What cannot be read is shown as not known."""

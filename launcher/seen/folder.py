@@ -1,0 +1,124 @@
+"""The runs below a folder, each in one row: what a table of them shows. No more than two files of a run are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxlaunch import regular_files
+from jaxlaunch.launcher.agent.leader.run_folder import MAX_JSON
+from jaxlaunch.records import summary
+from jaxlaunch.records.summary import Summary
+
+LOCK, JOB = ".lock", "job.yaml"
+_MAX_JOB = 1 << 20
+_STEPS = re.compile(rb"^  steps: (\d{1,15})$", re.MULTILINE)  # of train:, as a run's own job.yaml is written
+KILLED = "killed"  # of a run that says it goes on, while no launcher holds its folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Brief:
+    """A run in a table."""
+
+    name: str
+    folder: Path
+    state: str  # of Summary.status, or KILLED
+    why: str  # the message of its verdict; empty while it runs
+    code: int | None
+    step: int | None
+    steps: int | None  # of the job; None: not known without computing it
+    goodput: float | None
+    restarts: int
+    began: float | None  # Unix time of its first start
+    at: float | None  # when this was true
+    owner: str
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it began."""
+        return 0.0 if not self.began else max(0.0, time.time() - self.began)
+
+
+def folders(below: Path) -> Iterator[Path]:
+    """The run folders in `below`, by name; links are not followed, so that nothing elsewhere is read."""
+    try:
+        with os.scandir(below) as found:
+            names = sorted(each.name for each in found if each.is_dir(follow_symlinks=False))
+    except OSError:
+        return
+    for name in names:
+        if is_run(below / name):
+            yield below / name
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's."""
+    return os.path.lexists(folder / summary.FILE) or os.path.lexists(folder / LOCK)
+
+
+def brief(folder: Path) -> Brief:
+    """The row of a run. What its files do not say, or say wrongly, is left out."""
+    found = read_summary(folder)
+    if found is None:
+        state = "running" if is_held(folder) else "unknown"
+        return Brief(folder.name, folder, state, "", None, None, None, None, 0, None, None, _owner(folder))
+    state, of, verdict = found.status, found.of, found.verdict
+    if verdict is None and not is_held(folder):
+        state = KILLED
+    return Brief(
+        folder.name,
+        folder,
+        state,
+        "" if verdict is None else verdict.message,
+        None if verdict is None else verdict.code,
+        found.step,
+        _steps(folder),
+        summary.ratio(found.seconds),
+        sum(found.restarts.values()),
+        found.starts[0].started if found.starts else None if of is None else of.started,
+        None if of is None else of.at,
+        _owner(folder),
+    )
+
+
+def read_summary(folder: Path) -> Summary | None:
+    """What summary.json of a run says; None where it is not there, or none of ours."""
+    try:
+        return Summary.from_json(json.loads(regular_files.read(folder / summary.FILE, MAX_JSON)))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a launcher, or agents that outlived it, hold the run's lock."""
+    try:
+        with open(folder / LOCK, "rb", opener=regular_files.opener) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _steps(folder: Path) -> int | None:
+    try:
+        found = _STEPS.search(regular_files.read(folder / JOB, _MAX_JOB))
+    except OSError:
+        return None
+    return None if found is None else int(found[1])
+
+
+def _owner(folder: Path) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(folder.stat().st_uid).pw_name
+    except (OSError, KeyError):
+        return ""

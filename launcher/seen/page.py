@@ -1,0 +1,66 @@
+"""A page: one file of HTML with its data, its scripts and its style in it. It asks for nothing from anywhere.
+
+All that others may have written is JSON in the page, of which the scripts make text and never HTML; the policy in the
+page lets no other script run.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import html
+import importlib.resources
+import json
+from typing import Any
+
+_SCRIPTS = ("uPlot.iife.min.js", "charts.js", "page.js", "tables.js", "start.js")
+_STYLES = ("uPlot.min.css", "page.css")
+_NOT_IN_HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
+
+def of(kind: str, title: str, data: dict[str, Any]) -> str:
+    """The page of `kind`: run, runs or compare."""
+    script, style = _joined(_SCRIPTS), _joined(_STYLES)
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'"
+    )
+    return "\n".join(
+        (
+            "<!doctype html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="referrer" content="no-referrer">',
+            '<link rel="icon" href="data:,">',
+            f"<title>{html.escape(title)}</title>",
+            f"<style>{style}</style>",
+            "</head>",
+            "<body>",
+            "<noscript><p>This page is drawn by its own script, which this browser does not run.</p></noscript>",
+            f'<script type="application/json" id="data">{written({**data, "kind": kind})}</script>',
+            f"<script>{script}</script>",
+            "</body>",
+            "</html>",
+            "",
+        )
+    )
+
+
+def written(data: Any) -> str:
+    """JSON that may stand in HTML. Raises ValueError for a number that is not finite."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.translate(_NOT_IN_HTML).encode("utf-8", "backslashreplace").decode()
+
+
+@functools.cache
+def _joined(names: tuple[str, ...]) -> str:
+    folder = importlib.resources.files("jaxlaunch.launcher.seen") / "web"
+    return "\n".join((folder / name).read_text("utf-8") for name in names)
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,244 @@
+"use strict";
+// The page of a run. Its data is the JSON in the page, or what the dashboard sends while the run goes on.
+
+const SIGNS = { done: "✓", failed: "✕", killed: "✕", stopped: "■", running: "▶" };
+const HIDDEN = new Set(["wall_s", "data_s", "device_s", "host_s", "save_s", "eval_s", "step_s", "examples", "eval/examples"]);
+const FIRST = ["loss", "eval/loss", "learning_rate", "grad_norm", "accuracy", "eval/accuracy", "tokens_per_s", "examples_per_s", "mfu"];
+const view = { by: "step", smooth: 0, isLog: false, charts: new Map(), pair: [], keys: new Map() };
+
+const chapter = (id, title, ...children) => [el("h2", { id }, title), ...children];
+const row = (...cells) => el("tr", {}, ...cells.map((cell) => (cell instanceof Node ? cell : el("td", {}, String(cell ?? "–")))));
+const number = (text) => el("td", { class: "number" }, text);
+
+function table(heads, rows, label) {
+  const head = heads.map((text) => el("th", { scope: "col", class: text.startsWith("#") ? "number" : null }, text.replace("#", "")));
+  const body = el("table", { "aria-label": label }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows));
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, body);
+}
+
+const stateOf = (state) => el("span", { class: `state is-${state}` }, `${SIGNS[state] || "○"} ${state}`);
+
+function bytes(size) {
+  if (size === null) return "–";
+  const power = Math.min(4, Math.floor(Math.log(Math.max(1, size)) / Math.log(1024)));
+  return `${(size / 1024 ** power).toFixed(power ? 1 : 0)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+}
+
+function sentence(run) {
+  const { state, text, todo } = run.sentence;
+  return [el("p", { class: `sentence is-${state}` }, stateOf(state), ` ${text}`), todo && el("p", {}, todo)];
+}
+
+function facts(run) {
+  const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
+  const share = run.goodput === null ? "–" : `${(100 * run.goodput).toFixed(1)} %`;
+  const lost = Object.entries(run.seconds).filter(([cause]) => cause !== "step").reduce((sum, [, spent]) => sum + spent, 0);
+  const found = [
+    fact("Step", run.steps ? `${run.step ?? "–"} of ${run.steps}` : `${run.step ?? "–"}`,
+      run.steps ? el("progress", { max: run.steps, value: run.step || 0, "aria-label": "Progress" }) : ""),
+    run.left_s !== null && fact("Time left", span(run.left_s)),
+    fact("Goodput", share),
+    fact("Seconds not spent on steps", span(lost)),
+    fact("Time of running", span(run.wall_s)),
+    fact("Saved", run.saved === null ? "nothing" : `step ${run.saved}`),
+    fact("Attempts", String(run.attempts.length)),
+    run.began && fact("Began", new Date(run.began * 1000).toLocaleString()),
+  ];
+  return [el("dl", { class: "facts" }, ...found.filter(Boolean))];
+}
+
+function causes(run) {
+  const rows = Object.entries(run.seconds).filter(([, spent]) => spent > 0).sort((a, b) => b[1] - a[1]);
+  return [table(["Cause", "#Seconds", "#Share"], rows.map(([cause, spent]) => row(
+    el("td", {}, swatch(cause), ` ${causeOf(cause)[0]}`), number(spent.toFixed(1)), number(`${((100 * spent) / run.wall_s).toFixed(1)} %`),
+  )), "Seconds by cause")];
+}
+
+function attempts(run) {
+  if (!run.attempts.length) return [];
+  const rows = run.attempts.map((one) => row(
+    number(`${run.starts.length > 1 ? `${one.start}.` : ""}${one.number}`), el("td", { class: "number" }, `${span(one.from)} – ${span(one.to)}`),
+    `${one.code === 0 ? "✓" : one.code === null ? "▶" : "✕"} ${one.cause}${one.code === null ? "" : ` (${one.code})`}`,
+    el("td", {}, one.message, one.traceback ? el("details", {}, el("summary", {}, "Traceback"), el("pre", { tabindex: "0" }, one.traceback)) : null),
+    number(one.saved ?? "–"),
+  ));
+  return chapter("attempts", "Attempts", table(["#Attempt", "#From, to", "Ended by", "Why", "#Saved step"], rows, "Attempts"));
+}
+
+function ranks(run) {
+  if (!run.ranks.length) return [];
+  const found = run.ranks.map((one) => el("details", { "data-id": `rank ${one.rank}` },
+    el("summary", {}, `Rank ${one.rank}${one.is_cause ? ": the cause" : ""}`),
+    one.stack ? el("h3", {}, "Where it stood") : null, one.stack ? el("pre", { tabindex: "0" }, one.stack) : null,
+    el("h3", {}, "The end of its log"), el("pre", { tabindex: "0" }, one.tail.join("\n") || "(no line)")));
+  return chapter("ranks", "Ranks", ...found);
+}
+
+function checkpoints(run) {
+  if (!run.checkpoints.length) return [];
+  const rows = run.checkpoints.map((one) => row(number(one.step), one.verified ? "✓ complete" : "✕ no manifest", one.best ? "★ best" : "", number(bytes(one.bytes)), one.where));
+  return chapter("checkpoints", "Checkpoints", table(["#Step", "State", "Best", "#Size", "Where"], rows, "Checkpoints"));
+}
+
+function differs(run) {
+  if (!run.differs.length) return [];
+  const rows = run.differs.map((one) => row(number(one.start), el("td", {}, el("code", {}, one.key)), one.then, one.now));
+  return chapter("differs", "What later starts changed", table(["#Start", "Key", "Before", "After"], rows, "Changes"));
+}
+
+function sample(one) {
+  if (typeof one === "string" || typeof one === "number") return el("pre", { tabindex: "0" }, String(one));
+  if (one && typeof one.image === "string" && one.image.startsWith("data:image/png;base64,")) {
+    return el("figure", {}, el("img", { src: one.image, alt: one.name || "a picture that the task reported" }), el("figcaption", { class: "quiet" }, one.name || ""));
+  }
+  if (one && typeof one.text === "string") return el("div", {}, one.name ? el("h3", {}, one.name) : null, el("pre", { tabindex: "0" }, `${one.prompt ?? ""}${one.text}`));
+  return el("pre", { tabindex: "0" }, JSON.stringify(one, null, 1));
+}
+
+function samples(run) {
+  if (!run.samples.length) return [];
+  const newest = run.samples.slice().reverse().map((one, at) => el("details", { open: at === 0, "data-id": `sample ${one.step}` },
+    el("summary", {}, `Step ${one.step}`), el("div", { class: "samples" }, ...(Array.isArray(one.samples) ? one.samples : [one.samples]).map(sample))));
+  return chapter("samples", "Samples", ...newest);
+}
+
+function rest(run) {
+  const commands = run.commands.map(([what, command]) => {
+    const copy = el("button", { class: "no-print", onclick: () => navigator.clipboard?.writeText(command).then(() => { copy.textContent = "Copied"; }) }, "Copy");
+    return el("div", { class: "command" }, el("span", {}, `${what}:`), el("code", {}, command), copy);
+  });
+  return [
+    ...(run.notes.length ? chapter("notes", "Notes", el("ul", {}, ...run.notes.map((note) => el("li", {}, note)))) : []),
+    ...chapter("commands", "Commands", ...commands),
+    ...(run.job ? chapter("job", "Job", el("details", { "data-id": "job" }, el("summary", {}, "job.yaml, as it ran"), el("pre", { tabindex: "0" }, run.job))) : []),
+  ];
+}
+
+const SECTIONS = { sentence, facts, causes, attempts, ranks, checkpoints, differs, samples, rest };
+const PARTS = { // what each is made of: it is made anew only where that has changed
+  sentence: ["sentence"], facts: ["step", "steps", "left_s", "goodput", "seconds", "wall_s", "saved", "attempts"], causes: ["seconds"],
+  attempts: ["attempts"], ranks: ["ranks"], checkpoints: ["checkpoints"], differs: ["differs"], samples: ["samples"], rest: ["notes", "commands", "job"],
+};
+
+function fill(run) {
+  for (const [name, make] of Object.entries(SECTIONS)) {
+    const key = JSON.stringify(PARTS[name].map((part) => run[part]));
+    if (view.keys.get(name) === key) continue;
+    view.keys.set(name, key);
+    const place = document.getElementById(`the-${name}`);
+    const open = new Set([...place.querySelectorAll("details[open]")].map((each) => each.dataset.id));
+    place.replaceChildren(...make(run).filter(Boolean));
+    for (const each of place.querySelectorAll("details")) if (open.has(each.dataset.id)) each.open = true;
+  }
+}
+
+function smoothed(values, weight) {
+  let mean = 0, factor = 1;
+  return values.map((value) => {
+    if (value === null) return null;
+    mean = weight * mean + (1 - weight) * value;
+    factor *= weight;
+    return mean / (1 - factor);
+  });
+}
+
+// Points in order of x; those without an x, of a program that gave no time, are left out.
+function ordered(x, y) {
+  const known = x.map((each, at) => [each, y[at]]).filter(([each]) => each !== null).sort((a, b) => a[0] - b[0]);
+  return { x: known.map(([each]) => each), y: known.map(([, each]) => each) };
+}
+
+function lines(name, curve, by, unit) {
+  const [steps, seconds, values] = curve;
+  const raw = ordered(by === "step" ? steps : seconds.map((at) => (at === null ? null : at / unit)), values);
+  if (!view.smooth) return [{ label: name, ...raw }];
+  return [{ label: name, ...raw, isFaint: true, dash: [] }, { label: `${name}, smoothed`, x: raw.x, y: smoothed(raw.y, view.smooth), dash: [] }];
+}
+
+function told(name, curve) {
+  const values = curve[2], steps = curve[0];
+  return `${name}: ${short(values[0])} at step ${steps[0]}, ${short(values[values.length - 1])} at step ${steps[steps.length - 1]}, ` +
+    `lowest ${short(Math.min(...values))}, highest ${short(Math.max(...values))}`;
+}
+
+function timePair(run) {
+  for (const chart of view.pair) chart.destroy();
+  view.pair = [];
+  const [unit, label] = unitOf(run.wall_s);
+  const range = () => [0, Math.max(run.wall_s / unit, 1e-9)];
+  const readout = document.getElementById("readout");
+  const strip = document.getElementById("strip"), loss = document.getElementById("loss");
+  strip.replaceChildren();
+  loss.replaceChildren();
+  stripChart(strip, run, unit, { peers: view.pair, readout, range });
+  const name = ["loss", "eval/loss"].find((each) => run.curves[each]) || Object.keys(run.curves)[0];
+  const known = name && run.curves[name][1].some((at) => at !== null);
+  const shown = known ? [{ label: name, ...lines(name, run.curves[name], "time", unit)[0] }] : [{ label: "no curve yet", x: range(), y: [null, null] }];
+  if (known && name === "loss" && run.curves["eval/loss"]) shown.push({ ...lines("eval/loss", run.curves["eval/loss"], "time", unit)[0], label: "eval/loss" });
+  document.getElementById("loss-name").textContent = known ? shown.map((line, at) => `${line.label} (${at ? "dashed" : "solid"})`).join(", ") : "";
+  lineChart(loss, shown, { label: known ? told(name, run.curves[name]) : "no curve yet", height: 220, xLabel: `${label} of running`, range, peers: view.pair, readout, isLog: view.isLog });
+}
+
+function names(run) {
+  const order = (name) => (FIRST.includes(name) ? FIRST.indexOf(name) : FIRST.length);
+  return Object.keys(run.curves).filter((name) => !HIDDEN.has(name)).sort((a, b) => order(a) - order(b) || (a < b ? -1 : 1));
+}
+
+function curves(run) {
+  const [unit, label] = unitOf(run.wall_s);
+  const place = document.getElementById("curves");
+  for (const chart of view.charts.values()) chart.destroy();
+  view.charts.clear();
+  place.replaceChildren();
+  for (const name of names(run)) {
+    const frame = el("div", { class: "chart" }), curve = run.curves[name];
+    const values = curve[2];
+    const peek = el("details", { class: "no-print" }, el("summary", { class: "quiet" }, "As a table"));
+    peek.addEventListener("toggle", () => peek.open && peek.childNodes.length === 1 && peek.append(numbers(name, curve)));
+    place.append(el("div", {}, el("h3", {}, name), el("p", { class: "quiet" }, `now ${short(values[values.length - 1])}, lowest ${short(Math.min(...values))}, highest ${short(Math.max(...values))}`), frame, peek));
+    const chart = lineChart(frame, lines(name, curve, view.by, unit), { label: told(name, curve), height: 170, isLog: view.isLog, xLabel: view.by === "step" ? "step" : label });
+    view.charts.set(name, chart);
+  }
+}
+
+function numbers(name, curve) {
+  const every = Math.max(1, Math.ceil(curve[0].length / 50));
+  const rows = curve[0].map((step, at) => [step, curve[2][at]]).filter((_, at) => at % every === 0 || at === curve[0].length - 1);
+  return table(["#Step", `#${name}`], rows.map(([step, value]) => row(number(step), number(short(value)))), `Values of ${name}`);
+}
+
+function controls(run) {
+  const redraw = () => { timePair(run.now); curves(run.now); };
+  const radio = (value, text) => el("label", {}, el("input", { type: "radio", name: "by", value, checked: view.by === value, onchange: () => { view.by = value; redraw(); } }), ` ${text}`);
+  return el("div", { class: "controls" },
+    el("fieldset", {}, el("legend", {}, "Over"), radio("step", "steps"), radio("time", "time")),
+    el("label", {}, "Smooth ", el("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: 0, oninput: (event) => { view.smooth = Number(event.target.value); redraw(); } })),
+    el("label", {}, el("input", { type: "checkbox", onchange: (event) => { view.isLog = event.target.checked; redraw(); } }), " Logarithmic values"),
+    el("span", { class: "quiet" }, "Drag over a curve to zoom, double-click to see all; by keys: + − ← → 0"));
+}
+
+function show(run) {
+  const holder = { now: run };
+  const place = (name) => el("div", { id: `the-${name}` });
+  document.body.replaceChildren(el("main", {},
+    el("header", {}, run.home ? el("p", {}, el("a", { href: run.home }, "All runs")) : null, el("h1", {}, run.name), place("sentence"), place("facts")),
+    ...chapter("time", "Where the time went", el("p", { class: "quiet", id: "loss-name" }), el("div", { id: "strip", class: "chart" }), el("div", { id: "loss", class: "chart" }),
+      el("p", { id: "readout", class: "readout" }, "▲ a save, ○ an evaluation; each line above the strip begins an attempt, with what ended it."), place("causes")),
+    place("attempts"), ...chapter("curves-title", "Curves", controls(holder), el("div", { id: "curves", class: "charts" })),
+    place("ranks"), place("checkpoints"), place("differs"), place("samples"), place("rest")),
+    el("footer", {}, `Made by launcher report from the files of the run. Curves by uPlot, © Leon Sorokin, MIT license.`));
+  const draw = () => { fill(holder.now); timePair(holder.now); curves(holder.now); };
+  draw();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { patterns.clear(); view.keys.clear(); draw(); });
+  if (run.events) follow(run.events, (now) => { holder.now = { ...now, home: run.home }; draw(); });
+}
+
+function follow(address, took) {
+  const events = new EventSource(address);
+  events.addEventListener("run", (event) => {
+    const begun = performance.now();
+    took(JSON.parse(event.data));
+    document.documentElement.dataset.updated = String(Number(document.documentElement.dataset.updated || 0) + 1);
+    document.documentElement.dataset.took = String(Math.round(performance.now() - begun));
+  });
+}

@@ -1,0 +1,5 @@
+"use strict";
+{
+  const data = JSON.parse(document.getElementById("data").textContent);
+  ({ run: show, runs: showRuns, compare: showComparison })[data.kind](data);
+}

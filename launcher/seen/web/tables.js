@@ -1,0 +1,5 @@
+"use strict";
+// Tables of runs, and several runs beside each other.
+
+function showRuns(data) {}
+function showComparison(data) {}

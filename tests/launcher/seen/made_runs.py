@@ -1,0 +1,104 @@
+"""Run folders as a launcher leaves them, made without running anything: of any length, of any number of attempts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jaxlaunch import contract
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.summary import Of, Start, Summary
+from jaxlaunch.records.verdict import Verdict, of_code
+
+BEGAN = 1_795_000_000.0
+JOB = """name: made
+hosts: 2
+accelerator: {type: cpu, per_host: 1}
+env: {TOKEN: not-to-be-shown}
+train:
+  task: classify
+  model: {kind: mlp}
+  data: {source: tfds, name: digits}
+  steps: 1000
+  checkpoint: {best: {metric: eval/loss}}
+"""
+ATTEMPT_S = {"rendezvous": 1.0, "init": 4.0, "restore": 0.5, "compile": 6.0, "step": 20.0, "data": 1.0, "eval": 2.0}
+
+
+def attempt(number: int, ended: float, code: int, seconds: Mapping[str, float] = ATTEMPT_S) -> Record:
+    """An attempt that ended at `ended` seconds of the run, with 3 more of steps that were lost unless it is done."""
+    lost = {} if code == contract.DONE else {"lost_work": 3.0}
+    spent = {**seconds, "save": 0.5, **lost}
+    verdict = of_code(
+        code, "every process finished" if not code else f"rank 1 ended with {code}", rank=1 if code else None
+    )
+    began = BEGAN + ended - sum(spent.values())
+    saved = 100 * number
+    return Record(
+        "uid", 0, number, verdict.cause, verdict.rank, saved, saved, spent, verdict, began + 0.2, BEGAN + ended
+    )
+
+
+def run(
+    folder: Path, codes: Sequence[int] = (137, 0), gap_s: float = 2.0, points: int = 60, job: str = JOB
+) -> Mapping[str, float]:
+    """Makes a run whose attempts end with these codes, `gap_s` apart. Returns its seconds by cause, as its summary."""
+    folder.mkdir(parents=True)
+    records, at, seconds = list[Record](), 0.0, dict.fromkeys(contract.CLOCK, 0.0)
+    for number, code in enumerate(codes, 1):
+        length = sum(ATTEMPT_S.values()) + 0.5 + (3.0 if code else 0.0)
+        at += length + (gap_s if number > 1 else 0.0)
+        records.append(attempt(number, at, code))
+        for cause, spent in records[-1].seconds.items():
+            seconds[cause] += spent
+    seconds["down"] += gap_s * (len(codes) - 1)
+    of = Of("uid", 0, len(codes), records[-1].started, BEGAN + at, first_step=1)
+    start = Start(1, "uid", BEGAN, BEGAN + at, records[-1].verdict.code, 1, 1000)
+    found = Summary(records[-1].verdict, 1000, seconds, {}, saved=1000, of=of, starts=[start])
+    write(folder, found, records, job)
+    rows(folder, points, at)
+    return seconds
+
+
+def write(folder: Path, summary: Summary, records: Sequence[Record], job: str = JOB) -> None:
+    """The files that the leader writes."""
+    (folder / "summary.json").write_text(json.dumps(summary.to_json()))
+    (folder / "attempts.jsonl").write_text("".join(json.dumps(one.to_json()) + "\n" for one in records))
+    (folder / "job.yaml").write_text(job)
+    (folder / ".lock").touch()
+
+
+def rows(folder: Path, points: int, wall_s: float) -> None:
+    """metrics.jsonl and eval.jsonl, with the points spread over the run."""
+    with open(folder / "metrics.jsonl", "w") as metrics, open(folder / "eval.jsonl", "w") as evals:
+        for at in range(points):
+            step, time = 1000 * (at + 1) // points if points <= 1000 else at + 1, BEGAN + wall_s * (at + 1) / points
+            loss = 2.0 * math.exp(-3.0 * at / points) + 0.05 * math.sin(at)
+            parts = {
+                "data_s": 0.01,
+                "save_s": 0.1 if at % 20 == 19 else 0.0,
+                "eval_s": 0.0,
+                "wall_s": wall_s / points / 2,
+            }
+            row = {
+                "step": step,
+                "loss": loss,
+                "grad_norm": 1.0 / (at + 1),
+                "learning_rate": 1e-3,
+                **parts,
+                "time": time,
+            }
+            metrics.write(json.dumps(row) + "\n")
+            if at % 20 == 19:
+                evals.write(json.dumps({"step": step, "loss": loss + 0.1, "time": time}) + "\n")
+
+
+def failed(folder: Path, verdict: Verdict) -> None:
+    """Makes a run that failed at once, with this verdict."""
+    run(folder, codes=(contract.CRASH,))
+    found = json.loads((folder / "summary.json").read_text())
+    found["verdict"] = dataclasses.asdict(verdict)
+    (folder / "summary.json").write_text(json.dumps(found))
