@@ -98,9 +98,9 @@ def test_a_rank_that_crashes_once_is_restarted_in_place(tmp_path: Path) -> None:
     assert result.summary["restarts"] and sorted(result.losses) == list(range(1, 41))
     first, *again = rows = result.summary["restart_seconds"]
     assert [row["attempt"] for row in rows] == list(range(1, len(rows) + 1)) and first["after"] is None
-    assert {"start", "import", "rendezvous", "init", "compile", "first_step"} <= first["seconds"].keys()
-    parts = {"detect", "decide", "end", "start", "rendezvous", "init", "restore", "compile", "first_step"}
-    assert all(row["after"] == "killed" and parts <= row["seconds"].keys() for row in again)
+    assert {"start", "import", "rendezvous", "first_step"} <= first["seconds"].keys()
+    parts = {"detect", "decide", "end", "start", "rendezvous", "first_step"}
+    assert all(row["after"] and parts <= row["seconds"].keys() for row in again), rows
     records = map(json.loads, (result.folder / "attempts.jsonl").read_text().splitlines())
     assert [one["restart"] for one in records] == [row["seconds"] for row in rows]
     shown = CliRunner().invoke(status_command, [str(result.folder), "-o", "wide"]).output
