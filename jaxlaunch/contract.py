@@ -55,6 +55,7 @@ COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # agent -> child: fresh port per attemp
 BIND = "JAX_COORDINATOR_BIND_ADDRESS"  # agent -> child of host 0: where JAX's coordinator listens; else everywhere
 NUM_PROCESSES = "JAX_NUM_PROCESSES"  # agent -> child
 PROCESS_ID = "JAX_PROCESS_ID"  # agent -> child
+FULL = "JAXLAUNCH_FULL_PROCESSES"  # agent -> child of a job with `hosts: {min, max}`: the processes of `max` hosts
 LOCAL_DEVICE_IDS = "JAX_LOCAL_DEVICE_IDS"  # agent -> child, several processes per GPU host
 NUM_CPU_DEVICES = "JAX_NUM_CPU_DEVICES"  # agent -> child, virtual CPU devices
 
@@ -181,6 +182,7 @@ class AgentJob:
     crash_limit: int = 5  # generations, counted by JobSet or run
     in_place_limit: int = 3
     replaces: bool = False  # a lost host is replaced alone, while the others wait for it
+    sizes: tuple[int, ...] = ()  # how many hosts may hold ranks, ascending; none: all. Those beyond the last are spares
     preempted_limit: int | None = None  # preemptions in a row without a newly committed step; None: no limit
     grace_s: float = 60.0
     deadline_s: float | None = None  # of the whole job, all of its generations; None: no limit
@@ -201,8 +203,8 @@ class AgentJob:
     def from_json(cls, text: str) -> AgentJob:
         """The job of a text that `to_json` wrote."""
         fields = agent_fields(json.loads(text))
-        command = fields.pop("command", None)
-        return cls(command=None if command is None else tuple(command), **fields)
+        command, sizes = fields.pop("command", None), tuple(fields.pop("sizes", ()))
+        return cls(command=None if command is None else tuple(command), sizes=sizes, **fields)
 
 
 # Fields of an AgentJob in version 0.1, whose JobSets and run folders may still be read; until version 0.3.

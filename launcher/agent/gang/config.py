@@ -8,13 +8,14 @@ import importlib.metadata
 import os
 import platform
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.agent.gang.members import Members
 
-PROTOCOL = "4"  # the version of the messages between agents
+PROTOCOL = "5"  # the version of the messages between agents
 MUTUAL_TLS = (0, 11, 2)  # the first JAX whose coordinator has it (its wheels, September 2026)
 MIN_SECRET = 16  # bytes of a gang's secret
 
@@ -28,7 +29,7 @@ class Config:
     """The place of this host in its gang, and the job."""
 
     leader: tuple[str, int]
-    hosts: int  # of all slices
+    hosts: int  # of all slices, spares included
     host: int  # this one, of all slices
     uid: str
     generation: int
@@ -63,9 +64,19 @@ class Config:
         return self.leader[0] if self.is_local else self.pod_ip
 
     @property
+    def sizes(self) -> Sequence[int]:
+        """How many hosts may hold ranks, ascending."""
+        return self.job.sizes or (self.hosts,)
+
+    @property
+    def members(self) -> Members:
+        """The table of a gang that has lost no host."""
+        return Members(range(self.sizes[-1]), self.job.processes_per_host)
+
+    @property
     def processes(self) -> int:
-        """The processes of all hosts."""
-        return self.hosts * self.job.processes_per_host
+        """The processes of a gang that has lost no host."""
+        return self.members.processes
 
     @property
     def is_local(self) -> bool:
@@ -73,9 +84,8 @@ class Config:
         return self.leader[0] in ("127.0.0.1", "::1", "localhost")
 
     def ranks(self, host: int | None = None) -> range:
-        """The ranks of a host, this one by default."""
-        first = (self.host if host is None else host) * self.job.processes_per_host
-        return range(first, first + self.job.processes_per_host)
+        """The ranks of a host, this one by default, in a gang that has lost none."""
+        return self.members.ranks(self.host if host is None else host)
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Config:

@@ -40,6 +40,7 @@ class Start:
     attempt: Whole
     coordinator: Annotated[str, like(r"\S{1,300}:\d{1,5}")]
     start: Whole
+    members: Annotated[str, like(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*")]  # which hosts hold ranks: gang/members
     saved: Whole | None = None  # by earlier attempts; 0: they only trained; None: none did
 
 

@@ -48,8 +48,7 @@ def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> di
         **paths,
         **_python_path(config, base, site),
         **_mutual_tls(config),
-        contract.NUM_PROCESSES: str(config.processes),
-        contract.PROCESS_ID: str(rank),
+        **of_member(config, rank, config.processes),
         contract.TIMEOUT: str(int(timeout or 24 * 3600)),
         contract.STORAGE_WAIT: f"{min(STORAGE_WAIT_S, *(each / 2 for each in waits if each)):g}",
     }
@@ -84,6 +83,12 @@ def _before(folder: str, path: str | None) -> str:
 def _is_set(base: Mapping[str, str], name: str) -> bool:
     """Whether the job sets it itself; JAX refuses both names of the memory fraction at once."""
     return name in base or (name == MEMORY_SHARE and NEW_MEMORY_SHARE in base)
+
+
+def of_member(config: Config, rank: int, processes: int) -> dict[str, str]:
+    """The variables of a rank that a restart may change: another host may take it, and the gang may shrink."""
+    found = {contract.NUM_PROCESSES: str(processes), contract.PROCESS_ID: str(rank)}
+    return found if len(config.sizes) == 1 else found | {contract.FULL: str(config.processes)}
 
 
 def of_attempt(attempt: int, coordinator: str, listens: str | None, saved: int | None = None) -> dict[str, str]:

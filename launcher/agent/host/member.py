@@ -19,6 +19,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.handshake import HostSide, NotProven
+from jaxlaunch.launcher.agent.gang.members import from_wire as members_of
 from jaxlaunch.launcher.agent.gang.messages import FROM_LEADER, Judged, Leave, Ping, Refused, Start, Welcome
 from jaxlaunch.launcher.agent.gang.nccl_status import asks_nccl
 from jaxlaunch.launcher.agent.gang.progress import Changes, Status, phase_timeouts
@@ -225,7 +226,7 @@ class Member:
         """Ends the processes of this host, which has lost its leader."""
         if self._verdict is None:
             own = [child.progress.status for child in self.processes.children.values()]
-            rank, committed = self._config.ranks(0)[0], self.gang.get("of", {}).get("last_committed")
+            rank, committed = 0, self.gang.get("of", {}).get("last_committed")
             self._verdict = of_lost_leader(reason, rank, own, committed, is_stopping=self._is_stopping)
             self._say(self._verdict.message)
             self._orphaned(self._verdict)
@@ -281,8 +282,12 @@ class Member:
         if self._clock is not None:
             self._clock.enter("init", time.monotonic())
         listens = link.peer if self._config.is_leader else None  # as the other hosts reach it
-        self.processes.start(order.attempt, order.coordinator, listens, order.start, order.saved)
+        members = members_of(order.members, self._config.job.processes_per_host, self._config.hosts)
+        self.processes.start(members, order.attempt, order.coordinator, listens, order.start, order.saved)
         children = list(self.processes.children.values())
+        if not children:
+            self._say("holds no rank now: it is a spare, ready to take those of a lost host")
+            self.processes.keep_standbys()
         self._loop.after(HELLO_S, lambda: self._check_hellos(children))
 
     def _stop(self, link: Link, order: None) -> None:

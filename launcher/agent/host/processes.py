@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.gang.members import Members
 from jaxlaunch.launcher.agent.gang.progress import Progress
 from jaxlaunch.launcher.agent.host import environment
 from jaxlaunch.launcher.agent.host.child import Child
@@ -27,8 +28,9 @@ class Standby:
     def __init__(self, child: Child, control: int) -> None:
         self.child, self._control = child, control
 
-    def activate(self, environ: Mapping[str, str]) -> Child:
-        """The process of the next attempt, which it becomes with these variables."""
+    def activate(self, rank: int, environ: Mapping[str, str]) -> Child:
+        """The process of `rank` in the next attempt, which it becomes with these variables."""
+        self.child.rank = rank
         has_hello = self.child.progress.has_hello
         self.child.progress = Progress(time.monotonic(), phase="init")
         self.child.progress.has_hello = has_hello
@@ -63,7 +65,7 @@ class Processes:
         self.children: dict[int, Child] = {}  # of this attempt, by rank; those that ended stay until the next
         self._config, self._loop, self._site_folder, self._stdout = config, loop, site_folder, stdout
         self._say, self._on_report, self._on_end = say, on_report, on_end
-        self._standbys: dict[int, Standby] = {}
+        self._standbys: dict[int, Standby] = {}  # by place on this host: which rank it gets is not known yet
         self._has_failed_standby = False
         self._logs: dict[int, RankLog] = {}
         self._is_paused = False  # no program's output is read, since the stream is behind
@@ -73,21 +75,30 @@ class Processes:
 
     # --- an attempt ---------------------------------------------------------------------------------------------------
 
-    def start(self, attempt: int, coordinator: str, listens: str | None, number: int, saved: int | None) -> None:
-        """Starts every rank of this host: its standby process if there is one, else the command.
+    def start(
+        self,
+        members: Members,
+        attempt: int,
+        coordinator: str,
+        listens: str | None,
+        number: int,
+        saved: int | None,
+    ) -> None:
+        """Starts the ranks that this host has among `members`, by its standby processes if there are any.
 
         `listens` is the address of this host at which JAX's coordinator listens; None where it is on another host.
         `number` is that of the start, whose folder gets the logs. `saved` is of earlier attempts.
         """
         run, kept = self._config.run_dir, self._config.job.log_bytes
         folder = None if run is None else start_folder(run, number)
-        for rank in self._config.ranks():
-            self._logs.setdefault(rank, RankLog(folder, rank, kept, self._log_failed))
-        fresh = environment.of_attempt(attempt, coordinator, listens, saved)
+        ranks = members.ranks(self._config.host)
+        self._logs = {rank: self._logs.get(rank) or RankLog(folder, rank, kept, self._log_failed) for rank in ranks}
+        shared = environment.of_attempt(attempt, coordinator, listens, saved)
         self.children = {}
-        for rank in self._config.ranks():
-            standby = self._standbys.pop(rank, None)
-            self.children[rank] = standby.activate(fresh) if standby else self._start(rank, self._argv, fresh)
+        for place, rank in enumerate(ranks):
+            fresh = shared | environment.of_member(self._config, rank, members.processes)
+            standby = self._standbys.pop(place, None)
+            self.children[rank] = standby.activate(rank, fresh) if standby else self._start(rank, self._argv, fresh)
 
     def alive(self) -> list[Child]:
         """The processes of this attempt that have not ended."""
@@ -127,11 +138,12 @@ class Processes:
         """Starts the standby processes that are missing. Called once the ranks step, so that it delays no start."""
         if self._config.job.command is not None or self._config.job.in_place_limit == 0 or self._has_failed_standby:
             return
-        for rank in self._config.ranks():
-            if rank not in self._standbys:
+        for place in range(self._config.job.processes_per_host):
+            if place not in self._standbys:
                 waits, control = os.pipe()
                 argv = self._site_folder.standby(TRAINER, waits)
-                self._standbys[rank] = Standby(self._start(rank, argv, {}, control=waits), control)
+                rank = next((rank for rank in self.children if rank % len(self.children) == place), place)
+                self._standbys[place] = Standby(self._start(rank, argv, {}, control=waits), control)
                 os.close(waits)
 
     # --- one process --------------------------------------------------------------------------------------------------
@@ -156,7 +168,8 @@ class Processes:
         self._stdout.line(b"[%d] %s" % (child.rank, line))
         if self._stdout.is_behind and not self._is_paused:
             self._pause(True)
-        self._logs[child.rank].line(line)
+        if (log := self._logs.get(child.rank)) is not None:  # a spare has none yet
+            log.line(line)
 
     def _pause(self, is_paused: bool) -> None:
         """Has every program wait until the stream has written what is queued, or go on."""
@@ -180,13 +193,15 @@ class Processes:
             if child.pid == pid:
                 child.reaped()
                 return self._ended(child, code)
-        for rank, standby in list(self._standbys.items()):
+        for place, standby in list(self._standbys.items()):
             if standby.child.pid == pid:
                 standby.close()
                 standby.child.close()
-                del self._standbys[rank]
+                del self._standbys[place]
                 self._has_failed_standby = True
-                return self._say(f"the standby process of rank {rank} ended with {code}; restarts will take longer")
+                return self._say(
+                    f"the standby process of rank {standby.child.rank} ended with {code}; restarts will take longer"
+                )
 
     def _ended(self, child: Child, code: int) -> None:
         """Reports the end of a process, with the last program that it leaves."""

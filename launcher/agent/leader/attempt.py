@@ -114,10 +114,12 @@ class Attempt:
         self._lost += sum(self.statuses[rank].exit is None for rank in ranks)
 
     def stop(self, deadline_s: float, now: float, by: tuple[int, str] = STOPPED) -> None:
-        """Starts a stop from outside: all later symptoms are part of it. It ends after `deadline_s`, with code and
-        words of `by`."""
+        """Starts a stop: all later symptoms are part of it. It ends after `deadline_s`, with code and words of `by`; a
+        second one may come while the gang stops to grow."""
         if self._stop_by is None:
-            self._stop_by, self._stopped_by, self._stopped_at = now + deadline_s, by, now
+            self._stopped_at = now
+        self._stop_by = min(self._stop_by or math.inf, now + deadline_s)
+        self._stopped_by = by
 
     def kill(self, now: float) -> None:
         """Ends a stop from outside at once, after a second signal."""

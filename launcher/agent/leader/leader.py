@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
+import math
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from jaxlaunch import contract
@@ -111,6 +112,13 @@ class Leader:
         self._is_stopping = self._has_requested_stacks = self._is_alone = False
         self._stopped_by = STOPPED
         self._leaving: set[int] = set()  # hosts that were told to stop
+        self._departing: set[int] = set()  # hosts that were told to leave alone, and are still connected
+        self._members = config.members  # of this attempt
+        self._least = config.sizes[-1]  # hosts with which the next attempt starts at once
+        self._shrinks_at = math.inf  # when it starts with fewer, where the job allows that
+        self._grows_after: int | None = None  # the newest step on storage when hosts came that the gang may grow by
+        self._is_growing = False  # the processes save, so that the gang starts again with those hosts
+        self._has_new_peers = False  # since the last attempt started
         self._notes: list[str] = []
         self._saved_before: int | None = None  # by attempts that hosts took part in, and this leader may not know
         self._metrics: Mapping[str, Any] | None = None
@@ -119,8 +127,11 @@ class Leader:
         self._until = now  # when the stage ends at the latest; of KILL and LEAVE
         self._kept: tuple[int | None, Stage] | None = None  # of what the summary was written last
         self._gather_until: float | None = None
-        self._gather_limit = ""
+        self._gather_limit = self._coordinator = ""
         self._limit_gather("rendezvous")
+        if config.job.replaces:
+            timeout_s = phase_timeouts(config.job.timeouts_s)["replace"]
+            self._shrinks_at = math.inf if timeout_s is None else now + timeout_s
 
     def begin(self) -> None:
         """Reads the attempts of earlier pods, and starts to wait for every host."""
@@ -173,13 +184,14 @@ class Leader:
         replaces = self._config.job.replaces
         why = refusal(hello, self._hello, present, self._config.hosts, replaces=replaces)
         is_late = self._stage is not Stage.GATHER
+        is_spare = replaces and hello.host not in self._members
         if replaces:  # who comes late is told how the gang ended, or waits until it starts again
-            is_late = self._stage in (Stage.RUN, Stage.KILL) or self._is_alone
+            is_late = self._stage is Stage.KILL or (self._stage is Stage.RUN and not is_spare) or self._is_alone
         if is_late and (replaces or (self._verdict is None if why is None else why.ends_gang)):
             why = Refusal(f"{hello.name} tried to join after the start", may_retry=replaces)
         if why is not None:
             self._refuse(link, side, hello, why)
-            if is_late and replaces and before is not None and before.hello.pod != hello.pod:
+            if (is_late or is_spare) and replaces and before is not None and before.hello.pod != hello.pod:
                 before.link.close()  # a Job makes a pod again once the one before has ended
                 self._disconnected(before.link, "its pod was replaced")
             return
@@ -194,17 +206,25 @@ class Leader:
         self._peers[hello.host] = self._by_link[link] = Peer(hello, link)
         self._heard[hello.host] = time.monotonic()
         self._arrived.add(hello.host)
+        self._has_new_peers = True
+        if self._stage is Stage.RUN:
+            return self._joined_late(link)
         if self._verdict is None:
             self._not_gone.add(hello.host)
             self._number = max(self._number, hello.attempt)
             self._saved_before = _most(self._saved_before, hello.saved)
         if self._verdict is not None:
             link.send("leave", verdict=self._verdict.to_json())
-        elif len(self._peers) == self._config.hosts:
-            self._run_folder.write(AGENTS, self._addresses())
-            if self._attempt.number == self._number and self._records:  # the lines of the pod before it go with it
-                self._tell_past()
+        elif self._can_start:
             self._start()
+
+    def _joined_late(self, link: Link) -> None:
+        """Takes in a host without ranks: a spare, or one that the gang grows by after its next save."""
+        self._order_start([link])
+        self._run_folder.write(AGENTS, self._addresses())
+        if self._size > len(self._members):
+            self._grows_after = -1 if self._attempt.committed is None else self._attempt.committed
+            self._say(f"the gang grows from {len(self._members)} to {self._size} hosts after its next save")
 
     def _refuse(self, link: Link, side: LeaderSide, hello: Hello, why: Refusal) -> None:
         self._note_refusal(why.message)
@@ -213,7 +233,7 @@ class Leader:
         if why.ends_gang:
             self._arrived.add(hello.host)
             if self._verdict is None:
-                rank = self._config.ranks(hello.host)[0]
+                rank = next(iter(self._members.ranks(hello.host)), None)
                 self._gather_until = time.monotonic() + LINGER_S
                 self._verdict = of_code(contract.BAD_SPEC, why.message, rank=rank, host=hello.host)
                 self._broadcast("verdict", attempt=self._number + 1, verdict=self._verdict.to_json())
@@ -237,7 +257,10 @@ class Leader:
         if self._stage is Stage.GATHER and self._verdict is None:
             self._say(f"{peer.hello.name} disconnected: {reason}")
         elif self._stage is Stage.RUN:
-            self._attempt.host_lost(peer.hello.host, reason, time.monotonic(), unseen_s)
+            if peer.hello.host in self._members:
+                self._attempt.host_lost(peer.hello.host, reason, time.monotonic(), unseen_s)
+            else:
+                self._say(f"{peer.hello.name}, a spare, disconnected: {reason}")
         self._consider()
 
     def _remove(self, peer: Peer) -> None:
@@ -245,6 +268,7 @@ class Leader:
         host = peer.hello.host
         del self._peers[host], self._by_link[peer.link], self._heard[host]
         self._not_gone.discard(host)
+        self._departing.discard(host)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -253,6 +277,8 @@ class Leader:
         if kind == "stop":
             excess = checked.read(Stop, message).excess
             if excess is None and self._config.job.replaces:
+                if peer.hello.host not in self._members and self._stage is Stage.RUN:  # the gang goes on without it
+                    return self._dismiss(peer, of_code(contract.PREEMPTED, f"{STOPPED[1]}: it held no rank"))
                 self._leaving.add(peer.hello.host)
                 if self._stage is Stage.GATHER and self._verdict is None:
                     self._let_go(self._stopped_while_waiting())
@@ -283,7 +309,7 @@ class Leader:
             attempt.add_nccl(host, str(message["text"]))
         elif kind in ("stacks", "event"):
             rank = message["rank"]
-            if rank not in self._config.ranks(host):
+            if rank not in self._members.ranks(host):
                 raise ValueError(f"it has no rank {rank!r}")
             attempt.update({rank: Status.from_wire(message["status"])})
             if kind == "stacks":
@@ -322,23 +348,42 @@ class Leader:
 
     def _start(self) -> None:
         """Starts the processes of all hosts, with a new port for JAX's coordinator."""
+        if self._has_new_peers and self._attempt.number == self._number and self._records:
+            self._tell_past()  # the lines of a lost pod went with it
+        members = self._members = self._members.regrouped(self._present, self._size)
+        self._least, self._shrinks_at, self._grows_after = len(members), math.inf, None
+        if self._has_new_peers:
+            self._run_folder.write(AGENTS, self._addresses())
+            self._has_new_peers = False
         self._number += 1
-        ranks = {host: self._config.ranks(host) for host in range(self._config.hosts)}
+        ranks = {host: members.ranks(host) for host in members.hosts}
         self._attempt = Attempt(self._number, ranks, self._config.job.platform)
         self._stage, self._verdict, self._has_requested_stacks = Stage.RUN, None, False
         self._started = time.time()
         self._not_gone = set(self._peers)
-        counts = (self._config.processes, "process", "es"), (self._config.hosts, "host", "s")
+        counts = (members.processes, "process", "es"), (len(members), "host", "s")
         size = " on ".join(f"{count} {name}{plural if count > 1 else ''}" for count, name, plural in counts)
         self._say(f"starting attempt {self._number}: {size}")
         self._clock.restart.enter("start", time.monotonic())
-        coordinator = f"{bracketed(self._config.leader[0])}:{free_port()}"
-        start, saved = self._starts.number, history.saved(self._records, self._config.generation)
+        self._coordinator = f"{bracketed(self._config.leader[0])}:{free_port()}"
+        self._order_start([peer.link for peer in self._peers.values()])
+        self._keep_summary(time.monotonic())
+
+    def _order_start(self, links: Sequence[Link]) -> None:
+        """Tells hosts of the attempt that starts, or that they came to, and which hosts hold its ranks."""
+        saved = history.saved(self._records, self._config.generation)
         if saved is None and self._starts.has_written:
             saved = 0
-        saved = _most(saved, self._saved_before)
-        self._broadcast("start", attempt=self._number, coordinator=coordinator, start=start, saved=saved)
-        self._keep_summary(time.monotonic())
+        message = encoded(
+            "start",
+            attempt=self._number,
+            coordinator=self._coordinator,
+            start=self._starts.number,
+            members=self._members.to_wire(),
+            saved=_most(saved, self._saved_before),
+        )
+        for link in links:
+            link.send_encoded(message)
 
     def _consider(self) -> None:
         """Goes to the next stage if it is time. Called after every message and every tick."""
@@ -356,6 +401,8 @@ class Leader:
         if self._attempt.wants_stacks and not self._has_requested_stacks:
             self._has_requested_stacks = True
             self._broadcast("stacks")
+        if self._grows_after is not None and not self._is_growing and not self._is_stopping:
+            self._grow(now, self._grows_after)
         verdict = self._attempt.verdict(now, self._heard)
         if verdict is not None:
             self._decide(verdict)
@@ -385,7 +432,10 @@ class Leader:
             self._clock.died(now)
         self._record(verdict, now)
         limit, may_wait = self._config.job.in_place_limit, self._may_wait
-        move = history.next_move(self._records, limit, self._everyone_lives or may_wait)
+        move = history.next_move(self._records, limit, self._can_start or may_wait)
+        has_grown, self._is_growing = self._is_growing and not self._is_stopping, False
+        if has_grown and verdict.code == contract.PREEMPTED:
+            return self._start() if self._can_start else self._wait(self._missing)
         end = None if move.again else move.verdict
         if move.again and self._is_stopping:
             code, words = self._stopped_by
@@ -395,7 +445,7 @@ class Leader:
             return self._part(end) if is_alone and self._leaving else self._end(end)
         count = history.restarts_used(self._records, self._config.generation)
         self._say(f"restarting in place: {count} of {limit} restarts (restarts.in_place) since the last committed step")
-        if self._everyone_lives:
+        if self._can_start:
             self._start()
         else:
             self._wait(self._missing)
@@ -413,8 +463,9 @@ class Leader:
         self._is_stopping, self._stopped_by, self._leaving = False, STOPPED, set()
         self._since = self._logged_at = now = time.monotonic()
         self._limit_gather("replace")
+        self._shrinks_at = self._gather_until or math.inf
         self._clock.restart.enter("replace", now)
-        self._say(f"keeping {len(self._peers)} of {self._config.hosts} hosts, until {names(missing)} is replaced")
+        self._say(f"keeping {len(self._present)} of {len(self._members)} hosts, until {names(missing)} is replaced")
         self._keep_summary(now)
 
     def _limit_gather(self, phase: str) -> None:
@@ -436,7 +487,7 @@ class Leader:
         """Lets the hosts that were told to stop leave alone, host 0 last: who takes its place leads from then on."""
         leaving, self._leaving = self._leaving & self._peers.keys(), set()
         for host in leaving - {self._config.host}:
-            self._peers[host].link.send("leave", verdict=verdict.to_json(), alone=True)
+            self._dismiss(self._peers[host], verdict)
         if self._config.host in leaving:
             self._is_alone, self._verdict, self._stage = True, verdict, Stage.LEAVE
             self._until = time.monotonic()
@@ -445,6 +496,11 @@ class Leader:
             self._annotate("left", verdict)
         return leaving
 
+    def _dismiss(self, peer: Peer, verdict: Verdict) -> None:
+        """Lets one host leave, whose gang goes on."""
+        self._departing.add(peer.hello.host)
+        peer.link.send("leave", verdict=verdict.to_json(), alone=True)
+
     def _stopped_while_waiting(self) -> Verdict:
         last = self._records[-1].verdict if self._records and self._may_wait else None
         if last is not None and last.code == contract.PREEMPTED:
@@ -452,9 +508,32 @@ class Leader:
         words = "before every host had joined" if last is None else f"after: {last.message}"
         return of_code(contract.PREEMPTED, f"{STOPPED[1]} {words}" if last is None else f"{STOPPED[1]}, {words}")
 
+    # --- more or fewer hosts ------------------------------------------------------------------------------------------
+
     @property
-    def _everyone_lives(self) -> bool:
-        return len(self._peers) == self._config.hosts
+    def _present(self) -> Collection[int]:
+        return self._peers.keys() - self._departing if self._departing else self._peers.keys()
+
+    @property
+    def _size(self) -> int:
+        """How many hosts would hold ranks in an attempt that started now; 0: there are too few."""
+        return max((size for size in self._config.sizes if size <= len(self._present)), default=0)
+
+    @property
+    def _can_start(self) -> bool:
+        """Whether there are as many hosts as the next attempt waits for."""
+        return self._size >= self._least
+
+    def _grow(self, now: float, known: int) -> None:
+        """Once the ranks have saved: has them stop, so that the gang starts again with the hosts that have come."""
+        size, least = self._size, len(self._members)
+        if size > least and (self._attempt.last_committed or -1) > known:
+            words = f"stopped to go on with {size} hosts in place of {least}"
+            self._say(words)
+            self._is_growing, self._least = True, least
+            save_s = phase_timeouts(self._config.job.timeouts_s)["save"]  # nobody ends these pods
+            self._attempt.stop(self._config.job.grace_s if save_s is None else save_s, now, (contract.PREEMPTED, words))
+            self._broadcast("stop")
 
     def _record(self, verdict: Verdict, now: float) -> None:
         seconds = self._clock.seconds(now)
@@ -540,23 +619,32 @@ class Leader:
 
     @property
     def _missing(self) -> list[int]:
-        return [host for host in range(self._config.hosts) if host not in self._peers]
+        present = self._present
+        return [host for host in self._members.hosts if host not in present]
 
     def _check_rendezvous(self, now: float) -> None:
         if self._verdict is not None:  # refused: hosts that join in a while still get to know
             if len(self._arrived) == self._config.hosts or (self._gather_until or 0.0) <= now:
                 self._decide(self._verdict)
             return
+        if self._can_start:
+            return self._start()
         waited = now - self._since
+        if now >= self._shrinks_at and self._size and len(self._config.sizes) > 1:
+            size, full = self._size, self._config.sizes[-1]
+            self._say(
+                f"{names(self._missing)} did not come within {waited:.0f} s: going on with {size} of {full} hosts"
+            )
+            return self._start()
         if self._gather_until is not None and now >= self._gather_until:
             missing = self._missing
             refused = f"; refused: {'; '.join(self._refused)}" if self._refused else ""
             message = f"rendezvous: {names(missing)} did not join within {waited:.0f} s ({self._gather_limit}){refused}"
-            where = {"rank": self._config.ranks(missing[0])[0], "host": missing[0]}
+            where = {"rank": self._members.ranks(missing[0])[0], "host": missing[0]}
             return self._decide(of_code(contract.LOST, message, **where))
         if now - self._logged_at >= LOG_S:
             self._logged_at = now
-            self._say(f"waiting for {names(self._missing)} of {self._config.hosts}, for {waited:.0f} s so far")
+            self._say(f"waiting for {names(self._missing)} of {len(self._members)}, for {waited:.0f} s so far")
 
     # --- reports ------------------------------------------------------------------------------------------------------
 
@@ -664,7 +752,7 @@ class Leader:
 
     def _addresses(self) -> list[dict[str, Any]]:
         peers = sorted(self._peers.items())
-        return [reported_fields.address(peer.hello, peer.link.peer, self._config.ranks(host)) for host, peer in peers]
+        return [reported_fields.address(peer.hello, peer.link.peer, self._members.ranks(host)) for host, peer in peers]
 
 
 def _most(*steps: int | None) -> int | None:
