@@ -197,7 +197,10 @@ class AgentJob:
 
     def to_json(self) -> str:
         """The value of JAXLAUNCH_JOB; equal jobs give equal text."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+        fields = dataclasses.asdict(self)
+        return json.dumps(
+            fields if self.sizes else {name: fields[name] for name in fields if name != "sizes"}, sort_keys=True
+        )
 
     @classmethod
     def from_json(cls, text: str) -> AgentJob:

@@ -17,7 +17,7 @@ from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start import distributed, preflight
-from jaxlaunch.trainer.start.process import exit_code, leave, of_exit, print_error, read_spec, refused
+from jaxlaunch.trainer.start.process import exit_code, leave, of_all_hosts, of_exit, print_error, read_spec, refused
 from jaxlaunch.trainer.text import prepare
 from jaxlaunch.trainer.train import loop_of
 
@@ -41,6 +41,7 @@ def main() -> NoReturn:
         preflight.check_devices()
         stop.arm()
         spec, task = read_spec(os.environ)
+        spec = of_all_hosts(spec, os.environ, report.note)
         loop = loop_of(peft.resolved(folder.resolved(spec)), task, Place.from_environ(), stop, report)
         loop.run()
         code = contract.DONE

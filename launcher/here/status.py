@@ -59,7 +59,8 @@ def status_of(run: Run, live: Live | None = None) -> JobStatus:
         state=state,
         is_ours=True,
         queue=None,
-        hosts=_whole(job.get("hosts")) * _whole(job.get("slices")),
+        hosts=_whole(hosts.get("max") if isinstance(hosts := job.get("hosts"), dict) else hosts)
+        * _whole(job.get("slices")),
         ready=None if live is None else live.ready,
         generation=0 if of is None else of.generation,
         attempt=None if of is None else of.attempt,

@@ -73,7 +73,7 @@ def is_contract_variable(name: str) -> bool:
 
 
 def _names(job: JobSpec) -> Iterator[Fault]:
-    pod = f"{job.name}-{REPLICATED_JOB}-{job.slices - 1}-{job.hosts - 1}{_SUFFIX}"
+    pod = f"{job.name}-{REPLICATED_JOB}-{job.slices - 1}-{job.pods - 1}{_SUFFIX}"
     if len(pod) > LONGEST_NAME:
         most = LONGEST_NAME - (len(pod) - len(job.name))
         yield Fault(
@@ -85,9 +85,52 @@ def _names(job: JobSpec) -> Iterator[Fault]:
 
 def _pods(job: JobSpec) -> Iterator[Fault]:
     """More pods than Kubernetes gives one job, which slices or a topology may ask for."""
-    if job.host_count > MOST_PODS:
-        shape = f"{count(job.slices, 'slice')} of {count(job.hosts, 'host')}"
-        yield Fault(("hosts",), f"{shape} are {job.host_count} pods, and {MOST_PODS} is the most that is supported.")
+    if job.pod_count > MOST_PODS:
+        shape = f"{count(job.slices, 'slice')} of {count(job.pods, 'host')}"
+        yield Fault(("hosts",), f"{shape} are {job.pod_count} pods, and {MOST_PODS} is the most that is supported.")
+
+
+def _elastic(job: JobSpec) -> Iterator[Fault]:
+    """Hosts that may be fewer for a while, and spares, where a lost host cannot be done without."""
+    path: KeyPath
+    if job.min_hosts > job.hosts:
+        yield Fault(("hosts", "min"), f"hosts.min = {job.min_hosts} is above hosts.max = {job.hosts}.", "swap them.")
+    for path, is_asked in ((("hosts", "min"), job.is_elastic), (("spares",), job.spares > 0)):
+        if not is_asked:
+            continue
+        key = ".".join(path)
+        given = f"{key} = {job.spares if path == ('spares',) else job.min_hosts}"
+        if job.accelerator.platform == "tpu":
+            hint = "leave it out: the JobSet makes all pods again."
+            yield Fault(
+                path, f"{given} does not apply to {job.accelerator.type}: a TPU slice is lost as a whole.", hint
+            )
+        elif job.slices > 1:
+            message = f"{given} does not apply to {job.slices} slices: each is a Job whose hosts no other can replace."
+            yield Fault(path, message, "use one slice, or leave it out.")
+        elif not job.replaces_hosts:
+            limits = f"restarts: {{crash: {job.restarts.crash}, in_place: {job.restarts.in_place}}}"
+            message = (
+                f"{given} needs several hosts that are replaced one by one; the job has {count(job.hosts, 'host')}"
+            )
+            yield Fault(path, f"{message} and {limits}.", "set hosts to 2 or more, and both limits to 1 or more.")
+    if job.is_elastic and job.train is None:
+        message = f"hosts.min = {job.min_hosts} is of train: jobs: the mesh of a program is its own."
+        yield Fault(("hosts", "min"), message, "leave it out; spares are for any program.")
+
+
+def _shrinks(job: JobSpec) -> Iterator[Fault]:
+    """The fewest hosts of a job, on which its mesh and batch must fit as they do on the most."""
+    if not job.is_elastic or job.train is None or not mesh_checks.fits(job):
+        return
+    try:
+        job.on_hosts(job.min_hosts)
+    except ValueError as error:
+        sizes = [size for size in job.sizes if size < job.hosts]
+        hint = (
+            f"use {either(sizes)}, or another batch or mesh." if sizes else "use another batch or mesh, or one number."
+        )
+        yield Fault(("hosts", "min"), f"hosts.min = {job.min_hosts}: {error}.", hint)
 
 
 def _topology(job: JobSpec) -> Iterator[Fault]:
@@ -342,6 +385,8 @@ _LAYOUT: tuple[KeyPath, ...] = (*_DEVICES, ("train", "mesh"))
 CHECKS: tuple[Check, ...] = (
     Check((("name",), ("hosts",), ("slices",)), _names),
     Check((("hosts",), ("slices",), ("accelerator",)), _pods),
+    Check((*_DEVICES, ("spares",), ("restarts",)), _elastic),
+    Check((*_LAYOUT, ("train", "batch"), ("train", "accumulate"), ("train", "model")), _shrinks),
     Check((("hosts",), ("accelerator",)), _topology),
     Check((("accelerator",),), _device_memory),
     Check((("compute_domain",), ("accelerator",)), _compute_domain),

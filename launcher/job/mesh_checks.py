@@ -88,7 +88,7 @@ def _cure(job: JobSpec, sizes: dict[str, int]) -> str:
 
 def slice_faults(job: JobSpec) -> Iterator[Fault]:
     """dcn axes that do not spread the mesh over the slices. Only of a mesh that fits the devices."""
-    if job.train is None or not _fits(job):
+    if job.train is None or not fits(job):
         return
     sizes, dcn = dict(zip(MESH_AXES, job.train.mesh.resolve(job.devices), strict=True)), job.train.mesh.dcn
     spanned = math.prod(dcn.values())
@@ -106,7 +106,7 @@ def slice_faults(job: JobSpec) -> Iterator[Fault]:
 
 def batch_faults(job: JobSpec) -> Iterator[Fault]:
     """A batch that does not split into equal shards and micro-batches. Only of a mesh that fits the devices."""
-    if job.train is None or not _fits(job):
+    if job.train is None or not fits(job):
         return
     train = job.train
     if not _is_known(train, "batch"):
@@ -122,7 +122,7 @@ def batch_faults(job: JobSpec) -> Iterator[Fault]:
 
 def model_faults(job: JobSpec) -> Iterator[Fault]:
     """Sizes of a built-in model that do not split over mp or ep. Only of a mesh that fits the devices."""
-    if job.train is None or not _fits(job) or not _is_known(job.train, "model"):
+    if job.train is None or not fits(job) or not _is_known(job.train, "model"):
         return
     model, (_, _, ep, mp) = job.train.model, job.train.mesh.resolve(job.devices)
     yield from _expert_faults(job.train, ep)
@@ -161,7 +161,7 @@ def row_faults(job: JobSpec) -> Iterator[Fault]:
     """
     if KNOWN[job.accelerator.type].platform == "tpu":
         return
-    if job.train is None or not _fits(job) or job.devices > _MOST_SIMULATED or job.devices % job.processes:
+    if job.train is None or not fits(job) or job.devices > _MOST_SIMULATED or job.devices % job.processes:
         return
     sizes, dcn = job.train.mesh.resolve(job.devices), job.train.mesh.dcn
     across = [dcn.get(axis, 1) for axis in ("dp", "fsdp", "ep", "mp")]
@@ -181,7 +181,8 @@ def row_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault(MESH, message, "let dp, not fsdp, span slices, or give each process fewer devices.")
 
 
-def _fits(job: JobSpec) -> bool:
+def fits(job: JobSpec) -> bool:
+    """Whether the mesh is one of the job's devices."""
     try:
         return job.train is not None and job.host_count <= MOST_PODS and bool(job.train.mesh.resolve(job.devices))
     except ValueError:

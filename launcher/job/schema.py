@@ -23,7 +23,7 @@ from jaxlaunch.launcher.job.units import Duration, Quantity
 from jaxlaunch.launcher.job.volumes import Volume
 from jaxlaunch.launcher.kube.quantity import amount
 from jaxlaunch.launcher.manifests.platforms.table import Where
-from jaxlaunch.trainer.spec import Block, Few, Natural, Positive, TrainSpec, at_most
+from jaxlaunch.trainer.spec import TASK_DEFAULTS, Block, Few, Natural, Positive, TrainSpec, at_most, mesh_on, on_devices
 
 
 def _known_accelerator(written: str) -> str:
@@ -42,6 +42,20 @@ else:
     ]
 MOST_PODS = 100_000  # of an indexed Job: maxParallelismForIndexedJob of Kubernetes' validation
 Pods = Annotated[int, Field(gt=0), at_most(MOST_PODS, "the most pods that an indexed Job of Kubernetes has")]
+
+
+class HostRange(Block):
+    """Hosts of a job that may go on with fewer of them.
+
+    ```yaml
+    hosts: {min: 2, max: 4}  # four; with two or three, when a lost one is not replaced within timeouts.replace
+    ```
+    """
+
+    min: Pods = Field(description="the fewest hosts that train; host 0 is one of them")
+    max: Pods = Field(description="the hosts that train, as soon as there are as many")
+
+
 Tracker = Annotated[
     str,
     Field(pattern=r"^(wandb|mlflow|trackio|tensorboard|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$"),
@@ -314,8 +328,13 @@ class JobSpec(Block):
         Field(None, description="the container image, for submit; default from the cluster defaults")
     )
     accelerator: Accelerator = Field(description="the devices of a host")
-    hosts: Pods = Field(
-        default_factory=_hosts_of_a_slice, description="pods per slice; default 1, for a TPU by the topology"
+    hosts_given: Pods | HostRange = Field(
+        default_factory=_hosts_of_a_slice,
+        alias="hosts",
+        description="pods per slice; default 1, for a TPU by the topology; {min, max}: fewer may train for a while",
+    )
+    spares: Natural = Field(
+        0, description="pods more than hosts, warm and without work, which take the place of lost ones at once"
     )
     slices: Pods = Field(1, description="groups of hosts that share a fast network; each is one child Job")
     processes_per_host: Few | Literal["all"] = Field(1, description="JAX processes of a host; all: one per device")
@@ -402,9 +421,62 @@ class JobSpec(Block):
         return self.code.include if isinstance(self.code, Code) else ()
 
     @property
+    def hosts(self) -> int:
+        """Hosts of a slice that train, at most."""
+        return self.hosts_given.max if isinstance(self.hosts_given, HostRange) else self.hosts_given
+
+    @property
+    def min_hosts(self) -> int:
+        """Hosts of a slice that train, at least."""
+        return self.hosts_given.min if isinstance(self.hosts_given, HostRange) else self.hosts_given
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether fewer hosts may train for a while."""
+        return self.min_hosts < self.hosts
+
+    @property
+    def pods(self) -> int:
+        """Pods of a slice, spares included."""
+        return self.hosts + self.spares
+
+    @property
+    def pod_count(self) -> int:
+        """Pods of all slices, spares included."""
+        return self.slices * self.pods
+
+    @property
     def host_count(self) -> int:
-        """Pods of all slices."""
+        """Hosts of all slices that train."""
         return self.slices * self.hosts
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many hosts may train, where that is not all of them always.
+
+        Numbers on which the mesh or the batch does not fit are left out: one host more is a spare then.
+        """
+        if not self.is_elastic:
+            return (self.hosts,) if self.spares else ()
+        return (*filter(self._fits_on, range(self.min_hosts, self.hosts)), self.hosts)
+
+    def _fits_on(self, hosts: int) -> bool:
+        try:
+            self.on_hosts(hosts)
+        except ValueError:
+            return False
+        return True
+
+    def on_hosts(self, hosts: int) -> TrainSpec | None:
+        """The training on fewer hosts than it has at most. Raises ValueError where it cannot be divided so."""
+        if self.train is None:
+            return None
+        devices = hosts * self.accelerator.devices_per_host
+        is_known = self.train.task in TASK_DEFAULTS or "batch" in self.train.model_fields_set
+        if not is_known:  # a task of the user's brings its batch
+            mesh_on(self.train.mesh, devices, self.devices)
+            return None
+        return on_devices(self.train, devices, self.devices)
 
     @property
     def devices(self) -> int:
@@ -463,6 +535,7 @@ class JobSpec(Block):
             crash_limit=self.restarts.crash,
             in_place_limit=self.restarts.in_place,
             replaces=self.replaces_hosts,
+            sizes=self.sizes,
             preempted_limit=None if self.restarts.preempted == "unlimited" else self.restarts.preempted,
             grace_s=self.grace,
             deadline_s=self.deadline,

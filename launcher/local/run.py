@@ -90,7 +90,7 @@ def environment(job: JobSpec, paths: Paths, local: LocalRun, uid: str) -> dict[s
         | job.tracking
         | {
             contract.JOB: agent_job(job, paths, local.simulate).to_json(),
-            contract.HOSTS: str(job.hosts),
+            contract.HOSTS: str(job.pods),
             contract.SLICES: str(job.slices),
             contract.UID: uid,
             contract.RUN_DIR: str(local.folder),
@@ -117,10 +117,10 @@ class Gang:
         self._environ, self._job, self._lock = environ, job, lock
         self._leader, self._generation = f"127.0.0.1:{free_port()}", generation
         self._packed = agent_file.path(lock.folder)
-        self._open = [0] * job.host_count  # streams of each host's agent
-        self._lost = [0] * job.host_count  # agents of each host that were killed
+        self._open = [0] * job.pod_count  # streams of each host's agent
+        self._lost = [0] * job.pod_count  # agents of each host that were killed
         self._is_ending = False
-        self._agents = [self._start(host) for host in range(job.host_count)]
+        self._agents = [self._start(host) for host in range(job.pod_count)]
 
     def _start(self, host: int) -> subprocess.Popen[bytes]:
         agent = subprocess.Popen(
@@ -128,8 +128,8 @@ class Gang:
             env=dict(self._environ)
             | {
                 contract.LEADER: self._leader,
-                contract.SLICE: str(host // self._job.hosts),
-                contract.INDEX: str(host % self._job.hosts),
+                contract.SLICE: str(host // self._job.pods),
+                contract.INDEX: str(host % self._job.pods),
                 contract.GENERATION: str(self._generation),
                 contract.POD_UID: str(uuid.uuid4()),
             },
@@ -258,7 +258,7 @@ def run(
 
 def _has_room(job: JobSpec) -> None:
     """Raises UserError for more processes than this machine has memory for, before the first is started."""
-    processes = job.host_count + job.processes  # an agent for each host, too
+    processes = job.pod_count + job.processes  # an agent for each host, too
     has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if processes * _LEAST_MEMORY > has:
         hosts, most = count(job.host_count, "host"), has // _LEAST_MEMORY

@@ -132,8 +132,8 @@ def _job(job: ResolvedJob) -> dict[str, Any]:
     """The Job of one slice."""
     spec: dict[str, Any] = {
         "completionMode": "Indexed",
-        "completions": job.spec.hosts,
-        "parallelism": job.spec.hosts,
+        "completions": job.spec.pods,
+        "parallelism": job.spec.pods,
         "podReplacementPolicy": "Failed",
         **(_replaced_alone(job) if job.spec.replaces_hosts else _failed_together()),
     }
@@ -157,7 +157,11 @@ def _replaced_alone(job: ResolvedJob) -> dict[str, Any]:
     """
     decided = sorted(code for code in OUTCOMES if contract.DONE < code < contract.OF_THE_KERNEL)
     rules = [_exited("FailJob", decided), _disrupted("Ignore"), _exited("Ignore", [LEFT])]
-    limits = {"backoffLimitPerIndex": job.spec.restarts.crash, "maxFailedIndexes": 0}
+    spec = job.spec
+    dispensable = spec.pods - min(spec.sizes, default=spec.pods)
+    limits: dict[str, Any] = {"backoffLimitPerIndex": spec.restarts.crash, "maxFailedIndexes": dispensable}
+    if dispensable:  # host 0 is the last to leave; a pod that never came back has nothing left to do
+        limits["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
     return {**limits, "podFailurePolicy": {"rules": rules}}
 
 

@@ -79,7 +79,7 @@ def _environment(job: ResolvedJob) -> list[dict[str, Any]]:
     )
     values = {
         contract.LEADER: f"{spec.name}-{REPLICATED_JOB}-0-0.{spec.name}:{job.network.ports.leader}",
-        contract.HOSTS: str(spec.hosts),
+        contract.HOSTS: str(spec.pods),
         contract.SLICES: str(spec.slices),
         contract.JOB: for_agents.to_json(),
     }

@@ -115,7 +115,7 @@ def _lost_checkpoints(storage: JobStorage, folder: str | None) -> Iterator[Fault
         if holder is None:
             message = f"train.checkpoint.path = {folder} is on no volume: it would be lost with its pod."
             yield Fault(_CHECKPOINTS, message, "mount a claim there: volumes: [{claim: …, path: …}].")
-        elif isinstance(holder, Ephemeral) and storage.job.host_count > 1:
+        elif isinstance(holder, Ephemeral) and storage.job.pod_count > 1:
             message = f"train.checkpoint.path = {folder} is on ephemeral storage, which every host has for itself."
             yield Fault(at, message, "mount a ReadWriteMany claim there.")
         elif getattr(holder, "read_only", False):

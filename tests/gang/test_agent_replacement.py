@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from pathlib import Path
@@ -139,3 +140,42 @@ def test_an_agent_that_comes_after_the_end_has_nothing_to_do(tmp_path: Path) -> 
         assert gang.start().wait() == [0, 0, 0]
         began = time.monotonic()
         assert gang.start(1).agents[1].wait() == 0 and time.monotonic() - began < 600
+
+
+SHOWS = SAVES.replace(
+    'mark(f"up{ATTEMPT}")', 'mark(f"up{ATTEMPT}"); mark(f"host{os.environ[\'JOB_COMPLETION_INDEX\']}-{ATTEMPT}")'
+)
+
+
+def test_a_spare_takes_the_ranks_of_a_lost_host_and_the_next_pod_becomes_the_spare(tmp_path: Path) -> None:
+    of = job(program(tmp_path, SHOWS), in_place_limit=1, replaces=True, sizes=(HOSTS,))
+    with Gang(tmp_path, of, hosts=HOSTS + 1) as gang:
+        gang.start(0, 1, 2).until_marked(*(f"up1-{rank}" for rank in range(HOSTS)))
+        gang.start(3)
+        gang.until("a spare", lambda: "holds no rank" in gang.talk)
+        for attempt, (lost, heir) in enumerate([(1, 3), (3, 1)], start=2):
+            gang.signal(lost, signal.SIGKILL)
+            gang.agents[lost].wait()
+            gang.until_marked(*(f"up{attempt}-{rank}" for rank in range(HOSTS)), f"host{heir}-{attempt}-1")
+            gang.start(lost)
+            gang.until("another spare", lambda of=attempt: gang.talk.count("holds no rank") == of)
+        listed = json.loads((gang.run_dir / "agents.json").read_text())
+        assert {one["host"]: one["ranks"] for one in listed} == {0: [0], 1: [1], 2: [2], 3: []}
+        gang.allow("end")
+        assert gang.wait() == [0, 0, 0, 0]
+    assert [one["cause"] for one in gang.attempts] == ["lost", "lost", "done"]
+
+
+def test_a_gang_that_may_shrink_goes_on_with_the_hosts_that_it_has_and_a_size_that_fits(tmp_path: Path) -> None:
+    text = SHOWS.replace("say(committed=ATTEMPT)", "say(committed=ATTEMPT * 10)") + ""
+    of = job(program(tmp_path, text), in_place_limit=9, replaces=True, sizes=(2, 4), timeouts_s={"replace": 0.5})
+    with Gang(tmp_path, of, hosts=4) as gang:
+        gang.start()
+        gang.until_marked(*(f"up1-{rank}" for rank in range(4)))
+        gang.signal(2, signal.SIGKILL)
+        gang.agents.pop(2).wait()
+        gang.until_marked("up2-0", "host1-2-1")
+        gang.until("a spare", lambda: "agent 3: holds no rank" in gang.talk)
+        gang.allow("end")
+        assert gang.wait() == [0, 0, 0]
+    assert "going on with 2 of 4 hosts" in gang.talk and "2 processes on 2 hosts" in gang.talk

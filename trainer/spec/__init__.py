@@ -3,6 +3,7 @@
 from jaxlaunch.trainer.spec.block import Block, Few, Natural, Place, Positive, at_most, in_bucket
 from jaxlaunch.trainer.spec.checkpoint import Best, Checkpoint
 from jaxlaunch.trainer.spec.data import ArrayRecord, Data, Images, Mixture, Part, Source, Synthetic, Text, Tfds, Torch
+from jaxlaunch.trainer.spec.elastic import mesh_on, on_devices
 from jaxlaunch.trainer.spec.evaluation import EVAL, Eval, Samples, StopEarly, Watched
 from jaxlaunch.trainer.spec.lora import Lora
 from jaxlaunch.trainer.spec.loss import Dpo, Loss
@@ -75,4 +76,6 @@ __all__ = [
     "said",
     "task_name",
     "with_defaults",
+    "mesh_on",
+    "on_devices",
 ]

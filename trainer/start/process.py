@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+import jax
 import pydantic
 
 from jaxlaunch import contract, installation
@@ -17,7 +18,8 @@ from jaxlaunch.contract import DONE
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.errors import SpecError, TrainerError, said
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS, TrainSpec, over_task, task_name
+from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS, TrainSpec, on_devices, over_task, task_name
+from jaxlaunch.trainer.spec import said as spelled
 from jaxlaunch.trainer.start import compile_cache, distributed
 from jaxlaunch.trainer.task import Task, defaults, make
 from jaxlaunch.trainer.user_code import load, raised_at
@@ -65,6 +67,23 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
         raise SpecError("; ".join(errors)) from None
     compile_cache.settle(spec.compile_cache)
     return spec, make(spec.task, task_class)
+
+
+def of_all_hosts(spec: TrainSpec, environ: Mapping[str, str], note: Callable[[str], None]) -> TrainSpec:
+    """The training on the processes that there are, of a job that goes on with fewer hosts than it has at most.
+
+    Raises SpecError where it cannot be divided so.
+    """
+    full = int(environ.get(contract.FULL) or jax.process_count())
+    if full == jax.process_count():
+        return spec
+    try:
+        found = on_devices(spec, jax.device_count(), jax.device_count() // jax.process_count() * full)
+    except ValueError as error:
+        raise SpecError(f"with {jax.process_count()} of {full} processes: {error}") from None
+    mesh = spelled(found.mesh.model_dump(include=set(contract.MESH_AXES)))
+    note(f"trains on {jax.process_count()} of {full} processes: mesh {mesh}, accumulate {found.accumulate}")
+    return found
 
 
 def refused(error: BaseException) -> BaseException:
