@@ -10,6 +10,7 @@ import pytest
 from jaxlaunch.launcher.agent.gang.progress import Progress, Status
 from jaxlaunch.launcher.agent.gang.verdict import Event, Kind, decide, of_lost_leader, verdict_of
 from jaxlaunch.launcher.agent.leader.attempt import BARRIER_PATIENCE_S, STACKS_S, Attempt
+from tests.found import shows
 
 GLOO = {"type": "ValueError", "message": "Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:4711"}
 STEPPING = Status(phase="step", step=20, stepped=True)
@@ -286,6 +287,7 @@ def test_a_rank_that_stands_still_is_the_cause_of_what_its_peers_give_up(given_u
     verdict = of.verdict(12.2, heard)
     assert verdict is not None and (verdict.code, verdict.rank, verdict.host, verdict.step) == (82, 0, 0, 20)
     assert verdict.message.startswith("rank 0 makes no progress in save at step 20: its process stands still")
+    shows("its process stands still, and its peers gave up", verdict.message)
 
 
 def test_a_failed_connection_is_believed_once_every_peer_has_shown_that_it_runs() -> None:
