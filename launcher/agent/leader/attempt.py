@@ -11,7 +11,16 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang import nccl_status, stacks
 from jaxlaunch.launcher.agent.gang.progress import Status, ranks_of
-from jaxlaunch.launcher.agent.gang.verdict import Closeness, Event, Kind, Symptoms, decide, settle_s, verdict_of
+from jaxlaunch.launcher.agent.gang.verdict import (
+    Closeness,
+    Event,
+    Kind,
+    Symptoms,
+    closeness,
+    decide,
+    settle_s,
+    verdict_of,
+)
 from jaxlaunch.launcher.agent.leader.rank_counts import RankCounts
 from jaxlaunch.records.verdict import Verdict, names, of_code
 
@@ -41,8 +50,10 @@ class Attempt:
         self._without_stacks: list[int] | None = None  # ranks whose stacks may still come
         self._doubted: tuple[float, list[int]] | None = None  # ranks whose stacks may show who kept the others waiting
         self._silent: tuple[float, list[int]] | None = None  # hosts without a message since then
+        self._fault: tuple[float, float] | None = None  # when the first was seen, how long after the last sign of life
         self._lost = 0  # ranks that had not ended when their host was lost
         self._stop_by: float | None = None
+        self._stopped_at = 0.0
         self._stopped_by = STOPPED  # the code of a stop, and its words
         self._is_killed = False
 
@@ -76,6 +87,8 @@ class Attempt:
         """Takes in an event, with the status of its rank."""
         self.update({event.rank: event.status})
         event = dataclasses.replace(event, is_alone=len(self.statuses) == 1)
+        if self._fault is None and closeness(event) is not None:
+            self._fault = now, event.unseen_s
         if event.kind is Kind.HANG:
             self._overdue = self._overdue or (now, event)
         else:
@@ -92,8 +105,9 @@ class Attempt:
         self._without_nccl.discard(host)
         self.nccl = max(self.nccl, text[:MAX_NCCL_CHARS], key=len)
 
-    def host_lost(self, host: int, reason: str, now: float) -> None:
-        """Takes in that the connection to a host's agent was lost."""
+    def host_lost(self, host: int, reason: str, now: float, unseen_s: float = 0.0) -> None:
+        """Takes in that the connection to a host's agent was lost, `unseen_s` after its last message."""
+        self._fault = self._fault or (now, unseen_s)
         ranks = self._ranks[host]
         of = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
         text = f"host {host} ({of}) was lost: {reason}"
@@ -104,7 +118,7 @@ class Attempt:
         """Starts a stop from outside: all later symptoms are part of it. It ends after `deadline_s`, with code and
         words of `by`."""
         if self._stop_by is None:
-            self._stop_by, self._stopped_by = now + deadline_s, by
+            self._stop_by, self._stopped_by, self._stopped_at = now + deadline_s, by, now
 
     def kill(self, now: float) -> None:
         """Ends a stop from outside at once, after a second signal."""
@@ -121,6 +135,13 @@ class Attempt:
     def overdue(self) -> str | None:
         """The timeout that was exceeded, as a message."""
         return None if self._overdue is None else self._overdue[1].text
+
+    def ending(self, now: float) -> tuple[str, float, float]:
+        """What this attempt's end was spent on until the verdict, `decide` or `save`; since when; and how long before
+        that nothing was seen of what failed."""
+        if self._stop_by is not None:
+            return "save", self._stopped_at, 0.0
+        return ("decide", *(self._fault or (now, 0.0)))
 
     @property
     def committed(self) -> int | None:
