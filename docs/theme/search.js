@@ -37,17 +37,17 @@ function indexed(sections) {
   return index;
 }
 
-// The words of a query that a page has: one that hardly any has is looked for as two (huggingface).
+// The words of a query that a page has: one that no page has is looked for as two (datasource).
 function asked(index, query) {
   const typed = words(query);
   const wanted = typed.some((word) => !LEFT_OUT.has(word)) ? typed.filter((word) => !LEFT_OUT.has(word)) : typed;
   return wanted.flatMap((word, at) => {
-    if (Object.keys(index.get(word) || {}).length > 2 || at === wanted.length - 1 && beginning(index, word).length) return [word];
+    if (index.has(word) || at === wanted.length - 1 && beginning(index, word).length) return [word];
     for (let cut = 2; cut < word.length - 1; cut++) {
       const pair = [stem(word.slice(0, cut)), stem(word.slice(cut))];
       if (word.length > 5 && pair.every((each) => index.has(each))) return pair;
     }
-    return index.has(word) ? [word] : [];
+    return [];
   });
 }
 
