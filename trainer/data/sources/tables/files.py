@@ -202,7 +202,7 @@ def _of_column(column: Any) -> Column:
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         counts = compute.list_value_length(column).to_numpy()
         if column.null_count or len({*counts.tolist()}) > 1:
-            raise Unusable("has lists of different lengths, which are no columns of a table")
+            raise Unusable("has lists of different lengths, which a table does not have")
         flat = _of_column(compute.list_flatten(column))
         return flat.reshape(len(column), int(counts[0]) if len(counts) else 0, *flat.shape[1:])
     if types.is_string(kind) or types.is_large_string(kind):

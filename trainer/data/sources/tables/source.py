@@ -241,7 +241,7 @@ def numbers(table: Columns, name: str) -> npt.NDArray[np.float64] | None:
         return None
     raise DataError(
         f"{table.where(wrong[0])}: its {name!r} is {values[wrong[0]]!r}, where {count} of {len(found)} rows have a "
-        "number; mend the row, or leave the column out of data.columns"
+        "number; fix the row, or leave the column out of data.columns"
     )
 
 
