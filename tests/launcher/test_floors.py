@@ -81,7 +81,13 @@ FLOORS = (
     ("jaxlaunch.records",),
     ("jaxlaunch.isolated",),
     ("jaxlaunch.contract", "jaxlaunch.regular_files", "jaxlaunch.spelling"),
-    ("jaxlaunch.accelerators", "jaxlaunch.installation", "jaxlaunch.programs", "jaxlaunch.user_modules"),
+    (
+        "jaxlaunch.accelerators",
+        "jaxlaunch.installation",
+        "jaxlaunch.programs",
+        "jaxlaunch.user_cache",
+        "jaxlaunch.user_modules",
+    ),
     ("jaxlaunch.old_names",),
 )
 

@@ -32,6 +32,7 @@ from jaxlaunch.launcher.agent.leader.pod_log import PodLog, View
 from jaxlaunch.launcher.agent.leader.run_folder import AGENTS, RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.records import checked
+from jaxlaunch.records.attempt import furthest
 from jaxlaunch.records.progress_annotation import Recorded
 from jaxlaunch.records.summary import Of, Summary, ratio
 from jaxlaunch.records.verdict import Verdict, names, of_code
@@ -197,7 +198,7 @@ class Leader:
         if self._verdict is None:
             self._not_gone.add(hello.host)
             self._number = max(self._number, hello.attempt)
-            self._saved_before = _most(self._saved_before, hello.saved)
+            self._saved_before = furthest(self._saved_before, hello.saved)
         if self._verdict is not None:
             link.send("leave", verdict=self._verdict.to_json())
         elif len(self._peers) == self._config.hosts:
@@ -334,7 +335,7 @@ class Leader:
         start, saved = self._starts.number, history.saved(self._records, self._config.generation)
         if saved is None and self._starts.has_written:
             saved = 0
-        saved = _most(saved, self._saved_before)
+        saved = furthest(saved, self._saved_before)
         self._broadcast("start", attempt=self._number, coordinator=coordinator, start=start, saved=saved)
         self._keep_summary(time.monotonic())
 
@@ -634,11 +635,11 @@ class Leader:
     def _summary(self, verdict: Verdict | None) -> Summary:
         now = time.monotonic()
         seconds = self._clock.seconds(now)
-        steps = [self._starts.known, *(record.last_committed for record in self._records), self._attempt.committed]
+        committed = (record.last_committed for record in self._records)
         return Summary(
             verdict,
             step=self._attempt.step,
-            saved=max((step for step in steps if step is not None), default=None),
+            saved=furthest(self._starts.known, *committed, self._attempt.committed),
             of=self._of(seconds, now),
             seconds=seconds,
             restarts=history.restarts_by_cause(self._records),
@@ -651,7 +652,3 @@ class Leader:
     def _addresses(self) -> list[dict[str, Any]]:
         peers = sorted(self._peers.items())
         return [reported_fields.address(peer.hello, peer.link.peer, self._config.ranks(host)) for host, peer in peers]
-
-
-def _most(*steps: int | None) -> int | None:
-    return max((step for step in steps if step is not None), default=None)
