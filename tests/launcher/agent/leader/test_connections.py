@@ -71,7 +71,7 @@ def test_without_the_key_no_hello_is_accepted_and_nothing_is_told(gang: Callable
     of = gang(3, joined=2)
     of.join(2, key, fault="the gang must end")
     assert received(of.hosts[2][0]) == b""
-    assert of.leader._verdict is None and 2 not in of.leader._arrived and not of.said
+    assert of.leader._verdict is None and 2 not in of.leader._gathering.arrived and not of.said
     of.join(2)
     assert any("starting attempt 1" in text for text in of.said)
 
