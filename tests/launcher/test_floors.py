@@ -144,12 +144,14 @@ SHARED = {
         "jaxlaunch.programs",
         "jaxlaunch.regular_files",
         "jaxlaunch.spelling",
+        "jaxlaunch.user_cache",
         "jaxlaunch.user_modules",
+        "jaxlaunch.records.agent_job",
         "jaxlaunch.records.journal",
     },
     "jaxlaunch": {
         "jaxlaunch.launcher.errors",
-        "jaxlaunch.launcher.local.run_folders",
+        "jaxlaunch.launcher.local.trained",
         "jaxlaunch.trainer.data.records",
         "jaxlaunch.trainer.data.source",
         "jaxlaunch.trainer.data.sources.open",
@@ -176,6 +178,7 @@ SHARED = {
         "jaxlaunch.regular_files",
         "jaxlaunch.spelling",
         "jaxlaunch.trainer.spec",
+        "jaxlaunch.user_cache",
     },
     "jaxlaunch.launcher.agent": {
         "jaxlaunch.contract",

@@ -14,7 +14,7 @@ import pytest
 from jaxlaunch.launcher.agent.gang.handshake import HostSide
 from jaxlaunch.launcher.agent.io.link import MAX_FIRST
 from jaxlaunch.launcher.agent.leader.connections import HELLO_S, LOG_S
-from jaxlaunch.launcher.agent.leader.leader import MAX_REFUSED
+from jaxlaunch.launcher.agent.leader.gathering import MAX_REFUSED
 from tests.launcher.agent.leader.gangs import PATIENCE_S, UID, Gang
 
 STRANGE = [
