@@ -162,7 +162,7 @@ def test_refusals_are_logged_once_each_and_only_so_many_are_kept(gang: Callable[
     assert len(of.said) == 1 and "it has generation 7, host 0 has generation 0" in of.said[0]
     for number in range(2 * MAX_REFUSED):
         of.join(2, generation=8 + number, hostname="h" * 900)
-    assert len(of.said) == len(of.leader._refused) == MAX_REFUSED
+    assert len(of.said) == len(of.leader._gathering._refused) == MAX_REFUSED
     assert sum(map(len, of.said)) < 100_000
 
 
