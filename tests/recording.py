@@ -96,14 +96,16 @@ def svg(lines: list[tuple[float, str]]) -> str:
         last += min(LONGEST_S, max(0.08, other[0] - one[0]))
         times.append(last)
     total = last + HELD_S
-    drawn = "".join(_line(number, when, total, text) for number, (when, (_, text)) in enumerate(zip(times, lines)))
+    drawn = "".join(
+        _line(number, when, total, text) for number, (when, (_, text)) in enumerate(zip(times, lines, strict=True))
+    )
     moves = "".join(
         f"{100 * when / total:.2f}%{{transform:translateY({-max(0, number + 1 - ROWS) * LINE}px)}}"
         for number, when in enumerate(times)
     )
     end = -max(0, len(lines) - ROWS) * LINE
     height = TOP + ROWS * LINE
-    title = "A run on four hosts: host 2 is killed, the launcher names it as the cause, training resumes from its checkpoint"
+    title = "A run on four hosts: host 2 is killed, the launcher names it, training resumes from its checkpoint"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">'
         f"<title>{title}</title><style>@keyframes up{{{moves}100%{{transform:translateY({end}px)}}}}"
