@@ -143,7 +143,7 @@ class Rdma(Block):
     count: Few = Field(1, description="number per host")
     networks: list[
         Annotated[str, Field(pattern=r"^([a-z0-9-]+/)?[a-z0-9.-]+(@[a-z0-9]+)?$"), Words("a network, such as rdma-vf")]
-    ] = Field([], description="of Multus, one for each interface that a pod gets beside eth0, as SR-IOV needs them")
+    ] = Field([], description="of Multus, one for each interface of a pod in addition to eth0; SR-IOV needs them")
     env: dict[Variable, Text] = Field({}, description="what NCCL must be told of it, where the job's env does not")
 
 
