@@ -81,7 +81,13 @@ FLOORS = (
     ("jaxlaunch.records",),
     ("jaxlaunch.isolated",),
     ("jaxlaunch.contract", "jaxlaunch.regular_files", "jaxlaunch.spelling"),
-    ("jaxlaunch.accelerators", "jaxlaunch.installation", "jaxlaunch.programs", "jaxlaunch.user_modules"),
+    (
+        "jaxlaunch.accelerators",
+        "jaxlaunch.installation",
+        "jaxlaunch.programs",
+        "jaxlaunch.user_cache",
+        "jaxlaunch.user_modules",
+    ),
     ("jaxlaunch.old_names",),
 )
 
@@ -138,7 +144,9 @@ SHARED = {
         "jaxlaunch.programs",
         "jaxlaunch.regular_files",
         "jaxlaunch.spelling",
+        "jaxlaunch.user_cache",
         "jaxlaunch.user_modules",
+        "jaxlaunch.records.agent_job",
         "jaxlaunch.records.journal",
     },
     "jaxlaunch": {
@@ -170,6 +178,7 @@ SHARED = {
         "jaxlaunch.regular_files",
         "jaxlaunch.spelling",
         "jaxlaunch.trainer.spec",
+        "jaxlaunch.user_cache",
     },
     "jaxlaunch.launcher.agent": {
         "jaxlaunch.contract",
