@@ -85,8 +85,8 @@ def _refuse_credentials(entries: Sequence[Entry], include: Collection[str]) -> N
     raise UserError(
         f"{message} credentials, and anyone who may read ConfigMaps in the namespace could read them:\n{shown}{rest}",
         hint=f"leave them out in .gitignore (`git rm --cached {first}` if git tracks it) and mount a Secret: volumes: "
-        f"[{{secret: …, path: …}}]. To ship one all the same, say why: code: {{folder: ., include: "
-        f"{{{first}: it is no secret, because …}}}}.",
+        f"[{{secret: …, path: …}}]. To ship one all the same: code: {{folder: ., include: "
+        f"{{{first}: the reason why}}}}.",
     )
 
 

@@ -322,7 +322,7 @@ def test_what_looks_like_credentials_is_refused_tracked_or_not(folder: Path, is_
         "  run.sh (line 2: WANDB_API_KEY)",
     ]
     assert RANDOM not in str(error.value)
-    assert "mount a Secret" in str(error.value) and "include: {.env: it is no secret, because …}" in str(error.value)
+    assert "mount a Secret" in str(error.value) and "include: {.env: the reason why}" in str(error.value)
 
 
 def test_what_is_named_in_include_travels_though_it_looks_like_credentials(folder: Path) -> None:
