@@ -141,6 +141,10 @@ class Rdma(Block):
         str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"), Words("a resource's name, such as rdma/ib")
     ] = Field(description="the extended resource, such as rdma/ib")
     count: Few = Field(1, description="number per host")
+    networks: list[
+        Annotated[str, Field(pattern=r"^([a-z0-9-]+/)?[a-z0-9.-]+(@[a-z0-9]+)?$"), Words("a network, such as rdma-vf")]
+    ] = Field([], description="of Multus, one for each interface of a pod in addition to eth0; SR-IOV needs them")
+    env: dict[Variable, Text] = Field({}, description="what NCCL must be told of it, where the job's env does not")
 
 
 Network = (
