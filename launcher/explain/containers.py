@@ -88,7 +88,7 @@ def _mounted(snapshot: Snapshot, message: str, kind: str) -> str | None:
     """The Secret or ConfigMap of the volume that a message names; None where it has several."""
     volume = _OF_VOLUME.search(message)
     volumes = template(snapshot.jobset).get("spec", {}).get("volumes") or ()
-    found = next((one for one in volumes if volume is not None and one.get("name") == volume["name"]), {})
+    found: Obj = next((one for one in volumes if volume is not None and one.get("name") == volume["name"]), {})
     key, name = ("secret", "secretName") if kind == "Secret" else ("configMap", "name")
     named: str | None = (found.get(key) or {}).get(name)
     return named
