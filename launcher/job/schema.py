@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -278,15 +278,20 @@ class Code(Block):
     """The user's code, as a block.
 
     ```yaml
-    code: {folder: ., include: [tests/server.key]}  # or the folder alone: code: .
+    code: {folder: ., include: {tests/server.key: signs for localhost alone}}  # or the folder alone: code: .
     ```
     """
 
     folder: Annotated[str, Field(min_length=1)] = Field(
         ".", description="a folder to ship, relative to this file; what git ignores stays here"
     )
-    include: list[Annotated[str, Field(min_length=1)]] = Field(
-        [], description="files and folders in it that are shipped although they look like credentials"
+    include: (
+        list[Annotated[str, Field(min_length=1)]]
+        | dict[Annotated[str, Field(min_length=1)], Annotated[str, Field(min_length=1)]]
+    ) = Field(
+        [],
+        description="files and folders in it that are shipped although they look like credentials; each with a reason, "
+        "for those who read the job, or as a list",
     )
 
 
@@ -401,7 +406,7 @@ class JobSpec(Block):
         return self.code.folder if isinstance(self.code, Code) else self.code
 
     @property
-    def code_include(self) -> Sequence[str]:
+    def code_include(self) -> Collection[str]:
         """What of that folder is shipped although it looks like credentials."""
         return self.code.include if isinstance(self.code, Code) else ()
 
