@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 # Top floor first. A name stands for a module or for a package and all in it; the longest name that fits counts.
 # What a module imports of ours lies on a lower floor, or in the same package.
 FLOORS = (
+    ("jaxlaunch.launcher.entry",),
     ("jaxlaunch", "jaxlaunch.launcher.cli"),
     ("jaxlaunch.launcher.here", "jaxlaunch.launcher.plan"),
     ("jaxlaunch.launcher.local", "jaxlaunch.launcher.profile_requests"),
