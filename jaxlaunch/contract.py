@@ -202,27 +202,6 @@ class AgentJob:
             fields if self.sizes else {name: fields[name] for name in fields if name != "sizes"}, sort_keys=True
         )
 
-    @classmethod
-    def from_json(cls, text: str) -> AgentJob:
-        """The job of a text that `to_json` wrote."""
-        fields = agent_fields(json.loads(text))
-        command, sizes = fields.pop("command", None), tuple(fields.pop("sizes", ()))
-        return cls(command=None if command is None else tuple(command), sizes=sizes, **fields)
-
-
-# Fields of an AgentJob in version 0.1, whose JobSets and run folders may still be read; until version 0.3.
-_RENAMED = {
-    "budgets_s": "timeouts_s",
-    "crash_budget": "crash_limit",
-    "in_place_budget": "in_place_limit",
-    "preempted_budget": "preempted_limit",
-}
-
-
-def agent_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an AgentJob by the names that they have now."""
-    return {_RENAMED.get(name, name): value for name, value in fields.items()}
-
 
 class Key:
     """Keys of a line of metrics.jsonl: what the train step returns, the recorder writes and the agent keeps."""

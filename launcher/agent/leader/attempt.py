@@ -48,6 +48,7 @@ class Attempt:
         self._overdue: tuple[float, Event] | None = None
         self._hung: Event | None = None  # ... with the rank that is to blame, once all stacks are there
         self._without_stacks: list[int] | None = None  # ranks whose stacks may still come
+        self._doubted: tuple[float, list[int]] | None = None  # ranks whose stacks may show who kept the others waiting
         self._silent: tuple[float, list[int]] | None = None  # hosts without a message since then
         self._fault: tuple[float, float] | None = None  # when the first was seen, how long after the last sign of life
         self._lost = 0  # ranks that had not ended when their host was lost
@@ -129,8 +130,8 @@ class Attempt:
 
     @property
     def wants_stacks(self) -> bool:
-        """Whether a rank has exceeded a timeout, so that every rank's stacks are needed."""
-        return self._overdue is not None
+        """Whether a rank has exceeded a timeout, or failed as those do whose peer stands still."""
+        return self._overdue is not None or bool(self._doubted and self._doubted[1])
 
     @property
     def overdue(self) -> str | None:
@@ -192,7 +193,13 @@ class Attempt:
             return None
         if close in _OF_A_LOST_HOST and self._is_any_silent(arrived + ON_ITS_WAY_S, event.host, last_message_at):
             return None  # a host without a message since then may be the one that died
-        return verdict_of(event) if now - arrived >= settle_s(event, close) else None
+        if now - arrived < settle_s(event, close):
+            return None
+        if close in _OF_A_LOST_HOST:
+            if self._is_in_doubt(now):
+                return None  # JAX and Orbax give up waiting for a rank that stands still before its own timeout passes
+            event = self._standing_still(event) or event
+        return verdict_of(event)
 
     # --- its parts ----------------------------------------------------------------------------------------------------
 
@@ -247,10 +254,34 @@ class Attempt:
     def _is_told_all(self) -> bool:
         if self._without_stacks is None:
             self._without_stacks = list(self.statuses)
-        waited = self._without_stacks
+        return self._have_stacks(self._without_stacks) and not self._without_nccl
+
+    def _have_stacks(self, waited: list[int]) -> bool:
+        """Whether the stacks of all these ranks arrived, or never will; those that did are taken from the end."""
         while waited and (waited[-1] in self.stacks or self.statuses[waited[-1]].exit is not None):
             waited.pop()
-        return not waited and not self._without_nccl
+        return not waited
+
+    def _is_in_doubt(self, now: float) -> bool:
+        """Whether the stacks of the living are awaited that would show which of them does not run at all."""
+        if self._doubted is None:
+            self._doubted = now, [rank for rank, status in self.statuses.items() if _writes_stacks(status)]
+        return now - self._doubted[0] < STACKS_S and not self._have_stacks(self._doubted[1])
+
+    def _standing_still(self, echo: Event) -> Event | None:
+        """The hang of a living rank that does not even handle a signal, while its peers failed as `echo` did."""
+        still = {
+            rank: status
+            for rank, status in self.statuses.items()
+            if self.stacks.get(rank) == "" and _writes_stacks(status) and rank != echo.rank
+        }
+        if not still:
+            return None
+        rank = stacks.suspect(still, self.stacks, min(still))
+        host = next(host for host, ranks in self._ranks.items() if rank in ranks)
+        own = f"rank {rank} makes no progress {still[rank].where}".rstrip()
+        text = f"{own}: its process stands still, and its peers gave up: {verdict_of(echo).message}"
+        return Event(Kind.HANG, host, rank, still[rank], text=text)
 
     def _suspected(self, event: Event) -> Event:
         """The hang that `event` reported, of the rank that the others wait for."""
@@ -308,3 +339,8 @@ class Attempt:
         for rank, status in (outside or late).items():
             phases.setdefault(status.phase or "its program", []).append(rank)
         return ", ".join(f"{names(ranks, 'rank')} in {phase}" for phase, ranks in phases.items())
+
+
+def _writes_stacks(status: Status) -> bool:
+    """Whether a rank's process would write its stacks if it ran: it lives and has our hook."""
+    return status.jax is not None and status.exit is None and not status.left

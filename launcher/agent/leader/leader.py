@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
-import math
 import secrets
 import time
 from collections import OrderedDict
@@ -28,11 +27,13 @@ from jaxlaunch.launcher.agent.io.ports import bracketed, free_port
 from jaxlaunch.launcher.agent.leader import history, jobset, reported_fields, unfinished
 from jaxlaunch.launcher.agent.leader.attempt import STOPPED, Attempt
 from jaxlaunch.launcher.agent.leader.connections import Gate
+from jaxlaunch.launcher.agent.leader.gathering import Gathering
 from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
 from jaxlaunch.launcher.agent.leader.pod_log import PodLog, View
 from jaxlaunch.launcher.agent.leader.run_folder import AGENTS, RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.records import checked
+from jaxlaunch.records.attempt import furthest
 from jaxlaunch.records.progress_annotation import Recorded
 from jaxlaunch.records.summary import Of, Summary, ratio
 from jaxlaunch.records.verdict import Verdict, names, of_code
@@ -40,16 +41,14 @@ from jaxlaunch.records.verdict import Verdict, names, of_code
 TICK_S = 0.2
 TURNS = round(BEAT_S / TICK_S)  # ticks in which every host is sent a beat; a share of them at each
 MANY, PAUSE_S = 100, 0.02  # from so many hosts on, messages are read so many seconds apart
-LOG_S = 10.0
 KEEP_S = 1.0  # between two writes of the summary, on this machine
+KEEP_THERE_S = 10.0  # on storage that outlives a pod, which may be slow
 ANNOTATE_S = 60.0  # between two writes on the JobSet
 ANNOTATE_WAIT_S = 10.0  # for the last of them
-LINGER_S = 10.0  # in which hosts that have not joined yet can learn that the gang was refused
 GONE_S = 10.0  # after which a process that SIGKILL does not end is given up
 CLOSE_S = 3.0  # for the other agents to close their connections
 GRACE_MARGIN_S = 5.0  # of the grace period, for killing, writing the summary and exiting
 MAX_NOTES, NOTE_CHARS = 50, 2_000
-MAX_REFUSED = 50  # different refusals that are logged
 
 
 class Stage(enum.Enum):
@@ -101,8 +100,7 @@ class Leader:
         self._by_link: dict[Link, Peer] = {}
         self._heard: OrderedDict[int, float] = OrderedDict()  # when each host sent its last message, the oldest first
         self._not_gone: set[int] = set()  # hosts with processes of this attempt
-        self._arrived: set[int] = set()  # hosts that ever connected, refused ones included
-        self._refused: dict[str, None] = {}  # the newest last
+        self._gathering = Gathering(config, say)
         self._records = unfinished.settle(run_folder, config.uid)
         self._number = self._records[-1].attempt if self._records else 0
         self._attempt = Attempt(self._number, {})
@@ -115,23 +113,17 @@ class Leader:
         self._departing: set[int] = set()  # hosts that were told to leave alone, and are still connected
         self._members = config.members  # of this attempt
         self._least = config.sizes[-1]  # hosts with which the next attempt starts at once
-        self._shrinks_at = math.inf  # when it starts with fewer, where the job allows that
         self._grows_after: int | None = None  # the newest step on storage when hosts came that the gang may grow by
         self._is_growing = False  # the processes save, so that the gang starts again with those hosts
         self._has_new_peers = False  # since the last attempt started
         self._notes: list[str] = []
         self._saved_before: int | None = None  # by attempts that hosts took part in, and this leader may not know
         self._metrics: Mapping[str, Any] | None = None
-        now = self._since = self._ticked_at = self._logged_at = self._annotated_at = self._kept_at = time.monotonic()
+        now = self._ticked_at = self._annotated_at = self._kept_at = time.monotonic()
         self._turn = 0  # of the hosts that are sent a beat at the next tick
         self._until = now  # when the stage ends at the latest; of KILL and LEAVE
         self._kept: tuple[int | None, Stage] | None = None  # of what the summary was written last
-        self._gather_until: float | None = None
-        self._gather_limit = self._coordinator = ""
-        self._limit_gather("rendezvous")
-        if config.job.replaces:
-            timeout_s = phase_timeouts(config.job.timeouts_s)["replace"]
-            self._shrinks_at = math.inf if timeout_s is None else now + timeout_s
+        self._coordinator = ""  # of this attempt
 
     def begin(self) -> None:
         """Reads the attempts of earlier pods, and starts to wait for every host."""
@@ -159,7 +151,8 @@ class Leader:
         if job.command is None and not self._config.keeps_run:
             verdict = history.given_up_unseen(generation, job.crash_limit, job.preempted_limit)
         if verdict is not None:
-            self._verdict, self._gather_until = verdict, time.monotonic() + LINGER_S
+            self._verdict = verdict
+            self._gathering.linger()
 
     # --- connections --------------------------------------------------------------------------------------------------
 
@@ -205,14 +198,14 @@ class Leader:
         link.on_message, link.on_close = self._message, self._disconnected
         self._peers[hello.host] = self._by_link[link] = Peer(hello, link)
         self._heard[hello.host] = time.monotonic()
-        self._arrived.add(hello.host)
+        self._gathering.arrived.add(hello.host)
         self._has_new_peers = True
         if self._stage is Stage.RUN:
             return self._joined_late(link)
         if self._verdict is None:
             self._not_gone.add(hello.host)
             self._number = max(self._number, hello.attempt)
-            self._saved_before = _most(self._saved_before, hello.saved)
+            self._saved_before = furthest(self._saved_before, hello.saved)
         if self._verdict is not None:
             link.send("leave", verdict=self._verdict.to_json())
         elif self._can_start:
@@ -227,26 +220,16 @@ class Leader:
             self._say(f"the gang grows from {len(self._members)} to {self._size} hosts after its next save")
 
     def _refuse(self, link: Link, side: LeaderSide, hello: Hello, why: Refusal) -> None:
-        self._note_refusal(why.message)
+        self._gathering.note_refusal(why.message)
         link.send("refused", **side.sealed("refused", message=why.message, code=why.code, may_retry=why.may_retry))
         link.close()
         if why.ends_gang:
-            self._arrived.add(hello.host)
+            self._gathering.arrived.add(hello.host)
             if self._verdict is None:
                 rank = next(iter(self._members.ranks(hello.host)), None)
-                self._gather_until = time.monotonic() + LINGER_S
+                self._gathering.linger()
                 self._verdict = of_code(contract.BAD_SPEC, why.message, rank=rank, host=hello.host)
                 self._broadcast("verdict", attempt=self._number + 1, verdict=self._verdict.to_json())
-
-    def _note_refusal(self, message: str) -> None:
-        """Logs a refusal, the first time: a host may try again for as long as it waits."""
-        is_new = message not in self._refused
-        if is_new and len(self._refused) >= MAX_REFUSED:
-            return
-        self._refused.pop(message, None)
-        self._refused[message] = None
-        if is_new:
-            self._say(f"refused: {message}")
 
     def _disconnected(self, link: Link, reason: str) -> None:
         peer = self._by_link.get(link)
@@ -351,7 +334,7 @@ class Leader:
         if self._has_new_peers and self._attempt.number == self._number and self._records:
             self._tell_past()  # the lines of a lost pod went with it
         members = self._members = self._members.regrouped(self._present, self._size)
-        self._least, self._shrinks_at, self._grows_after = len(members), math.inf, None
+        self._least, self._grows_after = len(members), None
         if self._has_new_peers:
             self._run_folder.write(AGENTS, self._addresses())
             self._has_new_peers = False
@@ -380,7 +363,7 @@ class Leader:
             coordinator=self._coordinator,
             start=self._starts.number,
             members=self._members.to_wire(),
-            saved=_most(saved, self._saved_before),
+            saved=furthest(saved, self._saved_before),
         )
         for link in links:
             link.send_encoded(message)
@@ -389,7 +372,7 @@ class Leader:
         """Goes to the next stage if it is time. Called after every message and every tick."""
         now = time.monotonic()
         if self._stage is Stage.GATHER:
-            self._check_rendezvous(now)
+            self._check_gathering(now)
         elif self._stage is Stage.RUN:
             self._watch(now)
         elif self._verdict is not None and self._stage is Stage.KILL and (not self._not_gone or now > self._until):
@@ -461,17 +444,11 @@ class Leader:
         """Keeps every host that is there, until others have taken the places of those that are missing."""
         self._stage, self._verdict = Stage.GATHER, None
         self._is_stopping, self._stopped_by, self._leaving = False, STOPPED, set()
-        self._since = self._logged_at = now = time.monotonic()
-        self._limit_gather("replace")
-        self._shrinks_at = self._gather_until or math.inf
+        self._gathering.begin("replace")
+        now = time.monotonic()
         self._clock.restart.enter("replace", now)
         self._say(f"keeping {len(self._present)} of {len(self._members)} hosts, until {names(missing)} is replaced")
         self._keep_summary(now)
-
-    def _limit_gather(self, phase: str) -> None:
-        timeout_s = phase_timeouts(self._config.job.timeouts_s)[phase]
-        self._gather_until = None if timeout_s is None else time.monotonic() + timeout_s
-        self._gather_limit = f"timeouts.{phase}"
 
     def _part(self, verdict: Verdict) -> None:
         """After a stop of some hosts: they leave, the others wait for what takes their places."""
@@ -622,29 +599,19 @@ class Leader:
         present = self._present
         return [host for host in self._members.hosts if host not in present]
 
-    def _check_rendezvous(self, now: float) -> None:
-        if self._verdict is not None:  # refused: hosts that join in a while still get to know
-            if len(self._arrived) == self._config.hosts or (self._gather_until or 0.0) <= now:
-                self._decide(self._verdict)
-            return
-        if self._can_start:
+    def _check_gathering(self, now: float) -> None:
+        if self._verdict is None and self._can_start:
             return self._start()
-        waited = now - self._since
-        if now >= self._shrinks_at and self._size and len(self._config.sizes) > 1:
-            size, full = self._size, self._config.sizes[-1]
-            self._say(
-                f"{names(self._missing)} did not come within {waited:.0f} s: going on with {size} of {full} hosts"
-            )
+        size, full = self._size, self._config.sizes[-1]
+        if self._verdict is None and self._gathering.is_enough(now) and 0 < size < full:
+            self._say(f"{names(self._missing)} did not come in time: going on with {size} of {full} hosts")
             return self._start()
-        if self._gather_until is not None and now >= self._gather_until:
-            missing = self._missing
-            refused = f"; refused: {'; '.join(self._refused)}" if self._refused else ""
-            message = f"rendezvous: {names(missing)} did not join within {waited:.0f} s ({self._gather_limit}){refused}"
-            where = {"rank": self._members.ranks(missing[0])[0], "host": missing[0]}
-            return self._decide(of_code(contract.LOST, message, **where))
-        if now - self._logged_at >= LOG_S:
-            self._logged_at = now
-            self._say(f"waiting for {names(self._missing)} of {len(self._members)}, for {waited:.0f} s so far")
+        if self._verdict is None:
+            verdict = self._gathering.given_up(self._members, self._missing, now)
+        else:  # refused: hosts that join in a while still get to know
+            verdict = self._verdict if self._gathering.all_know(now) else None
+        if verdict is not None:
+            self._decide(verdict)
 
     # --- reports ------------------------------------------------------------------------------------------------------
 
@@ -669,7 +636,7 @@ class Leader:
             stage=self._stage.name.lower(),
             attempt=self._number,
             missing=self._missing,
-            refused=list(self._refused)[-3:],
+            refused=self._gathering.newest_refusals,
             step=self._attempt.step,
             committed=self._attempt.committed,
             statuses=self._attempt.statuses,
@@ -702,8 +669,8 @@ class Leader:
 
     @property
     def _keep_every_s(self) -> float:
-        """Seconds between two writes of the summary; storage that outlives a pod may be slow."""
-        return KEEP_S if self._config.is_local else LOG_S
+        """Seconds between two writes of the summary."""
+        return KEEP_S if self._config.is_local else KEEP_THERE_S
 
     def _own(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """The seconds of this attempt alone, of those of the run."""
@@ -735,11 +702,11 @@ class Leader:
     def _summary(self, verdict: Verdict | None) -> Summary:
         now = time.monotonic()
         seconds = self._clock.seconds(now)
-        steps = [self._starts.known, *(record.last_committed for record in self._records), self._attempt.committed]
+        committed = (record.last_committed for record in self._records)
         return Summary(
             verdict,
             step=self._attempt.step,
-            saved=max((step for step in steps if step is not None), default=None),
+            saved=furthest(self._starts.known, *committed, self._attempt.committed),
             of=self._of(seconds, now),
             seconds=seconds,
             restarts=history.restarts_by_cause(self._records),
@@ -753,7 +720,3 @@ class Leader:
     def _addresses(self) -> list[dict[str, Any]]:
         peers = sorted(self._peers.items())
         return [reported_fields.address(peer.hello, peer.link.peer, self._members.ranks(host)) for host, peer in peers]
-
-
-def _most(*steps: int | None) -> int | None:
-    return max((step for step in steps if step is not None), default=None)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.job.load import JobFile, dump, load, parse
+from jaxlaunch.launcher.job.load import parse
 
 TRAIN = {"task": "classify", "model": {"kind": "mlp"}, "data": {"source": "synthetic", "shape": [8, 8]}, "batch": 24}
 
@@ -20,7 +20,10 @@ def document(**keys: Any) -> dict[str, Any]:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"hosts": {"min": 5, "max": 4}}, "hosts.min = 5 is above hosts.max = 4"),
     ({"train": TRAIN | {"mesh": {"mp": 4}}}, "mp 4 does not shrink to 2 devices"),
-    ({"hosts": {"min": 3, "max": 4}, "train": TRAIN | {"batch": 32}}, "batch 32 cannot be divided evenly over 3 devices"),
+    (
+        {"hosts": {"min": 3, "max": 4}, "train": TRAIN | {"batch": 32}},
+        "batch 32 cannot be divided evenly over 3 devices",
+    ),
     ({"restarts": {"crash": 0}}, "hosts.min = 2 needs several hosts that are replaced one by one"),
     ({"slices": 2}, "hosts.min = 2 does not apply to 2 slices"),
     ({"hosts": 1, "spares": 1}, "spares = 1 needs several hosts that are replaced one by one"),
@@ -34,5 +37,5 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_what_cannot_shrink_or_be_replaced_is_refused_by_name(keys: dict[str, Any], said: str) -> None:
     given = {key: value for key, value in document(**keys).items() if value is not None}
     with pytest.raises(UserError, match="hosts|spares|batch") as refused:
-        load(yaml.safe_dump(given))
+        parse(yaml.safe_dump(given))
     assert said in str(refused.value)
