@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 RUNS = Path("runs")
 
@@ -30,8 +34,9 @@ def keys(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
     from jaxlaunch.launcher.job import introspection
     from jaxlaunch.launcher.job.schema import JobSpec
 
-    block, dot, _ = begun.rpartition(".")
-    models = [JobSpec]
+    block = begun.rpartition(".")[0]
+    dot = block and "."
+    models: list[type[BaseModel]] = [JobSpec]
     for name in block.split(".") if block else ():
         fields = [introspection.fields(model).get(name) for model in models]
         kinds = [introspection.Type.of_field(field) for field in fields if field is not None]
