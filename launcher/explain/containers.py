@@ -74,6 +74,10 @@ def _reference(snapshot: Snapshot, message: str, who: str, evidence: tuple[str, 
         )
         if kind == "ConfigMap" and _BUNDLE.fullmatch(name):  # named after its contents: no other will do
             move = "`launcher submit` of the same job creates it: it holds the code and the agent that the job brings."
+        if (
+            name == f"{snapshot.jobset['metadata']['name']}-gang"
+        ):  # the hosts that run have the certificates that it had
+            move = "`launcher submit --replace` makes one for all hosts: they trust no other than that they began with."
     elif (match := _REFERENCED.search(message)) is not None:
         kind = {"secret": "Secret", "config": "ConfigMap"}[match["kind"]]
         name = _mounted(snapshot, message, kind)

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 # Top floor first. A name stands for a module or for a package and all in it; the longest name that fits counts.
 # What a module imports of ours lies on a lower floor, or in the same package.
 FLOORS = (
+    ("jaxlaunch.launcher.entry",),
     ("jaxlaunch", "jaxlaunch.launcher.cli"),
     ("jaxlaunch.launcher.here", "jaxlaunch.launcher.plan"),
     ("jaxlaunch.launcher.local", "jaxlaunch.launcher.profile_requests"),
@@ -42,7 +43,7 @@ FLOORS = (
         "jaxlaunch.trainer.text.prepare",
     ),
     ("jaxlaunch.trainer.ahead", "jaxlaunch.trainer.tasks", "jaxlaunch.trainer.train"),
-    ("jaxlaunch.trainer.generate", "jaxlaunch.trainer.loop"),
+    ("jaxlaunch.trainer.data.look", "jaxlaunch.trainer.generate", "jaxlaunch.trainer.loop"),
     ("jaxlaunch.trainer.start.process", "jaxlaunch.trainer.step"),
     ("jaxlaunch.trainer.adapters",),
     ("jaxlaunch.trainer.models",),

@@ -1538,3 +1538,12 @@ def test_nobody_is_told_to_make_a_configmap_that_only_launcher_can_fill() -> Non
     )
     assert found.situation == "configmap-missing"
     assert found.next_move is not None and found.next_move.startswith("`launcher submit` of the same job creates it")
+
+
+def test_nobody_is_told_to_make_the_secret_of_a_gang_that_runs() -> None:
+    message = 'MountVolume.SetUp failed for volume "gang-secret" : secret "lm-gang" not found'
+    waits = waiting(1, "ContainerCreating")
+    seen = (event("Pod", waits["metadata"]["name"], "FailedMount", message),)
+    found = explain(snapshot(jobset(2), pod(0), waits, events=seen))
+    assert found.headline.endswith("host 1 cannot start: Secret lm-gang does not exist")
+    assert (found.next_move or "").startswith("`launcher submit -n team --replace` makes one for all hosts")
