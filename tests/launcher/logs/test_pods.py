@@ -67,7 +67,8 @@ def test_what_an_agent_records_for_programs_is_left_out_and_a_program_that_print
     record = f'{log_lines.PREFIX}{next(iter(log_lines.KINDS))} {{"step": 1}}'
     write(server, 0, "[0] a", record, f"[0] {record}")
     write(server, 1, record, "agent 1: hello")
-    assert logs().out.splitlines() == ["[0] a", "agent 1: hello", f"[0] {record}"]
+    left = logs()
+    assert (left.out.splitlines(), left.err) == (["[0] a", f"[0] {record}"], "agent 1: hello\n")
 
 
 def test_what_the_kubelet_says_in_place_of_a_log_is_shown_beside_the_others(server: Server, logs: Logs) -> None:
