@@ -15,7 +15,6 @@ from jaxlaunch.trainer.spec.data import (
     Tfds,
     Torch,
 )
-from jaxlaunch.trainer.spec.elastic import mesh_on, on_devices
 from jaxlaunch.trainer.spec.evaluation import EVAL, Eval, Samples, StopEarly, Watched
 from jaxlaunch.trainer.spec.lora import Lora
 from jaxlaunch.trainer.spec.loss import Dpo, Loss
@@ -25,7 +24,7 @@ from jaxlaunch.trainer.spec.optimizer import OPTIMIZERS, Optimizer, Schedule
 from jaxlaunch.trainer.spec.precision import Policy, Precision, Remat
 from jaxlaunch.trainer.spec.presets import Published
 from jaxlaunch.trainer.spec.tasks import CLASSIFY, DPO, LM, TASK_DEFAULTS, TASKS, over_task, task_name, with_defaults
-from jaxlaunch.trainer.spec.train import AUTO, DEFAULT_STEPS, OnNonfinite, Profile, TrainSpec
+from jaxlaunch.trainer.spec.train import AUTO, DEFAULT_STEPS, OnNonfinite, Profile, TrainSpec, mesh_on, on_devices
 from jaxlaunch.trainer.spec.vision.models import ConvNeXt, OfImages, ResNet, ViT
 
 __all__ = [
