@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 # What a module imports of ours lies on a lower floor, or in the same package.
 FLOORS = (
     ("jaxlaunch", "jaxlaunch.launcher.cli"),
+    ("jaxlaunch.launcher.sweep",),
     ("jaxlaunch.launcher.here", "jaxlaunch.launcher.plan"),
     ("jaxlaunch.launcher.local", "jaxlaunch.launcher.profile_requests"),
     (
