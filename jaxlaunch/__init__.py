@@ -169,10 +169,10 @@ def load(
     ```
     """
     with _needed_for("load"):
-        from jaxlaunch.launcher.local import run_folders
-    folder, of_folder = run_folders.weights(run)
+        from jaxlaunch.launcher.local import trained
+    folder, of_folder = trained.weights(run)
     chosen = of_folder if step is None else step
-    if not run_folders.generates_no_text(run):
+    if not trained.generates_no_text(run):
         with _needed_for("load"):
             from jaxlaunch.trainer.generate import loaded as of_text
         return of_text.load(folder, step=chosen, ema=ema, precision=precision, mesh=mesh, note=note)
@@ -182,7 +182,7 @@ def load(
         from jaxlaunch import old_names
         from jaxlaunch.trainer.evaluation import trained as of_tasks
     old_names.install()  # the job's code may be of version 0.1
-    job, train, home = run_folders.training(run)
+    job, train, home = trained.training(run)
     if job.code_folder is not None and (code := str(home / job.code_folder)) not in sys.path:
         sys.path.append(code)
     return of_tasks.load(folder, train.model_dump_json(exclude_unset=True), step=chosen, ema=ema, mesh=mesh, note=note)

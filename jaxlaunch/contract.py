@@ -77,6 +77,24 @@ BATCH_AXES = MESH_AXES[:3]  # those that split a batch
 PHASES = ("prepare", "init", "restore", "compile", "step", "data", "eval", "save", "done")
 # Causes of an attempt's seconds: the phases, and what is around them.
 CLOCK = ("rendezvous", "prepare", "init", "restore", "compile", "step", "data", "eval", "save", "lost_work", "down")
+# Where the seconds of a restart go, in their order: from the fault until the first new step. `save` is of a stop,
+# `replace` the wait for a lost host; from `start` on they are of rank 0, and the first attempt has no others.
+RESTART = (
+    "detect",
+    "decide",
+    "save",
+    "end",
+    "replace",
+    "start",
+    "import",
+    "rendezvous",
+    "prepare",
+    "init",
+    "restore",
+    "data",
+    "compile",
+    "first_step",
+)
 
 
 class Action(enum.Enum):
@@ -354,6 +372,7 @@ RESERVED_METRICS = frozenset(
 # The progress pipe: JSON lines, child -> agent. A line is one object with one of these keys:
 #   {"hello": "site" | "trainer", "python": "3.11.7", "jax": "0.10.2" | null, "pid": 4711}   who writes
 #   {"phase": "step", "step": 120}     what it is in; `step` counts the optimizer steps that are complete
+#   {"joined": true}                   rank 0 knows all others: what follows is its own
 #   {"restored": 80}                   training goes on from this step, which an earlier attempt committed
 #   {"committed": 120}                 this step is on storage, manifest and all
 #   {"metrics": {...}}                 the newest metrics, by process 0; the last line before the end is final

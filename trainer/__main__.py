@@ -37,6 +37,7 @@ def main() -> NoReturn:
         prepare.at_start(os.environ, lambda: stop.is_requested, lambda: report.phase("prepare", 0))
         report.phase("init", 0)
         distributed.initialize()
+        report.joined()
         preflight.check_devices()
         stop.arm()
         spec, task = read_spec(os.environ)

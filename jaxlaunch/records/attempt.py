@@ -25,6 +25,7 @@ class Record:
     verdict: Verdict
     started: Time
     ended: Time
+    restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)  # that led to it, by contract.RESTART
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON has them."""

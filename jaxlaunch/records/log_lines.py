@@ -15,8 +15,9 @@ tail     after these, the end of a rank's log of the generations before: `rank`,
 beat     `stage` (of STAGES), `missing` (hosts that have not joined, the first MAX_LISTED), `missing_count`, `refused`,
          `step` (complete on every rank), `phase` (of most ranks) and its start `since`, `phases` ({phase: the first
          MAX_LISTED ranks}), `counts` ({phase: ranks}), `committed`, `committed_at` (none: before these pods),
-         `seconds` and `restarts` (by cause), `preempted` (preemptions in a row without a newly committed step; none:
-         not known), `overdue` (which timeout passed), `metrics` (rank 0's newest).
+         `seconds` and `restarts` (by cause), `restart` (seconds by cause until this attempt's first step),
+         `preempted` (preemptions in a row without a newly committed step; none: not known), `overdue` (which timeout
+         passed), `metrics` (rank 0's newest).
 verdict  `verdict`, of jaxlaunch/records/verdict. Another attempt may follow in these pods: the
          next beat has its number.
 """
@@ -88,6 +89,7 @@ class Beat(_Line):
     committed_at: Time | None = None
     seconds: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
     restarts: Mapping[str, Whole] | None = None
+    restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
     preempted: Whole | None = None
     overdue: str | None = None
     metrics: Mapping[str, Any] | None = None

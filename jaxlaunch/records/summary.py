@@ -36,11 +36,25 @@ class Of:
     unsafe_s: Seconds = 0.0  # of stepping since the last commit
     first_step: Whole | None = None  # that it trains; None: it has not said so far
     judged: Verdict | None = None  # on it, until its end is on record
+    restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)  # that led to it, by contract.RESTART
 
     def to_json(self, has_ended: bool) -> dict[str, Any]:
         """The fields, without those that only an attempt's record needs once it has one."""
         fields = dataclasses.asdict(self)
-        return {name: fields[name] for name in fields if not (has_ended and name in ("seconds", "unsafe_s", "judged"))}
+        return {
+            name: fields[name]
+            for name in fields
+            if not (has_ended and name in ("seconds", "unsafe_s", "judged", "restart"))
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Restarted:
+    """A row of summary.json: what the seconds until an attempt's first step were spent on."""
+
+    attempt: Whole
+    after: str | None  # the cause that ended the attempt before; None: it is the first that is known
+    seconds: Mapping[str, Seconds]  # by contract.RESTART
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +104,7 @@ class Summary:
     stacks: Mapping[int, str] = dataclasses.field(default_factory=dict)  # by rank, after a hang
     of: Of | None = None
     starts: Sequence[Start] = ()  # of the run, the newest last; none in version 0.1, and in what a start keeps
+    restart_seconds: Sequence[Restarted] = ()  # of the newest attempts, the last one last
     nccl: str = ""  # what NCCL's RAS said, after a hang
 
     @property
@@ -108,6 +123,7 @@ class Summary:
             "metrics": self.metrics,
             "goodput": {"ratio": ratio(self.seconds), "seconds": seconds},
             "restarts": dict(self.restarts),
+            "restart_seconds": [dataclasses.asdict(one) for one in self.restart_seconds],
             "notes": list(self.notes),
             **({"stacks": {str(rank): self.stacks[rank] for rank in sorted(self.stacks)}} if self.stacks else {}),
             **({"nccl": self.nccl} if self.nccl else {}),

@@ -9,7 +9,7 @@ import click
 from jaxlaunch import programs
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.local import run_folders, trainer_process
+from jaxlaunch.launcher.local import trained, trainer_process
 
 
 @click.command("eval")
@@ -29,8 +29,8 @@ def eval_command(run: str, keys: tuple[str, ...], step: programs.Step | None, be
     trainer_process.require("launcher eval")
     if best and step not in (None, programs.BEST):
         raise UserError(f"--best and --step {step} name two steps.", "give one of them.")
-    job, train, home = run_folders.training(run, [f"train.data.{key}" for key in keys])
-    asked = programs.Evaluate(folder=run_folders.checkpoints(run), step="best" if best else step, ema=ema)
+    job, train, home = trained.training(run, [f"train.data.{key}" for key in keys])
+    asked = programs.Evaluate(folder=trained.checkpoints(run), step="best" if best else step, ema=ema)
     environ = trainer_process.environ(job, train, home)
     if job.accelerator.platform != "cpu":  # where the weights may need accelerators
         environ |= {"JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "")}

@@ -9,7 +9,7 @@ import click
 
 from jaxlaunch import programs
 from jaxlaunch.launcher.cli import options, output
-from jaxlaunch.launcher.local import run_folders, trainer_process
+from jaxlaunch.launcher.local import trained, trainer_process
 from jaxlaunch.launcher.wording import count
 
 
@@ -25,7 +25,7 @@ def export_command(run: str, **given: Any) -> None:
     Adapters (train.lora) are written as peft's folder: adapter_config.json and adapter_model.safetensors.
     """
     trainer_process.require("launcher export")
-    asked = programs.Export(folder=run_folders.checkpoints(run), **given)
+    asked = programs.Export(folder=trained.checkpoints(run), **given)
     found = trainer_process.run("jaxlaunch.trainer.export", *programs.arguments(asked), environ=os.environ)
     for note in found["notes"]:
         output.say(note)

@@ -11,7 +11,7 @@ import click
 from jaxlaunch import programs
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.local import run_folders, trainer_process
+from jaxlaunch.launcher.local import trained, trainer_process
 from jaxlaunch.launcher.wording import count
 
 
@@ -30,7 +30,7 @@ def sample_command(run: str, form: str, **given: Any) -> None:
     trainer_process.require("launcher sample")
     if not given["prompt"] and not given["ids"]:
         raise UserError("There is no prompt.", "give --prompt TEXT, or --ids for a model without tokenizer.")
-    folder, step = run_folders.weights(run)
+    folder, step = trained.weights(run)
     if given["step"] is None:
         given["step"] = step
     asked = programs.arguments(programs.Sample(folder=folder, **given))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import click
 
+from jaxlaunch import contract
 from jaxlaunch.launcher.cli import from_volume, options, output, whose
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.explain.explanation import explain, restarts_line
@@ -16,6 +17,7 @@ from jaxlaunch.launcher.kube.objects import age
 from jaxlaunch.launcher.status import collect
 from jaxlaunch.launcher.status.job_status import OVER, JobStatus, as_of_line, status_of
 from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
+from jaxlaunch.records.summary import Restarted
 
 MAX_HOSTS = 32  # rows of -o wide
 
@@ -59,7 +61,8 @@ def _of_run(run: Run, form: str | None) -> None:
     ]
     phases = {} if live is None or form != "wide" else live.phases
     table = output.columns([("RANK", "PHASE"), *((str(rank), phases[rank]) for rank in sorted(phases))])
-    output.show(*_lines(status, rows), *(table if phases else ()))
+    restarts = run.summary.restart_seconds if run.summary is not None and form == "wide" else ()
+    output.show(*_lines(status, rows), *(table if phases else ()), *_each_restart(restarts))
 
 
 def screen(status: JobStatus, seen: Snapshot) -> Iterator[str]:
@@ -94,7 +97,24 @@ def _numbers(status: JobStatus) -> Iterator[tuple[str, str]]:
     yield "phase", _phase(status)
     yield "restarts", restarts_line(status).removeprefix("restarts: ")
     yield "checkpoint", _checkpoint(status)
+    yield "last start", _seconds(status.restart_seconds)
     yield "goodput", "" if status.goodput is None else f"{status.goodput:.1%}"
+
+
+def _seconds(by_cause: Mapping[str, float]) -> str:
+    """How long the last start or restart took until its first step, and what that was spent on."""
+    parts = ", ".join(f"{cause} {spent:.2f}" for cause, spent in by_cause.items() if spent >= 0.005)
+    return f"{sum(by_cause.values()):.2f} s until its first step: {parts}" if parts else ""
+
+
+def _each_restart(rows: Sequence[Restarted]) -> list[str]:
+    """A table of the starts and restarts of a run: the seconds until each one's first step, by cause."""
+    causes = [cause for cause in contract.RESTART if any(cause in row.seconds for row in rows)]
+    table = [("ATTEMPT", "AFTER", "SECONDS", *(cause.upper() for cause in causes))]
+    for row in rows:
+        spent = [sum(row.seconds.values()), *(row.seconds.get(cause, 0.0) for cause in causes)]
+        table.append((str(row.attempt), row.after or "-", *(f"{seconds:.2f}" for seconds in spent)))
+    return output.columns(table) if rows else []
 
 
 def _age(status: JobStatus) -> str:

@@ -14,7 +14,7 @@ from jaxlaunch.launcher.explain.memory import (
     oom_sentence,
 )
 from jaxlaunch.launcher.explain.situations import next_move
-from jaxlaunch.launcher.kube.objects import age, seconds_since
+from jaxlaunch.launcher.kube.objects import Obj, age, seconds_since, template
 from jaxlaunch.launcher.status.agent_report import AttemptEnd
 from jaxlaunch.launcher.status.job_status import JobStatus, State, status_of
 from jaxlaunch.launcher.status.snapshot import Snapshot
@@ -23,6 +23,8 @@ from jaxlaunch.records.verdict import names
 
 _LOOPS = 2  # charged restarts without a committed step that make a crash loop
 _RECENT_S = 60.0  # since a probe failed
+_UNREACHABLE = "node.kubernetes.io/unreachable"  # the taint of a node that does not answer
+_USUAL_S = 300.0  # for which Kubernetes has pods tolerate it that say nothing of it
 _LATE_S = 15.0  # of a rendezvous, after which the headline says how long it takes
 
 
@@ -96,10 +98,21 @@ def silent_node(snapshot: Snapshot) -> Answer | None:
         return None
     headline = f"waits: {silence(node, snapshot.now)}; {which(there, snapshot.expected_hosts)} {are(there)} on it"
     move = (
-        "wait: Kubernetes evicts its pods after 30 s, but makes them again elsewhere only when the node is back "
-        f"or deleted; if it is gone for good: kubectl delete node {node['metadata']['name']}"
+        f"wait: Kubernetes evicts its pods after {_tolerated(snapshot.jobset)}, but makes them again elsewhere only "
+        f"when the node is back or deleted; if it is gone for good: kubectl delete node {node['metadata']['name']}"
     )
     return Answer("node-lost", headline, quoted(snapshot.event("NodeNotReady", kind="Pod")), move)
+
+
+def _tolerated(jobset: Obj) -> str:
+    """For how long its pods tolerate a node that does not answer: the least of what their tolerations say."""
+    given = [
+        one["tolerationSeconds"]
+        for one in template(jobset)["spec"].get("tolerations", ())
+        if one.get("key") in (None, _UNREACHABLE) and one.get("effect") in (None, "NoExecute")
+        if "tolerationSeconds" in one
+    ]
+    return age(min(given, default=_USUAL_S))
 
 
 def _unready(snapshot: Snapshot) -> Answer | None:

@@ -8,19 +8,20 @@ import os
 import pwd
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import JOB, rows
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.local import lock, run_folders
 from jaxlaunch.launcher.local.lock import Holder
 from jaxlaunch.launcher.yaml12 import reader
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.summary import Start, Summary
+
+if TYPE_CHECKING:
+    from jaxlaunch.launcher.job.load import JobSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Run:
     @functools.cached_property
     def job(self) -> JobSpec | None:
         """The same, checked; None where it is none, or another version's."""
+        from jaxlaunch.launcher.job import load as jobs  # who asks for a cluster's job must not wait for pydantic
+
         try:
             return jobs.kept(self.start_folder)
         except (OSError, UserError):

@@ -79,6 +79,7 @@ def status_of(run: Run, live: Live | None = None) -> JobStatus:
         age_s=max(0.0, now - began),
         lasted_s=None if ended is None else max(0.0, ended - began),
         folder=str(run.folder),
+        restart_seconds=summary.restart_seconds[-1].seconds if summary is not None and summary.restart_seconds else {},
     )
 
 

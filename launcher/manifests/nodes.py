@@ -29,7 +29,7 @@ from jaxlaunch.launcher.manifests.platforms.table import Where
 from jaxlaunch.launcher.wording import count, either
 
 # Kubernetes waits five minutes for a node that is gone; the gang knows after seconds and waits for its pod's end.
-_GONE_NODE = tuple(
+GONE_NODE = tuple(
     {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
     for taint in ("not-ready", "unreachable")
 )
@@ -71,7 +71,7 @@ def resolve(job: JobSpec, given: Defaults, where: Where, network: Network) -> Jo
         capacity=capacity,
         labels=_labels(job, known, selector, network, is_usual=accelerator is not None and bool(accelerator.source)),
         tolerations=(
-            *_GONE_NODE,
+            *GONE_NODE,
             *(one for nodes in known for one in nodes.tolerations),
             *_tolerations([*given.tolerations, *job.tolerations]),
         ),

@@ -82,6 +82,7 @@ class JobStatus:
     nodes: tuple[str, ...]
     age_s: float
     lasted_s: float | None  # from the first start to the end
+    restart_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)  # the last; by contract.RESTART
     folder: str | None = None  # of a run on this machine, whose namespace is empty
 
     def to_json(self) -> dict[str, Any]:
@@ -123,6 +124,7 @@ def status_of(snapshot: Snapshot) -> JobStatus:
         nodes=tuple(dict.fromkeys(host.node for host in snapshot.hosts if host.node)),
         age_s=seconds_since(snapshot.created, snapshot.now) or 0.0,
         lasted_s=_lasted(snapshot, state),
+        restart_seconds=beat.restart,
     )
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from jaxlaunch.launcher.cli.status import status_command
 from tests.found import shows
 from tests.gang.runs import Running, digits, job, launch, until_gone
 
@@ -94,6 +96,15 @@ def test_a_rank_that_crashes_once_is_restarted_in_place(tmp_path: Path) -> None:
         result = running.wait()
     assert result.code == 0, result.stderr[-3000:]
     assert result.summary["restarts"] and sorted(result.losses) == list(range(1, 41))
+    first, *again = rows = result.summary["restart_seconds"]
+    assert [row["attempt"] for row in rows] == list(range(1, len(rows) + 1)) and first["after"] is None
+    assert {"start", "import", "rendezvous", "init", "compile", "first_step"} <= first["seconds"].keys()
+    parts = {"detect", "decide", "end", "start", "rendezvous", "init", "restore", "compile", "first_step"}
+    assert all(row["after"] == "killed" and parts <= row["seconds"].keys() for row in again)
+    records = map(json.loads, (result.folder / "attempts.jsonl").read_text().splitlines())
+    assert [one["restart"] for one in records] == [row["seconds"] for row in rows]
+    shown = CliRunner().invoke(status_command, [str(result.folder), "-o", "wide"]).output
+    assert " s until its first step: " in shown and "RENDEZVOUS" in shown, shown
     assert len(agents) == 2
 
 

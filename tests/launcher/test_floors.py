@@ -144,7 +144,7 @@ SHARED = {
     },
     "jaxlaunch": {
         "jaxlaunch.launcher.errors",
-        "jaxlaunch.launcher.local.run_folders",
+        "jaxlaunch.launcher.local.trained",
         "jaxlaunch.trainer.data.records",
         "jaxlaunch.trainer.data.source",
         "jaxlaunch.trainer.data.sources.open",

@@ -42,7 +42,7 @@ def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
         report.phase("init", 0)
         chosen = Options(**options)
         if gang:
-            _join()
+            _join(report)
             stop.arm()
         place = Place.from_environ() if gang else _alone()
         folder = _checkpoints(chosen, (gang and os.environ.get(contract.RUN_URL)) or place.run_dir)
@@ -81,12 +81,13 @@ def _checkpoints(options: Options, home: str | None) -> str:
     return f"{home.rstrip('/')}/checkpoints"
 
 
-def _join() -> None:
+def _join(report: Progress) -> None:
     """Joins the processes of the gang, unless the program has. Raises SpecError for other devices than the job's."""
     if not jax.distributed.is_initialized():
         preflight.check_driver()
         try:
             distributed.initialize()
+            report.joined()
         except RuntimeError as error:
             if TOO_LATE not in str(error):
                 raise

@@ -43,6 +43,10 @@ class Progress:
         """Identifies the built-in trainer: from now on the agent reads the exit code as one of the contract."""
         self._post({"hello": "trainer", "python": platform.python_version(), "jax": importlib.metadata.version("jax")})
 
+    def joined(self) -> None:
+        """The process knows all others."""
+        self._post({"joined": True})
+
     def phase(self, name: str, step: int) -> None:
         """The process is in `name` and has completed `step` steps. Cheap enough for every step."""
         if self._fd is None:

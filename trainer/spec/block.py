@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -42,6 +42,12 @@ class Block(BaseModel):
     """A mapping with fixed keys: an unknown key is an error, and a value cannot change after it was read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def or_text(schema: dict[str, Any]) -> None:
+    """In the schema: a block may be its name alone."""
+    found = schema.pop("anyOf", None) or [{"$ref": schema.pop("$ref")}]
+    schema["anyOf"] = [*found, {"type": "string"}]
 
 
 def in_bucket(path: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from jaxlaunch.trainer.spec import buckets
 from jaxlaunch.trainer.spec.block import (
@@ -21,7 +21,9 @@ from jaxlaunch.trainer.spec.block import (
     Weight,
     at_most,
     in_bucket,
+    or_text,
 )
+from jaxlaunch.trainer.spec.vision.augment import Augment, named
 
 MOST_WORKERS = 256  # processes that read for one process of a run; more than this is a typing error
 
@@ -71,7 +73,30 @@ def _mounted(path: str | None) -> str | None:
     return path
 
 
-class Tfds(Source):
+Side = Annotated[int, Field(gt=0), at_most(2**15)]
+
+
+class OfImages(Source):
+    """Keys of the sources of images."""
+
+    size: Side | Annotated[list[Side], Field(min_length=2, max_length=2)] | None = Field(
+        None, description="images: height and width, or both as one number; default that of every image"
+    )
+    augment: Annotated[Augment | None, BeforeValidator(named)] = Field(
+        None,
+        description="images: random changes in training, or the name of a recipe; null: none",
+        json_schema_extra=or_text,
+    )
+
+    @property
+    def shape(self) -> tuple[int, int] | None:
+        """Height and width, where they are given."""
+        if isinstance(self.size, int):
+            return self.size, self.size
+        return None if self.size is None else (self.size[0], self.size[1])
+
+
+class Tfds(OfImages):
     """A tensorflow-datasets builder, read without TensorFlow; `digits` is ours and needs no network.
 
     ```yaml
@@ -90,7 +115,7 @@ class Tfds(Source):
     )
 
 
-class ArrayRecord(Source):
+class ArrayRecord(OfImages):
     """Files of array_record; a record is a tf.train.Example, as `jaxlaunch.write_records` writes it.
 
     ```yaml
@@ -281,11 +306,10 @@ class Mixture(Source):
 
 
 _Readable = Annotated[str | list[str], AfterValidator(_readable)]
-Side = Annotated[int, Field(gt=0), at_most(2**15)]
 _Workers = Annotated[int, Field(ge=0, le=MOST_WORKERS)]
 
 
-class Images(Source):
+class Images(OfImages):
     """Image files, read in place: folders by class, lists of paths and labels, WebDataset tars, Parquet and Arrow.
 
     ```yaml
@@ -309,9 +333,6 @@ class Images(Source):
         None, description="what to evaluate on; default what path names val, validation or test, next to train"
     )
     eval_split: Fraction | None = Field(None, description="share of the images kept back when nothing else evaluates")
-    size: Side | Annotated[list[Side], Field(min_length=2, max_length=2)] | None = Field(
-        None, description="height and width, or both as one number; default that of every image"
-    )
     channels: Literal[1, 3] = Field(3, description="3: RGB; 1: grey")
     image: str | None = Field(None, min_length=1, description="column of the image, or of its path; default found")
     label: str | None = Field(None, min_length=1, description="column of the label; default found")
@@ -322,13 +343,6 @@ class Images(Source):
         "stop", description="an image that cannot be decoded ends the run; skip: all are decoded once, to leave it out"
     )
     workers: _Workers = Field(0, description="processes that decode, per process of the run; 0: data.threads decode")
-
-    @property
-    def shape(self) -> tuple[int, int] | None:
-        """Height and width, where they are given."""
-        if isinstance(self.size, int):
-            return self.size, self.size
-        return None if self.size is None else (self.size[0], self.size[1])
 
     @field_validator("classes")
     @classmethod

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from jaxlaunch.trainer.spec.block import Block, Fraction, Many, Weight
+from jaxlaunch.trainer.spec.block import Block, Fraction, Many, Rate, Weight
 
 
 class Dpo(Block):
@@ -52,4 +52,39 @@ class Loss(Block):
     z: Weight = Field(0.0, description="weight of the z-loss (squared log of the softmax normalizer), such as 1e-4")
     smoothing: Fraction = Field(0.0, description="label smoothing: share of a label's weight spread over all classes")
     dpo: Dpo = Field(Dpo(), description="preferences: the loss of a pair")
+    target: Literal["class", "multi_label", "regression"] = Field(
+        "class",
+        description="images and tables: one class; multi_label: 0 or 1 for each class, by sigmoids; regression: "
+        "numbers, by squared error",
+    )
+    class_weights: Annotated[list[Rate], Field(min_length=2)] | None = Field(
+        None,
+        description="images and tables: weight of each class in the mean; multi_label: of its positive examples",
+    )
+    focal: Weight = Field(0.0, description="images and tables: gamma of the focal loss, such as 2; 0: none")
     mixup: Weight = Field(0.0, description="images: alpha of the Beta distribution that blends pairs; 0: none")
+    cutmix: Weight = Field(
+        0.0,
+        description="images: alpha of the Beta distribution of the area that is pasted from another image; 0: none. "
+        "With mixup, a step draws one of both",
+    )
+
+    @property
+    def of_labels(self) -> list[str]:
+        """The keys given that are of images and tables alone."""
+        keys = ("target", "class_weights", "focal", "mixup", "cutmix")
+        return [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]
+
+    @model_validator(mode="after")
+    def _fits_the_target(self) -> Loss:
+        if self.focal and self.smoothing and self.target == "class":
+            raise ValueError(f"focal = {self.focal:g} and smoothing = {self.smoothing:g} are both given; keep one")
+        if self.target == "multi_label" and self.z:
+            raise ValueError("z is of a softmax, which target: multi_label has none of")
+        if self.target == "regression":
+            given = [
+                key for key in ("z", "smoothing", "class_weights", "focal", "mixup", "cutmix") if getattr(self, key)
+            ]
+            if given:
+                raise ValueError(f"{given[0]} is of classes, and target is regression")
+        return self

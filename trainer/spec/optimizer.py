@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from jaxlaunch.spelling import in_full, nearest
-from jaxlaunch.trainer.spec.block import Block, Few, Fraction, Natural, Positive, Rate, Weight
+from jaxlaunch.trainer.spec.block import Block, Few, Fraction, Natural, Positive, Rate, Weight, or_text
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Arguments = dict[str, Any]
@@ -229,11 +229,6 @@ def _by_name(schedule: Any) -> Any:
     return {"name": schedule} if isinstance(schedule, str) else schedule
 
 
-def _or_text(schema: dict[str, Any]) -> None:
-    """A schedule may be its name alone."""
-    schema["anyOf"] = [{"$ref": schema.pop("$ref")}, {"type": "string"}]
-
-
 class Optimizer(Link):
     """An optax optimizer by name, or several in a chain, with clipping, schedule and a moving average.
 
@@ -269,7 +264,7 @@ class Optimizer(Link):
         None, description="decay of a moving average of the weights, which eval then uses; null: none"
     )
     schedule: Annotated[Schedule, BeforeValidator(_by_name)] = Field(
-        Schedule(), description="learning rate schedule; or its name only", json_schema_extra=_or_text
+        Schedule(), description="learning rate schedule; or its name only", json_schema_extra=or_text
     )
     groups: list[Group] = Field([], description="parameters with their own rate or decay, or frozen, by path")
 

@@ -142,8 +142,8 @@ class TrainSpec(Block):
     @classmethod
     def _is_of_the_task(cls, loss: Loss, info: ValidationInfo) -> Loss:
         task = info.data.get("task")
-        if task in (LM, DPO) and loss.mixup:
-            raise ValueError("mixup blends images; it does not apply to tokens")
+        if task in (LM, DPO) and loss.of_labels:
+            raise ValueError(f"{loss.of_labels[0]} is of images and tables; it does not apply to tokens")
         if task == DPO and (loss.z or loss.smoothing):
             raise ValueError("z and smoothing are of a cross-entropy; preferences have dpo.label_smoothing")
         if task in (LM, CLASSIFY) and loss.dpo != Dpo():
@@ -151,6 +151,9 @@ class TrainSpec(Block):
         if task == CLASSIFY and loss.chunks != "auto":
             raise ValueError("chunks are of tokens; they do not apply to images")
         model = info.data.get("model")
+        classes = getattr(model, "classes", None)
+        if loss.class_weights and classes and len(loss.class_weights) != classes and not isinstance(model, CustomModel):
+            raise ValueError(f"class_weights has {len(loss.class_weights)} numbers for model.classes = {classes}")
         is_known = model is not None and ("length" in model.model_fields_set or not getattr(model, "is_partial", False))
         length = getattr(model, "length", None) if is_known else None
         if length is not None and loss.chunks != "auto" and length % loss.chunks:

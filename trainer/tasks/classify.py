@@ -27,7 +27,7 @@ from jaxlaunch.trainer.models.options import ModelOptions
 from jaxlaunch.trainer.models.vit import ViT
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.task import Loss, Split, checked_logits
-from jaxlaunch.trainer.tasks import losses, ranges
+from jaxlaunch.trainer.tasks import blends, losses, ranges
 
 BUILT_IN = MLP | ViT | ResNet | ConvNeXt
 
@@ -51,6 +51,7 @@ class Classify:
     """
 
     _classes: int | None = None  # of the logits, known from when the loss was traced
+    _target: str = "class"  # what a label is, known from when the source was opened
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
         """An MLP for images like the first example's, a ViT, a ResNet, a ConvNeXt, or a model of the user's:
@@ -79,22 +80,28 @@ class Classify:
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
         """Cross-entropy of `label` [B] on the normalized `image` [B, ...], times `weight` [B]; and `accuracy`.
 
-        In training smoothing, z-loss and mixup of a built-in model are added.
+        With `loss.target` the binary cross-entropy of label [B, V], or the squared error of label [B] or [B, K].
+        Training adds to it what the loss block of a built-in model says.
         """
         images = self._normalized(model, batch["image"])
         label_B, weight_B = batch["label"], batch["weight"]
-        is_training = isinstance(model, BUILT_IN) and not model.deterministic
-        extras = model.loss if is_training else specs.Loss()
-        options = losses.Options(extras.z, extras.smoothing)
-        if extras.mixup:
-            loss, self._classes = blended(model, images, label_B, weight_B, rng, extras.mixup, options)
-            return loss
-        logits_BV = model(images)
-        if not isinstance(model, BUILT_IN):
-            logits_BV = checked_logits(model, logits_BV, label_B)
+        is_ours = isinstance(model, BUILT_IN)
+        block = model.loss if is_ours else specs.Loss()
+        is_training = is_ours and not model.deterministic
+        extras = block if is_training else specs.Loss(target=block.target)
+        if extras.mixup or extras.cutmix:
+            images, share, other_B = blends.blended(images, label_B, rng, extras)
+            logits_BV = model(images)
+            one = losses.of_target(logits_BV, label_B, weight_B * share, extras)
+            other = losses.of_target(logits_BV, other_B, weight_B * (1.0 - share), extras)
+            loss = Loss(*jax.tree.map(jnp.add, tuple(one), tuple(other)))
+        else:
+            logits_BV = model(images)
+            if not is_ours:
+                logits_BV = checked_logits(model, logits_BV, label_B)
+            loss = losses.of_target(logits_BV, label_B, weight_B, extras)
         self._classes = logits_BV.shape[-1]
-        sums = losses.cross_entropy(logits_BV, label_B, weight_B, options)
-        return Loss(sums.total, sums.weight, {"accuracy": (sums.correct, sums.weight)})
+        return loss
 
     def predict(self, model: Any, batch: dict[str, Array]) -> Array:
         """Logits_BV of `image` [B, ...], normalized as in training."""
@@ -103,22 +110,31 @@ class Classify:
 
     def source(self, spec: TrainSpec, split: Split) -> Source | None:
         """The source that `train.data` describes. Raises DataError, SpecError."""
+        self._target = spec.loss.target
         return open_source(spec, split)
 
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """`image` as it is stored, and `label` int32: bytes are copied to the device and become floats there.
 
         Raises Unusable where one is missing, and for a label that is not one whole number; its shape may be [], [1]
-        or [1, 1].
+        or [1, 1]. Of other targets than a class `label` is a float32: 0 or 1 for each class, or any numbers.
         """
-        return {"image": np.asarray(ranges.of(raw, "image")), "label": ranges.label(ranges.of(raw, "label"))}
+        label = ranges.of(raw, "label")
+        read = (
+            ranges.label
+            if self._target == "class"
+            else ranges.flags
+            if self._target == "multi_label"
+            else ranges.numbers
+        )
+        return {"image": np.asarray(ranges.of(raw, "image")), "label": read(label)}
 
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
         """The first row whose label is no class of the model, and a sentence on it; None where there is none.
 
         Nothing is judged for a task that computes another loss: its labels may mean something else.
         """
-        if type(self).loss is not Classify.loss:
+        if type(self).loss is not Classify.loss or spec.loss.target != "class":
             return None
         classes = self._classes
         if isinstance(spec.model, specs.MLP | specs.OfImages) and type(self).model is Classify.model:
@@ -148,24 +164,6 @@ class Classify:
         if source is None:
             raise DataError("train.data has no training examples to take the images' shape from")
         return Examples(source, self.example).forms["image"].shape  # which gives who takes a generator one
-
-
-def blended(
-    model: Any, images: Array, label_B: Array, weight_B: Array, rng: Array, alpha: float, options: losses.Options
-) -> tuple[Loss, int]:
-    """mixup: each image and its label blended, in a share drawn from Beta(alpha, alpha), with another of the batch.
-
-    Returns the loss and the number of classes V.
-
-    Zhang et al. 2018, "mixup".
-    """
-    share = jax.random.beta(rng, alpha, alpha)
-    logits_BV = model(share * images + (1.0 - share) * images[::-1])
-    one = losses.cross_entropy(logits_BV, label_B, weight_B * share, options)
-    other = losses.cross_entropy(logits_BV, label_B[::-1], weight_B * (1.0 - share), options)
-    weight = weight_B.sum()
-    loss = Loss(one.total + other.total, weight, {"accuracy": (one.correct + other.correct, weight)})
-    return loss, logits_BV.shape[-1]
 
 
 def standardized(image: Array) -> Array:

@@ -12,17 +12,22 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.task import Loss
 
 Summed = TypeVar("Summed")  # arrays that add up over positions
+MANY = 100  # classes from which on the share of labels among the first five is told
 LOGITS_BYTES = 2**28  # of a device's float32 logits at a time, where the job sets no number of chunks
 
 
 class Options(NamedTuple):
-    """Terms that training adds to the cross-entropy."""
+    """Terms that training adds to the loss."""
 
     z: float = 0.0  # times the squared log of the softmax's denominator: keeps logits near 0. Chowdhery et al. 2022
     smoothing: float = 0.0  # of the label's weight, spread over all classes. Szegedy et al. 2016
+    focal: float = 0.0  # power of the share that the model does not give the label. Lin et al. 2017
+    class_weights: tuple[float, ...] | None = None  # in the mean, as PyTorch weighs; of sigmoids, the positive terms
 
 
 PLAIN = Options()
@@ -44,19 +49,109 @@ def cross_entropy(logits: Array, labels: Array, weight: Array, options: Options 
     vocabulary makes the sum NaN, so that it is found at the first step. Raises SpecError for shapes that do not fit:
     labels [B, 1] would broadcast to all pairs of examples.
     """
-    each = _each(logits, labels, weight)
-    total = each.nats
-    if options.smoothing:
-        total = total + options.smoothing * (each.chosen - each.logits.mean(-1))
+    each, counts = _each(logits, labels, weight), weight != 0.0
+    if options.class_weights is None:
+        total, weighed = each.nats, weight
+        if options.smoothing:
+            total = total + options.smoothing * (each.chosen - each.logits.mean(-1))
+    else:
+        by_class_V = jnp.asarray(options.class_weights, jnp.float32)
+        of_label = jnp.take(by_class_V, labels, mode="clip")
+        total, weighed = of_label * each.nats, weight * of_label
+        if options.smoothing:
+            spread = jnp.matmul(each.log_sum[..., None] - each.logits, by_class_V) / by_class_V.shape[0]
+            total = (1.0 - options.smoothing) * total + options.smoothing * spread
+    if options.focal:
+        total = total * _unsure(each.nats, options.focal)
     if options.z:
         total = total + options.z * jnp.square(each.log_sum + each.largest)
-    counts = weight != 0.0
     return Sums(
         total=jnp.where(counts, total * weight, 0.0).sum(),
         nats=jnp.where(counts, each.nats * weight, 0.0).sum(),
         correct=jnp.where(each.is_first, weight, 0.0).sum(),
-        weight=weight.sum(),
+        weight=weighed.sum(),
     )
+
+
+def in_top(logits_BV: Array, label_B: Array, weight_B: Array, count: int) -> Array:
+    """The weight of the rows whose label is among the `count` largest logits; of equal ones the first are larger."""
+    places_BV = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1)
+    chosen_B1 = jnp.where(places_BV == label_B[:, None], logits_BV, 0.0).sum(-1, keepdims=True)
+    before_BV = (logits_BV > chosen_B1) | ((logits_BV == chosen_B1) & (places_BV < label_B[:, None]))
+    return jnp.where(before_BV.sum(-1) < count, weight_B, 0.0).sum()
+
+
+class Labels(NamedTuple):
+    """Weighted sums over rows of yes and no for each class: float32 scalars."""
+
+    total: Array  # what is minimized: a row's mean over its classes
+    right: Array  # the same of the share of classes that are said right
+    both: Array  # twice the classes that are rightly said to be there,
+    either: Array  # and those that are there and those said to be there: their quotient is F1
+    weight: Array
+
+
+def sigmoids(logits_BV: Array, label_BV: Array, weight_B: Array, options: Options = PLAIN) -> Labels:
+    """Binary cross-entropy of each class; a class is said to be there where its logit is above 0.
+
+    Rows of weight 0 add exactly 0. Raises SpecError for labels of another shape than the logits.
+    """
+    if label_BV.shape != logits_BV.shape:
+        raise SpecError(
+            f"the model makes logits of shape {list(logits_BV.shape)}, and the labels are {list(label_BV.shape)}: "
+            "target: multi_label takes 0 or 1 for each of model.classes"
+        )
+    counts_B = weight_B != 0.0
+    logits_BV = jnp.where(counts_B[:, None], logits_BV.astype(jnp.float32), 0.0)
+    is_there_BV, said_BV = label_BV.astype(jnp.float32), (logits_BV > 0.0).astype(jnp.float32)
+    wanted_BV = is_there_BV * (1.0 - options.smoothing) + 0.5 * options.smoothing
+    positive = 1.0 if options.class_weights is None else jnp.asarray(options.class_weights, jnp.float32)[None, :]
+    yes_BV, no_BV = jax.nn.softplus(-logits_BV), jax.nn.softplus(logits_BV)
+    nats_BV = positive * wanted_BV * yes_BV + (1.0 - wanted_BV) * no_BV
+    if options.focal:
+        nats_BV = nats_BV * _unsure(jnp.where(is_there_BV > 0.5, yes_BV, no_BV), options.focal)
+    is_right_BV = (said_BV == is_there_BV).astype(jnp.float32)
+    both_B, either_B = 2.0 * (said_BV * is_there_BV).sum(-1), said_BV.sum(-1) + is_there_BV.sum(-1)
+    is_right_B = jnp.where(counts_B, is_right_BV.mean(-1), 0.0)
+    nats_B = jnp.where(counts_B, nats_BV.mean(-1), 0.0)
+    return Labels(nats_B @ weight_B, is_right_B @ weight_B, both_B @ weight_B, either_B @ weight_B, weight_B.sum())
+
+
+def squares(found_BK: Array, number_BK: Array, weight_B: Array) -> tuple[Array, Array]:
+    """The sums of the mean squared and of the mean absolute error of each row's numbers, times its weight.
+
+    Rows of weight 0 add exactly 0. Raises SpecError where the shapes differ.
+    """
+    number_BK = number_BK[:, None] if number_BK.ndim == 1 else number_BK
+    if found_BK.shape != number_BK.shape:
+        raise SpecError(
+            f"the model makes numbers of shape {list(found_BK.shape)}, and the labels are {list(number_BK.shape)}: set "
+            "model.classes to how many numbers a label is"
+        )
+    error_BK = found_BK.astype(jnp.float32) - number_BK.astype(jnp.float32)
+    error_BK = jnp.where(weight_B[:, None] != 0.0, error_BK, 0.0)
+    return jnp.square(error_BK).mean(-1) @ weight_B, jnp.abs(error_BK).mean(-1) @ weight_B
+
+
+def of_target(logits_BV: Array, label: Array, weight_B: Array, block: specs.Loss) -> Loss:
+    """The loss and metrics of labels that are what the loss block says, with its terms but for blending."""
+    weights = None if block.class_weights is None else tuple(block.class_weights)
+    options = Options(block.z, block.smoothing, block.focal, weights)
+    count = weight_B.sum()
+    if block.target == "regression":
+        squared, absolute = squares(logits_BV, label, weight_B)
+        return Loss(squared, count, {"mae": (absolute, count)})
+    if block.target == "multi_label":
+        said = sigmoids(logits_BV, label, weight_B, options)
+        return Loss(said.total, count, {"accuracy": (said.right, count), "f1": (said.both, said.either)})
+    sums = cross_entropy(logits_BV, label, weight_B, options)
+    top = {"top5": (in_top(logits_BV, label, weight_B, 5), count)} if logits_BV.shape[-1] >= MANY else {}
+    return Loss(sums.total, sums.weight, {"accuracy": (sums.correct, count), **top})
+
+
+def _unsure(nats: Array, focal: float) -> Array:
+    """The share that is not given to the label, to the power of `focal`."""
+    return jnp.power(-jnp.expm1(-jnp.maximum(nats, 1e-7)), focal)  # the power has no derivative at 0
 
 
 def log_probabilities(logits: Array, labels: Array, weight: Array) -> Array:

@@ -50,6 +50,25 @@ def label(value: Any) -> npt.NDArray[np.int32]:
     raise Unusable(f"a label of shape {list(array.shape)}, but a label is one whole number, the class{hint}")
 
 
+def flags(value: Any) -> npt.NDArray[np.float32]:
+    """A label that says yes or no for each class, as float32. Raises Unusable for numbers other than 0 and 1."""
+    array = numbers(value)
+    if array.ndim != 1 or not np.isin(array, (0.0, 1.0)).all():
+        raise Unusable(
+            f"a label of shape {list(array.shape)}, from {array.min()} to {array.max()}, but with loss.target = "
+            "multi_label a label is 0 or 1 for each class, [classes]"
+        )
+    return array
+
+
+def numbers(value: Any) -> npt.NDArray[np.float32]:
+    """A label of numbers as float32, its shape [] or [K]. Raises Unusable for what is no finite number."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf" or array.ndim > 1 or not array.size or not np.isfinite(array).all():
+        raise Unusable(f"a label {array.ravel()[:3].tolist()} of {array.dtype}{list(array.shape)}, not finite numbers")
+    return array.astype(np.float32)
+
+
 def outside(key: str, array_BX: npt.NDArray[Any], size: int, what: str) -> tuple[int, str] | None:
     """The first row with a number outside 0 … size − 1 (`what` these are), and a sentence on it; None without one."""
     if not array_BX.size or (array_BX.min() >= 0 and array_BX.max() < size):

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.restart_clock import RestartClock
 
 SAMPLES = 4096  # steps between two commits whose time is kept
 
@@ -16,6 +17,7 @@ class Clock:
     """Follows one rank, since a gang moves in step. The caller gives the time, in monotonic seconds."""
 
     def __init__(self, now: float) -> None:
+        self.restart = RestartClock()
         self._seconds = dict.fromkeys(contract.CLOCK, 0.0)
         self._cause = "rendezvous"
         self._since = self.began = now

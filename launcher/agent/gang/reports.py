@@ -18,7 +18,9 @@ from jaxlaunch.records.checked import ExitCode, Malformed, Whole, cut
 
 UNSTARTABLE = "unstartable"  # key of the line with which the forked agent reports that exec failed
 # How a line begins.
-_BEGIN = re.compile(rb'\{"(?:hello|phase|committed|restored|metrics|stopped|profile|note|error|atexit|unstartable)": ?')
+_BEGIN = re.compile(
+    rb'\{"(?:hello|phase|committed|restored|joined|metrics|stopped|profile|note|error|atexit|unstartable)": ?'
+)
 MAX_LABEL = 100  # characters of a phase or a version: they are in every beat
 MAX_BEGINS = 8  # of messages in one line that are tried, the last ones: each try may cost as much as the line is long
 MAX_METRICS = 32 * 1024  # bytes as JSON: a beat that carries them must fit a message between agents
@@ -107,6 +109,7 @@ class _Line:
     step: Whole | None
     committed: Whole
     restored: Whole
+    joined: bool
     metrics: Annotated[Mapping[str, Any], _fits]
     of: Whole
     stopped: _Stopped

@@ -16,7 +16,7 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.records import checked
-from jaxlaunch.records.checked import Exit, Whole
+from jaxlaunch.records.checked import Exit, Seconds, Whole
 from jaxlaunch.records.verdict import Verdict, of_code
 
 # How a peer's death appears on the surviving ranks (jax 0.10 and 0.11; Gloo, NCCL, gRPC, the coordination service).
@@ -108,6 +108,7 @@ class Event:
     oom: bool = False  # EXIT: the OOM killer sent the signal
     error: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # ERROR: type, message, traceback, code
     text: str = ""  # EXIT: the last lines of output; else the message
+    unseen_s: Seconds = 0.0  # HANG, LOST: since the last sign of life
     is_alone: bool = False  # the process has no peers, whose death it could echo
 
     @classmethod

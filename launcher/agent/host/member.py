@@ -21,7 +21,7 @@ from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.handshake import HostSide, NotProven
 from jaxlaunch.launcher.agent.gang.messages import FROM_LEADER, Judged, Leave, Ping, Refused, Start, Welcome
 from jaxlaunch.launcher.agent.gang.nccl_status import asks_nccl
-from jaxlaunch.launcher.agent.gang.progress import Changes, phase_timeouts
+from jaxlaunch.launcher.agent.gang.progress import Changes, Status, phase_timeouts
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
 from jaxlaunch.launcher.agent.gang.reports import UNSTARTABLE
 from jaxlaunch.launcher.agent.gang.stacks import MAX_CHARS
@@ -48,6 +48,8 @@ ONE_PRESS_S = 0.5  # closer signals count as one: a terminal and the launcher ma
 RETRY_REFUSED_S = 2.0
 MAX_NOTES = 50  # of a process
 STACKS_S = 2.0  # for the processes to write their stacks
+
+_OF_PHASES = {"init": "rendezvous", "step": "first_step"}  # of a phase, what a start spends its first seconds on
 
 Finish = Callable[[Verdict, bool], None]  # with the gang's verdict, or alone
 
@@ -339,6 +341,10 @@ class Member:
         if self._clock is None or child.rank != 0 or self._verdict is not None:
             return
         now, status = time.monotonic(), child.progress.status
+        if (reached := _reached(message, status)) is not None:
+            self._clock.restart.enter(reached, now)
+        if status.phase == "step" and status.step is not None and status.step >= (status.first_step or 0):
+            self._clock.restart.stepped(now)
         if "phase" in message and status.phase is not None:
             self._clock.enter(status.phase, now)
             if status.phase == "step" and status.step is not None:
@@ -435,7 +441,7 @@ class Member:
             limit = child.progress.timeout_s(self.timeouts_s) or 0.0
             phase, seconds = child.progress.status.phase, child.progress.in_phase_s(now)
             text = f"the {phase} timeout of {limit:.0f} s passed first on rank {child.rank}, after {seconds:.0f} s"
-            self._send_event(Kind.HANG, child, text=text)
+            self._send_event(Kind.HANG, child, text=text, unseen_s=seconds)
 
     def _send_stacks(self, now: float) -> None:
         """Sends the stacks once they are complete; a process that cannot write any sends an empty text."""
@@ -460,3 +466,12 @@ class Member:
         self._nccl = None
         if self._link is not None:
             self._link.send("nccl", attempt=self._attempt, text=text)
+
+
+def _reached(message: Mapping[str, Any], status: Status) -> str | None:
+    """The part of a start, of contract.RESTART, that begins with a line of rank 0's; None: the one before goes on."""
+    if message.get("hello") == "site":
+        return "import"
+    if "joined" in message:
+        return "init"
+    return _OF_PHASES.get(status.phase or "", status.phase) if "phase" in message else None

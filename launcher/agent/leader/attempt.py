@@ -11,7 +11,16 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang import nccl_status, stacks
 from jaxlaunch.launcher.agent.gang.progress import Status, ranks_of
-from jaxlaunch.launcher.agent.gang.verdict import Closeness, Event, Kind, Symptoms, decide, settle_s, verdict_of
+from jaxlaunch.launcher.agent.gang.verdict import (
+    Closeness,
+    Event,
+    Kind,
+    Symptoms,
+    closeness,
+    decide,
+    settle_s,
+    verdict_of,
+)
 from jaxlaunch.launcher.agent.leader.rank_counts import RankCounts
 from jaxlaunch.records.verdict import Verdict, names, of_code
 
@@ -39,9 +48,12 @@ class Attempt:
         self._overdue: tuple[float, Event] | None = None
         self._hung: Event | None = None  # ... with the rank that is to blame, once all stacks are there
         self._without_stacks: list[int] | None = None  # ranks whose stacks may still come
+        self._doubted: tuple[float, list[int]] | None = None  # ranks whose stacks may show who kept the others waiting
         self._silent: tuple[float, list[int]] | None = None  # hosts without a message since then
+        self._fault: tuple[float, float] | None = None  # when the first was seen, how long after the last sign of life
         self._lost = 0  # ranks that had not ended when their host was lost
         self._stop_by: float | None = None
+        self._stopped_at = 0.0
         self._stopped_by = STOPPED  # the code of a stop, and its words
         self._is_killed = False
 
@@ -75,6 +87,8 @@ class Attempt:
         """Takes in an event, with the status of its rank."""
         self.update({event.rank: event.status})
         event = dataclasses.replace(event, is_alone=len(self.statuses) == 1)
+        if self._fault is None and closeness(event) is not None:
+            self._fault = now, event.unseen_s
         if event.kind is Kind.HANG:
             self._overdue = self._overdue or (now, event)
         else:
@@ -91,8 +105,9 @@ class Attempt:
         self._without_nccl.discard(host)
         self.nccl = max(self.nccl, text[:MAX_NCCL_CHARS], key=len)
 
-    def host_lost(self, host: int, reason: str, now: float) -> None:
-        """Takes in that the connection to a host's agent was lost."""
+    def host_lost(self, host: int, reason: str, now: float, unseen_s: float = 0.0) -> None:
+        """Takes in that the connection to a host's agent was lost, `unseen_s` after its last message."""
+        self._fault = self._fault or (now, unseen_s)
         ranks = self._ranks[host]
         of = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
         text = f"host {host} ({of}) was lost: {reason}"
@@ -103,7 +118,7 @@ class Attempt:
         """Starts a stop from outside: all later symptoms are part of it. It ends after `deadline_s`, with code and
         words of `by`."""
         if self._stop_by is None:
-            self._stop_by, self._stopped_by = now + deadline_s, by
+            self._stop_by, self._stopped_by, self._stopped_at = now + deadline_s, by, now
 
     def kill(self, now: float) -> None:
         """Ends a stop from outside at once, after a second signal."""
@@ -113,13 +128,20 @@ class Attempt:
 
     @property
     def wants_stacks(self) -> bool:
-        """Whether a rank has exceeded a timeout, so that every rank's stacks are needed."""
-        return self._overdue is not None
+        """Whether a rank has exceeded a timeout, or failed as those do whose peer stands still."""
+        return self._overdue is not None or bool(self._doubted and self._doubted[1])
 
     @property
     def overdue(self) -> str | None:
         """The timeout that was exceeded, as a message."""
         return None if self._overdue is None else self._overdue[1].text
+
+    def ending(self, now: float) -> tuple[str, float, float]:
+        """What this attempt's end was spent on until the verdict, `decide` or `save`; since when; and how long before
+        that nothing was seen of what failed."""
+        if self._stop_by is not None:
+            return "save", self._stopped_at, 0.0
+        return ("decide", *(self._fault or (now, 0.0)))
 
     @property
     def committed(self) -> int | None:
@@ -169,7 +191,13 @@ class Attempt:
             return None
         if close in _OF_A_LOST_HOST and self._is_any_silent(arrived + ON_ITS_WAY_S, event.host, last_message_at):
             return None  # a host without a message since then may be the one that died
-        return verdict_of(event) if now - arrived >= settle_s(event, close) else None
+        if now - arrived < settle_s(event, close):
+            return None
+        if close in _OF_A_LOST_HOST:
+            if self._is_in_doubt(now):
+                return None  # JAX and Orbax give up waiting for a rank that stands still before its own timeout passes
+            event = self._standing_still(event) or event
+        return verdict_of(event)
 
     # --- its parts ----------------------------------------------------------------------------------------------------
 
@@ -224,10 +252,34 @@ class Attempt:
     def _is_told_all(self) -> bool:
         if self._without_stacks is None:
             self._without_stacks = list(self.statuses)
-        waited = self._without_stacks
+        return self._have_stacks(self._without_stacks) and not self._without_nccl
+
+    def _have_stacks(self, waited: list[int]) -> bool:
+        """Whether the stacks of all these ranks arrived, or never will; those that did are taken from the end."""
         while waited and (waited[-1] in self.stacks or self.statuses[waited[-1]].exit is not None):
             waited.pop()
-        return not waited and not self._without_nccl
+        return not waited
+
+    def _is_in_doubt(self, now: float) -> bool:
+        """Whether the stacks of the living are awaited that would show which of them does not run at all."""
+        if self._doubted is None:
+            self._doubted = now, [rank for rank, status in self.statuses.items() if _writes_stacks(status)]
+        return now - self._doubted[0] < STACKS_S and not self._have_stacks(self._doubted[1])
+
+    def _standing_still(self, echo: Event) -> Event | None:
+        """The hang of a living rank that does not even handle a signal, while its peers failed as `echo` did."""
+        still = {
+            rank: status
+            for rank, status in self.statuses.items()
+            if self.stacks.get(rank) == "" and _writes_stacks(status) and rank != echo.rank
+        }
+        if not still:
+            return None
+        rank = stacks.suspect(still, self.stacks, min(still))
+        host = next(host for host, ranks in self._ranks.items() if rank in ranks)
+        own = f"rank {rank} makes no progress {still[rank].where}".rstrip()
+        text = f"{own}: its process stands still, and its peers gave up: {verdict_of(echo).message}"
+        return Event(Kind.HANG, host, rank, still[rank], text=text)
 
     def _suspected(self, event: Event) -> Event:
         """The hang that `event` reported, of the rank that the others wait for."""
@@ -285,3 +337,8 @@ class Attempt:
         for rank, status in (outside or late).items():
             phases.setdefault(status.phase or "its program", []).append(rank)
         return ", ".join(f"{names(ranks, 'rank')} in {phase}" for phase, ranks in phases.items())
+
+
+def _writes_stacks(status: Status) -> bool:
+    """Whether a rank's process would write its stacks if it ran: it lives and has our hook."""
+    return status.jax is not None and status.exit is None and not status.left

@@ -232,11 +232,12 @@ class Leader:
         peer = self._by_link.get(link)
         if peer is None:
             return
+        unseen_s = time.monotonic() - self._heard[peer.hello.host]
         self._remove(peer)
         if self._stage is Stage.GATHER and self._verdict is None:
             self._say(f"{peer.hello.name} disconnected: {reason}")
         elif self._stage is Stage.RUN:
-            self._attempt.host_lost(peer.hello.host, reason, time.monotonic())
+            self._attempt.host_lost(peer.hello.host, reason, time.monotonic(), unseen_s)
         self._consider()
 
     def _remove(self, peer: Peer) -> None:
@@ -330,6 +331,7 @@ class Leader:
         counts = (self._config.processes, "process", "es"), (self._config.hosts, "host", "s")
         size = " on ".join(f"{count} {name}{plural if count > 1 else ''}" for count, name, plural in counts)
         self._say(f"starting attempt {self._number}: {size}")
+        self._clock.restart.enter("start", time.monotonic())
         coordinator = f"{bracketed(self._config.leader[0])}:{free_port()}"
         start, saved = self._starts.number, history.saved(self._records, self._config.generation)
         if saved is None and self._starts.has_written:
@@ -368,6 +370,8 @@ class Leader:
             self._number += 1  # it ended before its processes started, and counts as an attempt
         self._pod_log.judged(verdict, self._number)
         now = time.monotonic()
+        if self._attempt.number == self._number:
+            self._clock.restart.begin(*self._attempt.ending(now), now)
         self._stage, self._until = Stage.KILL, now + GONE_S
         self._keep_summary(now, is_urgent=True)  # first: who is killed from here on has died of this verdict
         self._broadcast("verdict", attempt=self._number, verdict=verdict.to_json())
@@ -409,6 +413,7 @@ class Leader:
         self._is_stopping, self._stopped_by, self._leaving = False, STOPPED, set()
         self._since = self._logged_at = now = time.monotonic()
         self._limit_gather("replace")
+        self._clock.restart.enter("replace", now)
         self._say(f"keeping {len(self._peers)} of {self._config.hosts} hosts, until {names(missing)} is replaced")
         self._keep_summary(now)
 
@@ -460,6 +465,7 @@ class Leader:
             first_committed=self._attempt.first_committed,
             last_committed=self._attempt.last_committed,
             seconds=self._own(seconds),
+            restart=self._clock.restart.last,
             started=self._started,
         )
         self._seconds_before = seconds
@@ -584,6 +590,7 @@ class Leader:
             restarts=(history.restarts_by_cause if has_ended else history.ends_by_cause)(self._records),
             preempted=None if self._run_folder.gap else history.preemptions_without_progress(self._records),
             metrics=self._metrics,
+            restart=self._restart_seconds(time.monotonic()),
         )
 
     def _keep_summary(self, now: float, *, is_urgent: bool = False) -> None:
@@ -629,7 +636,13 @@ class Leader:
             unsafe_s=round(self._clock.unsafe_s(now), 3),
             first_step=self._attempt.statuses[0].first_step if self._attempt.statuses else None,
             judged=judged,
+            restart=self._restart_seconds(now),
         )
+
+    def _restart_seconds(self, now: float) -> Mapping[str, float]:
+        """Of the attempt that the summary is of."""
+        has_ended = self._stage in (Stage.KILL, Stage.LEAVE)
+        return self._clock.restart.last if has_ended else self._clock.restart.seconds(now)
 
     def _summary(self, verdict: Verdict | None) -> Summary:
         now = time.monotonic()
@@ -646,6 +659,7 @@ class Leader:
             notes=self._notes,
             stacks=self._attempt.stacks,
             nccl=self._attempt.nccl,
+            restart_seconds=reported_fields.restarts(self._records, self._number, self._restart_seconds(now)),
         )
 
     def _addresses(self) -> list[dict[str, Any]]:

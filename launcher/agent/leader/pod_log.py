@@ -36,6 +36,7 @@ class View:
     restarts: Mapping[str, int]
     preempted: int | None  # preemptions in a row without a newly committed step; None: not known
     metrics: Mapping[str, Any] | None
+    restart: Mapping[str, float]  # seconds until the first step of the attempt, by cause
 
 
 class PodLog:
@@ -115,6 +116,7 @@ class PodLog:
             preempted=view.preempted,
             overdue=view.overdue,
             metrics=view.metrics,
+            restart=view.restart,
         )
 
     def _about(self, attempt: int, generation: int | None = None) -> dict[str, Any]:

@@ -12,7 +12,10 @@ from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
 from jaxlaunch.launcher.agent.leader import history
 from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.summary import Restarted
 from jaxlaunch.records.verdict import Verdict
+
+MAX_ROWS = 50  # restarts in a summary, the newest: attempts.jsonl has all
 
 
 def record(
@@ -23,6 +26,7 @@ def record(
     first_committed: int | None,
     last_committed: int | None,
     seconds: Mapping[str, float],
+    restart: Mapping[str, float],
     started: float,
 ) -> Record:
     """The record of attempt `number`, which ended now; `seconds` by cause, `started` in Unix time."""
@@ -38,6 +42,7 @@ def record(
         verdict=verdict,
         started=started,
         ended=time.time(),
+        restart=restart,
     )
 
 
@@ -56,6 +61,15 @@ def carried(records: Sequence[Record], now: float, started: float | None = None)
     if started is not None:
         total["down" if records else "rendezvous"] += max(0.0, now - started - sum(total.values()))
     return total
+
+
+def restarts(records: Sequence[Record], number: int, present: Mapping[str, float]) -> list[Restarted]:
+    """A row for each of the last attempts that is on record, and for the `present` one, where it is not."""
+    after: dict[int, str | None] = {each.attempt + 1: each.cause for each in records}
+    rows = [Restarted(each.attempt, after.get(each.attempt), each.restart) for each in records[-MAX_ROWS:]]
+    has_ended = bool(records) and records[-1].attempt == number
+    rows += [] if has_ended else [Restarted(number, after.get(number), present)]
+    return [row for row in rows if row.seconds]
 
 
 def counters(records: Sequence[Record], generation: int, job: AgentJob) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def close(of: Of, verdict: Verdict) -> Record:
         verdict=end,
         started=of.started,
         ended=of.at,
+        restart=of.restart,
     )
 
 
@@ -153,6 +154,7 @@ def _last_known(folder: RunFolder, config: Config, reported: Reported, records: 
             last_committed=_most(of.last_committed, last.last_committed),
             first_step=of.first_step or last.first_step,
             judged=of.judged or last.judged,
+            restart=of.restart or last.restart,
         )
     return found, of
 

@@ -54,7 +54,7 @@ def test_rendering_imports_no_client_of_a_cluster(tmp_path: Path) -> None:
     assert said.stdout.startswith("apiVersion: jobset.x-k8s.io/v1alpha2")
 
 
-@pytest.mark.parametrize("command", ["delete"])
+@pytest.mark.parametrize("command", ["list", "status", "explain", "logs", "stop", "delete"])
 def test_commands_on_a_submitted_job_do_not_wait_for_what_reads_a_job_file(command: str) -> None:
     code = (
         f"import sys, jaxlaunch.launcher.cli.{command};"

@@ -11,7 +11,7 @@ import pytest
 
 from jaxlaunch import programs
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.local import run_folders, trainer_process
+from jaxlaunch.launcher.local import trained, trainer_process
 from tests.launcher.invoke import launcher
 
 ONE = {"text": "x\x1b", "ids": [120, 27], "score": -1.5, "ended": False}
@@ -92,10 +92,10 @@ def test_the_weights_of_a_run_its_steps_and_published_folders_are_found(
     (home / "job.yaml").write_text(json.dumps(job))
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "config.json").write_text("{}")
-    assert run_folders.weights("lm") == (str(home / "checkpoints"), None)
-    assert run_folders.weights("runs/lm/checkpoints/35") == (str(home / "checkpoints"), 35)
-    assert run_folders.weights("hf") == ("hf", None)
-    assert run_folders.weights("gs://bucket/lm") == ("gs://bucket/lm", None)
+    assert trained.weights("lm") == (str(home / "checkpoints"), None)
+    assert trained.weights("runs/lm/checkpoints/35") == (str(home / "checkpoints"), 35)
+    assert trained.weights("hf") == ("hf", None)
+    assert trained.weights("gs://bucket/lm") == ("gs://bucket/lm", None)
 
 
 def test_what_the_trainer_prints_comes_line_by_line_and_its_failure_at_the_end(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from jaxlaunch.launcher.explain import situations
 from jaxlaunch.launcher.explain.explanation import MAX_EVIDENCE, explain
 from jaxlaunch.launcher.explain.situations import SITUATIONS
 from jaxlaunch.launcher.kube import kept_fields
+from jaxlaunch.launcher.manifests import nodes
 from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.records.log_lines import Past
 from jaxlaunch.records.progress_annotation import Recorded
@@ -1316,6 +1317,23 @@ def test_every_wait_and_every_failure_comes_with_a_next_move() -> None:
     for case, (job, _) in CASES.items():
         found = explain(job)
         assert found.next_move or re.search(r"\bruns\b|about to start|preempted|is admitted", found.headline), case
+
+
+@pytest.mark.parametrize(
+    ("tolerations", "said"),
+    [
+        (nodes.GONE_NODE, "30s"),
+        ((*nodes.GONE_NODE, {"operator": "Exists", "tolerationSeconds": 5}), "5s"),
+        (({"key": "a.io/b", "effect": "NoExecute", "tolerationSeconds": 5},), "5m"),
+        ((), "5m"),
+    ],
+)
+def test_the_wait_for_a_silent_node_is_what_the_pods_tolerate(tolerations: tuple[object, ...], said: str) -> None:
+    job = jobset(2)
+    job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["tolerations"] = [*tolerations]
+    found = explain(snapshot(job, pod(0), pod(1, node="node-2"), silent_node=silent("node-2")))
+    assert found.situation == "node-lost"
+    assert (found.next_move or "").startswith(f"wait: Kubernetes evicts its pods after {said}, but makes them again")
 
 
 @pytest.mark.parametrize(

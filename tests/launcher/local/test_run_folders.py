@@ -12,7 +12,7 @@ import yaml
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.local import paths, run_folders
+from jaxlaunch.launcher.local import paths, run_folders, trained
 from tests.launcher.invoke import launcher
 
 JOB = {"name": "one", "accelerator": {"type": "cpu"}, "volumes": [{"claim": "ckpt", "path": "/ckpt"}]}
@@ -37,7 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_job_that_is_no_regular_file_is_refused_and_holds_nobody_up(here: Path, make: Callable[[Path], None]) -> None:
     (here / "runs" / "one").mkdir(parents=True)
     make(here / "runs" / "one" / "job.yaml")
-    for read in (run_folders.checkpoints, run_folders.training):
+    for read in (trained.checkpoints, trained.training):
         with pytest.raises(UserError, match=r"job.yaml: (not a regular file|is a directory)"):
             read("one")
 
@@ -60,22 +60,22 @@ def test_a_run_is_named_or_its_folder_is(here: Path) -> None:
 )
 def test_a_run_s_checkpoints_are_where_its_job_says(path: str | None, found: str, here: Path) -> None:
     run(here / "runs" / "one", train={"task": DIGITS, "checkpoint": {"path": path}})
-    assert run_folders.checkpoints("one") == (found if "://" in found else os.path.join(here, found))
+    assert trained.checkpoints("one") == (found if "://" in found else os.path.join(here, found))
 
 
 def test_checkpoints_are_found_by_their_own_folder_too(here: Path) -> None:
     (here / "kept").mkdir()
-    assert run_folders.checkpoints("kept") == str(here / "kept")
-    assert run_folders.checkpoints("s3://bucket/kept") == "s3://bucket/kept"
+    assert trained.checkpoints("kept") == str(here / "kept")
+    assert trained.checkpoints("s3://bucket/kept") == "s3://bucket/kept"
 
 
 def test_a_folder_that_only_the_job_s_file_places_is_asked_for(here: Path) -> None:
     run(here / "runs" / "one", train={"task": DIGITS, "checkpoint": {"path": "kept"}})
     with pytest.raises(UserError, match="keeps its checkpoints in kept, relative to a folder that is unknown"):
-        run_folders.checkpoints("one")
+        trained.checkpoints("one")
     run(here / "runs" / "mine", command=["python", "train.py"])
     with pytest.raises(UserError, match="Run mine runs its own command"):
-        run_folders.checkpoints("mine")
+        trained.checkpoints("mine")
 
 
 def test_a_run_s_checkpoints_are_found_wherever_its_command_line_put_them(here: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_run_s_checkpoints_are_found_wherever_its_command_line_put_them(here: 
     argv = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "run", "jobs/one.yaml", "--volume", "ckpt=kept"]
     left = subprocess.run(argv, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert left.returncode == 64, left.stderr
-    assert run_folders.checkpoints("one") == str(here / "kept" / "deep")
+    assert trained.checkpoints("one") == str(here / "kept" / "deep")
 
 
 def test_a_run_s_job_has_the_folder_to_which_its_path_is_relative(here: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_run_s_job_has_the_folder_to_which_its_path_is_relative(here: Path) ->
     folder = here / "runs" / "one"
     folder.mkdir(parents=True)
     (folder / "job.yaml").write_text(jobs.dump(paths.of(job, here / "jobs", folder, {}).anywhere(job)))
-    assert run_folders.checkpoints("one") == str(here / "jobs" / "kept")
+    assert trained.checkpoints("one") == str(here / "jobs" / "kept")
 
 
 def test_what_cannot_be_exported_is_the_user_s_to_mend(

@@ -14,7 +14,7 @@ import yaml
 
 import jaxlaunch
 from jaxlaunch import contract
-from jaxlaunch.launcher.local import run_folders, trainer_process
+from jaxlaunch.launcher.local import trained, trainer_process
 from jaxlaunch.trainer.errors import CheckpointError
 from jaxlaunch.trainer.evaluation import __main__ as program
 from jaxlaunch.trainer.evaluation import trained as evaluated
@@ -95,12 +95,12 @@ def test_the_command_finds_what_a_language_model_s_run_logged(
 def test_a_program_gets_the_model_that_was_trained(run: Path) -> None:
     loaded = jaxlaunch.load(str(run))
     assert loaded.step == 2
-    _, train, _ = run_folders.training(str(run))
-    trained = evaluated.load(str(run / "checkpoints"), train.model_dump_json(exclude_unset=True))
-    batches = list(trained.held_out())
+    _, train, _ = trained.training(str(run))
+    again = evaluated.load(str(run / "checkpoints"), train.model_dump_json(exclude_unset=True))
+    batches = list(again.held_out())
     tokens, mask = (np.concatenate([batch[key] for batch in batches]) for key in ("tokens", "mask"))
     tokens, mask = tokens.reshape(-1, tokens.shape[-1])[:4], mask.reshape(-1, mask.shape[-1])[:4]
-    logits = np.asarray(trained.model(tokens[:, :-1]), np.float64)
+    logits = np.asarray(again.model(tokens[:, :-1]), np.float64)
     likely = np.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0] - np.log(np.exp(logits).sum(-1))
     found = np.stack(loaded.logprobs(tokens.tolist()))
     assert mask.any()
@@ -111,7 +111,7 @@ def test_a_program_gets_the_model_that_was_trained(run: Path) -> None:
 
 @pytest.mark.parametrize("run", ["lora"], indirect=True)
 def test_adapters_of_weights_that_changed_since_are_not_evaluated(tmp_path: Path, run: Path) -> None:
-    _, train, _ = run_folders.training(str(run))
+    _, train, _ = trained.training(str(run))
     other = references.folder("qwen2_tiny", tmp_path / "weights")
     (file,) = other.glob("*.safetensors")
     changed = bytearray(file.read_bytes())

@@ -72,11 +72,11 @@ def _opened(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
         case Tfds():
             from jaxlaunch.trainer.data.sources import tfds
 
-            return tfds.source(data, split)
+            return _seen(tfds.source(data, split), data, split)
         case ArrayRecord():
             from jaxlaunch.trainer.data.sources import array_record
 
-            return array_record.source(data, split)
+            return _seen(array_record.source(data, split), data, split)
         case Images():
             from jaxlaunch.trainer.data.sources.images import source as images
 
@@ -96,6 +96,16 @@ def _opened(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
             return torch.source(name, args, shuffle=False, workers=data.workers)
         case Synthetic():
             return _synthetic(spec, data, split)
+
+
+def _seen(source: Source | None, data: Tfds | ArrayRecord, split: Literal["train", "eval"]) -> Source | None:
+    """The source with its images in the size, and changed in the way, that the job asks for."""
+    if source is None or (data.augment is None and data.size is None):
+        return source
+    from jaxlaunch.trainer.data.augment.source import Augmented
+    from jaxlaunch.trainer.data.augment.transform import Transform
+
+    return Augmented(source, Transform(data.augment, data.shape, split))
 
 
 def _text(spec: TrainSpec, data: Text, split: Literal["train", "eval"]) -> Source | None:

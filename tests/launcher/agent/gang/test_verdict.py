@@ -10,6 +10,7 @@ import pytest
 from jaxlaunch.launcher.agent.gang.progress import Progress, Status
 from jaxlaunch.launcher.agent.gang.verdict import Event, Kind, decide, of_lost_leader, verdict_of
 from jaxlaunch.launcher.agent.leader.attempt import BARRIER_PATIENCE_S, STACKS_S, Attempt
+from tests.found import shows
 
 GLOO = {"type": "ValueError", "message": "Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:4711"}
 STEPPING = Status(phase="step", step=20, stepped=True)
@@ -262,6 +263,41 @@ def test_a_rank_that_cannot_even_dump_its_stacks_is_the_one_that_hangs() -> None
     assert of.verdict(10.0 + STACKS_S - 0.1, {}) is None
     verdict = of.verdict(10.0 + STACKS_S, {})
     assert verdict is not None and verdict.rank == 1 and "without a stack" in verdict.message
+
+
+@pytest.mark.parametrize(
+    "given_up",
+    [
+        ended(1, -6, text=f"{COORDINATION} DEADLINE_EXCEEDED: Deadline Exceeded\nRPC: /CoordinationService/Heartbeat"),
+        ended(1, -6),  # the dump of many threads has pushed what JAX said out of the last lines
+        echo(1),
+        error(1, "Orbax: the barrier of the save timed out", TRAINER, code=84),
+    ],
+)
+def test_a_rank_that_stands_still_is_the_cause_of_what_its_peers_give_up(given_up: Event) -> None:
+    of = attempt(3, dataclasses.replace(TRAINER, phase="save", jax="0.11.2"))
+    given_up = dataclasses.replace(given_up, status=dataclasses.replace(given_up.status, jax="0.11.2"))
+    of.add(given_up, 10.0)
+    heard = dict.fromkeys(range(3), 12.0)
+    assert of.verdict(12.1, heard) is None and of.wants_stacks
+    of.add_stacks(0, "")
+    assert of.verdict(12.2, heard) is None
+    of.add_stacks(1, "")  # it is about to end
+    of.add_stacks(2, stack("/lib/jax/_src/array.py", "_value"))
+    verdict = of.verdict(12.2, heard)
+    assert verdict is not None and (verdict.code, verdict.rank, verdict.host, verdict.step) == (82, 0, 0, 20)
+    assert verdict.message.startswith("rank 0 makes no progress in save at step 20: its process stands still")
+    shows("its process stands still, and its peers gave up", verdict.message)
+
+
+def test_a_failed_connection_is_believed_once_every_peer_has_shown_that_it_runs() -> None:
+    of = attempt(2, dataclasses.replace(STEPPING, jax="0.11.2"))
+    of.add(echo(1, dataclasses.replace(STEPPING, jax="0.11.2")), 10.0)
+    assert of.verdict(12.1, {}) is None
+    for rank in (0, 1):
+        of.add_stacks(rank, stack("/lib/jax/_src/array.py", "_value"))
+    verdict = of.verdict(12.2, {})
+    assert verdict is not None and (verdict.code, verdict.rank) == (83, 1) and "Gloo" in verdict.message
 
 
 def test_a_hang_on_gpus_waits_for_nccl_as_long_as_for_stacks_and_says_what_it_knows() -> None:

@@ -21,7 +21,15 @@ class Recorded:
     def look(self, at: float, **changes: Any) -> None:
         statuses = {rank: Status(phase=phase) for rank, phase in enumerate(changes.pop("phases", ["step"]))}
         given = dict(stage="run", attempt=1, missing=[], refused=[], step=None, committed=None, overdue=None)
-        given |= {"seconds": {}, "restarts": {}, "preempted": 0, "metrics": None, "statuses": statuses, **changes}
+        given |= {
+            "seconds": {},
+            "restarts": {},
+            "preempted": 0,
+            "metrics": None,
+            "restart": {},
+            "statuses": statuses,
+            **changes,
+        }
         self.pod_log.look(lambda: View(**given), at)  # type: ignore[arg-type]
 
     @property

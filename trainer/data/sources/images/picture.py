@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,8 +40,6 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[float, float, float, float]  # top, left, height and width, in pixels of the upright image
 Size = tuple[int, int]  # height and width
-# What is made of an image: pixels [H, W, C]. The generator is that of the example's position; None draws nothing.
-Transform = Callable[["Picture", np.random.Generator | None], Pixels]
 
 
 class Broken(Exception):
@@ -110,23 +107,6 @@ class Picture:
         if by > 1:
             width, height = self._image.size
             self._image.draft(self._mode, (width // by, height // by))
-
-
-def fitted(size: Size | None) -> Transform:
-    """The middle of an image in the proportions of `size`, as large as can be, resized to it; without one all of it."""
-
-    def fit(picture: Picture, rng: np.random.Generator | None = None) -> Pixels:
-        """The pixels."""
-        return picture.pixels() if size is None else picture.pixels(middle(picture.size, size), size)
-
-    return fit
-
-
-def middle(whole: Size, size: Size) -> Box:
-    """The largest box in the middle of `whole` that has the proportions of `size`."""
-    scale = min(whole[0] / size[0], whole[1] / size[1])
-    high, wide = size[0] * scale, size[1] * scale
-    return (whole[0] - high) / 2, (whole[1] - wide) / 2, high, wide
 
 
 def _orientation(image: Image.Image) -> int:

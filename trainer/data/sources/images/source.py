@@ -11,10 +11,11 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.data.augment.transform import Transform
 from jaxlaunch.trainer.data.messages import Draws, Item, Request
 from jaxlaunch.trainer.data.sources.images import build, index, listing, scan
 from jaxlaunch.trainer.data.sources.images.index import Index
-from jaxlaunch.trainer.data.sources.images.picture import Broken, Picture, Transform, fitted
+from jaxlaunch.trainer.data.sources.images.picture import Broken, Picture
 from jaxlaunch.trainer.data.sources.share import Share
 from jaxlaunch.trainer.data.workers import shared
 from jaxlaunch.trainer.errors import DataError
@@ -60,7 +61,7 @@ def indexed(data: Images, patterns: str | list[str], split: Split, key: str, cla
 
 def transform(data: Images, split: Split) -> Transform:
     """What makes the pixels of an example of an image."""
-    return fitted(data.shape)
+    return Transform(data.augment, data.shape, split)
 
 
 class Pictures:
@@ -81,7 +82,7 @@ class Pictures:
         self._data, self._split, self._pick, self._label = data, split, pick, label
         self._length = len(whole) if length is None else length
         self._transform = transform(data, split)
-        self.takes_rng = self.may_draw = getattr(self._transform, "draws", False)
+        self.takes_rng = self.may_draw = self._transform.draws
         first = data.path if isinstance(data.path, str) else data.path[0]
         self.name = f"images of {index.shown(first)}{f', {label}' if label else ''}"
 

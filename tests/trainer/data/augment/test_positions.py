@@ -1,0 +1,68 @@
+"""The pixels of a run are a function of the seed and the position, whoever reads them and from where it goes on."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
+from jaxlaunch.trainer.data.sources.open import open_source
+from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.tasks.classify import Classify
+
+BATCH, STEPS = 8, 4  # 12 images: the run is in its third epoch
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for at in range(12):
+        path = root / ("cat" if at % 2 else "dog") / f"{at}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (20 + at, 30, 3), np.uint8)).save(path)
+    return root
+
+
+def spec(folder: Path, workers: int = 0, **keys: object) -> TrainSpec:
+    data = {"source": "images", "path": str(folder), "size": 16, "augment": "imagenet-vit", "workers": workers, **keys}
+    model = {"kind": "resnet", "stem": "small", "depths": [1], "widths": [8], "classes": 2}
+    return TrainSpec.model_validate({"task": "classify", "model": model, "data": data, "batch": BATCH})
+
+
+def hashes(folder: Path, processes: int = 1, start: int = 0, **keys: object) -> list[str]:
+    """Of the batch of each step, its parts read by so many processes."""
+    train = spec(folder, **keys)  # type: ignore[arg-type]
+    source = open_source(train, "train")
+    assert source is not None
+    size, parts = BATCH // processes, []
+    for process in range(processes):
+        rows = range(process * size, (process + 1) * size)
+        pipeline = Pipeline(
+            source, Classify().example, batch=BATCH, rows=rows, seed=3, shuffle=True, prefetch=1, threads=2
+        )
+        parts.append([pipeline.batch(step)["image"] for step in range(start, STEPS)])
+    return [hashlib.sha256(np.concatenate(rows).tobytes()).hexdigest() for rows in zip(*parts, strict=True)]
+
+
+def test_two_runs_a_resume_processes_and_workers_see_identical_pixels(folder: Path) -> None:
+    once = hashes(folder)
+    assert len(set(once)) == STEPS
+    assert hashes(folder) == once
+    assert hashes(folder, start=2) == once[2:]  # in the middle of the second epoch
+    for processes in (2, 4):
+        assert hashes(folder, processes) == once
+    for workers in (2, 4):
+        assert hashes(folder, workers=workers) == once
+    assert hashes(folder, augment=None) != once
+
+
+def test_an_evaluation_sees_the_middle_of_each_image_once_and_always_the_same(folder: Path) -> None:
+    train = spec(folder, eval_path=str(folder))
+    source = open_source(train, "eval")
+    assert source is not None
+    made = Evaluation(source, Classify().example, batch=8, rows=range(8), threads=2, seed=3)
+    once, again = ([batch["image"].copy() for batch in made] for _ in range(2))
+    assert sum(float(batch["weight"].sum()) for batch in made) == 12
+    assert all(np.array_equal(one, two) for one, two in zip(once, again, strict=True))

@@ -1,0 +1,67 @@
+"""Each operation against torchvision's, in an environment of its own: colours of tensors, without Pillow."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxlaunch.trainer.data.augment import colors, geometry
+from jaxlaunch.trainer.data.augment.source import Held
+from jaxlaunch.trainer.data.augment.transform import Transform
+from jaxlaunch.trainer.spec.vision.augment import Augment
+from tests import environments, needs
+
+PROGRAM = Path(__file__).with_name("torchvision_says.py")
+SHAPE = 60, 80
+SPACES = {"rand": (colors.BINS, 9, 150 / 331, 8), "mix": (colors.AUGMIX_BINS, 2, 1 / 3, 4)}
+
+
+def picture() -> np.ndarray:
+    """Smooth colours with an edge and some noise: the range of each channel is not all of it."""
+    y, x = np.mgrid[: SHAPE[0], : SHAPE[1]]
+    channels = [30 + 2 * y, 60 + x, 200 - y - x // 2]
+    image = np.stack(channels, -1) + 40 * ((x > 35) & (y > 20))[..., None]
+    return np.clip(image + np.random.default_rng(0).integers(-9, 10, (*SHAPE, 3)), 0, 255).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    folder, site = tmp_path_factory.mktemp("torchvision"), needs.packages("torchvision")
+    needs.packages("torch")
+    given = {"image": picture(), "box": (7, 11, 30, 44), "size": (24, 32), "short": 27}
+    np.savez(folder / "given.npz", **given)  # type: ignore[arg-type]
+    environments.run("torch", str(PROGRAM), str(site), str(folder / "given.npz"), str(folder / "made.npz"))
+    return dict(np.load(folder / "made.npz"))
+
+
+def test_every_operation_of_randaugment_and_augmix_equals_torchvision_s(theirs: dict[str, np.ndarray]) -> None:
+    compared = set()
+    for key, wanted in theirs.items():
+        space, _, rest = key.partition("/")
+        if space not in SPACES:
+            continue
+        name, sign = rest.split("/")
+        bins, step, share, bits = SPACES[space]
+        by = colors.strength(name, step, bins, (share * SHAPE[1], share * SHAPE[0]), bits)
+        found = colors.OPERATIONS[name](Image.fromarray(picture()), -by if sign == "-" else by)
+        apart = np.abs(np.asarray(found).astype(int) - wanted)
+        # Pillow rounds its grey and its smoothed image to bytes before it blends with them.
+        assert apart.max() <= (2 if name in ("saturation", "contrast", "sharpness") else 1), (key, apart.max())
+        assert (apart > 1).mean() < 0.01, key
+        compared.add(name)
+        assert name in colors.UNSIGNED or f"{space}/{name}/-" in theirs, key
+    assert compared == colors.OPERATIONS.keys() - {"identity"}
+
+
+def test_hue_crops_and_the_middle_equal_torchvision_s(theirs: dict[str, np.ndarray]) -> None:
+    for key in (key for key in theirs if key.startswith("hue/")):
+        found = np.asarray(colors.hue(Image.fromarray(picture()), float(key[4:])))
+        assert np.abs(found.astype(int) - theirs[key]).mean() < 2.0, key  # Pillow's circle has 256 steps
+    image = Held(picture())
+    cropped = image.pixels((7, 11, 30, 44), (24, 32)).astype(int)
+    # Inside; at the border of the box Pillow blends with what lies beside it in the image.
+    assert np.abs(cropped - theirs["resized_crop"])[1:-1, 1:-1].max() <= 1
+    seen = Transform(Augment(eval_crop=24 / 27), (24, 32), "eval")(image).astype(int)
+    assert np.abs(seen - theirs["center_crop"]).mean() < 3.0
+    assert geometry.middle(SHAPE, (24, 32)) == (0.0, 0.0, 60.0, 80.0)

@@ -1,0 +1,61 @@
+"""Images that a source has as arrays, augmented: records, and what tensorflow-datasets prepared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from jaxlaunch.trainer.data.augment.geometry import Box, Pixels, Size
+from jaxlaunch.trainer.data.augment.transform import Transform
+from jaxlaunch.trainer.data.examples import Unusable
+from jaxlaunch.trainer.data.source import Source, name_of
+
+
+class Held:
+    """An image in memory: uint8 [H, W, C], of one channel or three."""
+
+    def __init__(self, image: Any) -> None:
+        array = np.asarray(image)
+        array = array[..., None] if array.ndim == 2 else array
+        if array.dtype != np.uint8 or array.ndim != 3 or array.shape[-1] not in (1, 3):
+            raise Unusable(
+                f"an image of {array.dtype}{list(array.shape)}; data.augment and data.size take uint8 [H, W, C] of one "
+                "channel or three"
+            )
+        self._image: Pixels = array
+        self.size: Size = (array.shape[0], array.shape[1])
+
+    def pixels(self, box: Box | None = None, size: Size | None = None) -> Pixels:
+        """The part in `box`, or all of it, resized to `size`, bilinear with antialiasing."""
+        top, left, high, wide = (0, 0, *self.size) if box is None else box
+        if size is None or (top, left, high, wide) == (0, 0, *size):
+            return self._image
+        picture = Image.fromarray(self._image[..., 0] if self._image.shape[-1] == 1 else self._image)
+        part = (left, top, left + wide, top + high)
+        resized = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=part)
+        return np.asarray(resized).reshape(*size, self._image.shape[-1])
+
+
+class Augmented:
+    """A source whose examples have an `image`, seen through a transform."""
+
+    def __init__(self, source: Source, transform: Transform) -> None:
+        self._source, self._transform = source, transform
+        self.name = name_of(source)
+        self.may_draw = self.takes_rng = transform.draws
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
+        raw = self._source[index]
+        if "image" not in raw:
+            raise Unusable(f"no image, which data.augment and data.size are of; it has {', '.join(sorted(raw))}")
+        image = self._transform(Held(raw["image"]), rng)
+        return {**raw, "image": image if np.ndim(raw["image"]) == 3 else image[..., 0]}
+
+    def fingerprint(self) -> str:
+        """That of the source: augmentation may change when a run resumes, and is then said."""
+        return self._source.fingerprint()

@@ -1,0 +1,132 @@
+"""The augment block: how images are changed at random in training, and cut in an evaluation. Never imports jax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from jaxlaunch.trainer.spec.block import Block, Natural, Rate, Weight
+
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
+
+# Recipes by name: torchvision's of ResNet, DeiT's (Touvron et al. 2021), that of CIFAR (He et al. 2016, section 4.2),
+# and shifts as of MNIST. What blends two images is of the loss.
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "imagenet-resnet": {"crop": [0.08, 1.0], "flip": 0.5, "eval_crop": 0.875},
+    "imagenet-vit": {
+        "crop": [0.08, 1.0],
+        "flip": 0.5,
+        "randaugment": {"count": 2, "magnitude": 9},
+        "erase": 0.25,
+        "eval_crop": 0.875,
+    },
+    "cifar": {"shift": 4, "flip": 0.5},
+    "mnist": {"shift": 2},
+}
+
+
+class Jitter(Block):
+    """Brightness, contrast and saturation times a factor from 1 - value to 1 + value, in random order; and hue.
+
+    ```yaml
+    train:
+      task: classify
+      data: {source: images, path: photos, size: 224, augment: {jitter: {brightness: 0.4, contrast: 0.4, hue: 0.1}}}
+    ```
+    """
+
+    brightness: Weight = Field(0.0, description="of all channels")
+    contrast: Weight = Field(0.0, description="against the image's mean grey")
+    saturation: Weight = Field(0.0, description="against the image in grey")
+    hue: Annotated[float, Field(ge=0.0, le=0.5)] = Field(0.0, description="turns of the colour circle, either way")
+
+
+class RandAugment(Block):
+    """Operations drawn from fourteen, all of one strength. Cubuk et al. 2020.
+
+    ```yaml
+    train:
+      task: classify
+      data: {source: images, path: photos, size: 224, augment: {randaugment: {count: 2, magnitude: 9}}}
+    ```
+    """
+
+    count: Annotated[int, Field(ge=1, le=14)] = Field(2, description="operations, one after the other")
+    magnitude: Annotated[int, Field(ge=0, le=30)] = Field(9, description="their strength, of 30")
+
+
+class AugMix(Block):
+    """Chains of operations, blended with each other and with the image. Hendrycks et al. 2020.
+
+    ```yaml
+    train:
+      task: classify
+      data: {source: images, path: photos, size: 224, augment: {augmix: {severity: 3}}}
+    ```
+    """
+
+    severity: Annotated[int, Field(ge=1, le=10)] = Field(3, description="strongest operation, of 10")
+    width: Annotated[int, Field(ge=1, le=10)] = Field(3, description="chains")
+    depth: Annotated[int, Field(ge=1, le=10)] | None = Field(None, description="operations of a chain; null: 1 to 3")
+    alpha: Rate = Field(1.0, description="of the Dirichlet and Beta distributions that the shares are drawn from")
+
+
+class Augment(Block):
+    """Random changes of the images of training, each a function of the seed and of the example's position in the run.
+
+    In this order: crop or shift, flip, randaugment, augmix, jitter, erase. An evaluation cuts the middle of each image.
+
+    ```yaml
+    train:
+      task: classify
+      data:
+        source: images
+        path: photos
+        size: 224
+        augment: {preset: imagenet-resnet, jitter: {brightness: 0.4}}  # or its name alone: augment: imagenet-resnet
+    ```
+    """
+
+    preset: Literal["imagenet-resnet", "imagenet-vit", "cifar", "mnist"] | None = Field(
+        None, description="a recipe by name; keys given here override it"
+    )
+    crop: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = Field(
+        None, description="random-resized crop: least and most share of the area; null: the middle in its proportions"
+    )
+    ratio: Annotated[list[Rate], Field(min_length=2, max_length=2)] = Field(
+        [3 / 4, 4 / 3], description="of a crop: least and most width / height"
+    )
+    shift: Natural = Field(0, description="pixels that the image is shifted by at most, black behind it")
+    flip: Probability = Field(0.0, description="probability of mirroring left and right")
+    flip_vertical: Probability = Field(0.0, description="probability of mirroring top and bottom")
+    jitter: Jitter | None = Field(None, description="colours")
+    randaugment: RandAugment | None = Field(None, description="operations of one strength")
+    augmix: AugMix | None = Field(None, description="blended chains of operations")
+    erase: Probability = Field(0.0, description="probability that a rectangle is filled with the image's mean colour")
+    eval_crop: Share = Field(
+        1.0, description="of an evaluation: the side of the middle that is seen; 0.875: 224 of 256"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, raw: Any) -> Any:
+        """The preset's keys, below those that are given."""
+        keys = PRESETS.get(str(raw.get("preset"))) if isinstance(raw, Mapping) else None
+        return raw if keys is None else {**keys, **raw}
+
+    @model_validator(mode="after")
+    def _is_in_order(self) -> Augment:
+        for key, pair in (("crop", self.crop), ("ratio", self.ratio)):
+            if pair is not None and pair[0] > pair[1]:
+                raise ValueError(f"{key} = {pair} begins above its end; write the smaller number first")
+        if self.crop is not None and self.shift:
+            raise ValueError(f"crop and shift = {self.shift} are both given; keep one")
+        return self
+
+
+def named(augment: Any) -> Any:
+    """An augment block that is the name of a recipe alone, as a block."""
+    return {"preset": augment} if isinstance(augment, str) else augment
