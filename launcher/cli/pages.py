@@ -40,12 +40,12 @@ def anchor(heading: str) -> str:
 
 def anchors(page: str) -> list[str]:
     """The anchors of a page's headings, in order."""
-    return [anchor(heading) for _, _, heading in _headings(page)]
+    return [anchor(heading) for _, _, heading in headings(page)]
 
 
 def section(page: str, wanted: str) -> str | None:
     """The part of a page below the heading of that anchor, up to the next heading of its level; None: no such."""
-    lines, found = page.splitlines(), list(_headings(page))
+    lines, found = page.splitlines(), list(headings(page))
     for at, (number, level, heading) in enumerate(found):
         if anchor(heading) == wanted:
             ends = (after for after, deeper, _ in found[at + 1 :] if deeper <= level)
@@ -53,7 +53,7 @@ def section(page: str, wanted: str) -> str | None:
     return None
 
 
-def _headings(page: str) -> Iterator[tuple[int, int, str]]:
+def headings(page: str) -> Iterator[tuple[int, int, str]]:
     """The number of each heading's line, its level and its text; a comment in an example is none."""
     is_code = False
     for number, line in enumerate(page.splitlines()):

@@ -1,0 +1,110 @@
+"""Long pages of docs/ are several pages of the site, cut at their headings of the second level.
+
+In the repository and for `launcher help` such a page is whole. Its own page on the site keeps what is before the first
+heading, lists the pieces, and knows to which of them each anchor has moved (docs/theme/search.js follows).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from jaxlaunch.launcher.cli import pages
+
+
+def _topic(topics: Mapping[str, tuple[str, ...]]) -> Callable[[str], str]:
+    """The topic that lists a heading. Raises KeyError for a heading that none lists."""
+    listed = {heading: topic for topic, headings in topics.items() for heading in headings}
+    return listed.__getitem__
+
+
+TROUBLESHOOTING = {
+    "Before a job is accepted": ("Access to the cluster", "Rejected requests"),
+    "While a job waits": ("Queues", "Pending pods"),
+    "While pods start": ("Images", "Container start", "Volumes, Secrets and ConfigMaps"),
+    "Devices, hosts and hangs": (
+        *("Devices and backends", "Rendezvous and lost hosts", "Hangs and timeouts"),
+        "Communication between processes",
+    ),
+    "Errors of the training program": (
+        *("Out of memory", "Shapes, sharding and tracers", "Checkpoints and storage"),
+        "Data and loss",
+    ),
+    "After a job ended": ("Exit codes", "Restarts and evictions", "Deletion", "States that are not errors"),
+}
+KUBERNETES = {
+    "Prepare a cluster": ("What a cluster needs", "A namespace for a team", "Cluster defaults", "Trying it"),
+    "Rights and users": ("What a submitter may do", "The pods' user"),
+    "Nodes, objects and many hosts": ("Which nodes", "What is created", "Many hosts", "Output"),
+    "Failures and what remains": ("Failure, eviction and preemption", "After the pods"),
+}
+# A page -> the title of the piece that has a heading.
+SPLIT: Mapping[str, Callable[[str], str]] = {
+    "job-yaml.md": str,
+    "cli.md": str,
+    "api.md": str,
+    "platforms.md": str,
+    "troubleshooting.md": _topic(TROUBLESHOOTING),
+    "kubernetes.md": _topic(KUBERNETES),
+    "project/benchmarks-results.md": str,
+}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One page of the site: its title, its path, its Markdown, and the anchors that are nowhere else."""
+
+    title: str
+    path: str
+    text: str
+    anchors: tuple[str, ...]
+
+
+def of(path: str, text: str) -> list[Piece]:
+    """The pieces of a page, its own first. A page that is not long is one piece."""
+    start, *sections = _sections(text) if path in SPLIT else [text]
+    topics: dict[str, list[str]] = {}
+    for section in sections:
+        topics.setdefault(SPLIT[path](_title(section)), []).append(section)
+    made = [_piece(path, title, found) for title, found in topics.items()]
+    listed = "".join(f"- {', '.join(_links(found))}\n" for found in topics.values())
+    own = f"{start}\n\n## Pages\n\n{listed}" if made else start
+    return [Piece(_title(start), path, own, tuple(pages.anchors(start))), *made]
+
+
+def _piece(path: str, title: str, sections: list[str]) -> Piece:
+    text = "\n\n".join(sections)
+    if len(sections) == 1:
+        text = _lifted(text)
+    elif _title(sections[0]) == title:
+        text = text.removeprefix("#")
+    else:
+        text = f"# {title}\n\n{text}"
+    name = re.sub(r"\W+", "-", title.lower()).strip("-")
+    return Piece(title.replace("`", ""), f"{path.removesuffix('.md')}/{name}.md", text, tuple(pages.anchors(text)))
+
+
+def _sections(text: str) -> list[str]:
+    """What is before the first heading of the second level, and each such heading with what is below it."""
+    lines = text.splitlines()
+    starts = [number for number, level, _ in pages.headings(text) if level == 2]
+    return ["\n".join(lines[one:other]).strip() for one, other in itertools.pairwise([0, *starts, len(lines)])]
+
+
+def _title(section: str) -> str:
+    return section.partition("\n")[0].lstrip("# ")
+
+
+def _links(sections: list[str]) -> Iterator[str]:
+    for section in sections:
+        yield f"[{_title(section)}](#{pages.anchor(_title(section))})"
+
+
+def _lifted(text: str) -> str:
+    """The text with every heading one level higher."""
+    lines = text.splitlines()
+    for number, _, _ in pages.headings(text):
+        lines[number] = lines[number].removeprefix("#")
+    return "\n".join(lines)
