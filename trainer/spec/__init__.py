@@ -2,7 +2,19 @@
 
 from jaxlaunch.trainer.spec.block import Block, Few, Natural, Place, Positive, at_most, in_bucket
 from jaxlaunch.trainer.spec.checkpoint import Best, Checkpoint
-from jaxlaunch.trainer.spec.data import ArrayRecord, Data, Images, Mixture, Part, Source, Synthetic, Text, Tfds, Torch
+from jaxlaunch.trainer.spec.data import (
+    ArrayRecord,
+    Data,
+    Images,
+    Mixture,
+    Part,
+    Source,
+    Synthetic,
+    Table,
+    Text,
+    Tfds,
+    Torch,
+)
 from jaxlaunch.trainer.spec.evaluation import EVAL, Eval, Samples, StopEarly, Watched
 from jaxlaunch.trainer.spec.lora import Lora
 from jaxlaunch.trainer.spec.loss import Dpo, Loss
@@ -63,6 +75,7 @@ __all__ = [
     "Synthetic",
     "TASKS",
     "TASK_DEFAULTS",
+    "Table",
     "Text",
     "Tfds",
     "Torch",

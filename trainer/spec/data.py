@@ -305,6 +305,18 @@ class Mixture(Source):
         }
 
 
+def _different(classes: list[str | int] | None) -> list[str | int] | None:
+    """Raises ValueError for a class that is named twice."""
+    for twice in classes or []:
+        if (classes or []).count(twice) > 1:
+            raise ValueError(f"holds {twice!r} twice; name each class once")
+    return classes
+
+
+_Classes = Annotated[
+    Annotated[list[str | int], Field(min_length=1)] | None,
+    AfterValidator(_different),
+]
 _Readable = Annotated[str | list[str], AfterValidator(_readable)]
 _Workers = Annotated[int, Field(ge=0, le=MOST_WORKERS)]
 
@@ -336,26 +348,64 @@ class Images(OfImages):
     channels: Literal[1, 3] = Field(3, description="3: RGB; 1: grey")
     image: str | None = Field(None, min_length=1, description="column of the image, or of its path; default found")
     label: str | None = Field(None, min_length=1, description="column of the label; default found")
-    classes: Annotated[list[str | int], Field(min_length=1)] | None = Field(
-        None, description="the labels in the order in which they are numbered; default sorted"
-    )
+    classes: _Classes = Field(None, description="the labels in the order in which they are numbered; default sorted")
     on_broken: Literal["stop", "skip"] = Field(
         "stop", description="an image that cannot be decoded ends the run; skip: all are decoded once, to leave it out"
     )
     workers: _Workers = Field(0, description="processes that decode, per process of the run; 0: data.threads decode")
 
-    @field_validator("classes")
-    @classmethod
-    def _are_different(cls, classes: list[str | int] | None) -> list[str | int] | None:
-        for twice in classes or []:
-            if (classes or []).count(twice) > 1:
-                raise ValueError(f"holds {twice!r} twice; name each class once")
-        return classes
-
     @model_validator(mode="after")
     def _is_evaluated_once(self) -> Images:
         if self.eval_path is not None and self.eval_split:
             raise ValueError("eval_path and eval_split are both given; keep one")
+        return self
+
+
+class Table(Source):
+    """Rows of a table: columns of numbers and texts as `features`, and a label.
+
+    ```yaml
+    train:
+      task: classify
+      model: {kind: mlp, width: 64, layers: 2, classes: 2}
+      data:
+        source: table
+        path: patients.csv
+        label: diagnosis
+        eval_split: 0.2
+    ```
+    """
+
+    source: Literal["table"] = Field(description="this source")
+    path: _Readable = Field(
+        description="a folder, files or globs, here or in gs:// or s3://: .csv, .tsv, .jsonl, .parquet, .arrow, .npy, "
+        ".npz"
+    )
+    eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
+        None, description="what to evaluate on; default what path names val, validation or test, next to train"
+    )
+    eval_split: Fraction | None = Field(None, description="share of the rows kept back when nothing else evaluates")
+    label: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="column of the label, or several; default one named label, class, target or y"
+    )
+    columns: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="columns that are read as features; default all but the label"
+    )
+    missing: Literal["stop", "mean"] = Field(
+        "stop",
+        description="a feature without a value ends the run; mean: it takes the column's mean in training, of texts "
+        "none",
+    )
+    classes: _Classes = Field(None, description="the labels in the order in which they are numbered; default sorted")
+
+    @model_validator(mode="after")
+    def _is_evaluated_once(self) -> Table:
+        if self.eval_path is not None and self.eval_split:
+            raise ValueError("eval_path and eval_split are both given; keep one")
+        names = [self.label] if isinstance(self.label, str) else self.label or []
+        both = next((name for name in names if name in (self.columns or [])), None)
+        if both is not None:
+            raise ValueError(f"columns holds {both!r}, which is the label")
         return self
 
 
@@ -417,4 +467,6 @@ class Synthetic(Source):
         return shape
 
 
-Data = Annotated[Tfds | ArrayRecord | Text | Images | Mixture | Torch | Synthetic, Field(discriminator="source")]
+Data = Annotated[
+    Tfds | ArrayRecord | Text | Images | Table | Mixture | Torch | Synthetic, Field(discriminator="source")
+]

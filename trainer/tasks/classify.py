@@ -1,11 +1,11 @@
-"""Image classification: examples with an `image` (bytes of any range and shape) and a `label`.
+"""Images and rows of tables: examples with an `image` (bytes of any range and shape) or `features`, and a `label`.
 
 B batch, V classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.data.examples import Batch, Examples
 from jaxlaunch.trainer.data.source import Source
 from jaxlaunch.trainer.data.sources.open import open_source
+from jaxlaunch.trainer.data.sources.tables.source import Rows, Scale
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.models import custom
 from jaxlaunch.trainer.models.convolutional.convnext import ConvNeXt
@@ -51,7 +52,8 @@ class Classify:
     """
 
     _classes: int | None = None  # of the logits, known from when the loss was traced
-    _target: str = "class"  # what a label is, known from when the source was opened
+    _target: str = "class"  # what a label is, known from when the source was opened,
+    _scale: Scale | None = None  # and what numbers of a table are measured in
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
         """An MLP for images like the first example's, a ViT, a ResNet, a ConvNeXt, or a model of the user's:
@@ -83,8 +85,10 @@ class Classify:
         With `loss.target` the binary cross-entropy of label [B, V], or the squared error of label [B] or [B, K].
         Training adds to it what the loss block of a built-in model says.
         """
-        images = self._normalized(model, batch["image"])
+        images = self._inputs(model, batch)
         label_B, weight_B = batch["label"], batch["weight"]
+        if self._scale is not None:
+            label_B = self._scale.within(label_B)
         is_ours = isinstance(model, BUILT_IN)
         block = model.loss if is_ours else specs.Loss()
         is_training = is_ours and not model.deterministic
@@ -101,17 +105,25 @@ class Classify:
                 logits_BV = checked_logits(model, logits_BV, label_B)
             loss = losses.of_target(logits_BV, label_B, weight_B, extras)
         self._classes = logits_BV.shape[-1]
+        if self._scale is not None and (unit := self._scale.unit) is not None:
+            total, weight = loss.metrics["mae"]
+            loss = loss._replace(metrics={**loss.metrics, "mae": (total * unit, weight)})
         return loss
 
     def predict(self, model: Any, batch: dict[str, Array]) -> Array:
-        """Logits_BV of `image` [B, ...], normalized as in training."""
-        logits_BV: Array = model(self._normalized(model, batch["image"]))
-        return logits_BV
+        """Logits_BV of `image` [B, ...], normalized as in training, or of `features` [B, F].
+
+        Where a table's label is a number, the numbers, in the label's unit.
+        """
+        logits_BV: Array = model(self._inputs(model, batch))
+        return logits_BV if self._scale is None else self._scale.outside(logits_BV)
 
     def source(self, spec: TrainSpec, split: Split) -> Source | None:
         """The source that `train.data` describes. Raises DataError, SpecError."""
         self._target = spec.loss.target
-        return open_source(spec, split)
+        found = open_source(spec, split)
+        self._scale = found.scale if isinstance(found, Rows) else None
+        return found
 
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """`image` as it is stored, and `label` int32: bytes are copied to the device and become floats there.
@@ -127,7 +139,8 @@ class Classify:
             if self._target == "multi_label"
             else ranges.numbers
         )
-        return {"image": np.asarray(ranges.of(raw, "image")), "label": read(label)}
+        key = self._key(raw)
+        return {key: np.asarray(ranges.of(raw, key)), "label": read(label)}
 
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
         """The first row whose label is no class of the model, and a sentence on it; None where there is none.
@@ -141,9 +154,18 @@ class Classify:
             classes = spec.model.classes
         return None if classes is None else ranges.outside("label", batch["label"], classes, "the model's classes")
 
-    def _normalized(self, model: Any, image: Array) -> Array:
+    def _inputs(self, model: Any, batch: dict[str, Array]) -> Array:
+        """What the model reads: features as they are, their scale is the table's; images normalized."""
+        if self._key(batch) == "features":
+            return batch["features"]
+        image = batch["image"]
         pixels = getattr(model, "pixels", None)
         return standardized(image) if pixels is None else scaled(image, *pixels)
+
+    @staticmethod
+    def _key(example: Mapping[str, Any]) -> str:
+        """What the model reads of an example."""
+        return "features" if "features" in example else "image"
 
     def _check_image(self, spec: TrainSpec, config: specs.OfImages) -> None:
         shape, channels = self._image_shape(spec), config.channels
@@ -163,7 +185,8 @@ class Classify:
         source = self.source(spec, "train")
         if source is None:
             raise DataError("train.data has no training examples to take the images' shape from")
-        return Examples(source, self.example).forms["image"].shape  # which gives who takes a generator one
+        forms = Examples(source, self.example).forms  # which gives who takes a generator one
+        return forms[self._key(forms)].shape
 
 
 def standardized(image: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,3 +21,12 @@ def batches(mapped: Any) -> tuple[Any, Iterator[Any]]:
         return table.schema, (table.get_batch(number) for number in range(table.num_record_batches))
     stream = pyarrow.ipc.open_stream(mapped)
     return stream.schema, iter(stream)
+
+
+def features(schema: Any) -> dict[str, Any]:
+    """What `datasets` notes of the columns, by name."""
+    try:
+        found = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, ValueError, TypeError):
+        return {}
+    return {name: about for name, about in found.items() if isinstance(about, dict)}

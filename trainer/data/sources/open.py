@@ -8,7 +8,7 @@ from typing import Literal
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data.source import Source
 from jaxlaunch.trainer.errors import DataError, SpecError
-from jaxlaunch.trainer.spec import ArrayRecord, Data, Images, Mixture, Synthetic, Text, Tfds, Torch, TrainSpec
+from jaxlaunch.trainer.spec import ArrayRecord, Data, Images, Mixture, Synthetic, Table, Text, Tfds, Torch, TrainSpec
 
 BYTES = 256
 
@@ -81,6 +81,10 @@ def _opened(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
             from jaxlaunch.trainer.data.sources.images import source as images
 
             return images.source(data, split)
+        case Table():
+            from jaxlaunch.trainer.data.sources.tables import source as tables
+
+            return tables.source(data, split, spec.loss.target)
         case Text():
             return _text(spec, data, split)
         case Mixture():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ def members(data: Images, path: str, copy: Path) -> Found:
 
 def _chosen(data: Images, path: str, schema: Any) -> tuple[tuple[str, str], list[str] | None]:
     """The columns of image and label, and the names of the classes where `datasets` noted them."""
-    features = _features(schema)
+    features = arrow.features(schema)
     image = data.image or next(
         (name for name in schema.names if features.get(name, {}).get("_type") == "Image"),
         next((name for name in schema.names if _holds_bytes(schema.field(name).type)), None),
@@ -68,15 +67,6 @@ def _chosen(data: Images, path: str, schema: Any) -> tuple[tuple[str, str], list
         raise DataError(f"{shown(path)}: its column {image!r} is of {schema.field(image).type}, not bytes of images")
     names = features.get(label, {}).get("names")
     return (image, label), [str(name) for name in names] if isinstance(names, list) else None
-
-
-def _features(schema: Any) -> dict[str, Any]:
-    """What `datasets` notes of its columns."""
-    try:
-        found = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-    except (KeyError, ValueError, TypeError):
-        return {}
-    return {name: about for name, about in found.items() if isinstance(about, dict)}
 
 
 def _holds_bytes(kind: Any) -> bool:

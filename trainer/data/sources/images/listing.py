@@ -86,14 +86,18 @@ def _of_folder(folder: str, split: Split, key: str) -> Found:
     chosen = metadata or of_kind.get(kind or "files", [])
     if not chosen:
         raise DataError(f"data.{key} = {shown(folder)} holds no images; {_KINDS}")
-    of_split = {each: [name for name in chosen if split_of(name) == each] for each in ("train", "eval")}
-    has_splits = bool(of_split["train"])
-    mine = _first_of(of_split[split]) if has_splits else chosen
+    mine, has_splits = of_split(chosen, split)
     # A file of `datasets` that is a cache of another, beside the rows of save_to_disk.
     mine = [name for name in mine if not os.path.basename(name).startswith("cache-")]
     kind = "list" if metadata else kind or "folder"
     left_out = len(names) - len(chosen)
     return Found(kind, folder, tuple(mine), left_out, has_splits)
+
+
+def of_split(names: list[str], split: Split) -> tuple[list[str], bool]:
+    """The names of a split, and whether they say of which each is; all of them where they do not."""
+    by_split = {each: [name for name in names if split_of(name) == each] for each in ("train", "eval")}
+    return (_first_of(by_split[split]), True) if by_split["train"] else (names, False)
 
 
 def _first_of(names: list[str]) -> list[str]:

@@ -1,0 +1,116 @@
+"""Tables of seven kinds of file read as the same rows, and odd ones right or not at all."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from jaxlaunch.trainer.data.sources.open import open_source
+from jaxlaunch.trainer.data.sources.tables.files import read
+from jaxlaunch.trainer.data.sources.tables.source import Coder, Rows, numbers
+from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.spec import Table, TrainSpec
+from tests.trainer.data.sources.tables.odd_tables import Odd, tables
+
+ROWS = [{"size": n * 1.5, "kind": "ab"[n % 2], "when": n, "label": ("cat", "dog")[n % 2]} for n in range(10)]
+
+
+def opened(path: Path | str, split: str = "train", target: str = "class", **keys: object) -> Rows:
+    data = {"source": "table", "path": str(path), **keys}
+    spec = TrainSpec.model_validate({"task": "classify", "data": data, "loss": {"target": target}})
+    found = open_source(spec, split)  # type: ignore[arg-type]
+    assert isinstance(found, Rows)
+    return found
+
+
+def written(folder: Path) -> list[Path]:
+    table = pyarrow.Table.from_pylist(ROWS)
+    lines = ["size,kind,when,label", *(",".join(map(str, row.values())) for row in ROWS)]
+    (folder / "t.csv").write_text("\n".join(lines))
+    (folder / "t.tsv").write_text("\n".join(lines).replace(",", "\t"))
+    (folder / "t.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    parquet.write_table(table, folder / "t.parquet")
+    with pyarrow.OSFile(str(folder / "t.arrow"), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    np.savez(folder / "t.npz", **{name: np.array([row[name] for row in ROWS]) for name in ROWS[0]})  # type: ignore[arg-type]
+    return sorted(folder.iterdir())
+
+
+def test_six_kinds_of_file_hold_the_same_rows(tmp_path: Path) -> None:
+    paths = written(tmp_path)
+    assert len(paths) == 6
+    found = [opened(path) for path in paths]
+    assert len({rows.fingerprint() for rows in found}) == 1
+    first = found[0]
+    size_N = np.arange(10) * 1.5
+    np.testing.assert_allclose(first[3]["features"][0], (4.5 - size_N.mean()) / size_N.std(), rtol=1e-6)
+    assert first[3]["features"][1:3].tolist() == [0.0, 1.0]  # a, b
+    assert first.classes == ("cat", "dog") and [int(first[n]["label"]) for n in range(3)] == [0, 1, 0]
+    np.save(tmp_path / "plain.npy", np.array([[1.0, 5.0, 0.0], [2.0, 6.0, 1.0]]))
+    assert opened(tmp_path / "plain.npy", label="2")[1]["label"] == 1
+
+
+def test_what_is_held_out_is_scaled_by_what_is_trained_on(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"{n},{n / 2}\n" for n in range(10)))
+    train = opened(tmp_path / "t.csv", target="regression", eval_split=0.2, label="y")
+    held = opened(tmp_path / "t.csv", "eval", "regression", eval_split=0.2, label="y")
+    kept = np.array([n for n in range(10) if n not in (0, 5)], np.float32)
+    assert (len(train), len(held)) == (8, 2)
+    np.testing.assert_allclose(held[1]["features"], [(5 - kept.mean()) / kept.std()], rtol=1e-6)
+    assert held.scale is not None and float(held.scale.mean) == pytest.approx(kept.mean() / 2)
+
+
+def test_a_folder_of_datasets_has_its_splits_and_the_names_of_its_classes(tmp_path: Path) -> None:
+    about = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["no", "yes"]}}}}
+    schema = pyarrow.schema([("a", pyarrow.float32()), ("label", pyarrow.int64())], {"huggingface": json.dumps(about)})
+    for split, rows in (("train", [[1.0, 0], [2.0, 1]]), ("test", [[3.0, 1]])):
+        (tmp_path / split).mkdir()
+        table = pyarrow.Table.from_pylist([{"a": a, "label": label} for a, label in rows], schema)
+        for name in ("data-00000-of-00001.arrow", "cache-1.arrow"):
+            with pyarrow.OSFile(str(tmp_path / split / name), "wb") as file:
+                with pyarrow.ipc.new_stream(file, schema) as stream:
+                    stream.write_table(table)
+        (tmp_path / split / "state.json").write_text("{}")
+    train, held = opened(tmp_path), opened(tmp_path, "eval")
+    assert (len(train), len(held), train.classes) == (2, 1, ("no", "yes"))
+    assert int(held[0]["label"]) == 1
+
+
+def test_several_labels_are_flags_or_numbers_and_a_missing_value_may_take_the_mean(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,k,u,v\n1,x,0,1\n,,1,1\n3,x,1,0\n")
+    rows = opened(tmp_path / "t.csv", target="multi_label", label=["u", "v"], missing="mean")
+    assert rows[1]["label"].tolist() == [1.0, 1.0] and rows[1]["features"].tolist() == [0.0, 0.0]
+    assert opened(tmp_path / "t.csv", target="regression", label=["u", "v"], columns=["k"], missing="mean")[0][
+        "label"
+    ].shape == (2,)
+
+
+def test_a_label_of_evaluation_that_training_has_not_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("a,label\n1,cat\n2,dog\n")
+    (tmp_path / "val.csv").write_text("a,label\n1,cow\n")
+    with pytest.raises(DataError, match=r"val.csv.*'cow' is not among the 2 classes"):
+        opened(tmp_path / "train.csv", eval_path=str(tmp_path / "val.csv"))
+    (tmp_path / "other.csv").write_text("b,label\n1,cat\n")
+    with pytest.raises(DataError, match="other.csv has no column 'a'"):
+        opened(tmp_path / "train.csv", eval_path=str(tmp_path / "other.csv"))
+
+
+@pytest.mark.parametrize("odd", tables(), ids=lambda odd: odd.name)
+def test_an_odd_table_is_read_right_or_named(odd: Odd, tmp_path: Path) -> None:
+    path = tmp_path / odd.name
+    path.write_bytes(odd.content)
+    if odd.good is None:
+        with pytest.raises(DataError) as refused:
+            opened(path, label="y")
+        assert odd.name in str(refused.value)
+        assert not [word for word in odd.bad if word not in str(refused.value)], str(refused.value)
+        return
+    table = read([str(path)])
+    names = Coder(Table(source="table", path=str(path), label="y"), table, "class").names
+    columns = [numbers(table, name) for name in names]
+    found = np.concatenate([each for each in columns if each is not None], axis=1)
+    np.testing.assert_allclose(found, odd.good)
+    assert len(opened(path, label="y")) == len(odd.good)
