@@ -51,7 +51,12 @@ COMPATIBILITY = Source(
 NAMES = Source(
     "NVIDIA: names of GPUs by device id, Turing and newer", "github.com/NVIDIA/open-gpu-kernel-modules, README.md"
 )
+MEASURED = Source(
+    "Modal: memory of T4, A10, L4, L40S, A100 and H100, as nvidia-smi says it",
+    "github.com/modal-labs/modal-client, pull request 2797",
+)
 UNREAD = Source("NVIDIA: memory and peak, of no page or device that was looked at", "none", "not yet")
+UNREAD_PEAK = Source("NVIDIA: peak, of no page that was looked at", "none", "not yet")
 _NVIDIA, _TPU = (DRIVER, GUIDE, SHEETS), (GKE_TPUS, XPK, TPU_PAGES, GRANTED)
 _TURING = 7.5  # the oldest compute capability in NAMES
 
@@ -131,12 +136,17 @@ _READ = (
     "NVIDIA B300 SXM6 AC",
     "NVIDIA GB200",
 )
+# Those whose memory alone was.
+_MEASURED = {"Tesla T4", "NVIDIA A10", "NVIDIA L40S"}
 
 
 def _nvidia(
     capability: str, *makes: Make, per_host: int = 1, alike: bool = False, arm: bool = False, joins_hosts: bool = False
 ) -> Accelerator:
-    unread = (NAMES, UNREAD) if float(capability) >= _TURING else (UNREAD,)
+    named = (NAMES,) if float(capability) >= _TURING else ()
+    measured = {make.name for make in makes} <= _MEASURED
+    has_peak = any(make.peak_flops is not None for make in makes)
+    of_memory = (MEASURED, *[UNREAD_PEAK] * has_peak) if measured else (UNREAD,)
     return Accelerator(
         "cuda",
         per_host,
@@ -145,7 +155,7 @@ def _nvidia(
         alike=alike,
         joins_hosts=joins_hosts,
         arm=arm,
-        sources=_NVIDIA if any(make.name in _READ for make in makes) else unread,
+        sources=_NVIDIA if any(make.name in _READ for make in makes) else (*named, *of_memory),
     )
 
 

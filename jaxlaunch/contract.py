@@ -198,27 +198,6 @@ class AgentJob:
         """The value of JAXLAUNCH_JOB; equal jobs give equal text."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
-    @classmethod
-    def from_json(cls, text: str) -> AgentJob:
-        """The job of a text that `to_json` wrote."""
-        fields = agent_fields(json.loads(text))
-        command = fields.pop("command", None)
-        return cls(command=None if command is None else tuple(command), **fields)
-
-
-# Fields of an AgentJob in version 0.1, whose JobSets and run folders may still be read; until version 0.3.
-_RENAMED = {
-    "budgets_s": "timeouts_s",
-    "crash_budget": "crash_limit",
-    "in_place_budget": "in_place_limit",
-    "preempted_budget": "preempted_limit",
-}
-
-
-def agent_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an AgentJob by the names that they have now."""
-    return {_RENAMED.get(name, name): value for name, value in fields.items()}
-
 
 class Key:
     """Keys of a line of metrics.jsonl: what the train step returns, the recorder writes and the agent keeps."""

@@ -1,8 +1,8 @@
 """Storage that fails while a run starts, saves, restores and evaluates: `python -m tests.storage_faults [WORD …]`.
 
-Fifteen faults, of a disk (tests/fixtures/storage/faulty.c, which needs a C compiler) and of a bucket
-(tests/bucket_server), each for five seconds and for ever, at four moments. Every run has to end as the table of
-docs/checkpoints.md says. Prints a line for each, and the table of what was seen; WORDs choose among them: `EIO save`.
+Fifteen faults, of a disk (tests/fixtures/storage/faulty.c, which needs a C compiler) and of a bucket on `s3://` and on
+`gs://` (tests/bucket_server), each for five seconds and for ever, at four moments. Every run has to end as the table of
+docs/checkpoints.md says. Prints a line for each, and the table of what was seen; WORDs choose among them: `EIO save`, `gs://`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "checkpoints.md"
 SHIM = Path(__file__).parent / "fixtures" / "storage" / "faulty.c"
 DISK = ("EIO", "ESTALE", "EROFS", "EACCES", "ENOSPC", "EDQUOT", "slow disk")
 BUCKET = ("401", "403", "429", "500", "502", "503", "cut", "slow bucket")
+BUCKETS = ("s3://", "gs://")
 MOMENTS = ("start", "save", "restore", "eval")
 MOMENT_S = 5.0
 LENGTHS = {"5 s": (False,), "for ever": (True,), "either": (False, True)}
@@ -43,9 +44,16 @@ class Case:
     kind: str
     moment: str
     for_ever: bool
+    scheme: str = ""  # of the bucket; empty: a disk
 
     def __str__(self) -> str:
-        return f"{self.kind}, {'for ever' if self.for_ever else f'{MOMENT_S:.0f} s'}, {self.moment}"
+        length = "for ever" if self.for_ever else f"{MOMENT_S:.0f} s"
+        return f"{self.scheme} {self.kind}, {length}, {self.moment}".strip()
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return str(self).replace("://", "").replace(" ", "-")
 
     @property
     def expected(self) -> str:
@@ -53,7 +61,10 @@ class Case:
         return table()[self.kind, self.for_ever][MOMENTS.index(self.moment)]
 
 
-CASES = [Case(kind, moment, for_ever) for kind in (*DISK, *BUCKET) for for_ever in (False, True) for moment in MOMENTS]
+PLACES = [("", kind) for kind in DISK] + [(scheme, kind) for scheme in BUCKETS for kind in BUCKET]
+CASES = [
+    Case(kind, moment, for_ever, scheme) for scheme, kind in PLACES for for_ever in (False, True) for moment in MOMENTS
+]
 
 
 def table() -> dict[tuple[str, bool], Sequence[str]]:
@@ -113,16 +124,16 @@ class Disk:
 class Store:
     """The same in a bucket."""
 
-    def __init__(self, folder: Path, shim: Path) -> None:
-        self._server = Bucket()
-        self.checkpoints = "s3://team/checkpoints"
-        self.data = {split: f"s3://team/data/{split}" for split in ("train", "eval")}
-        self._server.objects.update({path.removeprefix("s3://"): path.encode() for path in self.data.values()})
+    def __init__(self, folder: Path, scheme: str) -> None:
+        self._server, self._team = Bucket(), f"{scheme}team/"
+        self.checkpoints = f"{self._team}checkpoints"
+        self.data = {split: f"{self._team}data/{split}" for split in ("train", "eval")}
+        self._server.objects.update({path.removeprefix(scheme): path.encode() for path in self.data.values()})
         self.environ = self._server.environ() | {"XDG_CACHE_HOME": str(folder / "cache")}
 
     def fail(self, kind: str, where: str) -> None:
         """As of a disk."""
-        self._server.fault = kind.split()[0], where.removeprefix("s3://team/")
+        self._server.fault = kind.split()[0], where.removeprefix(self._team)
 
     def is_hit(self) -> bool:
         """As of a disk."""
@@ -158,7 +169,7 @@ def document(storage: Disk | Store, for_ever: bool) -> dict[str, Any]:
 
 def run(case: Case, folder: Path, shim: Path) -> Result:
     """The run of a case, in `folder`."""
-    storage = (Disk if case.kind in DISK else Store)(folder, shim)
+    storage = Store(folder, case.scheme) if case.scheme else Disk(folder, shim)
     files = {f"{split}_FILE".upper(): path for split, path in storage.data.items()}
     keys = document(storage, case.for_ever and "slow" not in case.kind), storage.environ | files
     where = storage.data["eval"] if case.moment == "eval" else storage.checkpoints
@@ -212,14 +223,14 @@ def main(words: Sequence[str]) -> int:
     failed = 0
     with tempfile.TemporaryDirectory() as top, ThreadPoolExecutor(AT_ONCE) as threads:
         library = shim(Path(top))
-        tried: Callable[[Case], Result] = lambda case: run(case, Path(top) / str(case).replace(" ", "-"), library)  # noqa: E731
+        tried: Callable[[Case], Result] = lambda case: run(case, Path(top) / case.name, library)  # noqa: E731
         for case, result in zip(cases, threads.map(tried, cases), strict=True):
             wrong = "; ".join(faults(case, result))
             failed += bool(wrong)
             message = result.verdict["message"] if "no summary" not in wrong else ""
             print(f"{'WRONG ' if wrong else ''}{case}: {result.code} {message}{wrong and f' ({wrong})'}", flush=True)
             if wrong and "KEEP" in os.environ:
-                (Path(os.environ["KEEP"]) / str(case).replace(" ", "-")).write_text(result.stdout + result.stderr)
+                (Path(os.environ["KEEP"]) / case.name).write_text(result.stdout + result.stderr)
     print(f"{len(cases)} runs, {failed} wrong")
     return bool(failed)
 

@@ -52,10 +52,7 @@ def main() -> int:
     on = options.platform and Accelerator(options.platform, availability.capability(options.capability))
 
     def find() -> dict[str, Any]:
-        spec, task = read_spec(os.environ)
-        spec = peft.resolved(folder.resolved(spec, is_here=False), is_here=False)
-        jax.config.update("jax_compilation_cache_dir", None)  # the job's own is on the cluster
-        spec = with_synthetic_data(spec, task)
+        spec, task = read_job()
         found = Plan(spec, task, on).to_dict(sharding=options.sharding)
         if options.compile is not None:
             with watch.bounded():
@@ -63,6 +60,14 @@ def main() -> int:
         return found
 
     return print_result(find)
+
+
+def read_job() -> tuple[TrainSpec, Task]:
+    """The training of TRAIN_SPEC, which runs elsewhere: with shapes for its data, and nothing of its own kept here."""
+    spec, task = read_spec(os.environ)
+    spec = peft.resolved(folder.resolved(spec, is_here=False), is_here=False)
+    jax.config.update("jax_compilation_cache_dir", None)  # the job's own is on the cluster
+    return with_synthetic_data(spec, task), task
 
 
 def with_synthetic_data(spec: TrainSpec, task: Task) -> TrainSpec:

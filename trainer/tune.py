@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,7 +18,6 @@ import jax
 
 from jaxlaunch import contract
 from jaxlaunch.accelerators import KNOWN
-from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.ahead import candidates, watch
 from jaxlaunch.trainer.ahead.candidates import CHOICES, Candidate, Choice
 from jaxlaunch.trainer.ahead.chips import Chips
@@ -28,11 +26,10 @@ from jaxlaunch.trainer.ahead.forecast import Forecast, Traced
 from jaxlaunch.trainer.attention import availability
 from jaxlaunch.trainer.attention.availability import Accelerator
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.huggingface import folder
 from jaxlaunch.trainer.numerics import memory
-from jaxlaunch.trainer.plan import Plan, ahead_of_time, with_synthetic_data
+from jaxlaunch.trainer.plan import Plan, ahead_of_time, read_job
 from jaxlaunch.trainer.spec import TrainSpec
-from jaxlaunch.trainer.start.process import exit_code, print_error, read_spec
+from jaxlaunch.trainer.start.process import exit_code, print_error
 from jaxlaunch.trainer.task import Task
 
 DOUBT = 0.5  # standard deviations by which a candidate may be better than expected, where another is chosen
@@ -59,10 +56,7 @@ def main() -> int:
 
 
 def _found(chips: Chips, over: Sequence[Choice], most: int, *, is_measured: bool) -> Iterator[dict[str, Any]]:
-    spec, task = read_spec(os.environ)
-    spec = peft.resolved(folder.resolved(spec, is_here=False), is_here=False)
-    jax.config.update("jax_compilation_cache_dir", None)
-    spec = with_synthetic_data(spec, task)
+    spec, task = read_job()
     search = Search(spec, task, chips, over, is_measured=is_measured)
     for _ in range(most):
         if (tried := search.next()) is None:

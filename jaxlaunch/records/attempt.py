@@ -30,3 +30,8 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON has them."""
         return dataclasses.asdict(self)
+
+
+def furthest(*steps: int | None) -> int | None:
+    """The highest of the steps that are known."""
+    return max((step for step in steps if step is not None), default=None)

@@ -142,9 +142,10 @@ def reader(hint: Any) -> Reader:
         return partial(_optional, reader(next(each for each in inner if each is not type(None))))
     if origin is collections.abc.Mapping:
         return partial(_mapping, _number if inner[0] is int else reader(inner[0]), reader(inner[1]))
-    if origin is collections.abc.Sequence:
+    if origin in (collections.abc.Sequence, tuple):
         read_each, read_list = reader(inner[0]), _holds(lambda value: isinstance(value, list), "a list")
-        return lambda value: [read_each(each) for each in read_list(value)]
+        held = tuple if origin is tuple else list
+        return lambda value: held(read_each(each) for each in read_list(value))
     if dataclasses.is_dataclass(hint):
         return _record(hint)  # type: ignore[arg-type]
     return _enum(hint) if issubclass(hint, enum.Enum) else _PLAIN[hint]

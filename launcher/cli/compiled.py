@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.launcher.cli import output
+from jaxlaunch.launcher.job import overrides
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.wording import size
 from jaxlaunch.trainer.spec import TrainSpec
@@ -70,14 +72,8 @@ def _change(change: Mapping[str, Any] | None) -> Iterator[str]:
     if change is None:
         yield "  hint: neither rematerialization, accumulation nor fsdp makes it fit: use more or larger devices."
         return
-    overrides = " ".join(f"{key}={_written(value)}" for key, value in change["set"].items())
-    yield f"  hint: {overrides} fits: compiled, its peak is {size(change['peak'])}."
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "'{" + ", ".join(f"{key}: {each}" for key, each in value.items()) + "}'"
-    return str(value)
+    changes = shlex.join(overrides.written(key, value) for key, value in change["set"].items())
+    yield f"  hint: {changes} fits: compiled, its peak is {size(change['peak'])}."
 
 
 def _collectives(listed: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -70,7 +70,7 @@ def doctor_command(
         file = gang_secret.settled(file, cluster, where, output.say)
         job, manifests = prepare(file, known)
         if file.spec.gang_secret:
-            manifests.append(security.gang_secret(manifests[0]))
+            manifests.append(security.gang_secret(manifests[0]["metadata"]))
         sizes = partial(_checkpoints, job, file.folder)
         found += checks.check_job(Target(cluster, where, manifests, sizes, is_example=job_file is None))
     if form == "text":

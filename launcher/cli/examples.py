@@ -21,6 +21,10 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "launcher dashboard": "the runs below runs/",
         "launcher dashboard runs -n team-a": "and the jobs of a namespace",
     },
+    "data": {
+        "launcher data photos --pictures sheet.png": "classes, broken files; a contact sheet",
+        "launcher data patients.csv --label diagnosis": "columns, missing values",
+    },
     "delete": {
         "launcher delete digits": "asks first if it has not ended",
         "launcher delete digits -n team-a --yes": "for scripts",

@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "jaxlaunch.launcher.cli.dashboard:dashboard_command",
         "Serve the pages of all runs of FOLDER while they train.",
     ),
+    "data": ("jaxlaunch.launcher.cli.data:data_command", "Show what is in PATH, and the data block that reads it."),
     "delete": ("jaxlaunch.launcher.cli.delete:delete_command", "Delete job JOB_NAME."),
     "doctor": ("jaxlaunch.launcher.cli.doctor:doctor_command", "Check that the cluster can run JOB_FILE, or any job."),
     "eval": ("jaxlaunch.launcher.cli.evaluate:eval_command", "Evaluate a checkpoint of RUN on its held-out data."),
@@ -81,7 +82,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 # How --help groups them, in the order in which they are first needed.
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Write a job": ("init", "validate", "plan", "tune", "prepare"),
+    "Write a job": ("init", "data", "validate", "plan", "tune", "prepare"),
     "Run it on this machine": ("run", "sweep"),
     "Run it on a cluster": ("doctor", "render", "submit", "stop", "delete"),
     "See what it does": ("list", "status", "explain", "logs", "profile", "report", "compare", "dashboard"),

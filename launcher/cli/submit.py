@@ -89,7 +89,7 @@ def submit(
         output.documents(manifests)
         return 0
     if file.spec.gang_secret:
-        manifests.append(security.gang_secret(manifests[0]))
+        manifests.append(security.gang_secret(manifests[0]["metadata"]))
     submission = Submission(cluster, manifests, output.say)
     try:
         for note in precheck.check(cluster, manifests, replace=replace, watch=is_watching, force=force):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job.overrides import written as written_override
 from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.plan import shapes
 from jaxlaunch.launcher.wording import count, size
@@ -82,7 +84,7 @@ def tune_command(
     if best is None:
         reasons = "; ".join(dict.fromkeys(each["refused"] for each in tried))
         raise UserError(f"None of the {count(len(tried), 'candidate')} compiles: {reasons}")
-    written = [f"{key}={_value(value)}" for key, value in best["changes"].items()]
+    written = [written_override(key, value) for key, value in best["changes"].items()]
     if target is not None:
         target.write_text(jobs.dump(jobs.load(job_file, (*overrides, *written))))
     if form == "text":
@@ -151,8 +153,7 @@ def _proposal(job_file: Path, own: Found, best: Found, written: Sequence[str], t
         return
     gain = f", {own['seconds'] / best['seconds']:.2f} × as fast as the job as it is" if "seconds" in own else ""
     yield f"best: {_outcome(best)}{gain}"
-    quoted = " ".join(f"'{each}'" if "{" in each or "[" in each else each for each in written)
-    yield f"  launcher run {job_file} {quoted}" if target is None else f"  written to {target}"
+    yield f"  launcher run {job_file} {shlex.join(written)}" if target is None else f"  written to {target}"
 
 
 def _columns(each: Found) -> tuple[str, ...]:
@@ -180,9 +181,3 @@ def _mesh(keys: Mapping[str, Any]) -> str:
 
 def _time(seconds: float) -> str:
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {each}" for key, each in value.items()) + "}"
-    return "[" + ", ".join(value) + "]" if isinstance(value, list) else str(value)

@@ -13,7 +13,7 @@ from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job import mesh_checks
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.local import data_files
+from jaxlaunch.launcher.local import data_files, named_modules
 from jaxlaunch.launcher.wording import count
 from jaxlaunch.trainer.spec import said
 
@@ -32,8 +32,10 @@ def validate(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
     if form in ("json", "yaml"):
         output.data(summary, form)
     else:
-        data = (f"data: {note}" for note in data_files.notes(job, job_file.absolute().parent))
-        output.show(f"{job_file}: ok", *lines(job), *data)
+        folder = job_file.absolute().parent
+        data = (f"data: {note}" for note in data_files.notes(job, folder))
+        missing = (f"note: {note}" for note in named_modules.notes(job, folder))
+        output.show(f"{job_file}: ok", *lines(job), *data, *missing)
 
 
 def summarize(job: JobSpec) -> dict[str, Any]:

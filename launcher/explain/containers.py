@@ -23,6 +23,7 @@ _MISSING = re.compile(r'(?P<kind>secret|configmap) "(?P<name>[^"]+)" not found',
 _BUNDLE = re.compile(r"jaxlaunch-[0-9a-f]{12}")  # launcher/manifests/code names it
 _KEY = re.compile(r"couldn't find key (?P<key>\S+) in (?P<kind>Secret|ConfigMap) \S+?/(?P<name>\S+)")
 _REFERENCED = re.compile(r"references non-existent (?P<kind>secret|config) key: (?P<key>\S+)")
+_OF_VOLUME = re.compile(r'for volume "(?P<name>[^"]+)"')
 _ROOT = re.compile(r"image will run as root|non-numeric user|runAsNonRoot")
 _AGENTLESS = re.compile(r"No module named '?jaxlaunch\b")
 _OF_COMMAND = re.compile(r"\bexec\b|no such file|permission denied|executable file|chdir|command", re.I)
@@ -55,10 +56,10 @@ def _config_error(snapshot: Snapshot, here: list[Host]) -> Answer | None:
     message = host.waiting.get("message", "")
     evidence = (f"Pod {host.pod}: {host.waiting['reason']}: {one_line(message)}",)
     who = which(waiting, snapshot.expected_hosts)
-    return _reference(message, who, evidence) or _other(host, message, who, evidence)
+    return _reference(snapshot, message, who, evidence) or _other(host, message, who, evidence)
 
 
-def _reference(message: str, who: str, evidence: tuple[str, ...]) -> Answer | None:
+def _reference(snapshot: Snapshot, message: str, who: str, evidence: tuple[str, ...]) -> Answer | None:
     """A Secret or a ConfigMap, or a key of it, that does not exist."""
     if (match := _KEY.search(message)) is not None:
         kind, name, key = match["kind"], match["name"], match["key"]
@@ -73,12 +74,28 @@ def _reference(message: str, who: str, evidence: tuple[str, ...]) -> Answer | No
         )
         if kind == "ConfigMap" and _BUNDLE.fullmatch(name):  # named after its contents: no other will do
             move = "`launcher submit` of the same job creates it: it holds the code and the agent that the job brings."
+        if (
+            name == f"{snapshot.jobset['metadata']['name']}-gang"
+        ):  # the hosts that run have the certificates that it had
+            move = "`launcher submit --replace` makes one for all hosts: they trust no other than that they began with."
     elif (match := _REFERENCED.search(message)) is not None:
         kind = {"secret": "Secret", "config": "ConfigMap"}[match["kind"]]
-        what, move = f"its {kind} has no key {match['key']}", "add the key, or use another in job.yaml."
+        name = _mounted(snapshot, message, kind)
+        what = f"{f'its {kind}' if name is None else f'{kind} {name}'} has no key {match['key']}"
+        move = f"add the key{'' if name is None else f' to {name}'}, or use another in job.yaml."
     else:
         return None
     return Answer(f"{kind.lower()}-missing", f"waits: {who} cannot start: {what}", evidence, move)
+
+
+def _mounted(snapshot: Snapshot, message: str, kind: str) -> str | None:
+    """The Secret or ConfigMap of the volume that a message names; None where it has several."""
+    volume = _OF_VOLUME.search(message)
+    volumes = template(snapshot.jobset).get("spec", {}).get("volumes") or ()
+    found: Obj = next((one for one in volumes if volume is not None and one.get("name") == volume["name"]), {})
+    key, name = ("secret", "secretName") if kind == "Secret" else ("configMap", "name")
+    named: str | None = (found.get(key) or {}).get(name)
+    return named
 
 
 def _other(host: Host, message: str, who: str, evidence: tuple[str, ...]) -> Answer:
@@ -165,7 +182,7 @@ def _mounting(snapshot: Snapshot, here: list[Host]) -> Answer | None:
     if not waiting or event is None or _SLOW_KUBELET.search(event["message"]):
         return None
     who, message = which(waiting, snapshot.expected_hosts), event["message"]
-    answer = _reference(message, who, quoted(event))
+    answer = _reference(snapshot, message, who, quoted(event))
     if answer is not None:
         return answer
     headline = f"waits: {who} cannot mount a volume: {one_line(message)}"

@@ -37,6 +37,16 @@ MOVES = {
 }
 
 
+# By what the operating system says of a file: the program is right, and its pod is not what it expects.
+_OF_FILES = {
+    "[Errno 13]": "let the pods' user (a number: user in the cluster defaults) read and write there; then "
+    "`launcher submit --replace`.",
+    "[Errno 28]": "make room on the file system that it writes to: /dev/shm (resources.shm), the pod's own disk "
+    "(resources.ephemeral) or a volume; then `launcher submit --replace`.",
+    "[Errno 30]": "have it write below /tmp, or mount a volume there (volumes: in job.yaml), since what the image "
+    "brings is read-only; then `launcher submit --replace`.",
+}
+
 _POD_DEADLINE = "DeadlineExceeded"  # a pod's own reason, by its kubelet
 _RESUMES = re.compile(r"submit --replace`\.$|submit it again\.$")
 _CANNOT_JOIN = "rendezvous: cannot join host 0"  # as launcher/agent/host/member says it
@@ -99,7 +109,7 @@ def _by_verdict(snapshot: Snapshot) -> Answer | None:
         return None
     verdict = snapshot.report.verdict.verdict
     headline = f"{verdict.cause} (exit {verdict.code}): {one_line(verdict.message)}{_not_joined(snapshot)}"
-    move = MOVES.get(verdict.code)
+    move = next((move for sign, move in _OF_FILES.items() if sign in verdict.message), MOVES.get(verdict.code))
     if (full := full_shared_memory(snapshot, verdict)) is not None:
         headline, move = f"{headline}; {full}", "raise resources.shm in job.yaml, then `launcher submit --replace`."
     return Answer("failed", headline, traceback(verdict.traceback), move)

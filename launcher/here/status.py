@@ -16,6 +16,7 @@ from jaxlaunch.launcher.agent.leader import run_folder
 from jaxlaunch.launcher.agent.leader.run_folder import Listed
 from jaxlaunch.launcher.here.found import Run
 from jaxlaunch.launcher.status.job_status import OVER, JobStatus, Restarts, State
+from jaxlaunch.records.attempt import furthest
 from jaxlaunch.records.summary import ratio
 from jaxlaunch.records.verdict import Verdict, of_code
 
@@ -66,7 +67,7 @@ def status_of(run: Run, live: Live | None = None) -> JobStatus:
         phase=None if live is None or state is not State.RUNNING else live.phase,
         phase_s=None,
         missing=(),
-        step=_most(None if summary is None else summary.step, live and live.step),
+        step=furthest(None if summary is None else summary.step, live and live.step),
         steps=steps if isinstance(steps, int) else None,
         committed=None if summary is None else summary.saved,
         committed_age_s=None,
@@ -166,7 +167,3 @@ def _whole(value: object) -> int:
 
 def _least(values: Mapping[int, float]) -> int | None:
     return int(min(values.values())) if values else None
-
-
-def _most(*steps: int | None) -> int | None:
-    return max((step for step in steps if step is not None), default=None)

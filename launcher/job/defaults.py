@@ -33,7 +33,7 @@ class Nodes(Block):
     """Nodes as this cluster labels and taints them."""
 
     node_selector: dict[LabelKey, LabelValue] = Field({}, description="labels they have")
-    tolerations: list[Toleration] = Field([], description="taints they have")
+    tolerations: list[Toleration] = Field([], description="taints they have; left out: those of the platform")
 
 
 class CheckpointClaim(Block):

@@ -48,6 +48,15 @@ def read(argument: str) -> Override | Fault:
     return Override(path, value.data, value.texts, _shown(argument), given)
 
 
+def written(key: str, value: Any) -> str:
+    """The argument that sets a key to a value, before a shell's quotes."""
+    if isinstance(value, Mapping):
+        value = "{" + ", ".join(f"{name}: {each}" for name, each in value.items()) + "}"
+    elif isinstance(value, list):
+        value = f"[{', '.join(map(str, value))}]"
+    return f"{key}={value}"
+
+
 def put(override: Override, data: Any) -> Fault | None:
     """Sets the value in plain data, making the blocks above it; a fault where a list or a scalar is in the way."""
     path = override.path

@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -141,6 +141,10 @@ class Rdma(Block):
         str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"), Words("a resource's name, such as rdma/ib")
     ] = Field(description="the extended resource, such as rdma/ib")
     count: Few = Field(1, description="number per host")
+    networks: list[
+        Annotated[str, Field(pattern=r"^([a-z0-9-]+/)?[a-z0-9.-]+(@[a-z0-9]+)?$"), Words("a network, such as rdma-vf")]
+    ] = Field([], description="of Multus, one for each interface of a pod in addition to eth0; SR-IOV needs them")
+    env: dict[Variable, Text] = Field({}, description="what NCCL must be told of it, where the job's env does not")
 
 
 Network = (
@@ -274,15 +278,20 @@ class Code(Block):
     """The user's code, as a block.
 
     ```yaml
-    code: {folder: ., include: [tests/server.key]}  # or the folder alone: code: .
+    code: {folder: ., include: {tests/server.key: signs for localhost alone}}  # or the folder alone: code: .
     ```
     """
 
     folder: Annotated[str, Field(min_length=1)] = Field(
         ".", description="a folder to ship, relative to this file; what git ignores stays here"
     )
-    include: list[Annotated[str, Field(min_length=1)]] = Field(
-        [], description="files and folders in it that are shipped although they look like credentials"
+    include: (
+        list[Annotated[str, Field(min_length=1)]]
+        | dict[Annotated[str, Field(min_length=1)], Annotated[str, Field(min_length=1)]]
+    ) = Field(
+        [],
+        description="files and folders in it that are shipped although they look like credentials; each with a reason, "
+        "for those who read the job, or as a list",
     )
 
 
@@ -421,7 +430,7 @@ class JobSpec(Block):
         return self.code.folder if isinstance(self.code, Code) else self.code
 
     @property
-    def code_include(self) -> Sequence[str]:
+    def code_include(self) -> Collection[str]:
         """What of that folder is shipped although it looks like credentials."""
         return self.code.include if isinstance(self.code, Code) else ()
 

@@ -9,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from jaxlaunch import user_cache
 from jaxlaunch.launcher.agent import pack
 
 NAME = "agent-{}.pyz"
@@ -19,18 +20,13 @@ def path(otherwise: Path) -> Path:
     """The file; below the folder `otherwise` where the cache cannot be written, or is not this user's alone."""
     name = NAME.format(pack.address())
     try:
-        folder = _cache()
+        folder = user_cache.home("agent")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         made = _made(folder, name)
         _prune(folder)
         return made
     except (OSError, RuntimeError):  # the second where the user has no home
         return _made(otherwise, name)
-
-
-def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache").absolute() / "jaxlaunch" / "agent"
 
 
 def _made(folder: Path, name: str) -> Path:

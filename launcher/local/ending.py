@@ -30,10 +30,12 @@ def ended(
     *,
     is_stopped: bool,
     started: float,
+    trains: bool = False,
 ) -> Summary:
     """The end of a generation, whose agents left with `codes`, by host; it is also in `folder` when this returns.
 
     `is_stopped`: the user stopped it. `started`: when the run did, in Unix time; all seconds since then are counted.
+    `trains`: it has a train block, so that every step that it saved was in `checkpoints`.
     """
     records = folder.records(uid)
     found, is_open = folder.summary(uid), unfinished.find(folder, uid, records) is not None
@@ -43,17 +45,20 @@ def ended(
     starts = Starts(folder, uid)
     if found.verdict is None:
         found = _with_saved(found, checkpoints, starts, records)
+    gone = found.saved if trains and _is_gone(found.saved, checkpoints) else None
+    if gone is not None:
+        found = dataclasses.replace(found, saved=newest_step(checkpoints))
     if is_open and found.of is not None:
-        record = unfinished.close(found.of, _verdict(codes, found, is_stopped))
+        record = unfinished.close(found.of, _verdict(codes, found, is_stopped, gone))
         folder.append(record)
         records.append(record)
         found = dataclasses.replace(found, verdict=record.verdict)
         found = dataclasses.replace(found, seconds=reported_fields.carried(records, time.time(), started))
     elif found.verdict is not None:
-        found = _completed(found, folder, starts, records, codes, checkpoints)
+        found = _completed(found, folder, starts, records, codes, checkpoints, gone)
     else:  # it was killed after the record of its attempt
         last = records[-1].verdict
-        found = dataclasses.replace(found, verdict=_verdict(codes, found, True) if is_stopped else last)
+        found = dataclasses.replace(found, verdict=_verdict(codes, found, True, gone) if is_stopped else last)
     summary = dataclasses.replace(
         found,
         verdict=_given_up(found.verdict, records),
@@ -108,6 +113,19 @@ def newest_step(checkpoints: Path | None) -> int | None:
     return max((int(path.parent.name) for path in manifests if path.parent.name.isdecimal()), default=None)
 
 
+def _is_gone(step: int | None, checkpoints: Path | None) -> bool:
+    """Whether a step that was saved is no longer there: who deletes it may do so after the agents last looked."""
+    if step is None or checkpoints is None:
+        return False
+    try:
+        (checkpoints / str(step) / contract.MANIFEST).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False  # nobody knows
+    return False
+
+
 def _before(found: Summary | None, records: Sequence[Record]) -> Summary:
     """The state of the run before a generation that wrote nothing."""
     if found is not None:
@@ -115,8 +133,11 @@ def _before(found: Summary | None, records: Sequence[Record]) -> Summary:
     return Summary(None, step=None, seconds={}, restarts=history.ends_by_cause(records))
 
 
-def _verdict(codes: Sequence[int], found: Summary, is_stopped: bool) -> Verdict:
-    """Of agents that wrote none, by their exit codes: those that lived leave with the code of the gang's."""
+def _verdict(codes: Sequence[int], found: Summary, is_stopped: bool, gone: int | None) -> Verdict:
+    """Of agents that wrote none, by their exit codes: those that lived leave with the code of the gang's.
+
+    `gone`: a step that was saved and that somebody has deleted.
+    """
     lived = [code for code in codes if code >= 0]
     where = {"rank": 0, "host": 0, "step": found.step}
     if lived and lived[0] in contract.OUTCOMES:
@@ -125,17 +146,24 @@ def _verdict(codes: Sequence[int], found: Summary, is_stopped: bool) -> Verdict:
         return of_code(lived[0], f"{meaning}; the agents could not write more about it into the run folder", **where)
     if is_stopped:
         saved = "nothing is saved" if found.saved is None else f"step {found.saved} is saved"
-        return of_code(contract.PREEMPTED, f"stopped by you; {saved}", step=found.step)
+        deleted = "" if gone is None else f"; step {gone} was, and somebody deleted it"
+        return of_code(contract.PREEMPTED, f"stopped by you; {saved}{deleted}", step=found.step)
     how = f"was killed by {_signal(-codes[0])}" if codes[0] < 0 else f"ended with exit code {codes[0]}"
     who = "every agent was killed: host 0's" if len(codes) > 1 and not lived else "host 0's agent"
     return of_code(contract.LOST, f"{who} {how}", **where)
 
 
 def _completed(
-    found: Summary, folder: RunFolder, starts: Starts, records: list[Record], codes: Sequence[int], saved: Path | None
+    found: Summary,
+    folder: RunFolder,
+    starts: Starts,
+    records: list[Record],
+    codes: Sequence[int],
+    saved: Path | None,
+    gone: int | None,
 ) -> Summary:
-    """The end, with what its agents could not see: the signal that the agent of a lost host died of, and a step on
-    disk of which no process had the time to tell."""
+    """The end, with what its agents could not see: the signal that the agent of a lost host died of, a step on disk of
+    which no process had the time to tell, and that a step on record is `gone`."""
     if (verdict := found.verdict) is None:
         return found
     lost, message, before = _LOST.search(verdict.message), verdict.message, found
@@ -145,6 +173,8 @@ def _completed(
     found = _with_saved(found, saved, starts, records[:-1])
     if found.saved != before.saved and "not saved" in message:
         message = f"{_SAVED.sub('', message)}; step {found.saved} is saved"
+    elif gone is not None:
+        message = message.replace(f"; step {gone} is saved", f"; step {gone} was saved, and somebody deleted it")
     verdict = dataclasses.replace(verdict, message=message, step=found.step if host == 0 else verdict.step)
     if records and records[-1].verdict == before.verdict and found.of is not None:
         record = dataclasses.replace(records[-1], verdict=verdict)

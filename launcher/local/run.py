@@ -303,6 +303,7 @@ def generations(
             checkpoints,
             is_stopped=signals.received > 0,
             started=float(environ[contract.STARTED]),
+            trains=job.train is not None,
         )
         assert summary.verdict is not None
         outcome = contract.outcome(summary.verdict.code)

@@ -9,7 +9,7 @@ import os
 import posixpath
 import stat
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from jaxlaunch.launcher.errors import UserError
@@ -40,7 +40,7 @@ class Entry:
         return header
 
 
-def pack(folder: Path, limit: int, include: Sequence[str] = ()) -> bytes:
+def pack(folder: Path, limit: int, include: Collection[str] = ()) -> bytes:
     """A gzipped tar of the folder's code, of `limit` bytes at most.
 
     `include` names files and folders that are packed although they look like credentials. Raises UserError if the
@@ -61,7 +61,7 @@ def pack(folder: Path, limit: int, include: Sequence[str] = ()) -> bytes:
     return packed
 
 
-def _refuse_credentials(entries: Sequence[Entry], include: Sequence[str]) -> None:
+def _refuse_credentials(entries: Sequence[Entry], include: Collection[str]) -> None:
     """Raises UserError for files that look like credentials and are not named, and for a name of none of the files."""
     named = {posixpath.normpath(name) for name in include}
     unknown = {name for name in named if not any(_is_below(entry.name, name) for entry in entries)}
@@ -85,7 +85,8 @@ def _refuse_credentials(entries: Sequence[Entry], include: Sequence[str]) -> Non
     raise UserError(
         f"{message} credentials, and anyone who may read ConfigMaps in the namespace could read them:\n{shown}{rest}",
         hint=f"leave them out in .gitignore (`git rm --cached {first}` if git tracks it) and mount a Secret: volumes: "
-        f"[{{secret: …, path: …}}]. To ship one all the same: code: {{folder: ., include: [{first}]}}.",
+        f"[{{secret: …, path: …}}]. To ship one all the same: code: {{folder: ., include: "
+        f"{{{first}: the reason why}}}}.",
     )
 
 

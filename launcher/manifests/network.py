@@ -110,6 +110,8 @@ def _environment(job: JobSpec, chosen: Network, where: Where, tcpxo: Tcpxo | Non
     """What NCCL and libfabric must be told there; a job may set each otherwise. Google's own pods source a script for
     it, which a program that is no shell cannot."""
     kind = job.accelerator.type
+    if isinstance(chosen, Rdma):
+        return dict(chosen.env)
     if chosen in ("efa", "efa-dra") and job.resources.hugepages is None:
         return dict(eks.WITHOUT_HUGEPAGES.value)
     if chosen == "gpudirect-tcpxo":
@@ -153,7 +155,7 @@ def _gpudirect_faults(network: JobNetwork, nodes: JobNodes, name: str) -> Iterat
     gpu = gke.TCPX_GPU.value
     if kind not in kinds or per_host != KNOWN[kind].per_host:
         hint = f"it joins whole hosts: {', '.join(f'{one} with {KNOWN[one].per_host}' for one in kinds)} per host."
-        if gke.COMPUTE_DOMAIN_GPU.value in nodes.labels.get(GKE_GPU, ()):
+        if not {*gke.COMPUTE_DOMAIN_GPUS.value}.isdisjoint(nodes.labels.get(GKE_GPU, ())):
             hint += (
                 " {network: gpudirect-rdma-dra, compute_domain: true} is RDMA and NVLink between hosts of " + f"{kind}."
             )
@@ -189,8 +191,9 @@ def _efa_faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
 def patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
     """The pod template's part of it, of a job without faults."""
     match network.chosen:
-        case Rdma(resource=resource, count=number):
-            return _main(_resources({resource: number}))
+        case Rdma(resource=resource, count=number, networks=networks):
+            beside = {"metadata": {"annotations": {runtime.MULTUS.value: ",".join(networks)}}} if networks else {}
+            return _main(_resources({resource: number})) | beside
         case "hostnetwork":
             return {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}
         case "efa":
@@ -200,9 +203,10 @@ def patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
             return _tcpxo(network.tcpxo)
         case "gpudirect-rdma":
             first = gke.GIB_FIRST_INTERFACE.value
-            return _gib() | {"metadata": {"annotations": _interfaces(network.gib.networks, first)}}
+            return _gib(gke.GIB_FOLDERS.value) | {"metadata": {"annotations": _interfaces(network.gib.networks, first)}}
         case "gpudirect-rdma-dra":  # whose interfaces are claims
-            return _gib()
+            has_plugin = gke.NODES[network.job.accelerator.type].plugins is not None
+            return _gib(gke.GIB_FOLDERS.value if has_plugin else gke.DRIVER_FOLDER.value)
     return {}
 
 
@@ -246,10 +250,10 @@ def _interfaces(networks: Sequence[str], first: int) -> dict[str, str]:
     }
 
 
-def _gib() -> dict[str, Any]:
-    """The host's driver and NCCL plugin."""
-    names = {path: path.rpartition("/")[2] for path in gke.GIB_FOLDERS.value}
-    seen = [{"name": names[path], "mountPath": mount} for path, mount in gke.GIB_FOLDERS.value.items()]
+def _gib(folders: Mapping[str, str]) -> dict[str, Any]:
+    """The host's driver and, where the image does not bring it, NCCL's plugin."""
+    names = {path: path.rpartition("/")[2] for path in folders}
+    seen = [{"name": names[path], "mountPath": mount} for path, mount in folders.items()]
     template = _main({"volumeMounts": seen})
     template["spec"]["volumes"] = [{"name": name, "hostPath": {"path": path}} for path, name in names.items()]
     return template

@@ -85,9 +85,10 @@ def _with_accelerator(job: JobSpec, given: Defaults, where: Where) -> Nodes | No
     """The nodes that have so many of the accelerator. None where the platform has none of the kind; without a value of
     a label where it has none with so many."""
     kind = job.accelerator.type
+    known = table.NODES[where].get(kind)
     if kind in given.nodes:
-        return _of_cluster(given.nodes[kind])
-    if (known := table.NODES[where].get(kind)) is None or INSTANCE not in known.labels:
+        return _of_cluster(given.nodes[kind], known)
+    if known is None or INSTANCE not in known.labels:
         return known
     types = tuple(one for one in known.labels[INSTANCE] if eks.INSTANCES[one].gpus >= job.accelerator.per_host)
     return dataclasses.replace(known, labels={**known.labels, INSTANCE: types})
@@ -100,7 +101,7 @@ def _of_capacity(job: JobSpec, given: Defaults, where: Where) -> Nodes | None:
         return Nodes()
     known = table.capacity(where, given.provisioner)
     if not isinstance(kind, Reservation):
-        return _of_cluster(given.capacity[kind]) if kind in given.capacity else known.get(kind)
+        return _of_cluster(given.capacity[kind], known.get(kind)) if kind in given.capacity else known.get(kind)
     bought = known.get("reservation")
     if bought is not None and given.provisioner == "managed" and given.reservation_label is not None:
         bought = dataclasses.replace(bought, labels={given.reservation_label: (NAME,)})
@@ -119,8 +120,11 @@ def _reserved(kind: Reservation, bought: Nodes, where: Where) -> Nodes:
     return Nodes(filled, bought.tolerations, bought.source)
 
 
-def _of_cluster(own: ClusterNodes) -> Nodes:
-    return Nodes({key: (value,) for key, value in own.node_selector.items()}, tuple(_tolerations(own.tolerations)))
+def _of_cluster(own: ClusterNodes, usual: Nodes | None) -> Nodes:
+    """As the cluster's owner describes them, who labels more often otherwise than as usual than taints."""
+    keeps = usual is not None and "tolerations" not in own.model_fields_set
+    tolerations = usual.tolerations if usual is not None and keeps else _tolerations(own.tolerations)
+    return Nodes({key: (value,) for key, value in own.node_selector.items()}, tuple(tolerations))
 
 
 def _labels(

@@ -116,9 +116,9 @@ def patch(security: JobSecurity) -> dict[str, Any]:
 # --- the Secret of `gang_secret: true`: `launcher submit` makes it, or whoever applies what `launcher render` prints --
 
 
-def gang_secret(jobset: Mapping[str, Any]) -> dict[str, Any]:
-    """The Secret of a JobSet with such a gang: bytes and certificates that no other has."""
-    metadata, job = jobset["metadata"], jobset["metadata"]["name"]
+def gang_secret(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The Secret of such a gang, from its JobSet's metadata: bytes and certificates that no other has."""
+    job = metadata["name"]
     held = {KEY: secrets.token_bytes(BYTES), **certificates.made(job)}
     data = {name: base64.b64encode(content).decode() for name, content in held.items()}
     named = {key: metadata[key] for key in ("namespace", "labels") if key in metadata} | {"name": _gang_secret(job)}

@@ -128,7 +128,7 @@ def _way(nodes: str) -> str:
         return (
             f"jaxlaunch does not support their GPUDirect-TCPX, and {gke.TCPXO_GPU.value} has network: gpudirect-tcpxo"
         )
-    if nodes == gke.COMPUTE_DOMAIN_GPU.value:
+    if nodes in gke.COMPUTE_DOMAIN_GPUS.value:
         return "network: gpudirect-rdma-dra, and compute_domain: true for their NVLink"
     return "network: gpudirect-rdma"
 

@@ -19,6 +19,7 @@ from jaxlaunch.launcher.kube.labels import (
 )
 from jaxlaunch.launcher.kube.objects import Obj, condition, is_true, replicated, template
 from jaxlaunch.records import log_lines
+from jaxlaunch.records.agent_job import read_agent_job
 from jaxlaunch.records.log_lines import Termination
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -115,7 +116,7 @@ def agent_job(spec: Obj) -> AgentJob | None:
     """What the agents of pods of this spec read of the job; None where they have none."""
     texts = (one.get("value") for one in main_container(spec).get("env") or () if one["name"] == contract.JOB)
     text = next(texts, None)
-    return AgentJob.from_json(text.replace("$$", "$")) if text else None
+    return read_agent_job(text.replace("$$", "$")) if text else None
 
 
 def claims(jobset: Obj) -> list[str]:

@@ -23,7 +23,8 @@ def why_unread(error: ClusterError, node: str | None) -> str:
     """Why a log could not be read: the API server fetches it from the kubelet of its node, which may be at fault."""
     match = _KUBELET.search(error.message) if isinstance(error, ApiError) else None
     if match is not None:
-        return f"the kubelet of node {node} does not answer the API server: {match['why']}"
+        says = "is not trusted by" if match["why"].startswith("tls: ") else "does not answer"
+        return f"the kubelet of node {node} {says} the API server: {match['why']}"
     if isinstance(error, Unreachable) and error.sent:
         return f"the kubelet of node {node} has not sent it to the API server in time"
     return error.message

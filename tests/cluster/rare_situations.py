@@ -503,7 +503,7 @@ RARE: Mapping[str, Situation] = {
     "no-configmap-key": Situation(
         "ConfigMap programs has no key none", namespace=IN_STORAGE, change=a_key_of_a_configmap
     ),
-    "no-volume-key": Situation("Secret.* has no key none", namespace=IN_STORAGE, change=a_key_in_a_volume),
+    "no-volume-key": Situation("Secret known has no key none", namespace=IN_STORAGE, change=a_key_in_a_volume),
     "root": Situation("runs as root, and the pod has runAsNonRoot", change=as_root),
     "hooked": Situation(
         "its postStart hook fails|the postStart hook of host 0 .* failed",

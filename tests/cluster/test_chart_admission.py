@@ -277,6 +277,10 @@ ONLY_OURS = {
     "NetworkPolicy": "submitters in namespace NS write only the NetworkPolicies of jobs, which have the label "
     "app.kubernetes.io/managed-by: jaxlaunch. Label it so, or ASK make the change.",
 }
+ONLY_GANGS = (
+    "submitters in namespace NS write only the Secrets of gangs, which have the label app.kubernetes.io/managed-by: "
+    "jaxlaunch, a name that ends with -gang, type Opaque and no annotations. Write it so, or ASK make the Secret."
+)
 ONE_JOB = (
     "NetworkPolicy evil: a NetworkPolicy of a submitter in namespace NS is for ingress, and for the pods of the JobSet "
     "of its name. Use policyTypes: [Ingress] and podSelector: {matchLabels: {jobset.sigs.k8s.io/jobset-name: evil}}."
@@ -330,6 +334,10 @@ FORBIDDEN: list[tuple[Object, str]] = [
         "Secret evil: a token of a ServiceAccount may not be made in namespace NS. Leave out type: "
         "kubernetes.io/service-account-token.",
     ),
+    *((made, f"Secret {made['metadata']['name']}: {ONLY_GANGS}") for made in (
+        manifest("Secret"), manifest("Secret", labels=OURS), manifest("Secret", name="evil-gang"),
+        manifest("Secret", labels=OURS, name="evil-gang") | {"type": "helm.sh/release.v1"},
+        whole(manifest("Secret", labels=OURS, name="evil-gang"), annotations={"a": "b"}))),
     *(
         (manifest("ConfigMap", labels=labels, name=name), f"ConfigMap {name}: {ONLY_OURS['ConfigMap']}")
         for name, labels in (("evil", {}), ("jaxlaunch-evil", {}), ("evil", OURS))
@@ -354,7 +362,7 @@ ALLOWED: list[Object] = [
     jobset(serviceAccountName="team-jobs", volumes=[{"name": "t", "emptyDir": {}}]),
     job(),
     pod(),
-    manifest("Secret"),
+    manifest("Secret", labels=OURS, name="evil-gang"),
     manifest("ConfigMap", labels=OURS, name="jaxlaunch-0123456789ab"),
     policy(OURS, {"matchLabels": {JOBSET: "evil"}}),
 ]

@@ -16,7 +16,8 @@ from tests.storage_faults import BUCKET, CASES, DISK, MOMENTS, Case, Disk, docum
 COVERING = (
     Case("EROFS", "save", for_ever=False),
     Case("EACCES", "eval", for_ever=False),
-    Case("403", "restore", for_ever=False),
+    Case("403", "restore", for_ever=False, scheme="s3://"),
+    Case("403", "eval", for_ever=False, scheme="gs://"),
     Case("EROFS", "start", for_ever=True),
     Case("ENOSPC", "save", for_ever=True),
 )

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 # Top floor first. A name stands for a module or for a package and all in it; the longest name that fits counts.
 # What a module imports of ours lies on a lower floor, or in the same package.
 FLOORS = (
+    ("jaxlaunch.launcher.entry",),
     ("jaxlaunch", "jaxlaunch.launcher.cli"),
     ("jaxlaunch.launcher.sweep",),
     ("jaxlaunch.launcher.here", "jaxlaunch.launcher.plan"),
@@ -43,7 +44,7 @@ FLOORS = (
         "jaxlaunch.trainer.text.prepare",
     ),
     ("jaxlaunch.trainer.ahead", "jaxlaunch.trainer.tasks", "jaxlaunch.trainer.train"),
-    ("jaxlaunch.trainer.generate", "jaxlaunch.trainer.loop"),
+    ("jaxlaunch.trainer.data.look", "jaxlaunch.trainer.generate", "jaxlaunch.trainer.loop"),
     ("jaxlaunch.trainer.start.process", "jaxlaunch.trainer.step"),
     ("jaxlaunch.trainer.adapters",),
     ("jaxlaunch.trainer.models",),
@@ -82,7 +83,13 @@ FLOORS = (
     ("jaxlaunch.records",),
     ("jaxlaunch.isolated",),
     ("jaxlaunch.contract", "jaxlaunch.regular_files", "jaxlaunch.spelling"),
-    ("jaxlaunch.accelerators", "jaxlaunch.installation", "jaxlaunch.programs", "jaxlaunch.user_modules"),
+    (
+        "jaxlaunch.accelerators",
+        "jaxlaunch.installation",
+        "jaxlaunch.programs",
+        "jaxlaunch.user_cache",
+        "jaxlaunch.user_modules",
+    ),
     ("jaxlaunch.old_names",),
 )
 
@@ -139,7 +146,9 @@ SHARED = {
         "jaxlaunch.programs",
         "jaxlaunch.regular_files",
         "jaxlaunch.spelling",
+        "jaxlaunch.user_cache",
         "jaxlaunch.user_modules",
+        "jaxlaunch.records.agent_job",
         "jaxlaunch.records.journal",
     },
     "jaxlaunch": {
@@ -171,6 +180,7 @@ SHARED = {
         "jaxlaunch.regular_files",
         "jaxlaunch.spelling",
         "jaxlaunch.trainer.spec",
+        "jaxlaunch.user_cache",
     },
     "jaxlaunch.launcher.agent": {
         "jaxlaunch.contract",

@@ -6,7 +6,7 @@ import pytest
 
 from tests import journey
 
-FILES, RETURNS = 16, 4  # one of each for the certificates of a gang
+FILES, RETURNS = 16, 3
 
 COMMAND = "name: x\nimage: i\naccelerator: {type: cpu}\ncode: .\nqueue: everyone\ncommand: [python, train.py]\n"
 

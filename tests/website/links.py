@@ -59,7 +59,7 @@ class Site:
     def _linked(self, page: Path, text: str) -> list[Path]:
         """Pages outside docs/ that a page links to; other files are noted to be copied."""
         found = {_target(page, link[2]) for link in _LINK.finditer(_CODE.sub("", text))}
-        self.files |= {each: f"{self._path(each)}.txt" for each in found if not _is_page(each) and each.is_file()}
+        self.files |= {each: self._path(each) + _shown(each) for each in found if not _is_page(each) and each.is_file()}
         return [each for each in found if _is_page(each)]
 
     def _path(self, page: Path) -> str:
@@ -75,6 +75,11 @@ class Site:
         piece = next((each for each in (*others, first) if anchor in each.anchors), first)
         is_first = bool(piece.anchors) and piece.anchors[0] == anchor and piece is not first
         return piece.path, "" if is_first else anchor
+
+
+def _shown(file: Path) -> str:
+    """What a file's name gets behind it: browsers show text, and save what they do not know."""
+    return "" if file.suffix in (".svg", ".png") else ".txt"
 
 
 def _is_page(path: Path) -> bool:

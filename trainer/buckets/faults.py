@@ -121,6 +121,8 @@ def _status(error: BaseException) -> int | None:
     """The HTTP status that an exception of a client carries: urllib, requests, httpx, aiohttp, botocore, google."""
     if isinstance(error, OSError) and error.errno is not None:
         return None
+    if type(error) is OSError and str(error).startswith("Forbidden: "):  # of gcsfs, which leaves the status out
+        return 403
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore's ClientError
         response = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,8 @@ SCHEMES = {"gs": ("gcs", "gcsfs"), "s3": ("s3", "s3fs")}  # scheme -> fsspec's n
 for _protocol, _ in SCHEMES.values():
     fsspec.config.conf.setdefault(_protocol, {})["use_listings_cache"] = False
 fsspec.config.conf["gcs"]["finalize_on_close"] = True  # as etils.epath makes it, so that both are one
+# It logs the traceback of what it raises too, and what it raises ends in a sentence of ours.
+logging.getLogger("gcsfs").addFilter(lambda record: not record.exc_info)
 
 
 def is_remote(path: str) -> bool:

@@ -371,7 +371,7 @@ class Table(Source):
       data:
         source: table
         path: patients.csv
-        label: diagnosis
+        label: diagnosis     # every other column is a feature
         eval_split: 0.2
     ```
     """

@@ -27,11 +27,10 @@ import jax
 from etils import epath
 from jax._src import cache_key, compilation_cache
 
-from jaxlaunch import contract
+from jaxlaunch import contract, user_cache
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint.consensus import gather
 from jaxlaunch.trainer.data.atomic_write import ENDING, draft
-from jaxlaunch.trainer.data.sources.cache import home
 from jaxlaunch.trainer.spec import AUTO
 
 BESIDE = ".compiled"  # in the run folder
@@ -64,7 +63,7 @@ def install(run_folder: str | None, note: Callable[[str], None]) -> None:
     if _config.jax_compilation_cache_dir or not _config.jax_enable_compilation_cache:
         return
     try:
-        here = _private(home("programs") / _kind())
+        here = _private(user_cache.home("programs") / _kind())
     except OSError as error:
         here = None
         note(f"train.compile_cache = auto: {error}; each start compiles its programs again")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch.trainer.data.sources import cache
+from jaxlaunch import user_cache
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Text
 from jaxlaunch.trainer.text import chats, digests, documents, tokenizer
@@ -91,4 +91,4 @@ def of(data: Text, length: int, *, held_out: bool = False, is_stopped: Callable[
 
 def root(data: Text) -> str:
     """The folder that holds the folders of prepared rows: the job's, or one in the user's cache folder."""
-    return data.data_dir if data.data_dir is not None else str(cache.home("text"))
+    return data.data_dir if data.data_dir is not None else str(user_cache.home("text"))

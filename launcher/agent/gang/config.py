@@ -13,6 +13,7 @@ from pathlib import Path
 
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
+from jaxlaunch.records.agent_job import read_agent_job
 
 PROTOCOL = "4"  # the version of the messages between agents
 MUTUAL_TLS = (0, 11, 2)  # the first JAX whose coordinator has it (its wheels, September 2026)
@@ -186,8 +187,8 @@ def _certificates(environ: Mapping[str, str]) -> Path | None:
 def _job(environ: Mapping[str, str]) -> AgentJob:
     text = environ.get(contract.JOB, "")
     try:
-        return AgentJob.from_json(text)
-    except (ValueError, TypeError, AttributeError) as error:
+        return read_agent_job(text)
+    except ValueError as error:
         raise ConfigError(f"{contract.JOB} = {text[:200]!r} is not a valid job: {error}") from None
 
 

@@ -18,7 +18,7 @@ from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.handshake import LeaderSide
 from jaxlaunch.launcher.agent.gang.messages import Stop
-from jaxlaunch.launcher.agent.gang.progress import Status, phase_timeouts
+from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello, Refusal, refusal
 from jaxlaunch.launcher.agent.gang.verdict import Event
 from jaxlaunch.launcher.agent.io import limits
@@ -28,12 +28,14 @@ from jaxlaunch.launcher.agent.io.ports import bracketed, free_port
 from jaxlaunch.launcher.agent.leader import history, jobset, reported_fields, unfinished
 from jaxlaunch.launcher.agent.leader.attempt import STOPPED, Attempt
 from jaxlaunch.launcher.agent.leader.connections import Gate
+from jaxlaunch.launcher.agent.leader.gathering import Gathering
 from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
 from jaxlaunch.launcher.agent.leader.notifier import Notifier
 from jaxlaunch.launcher.agent.leader.pod_log import PodLog, View
 from jaxlaunch.launcher.agent.leader.run_folder import AGENTS, RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.records import checked
+from jaxlaunch.records.attempt import furthest
 from jaxlaunch.records.progress_annotation import Recorded
 from jaxlaunch.records.summary import Of, Summary, ratio
 from jaxlaunch.records.verdict import Verdict, names, of_code
@@ -41,16 +43,14 @@ from jaxlaunch.records.verdict import Verdict, names, of_code
 TICK_S = 0.2
 TURNS = round(BEAT_S / TICK_S)  # ticks in which every host is sent a beat; a share of them at each
 MANY, PAUSE_S = 100, 0.02  # from so many hosts on, messages are read so many seconds apart
-LOG_S = 10.0
 KEEP_S = 1.0  # between two writes of the summary, on this machine
+KEEP_THERE_S = 10.0  # on storage that outlives a pod, which may be slow
 ANNOTATE_S = 60.0  # between two writes on the JobSet
 ANNOTATE_WAIT_S = 10.0  # for the last of them
-LINGER_S = 10.0  # in which hosts that have not joined yet can learn that the gang was refused
 GONE_S = 10.0  # after which a process that SIGKILL does not end is given up
 CLOSE_S = 3.0  # for the other agents to close their connections
 GRACE_MARGIN_S = 5.0  # of the grace period, for killing, writing the summary and exiting
 MAX_NOTES, NOTE_CHARS = 50, 2_000
-MAX_REFUSED = 50  # different refusals that are logged
 
 
 class Stage(enum.Enum):
@@ -103,8 +103,7 @@ class Leader:
         self._by_link: dict[Link, Peer] = {}
         self._heard: OrderedDict[int, float] = OrderedDict()  # when each host sent its last message, the oldest first
         self._not_gone: set[int] = set()  # hosts with processes of this attempt
-        self._arrived: set[int] = set()  # hosts that ever connected, refused ones included
-        self._refused: dict[str, None] = {}  # the newest last
+        self._gathering = Gathering(config, say)
         self._records = unfinished.settle(run_folder, config.uid)
         self._number = self._records[-1].attempt if self._records else 0
         self._attempt = Attempt(self._number, {})
@@ -117,13 +116,10 @@ class Leader:
         self._notes: list[str] = []
         self._saved_before: int | None = None  # by attempts that hosts took part in, and this leader may not know
         self._metrics: Mapping[str, Any] | None = None
-        now = self._since = self._ticked_at = self._logged_at = self._annotated_at = self._kept_at = time.monotonic()
+        now = self._ticked_at = self._annotated_at = self._kept_at = time.monotonic()
         self._turn = 0  # of the hosts that are sent a beat at the next tick
         self._until = now  # when the stage ends at the latest; of KILL and LEAVE
         self._kept: tuple[int | None, Stage] | None = None  # of what the summary was written last
-        self._gather_until: float | None = None
-        self._gather_limit = ""
-        self._limit_gather("rendezvous")
 
     def begin(self) -> None:
         """Reads the attempts of earlier pods, and starts to wait for every host."""
@@ -151,7 +147,8 @@ class Leader:
         if job.command is None and not self._config.keeps_run:
             verdict = history.given_up_unseen(generation, job.crash_limit, job.preempted_limit)
         if verdict is not None:
-            self._verdict, self._gather_until = verdict, time.monotonic() + LINGER_S
+            self._verdict = verdict
+            self._gathering.linger()
 
     # --- connections --------------------------------------------------------------------------------------------------
 
@@ -196,11 +193,11 @@ class Leader:
         link.on_message, link.on_close = self._message, self._disconnected
         self._peers[hello.host] = self._by_link[link] = Peer(hello, link)
         self._heard[hello.host] = time.monotonic()
-        self._arrived.add(hello.host)
+        self._gathering.arrived.add(hello.host)
         if self._verdict is None:
             self._not_gone.add(hello.host)
             self._number = max(self._number, hello.attempt)
-            self._saved_before = _most(self._saved_before, hello.saved)
+            self._saved_before = furthest(self._saved_before, hello.saved)
         if self._verdict is not None:
             link.send("leave", verdict=self._verdict.to_json())
         elif len(self._peers) == self._config.hosts:
@@ -210,26 +207,16 @@ class Leader:
             self._start()
 
     def _refuse(self, link: Link, side: LeaderSide, hello: Hello, why: Refusal) -> None:
-        self._note_refusal(why.message)
+        self._gathering.note_refusal(why.message)
         link.send("refused", **side.sealed("refused", message=why.message, code=why.code, may_retry=why.may_retry))
         link.close()
         if why.ends_gang:
-            self._arrived.add(hello.host)
+            self._gathering.arrived.add(hello.host)
             if self._verdict is None:
                 rank = self._config.ranks(hello.host)[0]
-                self._gather_until = time.monotonic() + LINGER_S
+                self._gathering.linger()
                 self._verdict = of_code(contract.BAD_SPEC, why.message, rank=rank, host=hello.host)
                 self._broadcast("verdict", attempt=self._number + 1, verdict=self._verdict.to_json())
-
-    def _note_refusal(self, message: str) -> None:
-        """Logs a refusal, the first time: a host may try again for as long as it waits."""
-        is_new = message not in self._refused
-        if is_new and len(self._refused) >= MAX_REFUSED:
-            return
-        self._refused.pop(message, None)
-        self._refused[message] = None
-        if is_new:
-            self._say(f"refused: {message}")
 
     def _disconnected(self, link: Link, reason: str) -> None:
         peer = self._by_link.get(link)
@@ -339,7 +326,7 @@ class Leader:
         start, saved = self._starts.number, history.saved(self._records, self._config.generation)
         if saved is None and self._starts.has_written:
             saved = 0
-        saved = _most(saved, self._saved_before)
+        saved = furthest(saved, self._saved_before)
         self._broadcast("start", attempt=self._number, coordinator=coordinator, start=start, saved=saved)
         self._keep_summary(time.monotonic())
 
@@ -347,7 +334,7 @@ class Leader:
         """Goes to the next stage if it is time. Called after every message and every tick."""
         now = time.monotonic()
         if self._stage is Stage.GATHER:
-            self._check_rendezvous(now)
+            self._check_gathering(now)
         elif self._stage is Stage.RUN:
             self._watch(now)
         elif self._verdict is not None and self._stage is Stage.KILL and (not self._not_gone or now > self._until):
@@ -415,16 +402,11 @@ class Leader:
         """Keeps every host that is there, until others have taken the places of those that are missing."""
         self._stage, self._verdict = Stage.GATHER, None
         self._is_stopping, self._stopped_by, self._leaving = False, STOPPED, set()
-        self._since = self._logged_at = now = time.monotonic()
-        self._limit_gather("replace")
+        self._gathering.begin("replace")
+        now = time.monotonic()
         self._clock.restart.enter("replace", now)
         self._say(f"keeping {len(self._peers)} of {self._config.hosts} hosts, until {names(missing)} is replaced")
         self._keep_summary(now)
-
-    def _limit_gather(self, phase: str) -> None:
-        timeout_s = phase_timeouts(self._config.job.timeouts_s)[phase]
-        self._gather_until = None if timeout_s is None else time.monotonic() + timeout_s
-        self._gather_limit = f"timeouts.{phase}"
 
     def _part(self, verdict: Verdict) -> None:
         """After a stop of some hosts: they leave, the others wait for what takes their places."""
@@ -550,21 +532,13 @@ class Leader:
     def _missing(self) -> list[int]:
         return [host for host in range(self._config.hosts) if host not in self._peers]
 
-    def _check_rendezvous(self, now: float) -> None:
-        if self._verdict is not None:  # refused: hosts that join in a while still get to know
-            if len(self._arrived) == self._config.hosts or (self._gather_until or 0.0) <= now:
-                self._decide(self._verdict)
-            return
-        waited = now - self._since
-        if self._gather_until is not None and now >= self._gather_until:
-            missing = self._missing
-            refused = f"; refused: {'; '.join(self._refused)}" if self._refused else ""
-            message = f"rendezvous: {names(missing)} did not join within {waited:.0f} s ({self._gather_limit}){refused}"
-            where = {"rank": self._config.ranks(missing[0])[0], "host": missing[0]}
-            return self._decide(of_code(contract.LOST, message, **where))
-        if now - self._logged_at >= LOG_S:
-            self._logged_at = now
-            self._say(f"waiting for {names(self._missing)} of {self._config.hosts}, for {waited:.0f} s so far")
+    def _check_gathering(self, now: float) -> None:
+        if self._verdict is None:
+            verdict = self._gathering.given_up(self._missing, now)
+        else:  # refused: hosts that join in a while still get to know
+            verdict = self._verdict if self._gathering.all_know(now) else None
+        if verdict is not None:
+            self._decide(verdict)
 
     # --- reports ------------------------------------------------------------------------------------------------------
 
@@ -589,7 +563,7 @@ class Leader:
             stage=self._stage.name.lower(),
             attempt=self._number,
             missing=self._missing,
-            refused=list(self._refused)[-3:],
+            refused=self._gathering.newest_refusals,
             step=self._attempt.step,
             committed=self._attempt.committed,
             statuses=self._attempt.statuses,
@@ -622,8 +596,8 @@ class Leader:
 
     @property
     def _keep_every_s(self) -> float:
-        """Seconds between two writes of the summary; storage that outlives a pod may be slow."""
-        return KEEP_S if self._config.is_local else LOG_S
+        """Seconds between two writes of the summary."""
+        return KEEP_S if self._config.is_local else KEEP_THERE_S
 
     def _own(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """The seconds of this attempt alone, of those of the run."""
@@ -655,11 +629,11 @@ class Leader:
     def _summary(self, verdict: Verdict | None) -> Summary:
         now = time.monotonic()
         seconds = self._clock.seconds(now)
-        steps = [self._starts.known, *(record.last_committed for record in self._records), self._attempt.committed]
+        committed = (record.last_committed for record in self._records)
         return Summary(
             verdict,
             step=self._attempt.step,
-            saved=max((step for step in steps if step is not None), default=None),
+            saved=furthest(self._starts.known, *committed, self._attempt.committed),
             of=self._of(seconds, now),
             seconds=seconds,
             restarts=history.restarts_by_cause(self._records),
@@ -673,7 +647,3 @@ class Leader:
     def _addresses(self) -> list[dict[str, Any]]:
         peers = sorted(self._peers.items())
         return [reported_fields.address(peer.hello, peer.link.peer, self._config.ranks(host)) for host, peer in peers]
-
-
-def _most(*steps: int | None) -> int | None:
-    return max((step for step in steps if step is not None), default=None)

@@ -11,7 +11,7 @@ from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.leader import history
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.attempt import Record, furthest
 from jaxlaunch.records.log_lines import Beat, Judged, Line, Past, Tail
 from jaxlaunch.records.verdict import Verdict
 
@@ -60,7 +60,7 @@ class PodLog:
         if self._write is None or not (self._generation or records) or self._told == len(records):
             return
         self._told = len(records)
-        self._committed = max((one.last_committed for one in records if one.last_committed is not None), default=None)
+        self._committed = furthest(*(one.last_committed for one in records))
         last, failing = (records[-1].attempt, records[-1].rank) if records else (0, None)
         before = records[-1].generation if records else self._generation - 1
         ends = history.ends_by_cause(records)

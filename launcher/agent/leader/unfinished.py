@@ -17,7 +17,7 @@ from jaxlaunch.launcher.agent.leader import history, reported_fields
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.records import checked
-from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.attempt import Record, furthest
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import Verdict, of_code
 
@@ -107,7 +107,7 @@ def record_lost_leader(
     of = dataclasses.replace(
         of,
         first_committed=_least(of.first_committed, *firsts),
-        last_committed=_most(of.last_committed, *lasts),
+        last_committed=furthest(of.last_committed, *lasts),
     )
     own = _least(*(status.step for status in statuses))
     step = found.step if own is None else own
@@ -125,7 +125,7 @@ def record_lost_leader(
         if is_known
         else _of_run(reported, record),
         restarts=history.restarts_by_cause(records),
-        saved=_most(found.saved, *(status.committed for status in statuses)),
+        saved=furthest(found.saved, *(status.committed for status in statuses)),
         of=of,
     )
     Starts(folder, config.uid).write(ended)
@@ -151,7 +151,7 @@ def _last_known(folder: RunFolder, config: Config, reported: Reported, records: 
             seconds=last.seconds,
             unsafe_s=last.unsafe_s,
             first_committed=_least(of.first_committed, last.first_committed),
-            last_committed=_most(of.last_committed, last.last_committed),
+            last_committed=furthest(of.last_committed, last.last_committed),
             first_step=of.first_step or last.first_step,
             judged=of.judged or last.judged,
             restart=of.restart or last.restart,
@@ -175,10 +175,6 @@ def _is_fresh(found: Summary) -> bool:
 
 def _least(*steps: int | None) -> int | None:
     return min((step for step in steps if step is not None), default=None)
-
-
-def _most(*steps: int | None) -> int | None:
-    return max((step for step in steps if step is not None), default=None)
 
 
 def settle(folder: RunFolder, uid: str) -> list[Record]:

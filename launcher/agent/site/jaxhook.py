@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
+import json
 import os
 import sys
 
@@ -64,7 +65,7 @@ def install(contract: Any, reporter: Any) -> None:
 
 
 def _platform(contract: Any) -> str:
-    return str(contract.AgentJob.from_json(os.environ[contract.JOB]).platform) if contract.JOB in os.environ else "cpu"
+    return str(json.loads(os.environ.get(contract.JOB, "{}")).get("platform", "cpu"))
 
 
 def _register_cluster(contract: Any) -> None:

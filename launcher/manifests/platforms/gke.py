@@ -75,6 +75,11 @@ DRANET = Source(
     f"{_DOCS}/how-to/allocate-network-resources-dra; "
     "github.com/GoogleCloudPlatform/container-engine-accelerators, gpudirect-rdma/nccl-test-managed-rdma.yaml",
 )
+A4X_MAX = Source(
+    "GPUDirect RDMA on A4X Max: NCCL test as a JobSet, whose image brings gIB",
+    "github.com/GoogleCloudPlatform/container-engine-accelerators, gpudirect-rdma/nccl-test-a4x-max-jobset.yaml; "
+    "github.com/GoogleCloudPlatform/cluster-toolkit, examples/gke-a4x-max-bm/nccl-jobset-example.yaml",
+)
 RDMA_CLASS = Fact("mrdma.google.com", DRANET)
 # GPUDirect RDMA by NCCL's plugin gIB.
 GIB_FOLDER = Fact("/usr/local/gib", GIB_POD)
@@ -104,7 +109,7 @@ NODES: Mapping[str, Nodes] = {
     "h200": _gpu("nvidia-h200-141gb", plugins=_GIB, rdma=Fact(8, DRANET), gib_tuner="tuner_config_a3u.txtpb"),
     "b200": _gpu("nvidia-b200", plugins=_GIB, rdma=Fact(8, DRANET), gib_tuner="tuner_config_a4.txtpb"),
     "gb200": Nodes({GKE_GPU: ("nvidia-gb200",)}, (GPU_TAINT, ARM_TAINT), GPUS, _GIB, Fact(4, DRANET)),
-    "gb300": Nodes({GKE_GPU: ("nvidia-gb300",)}, (GPU_TAINT, ARM_TAINT), GPUS),
+    "gb300": Nodes({GKE_GPU: ("nvidia-gb300",)}, (GPU_TAINT, ARM_TAINT), GPUS, rdma=Fact(8, A4X_MAX)),
     "v4": _tpu("tpu-v4-podslice"),
     "v5e": _tpu("tpu-v5-lite-podslice"),
     "v5p": _tpu("tpu-v5p-slice"),
@@ -223,6 +228,7 @@ GIB_FIRST_INTERFACE = Fact(2, GIB_POD)
 GIB_FOLDERS: Fact[Mapping[str, str]] = Fact(
     {"/home/kubernetes/bin/nvidia": "/usr/local/nvidia", "/home/kubernetes/bin/gib": GIB_FOLDER.value}, GIB_POD
 )
+DRIVER_FOLDER: Fact[Mapping[str, str]] = Fact({"/home/kubernetes/bin/nvidia": "/usr/local/nvidia"}, A4X_MAX)
 GIB_VARIABLES: Fact[Mapping[str, str]] = Fact(
     {
         "NCCL_NET": "gIB",
@@ -246,8 +252,8 @@ OF_PLUGINS: Fact[Sequence[str]] = Fact(("NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_"),
 TCPXO_NCCL = Fact("2.28.7", TCPXO_RELEASE)
 GIB_OLDEST_NCCL = Fact("2.25", GIB_RELEASE)
 
-# A4X also joins its hosts by NVLink, through a ComputeDomain (IMEX) of a DRA driver.
-COMPUTE_DOMAIN_GPU = Fact("nvidia-gb200", COMPUTE_DOMAINS)
+# A4X and A4X Max also join their hosts by NVLink, through a ComputeDomain (IMEX) of a DRA driver.
+COMPUTE_DOMAIN_GPUS: Fact[Sequence[str]] = Fact(("nvidia-gb200", "nvidia-gb300"), COMPUTE_DOMAINS)
 
 # Bandwidth of all interfaces for GPUs as a multiple of eth0's 200 Gbit/s, which plain TCP uses: 4 × 200 Gbit/s of
 # a3-highgpu-8g, 8 × 200 of a3-megagpu-8g, 8 × 400 of a3-ultragpu-8g and a4-highgpu-8g, 4 × 400 of a4x-highgpu-4g,

@@ -23,6 +23,11 @@ NCCL = Source(
 )
 WORKERS = Source("NVIDIA AI Cluster Runtime: GKE GPUDirect-TCPXO", "github.com/NVIDIA/aicr, docs/integrator")
 SYSTEMD = Source("systemd: LimitMEMLOCK=", "freedesktop.org/software/systemd/man/latest/systemd.exec.html")
+SECONDARY = Source(
+    "Kubernetes Network Plumbing Working Group: selection of networks; OKE's NCCL tests over SR-IOV",
+    "github.com/k8snetworkplumbingwg/multus-cni, docs/how-to-use.md; "
+    "github.com/oracle-quickstart/oci-hpc-oke, manifests/nccl-tests/kueue/virtual-functions",
+)
 STANDARDS = Source("Kubernetes: Pod Security Standards", "kubernetes.io/docs/concepts/security/pod-security-standards")
 
 # Networks whose adapters read and write the program's memory, which it pins (RLIMIT_MEMLOCK) before.
@@ -38,6 +43,9 @@ TPU_DEVICES = Fact("/dev/vfio/0", VFIO)
 TPU_USER: Fact[Literal["root"]] = Fact("root", TPU_PODS)
 DEVICE_OWNERSHIP = Fact("device_ownership_from_security_context = true", DEVICES)
 
+
+# The annotation that names the networks of a pod's further interfaces.
+MULTUS = Fact("k8s.v1.cni.cncf.io/networks", SECONDARY)
 
 _OWN = f"containerd's `{DEVICE_OWNERSHIP.value}`"
 _LIMIT = f"`{PINNING_LIMIT.value}` in containerd's unit"

@@ -1320,6 +1320,39 @@ def test_every_wait_and_every_failure_comes_with_a_next_move() -> None:
 
 
 @pytest.mark.parametrize(
+    ("error", "move"),
+    [
+        ("PermissionError: [Errno 13] Permission denied: '/x'", "let the pods' user"),
+        ("OSError: [Errno 28] No space left on device", "make room on the file system that it writes to"),
+        ("OSError: [Errno 30] Read-only file system: '/x'", "have it write below /tmp, or mount a volume there"),
+    ],
+)
+def test_what_the_system_says_of_a_file_has_a_next_move_of_its_own(error: str, move: str) -> None:
+    failed = over(0, 83, message=farewell(83, f"rank 0 raised: {error}"))
+    found = explain(snapshot(jobset(1, status=objects.ended("Failed", "FailedJobs")), failed)).next_move or ""
+    assert found.startswith(move) and "`launcher submit -n team --replace`" in found
+
+
+@pytest.mark.parametrize(
+    ("volume", "kind", "named"),
+    [
+        ({"secret": {"secretName": "known"}}, "secret", "Secret known"),
+        ({"configMap": {"name": "known"}}, "config", "ConfigMap known"),
+        ({"projected": {"sources": []}}, "secret", "its Secret"),
+    ],
+)
+def test_a_key_that_a_volume_lacks_is_told_with_the_object_of_the_volume(
+    volume: dict[str, object], kind: str, named: str
+) -> None:
+    message = f'MountVolume.SetUp failed for volume "part" : references non-existent {kind} key: none'
+    job, waits = jobset(1), waiting(0, "ContainerCreating")
+    pods = job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    pods["volumes"] = [*pods.get("volumes", ()), {"name": "part", **volume}]
+    found = explain(snapshot(job, waits, events=(event("Pod", waits["metadata"]["name"], "FailedMount", message),)))
+    assert found.headline == f"lm waits: its host cannot start: {named} has no key none"
+
+
+@pytest.mark.parametrize(
     ("tolerations", "said"),
     [
         (nodes.GONE_NODE, "30s"),
@@ -1505,3 +1538,12 @@ def test_nobody_is_told_to_make_a_configmap_that_only_launcher_can_fill() -> Non
     )
     assert found.situation == "configmap-missing"
     assert found.next_move is not None and found.next_move.startswith("`launcher submit` of the same job creates it")
+
+
+def test_nobody_is_told_to_make_the_secret_of_a_gang_that_runs() -> None:
+    message = 'MountVolume.SetUp failed for volume "gang-secret" : secret "lm-gang" not found'
+    waits = waiting(1, "ContainerCreating")
+    seen = (event("Pod", waits["metadata"]["name"], "FailedMount", message),)
+    found = explain(snapshot(jobset(2), pod(0), waits, events=seen))
+    assert found.headline.endswith("host 1 cannot start: Secret lm-gang does not exist")
+    assert (found.next_move or "").startswith("`launcher submit -n team --replace` makes one for all hosts")

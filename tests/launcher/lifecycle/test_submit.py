@@ -86,12 +86,6 @@ def change(server: Server, path: str, **parts: Any) -> None:
 # --- what is written --------------------------------------------------------------------------------------------------
 
 
-def test_a_job_is_at_most_three_writes_the_jobset_first(server: Server, run: Run) -> None:
-    left = submit(run)
-    assert (left.code, left.out, left.err) == (0, "jobset.jobset.x-k8s.io/x created\n", "")
-    assert writes(server) == [("POST", "jobsets"), ("POST", "networkpolicies"), ("POST", "configmaps")]
-
-
 def test_what_the_jobset_owns_goes_with_it(server: Server, run: Run) -> None:
     submit(run)
     uid = server.objects[AT]["metadata"]["uid"]
@@ -352,15 +346,6 @@ def test_a_quota_that_the_gang_s_secret_itself_uses_up_refuses_neither_the_job_n
 # --- again ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_job_again_changes_nothing(server: Server, run: Run) -> None:
-    submit(run)
-    before = json.dumps(server.objects[AT])
-    left = submit(run)
-    assert (left.code, left.out) == (0, "jobset.jobset.x-k8s.io/x unchanged\n")
-    assert "already submitted at 2026-" in left.err
-    assert json.dumps(server.objects[AT]) == before
-
-
 def test_what_an_interrupted_submission_left_out_is_added(server: Server, run: Run) -> None:
     submit(run)
     server.drop(POLICY_AT)
@@ -375,14 +360,6 @@ def test_a_stopped_job_is_resumed_by_the_same_file(server: Server, run: Run) -> 
     left = submit(run)
     assert (left.code, left.out) == (0, "jobset.jobset.x-k8s.io/x resumed\n")
     assert server.objects[AT]["spec"]["suspend"] is False
-
-
-def test_another_job_of_the_name_is_refused(server: Server, run: Run) -> None:
-    submit(run)
-    left = submit(run, "hosts=2")
-    assert left.code == 2
-    assert "JobSet x in namespace team-a is running and differs from this file" in left.err
-    assert server.objects[AT]["spec"]["replicatedJobs"][0]["template"]["spec"]["parallelism"] == 1
 
 
 @pytest.mark.parametrize("arguments", [(), ("--replace",), ("--dry-run=server",)])
@@ -430,20 +407,6 @@ def test_a_network_policy_that_is_not_ours_is_refused_before_anything_is_written
     assert left.code == 2
     assert "NetworkPolicy x in namespace team-a exists and is not managed by launcher" in left.err
     assert writes(server) == []
-
-
-def test_a_finished_job_runs_again_only_when_it_is_to_be_replaced(server: Server, run: Run) -> None:
-    submit(run)
-    first = server.objects[AT]["metadata"]["uid"]
-    change(server, AT, status={"terminalState": "Completed"})
-    left = submit(run)
-    assert left.code == 2
-    assert "has already completed" in left.err and "--replace" in left.err
-    left = submit(run, "--replace")
-    assert (left.code, left.out) == (0, "jobset.jobset.x-k8s.io/x created\n".replace("created", "replaced"))
-    second = server.objects[AT]["metadata"]["uid"]
-    assert first != second
-    assert [one["uid"] for one in server.objects[POLICY_AT]["metadata"]["ownerReferences"]] == [second]
 
 
 def test_a_running_job_is_not_replaced(server: Server, run: Run) -> None:
@@ -787,17 +750,6 @@ def test_a_queue_that_stands_still_is_said_and_joined(server: Server, run: Run) 
     assert "LocalQueue q is inactive: Kueue admits nothing from it: it is stopped" in left.err
 
 
-def test_a_pod_that_the_namespace_will_refuse_is_not_submitted_without_force(server: Server, run: Run) -> None:
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    change(server, NAMESPACES.path(None, "team-a"), metadata={"labels": labels})
-    assert submit(run).err == ""
-    left = submit(run, "network=hostnetwork", "name=y")
-    assert left.code == 2 and server.stored("jobsets") == [AT]
-    assert "enforces Pod Security level restricted, and the pods meet only" in left.err and "--force" in left.err
-    left = submit(run, "--force", "network=hostnetwork", "name=y")
-    assert left.code == 0 and "enforces Pod Security level restricted, and the pods meet only" in left.err
-
-
 def test_a_job_that_requests_nothing_is_told_so(server: Server, run: Run, here: Path) -> None:
     (here / "job.yaml").write_text(ASKING_NOTHING)
     left = submit(run)
@@ -954,12 +906,6 @@ def test_a_job_that_is_not_there_is_said_with_those_that_are(server: Server, run
     left = run("delete", "y")
     assert left.code == 2
     assert "Namespace team-a has no job y.\n  hint: it has x." in left.err
-
-
-def test_waiting_longer_than_was_said_is_124(server: Server, run: Run) -> None:
-    left = submit(run, "--wait", "--timeout", "1s")
-    assert left.code == 124
-    assert "x has not ended and keeps running" in left.err
 
 
 def test_a_limit_of_no_wait_is_refused(server: Server, run: Run) -> None:

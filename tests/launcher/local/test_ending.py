@@ -169,10 +169,37 @@ def test_a_run_that_its_user_killed_in_a_save_says_what_is_on_disk(
     assert attempts(tmp_path)[0]["last_committed"] == own
 
 
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        (None, "stopped by you; nothing is saved; step 40 was, and somebody deleted it"),
+        (30, "stopped by you; step 30 is saved; step 40 was, and somebody deleted it"),
+        (40, "stopped by you; step 40 is saved"),
+    ],
+)
+def test_a_step_that_somebody_deleted_is_not_said_to_be_saved(tmp_path: Path, kept: int | None, words: str) -> None:
+    if kept is not None:
+        (tmp_path / "checkpoints" / str(kept)).mkdir(parents=True)
+        (tmp_path / "checkpoints" / str(kept) / contract.MANIFEST).touch()
+    write(RunFolder(tmp_path, fail), running())
+    found = end(tmp_path, [-9], is_stopped=True, trains=True)
+    assert (found["verdict"]["message"], found["saved"]) == (words, kept)
+
+
+def test_a_step_that_somebody_deleted_is_not_said_to_be_saved_by_agents_that_looked_before(tmp_path: Path) -> None:
+    said = "stopped from outside: not saved: host 1 was lost: connection closed; step 40 is saved"
+    write(RunFolder(tmp_path, fail), dataclasses.replace(running(), verdict=of_code(contract.PREEMPTED, said, step=43)))
+    found = end(tmp_path, [80], is_stopped=True, trains=True)
+    assert (found["saved"], found["verdict"]["message"]) == (
+        None,
+        said.replace("40 is saved", "40 was saved, and somebody deleted it"),
+    )
+
+
 def test_storage_that_does_not_answer_leaves_the_end_as_it_is_on_record(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").symlink_to("x" * 300)  # an OSError for whoever looks there, root too
     write(RunFolder(tmp_path, fail), running())
-    found = end(tmp_path, [-9])
+    found = end(tmp_path, [-9], trains=True)
     assert (found["verdict"]["code"], found["saved"]) == (contract.LOST, 40)
 
 

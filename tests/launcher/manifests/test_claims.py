@@ -34,6 +34,7 @@ def made(kind: str, more: str, cluster: str) -> dict[str, Any]:
         ("gb300", "network: efa-dra\n", "platform: eks", "efa.networking.k8s.aws", None),
         ("h200", "network: gpudirect-rdma-dra\n", "platform: gke", "mrdma.google.com", 8),
         ("gb200", "network: gpudirect-rdma-dra\n", "platform: gke", "mrdma.google.com", 4),
+        ("gb300", "network: gpudirect-rdma-dra\n", "platform: gke", "mrdma.google.com", 8),
     ],
 )
 def test_a_pod_claims_the_adapters_of_its_network(
@@ -70,7 +71,7 @@ def test_hosts_that_nvlink_joins_share_a_compute_domain() -> None:
         ("h100", "compute_domain: true\n", "platform: generic", "NVLink joins hosts of gb200 or gb300 alone."),
         ("h100", "network: efa-dra\n", "platform: gke", "efa-dra does not exist on platform = gke."),
         ("b200", "network: gpudirect-rdma-dra\n", "platform: eks", "does not exist on platform = eks."),
-        ("gb300", "network: gpudirect-rdma-dra\n", "platform: gke", "does not apply to gb300 with 4 per host."),
+        ("gb300", "network: gpudirect-rdma\n", "platform: gke", "does not apply to gb300 with 4 per host."),
     ],
 )
 def test_a_claim_that_nothing_serves_is_refused(kind: str, more: str, cluster: str, says: str) -> None:

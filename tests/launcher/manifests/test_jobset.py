@@ -52,6 +52,7 @@ PRIVILEGED = {
     "b200-gib-gke",
     "h200-rdma-dra-gke",
     "gb200-nvlink-gke",
+    "gb300-rdma-dra-gke",
 } | {
     "v5e-root",
     "v5e-privileged",

@@ -225,6 +225,20 @@ def test_a_slice_of_one_host_or_of_two_asks_for_the_chips_of_its_hosts(
     assert resolve(spec, defaults.parse(cluster)).nodes.labels.get(gke.CHIPS_LABEL.value) == chips
 
 
+@pytest.mark.parametrize(
+    ("own", "tolerated"),
+    [
+        ("{node_selector: {pool: a}}", {"nvidia.com/gpu"}),
+        ("{tolerations: []}", set()),
+        ("{tolerations: [{key: team}]}", {"team"}),
+    ],
+)
+def test_nodes_of_other_labels_have_the_usual_taints_unless_theirs_are_given(own: str, tolerated: set[str]) -> None:
+    job = resolve(load.parse(H200), defaults.parse(f"nodes: {{h200: {own}}}"))
+    found = {one["key"] for one in job.nodes.tolerations}
+    assert {key for key in found if not key.startswith("node.kubernetes.io/")} == tolerated
+
+
 def test_the_gpus_of_every_instance_type_are_known() -> None:
     labels = [nodes.labels.get(INSTANCE, ()) for nodes in table.NODES["eks"].values()]
     assert {one for types in labels for one in types} == set(eks.INSTANCES)

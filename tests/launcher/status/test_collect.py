@@ -146,6 +146,10 @@ HUNG = (
     ("error", "why"),
     [
         (ApiError(HUNG, None, 500), "the kubelet of node n-1 does not answer the API server: net/http: TLS handshake"),
+        (
+            ApiError(HUNG.replace("net/http: TLS handshake timeout", "tls: failed to verify certificate"), None, 500),
+            "the kubelet of node n-1 is not trusted by the API server: tls: failed to verify certificate",
+        ),
         (Unreachable("The API server stopped answering.", sent=True), "the kubelet of node n-1 has not sent it to the"),
         (Unreachable("The API server cannot be reached."), "The API server cannot be reached."),
         (ApiError("pods is forbidden", None, 403), "pods is forbidden"),

@@ -220,8 +220,9 @@ def plain(said: str) -> str:
 
 
 def first_line(verb: str, left: Left) -> str:
-    """What is read first, without the job's name; of a table what is said above it."""
-    lines = plain(left.out if verb in ("explain", "status") and left.out else left.err).splitlines()
+    """What is read first, without the job's name and without waiting; of a table what is said above it."""
+    told = plain(left.out if verb in ("explain", "status") and left.out else left.err).splitlines()
+    lines = [line for line in told if "waiting for an answer" not in line]  # on a machine that is busy
     return lines[0].removeprefix("lm").removeprefix(": ").strip() if lines else ""
 
 

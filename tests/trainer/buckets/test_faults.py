@@ -107,6 +107,7 @@ def test_what_stays_as_it_is_is_the_data_s_fault(error: Exception) -> None:
         PermissionError(13, "denied"),
         of_status(401),
         of_status(403),
+        OSError("Forbidden: b/team/o\nForbidden"),  # of gcsfs
         boto(403),
         boto(400, "An error occurred (ExpiredToken)"),
         raised(OSError(5, "An error occurred (Unauthorized)"), boto(401)),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.buckets import faults, remote
 from jaxlaunch.trainer.buckets.mirror import Mirror
 from jaxlaunch.trainer.errors import StorageError
 from tests import bucket_server
@@ -146,3 +146,15 @@ def test_a_url_of_another_kind_is_one_sentence(tmp_path) -> None:
     ]
     done = subprocess.run(argv, input="", capture_output=True, text=True)
     assert done.returncode == 84 and "http://host/x" in done.stdout and not done.stderr
+
+
+@pytest.mark.parametrize("status", ["401", "403"])
+def test_what_a_store_refuses_is_raised_and_not_logged_with_a_traceback_too(
+    bucket: Bucket, status: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket.fault = (status, "refused")
+    with pytest.raises(Exception) as refused:  # noqa: PT011 - gcsfs has a class of its own
+        remote.filesystem(URL).cat_file(f"{URL}/refused")
+    bucket.fault = None
+    assert faults.is_refusal(refused.value)
+    assert [record for record in caplog.records if record.exc_info] == []

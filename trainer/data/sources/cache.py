@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from jaxlaunch import user_cache
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import DataError, StorageError
 
@@ -31,14 +32,9 @@ class Stat(NamedTuple):
     version: str
 
 
-def home(name: str) -> Path:
-    """A folder of this program's in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "jaxlaunch", name)
-
-
 def folder() -> Path:
     """Where the copies are."""
-    return home("objects")
+    return user_cache.home("objects")
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxlaunch.trainer.data.sources import cache
+from jaxlaunch import user_cache
 from jaxlaunch.trainer.data.sources.prepare import prepared
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Tfds
@@ -21,7 +21,7 @@ def source(data: Tfds, split: Literal["train", "eval"]) -> Split | None:
     Slices work: `train[:90%]`. Raises DataError for an unknown split, and where the data cannot be prepared.
     """
     name = data.split if split == "train" else data.eval_split
-    return None if name is None else Split(data.name, name, data.data_dir or str(cache.home("tfds")))
+    return None if name is None else Split(data.name, name, data.data_dir or str(user_cache.home("tfds")))
 
 
 class Split:

@@ -34,7 +34,12 @@ class Jitter(Block):
     ```yaml
     train:
       task: classify
-      data: {source: images, path: photos, size: 224, augment: {jitter: {brightness: 0.4, contrast: 0.4, hue: 0.1}}}
+      data:
+        source: images
+        path: photos
+        size: 224
+        augment:
+          jitter: {brightness: 0.4, contrast: 0.4, hue: 0.1}  # brightness times 0.6 to 1.4
     ```
     """
 
@@ -50,7 +55,12 @@ class RandAugment(Block):
     ```yaml
     train:
       task: classify
-      data: {source: images, path: photos, size: 224, augment: {randaugment: {count: 2, magnitude: 9}}}
+      data:
+        source: images
+        path: photos
+        size: 224
+        augment:
+          randaugment: {count: 2, magnitude: 9}  # as of imagenet-vit
     ```
     """
 
@@ -64,7 +74,12 @@ class AugMix(Block):
     ```yaml
     train:
       task: classify
-      data: {source: images, path: photos, size: 224, augment: {augmix: {severity: 3}}}
+      data:
+        source: images
+        path: photos
+        size: 224
+        augment:
+          augmix: {severity: 3}  # of 10
     ```
     """
 

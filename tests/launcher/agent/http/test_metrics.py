@@ -17,6 +17,19 @@ def test_every_row_of_the_agent_is_there_before_anything_is_known() -> None:
             assert any(line.startswith((f"{row.name} ", f"{row.name}{{")) for line in text.splitlines()), row.name
 
 
+def test_a_rank_lags_behind_the_foremost_and_by_nan_until_both_steps_are_known() -> None:
+    def lag(step: int | None, foremost: int | None) -> str:
+        rank = Progress(0.0)
+        if step is not None:
+            rank.take({"phase": "step", "step": step}, 1.0)
+        gang = {"foremost": foremost}
+        text = metrics.own(0, gang, {3: rank}, DEFAULTS, 0.0, {"in_use": None, "limit": None}, 2.0)
+        (line,) = (line for line in text.splitlines() if line.startswith("jaxlaunch_rank_lag_steps{"))
+        return line.rpartition(" ")[2]
+
+    assert (lag(4, 7), lag(9, 7), lag(None, 7), lag(4, None)) == ("3.0", "0.0", "NaN", "NaN")
+
+
 def test_texts_are_merged_so_that_a_metric_appears_once() -> None:
     texts = [f'# HELP a Help.\n# TYPE a gauge\na{{rank="{rank}"}} {rank}\n' for rank in (0, 1)]
     assert metrics.merge(texts) == '# HELP a Help.\n# TYPE a gauge\na{rank="0"} 0\na{rank="1"} 1\n'

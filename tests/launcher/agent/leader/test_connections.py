@@ -14,7 +14,7 @@ import pytest
 from jaxlaunch.launcher.agent.gang.handshake import HostSide
 from jaxlaunch.launcher.agent.io.link import MAX_FIRST
 from jaxlaunch.launcher.agent.leader.connections import HELLO_S, LOG_S
-from jaxlaunch.launcher.agent.leader.leader import MAX_REFUSED
+from jaxlaunch.launcher.agent.leader.gathering import MAX_REFUSED
 from tests.launcher.agent.leader.gangs import PATIENCE_S, UID, Gang
 
 STRANGE = [
@@ -71,7 +71,7 @@ def test_without_the_key_no_hello_is_accepted_and_nothing_is_told(gang: Callable
     of = gang(3, joined=2)
     of.join(2, key, fault="the gang must end")
     assert received(of.hosts[2][0]) == b""
-    assert of.leader._verdict is None and 2 not in of.leader._arrived and not of.said
+    assert of.leader._verdict is None and 2 not in of.leader._gathering.arrived and not of.said
     of.join(2)
     assert any("starting attempt 1" in text for text in of.said)
 
@@ -162,7 +162,7 @@ def test_refusals_are_logged_once_each_and_only_so_many_are_kept(gang: Callable[
     assert len(of.said) == 1 and "it has generation 7, host 0 has generation 0" in of.said[0]
     for number in range(2 * MAX_REFUSED):
         of.join(2, generation=8 + number, hostname="h" * 900)
-    assert len(of.said) == len(of.leader._refused) == MAX_REFUSED
+    assert len(of.said) == len(of.leader._gathering._refused) == MAX_REFUSED
     assert sum(map(len, of.said)) < 100_000
 
 

@@ -51,7 +51,7 @@ def _chosen(data: Images, path: str, schema: Any) -> tuple[tuple[str, str], list
     features = arrow.features(schema)
     image = data.image or next(
         (name for name in schema.names if features.get(name, {}).get("_type") == "Image"),
-        next((name for name in schema.names if _holds_bytes(schema.field(name).type)), None),
+        next((name for name in schema.names if holds_bytes(schema.field(name).type)), None),
     )
     label = data.label or next(
         (name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"),
@@ -63,13 +63,14 @@ def _chosen(data: Images, path: str, schema: Any) -> tuple[tuple[str, str], list
             what = f"several columns {name!r}" if name and schema.names.count(name) > 1 else what
             raise DataError(f"{shown(path)} has {what}; it has {', '.join(schema.names)}")
     assert image is not None and label is not None, "both were just looked for"
-    if not _holds_bytes(schema.field(image).type):
+    if not holds_bytes(schema.field(image).type):
         raise DataError(f"{shown(path)}: its column {image!r} is of {schema.field(image).type}, not bytes of images")
     names = features.get(label, {}).get("names")
     return (image, label), [str(name) for name in names] if isinstance(names, list) else None
 
 
-def _holds_bytes(kind: Any) -> bool:
+def holds_bytes(kind: Any) -> bool:
+    """Whether a column holds bytes, or structs with bytes."""
     types = pyarrow.types
     if types.is_struct(kind):
         return any(kind.field(at).name == "bytes" for at in range(kind.num_fields))

@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from jaxlaunch import user_cache
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import atomic_write
-from jaxlaunch.trainer.data.sources import cache, files
+from jaxlaunch.trainer.data.sources import files
 from jaxlaunch.trainer.data.sources.images.picture import MOST_BYTES, Broken
 
 VERSION = 1  # of what is kept: one that is made otherwise has another address
@@ -160,12 +161,12 @@ def kept(key: Any, marks: Callable[[], Any], made: Callable[[Path], Index]) -> I
 
 @functools.lru_cache(maxsize=16)
 def _of_process(address: str, mark: str) -> Index:
-    return _load(cache.home("images") / address)
+    return _load(user_cache.home("images") / address)
 
 
 def _kept(key: str, marks: Callable[[], Any], made: Callable[[Path], Index]) -> Index:
     address = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:24]
-    folder = cache.home("images") / address
+    folder = user_cache.home("images") / address
     mark = hashlib.sha256(json.dumps(marks(), sort_keys=True).encode(errors="surrogatepass")).hexdigest()
     if not _is_of(folder, mark):
         with _locked(folder) as folder_or_none:

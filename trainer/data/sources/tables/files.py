@@ -53,10 +53,10 @@ class Columns:
 def found(patterns: str | Sequence[str], split: listing.Split, key: str) -> tuple[list[str], bool]:
     """The files of a split, and whether their names say of which each is. Raises DataError where there is none."""
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
-    if len(listed) != 1 or _is_table(listed[0]) or not listing.is_folder(listed[0]):
+    if len(listed) != 1 or is_table(listed[0]) or not listing.is_folder(listed[0]):
         return files.matched(listed, key), False
     folder = listed[0].rstrip("/") or "/"
-    names = [name for name in sorted(listing.walked(folder)) if _is_table(name)]
+    names = [name for name in sorted(listing.walked(folder)) if is_table(name)]
     # A file of `datasets` that is a cache of another, beside the rows of save_to_disk.
     names = [name for name in names if not os.path.basename(name).startswith("cache-")]
     if not names:
@@ -65,7 +65,8 @@ def found(patterns: str | Sequence[str], split: listing.Split, key: str) -> tupl
     return [joined(folder, name) for name in mine], has_splits
 
 
-def _is_table(path: str) -> bool:
+def is_table(path: str) -> bool:
+    """Whether a file is one by its name."""
     return os.path.splitext(path)[1].lower() in ENDINGS
 
 

@@ -1,0 +1,97 @@
+"""`launcher data`: what a folder or file of data holds, and the block that reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.local import trainer_process
+from jaxlaunch.launcher.wording import count
+
+LISTED = 20  # classes, or columns
+Found = Mapping[str, Any]
+
+
+@click.command("data")
+@click.argument("path")
+@click.option("--label", metavar="COLUMN", help="The column of the label. [default: found by its name]")
+@click.option(
+    "--pictures",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a PNG: images by class, or histograms of columns.",
+)
+@options.form("text", "json", "yaml")
+def data_command(path: str, label: str | None, pictures: Path | None, form: str) -> None:
+    """Show what is in PATH, and the data block that reads it.
+
+    PATH holds images or a table: a folder, a file or a pattern, here or in gs:// or s3://. All of it is read: how many
+    examples there are of which classes and splits, sizes, types and missing values, files that are broken and files
+    that are there twice.
+    """
+    trainer_process.require("launcher data")
+    asked = {"path": path, "label": label, "pictures": None if pictures is None else str(pictures.absolute())}
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    found = trainer_process.run("jaxlaunch.trainer.data.look", json.dumps(asked), environ=environ, show=output.say)
+    if form != "text":
+        return output.data(found, form)
+    output.show(*_lines(path, found))
+
+
+def _lines(path: str, found: Found) -> Iterator[str]:
+    """The report."""
+    unit = "image" if found["kind"] == "images" else "row"
+    yield f"{path}: {', '.join(f'{split} {count(number, unit)}' for split, number in found['splits'].items())}"
+    yield from _of_images(found) if found["kind"] == "images" else _of_table(found)
+    for key, what in (("broken", "cannot be decoded"), ("duplicates", "equal to another")):
+        about = found.get(key, {"count": 0})
+        if about["count"]:
+            yield f"{count(about['count'], unit)} {what}{':' if about['first'] else ''}"
+            yield from (f"  {each}" for each in about["first"])
+    yield "Use it with:"
+    train = {key: found[key] for key in ("model", "data", "loss") if key in found}
+    if train.get("loss") == {"target": "class"}:
+        del train["loss"]
+    yield from (f"  {line}" for line in _yaml({"train": train}))
+
+
+def _of_images(found: Found) -> Iterator[str]:
+    for split, classes in found["classes"].items():
+        of = f" of {split}" if len(found["classes"]) > 1 else ""
+        first = ", ".join(f"{name} {number:,}" for name, number in list(classes.items())[:LISTED])
+        yield f"{count(len(classes), 'class')}{of}: {first}{', …' if len(classes) > LISTED else ''}"
+    if found["sizes"]:
+        said = ", ".join(f"{name} {high} × {wide}" for name, (high, wide) in found["sizes"].items())
+        yield f"height × width: {said}"
+    yield f"formats: {', '.join(f'{name} {number:,}' for name, number in found['formats'].items())}"
+    if found["left_out"]:
+        yield f"{count(found['left_out'], 'other file')} not read"
+
+
+def _of_table(found: Found) -> Iterator[str]:
+    rows = [("COLUMN", "KIND", "MISSING", "VALUES")]
+    for name, about in list(found["columns"].items())[:LISTED]:
+        if "refused" in about:
+            values = f"left out: {about['refused']}"
+        elif "values" in about:
+            values = ", ".join(f"{value} {number:,}" for value, number in list(about["values"].items())[:5])
+            values += ", …" if about["different"] > 5 else ""
+        else:
+            values = f"{about['least']:g} to {about['most']:g}, mean {about['mean']:g}"
+        kind = about["kind"] + (str(about["shape"]) if "shape" in about else "")
+        rows.append((name, kind, str(about["missing"] or ""), values))
+    yield from output.columns(rows)
+    if len(found["columns"]) > LISTED:
+        yield f"and {count(len(found['columns']) - LISTED, 'column')} more"
+
+
+def _yaml(value: Any) -> list[str]:
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
+    return text.splitlines()

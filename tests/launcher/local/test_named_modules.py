@@ -1,0 +1,50 @@
+"""What `validate` says of modules that a job names, which it does not import."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxlaunch.launcher import entry
+from jaxlaunch.launcher.job import load
+from jaxlaunch.launcher.local import named_modules
+
+JOB = """\
+name: own
+accelerator: {type: cpu}
+train:
+  task: TASK:Task
+  model: {kind: "mine.models:Net"}
+  data: {source: torch, dataset: "json:tool"}
+  batch: 8
+  steps: 1
+"""
+
+
+def keys(folder: Path, task: str) -> list[str]:
+    return [note.partition(":")[0] for note in named_modules.notes(load.parse(JOB.replace("TASK", task)), folder)]
+
+
+def test_a_module_that_is_nowhere_is_named_by_its_key_and_none_is_imported(tmp_path: Path) -> None:
+    assert keys(tmp_path, "nowhere") == ["train.task", "train.model.kind"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "models.py").write_text("raise SystemExit('imported')\n")
+    (tmp_path / "nowhere.py").write_text("raise SystemExit('imported')\n")
+    assert keys(tmp_path, "nowhere") == []
+    assert keys(tmp_path, "mine.tasks") == ["train.task"]
+    assert keys(tmp_path, "mine") == []
+
+
+def test_a_ctrl_c_while_the_command_is_imported_leaves_130_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pressed:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "jaxlaunch.launcher.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.meta_path", [Pressed()])
+    monkeypatch.delitem(sys.modules, "jaxlaunch.launcher.cli.main", raising=False)
+    with pytest.raises(SystemExit) as left:
+        entry.main()
+    assert left.value.code == 130
