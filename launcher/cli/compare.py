@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from jaxlaunch.launcher.cli import output
+from jaxlaunch.launcher.cli import completions, output
 from jaxlaunch.launcher.cli.report import write
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.here import found
@@ -16,7 +16,7 @@ _LOSSES = ("eval/loss", "loss")
 
 
 @click.command("compare")
-@click.argument("runs", nargs=-1, required=True)
+@click.argument("runs", nargs=-1, required=True, shell_complete=completions.runs)
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", help="A metric to compare. [default: the loss]")
 @click.option("--at", type=click.Choice(["step", "hour", "examples"]), default="step", help="The axis. [default: step]")
 @click.option("-o", "--output", "to", type=click.Path(path_type=Path), help="Also write a page, one HTML file.")

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cli import completions, options, output
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.kube.kinds import JOBSETS
@@ -18,7 +18,7 @@ _MARGIN_S = 120.0  # after the pods' grace period
 
 
 @click.command("delete")
-@click.argument("name", metavar="JOB_NAME")
+@click.argument("name", metavar="JOB_NAME", shell_complete=completions.runs)
 @options.place()
 @click.option("-y", "--yes", is_flag=True, help="Delete a job that has not ended without confirmation.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until its pods are gone.")

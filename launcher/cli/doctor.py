@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from jaxlaunch.launcher import troubleshooting
-from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cli import completions, options, output
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.doctor import checks, finding
 from jaxlaunch.launcher.doctor.finding import Finding
@@ -40,7 +40,7 @@ _TEXT_AT = 26  # the column where findings begin
 
 @click.command("doctor")
 @click.argument("job_file", metavar="[JOB_FILE]", type=click.Path(path_type=Path), required=False)
-@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
+@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=completions.keys)
 @options.place("Where jobs are to run. [default: the job's, else the context's]")
 @click.option("-q", "--queue", help="A LocalQueue. [default: the job's, else the cluster defaults']")
 @options.defaults("the cluster's ConfigMap jaxlaunch")

@@ -7,13 +7,13 @@ import os
 import click
 
 from jaxlaunch import programs
-from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cli import completions, options, output
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import trained, trainer_process
 
 
 @click.command("eval")
-@click.argument("run")
+@click.argument("run", shell_complete=completions.runs)
 @click.option("--data", "keys", multiple=True, metavar="KEY=VALUE", help="A key of train.data to replace; may repeat.")
 @options.of_program(programs.Evaluate)
 @click.option("--best", is_flag=True, help="The step that evaluated best: --step best.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from jaxlaunch.launcher.cli import options, output, whose
+from jaxlaunch.launcher.cli import completions, options, output, whose
 from jaxlaunch.launcher.explain.explanation import Explanation
 from jaxlaunch.launcher.explain.explanation import explain as explain_world
 from jaxlaunch.launcher.here import explained
@@ -15,7 +15,7 @@ UNKNOWN = 2  # exit code: there is no job of that name
 
 
 @click.command("explain")
-@click.argument("name", metavar="JOB_NAME")
+@click.argument("name", metavar="JOB_NAME", shell_complete=completions.runs)
 @options.place()
 @options.whose
 @options.screen_form("The form of the output.")

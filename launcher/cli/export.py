@@ -8,13 +8,13 @@ from typing import Any
 import click
 
 from jaxlaunch import programs
-from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cli import completions, options, output
 from jaxlaunch.launcher.local import trained, trainer_process
 from jaxlaunch.launcher.wording import count
 
 
 @click.command("export")
-@click.argument("run")
+@click.argument("run", shell_complete=completions.runs)
 @options.of_program(programs.Export)
 def export_command(run: str, **given: Any) -> None:
     """Export a checkpoint of RUN as a Hugging Face model.

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from jaxlaunch.launcher.cli import output, pages
+from jaxlaunch.launcher.cli import completions, output, pages
 from jaxlaunch.launcher.cli.main import COMMANDS
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.spelling import in_full, nearest
 
 
 @click.command("help")
-@click.argument("topic", required=False)
+@click.argument("topic", required=False, shell_complete=completions.topics)
 @click.pass_context
 def help_command(context: click.Context, topic: str | None) -> None:
     """Show a page of the documentation, or list them.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import click
 
-from jaxlaunch.launcher.cli import from_volume, of_run, options, whose
+from jaxlaunch.launcher.cli import completions, from_volume, of_run, options, whose
 from jaxlaunch.launcher.cli.output import Printer, say
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
@@ -27,7 +27,7 @@ HEAD_BYTES = 256 * 1024  # of host 0's log: what it writes first is how the gene
 
 
 @click.command("logs")
-@click.argument("name", metavar="JOB_NAME")
+@click.argument("name", metavar="JOB_NAME", shell_complete=completions.runs)
 @options.place()
 @options.whose
 @click.option("-f", "--follow", "is_following", is_flag=True, help="Follow until the job ends, across restarts.")

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from jaxlaunch import programs
-from jaxlaunch.launcher.cli import output
+from jaxlaunch.launcher.cli import completions, output
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import renamed
 
@@ -21,7 +21,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def job(command: Callable[..., Any]) -> Callable[..., Any]:
     """The arguments JOB_FILE and KEY=VALUE: `job_file` and `overrides`."""
-    command = click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)(command)
+    command = click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=completions.keys)(command)
     return click.argument("job_file", metavar="JOB_FILE", type=click.Path(path_type=Path))(command)
 
 

@@ -8,7 +8,7 @@ import click
 
 from jaxlaunch.contract import PROFILE_STEPS
 from jaxlaunch.launcher import profile_requests
-from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cli import completions, options, output
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.local import run_folders
@@ -16,7 +16,7 @@ from jaxlaunch.launcher.profile_requests import Answer
 
 
 @click.command("profile")
-@click.argument("run")
+@click.argument("run", shell_complete=completions.runs)
 @options.place()
 @click.option("--steps", type=click.IntRange(1, PROFILE_STEPS), default=5, show_default=True, help="How many to trace.")
 @options.form("text", "json")

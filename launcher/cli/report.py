@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from jaxlaunch.launcher.cli import output
+from jaxlaunch.launcher.cli import completions, output
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import run_folders
 
 
 @click.command("report")
-@click.argument("run")
+@click.argument("run", shell_complete=completions.runs)
 @click.option("-o", "--output", "to", type=click.Path(path_type=Path), help="The file to write. [default: RUN.html]")
 @click.option(
     "--pictures", type=click.Path(path_type=Path), metavar="DIR", help="Also write each picture as SVG and PNG."

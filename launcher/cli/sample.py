@@ -9,14 +9,14 @@ from typing import Any
 import click
 
 from jaxlaunch import programs
-from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cli import completions, options, output
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import trained, trainer_process
 from jaxlaunch.launcher.wording import count
 
 
 @click.command("sample")
-@click.argument("run")
+@click.argument("run", shell_complete=completions.runs)
 @options.of_program(programs.Sample)
 @options.form("text", "json", "yaml")
 def sample_command(run: str, form: str, **given: Any) -> None:

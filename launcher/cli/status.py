@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import click
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.cli import from_volume, options, output, whose
+from jaxlaunch.launcher.cli import completions, from_volume, options, output, whose
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.explain.explanation import explain, restarts_line
 from jaxlaunch.launcher.explain.memory import evicted_for_excess, is_oom
@@ -23,7 +23,7 @@ MAX_HOSTS = 32  # rows of -o wide
 
 
 @click.command("status")
-@click.argument("name", metavar="JOB_NAME")
+@click.argument("name", metavar="JOB_NAME", shell_complete=completions.runs)
 @options.place()
 @options.whose
 @options.from_volume

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import click
 
-from jaxlaunch.launcher.cli import options, output, whose
+from jaxlaunch.launcher.cli import completions, options, output, whose
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.here import found
@@ -28,7 +28,7 @@ _GRACE_S = 60.0  # of a run whose job cannot be read
 
 
 @click.command("stop")
-@click.argument("name", metavar="JOB_NAME")
+@click.argument("name", metavar="JOB_NAME", shell_complete=completions.runs)
 @options.place()
 @options.whose
 @click.option("--no-wait", is_flag=True, help="Do not wait until its pods are gone, or the run has ended.")
