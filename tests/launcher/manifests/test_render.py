@@ -124,7 +124,7 @@ def test_a_file_like_a_credential_is_packed_where_the_job_names_it(
     render = ("render", "job.yaml", "image=i", "workdir=src")
     refused = launcher(capsys, monkeypatch, *render, "code=src")
     assert refused.code == 2 and ".env.example (by its name)" in refused.err
-    packed = launcher(capsys, monkeypatch, *render, "code={folder: src, include: [.env.example]}")
+    packed = launcher(capsys, monkeypatch, *render, "code={folder: src, include: {.env.example: a template}}")
     assert packed.code == 0, packed.err
     assert "code.tar.gz" in list(yaml.safe_load_all(packed.out))[-1]["binaryData"]
 
