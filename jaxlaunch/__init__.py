@@ -223,7 +223,7 @@ def run(
     - `every`: steps between two saves, and evaluations; `None` for one at the end.
     - `log_every`: steps between two lines of metrics.
     - `keep`: how many of the newest checkpoints are kept.
-    - `batch`: examples of a global batch, where the items of `data` are examples; each is read once an epoch.
+    - `batch`: examples of a global batch, where the items of `data` are examples; each is read once per epoch.
     - `shuffle`: whether they are read in an order drawn from `seed`.
     - `seed`: of that order.
     - `evaluate`: a function of the state that returns a dict of numbers.

@@ -410,7 +410,7 @@ class Table(Source):
 
 
 class Torch(Source):
-    """A dataset as PyTorch has them, `module:name`: a class, an object or a DataLoader; torch need not be installed.
+    """A dataset as in PyTorch, `module:name`: a class, an object or a DataLoader; torch need not be installed.
 
     ```yaml
     train:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.kube.kinds import JOBSETS, PODS
+from jaxlaunch.records import log_lines
 from jaxlaunch.records.lines import CONTINUED
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Server
@@ -58,6 +59,16 @@ def test_the_pieces_of_a_long_line_have_its_time_and_rank_as_json(server: Server
     found = [json.loads(line) for line in logs("-o", "json").out.splitlines()]
     assert len(found) > 3
     assert {(one["time"], one["rank"]) for one in found if one["host"] == 0} == {("2026-11-21T11:51:00.000000000Z", 0)}
+
+
+def test_what_an_agent_records_for_programs_is_left_out_and_a_program_that_prints_the_same_is_not(
+    server: Server, logs: Logs
+) -> None:
+    record = f'{log_lines.PREFIX}{next(iter(log_lines.KINDS))} {{"step": 1}}'
+    write(server, 0, "[0] a", record, f"[0] {record}")
+    write(server, 1, record, "agent 1: hello")
+    left = logs()
+    assert (left.out.splitlines(), left.err) == (["[0] a", f"[0] {record}"], "agent 1: hello\n")
 
 
 def test_what_the_kubelet_says_in_place_of_a_log_is_shown_beside_the_others(server: Server, logs: Logs) -> None:

@@ -1,4 +1,4 @@
-"""Datasets as PyTorch has them: a class, an object, a DataLoader. Torch is imported only if the user's module does."""
+"""Datasets as in PyTorch: a class, an object, a DataLoader. Torch is imported only if the user's module does."""
 
 from __future__ import annotations
 
