@@ -300,7 +300,7 @@ class Notify(Block):
 
     ```yaml
     secrets: {SLACK_URL: {name: slack, key: url}}
-    notify: {url: SLACK_URL, format: slack, on: [verdict, stall, done, best]}
+    notify: {url: SLACK_URL, format: slack, on: [failure, stall, done, best]}
     ```
     """
 
@@ -308,8 +308,8 @@ class Notify(Block):
     format: Literal["json", "slack"] = Field(
         "json", description="of the message: an object with every field, or Slack's"
     )
-    on: list[Literal["verdict", "stall", "done", "best"]] = Field(
-        ["verdict", "stall", "done"],
+    on: list[Literal["failure", "stall", "done", "best"]] = Field(
+        ["failure", "stall", "done"],
         description="what is told: an attempt that failed or was stopped, no progress for `stall`, the end of a job "
         "that is done, an evaluation that is the best by train.checkpoint.best",
     )

@@ -73,7 +73,7 @@ class Notifier:
         at = "" if verdict.step is None else f" at step {verdict.step}"
         how = "is done" if is_done else f"ended attempt {attempt}"
         text = f"{how}{at}: {verdict.message} (exit {verdict.code})"
-        self._tell("done" if is_done else "verdict", text, rank=verdict.rank, **fields)
+        self._tell("done" if is_done else "failure", text, rank=verdict.rank, **fields)
 
     def ended(self) -> None:
         """The job is about to end here: what waits is sent within LAST_S, or never."""

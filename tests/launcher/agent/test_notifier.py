@@ -57,7 +57,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         hook, said = Hook(*answers), list[str]()
         hooks.append(hook)
         threading.Thread(target=hook.serve_forever, daemon=True).start()
-        block = {"url": "HOOK", "format": "json", "on": ["verdict", "stall", "done", "best"], "stall_s": 60.0, **asked}
+        block = {"url": "HOOK", "format": "json", "on": ["failure", "stall", "done", "best"], "stall_s": 60.0, **asked}
         variables = {"HOOK": f"http://127.0.0.1:{hook.server_port}/canary", contract.NOTIFY: json.dumps(block)}
         return hook, Notifier("digits", variables, said.append), said
 
@@ -90,7 +90,7 @@ def test_each_event_that_is_asked_for_is_one_message(start: Start) -> None:
         told.look(lambda step=step, metrics=metrics: view(step, metrics), now + at)
     told.judged(DONE, 2)
     until(lambda: len(hook.got) == 4)
-    assert [one["event"] for one in hook.got] == ["verdict", "stall", "best", "done"] and said == []
+    assert [one["event"] for one in hook.got] == ["failure", "stall", "best", "done"] and said == []
     assert hook.got[0]["text"] == "digits ended attempt 1 at step 7: rank 3: <ValueError> & more (exit 83)"
     assert (hook.got[0]["code"], hook.got[0]["rank"], hook.got[0]["job"]) == (83, 3, "digits")
     assert "without progress for 61 s" in hook.got[1]["text"] and hook.got[2]["metrics"] == {"eval_loss": 0.5}
@@ -98,7 +98,7 @@ def test_each_event_that_is_asked_for_is_one_message(start: Start) -> None:
 
 
 def test_slack_gets_its_own_form_and_nobody_what_was_not_asked_for(start: Start) -> None:
-    hook, told, _ = start(200, format="slack", on=["verdict"])
+    hook, told, _ = start(200, format="slack", on=["failure"])
     told.judged(DONE, 1)
     told.judged(CRASH, 2)
     until(lambda: not told.is_busy(time.monotonic()) and hook.got)
@@ -130,7 +130,7 @@ def test_a_server_that_never_answers_holds_nothing_up_and_costs_bounded_memory(s
 def test_an_address_that_is_none_is_said_without_it(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifier, "AGAIN_S", 0.0)
     said = list[str]()
-    block = {"url": "HOOK", "format": "json", "on": ["verdict"], "stall_s": 60.0}
+    block = {"url": "HOOK", "format": "json", "on": ["failure"], "stall_s": 60.0}
     told = Notifier("digits", {"HOOK": address, contract.NOTIFY: json.dumps(block)}, said.append)
     told.judged(CRASH, 1)
     until(lambda: said)
